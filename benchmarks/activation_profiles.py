@@ -18,7 +18,7 @@ from harness.forms.activations import to_json
 from harness.plan.models import catalogue_names, load_model
 from harness.plan.part import local_config
 from harness.plan.profiles import SHIPPED, config_key, variant_key
-from harness.worker.activation_trace import Variant, trace_profile
+from harness.rank.probes.activation_trace import Variant, trace_profile
 
 CUT = SHIPPED.with_name("activations-cut.json.xz")
 CUT_MODELS = (

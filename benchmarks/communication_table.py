@@ -116,7 +116,7 @@ def document(records: dict[Cut, dict[str, Record]]) -> list[str]:
         f"Written by `python benchmarks/communication_table.py RUNS` from runs on CPU ranks over gloo: "
         f"{_origin(ran)}.",
         "Each figure is the payload in bytes that a rank passes to collectives per step (the size of the "
-        "complete tensors) in forward, backward and step. `harness/worker/communication.py` counts it; "
+        "complete tensors) in forward, backward and step. `harness/rank/probes/communication.py` counts it; "
         "`harness/forms` derives the expected payload from the job alone. A plain number means that both "
         "agree to the byte, on every rank, in every phase (setup, weight digest, forward, backward, step), "
         "collective, dtype and group.",

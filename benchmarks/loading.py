@@ -106,9 +106,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from harness.worker.environment import return_freed_memory
-    from harness.worker.host_peak import HostPeak
-    from harness.worker.weights import digest_weights
+    from harness.rank.environment import return_freed_memory
+    from harness.rank.probes.process_memory import HostPeak
+    from harness.rank.probes.weights import digest_weights
 
     return_freed_memory()
     torch.set_num_threads(1)
@@ -135,13 +135,13 @@ def harness(options: argparse.Namespace, case: str) -> Any:
     """A function that prepares an engine as the harness does; imports are done when it returns."""
     from harness.backends import registry
     from harness.backends.base import SetupContext, World
+    from harness.rank.data.samples import DataFacts
+    from harness.rank.loading.source import JobModelSource
+    from harness.rank.models.losses import summed_cross_entropy
+    from harness.rank.models.model import model_config
+    from harness.rank.models.optimizer import build_adamw, decaying_names
+    from harness.rank.probes.memory import NoAllocatorProbe, live_bytes_by_kind
     from harness.spec import Job
-    from harness.worker.dataset import DataFacts
-    from harness.worker.loading.source import JobModelSource
-    from harness.worker.losses import summed_cross_entropy
-    from harness.worker.memory import NoAllocatorProbe, live_bytes_by_kind
-    from harness.worker.model import model_config
-    from harness.worker.optimizer import build_adamw, decaying_names
 
     name, _, loading = case.partition(":")
     config = GEOMETRIES[options.geometry]

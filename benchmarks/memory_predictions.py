@@ -22,11 +22,11 @@ from benchmarks.memory_cases import GEOMETRIES, MemoryCase, divided_cases, memor
 from harness.cells import canonical_label
 from harness.forms.peaks.families import fullest_moments
 from harness.plan.profiles import workload_profile
+from harness.rank.probes.activation_trace import profile_text
 from harness.record import Record
 from harness.record.workload import of_record
 from harness.record_files import ARCHIVE_NAME, pack_records
 from harness.store import read_runs
-from harness.worker.activation_trace import profile_text
 
 SETTINGS = {
     "training.steps": 5, "measure.warmup_steps": 1, "measure.probed_steps": 4, "measure.traced_steps": 0,

@@ -35,7 +35,7 @@ PATIENCE_SECONDS = 30.0
 PREFIXES = ("NCCL_", "TORCH_NCCL_", "RCCL_")
 # What decides a measurement. Reports and tables may change without making records stale.
 MEASURING_SOURCES = (
-    "harness/backends", "harness/worker", "harness/launch", "harness/run_directory", "harness/record",
+    "harness/backends", "harness/rank", "harness/launch", "harness/run_directory", "harness/record",
     "harness/batch.py", "harness/spec",
 )  # fmt: skip
 

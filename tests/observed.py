@@ -89,7 +89,7 @@ def _enter(
     folder: str, script: str, arguments: tuple[str, ...], variables: dict[str, str], observe: bool
 ) -> None:
     """One rank: the process ends as the script ends it."""
-    atexit.unregister(os._exit)  # the server leaves so, with 0 (harness/worker/preload.py)
+    atexit.unregister(os._exit)  # the server leaves so, with 0 (harness/rank/preload.py)
     log = os.open(f"{folder}/log-{variables['RANK']}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -98,7 +98,7 @@ def _enter(
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).parent))
     if observe:
-        from harness.worker.observing.start import start_observing
+        from harness.rank.observing.start import start_observing
 
         finder = AfterImport()
         sys.meta_path.insert(0, finder)  # type: ignore[arg-type]

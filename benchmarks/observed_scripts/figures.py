@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from harness.rank.data.batch_digest import content_sum
 from harness.record import Record
-from harness.worker.batch_digest import content_sum
 
 NORMS = 1000
 """Bytes up to which a collective is one of a norm: harness and torch reduce each in their own way."""

@@ -180,7 +180,7 @@ def _run_as_rank(
         refuse_as_rank(request(), force=force)
 
     def become_rank(tell: Callable[[str], None]) -> int:
-        from harness.worker.external import run_external
+        from harness.rank.external import run_external
 
         record, code = run_external(request, store.root, tell)
         if record is not None and external_rank() == 0:

@@ -17,8 +17,7 @@ from harness.backends.base import World
 from harness.fabric.result import FabricResult, FabricRow, pairs_to_test, sizes_to_test, whole_elements
 from harness.forms.flops import is_stub
 from harness.launch.external import external_rank, external_ranks_per_node, external_world_size
-from harness.worker.devices import take_device
-from harness.worker.environment import join_process_group
+from harness.rank.environment import join_process_group, take_device
 
 COLLECTIVE_TIMEOUT_SECONDS = 600.0
 BATCHES = 3

@@ -23,7 +23,7 @@ def export_adapter(run: Path, output: Path, *, merged: bool) -> int:
             f"'{run}' has no checkpoint; run with measure.checkpoint=neutral and measure.keep_checkpoint=true"
         )
     request = {"checkpoint": str(folder), "output": str(output), "merged": merged}
-    command = module_command("harness.worker.adapter_export")
+    command = module_command("harness.rank.models.adapter_export")
     done = subprocess.run(
         command,
         input=json.dumps(request),

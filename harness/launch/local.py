@@ -63,7 +63,7 @@ class LocalLauncher:
             os.environ.setdefault("GOMP_SPINCOUNT", "10000")
             os.environ["HARNESS_PRELOAD"] = ",".join(preload)
             self._context = multiprocessing.get_context("forkserver")
-            self._context.set_forkserver_preload(["harness.worker.preload"])
+            self._context.set_forkserver_preload(["harness.rank.preload"])
             name_multiprocessing_folder()
             atexit.register(kill_fork_server)
             with _interrupts_held():

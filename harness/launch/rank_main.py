@@ -14,14 +14,14 @@ from typing import Any
 
 def enter_rank(run_directory: str, log: str, variables: dict[str, str]) -> None:
     """Run one rank in this fresh process and leave with its exit code."""
-    from harness.worker.signals import dump_stacks_when_asked
+    from harness.rank.signals import dump_stacks_when_asked
 
     _detach(log)
     dump_stacks_when_asked(Path(run_directory), int(variables["RANK"]))
     _follow_the_launcher()
     os.environ.update(variables)
-    from harness.worker.rank import run_rank
-    from harness.worker.termination import leave
+    from harness.rank.rank import run_rank
+    from harness.rank.start import leave
 
     leave(run_rank(Path(run_directory)))
 
@@ -30,8 +30,8 @@ def enter_check(job: str, log: str, launcher: Connection) -> None:
     """Check a job without training: send what is wrong with it, or its facts."""
 
     def facts() -> Any:
+        from harness.rank.check import check_job
         from harness.spec import Job
-        from harness.worker.check import check_job
 
         return check_job(Job.model_validate_json(job))
 
@@ -42,7 +42,7 @@ def enter_trace(request: str, log: str, launcher: Connection) -> None:
     """Trace the activations of a model: send its profile."""
 
     def profile() -> Any:
-        from harness.worker.activation_trace import profile_text
+        from harness.rank.probes.activation_trace import profile_text
 
         return profile_text(request)
 
@@ -53,7 +53,7 @@ def enter_example(request: str, log: str, launcher: Connection) -> None:
     """Read the first steps of a job: send its samples and learning rates."""
 
     def example() -> Any:
-        from harness.worker.example import example_of
+        from harness.rank.example import example_of
 
         return example_of(request)
 
@@ -76,10 +76,9 @@ def _answer(question: Callable[[], Any], log: str, launcher: Connection) -> None
     _detach(log)
     _follow_the_launcher()
     from harness.errors import HarnessError
+    from harness.rank.start import keep_lock_of_bars, leave
+    from harness.rank.telling import tell_through
     from harness.safe_text import described
-    from harness.worker.progress_bars import keep_lock_of_bars
-    from harness.worker.telling import tell_through
-    from harness.worker.termination import leave
 
     tell_through(launcher.send)
     keep_lock_of_bars()

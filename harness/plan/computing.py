@@ -170,7 +170,7 @@ def computing_time(work: Work, device: Device, constants: TimeConstants) -> Comp
         _term("elementwise kernels", steps * (forward + backward - (3 * products + again)
               - (1 + recomputed) * attended - returned),
               "reads and writes of norms, residuals, activations / M", "kernels of transformers 5, counted"),
-        _term("logits and loss", steps * loss, f"{LOSS_BYTES} T V / M", "harness.worker.model, counted"),
+        _term("logits and loss", steps * loss, f"{LOSS_BYTES} T V / M", "harness.rank.models.model, counted"),
         _term("gradients and casts", steps * kept, "bytes of weights cast and gradients added / M",
               "torch autocast, accumulate_grad"),
         *bubble_terms(work, forward + backward + kept + 3 * head + loss),

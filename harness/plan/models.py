@@ -150,7 +150,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _on_meta_device(config: Mapping[str, Any], name: str, source: str) -> PlannedModel:
     require_libraries(f"models of a type without a closed form, such as {name},")
-    from harness.worker.meta_model import describe_on_meta  # loads torch and transformers
+    from harness.rank.check import describe_on_meta  # loads torch and transformers
 
     described = describe_on_meta(config, source)
     return PlannedModel(

@@ -28,7 +28,7 @@ from harness.plan.part import local_config, local_profile
 from harness.plan.scenario import Scenario
 from harness.spec import ModelSection
 
-TRACER = "harness.worker.activation_trace"
+TRACER = "harness.rank.probes.activation_trace"
 TRACING_SECONDS = 300
 ERROR_LINE = re.compile(r"[A-Za-z_.]+(Error|Exception)\b: ")
 Trace = Callable[[str], str]
@@ -110,9 +110,8 @@ def _versions() -> str:
 
 
 def _tracer_digest() -> str:
-    worker = Path(__file__).parents[1] / "worker"
-    files = ("activation_trace.py", "kernel_scratch.py", "storage_events.py", "trace_profile.py")
-    return hashlib.sha256(b"".join((worker / name).read_bytes() for name in files)).hexdigest()
+    tracer = Path(__file__).parents[1] / "rank" / "probes" / "activation_trace.py"
+    return hashlib.sha256(tracer.read_bytes()).hexdigest()
 
 
 SHIPPED = Path(__file__).with_name("data") / "activations.json.xz"

@@ -291,7 +291,7 @@ def _peak_rows(result: SimulatedRank, prediction: MemoryPrediction | None) -> li
     ]
 
 
-SIMULATOR = "harness.worker.simulation"
+SIMULATOR = "harness.rank.simulation"
 LOOKING_SECONDS = 0.1
 
 

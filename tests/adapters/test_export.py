@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from harness.rank.models.adapter_export import export_adapters
 from harness.run_directory.request import checkpoint_folder
-from harness.worker.adapter_export import export_adapters
 from tests.traps.matrix import Matrix
 
 from .test_strategies import LORA

@@ -16,7 +16,7 @@ ODD = (
 def test_muon_trains_the_same_with_whole_matrices_and_with_rows(matrix) -> None:
     records = assert_parity(matrix, [MUON, ODD], ["ddp", "fsdp"])
     for record in records.values():
-        assert record.backend.effective.optimizer == "harness.worker.muon.MuonAndAdamW"
+        assert record.backend.effective.optimizer == "harness.rank.models.optimizer.MuonAndAdamW"
         assert record.observed.matrices_in_parts == 0
 
 

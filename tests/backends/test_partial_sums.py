@@ -8,9 +8,9 @@ from torch import Tensor
 
 from harness.backends.partial_sums import add_up_parts
 from harness.backends.unsupported import Unsupported
-from harness.worker.dataset import DataFacts
-from harness.worker.losses import summed_cross_entropy
-from harness.worker.model import build_model, model_config
+from harness.rank.data.samples import DataFacts
+from harness.rank.models.losses import summed_cross_entropy
+from harness.rank.models.model import build_model, model_config
 from tests.contract.cases import VOCABULARY, Case, contract_job, global_batches
 
 

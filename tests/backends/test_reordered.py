@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from harness.backends.reordered import reorder_backward
-from harness.worker.dataset import DataFacts
-from harness.worker.losses import summed_cross_entropy
-from harness.worker.model import build_model, model_config
+from harness.rank.data.samples import DataFacts
+from harness.rank.models.losses import summed_cross_entropy
+from harness.rank.models.model import build_model, model_config
 from tests.contract.cases import VOCABULARY, Case, contract_job, global_batches
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from harness.backends.base import Backend, Engine, SetupContext, World
-from harness.worker.dataset import DataFacts
-from harness.worker.model import build_model, model_config
-from harness.worker.optimizer import build_adamw, decaying_names
+from harness.rank.data.samples import DataFacts
+from harness.rank.models.model import build_model, model_config
+from harness.rank.models.optimizer import build_adamw, decaying_names
 from tests.contract.cases import (
     GLOBAL_BATCH,
     LEARNING_RATE,

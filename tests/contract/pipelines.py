@@ -9,10 +9,10 @@ import torch
 
 from harness.backends import registry
 from harness.backends.base import Backend, Effective, Engine, World
+from harness.rank.data.samples import IGNORED
+from harness.rank.probes.communication import CommunicationCounter
+from harness.rank.probes.memory import NoAllocatorProbe, live_bytes_by_kind
 from harness.record import LayoutPart, ModelPart
-from harness.worker.communication import CommunicationCounter
-from harness.worker.memory import NoAllocatorProbe, live_bytes_by_kind
-from harness.worker.samples import IGNORED
 from tests.contract.cases import GLOBAL_BATCH, LEARNING_RATE, global_batches
 from tests.contract.communication import PROBED_STEP, VolumeCase, prepare
 

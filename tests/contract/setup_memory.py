@@ -7,13 +7,13 @@ from typing import Any
 
 from harness.backends.base import Backend, SetupContext, World
 from harness.backends.model_source import Loading
+from harness.rank.environment import return_freed_memory
+from harness.rank.models.losses import summed_cross_entropy
+from harness.rank.models.optimizer import build_adamw, decaying_names
+from harness.rank.probes.memory import NoAllocatorProbe, live_bytes_by_kind
+from harness.rank.probes.process_memory import HostPeak
+from harness.rank.probes.weights import digest_weights
 from harness.spec import DataSection, Job, ModelSection
-from harness.worker.environment import return_freed_memory
-from harness.worker.host_peak import HostPeak
-from harness.worker.losses import summed_cross_entropy
-from harness.worker.memory import NoAllocatorProbe, live_bytes_by_kind
-from harness.worker.optimizer import build_adamw, decaying_names
-from harness.worker.weights import digest_weights
 from tests.contract.sources import job_source
 
 VOCABULARY = 512

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
+from harness.rank.probes.sketch import content_sum, sketch
 from harness.record.model import DIGEST_KIND
-from harness.worker.sketch import content_sum, sketch
 from tests.contract.ranks import on_ranks
 from tests.contract.weight_digests import NAMES, tensors
 

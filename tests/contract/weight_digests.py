@@ -13,8 +13,8 @@ from harness.backends.base import Backend, World
 from harness.backends.piece import Piece
 from harness.backends.unsupported import Unsupported
 from harness.errors import HarnessError
+from harness.rank.probes.weights import digest_weights
 from harness.record import WeightsPart
-from harness.worker.weights import digest_weights
 
 NAMES = ("embed", "block.weight", "block.bias", "head")
 

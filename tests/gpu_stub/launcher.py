@@ -33,7 +33,7 @@ class ForkingLauncher(LocalLauncher):
         os.environ[FORKS] = "1"
         os.environ["HARNESS_PRELOAD"] = ",".join([*preload, "transformers.trainer", "tests.gpu_stub.ranks"])
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["harness.worker.preload"])
+        self._context.set_forkserver_preload(["harness.rank.preload"])
 
     @contextmanager
     def environment(self, variables: Mapping[str, str], *, log: bool = False) -> Iterator[None]:

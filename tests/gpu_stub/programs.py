@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.backends.gradients import global_norm
-from harness.worker import matmul_peak
-from harness.worker.batch_transfer import to_device
-from harness.worker.finished_collectives import release_finished_collectives
+from harness.rank import accelerator
+from harness.rank.data.samples import to_device
+from harness.rank.probes.communication import release_finished_collectives
 
 KEPT_BYTES = 2**20
 
@@ -42,8 +42,8 @@ def norm_error() -> float:
 
 def left_by_matmul_peak() -> list[int]:
     """Bytes reserved after measuring the peak of matrix products: now, and at most from here on."""
-    matmul_peak.SIZES["cuda"] = (1024,)
-    matmul_peak.measured_peaks("cuda", torch.float32)
+    accelerator.SIZES["cuda"] = (1024,)
+    accelerator.measured_peaks("cuda", torch.float32)
     return [torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved()]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from harness.worker.communication import CommunicationCounter
-from harness.worker.memory_probe import MemoryProbe
+from harness.rank.probes.communication import CommunicationCounter
+from harness.rank.probes.probes import MemoryProbe
 
 COUNTING, NOT_COUNTING = "counting", "not counting"
 MEMORY = "memory of torch.cuda.memory_stats, peak and allocated"

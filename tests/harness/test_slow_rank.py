@@ -6,7 +6,7 @@ import pytest
 
 from harness.judge.comparison import Comparison
 from harness.judge.findings import balance
-from harness.worker.processor_account import read
+from harness.rank.probes.time import read
 from tests.harness.cli.command_line import SMALL, harness, records
 from tests.plugins import register
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.record import Record
-from tests.harness.worker.observing.test_scripts import ARGUMENTS, EXAMPLES, JOB, make_job
+from tests.harness.rank.observing.test_scripts import ARGUMENTS, EXAMPLES, JOB, make_job
 from tests.journeys.journey import Journey
 
 pytestmark = pytest.mark.long(seconds=110)

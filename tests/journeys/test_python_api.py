@@ -7,7 +7,7 @@ import pytest
 
 import harness
 from tests.docs.markdown import ROOT
-from tests.harness.worker.observing.test_scripts import make_job
+from tests.harness.rank.observing.test_scripts import make_job
 from tests.journeys.journey import Journey
 from tests.journeys.test_observe import PLAIN, VARIABLES, WINDOWS
 

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from harness.backends.base import Backend, Engine, SetupContext, World
-from harness.worker.dataset import DataFacts
-from harness.worker.losses import summed_cross_entropy
-from harness.worker.memory import allocator_probe, live_bytes_by_kind
-from harness.worker.memory_probe import MemoryProbe
-from harness.worker.model import build_model, model_config
-from harness.worker.optimizer import build_adamw, decaying_names
+from harness.rank.data.samples import DataFacts
+from harness.rank.models.losses import summed_cross_entropy
+from harness.rank.models.model import build_model, model_config
+from harness.rank.models.optimizer import build_adamw, decaying_names
+from harness.rank.probes.memory import allocator_probe, live_bytes_by_kind
+from harness.rank.probes.probes import MemoryProbe
 from tests.contract.cases import LEARNING_RATE, VOCABULARY, Case, contract_job, global_batches
 
 CASE = Case(accumulation_steps=1, clipping=None, tied=False)

@@ -4,8 +4,8 @@ import pytest
 
 from harness.config import load_experiment
 from harness.plan.simulation import plan_simulation, run_simulations, simulated_peaks
+from harness.rank.simulation.fake_tensors import FEW
 from harness.run_directory.simulation import SimulatedRank, Tensors
-from harness.worker.simulation.chunks import FEW
 
 pytestmark = pytest.mark.long(seconds=15)
 

@@ -41,7 +41,7 @@ def measure(rank: int, world_size: int, precision: str, labels: list[str], folde
 
 def measure_backend(backend: Any, world: Any, precision: str) -> dict[str, Any]:
     """Bytes per rank of one step, derived from counted collectives and measured."""
-    from harness.worker.communication import CommunicationCounter
+    from harness.rank.probes.communication import CommunicationCounter
     from tests.contract.cases import global_batches
     from tests.contract.communication import VolumeCase, prepare, take_step
 

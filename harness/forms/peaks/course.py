@@ -115,7 +115,7 @@ GRADIENTS = Holding(
 BATCH_BYTES = 16
 BATCH = Holding(
     kind="data", name="tokens and labels of the micro-batch", formula="16 b s; twice with accumulation",
-    source="harness/worker/loop.py: int64, the batch before lives until the next is there",
+    source="harness/rank/loop.py: int64, the batch before lives until the next is there",
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from harness.forms.activations import ActivationProfile, Point, Segment, Size
 from harness.forms.layout import Tensor
 from harness.forms.peaks.course import Course, Holding, Unit
 
-TRACED = "traced: transformers' model on fake tensors (harness/worker/activation_trace.py)"
+TRACED = "traced: transformers' model on fake tensors (harness/rank/probes/activation_trace.py)"
 SHOWN_MICRO_STEPS = 3
 """The first, one of those between, and the last."""
 

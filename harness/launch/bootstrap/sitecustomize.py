@@ -106,7 +106,7 @@ def observe() -> None:
         try:
             if (packages := os.environ.get(PACKAGES)) and packages not in sys.path:
                 sys.path.append(packages)
-            from harness.worker.observing.start import start_observing
+            from harness.rank.observing.start import start_observing
 
             start_observing(Path(os.environ[RUN_DIRECTORY]), finder.on_import)
         except Exception as error:

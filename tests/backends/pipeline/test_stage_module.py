@@ -15,7 +15,7 @@ from harness.backends.pipeline.stage_module import (
     require_cuttable,
     stages_of_parameters,
 )
-from harness.worker.chunked_head import chunk_head
+from harness.rank.models.changes import chunk_head
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 2,

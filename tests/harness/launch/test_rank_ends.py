@@ -26,7 +26,7 @@ supervise(3, 4, folder.parent, main).leave()
 TELLING = """
 import threading, sys
 from pathlib import Path
-from harness.worker.termination import tell_before_ending
+from harness.rank.start import tell_before_ending
 tell_before_ending(lambda: Path(sys.argv[1], "told").write_text("yes"))
 Path(sys.argv[1], "pid").touch()
 lock = threading.Lock()

@@ -23,13 +23,13 @@ from harness.plan.models import load_model
 from harness.plan.preflight import at_least
 from harness.plan.scenario import Scenario
 from harness.plan.speed import predict_speed
+from harness.rank.data.samples import load_samples
+from harness.rank.models.description import describe_layout
+from harness.rank.models.model import build_model, model_config
+from harness.rank.models.optimizer import decaying_names
 from harness.record.workload import layout_of
 from harness.shipped import resolve
 from harness.spec import Experiment
-from harness.worker.description import describe_layout
-from harness.worker.model import build_model, model_config
-from harness.worker.optimizer import decaying_names
-from harness.worker.samples import load_samples
 
 JOBS = ("vit", "resnet", "t5", "own-model")
 

@@ -11,8 +11,8 @@ from harness.errors import HarnessError
 from harness.plan.catalogue import read_entries
 from harness.plan.job_model import job_model
 from harness.plan.models import catalogue_names, find_entry, from_config, load_model
+from harness.rank.data.tokens import ByteTokenizer
 from harness.spec import Job
-from harness.worker.tokens import ByteTokenizer
 
 UNITS = {"M": 1e6, "B": 1e9}
 

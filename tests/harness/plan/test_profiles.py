@@ -13,7 +13,7 @@ from harness.forms.workload import Workload
 from harness.plan import profiles
 from harness.plan.models import load_model
 from harness.plan.profiles import config_key, find_profile, precision_route
-from harness.worker.activation_trace import Variant, trace_profile
+from harness.rank.probes.activation_trace import Variant, trace_profile
 
 pytestmark = pytest.mark.long(seconds=12)
 

@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from harness.backends.base import Effective
+from harness.rank.events import EventWriter
 from harness.run_directory.events import DoneEvent, EvaluationEvent, FailureEvent, SetupEvent, read_event
 from harness.run_directory.tail import Tail
-from harness.worker.events import EventWriter
 from tests.records import make_effective
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.rank.events import EventWriter
 from harness.record import ErrorPart, Record
 from harness.run_directory.assemble import assemble
 from harness.run_directory.events import FailureEvent
@@ -12,7 +13,6 @@ from harness.run_directory.request import rank_file, rank_log
 from harness.safe_text import described
 from harness.store import keep_record, read_record, write_record
 from harness.tell.report import write_report
-from harness.worker.events import EventWriter
 from tests.fake_ranks import a_request
 from tests.records import make_record
 

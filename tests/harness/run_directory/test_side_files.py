@@ -21,11 +21,11 @@ def test_files_are_told_from_where_they_are_imported(tmp_path: Path) -> None:
     except ValueError:
         text = traceback.format_exc()
     checkout = Path(harness.__file__).parents[1]
-    text += f'  File "{checkout}/harness/worker/rank.py", line 7, in run\n'
+    text += f'  File "{checkout}/harness/rank/rank.py", line 7, in run\n'
     text += '  File "/somebody/else/plugin.py", line 7, in run\n'
     tail = log_tail(_written(tmp_path, text))
     assert 'File "json/decoder.py", line ' in tail
-    assert 'File "harness/worker/rank.py", line 7' in tail
+    assert 'File "harness/rank/rank.py", line 7' in tail
     assert 'File "/somebody/else/plugin.py", line 7' in tail
     assert not any(f'File "{entry}/' in tail for entry in sys.path if entry)
 

@@ -8,8 +8,8 @@ from harness.errors import HarnessError
 from harness.plan.fit.comparison import LargestBatches, cut_lines, require_limit
 from harness.plan.limits import Limits
 from harness.plan.scenario import Scenario
+from harness.rank.check import check_job
 from harness.record import PredictionPart
-from harness.worker.check import check_job
 from tests.records import make_prediction, make_record
 
 EXPERIMENT = load_experiment(None, ["training.global_batch_size=48", "runtime.memory_limit=10MB"])

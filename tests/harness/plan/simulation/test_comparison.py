@@ -14,9 +14,9 @@ from harness.plan.simulation import (
     row_lines,
     simulated_peaks,
 )
+from harness.rank.check import check_job
 from harness.record import CommunicationPart, MemoryPart
 from harness.run_directory.simulation import SimulatedRank
-from harness.worker.check import check_job
 
 RANKS, PER_NODE, PAYLOAD = 16, 8, 1600
 

@@ -1,0 +1,152 @@
+"""What driver and libraries the GPUs of a rank have, and how torch uses TF32 on them."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from harness.backends.precision import dtype_name
+from harness.gpus.ask_torch import driver_cuda
+from harness.record import AcceleratorPart
+
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+AMD_DRIVER = Path("/sys/module/amdgpu/version")
+TF32_OVERRIDE = "NVIDIA_TF32_OVERRIDE"
+
+
+def describe_accelerator(device: str) -> AcceleratorPart | None:
+    """Of this rank, once its device is in use; None on the CPU."""
+    if device != "cuda":
+        return None
+    newest = driver_cuda()
+    return AcceleratorPart(
+        driver=driver_release(),
+        driver_cuda=f"{newest // 1000}.{newest % 1000 // 10}" if newest else None,
+        cuda=torch.version.cuda,
+        hip=torch.version.hip,
+        nccl=_nccl_version(),
+        cudnn=_cudnn_version(torch.backends.cudnn.version()),
+        float32_matmul=_float32_matmul(),
+        cudnn_tf32="tf32" in (fp32_precision("cudnn.conv"), fp32_precision("cudnn.rnn")),
+    )
+
+
+def uses_tf32() -> bool:
+    """Whether matrix products may use TF32: as torch is told, unless the variable of NVIDIA forbids it.
+
+    Source: cuBLAS documentation, NVIDIA_TF32_OVERRIDE=0 goes before what a program chose.
+    """
+    return fp32_precision("cuda.matmul") == "tf32" and os.environ.get(TF32_OVERRIDE) != "0"
+
+
+def fp32_precision(operator: str) -> str:
+    """'ieee', 'tf32' or 'bf16': what torch computes fp32 tensors of this operator in.
+
+    operator: 'cuda.matmul', 'cudnn.conv', 'cudnn.rnn' or 'mkldnn.matmul'. The kernels ask `fp32_precision`
+    (torch 2.9 and newer), whichever interface a program set; `allow_tf32` and
+    `get_float32_matmul_precision` raise, or tell an old value, once a program has used the newer one.
+    """
+    library, _, function = operator.partition(".")
+    try:
+        precision = getattr(getattr(torch.backends, library), function).fp32_precision
+    except AttributeError:  # torch 2.8 and older
+        return _fp32_precision_before_2_9(library)
+    return "ieee" if precision == "none" else str(precision)
+
+
+def _fp32_precision_before_2_9(library: str) -> str:
+    match library:
+        case "cuda":
+            return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+        case "cudnn":
+            return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+        case _:
+            return {"high": "tf32", "medium": "bf16"}.get(torch.get_float32_matmul_precision(), "ieee")
+
+
+def driver_release(nvidia: Path = NVIDIA_DRIVER, amd: Path = AMD_DRIVER) -> str | None:
+    """Release of the kernel's driver; None: the kernel has none, or does not say."""
+    with suppress(OSError):
+        match = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", nvidia.read_text())
+        if match is not None:
+            return match[1]
+    with suppress(OSError):
+        return amd.read_text().strip() or None
+    return None
+
+
+def _nccl_version() -> str | None:
+    try:
+        return ".".join(map(str, torch.cuda.nccl.version()))
+    except (AttributeError, RuntimeError):  # a build without it
+        return None
+
+
+def _cudnn_version(number: int | None) -> str | None:
+    """'9.20.0' of 92000, '8.9.7' of 8907; MIOpen counts as the latter, '3.5.0' of 3005000."""
+    if number is None:
+        return None
+    if torch.version.hip:
+        return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
+    major = 10_000 if number >= 90_000 else 1000
+    return f"{number // major}.{number % major // 100}.{number % 100}"
+
+
+def _float32_matmul() -> str:
+    """As `torch.get_float32_matmul_precision` names it, also where a program used both interfaces."""
+    if fp32_precision("cuda.matmul") != "tf32":
+        return "highest"
+    return "medium" if fp32_precision("mkldnn.matmul") == "bf16" else "high"
+
+
+SIZES = {"cpu": (256, 512, 1024), "cuda": (4096, 8192)}
+"""Square products; the best of all sizes counts, since the largest need not be the fastest."""
+REPEATS = 5
+LEAST_SECONDS = 0.05
+"""A repeat multiplies for at least so long, so that clocks and launches do not matter."""
+
+
+def matmul_flops_per_second(device: str, dtype: torch.dtype) -> float:
+    """Most floating-point operations per second of square matrix products, 2 n^3 each."""
+    return max(_best(device, dtype, size) for size in SIZES[device])
+
+
+def measured_peaks(device: str, dtype: torch.dtype) -> dict[str, float]:
+    """The peak by dtype, in the form of `record.RankPart.matmul_flops_per_second`.
+
+    Call it before anything of the job lies on the device: what it used is given back, and peaks begin anew.
+    """
+    peak = matmul_flops_per_second(device, dtype)
+    if device == "cuda":  # else the matrices' memory would count as reserved by the training
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    tf32 = device == "cuda" and dtype is torch.float32 and uses_tf32()
+    return {"tf32" if tf32 else dtype_name(dtype): peak}
+
+
+def _best(device: str, dtype: torch.dtype, size: int) -> float:
+    generator = torch.Generator(device).manual_seed(0)  # the job's own random numbers stay as they are
+    left = torch.randn(size, size, device=device, generator=generator).to(dtype)
+    right = torch.randn(size, size, device=device, generator=generator).to(dtype)
+    out = torch.empty_like(left)
+    count = 1
+    while (seconds := _seconds(device, left, right, out, count)) < LEAST_SECONDS:
+        count = max(count + 1, int(count * min(10.0, 1.5 * LEAST_SECONDS / max(seconds, 1e-9))))
+    best = min(_seconds(device, left, right, out, count) for _ in range(REPEATS))
+    return 2 * size**3 * count / best
+
+
+def _seconds(device: str, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, count: int) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(count):
+        torch.matmul(left, right, out=out)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - begin

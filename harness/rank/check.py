@@ -1,0 +1,151 @@
+"""Checks a job before any run begins: data, tokenizer, model and their fit, without building weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from harness.backends.explain import suggestion
+from harness.errors import HarnessError, JobError
+from harness.forms.layout import Layout
+from harness.rank.data.samples import Sampler, Samples, load_samples
+from harness.rank.loading.skeleton import why_whole
+from harness.rank.loop import describe_data, training_steps
+from harness.rank.models.adapter import add_adapters, hold_frozen
+from harness.rank.models.changes import enable_checkpointing
+from harness.rank.models.description import (
+    describe_geometry,
+    describe_layout,
+    describe_model,
+    irregular_uses,
+    modules_without_gradient,
+)
+from harness.rank.models.losses import loss_function
+from harness.rank.models.model import model_config
+from harness.rank.models.model_classes import from_config, in_fp32
+from harness.rank.models.optimizer import decaying_names
+from harness.rank.models.own_model import build_own_model, declare_blocks
+from harness.record.workload import layout_of
+from harness.spec import Job, OptimizerSection
+from harness.spec.model import CODE_SWITCH
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+def check_job(job: Job) -> dict[str, Any]:
+    """Return facts about the job: model, parameters, samples, steps. Raises JobError if it cannot run."""
+    samples = load_samples(job)
+    sampler = Sampler(samples, job)
+    return {
+        **model_facts(job, samples),
+        "data": describe_data(samples, sampler).model_dump(),
+        "steps": training_steps(job, sampler),
+    }
+
+
+def read_model_facts(job: Job) -> dict[str, Any]:
+    """Those about the model of a job whose batch may be open yet. Raises JobError."""
+    return model_facts(job, load_samples(job))
+
+
+def model_facts(job: Job, samples: Samples) -> dict[str, Any]:
+    """Those about the model, which `planning.job.planned_model` reads. Raises JobError."""
+    config = model_config(job, samples.facts)
+    model = _without_weights(job, config)
+    declare_blocks(model, job.model)
+    if config is None and job.training.activation_checkpointing:
+        enable_checkpointing(model, job.training.activation_checkpointing)
+    add_adapters(job, model)
+    hold_frozen(job, model)
+    loss_function(job, model)
+    layout = describe_layout(
+        model,
+        decaying_names(model, job.optimizer),
+        modules_without_gradient(job, config),
+        irregular_uses(job, model, samples.batch([0, 0])),
+    )
+    return {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "architecture": type(model).__name__,
+        "model_config": config.to_diff_dict() if config is not None else {},
+        "model": describe_model(model).model_dump(mode="json") | {"whole_because": why_whole(job, "slices")},
+        "layout": layout.model_dump(mode="json"),
+        "configuration": json.loads(config.to_json_string(use_diff=False)) if config is not None else {},
+    }
+
+
+def _without_weights(job: Job, config: PretrainedConfig | None) -> nn.Module:
+    """The model on the meta device; one of the user's own whole where its function needs memory."""
+    if config is None:
+        try:
+            with torch.device("meta"):
+                return build_own_model(job)
+        except JobError:
+            return build_own_model(job)
+    try:
+        with torch.device("meta"):
+            model: nn.Module = from_config(job, config, attn_implementation=job.model.attention_kernel)
+            return model
+    except Exception as error:  # libraries say what a configuration lacks by errors of any kind
+        raise JobError(
+            f"model '{job.model.name or config.model_type}' cannot be built from its configuration: {error}"
+        ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetaModel:
+    """What a configuration builds."""
+
+    architecture: str
+    config: dict[str, Any]
+    layout: Layout
+    multiplying_parameters: int
+    layers: int
+    attention_width: int
+
+
+def describe_on_meta(config: Mapping[str, Any], source: str) -> MetaModel:
+    """Build the causal language model that transformers makes of a configuration, on the meta device.
+
+    Raises HarnessError for a type that transformers does not know, or that is no dense causal model.
+    """
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    values = dict(config)
+    model_type = values.pop("model_type")
+    if model_type not in CONFIG_MAPPING and values.get("auto_map"):
+        raise HarnessError(
+            f"{source}: model_type '{model_type}' needs custom code (auto_map), which does not run for "
+            f"--model; give a job with --config that sets model.name and {CODE_SWITCH}: true"
+        )
+    if model_type not in CONFIG_MAPPING:
+        raise HarnessError(
+            f"{source}: model_type '{model_type}' is unknown to transformers. "
+            f"{suggestion(model_type, list(CONFIG_MAPPING.keys()), most=3) or 'See its list of models'}"
+        )
+    try:
+        built = CONFIG_MAPPING[model_type](**values)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(built, trust_remote_code=False, **in_fp32())
+    except Exception as error:  # whatever a model's class makes of values that it does not expect
+        raise HarnessError(f"{source} cannot be built: {str(error).splitlines()[0]}") from error
+    geometry = describe_geometry(model)
+    if geometry is None:
+        raise HarnessError(
+            f"{source} is not covered: no dense decoder whose layers, heads and hidden size are known"
+        )
+    return MetaModel(
+        architecture=type(model).__name__,
+        config=built.to_dict(),
+        layout=layout_of(describe_layout(model, decaying_names(model, OptimizerSection()))),
+        multiplying_parameters=geometry.multiplying_parameters,
+        layers=geometry.layers,
+        attention_width=geometry.attention_width,
+    )

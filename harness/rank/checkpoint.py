@@ -1,0 +1,154 @@
+"""Saves one checkpoint of a run and loads it again, with time, memory and collectives recorded."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch.distributed as dist
+
+from harness.backends.base import Engine, Unsupported, World
+from harness.backends.checkpoints.checksum import moments_checksum
+from harness.backends.checkpoints.portable import load_portable, save_portable
+from harness.backends.piece import Progress
+from harness.rank.events import EventWriter
+from harness.rank.probes.probes import Probes
+from harness.rank.probes.process_memory import HostPeak
+from harness.rank.probes.weights import digest_weights
+from harness.record.checkpoint import CheckpointPart, SavedFormat
+from harness.run_directory.checkpoint import SavedCheckpoint
+from harness.run_directory.events import CheckpointEvent
+from harness.run_directory.request import RunRequest
+
+LOADING_PHASE = "checkpoint_load"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointProbe:
+    """Called once, between two steps, while the allocator still counts."""
+
+    folder: Path
+    """Where the files go; the same path on every rank."""
+    request: RunRequest
+    world: World
+    events: EventWriter
+    write_model_config: Callable[[Path], None]
+    """Writes what Hugging Face needs to read the weights."""
+
+    def save(self, engine: Engine, probes: Probes, steps_taken: int) -> None:
+        """Save through `engine` and load again, then delete the files unless they are kept; a collective.
+
+        Raises what the library raises where it cannot save.
+        """
+        form: SavedFormat = self.request.measure.checkpoint  # type: ignore[assignment]
+        with (
+            probes.memory_of("during_checkpoint", steps_taken),
+            self._measured("save", form, steps_taken),
+            probes.counting("checkpoint"),
+        ):
+            save(engine, self.folder, form)
+        self._describe(engine, form, steps_taken)
+        with (
+            probes.memory_of("during_checkpoint_load", steps_taken),
+            self._measured("load", form, steps_taken),
+            probes.counting(LOADING_PHASE),
+        ):
+            load(engine, self.folder, form)
+        dist.barrier()  # no rank deletes what another still reads
+        if not self.request.measure.keep_checkpoint and self.world.local_rank == 0:
+            # Nodes that share the folder delete it side by side.
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _describe(self, engine: Engine, form: SavedFormat, steps_taken: int) -> None:
+        """Note next to the files what was saved; a collective where digests are asked for."""
+        request = self.request
+        digests = request.measure.keep_checkpoint and request.measure.weight_digests
+        weights = digest_weights(engine) if digests else None
+        moments = checksum_of_moments(engine) if digests and form != "consolidated" else None
+        if self.world.rank == 0:
+            progress = progress_of(engine)
+            saved = SavedCheckpoint(
+                format=form, native_format=engine.native_format(), run_id=request.run_id,
+                backend=request.backend, world_size=self.world.world_size, job_id=request.job_id,
+                job=request.job, step=steps_taken, updates=progress.updates if progress else None,
+                loss_scale=progress.loss_scale if progress else None,
+                weights_digest=weights.digest if weights else None, moments_checksum=moments,
+            )  # fmt: skip
+            if request.measure.keep_checkpoint and form == "native":
+                saved = saved.sealed(self.folder)
+            saved.write(self.folder)
+            if form != "native":
+                self.write_model_config(self.folder)
+
+    @contextmanager
+    def _measured(self, operation: Literal["save", "load"], form: SavedFormat, step: int) -> Iterator[None]:
+        with measured(operation, form, step, self.folder, self.world, self.events):
+            yield
+
+
+@contextmanager
+def measured(
+    operation: Literal["save", "load"],
+    form: SavedFormat,
+    step: int,
+    folder: Path,
+    world: World,
+    events: EventWriter,
+) -> Iterator[None]:
+    """Write one event of what happens inside: its time, the memory of the host, the size of the files."""
+    dist.barrier()
+    begin = time.perf_counter()
+    with HostPeak() as host:
+        yield
+        dist.barrier()
+    part = CheckpointPart(
+        operation=operation,
+        format=form,
+        step=step,
+        seconds=time.perf_counter() - begin,
+        file_bytes=_size(folder) if world.rank == 0 else None,
+        host_before_bytes=host.before_bytes,
+        host_peak_bytes=host.peak_bytes,
+    )
+    events.write(CheckpointEvent(part=part))
+
+
+def save(engine: Engine, folder: Path, form: SavedFormat) -> None:
+    """Save in any format; a collective."""
+    if form == "native":
+        engine.save(folder)
+    else:
+        save_portable(engine, folder, form)
+
+
+def load(engine: Engine, folder: Path, form: SavedFormat) -> None:
+    """Load what `save` wrote; a collective."""
+    if form == "native":
+        engine.load(folder)
+    else:
+        load_portable(engine, folder, form)
+
+
+def progress_of(engine: Engine) -> Progress | None:
+    """The engine's progress; None: it does not report any."""
+    try:
+        return engine.progress()
+    except Unsupported:
+        return None
+
+
+def checksum_of_moments(engine: Engine) -> str | None:
+    """`moments_checksum` of the engine; None: it does not list its pieces. A collective."""
+    try:
+        return moments_checksum(engine)
+    except Unsupported:
+        return None
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

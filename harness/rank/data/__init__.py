@@ -1,0 +1,1 @@
+"""Documents, tokens and samples of a job."""

@@ -1,0 +1,553 @@
+"""The samples of a job and their order: addressed by (step, micro-step, data rank), equal for every world."""
+
+from __future__ import annotations
+
+import random
+import time
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from harness.backends.base import Batch
+from harness.batch import BatchLayout
+from harness.errors import JobError
+from harness.rank.data.documents import Document, read_documents, read_labelled
+from harness.rank.data.tokens import Tokenizer, tokenizer_of
+from harness.rank.factories import call_factory
+from harness.rank.telling import tell
+from harness.spec import DataSection, Job
+from harness.spec.data import DEFAULT_CLASSES, IMAGES, Targets
+
+POSITIONS = "positions"
+"""Field of samples whose tokens attend within their own document only: each token's place in that."""
+IGNORED = -100
+"""Label of a position that is no target: the ignore_index of torch's cross entropy."""
+LABELS = "labels"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFacts:
+    """What a model needs to know of the data."""
+
+    vocabulary_size: int | None = None
+    """Ids of the tokenizer; None: the samples are no tokens, or of a factory that does not say."""
+    classes: int | None = None
+    """Of a classification."""
+    padding: int | None = None
+    """Id that pads a text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """All samples of a job.
+
+    fields: by name, tensors of (samples, ...). Of causal-lm `tokens` and `labels`, int64 (samples,
+    sequence_length); label i belongs to token i, and position i is predicted from the tokens before it. Of
+    other tasks the arguments of the model's forward pass, and `labels`.
+    lengths: tokens of each sample that are not padding; 1 where samples are no text.
+    targets: of each sample, how many of its labels count; a step's loss is the mean over them.
+    """
+
+    fields: Mapping[str, Tensor]
+    lengths: Tensor
+    targets: Tensor
+    facts: DataFacts = DataFacts()
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def batch(self, ids: Sequence[int]) -> Batch:
+        """These samples, on the CPU, in new memory."""
+        return {name: tensor[list(ids)] for name, tensor in self.fields.items()}
+
+
+def outside_the_allocator(values: object, shape: Sequence[int] | None = None) -> Tensor:
+    """A tensor in numpy's memory, int64 if `shape` is given: the data set is no part of training's memory."""
+    if shape is None:
+        return torch.from_numpy(numpy.ascontiguousarray(values))  # type: ignore[call-overload]
+    return torch.from_numpy(numpy.array(values, dtype=numpy.int64).reshape(tuple(shape)))
+
+
+def one_per_sample(count: int) -> Tensor:
+    """Lengths, or targets, of samples that count one each."""
+    return torch.ones(count, dtype=torch.int64)
+
+
+def labels_that_count(labels: Tensor) -> Tensor:
+    """Of each sample; labels: (samples, ...)."""
+    return (labels != IGNORED).reshape(len(labels), -1).sum(dim=1)
+
+
+def load_text(job: Job, documents: Iterable[Document]) -> Samples:
+    """Tokenise and cut documents."""
+    data = job.data
+    tokenizer = tokenizer_of(job)
+    positions: Tensor | None = None
+    if data.is_packed:
+        tokens, starts = _packed(documents, tokenizer, data.sequence_length, data.limit)
+        labels = tokens
+        if data.document_attention == "within":
+            labels, positions = _kept_apart(tokens, starts)
+    else:
+        tokens, labels = _padded(documents, tokenizer, data.sequence_length, data.targets)
+    if data.limit is not None:
+        tokens, labels = tokens[: data.limit], labels[: data.limit]
+        positions = None if positions is None else positions[: data.limit]
+    return of_tokens(tokens, labels, DataFacts(vocabulary_size=tokenizer.vocabulary_size), positions)
+
+
+def of_tokens(tokens: Tensor, labels: Tensor, facts: DataFacts, positions: Tensor | None = None) -> Samples:
+    """tokens, labels: int64 (samples, length), each predicted from the tokens before it.
+
+    positions: likewise, where several documents in a sample are kept apart.
+    """
+    return Samples(
+        fields={"tokens": tokens, LABELS: labels} | ({} if positions is None else {POSITIONS: positions}),
+        lengths=_lengths(tokens, labels)
+        if positions is None
+        else torch.full((len(tokens),), tokens.shape[1]),
+        targets=(labels[:, 1:] != IGNORED).sum(dim=1),
+        facts=facts,
+    )
+
+
+def _packed(
+    documents: Iterable[Document], tokenizer: Tokenizer, length: int, limit: int | None
+) -> tuple[Tensor, Tensor]:
+    """At least `limit` samples, if there are so many; every document is read, since one may be refused.
+
+    Return them, and where documents begin in their stream.
+    """
+    stream, starts = array("q"), array("q")
+    for document in documents:
+        if document.text and (limit is None or len(stream) < limit * length):
+            starts.append(len(stream))
+            stream.extend(tokenizer.encode(document.text))
+            stream.append(tokenizer.end_of_text)
+    count = len(stream) // length
+    tokens = outside_the_allocator(stream[: count * length], (count, length))
+    return tokens, outside_the_allocator(starts, (len(starts),))
+
+
+def _kept_apart(tokens: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+    """Labels without the first token of each document, and positions that restart there.
+
+    A document that a sample begins within starts anew with it: what stood before is not there to attend to.
+    """
+    count, length = tokens.shape
+    place = torch.arange(count * length)
+    first = place % length == 0
+    first[starts[starts < count * length]] = True
+    begin = torch.where(first, place, 0).cummax(0).values
+    shape = (count, length)
+    labels = torch.where(first.view(shape), IGNORED, tokens)
+    return outside_the_allocator(labels.numpy(), shape), outside_the_allocator((place - begin).numpy(), shape)
+
+
+def _padded(
+    documents: Iterable[Document], tokenizer: Tokenizer, length: int, targets: Targets
+) -> tuple[Tensor, Tensor]:
+    token_rows: list[list[int]] = []
+    label_rows: list[list[int]] = []
+    for document in documents:
+        tokens, labels = _one_sample(document, tokenizer, length, targets)
+        if any(label != IGNORED for label in labels[1:]):
+            token_rows.append(tokens)
+            label_rows.append(labels)
+    shape = (len(token_rows), length)
+    return outside_the_allocator(token_rows, shape), outside_the_allocator(label_rows, shape)
+
+
+def _one_sample(
+    document: Document, tokenizer: Tokenizer, length: int, targets: Targets = "text"
+) -> tuple[list[int], list[int]]:
+    """Prompt and text and an end, cut to `length`: the prompt from its left so that the text stays."""
+    prompt = tokenizer.encode(document.prompt) if document.prompt else []
+    text = [*tokenizer.encode(document.text), tokenizer.end_of_text][:length]
+    room = length - len(text)
+    prompt = prompt[len(prompt) - room :] if len(prompt) > room else prompt
+    labels = {
+        "text": [IGNORED] * len(prompt) + text,
+        "all": prompt + text,
+        "prompt": prompt,
+        "text over prompt": ([IGNORED] * len(prompt) + text)[-len(prompt) :] if prompt else [],
+    }[targets]
+    tokens = prompt + text if targets in ("text", "all") else prompt
+    return _to_length(tokens, length, tokenizer.end_of_text), _to_length(labels, length, IGNORED)
+
+
+def _to_length(values: list[int], length: int, padding: int) -> list[int]:
+    return values + [padding] * (length - len(values))
+
+
+def _lengths(tokens: Tensor, labels: Tensor) -> Tensor:
+    """Position after the last label; padding follows it, since a prompt never comes last."""
+    positions = torch.arange(1, tokens.shape[1] + 1)
+    return torch.where(labels != IGNORED, positions, 0).max(dim=1).values
+
+
+def load_pairs(job: Job, documents: Iterable[Document]) -> Samples:
+    """Samples of seq2seq: the prompt is the input, the text the target.
+
+    input_ids, attention_mask: (samples, sequence_length); labels: (samples, target_length), -100 where the
+    target has ended. Both are cut at their ends.
+    """
+    data, tokenizer = job.data, tokenizer_of(job)
+    length = data.target_length or data.sequence_length
+    inputs: list[dict[str, list[int]]] = []
+    targets: list[list[int]] = []
+    for document in documents:
+        if data.limit is not None and len(inputs) == data.limit:
+            break
+        if document.text:
+            inputs.append(tokenizer.encode_input(document.prompt, None, data.sequence_length))
+            targets.append(tokenizer.encode_input(document.text, None, length)["input_ids"])
+    fields = _padded_inputs(inputs, tokenizer, data.sequence_length)
+    labels = outside_the_allocator(
+        [ids + [IGNORED] * (length - len(ids)) for ids in targets], (len(targets), length)
+    )
+    counted = labels_that_count(labels)
+    return Samples(
+        fields=fields | {LABELS: labels},
+        lengths=fields["attention_mask"].sum(dim=1) + counted,
+        targets=counted,
+        facts=DataFacts(vocabulary_size=tokenizer.vocabulary_size, padding=tokenizer.padding),
+    )
+
+
+def load_classified(job: Job) -> Samples:
+    """Samples of a classification of texts, or of pairs of texts.
+
+    input_ids, attention_mask: (samples, sequence_length); labels: (samples). Names of classes are numbered in
+    the order of the alphabet.
+    """
+    data, tokenizer = job.data, tokenizer_of(job)
+    inputs: list[dict[str, list[int]]] = []
+    values: list[Any] = []
+    for document, label in read_labelled(data):
+        if data.limit is None or len(inputs) < data.limit:
+            first, second = (document.prompt, document.text) if data.prompt_field else (document.text, None)
+            inputs.append(tokenizer.encode_input(first, second, data.sequence_length))
+        values.append(label)
+    labels = class_numbers(values, f"data.label_field '{data.label_field}' of '{data.path}'")
+    fields = _padded_inputs(inputs, tokenizer, data.sequence_length)
+    return Samples(
+        fields=fields | {LABELS: outside_the_allocator(labels[: len(inputs)], (len(inputs),))},
+        lengths=fields["attention_mask"].sum(dim=1),
+        targets=one_per_sample(len(inputs)),
+        facts=DataFacts(
+            vocabulary_size=tokenizer.vocabulary_size,
+            classes=max(labels, default=0) + 1,
+            padding=tokenizer.padding,
+        ),
+    )
+
+
+def class_numbers(values: Sequence[Any], where: str) -> list[int]:
+    """Numbers from 0 of classes given as numbers or names. Raises JobError for a mixture or other values."""
+    if all(isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values):
+        return list(values)
+    if all(isinstance(value, str) for value in values):
+        numbers = {name: number for number, name in enumerate(sorted(set(values)))}
+        return [numbers[value] for value in values]
+    kinds = sorted({"a negative number" if isinstance(v, int) else type(v).__name__ for v in values})
+    raise JobError(
+        f"{where} must hold a class in every row, all numbers from 0 or all names; it holds "
+        f"{', '.join(kinds)}"
+    )
+
+
+def _padded_inputs(
+    inputs: Sequence[dict[str, list[int]]], tokenizer: Tokenizer, length: int
+) -> dict[str, torch.Tensor]:
+    """Fields by name and the mask of what is not padding; those of the mask and of segments pad with 0."""
+    names = dict.fromkeys(name for row in inputs for name in row) or {"input_ids": None}
+    padding = {"input_ids": tokenizer.padding}
+    fields = {
+        name: [row[name] + [padding.get(name, 0)] * (length - len(row[name])) for row in inputs]
+        for name in names
+    }
+    fields["attention_mask"] = [
+        [1] * len(row["input_ids"]) + [0] * (length - len(row["input_ids"])) for row in inputs
+    ]
+    return {name: outside_the_allocator(rows, (len(inputs), length)) for name, rows in fields.items()}
+
+
+CHANNELS = 3
+SYNTHETIC_IMAGES = 256
+"""Unless `data.limit` says otherwise."""
+ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm")
+
+
+def load_images(job: Job) -> Samples:
+    """pixel_values: fp32 (samples, 3, image_size, image_size) from -1 to 1; labels: (samples).
+
+    Raises JobError for a folder without classes or pictures that cannot be read.
+    """
+    data = job.data
+    images, labels, classes = (
+        _synthetic(data, job.training.seed) if data.source == "synthetic-images" else _from_folder(data)
+    )
+    return Samples(
+        fields={"pixel_values": outside_the_allocator(images), LABELS: outside_the_allocator(labels)},
+        lengths=one_per_sample(len(labels)),
+        targets=one_per_sample(len(labels)),
+        facts=DataFacts(classes=classes),
+    )
+
+
+def _synthetic(data: DataSection, seed: int) -> tuple[numpy.ndarray, numpy.ndarray, int]:
+    """One random pattern per class, and noise; classes follow each other."""
+    generator = torch.Generator().manual_seed(seed)
+    classes, count = data.classes or DEFAULT_CLASSES, data.limit or SYNTHETIC_IMAGES
+    shape = (CHANNELS, data.image_size, data.image_size)
+    patterns = torch.rand((classes, *shape), generator=generator)
+    labels = torch.arange(count) % classes
+    noise = torch.rand((count, *shape), generator=generator)
+    return (patterns[labels] + noise - 1).numpy(), labels.numpy(), classes
+
+
+def _from_folder(data: DataSection) -> tuple[numpy.ndarray, numpy.ndarray, int]:
+    """Pictures of FOLDER/CLASS/*, classes numbered in the order of the alphabet, spread evenly by a limit."""
+    from PIL import Image
+
+    assert data.path is not None
+    folder = Path(data.path)
+    classes = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    found = [
+        (file, number)
+        for number, path in enumerate(classes)
+        for file in sorted(path.rglob("*"))
+        if file.suffix.lower() in ENDINGS
+    ]
+    if not found:
+        raise JobError(
+            f"data.path '{data.path}' has no pictures: source images reads FOLDER/CLASS/PICTURE with "
+            f"{', '.join(ENDINGS)}"
+        )
+    step = len(found) / min(len(found), data.limit or len(found))
+    chosen = [found[int(index * step)] for index in range(round(len(found) / step))]
+    size = (data.image_size, data.image_size)
+    images = numpy.empty((len(chosen), CHANNELS, *size), dtype=numpy.float32)
+    for index, (file, _) in enumerate(chosen):
+        try:
+            with Image.open(file) as picture:
+                pixels = numpy.asarray(picture.convert("RGB").resize(size), dtype=numpy.float32)
+        except OSError as error:
+            raise JobError(f"picture '{file}' cannot be read: {error}") from error
+        images[index] = pixels.transpose(2, 0, 1) / 127.5 - 1
+    return images, numpy.array([number for _, number in chosen], dtype=numpy.int64), len(classes)
+
+
+INPUT_IDS = "input_ids"
+SILENT_SECONDS = 1.0
+WHAT = "a sequence of samples, each a mapping of names to tensors, arrays or numbers"
+
+
+def load_own_samples(job: Job) -> Samples:
+    """Call `data.factory`, with every generator of random numbers at the job's seed, and stack its samples.
+
+    Raises JobError for what is no sequence of samples of equal fields and shapes.
+    """
+    seed = job.training.seed
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    shown = f"data.factory '{job.data.factory}'"
+    assert job.data.factory is not None
+    rows = _rows(call_factory("data.factory", job.data.factory, job.data.arguments), shown, job)
+    fields = {name: _stacked([row[name] for row in rows], name, shown) for name in rows[0]}
+    return _of_task(fields, job, shown)
+
+
+def _rows(returned: Any, shown: str, job: Job) -> list[Mapping[str, Any]]:
+    if isinstance(returned, (str, bytes, Mapping, Tensor)) or not (
+        isinstance(returned, Iterable) or hasattr(returned, "__getitem__")
+    ):
+        raise JobError(f"{shown} returned a {type(returned).__name__}; it must return {WHAT}")
+    rows: list[Mapping[str, Any]] = []
+    say_at: float | None = time.monotonic() + SILENT_SECONDS
+    for row in _each(returned):
+        if say_at is not None and time.monotonic() > say_at:
+            say_at = None
+            tell(
+                f"{shown}: {len(rows):,} samples read so far; all are read before training: where the stream "
+                "does not end, stop this with Ctrl-C and set data.limit"
+            )
+        if job.data.limit is not None and len(rows) == job.data.limit:
+            break
+        if job.task == "classification" and isinstance(row, (tuple, list)) and len(row) == 2:
+            row = {"pixel_values": row[0], LABELS: row[1]}
+        if not isinstance(row, Mapping) or not row:
+            raise JobError(f"{shown}: sample {len(rows)} is a {type(row).__name__}; it must return {WHAT}")
+        if rows and set(row) != set(rows[0]):
+            raise JobError(
+                f"{shown}: sample {len(rows)} has {', '.join(row)}, the first {', '.join(rows[0])}; give "
+                "all samples the same fields"
+            )
+        rows.append(row)
+    if not rows:
+        raise JobError(f"{shown} returned no samples; it must return {WHAT}")
+    return rows
+
+
+def _each(returned: Any) -> Iterable[Any]:
+    """A map-style data set has a length and items, and may not be iterable."""
+    if hasattr(returned, "__len__") and hasattr(returned, "__getitem__"):
+        return (returned[index] for index in range(len(returned)))
+    return returned  # type: ignore[no-any-return]
+
+
+def _stacked(values: Sequence[Any], name: str, shown: str) -> Tensor:
+    try:
+        arrays = [_array(value) for value in values]
+        shapes = {array.shape for array in arrays}
+        if len(shapes) > 1:
+            both = " and ".join(map(str, sorted(shapes)[:2]))
+            raise JobError(
+                f"{shown}: field '{name}' has shapes {both}; pad samples to one shape, labels with -100"
+            )
+        tensor = outside_the_allocator(numpy.stack(arrays))
+    except (TypeError, ValueError) as error:
+        raise JobError(
+            f"{shown}: field '{name}' of type {type(values[0]).__name__} is no tensor, array or number: "
+            f"{error}"
+        ) from error
+    if tensor.dtype is torch.float64:
+        return outside_the_allocator(tensor.float().numpy())
+    return tensor
+
+
+def _array(value: Any) -> numpy.ndarray:
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else numpy.asarray(value)
+
+
+def _of_task(fields: dict[str, Tensor], job: Job, shown: str) -> Samples:
+    if job.task == "causal-lm":
+        tokens = _required(fields, INPUT_IDS, job, shown)
+        return of_tokens(tokens.long(), fields.get(LABELS, tokens).long(), DataFacts())
+    count = len(next(iter(fields.values())))
+    lengths, targets, facts = one_per_sample(count), one_per_sample(count), DataFacts()
+    if job.task != "custom" or job.loss.targets == "labels":
+        _required(fields, LABELS, job, shown)
+    if job.task == "seq2seq":
+        _required(fields, INPUT_IDS, job, shown)
+    if job.task == "seq2seq" or (job.task == "custom" and job.loss.targets == "labels"):
+        targets = labels_that_count(fields[LABELS])
+    if job.task == "classification":
+        fields[LABELS] = fields[LABELS].long()
+        facts = DataFacts(classes=int(fields[LABELS].max()) + 1)
+    if INPUT_IDS in fields:
+        mask = fields.get("attention_mask", torch.ones_like(fields[INPUT_IDS]))
+        if job.task == "seq2seq":
+            fields["attention_mask"] = mask
+        lengths = mask.long().sum(dim=1) + (targets if job.task == "seq2seq" else 0)
+    return Samples(fields=fields, lengths=lengths, targets=targets, facts=facts)
+
+
+def _required(fields: Mapping[str, Tensor], name: str, job: Job, shown: str) -> Tensor:
+    if name not in fields:
+        raise JobError(
+            f"{shown}: samples of task {job.task} need a field '{name}'; these have {', '.join(fields)}"
+        )
+    return fields[name]
+
+
+def load_samples(job: Job) -> Samples:
+    """Read the job's data, tokenise and cut text.
+
+    Raises JobError if there is none.
+    """
+    data = job.data
+    if data.factory is not None:
+        samples = load_own_samples(job)
+    elif data.source in IMAGES:
+        samples = load_images(job)
+    elif job.task == "classification":
+        samples = load_classified(job)
+    elif job.task == "seq2seq":
+        samples = load_pairs(job, read_documents(data))
+    else:
+        samples = load_text(job, read_documents(data))
+    source = f"data source '{data.source}'" + (f" ('{data.path}')" if data.path else "")
+    if len(samples) == 0:
+        if data.factory is not None or not data.is_packed:
+            raise JobError(f"{data.factory or source} gives no sample; give more data")
+        raise JobError(
+            f"{source} gives no sample of {data.sequence_length} tokens; give more text or a smaller "
+            "data.sequence_length"
+        )
+    return samples
+
+
+class Sampler:
+    """Which samples each step trains on. Epochs are permuted by the seed alone."""
+
+    def __init__(self, samples: Samples, job: Job) -> None:
+        batch = job.training.global_batch_size
+        assert batch is not None
+        held_out = job.evaluation.samples if job.evaluation.every_steps else 0
+        self.training_count = len(samples) - held_out
+        if self.training_count < 1:
+            raise JobError(
+                f"the data has {len(samples)} samples and evaluation.samples holds out {held_out}: none "
+                "is left to train on; give more data or hold out fewer"
+            )
+        self._samples = samples
+        self.global_batch_size = batch
+        self.evaluation_ids = list(range(self.training_count, len(samples)))
+        self._shuffle = job.data.shuffle
+        self._seed = job.training.seed
+        self._permutations: dict[int, Tensor] = {}
+        self._steps: dict[int, list[int]] = {}
+
+    def held_tensors(self) -> Iterator[Tensor]:
+        """Every tensor that data keeps in memory: the samples, and the order in which they are drawn."""
+        samples = self._samples
+        yield from (*samples.fields.values(), samples.lengths, samples.targets)
+        yield from self._permutations.values()
+
+    def step_ids(self, step: int) -> list[int]:
+        """Sample ids of the global batch of a step, in order; epochs follow each other without a gap."""
+        if step not in self._steps:
+            first = step * self.global_batch_size
+            ids = [self._sample_id(first + i) for i in range(self.global_batch_size)]
+            self._steps = {step: ids}
+        return self._steps[step]
+
+    def micro_batch_ids(
+        self, step: int, micro_step: int, data_rank: int, data_size: int, layout: BatchLayout
+    ) -> list[int]:
+        """A data rank's part of a global batch: micro-steps first, then data ranks, then samples."""
+        start = (micro_step * data_size + data_rank) * layout.micro_batch_size
+        return self.step_ids(step)[start : start + layout.micro_batch_size]
+
+    def _sample_id(self, position: int) -> int:
+        epoch, index = divmod(position, self.training_count)
+        return int(self._permutation(epoch)[index]) if self._shuffle else index
+
+    def _permutation(self, epoch: int) -> Tensor:
+        if epoch not in self._permutations:
+            generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
+            order = torch.randperm(self.training_count, generator=generator)
+            self._permutations = {epoch: order} | {
+                e: p for e, p in self._permutations.items() if e == epoch - 1
+            }
+        return self._permutations[epoch]
+
+
+def to_device(batch: Batch, device: str) -> Batch:
+    """The batch on `device`, 'cpu' or 'cuda', queued behind what the device still has to do.
+
+    From pageable memory the copy would first wait for all of that, and the time of fetching data would hold
+    the device's own. The caching host allocator keeps a pinned copy until the device has read it.
+    """
+    if device == "cpu":
+        return batch
+    return {key: value.pin_memory().to(device, non_blocking=True) for key, value in batch.items()}

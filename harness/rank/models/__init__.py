@@ -1,0 +1,1 @@
+"""The job's model, its adapters, its optimizer and its loss."""

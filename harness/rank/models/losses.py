@@ -1,0 +1,205 @@
+"""The loss of a batch for each task, summed over its targets: the loop alone makes it a mean."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harness.backends.base import Batch
+from harness.errors import JobError
+from harness.rank.data.samples import IGNORED, LABELS, POSITIONS
+from harness.rank.factories import call_factory, configuration
+from harness.rank.models.changes import chunked_cross_entropy
+from harness.rank.models.outputs import logits_of
+from harness.spec import Job
+
+KEEP_APART = ("gpt2", "llama", "mistral", "qwen2")
+"""Model types whose causal mask follows positions that restart (transformers 5.23, masking_utils.py,
+`find_packed_sequence_indices`), as tests hold: a document's logits are those that it has alone."""
+
+
+def inputs_of(batch: Batch) -> dict[str, Tensor]:
+    """Arguments of a causal model's forward pass; positions that restart keep documents apart."""
+    inputs = {"input_ids": batch["tokens"]}
+    return inputs | ({"position_ids": batch[POSITIONS]} if POSITIONS in batch else {})
+
+
+MASKING = "transformers.masking_utils"
+"""What makes masks from positions; transformers before 4.53 lacks it, and leaves documents together."""
+
+
+@contextmanager
+def unpacked_samples() -> Iterator[None]:
+    """Tell transformers that samples are not packed: of fake tensors it would read the positions' values."""
+    if find_spec(MASKING) is None:
+        yield
+        return
+    with patch(f"{MASKING}.find_packed_sequence_indices", lambda *_, **__: None):
+        yield
+
+
+def require_packing(job: Job, model: nn.Module) -> None:
+    """Raise JobError for a model that is not known to attend within documents."""
+    config: Any = configuration(model)
+    known = getattr(config, "model_type", None)
+    if find_spec(MASKING) is None:
+        raise JobError("data.document_attention=within needs transformers 4.53 or newer; use across")
+    if job.model.factory is not None or known not in KEEP_APART:
+        raise JobError(
+            f"data.document_attention=within: whether {type(model).__name__} keeps documents apart was not "
+            f"looked up; use a model of type {', '.join(KEEP_APART)}, or across"
+        )
+
+
+ComputeLoss = Callable[[nn.Module, Batch], Tensor]
+
+
+def summed_cross_entropy(module: nn.Module, batch: Batch) -> Tensor:
+    """Cross entropy of the next token, summed over the batch's target tokens: a scalar, fp32.
+
+    batch: `tokens` and `labels`, int64 (samples, length). Padding stands on the right, so causal
+    attention keeps it away from every target and no mask is needed.
+    """
+    return _of_next_token(module(**inputs_of(batch), use_cache=False), batch)
+
+
+def loss_function(job: Job, model: nn.Module) -> ComputeLoss:
+    """The function that returns the loss of a batch, summed over its targets: a scalar.
+
+    model: the bare model. Raises JobError for a factory that returns no such function.
+    """
+    if job.loss.factory is not None:
+        return _own(job)
+    config: Any = getattr(model, "config", None)
+    if job.data.document_attention == "within":
+        require_packing(job, model)
+    if job.loss.chunk_tokens is not None:
+        return _in_chunks
+    if job.task == "causal-lm":
+        return _next_token if job.model.factory else summed_cross_entropy
+    if job.task == "seq2seq":
+        return _Seq2Seq(config, {} if job.model.factory else {"use_cache": False})
+    return _class if job.task == "classification" else _Checked(_own_output, job)
+
+
+def _next_token(module: nn.Module, batch: Batch) -> Tensor:
+    return _of_next_token(module(input_ids=batch["tokens"]), batch)
+
+
+def _in_chunks(module: nn.Module, batch: Batch) -> Tensor:
+    targets = functional.pad(batch[LABELS][:, 1:], (0, 1), value=IGNORED)
+    return chunked_cross_entropy(module, inputs_of(batch), targets)
+
+
+def _of_next_token(output: Any, batch: Batch) -> Tensor:
+    return token_cross_entropy(logits_of(output)[:, :-1], batch[LABELS][:, 1:])
+
+
+def _class(module: nn.Module, batch: Batch) -> Tensor:
+    """Cross entropy of the class; labels: (samples)."""
+    inputs = {name: value for name, value in batch.items() if name != LABELS}
+    return token_cross_entropy(logits_of(module(**inputs)), batch[LABELS])
+
+
+class _Seq2Seq:
+    """Cross entropy of the target's tokens, each predicted from the input and the target before it.
+
+    The decoder reads the target moved right by one, as transformers' `shift_tokens_right` does.
+    """
+
+    def __init__(self, config: Any, arguments: dict[str, Any]) -> None:
+        self._arguments = arguments
+        padding = getattr(config, "pad_token_id", None)
+        start = getattr(config, "decoder_start_token_id", None)
+        self._padding = 0 if padding is None else int(padding)
+        self._start = self._padding if start is None else int(start)
+
+    def __call__(self, module: nn.Module, batch: Batch) -> Tensor:
+        labels = batch[LABELS]
+        decoder = labels.new_full(labels.shape, self._start)
+        decoder[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, self._padding)
+        output = module(
+            input_ids=batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            decoder_input_ids=decoder,
+            **self._arguments,
+        )
+        return token_cross_entropy(logits_of(output), labels)
+
+
+class _Checked:
+    """A loss of the user's own: checked to be a scalar, and made a sum."""
+
+    def __init__(self, compute: Callable[[nn.Module, Batch], Any], job: Job) -> None:
+        self._compute = compute
+        self._job = job
+
+    def __call__(self, module: nn.Module, batch: Batch) -> Tensor:
+        loss = self._compute(module, batch)
+        shown = f"loss.factory '{self._job.loss.factory}'" if self._job.loss.factory else "the model's `loss`"
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+            what = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise JobError(f"{shown}: the loss of a batch is {what}; it must be a scalar tensor")
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise JobError(
+                f"{shown}: the loss of a batch needs no gradient; compute it from the model's output"
+            )
+        loss = loss.reshape(()).float()
+        return loss if self._job.loss.reduction == "sum" else loss * targets_of(batch, self._job)
+
+
+def targets_of(batch: Batch, job: Job) -> Tensor | int:
+    """How many targets a batch has: what a mean over it was divided by."""
+    if job.task == "causal-lm":
+        return (batch[LABELS][:, 1:] != IGNORED).sum()
+    if job.task == "seq2seq" or (job.task == "custom" and job.loss.targets == "labels"):
+        return (batch[LABELS] != IGNORED).sum()
+    return len(next(iter(batch.values())))
+
+
+def _own(job: Job) -> ComputeLoss:
+    assert job.loss.factory is not None
+    compute = call_factory("loss.factory", job.loss.factory, job.loss.arguments)
+    shown = f"loss.factory '{job.loss.factory}'"
+    if not callable(compute):
+        raise JobError(
+            f"{shown} returned a {type(compute).__name__}; it must return a function of (model, batch)"
+        )
+    try:
+        inspect.signature(compute).bind(None, None)
+    except TypeError as error:
+        raise JobError(
+            f"{shown} returned a function of {inspect.signature(compute)}; it must take (model, batch)"
+        ) from error
+    except ValueError:  # a builtin without a signature
+        pass
+    return _Checked(compute, job)
+
+
+def _own_output(module: nn.Module, batch: Batch) -> Any:
+    """What the model itself says is its loss."""
+    output = module(**batch)
+    if isinstance(output, dict):
+        return output.get("loss")
+    return getattr(output, "loss", output)
+
+
+def token_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy in fp32, summed over the labels that are not IGNORED.
+
+    logits: (..., classes); labels: int64 (...).
+    """
+    return functional.cross_entropy(
+        logits.float().reshape(-1, logits.shape[-1]),
+        labels.reshape(-1),
+        ignore_index=IGNORED,
+        reduction="sum",
+    )

@@ -1,0 +1,291 @@
+"""Builds the job's model, equal on every rank."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from harness.backends.base import Unsupported
+from harness.backends.blocks import transformer_blocks
+from harness.backends.explain import available, suggestion
+from harness.backends.precision import COMPUTE_DTYPES
+from harness.errors import JobError
+from harness.rank.data.hub import settle_hub
+from harness.rank.data.samples import DataFacts
+from harness.rank.factories import one_at_a_time, why_refused
+from harness.rank.models.adapter import add_adapters, hold_frozen
+from harness.rank.models.changes import chunk_head, compile_blocks, enable_checkpointing
+from harness.rank.models.model_classes import auto_class, from_config, in_fp32, require_task
+from harness.rank.models.own_model import build_own_model, declare_blocks
+from harness.spec import Job
+from harness.spec.data import IMAGES
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+PACKAGE = "bitsandbytes"
+
+
+def quantise(model: nn.Module, compute: torch.dtype) -> None:
+    """Replace the linear layers of a model's blocks, in place; they compute in `compute`.
+
+    Every rank quantises the same weights, so all hold the same bytes. A weight becomes uint8, two values in
+    a byte; its scales, one for 64 values, are no parameters. Raises Unsupported without bitsandbytes.
+    """
+    layers = _layers()
+    for block in transformer_blocks(model).values():
+        for name, module in list(block.named_modules()):
+            if type(module) is nn.Linear:
+                parent, _, own = name.rpartition(".")
+                setattr(block.get_submodule(parent), own, _quantised(layers, module, compute))
+    model.is_loaded_in_4bit = True  # type: ignore[assignment]  # where peft looks for it
+
+
+def _layers() -> Any:
+    try:
+        version(PACKAGE)
+    except PackageNotFoundError as error:
+        raise Unsupported(
+            f"adapter.base_dtype=nf4 needs {PACKAGE}, which is not installed: pip install "
+            "'sharding-harness[qlora]'"
+        ) from error
+    import bitsandbytes
+
+    return bitsandbytes.nn
+
+
+def _quantised(layers: Any, linear: nn.Linear, compute: torch.dtype) -> nn.Module:
+    layer: nn.Module = layers.Linear4bit(
+        linear.in_features, linear.out_features, bias=linear.bias is not None, compute_dtype=compute,
+        quant_type="nf4",
+    )  # fmt: skip
+    layer.weight = layers.Params4bit(
+        linear.weight.detach().clone(), requires_grad=False, quant_type="nf4", module=layer
+    )
+    if linear.bias is not None:
+        layer.bias = linear.bias
+    # bitsandbytes 0.50 packs weights anew, in place, in an evaluation on the CPU: their digest would change.
+    layer.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
+    return layer.to(linear.weight.device)  # quantises
+
+
+def model_config(job: Job, facts: DataFacts) -> PretrainedConfig | None:
+    """The Hugging Face configuration of the job's model, checked against data and task.
+
+    None: the model is of the user's own. Raises JobError: unknown type or key, a model that cannot do the
+    task, context or vocabulary too small, images of another size.
+    """
+    if job.model.factory is not None:
+        return None
+    config = _named_config(job, facts) if job.model.name else _given_config(job, facts)
+    require_task(job, config)
+    if job.model.dropout is not None:
+        set_dropout(config, job.model.dropout)
+    context = getattr(config, "max_position_embeddings", None)
+    is_text = facts.vocabulary_size is not None
+    if is_text and isinstance(context, int) and job.data.sequence_length > context:
+        raise JobError(
+            f"data.sequence_length {job.data.sequence_length} is longer than the model's context of "
+            f"{context} positions; shorten it or choose a model with a longer context"
+        )
+    known = getattr(config, "vocab_size", None)
+    if facts.vocabulary_size is not None and known is not None and facts.vocabulary_size > known:
+        raise JobError(
+            f"the tokenizer has {facts.vocabulary_size} ids but the model's vocab_size is "
+            f"{known}; raise model.config.vocab_size or change data.tokenizer"
+        )
+    if (
+        job.task == "classification"
+        and facts.classes is not None
+        and facts.classes > (config.num_labels or 0)
+    ):
+        raise JobError(
+            f"the data has {facts.classes} classes but the model's num_labels is {config.num_labels}; "
+            "raise model.config.num_labels"
+        )
+    return config
+
+
+def facts_in(config: Any) -> DataFacts:
+    """Facts of which `model_config` makes this configuration again."""
+    return DataFacts(
+        vocabulary_size=getattr(config, "vocab_size", None),
+        classes=config.num_labels,
+        padding=getattr(config, "pad_token_id", None),
+    )
+
+
+def build_model(job: Job, config: PretrainedConfig | None) -> nn.Module:
+    """The whole model on the CPU: fp32, or bf16 for precision 'bf16'.
+
+    At a mixed precision the initial weights are rounded to the compute dtype: DeepSpeed copies its fp32
+    masters from low-precision weights, and every backend must start from the same numbers.
+    """
+    model = draw_model(job, config)
+    if job.adapter.is_quantised:
+        quantise(model, COMPUTE_DTYPES[job.training.held_precision])
+    add_adapters(job, model)
+    finish_model(job, model)
+    return model
+
+
+def draw_model(job: Job, config: PretrainedConfig | None, *, pretrained: bool = True) -> nn.Module:
+    """The model in fp32 as the library makes it: random weights from the seed, or those of a checkpoint.
+
+    `pretrained`: False leaves a checkpoint's weights unread, and those of `model.factory` without memory.
+    """
+    from safetensors import SafetensorError
+
+    if config is None:
+        return build_own_model(job, weights=pretrained)
+    arguments: dict[str, Any] = {
+        "attn_implementation": job.model.attention_kernel,
+        **in_fp32(),
+    }
+    torch.manual_seed(job.training.seed)
+    try:
+        if pretrained and job.model.name is not None and reads_checkpoint(job):
+            with one_at_a_time(job):
+                return auto_class(job, config).from_pretrained(
+                    job.model.name,
+                    config=config,
+                    revision=job.model.revision,
+                    trust_remote_code=job.model.trust_remote_code,
+                    **arguments,
+                )
+        return from_config(job, config, **arguments)
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
+        raise _not_built(job, config, error) from error
+
+
+def _not_built(job: Job, config: Any, error: Exception) -> JobError:
+    name = job.model.name or config.model_type
+    return JobError(why_refused(name, error) or f"model '{name}': {_first_line(error)}")
+
+
+def reads_checkpoint(job: Job) -> bool:
+    """Whether the initial weights are those of a checkpoint."""
+    return job.model.name is not None and job.model.weights != "random"
+
+
+def finish_model(job: Job, model: nn.Module) -> None:
+    """Put the job's blocks, precision and checkpointing on a model as the library made it."""
+    declare_blocks(model, job.model)
+    if job.training.activation_checkpointing:
+        enable_checkpointing(model, job.training.activation_checkpointing)
+    compute = COMPUTE_DTYPES[job.training.held_precision]
+    if compute is not torch.float32:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.is_floating_point():
+                    parameter.copy_(parameter.to(compute).float())
+    if job.training.precision == "bf16":
+        nn.Module.to(model, torch.bfloat16)
+    hold_frozen(job, model)
+    if job.task in ("classification", "custom") or job.model.factory is not None:
+        model.register_forward_pre_hook(_narrow_inputs, with_kwargs=True)
+    if job.loss.chunk_tokens is not None:
+        chunk_head(model, job.loss.chunk_tokens)
+    if job.model.compile == "block":
+        compile_blocks(model)
+    model.train()
+
+
+def _narrow_inputs(model: nn.Module, inputs: Any, keywords: Any) -> Any:
+    """Cast fp32 inputs to the dtype of 16-bit weights, as `Trainer._prepare_input` does for DeepSpeed.
+
+    Where weights are fp32 autocast or FSDP casts them.
+    """
+    weights = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    if weights.itemsize >= torch.float32.itemsize:
+        return None
+
+    def narrowed(value: Any) -> Any:
+        is_wide = isinstance(value, torch.Tensor) and value.dtype is torch.float32
+        return value.to(weights) if is_wide else value
+
+    return tree_map(narrowed, (inputs, keywords))
+
+
+def _given_config(job: Job, facts: DataFacts) -> PretrainedConfig:
+    from transformers import CONFIG_MAPPING
+
+    values = job.model.config_values()
+    model_type = values.pop("model_type")
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
+        raise JobError(
+            f"model.config.model_type '{model_type}' is unknown to transformers. "
+            f"{suggestion(str(model_type), list(CONFIG_MAPPING.keys()), most=3) or 'See its list of models'}"
+        )
+    config_class = CONFIG_MAPPING[model_type]
+    default = config_class()
+    require_task(job, default)
+    known = set(default.to_dict()) | set(getattr(config_class, "attribute_map", {})) | {"num_labels"}
+    values = _values_of_data(job, facts, known) | values
+    for key in values:
+        if key not in known:
+            raise JobError(
+                f"model.config.{key} is no setting of {model_type}. "
+                f"{available(key, sorted(known), 'Allowed')}"
+            )
+    try:
+        return config_class(**values)
+    except (ValueError, TypeError) as error:
+        raise JobError(f"model.config is refused by {model_type}: {_first_line(error)}") from error
+    except Exception as error:  # huggingface_hub's strict dataclasses raise their own hierarchy
+        if "Validation" not in type(error).__name__:
+            raise
+        raise JobError(f"model.config is refused by {model_type}: {_first_line(error)}") from error
+
+
+def _values_of_data(job: Job, facts: DataFacts, known: set[str]) -> dict[str, Any]:
+    """Values of a configuration that follow from the data, where it has such values."""
+    found: dict[str, Any] = {}
+    if facts.vocabulary_size is not None:
+        found["vocab_size"] = facts.vocabulary_size
+    if job.data.source in IMAGES:
+        found["image_size"] = job.data.image_size
+    if job.task == "classification":
+        found |= {"num_labels": facts.classes, "pad_token_id": facts.padding}
+    return {key: value for key, value in found.items() if key in known and value is not None}
+
+
+def _named_config(job: Job, facts: DataFacts) -> PretrainedConfig:
+    from transformers import AutoConfig
+
+    model = job.model
+    assert model.name is not None
+    settle_hub(model.name)
+    # A checkpoint has the classes of the data that it was trained on; those of the job make a new head.
+    given = {"num_labels": facts.classes} if job.task == "classification" and facts.classes else {}
+    try:
+        with one_at_a_time(job):
+            return AutoConfig.from_pretrained(
+                model.name, revision=model.revision, trust_remote_code=model.trust_remote_code, **given
+            )
+    except (OSError, ValueError, KeyError) as error:
+        raise JobError(
+            why_refused(model.name, error)
+            or f"model.name '{model.name}' cannot be loaded: {_first_line(error)} "
+            "Give a local folder, or a hub name this machine can reach"
+        ) from error
+
+
+def set_dropout(config: PretrainedConfig, probability: float) -> None:
+    """Write the probability to every dropout of a configuration."""
+    for key, value in config.to_dict().items():
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            if "dropout" in key or key.endswith("pdrop"):
+                setattr(config, key, probability)
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    line = lines[0] if lines else repr(error)
+    if line.endswith(":") and len(lines) > 1:
+        line = f"{line} {lines[1]}"
+    return line if line.endswith((".", "?", "!")) else line + "."

@@ -1,0 +1,351 @@
+"""The job's AdamW with its weight-decay groups, and its learning rate at every step."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import lru_cache
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from harness.backends.base import OptimizerImplementation, Unsupported
+from harness.backends.blocks import transformer_blocks
+from harness.backends.optimizer_kinds import BLOCK_ELEMENTS, LEAST_ELEMENTS, LOW_BIT
+from harness.errors import JobError
+from harness.spec import OptimizerSection, ScheduleSection
+
+MOMENTUM = 0.95
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+ITERATIONS = 5
+LEAST_NORM = 1e-7
+"""Defaults of torch.optim.Muon, which are K. Jordan's ('Muon: an optimizer for hidden layers in neural
+networks', 2024)."""
+RMS_OF_ADAMW = 0.2
+"""Scale at which updates are as large as AdamW's (`match_rms_adamw`; J. Liu et al., arXiv 2502.16982)."""
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+FLAG = "muon"
+"""Key of the groups that Muon updates."""
+MOMENTUM_KEY = "momentum_buffer"
+"""As torch.optim.Muon names it in its state."""
+
+
+class MuonAndAdamW(torch.optim.AdamW):
+    """The update of torch.optim.Muon for the flagged groups, of torch.optim.AdamW for the others.
+
+    A matrix that ranks share is gathered first: its parts orthogonalised one by one are not the matrix
+    orthogonalised. torch's Muon computes on DTensors as they are, which adds partial products up in bf16.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        groups = self.param_groups
+        for group in groups:
+            for parameter in group["params"] if group.get(FLAG) else ():
+                if parameter.grad is not None:
+                    self._update(parameter, group)
+        self.param_groups = [group for group in groups if not group.get(FLAG)]
+        try:
+            super().step(closure)
+        finally:
+            self.param_groups = groups
+
+    def _update(self, parameter: Tensor, group: Mapping[str, Any]) -> None:
+        gradient = parameter.grad
+        assert gradient is not None
+        state = self.state[parameter]
+        if MOMENTUM_KEY not in state:
+            state[MOMENTUM_KEY] = torch.zeros_like(gradient, memory_format=torch.preserve_format)
+        buffer = state[MOMENTUM_KEY]
+        buffer.lerp_(gradient, 1 - group["momentum"])
+        update = gradient.lerp(buffer, group["momentum"]).to(DTYPES[group["newton_schulz"]])
+        rate = group["lr"]
+        whole = orthogonalised(_whole(update))
+        own, held = _own_part(whole, parameter), _local(parameter)
+        held.mul_(1 - rate * group["weight_decay"])
+        held.add_(own, alpha=-rate * RMS_OF_ADAMW * math.sqrt(max(parameter.shape)))
+
+
+def orthogonalised(matrix: Tensor) -> Tensor:
+    """The nearest matrix with orthonormal rows or columns, roughly: five Newton-Schulz iterations.
+
+    matrix: two dimensions, computed on in its own dtype. As `_zeropower_via_newtonschulz` of torch 2.13
+    (`optim/_muon.py`), which always computes in bf16.
+    """
+    a, b, c = COEFFICIENTS
+    is_tall = matrix.size(0) > matrix.size(1)
+    found = matrix.T if is_tall else matrix
+    found = found / found.norm().clamp(min=LEAST_NORM)
+    for _ in range(ITERATIONS):
+        gram = found @ found.T
+        found = torch.addmm(found, torch.addmm(gram, gram, gram, beta=b, alpha=c), found, beta=a)
+    return found.T if is_tall else found
+
+
+def build_muon(
+    matrices: list[nn.Parameter], groups: list[dict[str, Any]], section: OptimizerSection
+) -> torch.optim.Optimizer:
+    """matrices: those of blocks, which all decay. groups: the rest, as AdamW takes them."""
+    flagged = {
+        "params": matrices, FLAG: True, "momentum": MOMENTUM, "newton_schulz": section.newton_schulz,
+        "weight_decay": section.weight_decay,
+    }  # fmt: skip
+    optimizer = MuonAndAdamW(
+        [*([flagged] if matrices else []), *groups],
+        lr=section.learning_rate,
+        betas=(section.beta1, section.beta2),
+        eps=section.epsilon,
+        amsgrad=False,
+    )
+    for group in optimizer.param_groups:
+        for key in ("betas", "eps") if group.get(FLAG) else ():
+            del group[key]  # AdamW's, which it gives to every group
+    return optimizer
+
+
+def block_matrices(model: nn.Module) -> dict[str, torch.Size]:
+    """Shapes of the trained parameters of two dimensions within blocks; none where no blocks are known."""
+    try:
+        blocks = tuple(f"{name}." for name in transformer_blocks(model))
+    except Unsupported:
+        return {}
+    return {
+        name: parameter.shape
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and parameter.ndim == 2 and name.startswith(blocks)
+    }
+
+
+def orthogonalised_in_parts(
+    matrices: Mapping[str, torch.Size], optimizers: Iterable[torch.optim.Optimizer]
+) -> int:
+    """Matrices of which no optimizer keeps the momentum whole, and so orthogonalises parts or nothing."""
+    momenta = [state.get(MOMENTUM_KEY) for optimizer in optimizers for state in optimizer.state.values()]
+    held = Counter(tuple(momentum.shape) for momentum in momenta if isinstance(momentum, Tensor))
+    return (Counter(map(tuple, matrices.values())) - held).total()
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """A DTensor gathered on the mesh's device; a collective. Any other tensor as it is."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    # Offloaded rows lie on the CPU while NCCL gathers device memory only.
+    here: Any = tensor.to(tensor.device_mesh.device_type)
+    return here.full_tensor()  # type: ignore[no-any-return]
+
+
+def _own_part(whole: Tensor, parameter: Tensor) -> Tensor:
+    """What this rank holds of it, where it holds the parameter; nothing is sent."""
+    if not isinstance(parameter, DTensor):
+        return whole
+    cut = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    return cut.to_local().to(_local(parameter).device)
+
+
+def _local(parameter: Tensor) -> Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+LIBRARIES = {"adamw-8bit": "torchao", "adamw-8bit-bnb": "bitsandbytes"}
+MOMENTS = ("exp_avg", "exp_avg_sq", "state1", "state2")
+"""As the two name them in their states."""
+
+
+def build_low_bit(groups: list[dict[str, Any]], section: OptimizerSection) -> torch.optim.Optimizer:
+    """AdamW8bit with every constant explicit. Raises Unsupported where its library is missing."""
+    library = LIBRARIES[section.kind]
+    try:
+        version(library)
+    except PackageNotFoundError as error:
+        raise Unsupported(
+            f"optimizer.kind={section.kind} needs {library}, which is not installed: pip install {library}"
+        ) from error
+    return (_of_torchao if library == "torchao" else _of_bitsandbytes)(groups, section)
+
+
+def _of_bitsandbytes(groups: list[dict[str, Any]], section: OptimizerSection) -> torch.optim.Optimizer:
+    library: Any = import_module("bitsandbytes.optim")
+    return library.AdamW8bit(  # type: ignore[no-any-return]
+        groups,
+        lr=section.learning_rate,
+        betas=(section.beta1, section.beta2),
+        eps=section.epsilon,
+        weight_decay=section.weight_decay,
+        min_8bit_size=LEAST_ELEMENTS,
+    )
+
+
+def _of_torchao(groups: list[dict[str, Any]], section: OptimizerSection) -> torch.optim.Optimizer:
+    from torchao.optim import AdamW8bit
+
+    class LowBitAdamW(AdamW8bit):  # type: ignore[misc]
+        """torchao 0.18 takes the learning rate as a tensor only."""
+
+        def step(self, closure: Callable[[], Any] | None = None) -> Any:
+            rates = [group["lr"] for group in self.param_groups]
+            for group, rate in zip(self.param_groups, rates, strict=True):
+                group["lr"] = torch.as_tensor(rate, dtype=torch.float32)
+            try:
+                with _without_compiling(self.param_groups):
+                    return super().step(closure)
+            finally:
+                for group, rate in zip(self.param_groups, rates, strict=True):
+                    group["lr"] = rate
+
+    return LowBitAdamW(
+        groups,
+        lr=section.learning_rate,
+        betas=(section.beta1, section.beta2),
+        eps=section.epsilon,
+        amsgrad=False,
+        block_size=BLOCK_ELEMENTS,
+    )
+
+
+def _without_compiling(groups: Sequence[dict[str, Any]]) -> Any:
+    """torchao compiles its update for each shape, which takes minutes on the CPU; eagerly it is the same."""
+    on_cpu = all(parameter.device.type == "cpu" for group in groups for parameter in group["params"])
+    return torch.compiler.set_stance("force_eager") if on_cpu else nullcontext()
+
+
+def stored_dtype(moment: torch.Tensor) -> torch.dtype:
+    """Dtype of the elements that lie in memory: a quantised tensor shows the dtype that it stands for."""
+    local = _low_bit_local(moment)
+    return getattr(local, "codes", local).dtype  # type: ignore[no-any-return]
+
+
+def wide_bytes(states: Iterable[tuple[int, Sequence[torch.Tensor]]]) -> int:
+    """Bytes of this rank's moments that are not in 8 bits although the whole parameter is large enough.
+
+    states: elements of the whole parameter, and the moments of what the rank updates of it.
+    """
+    large = [moment for elements, moments in states if elements >= LEAST_ELEMENTS for moment in moments]
+    wide = [moment for moment in large if stored_dtype(moment).itemsize > 1]
+    return sum(_low_bit_local(moment).numel() * moment.element_size() for moment in wide)
+
+
+def _low_bit_local(moment: torch.Tensor) -> torch.Tensor:
+    return moment.to_local() if hasattr(moment, "to_local") else moment  # type: ignore[no-any-return]
+
+
+FOREACH_AND_FUSED: dict[OptimizerImplementation, tuple[bool | None, bool | None]] = {
+    "default": (None, None),
+    "for-loop": (False, False),
+    "foreach": (True, False),
+    "fused": (False, True),
+}
+"""Arguments of torch.optim.AdamW."""
+
+
+def decaying_names(model: nn.Module, optimizer: OptimizerSection) -> frozenset[str]:
+    """Names of the parameters that decay. Decided on the whole model: shards lose their dimensions."""
+    return frozenset(
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and (optimizer.decay == "all" or parameter.ndim >= 2)
+    )
+
+
+def frozen_names(model: nn.Module) -> frozenset[str]:
+    """Names of the parameters that are not trained."""
+    return frozenset(name for name, parameter in model.named_parameters() if not parameter.requires_grad)
+
+
+def build_adamw(
+    named: Iterable[tuple[str, nn.Parameter]],
+    section: OptimizerSection,
+    decaying: frozenset[str],
+    frozen: frozenset[str] = frozenset(),
+    matrices: Collection[str] = (),
+) -> torch.optim.Optimizer:
+    """The job's optimizer with every constant explicit; the loop sets the learning rate before each step.
+
+    frozen: names of parameters that it is not given. matrices: names of those that Muon updates.
+    """
+    decay: list[nn.Parameter] = []
+    keep: list[nn.Parameter] = []
+    orthogonal: list[nn.Parameter] = []
+    of_muon = matrices if section.kind == "muon" else ()
+    for name, parameter in named:
+        if name in frozen:
+            continue
+        (orthogonal if name in of_muon else decay if name in decaying else keep).append(parameter)
+    groups = [
+        {"params": decay, "weight_decay": section.weight_decay},
+        {"params": keep, "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if section.kind in LOW_BIT:
+        return build_low_bit(groups, section)
+    if section.kind == "muon":
+        return build_muon(orthogonal, groups, section)
+    foreach, fused = FOREACH_AND_FUSED[section.implementation]
+    return torch.optim.AdamW(
+        groups,
+        lr=section.learning_rate,
+        betas=(section.beta1, section.beta2),
+        eps=section.epsilon,
+        amsgrad=False,
+        foreach=foreach,
+        fused=fused,
+    )
+
+
+@lru_cache(maxsize=1)
+def scheduled_rates(
+    steps: int, peak: float, warmup_steps: int, scheduler: str, parameters: str
+) -> tuple[float, ...]:
+    """The rate of each step from DeepSpeed's own scheduler, or torch's. `parameters`: JSON.
+
+    Raises JobError for arguments that it does not take.
+    """
+    from deepspeed.runtime import lr_schedules
+
+    left_to_the_job = {"warmup_min_lr": 0.0, "warmup_max_lr": peak, "warmup_num_steps": warmup_steps,
+                       "total_num_steps": steps}  # fmt: skip
+    given = {name: left_to_the_job.get(name, value) if value == "auto" else value
+             for name, value in json.loads(parameters).items()}  # fmt: skip
+    is_deepspeed = hasattr(lr_schedules, scheduler)
+    made = getattr(lr_schedules if is_deepspeed else torch.optim.lr_scheduler, scheduler, None)
+    if made is None:
+        raise JobError(f"schedule.scheduler: neither DeepSpeed nor torch has '{scheduler}'")
+    update = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=peak)
+    rates = []
+    try:
+        steered = made(update, **given)
+        if is_deepspeed:  # its first step leads to iteration 0
+            steered.step()
+        for _ in range(steps):
+            rates.append(float(update.param_groups[0]["lr"]))
+            update.step()  # torch warns of a scheduler that steps before its optimizer
+            steered.step()
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise JobError(f"schedule.parameters: {scheduler} refuses {given}: {error}") from error
+    return tuple(rates)
+
+
+def learning_rate(step: int, steps: int, optimizer: OptimizerSection, schedule: ScheduleSection) -> float:
+    """Learning rate of optimizer step `step` (from 0) of `steps`.
+
+    Warm-up: peak x (step + 1) / warmup_steps. Then linear or half a cosine from the peak down to
+    peak x final_fraction at the last step. Of kind deepspeed: what the scheduler gives for iteration `step`.
+    """
+    peak = optimizer.learning_rate
+    if schedule.scheduler is not None:
+        return scheduled_rates(steps, peak, schedule.warmup_steps, schedule.scheduler,
+                               json.dumps(schedule.parameters))[step]  # fmt: skip
+    if step < schedule.warmup_steps:
+        return peak * (step + 1) / schedule.warmup_steps
+    if schedule.kind == "constant":
+        return peak
+    remaining = max(1, steps - 1 - schedule.warmup_steps)
+    progress = min(1.0, (step - schedule.warmup_steps) / remaining)
+    shape = 1 - progress if schedule.kind == "linear" else (1 + math.cos(math.pi * progress)) / 2
+    return peak * (schedule.final_fraction + (1 - schedule.final_fraction) * shape)

@@ -1,0 +1,79 @@
+"""A model that a function of the user's own builds, and the blocks of any model."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+from torch import nn
+
+from harness.errors import JobError
+from harness.rank.factories import call_factory, configuration
+from harness.spec import Job, ModelSection
+
+
+def build_own_model(job: Job, *, weights: bool = True) -> nn.Module:
+    """Call `model.factory` with torch's generator at the job's seed: the model in fp32 on the CPU.
+
+    weights: False where the parameters that modules register have no memory (`loading.skeleton`). Raises
+    JobError for what is no module with parameters.
+    """
+    assert job.model.factory is not None
+    torch.manual_seed(job.training.seed)
+    model = call_factory("model.factory", job.model.factory, job.model.arguments)
+    shown = f"model.factory '{job.model.factory}'"
+    if not isinstance(model, nn.Module):
+        raise JobError(f"{shown} returned a {type(model).__name__}; it must return a torch.nn.Module")
+    if next(model.parameters(), None) is None:
+        raise JobError(f"{shown} returned a {type(model).__name__} without parameters; nothing can train")
+    if weights and not _on_meta():
+        if any(parameter.is_meta for parameter in model.parameters()):
+            raise JobError(f"{shown} returned parameters on the meta device; give them values on the CPU")
+        model.to(device="cpu")
+    model.to(dtype=torch.float32)
+    if job.model.dropout is not None:
+        _set_dropout(model, job.model.dropout)
+    return model
+
+
+def declare_blocks(model: nn.Module, section: ModelSection) -> None:
+    """Name the classes of a model's blocks in `_no_split_modules`, where Accelerate and Trainer look, too.
+
+    Those that `model.block_class` gives; else a Hugging Face model's own stay, and of another model the class
+    that its largest list of equal modules repeats. Raises JobError for a class that the model has not.
+    """
+    if section.block_classes:
+        have = dict.fromkeys(type(module).__name__ for module in model.modules())
+        missing = [name for name in section.block_classes if name not in have]
+        if missing:
+            raise JobError(
+                f"model.block_class: {type(model).__name__} has no module of class {missing[0]}; it has "
+                f"{', '.join(have)}"
+            )
+        model._no_split_modules = list(section.block_classes)  # type: ignore[assignment]
+    elif not getattr(model, "_no_split_modules", None) and configuration(model) is None:
+        repeated = _repeated_class(model)
+        model._no_split_modules = [repeated] if repeated else []  # type: ignore[assignment]
+
+
+def _repeated_class(model: nn.Module) -> str | None:
+    """Class of the members of the list that holds most parameters among lists of two or more alike."""
+    sizes: Counter[str] = Counter()
+    for module in model.modules():
+        kinds = {type(member) for member in module.children()}
+        if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1 and len(kinds) == 1:
+            sizes[kinds.pop().__name__] += sum(parameter.numel() for parameter in module.parameters())
+    return sizes.most_common(1)[0][0] if sizes else None
+
+
+def _set_dropout(model: nn.Module, probability: float) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = probability
+        if isinstance(module, nn.MultiheadAttention):
+            module.dropout = probability
+
+
+def _on_meta() -> bool:
+    """Whether modules are being built without memory."""
+    return torch.empty(0).is_meta

@@ -1,0 +1,365 @@
+"""What the harness sees of a run without asking the backend: what was fed, built and updated.
+
+It made the model and the optimizer that an adapter works with and the function that computes the loss,
+so it can look at them whatever the adapter says of itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from harness.backends.base import Batch, Engine, OptimizerKind
+from harness.backends.gradients import COUNTED_ELSEWHERE, COUNTED_RANGES, global_norm, local_shard
+from harness.backends.optimizer_groups import group_constants
+from harness.backends.optimizer_kinds import LOW_BIT
+from harness.backends.precision import dtype_name
+from harness.rank.accelerator import uses_tf32
+from harness.rank.data.batch_digest import SeenBatch, batch_hash_sum, content_digests
+from harness.rank.environment import is_deterministic
+from harness.rank.factories import configuration
+from harness.rank.live_model import bare_name, largest_dropout, recomputes
+from harness.rank.models.changes import compiler_facts, is_compiled, narrow_layers
+from harness.rank.models.losses import ComputeLoss, summed_cross_entropy
+from harness.rank.models.optimizer import (
+    MOMENTS,
+    MOMENTUM_KEY,
+    block_matrices,
+    build_adamw,
+    orthogonalised_in_parts,
+    stored_dtype,
+    wide_bytes,
+)
+from harness.spec import OptimizerSection
+
+
+class OptimizerWatch:
+    """Looks on between `start` and `stop`, in the first steps only: what trains is at work at once."""
+
+    def __init__(self) -> None:
+        self.optimizers: list[torch.optim.Optimizer] = []
+        """Those that stepped, in the order in which they first did."""
+        self._handle: Any = None
+        self._squares: dict[int, float] = {}
+        self._elements: dict[int, int] = {}
+        self._shares: dict[int, float | None] = {}
+
+    @property
+    def at_work(self) -> bool:
+        return self._handle is not None
+
+    @property
+    def with_gradient(self) -> int:
+        """Tensors that had a gradient at their last use since `start`."""
+        return len(self._squares)
+
+    def start(self) -> None:
+        """Look on from here."""
+        self._squares.clear()
+        self._elements.clear()
+        self._shares.clear()
+        self._handle = register_optimizer_step_post_hook(self._after_step)
+
+    def stop(self) -> tuple[float, float] | None:
+        """Stop looking on; return (sum of squares, elements) of this rank's gradients at their last use.
+
+        None: no torch optimizer stepped. Gradients that an optimizer was given twice count once. Of
+        DTensors, what several ranks hold counts in part on each: some may be cut, others replicated.
+        """
+        self._handle.remove()
+        self._handle = None
+        if not self._elements:
+            return None
+        known = None not in self._shares.values()
+        share = {key: (value or 1.0) if known else 1.0 for key, value in self._shares.items()}
+        squares = sum(size * share[key] for key, size in self._squares.items())
+        return squares, sum(count * share[key] for key, count in self._elements.items())
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        # After and not before: hooks of the optimizer itself may change gradients in between.
+        if all(optimizer is not known for known in self.optimizers):
+            self.optimizers.append(optimizer)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if isinstance(parameter, Tensor) and not getattr(parameter, COUNTED_ELSEWHERE, False):
+                    self._look_at(parameter)
+
+    def _look_at(self, parameter: Tensor) -> None:
+        key = id(parameter)
+        local = local_shard(parameter.detach())
+        ranges = getattr(parameter, COUNTED_RANGES, [(0, local.numel())])
+        self._elements[key] = sum(end - start for start, end in ranges)
+        self._shares[key] = _share(parameter)
+        if parameter.grad is None:
+            return
+        whole = ranges == [(0, local.numel())]
+        parts = [parameter.grad] if whole else [parameter.grad.view(-1)[slice(*part)] for part in ranges]
+        self._squares[key] = global_norm(parts, None) ** 2
+
+
+def _share(parameter: Tensor) -> float | None:
+    """One over the ranks that hold the same part of a DTensor; None: another tensor."""
+    placements, mesh = getattr(parameter, "placements", None), getattr(parameter, "device_mesh", None)
+    if placements is None or mesh is None or not dist.is_initialized():
+        return None
+    cuts = (size for placed, size in zip(placements, mesh.shape, strict=True) if not placed.is_replicate())
+    return math.prod(cuts) / dist.get_world_size()
+
+
+DIGESTED_STEPS = 2
+"""First steps, looked at more closely: each sample and the optimizer's gradients are recorded, inside the
+step. Later ones only note what is read after them."""
+
+
+class Observer:
+    """Stands between the harness and one engine; its methods are what the engine is given."""
+
+    def __init__(self) -> None:
+        self._model: nn.Module | None = None
+        self._loss: ComputeLoss = summed_cross_entropy
+        self._elements: dict[str, int] = {}
+        self._frozen: frozenset[str] = frozenset()
+        self._matrices: dict[str, torch.Size] = {}
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._given: list[list[str]] = []
+        self._whole: dict[int, int] = {}
+        self._narrow = 0
+        self._watch = OptimizerWatch()
+        self._digests: list[str] | None = None
+        self._batches: list[SeenBatch] = []
+        self._losses: list[Tensor] = []
+        self._probing = False
+        self._instead: Callable[[nn.Module, Batch], Tensor] | None = None
+        self._wrapped_compiled = False
+        self._kind: OptimizerKind = "adamw"
+
+    @property
+    def looks_closely(self) -> bool:
+        """Whether this step is one of those looked at more closely."""
+        return self._watch.at_work
+
+    def built(
+        self,
+        model: nn.Module,
+        loss: ComputeLoss = summed_cross_entropy,
+        frozen: frozenset[str] = frozenset(),
+    ) -> None:
+        """Remember the model that a backend received, the job's loss and what it does not train."""
+        self._model, self._loss = model, loss
+        self._elements = {name: parameter.numel() for name, parameter in model.named_parameters()}
+        self._frozen = frozen
+        self._matrices = block_matrices(model)
+        self._narrow = narrow_layers(model)
+
+    def build_optimizer(
+        self,
+        named: Iterable[tuple[str, nn.Parameter]],
+        section: OptimizerSection,
+        decaying: frozenset[str],
+    ) -> torch.optim.Optimizer:
+        """Build the job's optimizer and remember which parameters it was given."""
+        pairs = list(named)
+        optimizer = build_adamw(pairs, section, decaying, self._frozen, self._matrices)
+        names = {id(parameter): name for name, parameter in pairs}
+        self._kind = section.kind
+        self._given = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+        self._whole = {key: self._elements[name] for key, name in names.items() if name in self._elements}
+        self._optimizer = optimizer
+        return optimizer
+
+    def compute_loss(self, module: nn.Module, batch: Batch) -> Tensor:
+        """The loss of a batch, and a note of it and of the samples that it is of."""
+        if self._instead is not None:
+            return self._instead(module, batch)
+        if torch.is_grad_enabled() or self._probing:
+            self._batches.append(SeenBatch(batch))
+        if torch.is_grad_enabled() and self._digests is not None:
+            self._digests += content_digests(batch)
+        if self._watch.at_work and not self._wrapped_compiled:
+            # What wraps the model may be compiled while the model itself is left as it is.
+            self._wrapped_compiled = is_compiled(module)
+        loss = self._loss(module, batch)
+        self._losses.append(loss.detach())
+        return loss
+
+    @contextmanager
+    def computing(self, instead: Callable[[nn.Module, Batch], Tensor]) -> Iterator[None]:
+        """Let engines compute this in place of the loss, within their own forward pass."""
+        self._instead = instead
+        try:
+            yield
+        finally:
+            self._instead = None
+
+    def begin_step(self, step: int) -> None:
+        """Forget the step before; look closer if this one is one of the first."""
+        self._digests = [] if step < DIGESTED_STEPS else None
+        self._batches.clear()
+        self._losses.clear()
+        if step < DIGESTED_STEPS:
+            self._watch.start()
+
+    def end_step(self, rate: float) -> dict[str, Any]:
+        """What one optimizer step was seen to use: see `record.StepPart` and `record.RankPart`.
+
+        Reads tensors of the device, so it stands outside of what is timed.
+        """
+        seen: dict[str, Any] = {"applied_learning_rate": self._learning_rate(rate)}
+        if self._digests is not None:
+            seen["batch_digests"] = self._digests
+        if self._batches:
+            total = batch_hash_sum(self._batches)
+            seen["batch_hash_sum"] = None if total is None else f"{total:016x}"
+            seen["computed_loss_sum"] = self._computed_loss()
+        self._batches.clear()
+        if self._watch.at_work:
+            applied = self._watch.stop()
+            if applied is not None:
+                squares, elements = applied
+                seen["applied"] = {"squares": squares, "share": elements / max(1, self._trained_elements())}
+        return seen
+
+    def probe_loss(self, engine: Engine, batch: Batch) -> float | None:
+        """Loss of one batch that is equal on every rank: equal on all of them if they hold equal weights.
+
+        As it was computed here, where the engine asks for that, since an engine may report another; None if
+        it computed that of another batch. A collective. For the end of a run: it leaves the engine in
+        evaluation mode.
+        """
+        self._losses.clear()
+        self._batches.clear()
+        self._probing = True
+        engine.train(False)
+        with torch.no_grad():
+            reported = float(engine.forward(batch))
+        self._probing = False
+        if not self._losses:
+            return reported
+        seen, given = batch_hash_sum(self._batches), batch_hash_sum([SeenBatch(batch)])
+        return self._computed_loss() if seen == given else None
+
+    def report(self) -> dict[str, Any]:
+        """Everything seen by the end of the training, in the form of `record.ObservedPart`."""
+        return {**self._optimizer_facts(), **self._model_facts(), **_process_facts()}
+
+    def _computed_loss(self) -> float:
+        return float(torch.stack([loss.double() for loss in self._losses]).sum())
+
+    def _trained_elements(self) -> int:
+        """Elements of the whole model that are not frozen."""
+        assert self._model is not None
+        frozen = {bare_name(name) for name, p in self._model.named_parameters() if not p.requires_grad}
+        return sum(count for name, count in self._elements.items() if name not in frozen)
+
+    @property
+    def _at_work(self) -> list[torch.optim.Optimizer]:
+        """The optimizers that train: those that were seen to step, else the job's if it has states."""
+        if self._watch.optimizers:
+            return self._watch.optimizers
+        return [self._optimizer] if self._optimizer is not None and self._optimizer.state else []
+
+    def _learning_rate(self, asked: float) -> float | None:
+        """Of the rates in force the one farthest from what was asked; None: no optimizer was seen."""
+        groups = [group for optimizer in self._at_work for group in optimizer.param_groups]
+        rates = [float(group["lr"]) for group in groups if group.get("lr") is not None]
+        return max(rates, key=lambda rate: abs(rate - asked), default=None)
+
+    def _optimizer_facts(self) -> dict[str, Any]:
+        at_work = self._at_work
+        facts: dict[str, Any] = {
+            "parameters_left_out": self._left_out(),
+            "optimizer_used": any(optimizer is self._optimizer for optimizer in at_work),
+        }
+        if not at_work:
+            return facts
+        states = [state for optimizer in at_work for state in optimizer.state.values()]
+        tensors = {
+            key: [state[key] for state in states if isinstance(state.get(key), Tensor)]
+            for key in (*MOMENTS, MOMENTUM_KEY)
+        }
+        moments = [tensor for of_key in tensors.values() for tensor in of_key]
+        steps = [float(state["step"]) for state in states if "step" in state]
+        held = [p for optimizer in at_work for p in optimizer.state if isinstance(p, Tensor)]
+        return facts | {
+            "optimizer_steps": int(max(steps, default=0)) or None,
+            "optimizer_groups": [group for optimizer in at_work for group in self._groups(optimizer)],
+            "master_dtypes": sorted({dtype_name(parameter.dtype) for parameter in held}),
+            "optimizer_state_dtypes": sorted({dtype_name(stored_dtype(tensor)) for tensor in moments}),
+            "wide_optimizer_bytes": self._wide_bytes(at_work) if self._kind in LOW_BIT else None,
+            "matrices_in_parts": orthogonalised_in_parts(self._matrices, at_work)
+            if self._kind == "muon"
+            else None,
+        }
+
+    def _wide_bytes(self, at_work: Iterable[torch.optim.Optimizer]) -> int:
+        return wide_bytes(
+            (self._whole.get(id(tensor), tensor.numel()), [state[key] for key in MOMENTS if key in state])
+            for optimizer in at_work
+            for tensor, state in optimizer.state.items()
+        )
+
+    def _groups(self, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+        """Constants of each group, and the names of its parameters where they can be known."""
+        names = self._group_names(optimizer)
+        return [
+            group_constants(group) | ({"parameters": names[index]} if names is not None else {})
+            for index, group in enumerate(optimizer.param_groups)
+        ]
+
+    def _group_names(self, optimizer: torch.optim.Optimizer) -> list[list[str]] | None:
+        """Names by group: of the model's own parameters, else as the job's groups were filled."""
+        live: dict[int, str] = {}
+        if self._model is not None:
+            live = {id(parameter): bare_name(name) for name, parameter in self._model.named_parameters()}
+        groups = [group["params"] for group in optimizer.param_groups]
+        if any(groups) and all(id(parameter) in live for group in groups for parameter in group):
+            return [[live[id(parameter)] for parameter in group] for group in groups]
+        given = optimizer is self._optimizer and len(groups) == len(self._given)
+        return self._given if given else None
+
+    def _left_out(self) -> list[str]:
+        """Parameters of the model that no optimizer at work was given, as far as names can be known."""
+        names = [self._group_names(optimizer) for optimizer in self._at_work]
+        groups = [group for of_one in names if of_one is not None for group in of_one]
+        if not names or None in names:
+            groups = self._given
+        return sorted(set(self._elements) - self._frozen - {name for group in groups for name in group})
+
+    def _model_facts(self) -> dict[str, Any]:
+        model: Any = self._model
+        if model is None:
+            return {}
+        every = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+        frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
+        compiled = self._wrapped_compiled or is_compiled(model)
+        return {
+            "tied_parameters": len(every) - len(list(model.named_parameters())),
+            "frozen_parameters": sorted(_bare_names(frozen) - self._frozen),
+            "frozen_dtypes": sorted(
+                {dtype_name(p.dtype) for n, p in frozen.items() if bare_name(n) in self._frozen}
+            ),
+            "attention": getattr(configuration(model), "_attn_implementation", None),
+            "activation_checkpointing": recomputes(model),
+            "compiled": compiled,
+            **(compiler_facts() if compiled else {}),
+            "dropout": largest_dropout(model),
+            "wide_linears": self._narrow - narrow_layers(model) if self._narrow else None,
+        }
+
+
+def _bare_names(names: Iterable[str]) -> set[str]:
+    return {bare_name(name) for name in names}
+
+
+def _process_facts() -> dict[str, Any]:
+    return {
+        "tf32": uses_tf32(),
+        "deterministic": is_deterministic("cuda" if torch.cuda.is_initialized() else "cpu"),
+    }

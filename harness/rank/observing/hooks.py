@@ -1,0 +1,302 @@
+"""Where a training script passes: its forward and backward passes, updates and clipping.
+
+Each hook calls the listener and leaves arguments and results as they are. Those of torch alone are here; what
+frameworks add is in `frameworks.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from types import ModuleType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from harness.safe_text import described
+
+NO_BACKWARD = -1
+"""What torch says of the backward pass that this thread is in if it is in none."""
+
+
+class Listener(Protocol):
+    """What a script does, in the order in which it does it."""
+
+    def forward_begins(self, root: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None: ...
+    def forward_ends(self, root: nn.Module, output: Any) -> None: ...
+    def module_begins(self, module: nn.Module) -> None: ...
+    def backward_begins(self, tensors: Any) -> None: ...
+    def backward_ends(self) -> None: ...
+    def update_begins(self) -> None: ...
+    def update_ends(self) -> None: ...
+    def stepping(self, optimizer: torch.optim.Optimizer) -> None: ...
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None: ...
+    def clipped(self, norm: Any, largest: float | None) -> None: ...
+    def gradients_zeroed(self) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+class Guarded:
+    """Passes everything on until the listener fails once: whatever that is, the script goes on unobserved."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self.has_failed = False
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def tell(*arguments: Any) -> None:
+            if self.has_failed:
+                return
+            try:
+                getattr(self._listener, name)(*arguments)
+            except Exception as error:
+                self.has_failed = True
+                sys.stderr.write(f"harness observe: observation ends in {name}: {described(error)}\n")
+                self._note_failure(name, error)
+
+        return tell
+
+    def _note_failure(self, name: str, error: Exception) -> None:
+        try:
+            self._listener.note(f"observation ended in {name}: {type(error).__name__}: {described(error)}")
+        except Exception as second:
+            sys.stderr.write(f"harness observe: the record does not say so: {described(second)}\n")
+
+
+def hook_torch(listener: Listener) -> None:
+    """Put the hooks of torch in place; they stay for the life of the process."""
+    _hook_backward(listener)
+    _hook_updates(listener)
+    _hook_clipping(listener)
+    for owner in (torch.optim.Optimizer, nn.Module):
+        replace(owner, "zero_grad", after(lambda _: listener.gradients_zeroed()))
+
+
+class Roots:
+    """Finds the outermost modules that a script calls, until a step calls no new one: looking at every module
+    of every call costs time."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self.found: list[nn.Module] = []
+        self._inside: nn.Module | None = None
+        self._before_step = 0
+        self._call = nn.Module.__call__
+
+        def called(module: nn.Module, *arguments: Any, **named: Any) -> Any:
+            return self._search(module, *arguments, **named)
+
+        nn.Module.__call__ = called  # type: ignore[method-assign]
+
+    def end_step(self) -> None:
+        """A step has ended: so does the search if it brought nothing."""
+        if len(self.found) == self._before_step:
+            nn.Module.__call__ = self._call  # type: ignore[method-assign]
+        self._before_step = len(self.found)
+
+    def _search(self, module: nn.Module, *arguments: Any, **named: Any) -> Any:
+        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() == NO_BACKWARD:
+            if self._inside is not None:
+                self._listener.module_begins(module)
+            elif all(module is not root for root in self.found):
+                self._adopt(module)
+        return self._call(module, *arguments, **named)
+
+    def _adopt(self, module: nn.Module) -> None:
+        if any(parameter.requires_grad for parameter in module.parameters()):
+            self.found.append(module)
+            module.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True)
+            module.register_forward_hook(self._after, always_call=True)
+
+    def _before(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if self._inside is None and torch._C._current_graph_task_id() == NO_BACKWARD:
+            self._inside = module
+            self._listener.forward_begins(module, arguments, named)
+
+    def _after(self, module: nn.Module, _: Any, output: Any) -> None:
+        if self._inside is module:
+            self._inside = None
+            self._listener.forward_ends(module, output)
+
+
+def _hook_backward(listener: Listener) -> None:
+    run = torch.autograd.backward
+
+    @wraps(run)
+    def backward(tensors: Any, *arguments: Any, **named: Any) -> None:
+        if torch._C._current_graph_task_id() != NO_BACKWARD:  # a recomputation within a backward pass
+            return run(tensors, *arguments, **named)
+        listener.backward_begins(tensors)
+        run(tensors, *arguments, **named)
+        listener.backward_ends()
+
+    # `Tensor.backward` looks it up there at each call (torch 2.13, _tensor.py).
+    torch.autograd.backward = backward
+
+
+def _hook_updates(listener: Listener) -> None:
+    def begins(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        listener.update_begins()
+        listener.stepping(optimizer)
+
+    def ends(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        listener.stepped(optimizer)
+        listener.update_ends()
+
+    register_optimizer_step_pre_hook(begins)
+    register_optimizer_step_post_hook(ends)
+    replace(torch.amp.GradScaler, "step", around(listener.update_begins, listener.update_ends))
+
+
+def _hook_clipping(listener: Listener) -> None:
+    from torch.nn import utils
+    from torch.nn.utils import clip_grad
+
+    run = clip_grad.clip_grad_norm_
+
+    @wraps(run)
+    def clip_grad_norm_(parameters: Any, max_norm: float, *arguments: Any, **named: Any) -> Tensor:
+        listener.update_begins()
+        norm = run(parameters, max_norm, *arguments, **named)
+        listener.clipped(norm, float(max_norm))
+        listener.update_ends()
+        return norm
+
+    for module in (utils, clip_grad):
+        module.clip_grad_norm_ = clip_grad_norm_  # type: ignore[attr-defined]
+    replace(FullyShardedDataParallel, "clip_grad_norm_", lambda own: _fsdp1_clipping(listener, own))
+
+
+def _fsdp1_clipping(listener: Listener, run: Callable[..., Any]) -> Callable[..., Any]:
+    """FSDP1 has a method of its own, since ranks hold pieces."""
+
+    def called(self: Any, max_norm: float, *arguments: Any, **named: Any) -> Any:
+        listener.update_begins()
+        norm = run(self, max_norm, *arguments, **named)
+        listener.clipped(norm, float(max_norm))
+        listener.update_ends()
+        return norm
+
+    return called
+
+
+Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def replace(owner: Any, name: str, wrapper: Wrapper) -> None:
+    """Put a wrapped function in place of one; nothing where the owner has none of that name."""
+    run = getattr(owner, name, None)
+    if run is not None:
+        setattr(owner, name, wraps(run)(wrapper(run)))
+
+
+def after(tell: Callable[[Any], None]) -> Wrapper:
+    """Call `tell` with the result of a method's object once the method has returned."""
+
+    def wrapper(run: Callable[..., Any]) -> Callable[..., Any]:
+        def called(self: Any, *arguments: Any, **named: Any) -> Any:
+            result = run(self, *arguments, **named)
+            tell(self)
+            return result
+
+        return called
+
+    return wrapper
+
+
+def around(begin: Callable[[], None], end: Callable[[], None]) -> Wrapper:
+    """Call `begin` before a method and `end` after it."""
+
+    def wrapper(run: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*arguments: Any, **named: Any) -> Any:
+            begin()
+            result = run(*arguments, **named)
+            end()
+            return result
+
+        return called
+
+    return wrapper
+
+
+OnImport = Callable[[str, Callable[[ModuleType], None]], None]
+
+
+def hook_frameworks(session: Guarded, on_import: OnImport) -> None:
+    """Hook each framework once it is imported."""
+    on_import("accelerate.accelerator", lambda module: _accelerate(session, module))
+    on_import("deepspeed.runtime.engine", lambda module: _deepspeed(session, module))
+    on_import("transformers.trainer", lambda module: _trainer(session, module))
+    for package in ("lightning.pytorch", "pytorch_lightning"):
+        name = f"{package}.loops.optimization.automatic"
+        on_import(name, lambda module: _lightning(session, module))
+
+
+def _accelerate(session: Guarded, module: ModuleType) -> None:
+    replace(module.Accelerator, "backward", _given_loss(session, "accelerate", "Accelerator.backward"))
+
+
+def _deepspeed(session: Guarded, module: ModuleType) -> None:
+    engine = module.DeepSpeedEngine
+    # Gradients are reduced after torch's backward pass has returned (DeepSpeed 0.19).
+    replace(engine, "backward", around(session.engine_backward_begins, session.engine_backward_ends))
+    replace(engine, "backward", _given_loss(session, "deepspeed", "DeepSpeedEngine.backward"))
+    replace(engine, "step", lambda run: _updating(session, run))
+
+
+def _updating(session: Guarded, run: Callable[..., Any]) -> Callable[..., Any]:
+    """DeepSpeed clips within its step and keeps the norm."""
+
+    def called(self: Any, *arguments: Any, **named: Any) -> Any:
+        updates = self.is_gradient_accumulation_boundary()
+        session.update_begins()
+        result = run(self, *arguments, **named)
+        norm = self.get_global_grad_norm() if updates else None
+        if norm is not None:
+            session.clipped(norm, self.gradient_clipping() or None)
+        session.update_ends()
+        return result
+
+    return called
+
+
+def _trainer(session: Guarded, module: ModuleType) -> None:
+    def wrapper(run: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*arguments: Any, **named: Any) -> Any:
+            session.driven_by("transformers.Trainer")
+            return run(*arguments, **named)
+
+        return called
+
+    replace(module.Trainer, "training_step", wrapper)
+
+
+def _lightning(session: Guarded, module: ModuleType) -> None:
+    make = module.ClosureResult.from_training_step_output.__func__
+
+    @wraps(make)
+    def from_training_step_output(kind: Any, output: Any, *arguments: Any, **named: Any) -> Any:
+        loss = output.get("loss") if isinstance(output, dict) else output
+        session.driven_by("lightning")
+        session.framework_loss(loss, "Lightning's training_step")
+        return make(kind, output, *arguments, **named)
+
+    module.ClosureResult.from_training_step_output = classmethod(from_training_step_output)
+
+
+def _given_loss(
+    session: Guarded, framework: str, name: str
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def wrapper(run: Callable[..., Any]) -> Callable[..., Any]:
+        def called(self: Any, loss: Any, *arguments: Any, **named: Any) -> Any:
+            session.driven_by(framework)
+            session.framework_loss(loss, name)
+            return run(self, loss, *arguments, **named)
+
+        return called
+
+    return wrapper

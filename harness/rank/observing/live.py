@@ -1,0 +1,251 @@
+"""Recognises the strategy of a live model and reads it through the engine of the backend that runs the same.
+
+The engines only describe here: a script trains by itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, ShardingStrategy
+from torch.nn.parallel import DistributedDataParallel
+
+from harness.backends.base import Batch, Effective, Engine, SetupContext, World
+from harness.backends.ddp import DdpEngine
+from harness.backends.fsdp1 import STRATEGIES, Fsdp1Engine, fsdp1_unit_names
+from harness.backends.fsdp2 import fsdp2_unit_names
+from harness.backends.fsdp2_engine import Fsdp2Engine, parameter_groups
+from harness.backends.precision import dtype_name
+from harness.backends.prefetch import describe_fsdp1_prefetch, describe_fsdp2_prefetch
+from harness.backends.torch_engine import Strategy, TorchEngine
+
+FSDP1_BACKENDS = {
+    "none": "fsdp1-no-shard", "grad-op": "fsdp1-grad-op", "full-shard": "fsdp1", "hybrid": "fsdp1-hybrid",
+    "hybrid-grad-op": "fsdp1-hybrid-grad-op",
+}  # fmt: skip
+
+
+def fsdp1(
+    fsdp: FullyShardedDataParallel, optimizers: Any, context: SetupContext
+) -> tuple[Engine, str | None]:
+    """The engine that reads it, and the built-in backend of the same strategy."""
+    in_force = fsdp.sharding_strategy
+    is_sharded = in_force is not ShardingStrategy.NO_SHARD
+    precision, dtype = fsdp.mixed_precision, next(fsdp.parameters()).dtype
+    compute = precision.param_dtype or dtype
+    strategy = Strategy(
+        name=in_force.name,
+        native_config={
+            "sharding_strategy": in_force.name,
+            "mixed_precision": {
+                key: dtype_name(value)
+                for key, value in vars(precision).items()
+                if isinstance(value, torch.dtype)
+            },
+            "use_orig_params": fsdp._use_orig_params,
+        },
+        wrap_units=fsdp1_unit_names(fsdp),
+        reduce_dtype=precision.reduce_dtype or precision.param_dtype or dtype,
+        parameter_count=sum(
+            handle.flat_param._unpadded_unsharded_size.numel()
+            for unit in FullyShardedDataParallel.fsdp_modules(fsdp)
+            if (handle := unit._handle) is not None
+        ),
+        compute_dtype=compute,
+        autocast=True,
+        offload=["weights", "gradients", "optimizer"] if fsdp.cpu_offload.offload_params else [],
+        gather_dtype=compute if is_sharded else None,
+        details={
+            "shard_size": dist.get_world_size(fsdp.process_group) if is_sharded else 1,
+            **describe_fsdp1_prefetch(fsdp),
+        },
+    )
+    sharding = next((name for name, known in STRATEGIES.items() if known is in_force), None)
+    return Fsdp1Engine(fsdp, optimizers, context, strategy), FSDP1_BACKENDS.get(sharding or "")
+
+
+def fsdp2(root: nn.Module, optimizers: Any, context: SetupContext) -> tuple[Engine, str | None]:
+    """The same; `root` contains or is what `fully_shard` was called on."""
+    units = [module for module in root.modules() if isinstance(module, FSDPModule)]
+    groups = [group for unit in units for group in parameter_groups(unit._get_fsdp_state())]
+    policy, mesh = groups[0].mp_policy, groups[0].mesh_info.mesh
+    dtype = next(root.parameters()).dtype
+    # The root keeps its weights by default; the other units show what was asked for.
+    others = [group for group in groups if group is not groups[0]] or groups
+    reshards = all(group.post_forward_mesh_info is not None for group in others)
+    hybrid = mesh.ndim > 1
+    strategy = Strategy(
+        name="fully_shard" + (" on a 2-D mesh" if hybrid else ""),
+        native_config={
+            "reshard_after_forward": reshards,
+            "mesh": {"shape": list(mesh.shape), "dimensions": list(mesh.mesh_dim_names or ())},
+            "mp_policy": {
+                key: dtype_name(value) if isinstance(value, torch.dtype) else value
+                for key, value in vars(policy).items()
+            },
+            "offload_policy": type(groups[0].offload_policy).__name__,
+        },
+        wrap_units=fsdp2_unit_names(root),
+        reduce_dtype=policy.reduce_dtype or policy.param_dtype or dtype,
+        parameter_count=sum(parameter.numel() for parameter in root.parameters()),
+        compute_dtype=policy.param_dtype or dtype,
+        autocast=True,
+        offload=["weights", "gradients", "optimizer"]
+        if type(groups[0].offload_policy).__name__ == "CPUOffloadPolicy"
+        else [],
+        gather_dtype=policy.param_dtype or dtype,
+        details={
+            "shard_size": mesh.shape[-1],
+            "replicas": mesh.size() // mesh.shape[-1],
+            **describe_fsdp2_prefetch(units),
+        },
+    )
+    base = "fsdp-hybrid" if hybrid else ("fsdp" if reshards else "fsdp-grad-op")
+    return Fsdp2Engine(root, optimizers, context, strategy), base
+
+
+@dataclass(frozen=True, kw_only=True)
+class Live:
+    """What trains in a script."""
+
+    engine: Engine
+    """Describes states and settings; it does not train."""
+    bare: nn.Module
+    """The model without what wraps it."""
+    base: str | None
+    """The built-in backend of the same strategy; None: there is none."""
+    note: str | None = None
+    """What a reader must know of the strategy."""
+    cuts_units: bool = False
+    """Whether weights are gathered in units of the model."""
+
+    @property
+    def has_form(self) -> bool:
+        """Whether the closed forms of the backend hold: they know no units within units."""
+        units = [f"{name}." for name in self.engine.effective().wrap_units if name]
+        return not any(a != b and a.startswith(b) for a in units for b in units)
+
+
+@dataclass
+class Optimizers:
+    """The optimizers that step, as one."""
+
+    each: list[torch.optim.Optimizer] = field(default_factory=list)
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        return {key: value for one in self.each for key, value in one.state.items()}
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for one in self.each for group in one.param_groups]
+
+    @property
+    def name(self) -> str:
+        """Their classes with the modules."""
+        return " and ".join(
+            dict.fromkeys(f"{type(one).__module__}.{type(one).__name__}" for one in self.each)
+        )
+
+
+def recognise(
+    roots: Sequence[nn.Module], optimizers: Optimizers, world: World, *, clipping: float | None,
+    micro_batch_size: int, accumulation_steps: int, autocast: torch.dtype | None,
+) -> Live:  # fmt: skip
+    """The strategy of the largest module that the script calls."""
+    context = SetupContext(
+        world=world,
+        # Autocast alone follows from it in what is read here.
+        precision={torch.bfloat16: "bf16-mixed", torch.float16: "fp16-mixed"}.get(autocast, "fp32"),  # type: ignore[arg-type]
+        gradient_clipping=clipping,
+        micro_batch_size=micro_batch_size,
+        accumulation_steps=accumulation_steps,
+        preset="library-defaults",
+        compute_loss=_never,
+    )
+    root = max(roots, key=lambda module: sum(p.numel() for p in module.parameters()))
+    for module in root.modules():
+        if type(module).__name__ == "DeepSpeedEngine":
+            return _zero(module, context)
+        if isinstance(module, DistributedDataParallel):
+            return _ddp(module, optimizers, context)
+        if isinstance(module, FullyShardedDataParallel):
+            engine, base = fsdp1(module, optimizers, context)
+            return Live(engine=engine, bare=module.module, base=base, cuts_units=True)
+        if isinstance(module, FSDPModule):
+            engine, base = fsdp2(root, optimizers, context)
+            return Live(engine=engine, bare=root, base=base, cuts_units=True)
+    return _single(root, optimizers, context)
+
+
+def effective_of(live: Live, optimizers: Optimizers, accumulation: int) -> Effective:
+    """What really runs, with the optimizers that were seen to step."""
+    effective = live.engine.effective()
+    return dataclasses.replace(
+        effective, optimizer=optimizers.name or effective.optimizer, accumulation_steps=accumulation
+    )
+
+
+def _ddp(ddp: DistributedDataParallel, optimizers: Optimizers, context: SetupContext) -> Live:
+    dtype = next(ddp.parameters()).dtype
+    strategy = Strategy(
+        name="DistributedDataParallel",
+        native_config={
+            "gradient_as_bucket_view": ddp.gradient_as_bucket_view,
+            "bucket_bytes_cap": ddp.bucket_bytes_cap,
+            "find_unused_parameters": ddp.find_unused_parameters,
+            "static_graph": ddp.static_graph,
+            "broadcast_buffers": ddp.broadcast_buffers,
+        },
+        wrap_units=[""],
+        reduce_dtype=dtype,
+        parameter_count=sum(parameter.numel() for parameter in ddp.parameters()),
+        compute_dtype=dtype,
+        autocast=True,
+        offload=[],
+        reduce_bucket_bytes=ddp.bucket_bytes_cap,
+        details={"gradient_as_bucket_view": ddp.gradient_as_bucket_view},
+    )
+    return Live(engine=DdpEngine(ddp, optimizers, context, strategy), bare=ddp.module, base="ddp")  # type: ignore[arg-type]
+
+
+def _single(root: nn.Module, optimizers: Optimizers, context: SetupContext) -> Live:
+    dtype = next(root.parameters()).dtype
+    several = context.world.world_size > 1
+    strategy = Strategy(
+        name="several processes without gradient synchronisation" if several else "single process",
+        native_config={},
+        wrap_units=[""],
+        reduce_dtype=None,
+        parameter_count=sum(parameter.numel() for parameter in root.parameters()),
+        compute_dtype=dtype,
+        autocast=True,
+        offload=[],
+        details={},
+    )
+    note = None
+    if several:
+        note = (
+            f"{context.world.world_size} processes train and nothing wraps the model: unless the script "
+            "reduces gradients itself, each trains a model of its own"
+        )
+    base = None if several else "single"
+    return Live(engine=TorchEngine(root, optimizers, context, strategy), bare=root, base=base, note=note)  # type: ignore[arg-type]
+
+
+def _zero(module: nn.Module, context: SetupContext) -> Live:
+    from harness.rank.observing.live_zero import zero
+
+    engine, base = zero(module, context)
+    bare: Any = module.module
+    return Live(engine=engine, bare=bare, base=base)
+
+
+def _never(_module: nn.Module, _batch: Batch) -> Tensor:
+    raise AssertionError("the engine of an observed script does not train")

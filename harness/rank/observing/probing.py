@@ -1,0 +1,113 @@
+"""Memory and collectives of the probed steps of an observed script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
+from torch import Tensor
+
+from harness.backends.base import Engine
+from harness.rank.probes.communication import CommunicationCounter
+from harness.rank.probes.memory import AllocatorProbe, CudaAllocatorProbe, host_peak_bytes
+from harness.rank.probes.probes import MemoryProbe
+from harness.record import CommunicationPart, MemoryPart, Moment, Window
+from harness.run_directory.events import MeasuredEvent
+
+
+class Probing:
+    """Counts in the probed steps and until the first step begins; silent otherwise."""
+
+    def __init__(self, counter: CommunicationCounter, allocator: AllocatorProbe) -> None:
+        self.counter = counter
+        self._allocator = allocator
+        self._memory: MemoryProbe | None = None
+        self._step: int | None = None
+        self._steps = 0
+        self._seconds: dict[str, float] = {}
+        self._timed_probes: set[str] = set()
+        self._is_over = False
+
+    def attach(self, engine: Engine | None) -> None:
+        """Read the memory of this engine from now on; None: nothing could be recognised."""
+        if engine is None:
+            return
+        if any(parameter.device.type == "cuda" for parameter in _parameters(engine)):
+            self._allocator.release()
+            self._allocator = CudaAllocatorProbe()
+        self._memory = MemoryProbe(self._allocator, engine)
+
+    def begin_step(self, step: int, window: Window) -> bool:
+        """Start a step; True if it is the first after the probed ones."""
+        probed = window == "probed"
+        self._step = step if probed else None
+        if probed:
+            self._steps += 1
+            if not self.counter.at_work:
+                self.counter.start()
+            if self._memory:
+                self._memory.begin()
+            return False
+        self.counter.stop()
+        if window == "warmup":
+            return False
+        ended_now = not self._is_over
+        if ended_now:
+            self._is_over = True
+            self._allocator.release()
+        if window == "timed":
+            at_work = {"counter": self.counter.at_work, "allocator": self._allocator.at_work}
+            self._timed_probes |= {name for name, works in at_work.items() if works}
+        return ended_now
+
+    def before_forward(self, *, last: bool) -> None:
+        """Separate the coming forward pass from what is already there."""
+        if last and self._step is not None and self._memory is not None:
+            with self._costing("memory_walk"):
+                self._memory.before_forward()
+
+    def moment(self, name: Moment, *, last: bool = True) -> None:
+        """Record allocated, peak and live bytes at this moment of a probed step."""
+        if last and self._step is not None and self._memory is not None:
+            with self._costing("memory_walk"):
+                self._memory.record(self._step, name)
+
+    def end_step(self) -> None:
+        """The update is over and gradients are zeroed, where the script zeroes them now."""
+        self.moment("after_step")
+        if self._step is not None and self._memory is not None:
+            self._add("memory_gathered", self._memory.end())
+        if self._step is not None:
+            self._add("counter", self.counter.seconds)
+            self.counter.seconds = 0.0
+        self._step = None
+
+    def event(self, rank: int) -> MeasuredEvent:
+        """What was probed so far."""
+        rows = self._memory.rows if self._memory else []
+        return MeasuredEvent(
+            memory=[MemoryPart(**row) for row in rows],
+            communication=[CommunicationPart(rank=rank, **row) for row in self.counter.rows()],
+            early_reduced_bytes=self.counter.early_reduced_bytes,
+            overlap=[],
+            overlap_missing=None,
+            probe_seconds={name: spent / max(1, self._steps) for name, spent in self._seconds.items()},
+            timed_probes=sorted(self._timed_probes),
+            reserved_bytes=self._allocator.reserved_peak_bytes(),
+            num_alloc_retries=self._allocator.allocation_retries(),
+            host_peak_bytes=host_peak_bytes(),
+        )
+
+    @contextmanager
+    def _costing(self, name: str) -> Iterator[None]:
+        begin = perf_counter()
+        yield
+        self._add(name, perf_counter() - begin)
+
+    def _add(self, name: str, seconds: float) -> None:
+        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+
+
+def _parameters(engine: Engine) -> Iterator[Tensor]:
+    return (tensor for kind, tensor in engine.state_tensors() if kind == "weights")

@@ -1,0 +1,269 @@
+"""One process of an observed script: follows its steps and measures as the harness measures its own.
+
+A step begins where the update before it ended, or with its first forward pass if something else came in
+between, and ends with the update. What observing takes is not in its seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.backends.optimizer_groups import group_rate
+from harness.rank.observer import OptimizerWatch
+from harness.rank.observing.facts import Seen, is_causal
+from harness.rank.observing.hooks import Listener, Roots
+from harness.rank.observing.probing import Probing
+from harness.rank.observing.step import MicroBatch, Step, returned_loss, scalar_of
+from harness.rank.observing.writing import Writing
+from harness.rank.probes.communication import CommunicationCounter
+from harness.rank.probes.memory import AllocatorProbe
+from harness.rank.probes.time import PhaseTimer, phase_timer
+from harness.run_directory.observed import ObserveRequest
+
+ENDLESS = 10**9
+"""Steps of a training whose length is not known: all windows but the last are as long as they are set."""
+BETWEEN = "between"
+"""Phase of what a script does between an update and the next forward pass."""
+
+
+def trains(root: nn.Module) -> bool:
+    """Whether a forward pass of this module is one of a training.
+
+    Lightning 2.6 puts DDP into evaluation mode before its sanity check and then only what it wraps back.
+    """
+    return torch.is_grad_enabled() and any(module.training for module in root.modules())
+
+
+class Session:
+    """Listens to the hooks; see `hooks.Listener`."""
+
+    def __init__(self, run_directory: Path, allocator: AllocatorProbe) -> None:
+        self.process = os.getpid()
+        self.request = ObserveRequest.read(run_directory)
+        self.counter = CommunicationCounter()
+        self.counter.start()
+        self._roots: Roots | None = None
+        self.watch = OptimizerWatch()
+        self.seen = Seen()
+        self.writing = Writing(run_directory, self.request.observed, self.seen)
+        self.probing = Probing(self.counter, allocator)
+        self._step: Step | None = None
+        self._timer: PhaseTimer | None = None
+        self._last_end: float | None = None
+        self._spent = 0.0
+        self._depth = 0
+        self._engine_depth = 0
+        self._backward_waits = False
+        self._has_stepped = False
+        self._since = 0.0
+        self._rate: float | None = None
+        self._causal: dict[int, bool] = {}
+        self._is_finished = False
+
+    def find_roots(self, listener: Listener) -> None:
+        """Look for the modules that the script calls; `listener` passes on what they do."""
+        self._roots = Roots(listener)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this is another process than the one that was started, such as a loader's worker."""
+        return os.getpid() != self.process
+
+    def forward_begins(self, root: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if self.is_foreign:
+            return
+        if not trains(root):
+            if self._step is None or self._step.ended is not None:
+                self._finish()
+                self._last_end = None  # an evaluation: the next step begins with its first forward pass
+            return
+        step = self._open()
+        now = time.perf_counter()
+        if not step.in_micro_step:
+            step.in_micro_step = True
+            step.data_seconds += now - self._since
+            last = step.micro_steps == self.seen.accumulation - 1
+            self.counter.begin_micro_step(last=last)
+            self.probing.before_forward(last=last)
+            batch = MicroBatch.of(arguments, named, causal=self._is_causal(root))
+            if batch is not None:
+                step.batches.append(batch)
+            items = named.get("num_items_in_batch")
+            if items is not None:
+                step.losses.current.items = float(items)
+        self._enter("forward")
+
+    def forward_ends(self, root: nn.Module, output: Any) -> None:
+        if (
+            self._step is None
+            or self._step.ended is not None
+            or self.is_foreign
+            or not torch.is_grad_enabled()
+        ):
+            return
+        loss = returned_loss(output)
+        if loss is not None:
+            self._step.losses.current.returned = loss
+
+    def module_begins(self, module: nn.Module) -> None:
+        kind = "cuda" if torch.cuda.is_initialized() else "cpu"
+        if torch.is_autocast_enabled(kind):
+            self.seen.autocast = torch.get_autocast_dtype(kind)
+
+    def backward_begins(self, tensors: Any) -> None:
+        if self.is_foreign:
+            return
+        step = self._open()
+        step.in_micro_step = True
+        step.losses.current.scalar = scalar_of(tensors)
+        self.probing.moment("after_forward", last=step.micro_steps == self.seen.accumulation - 1)
+        self._enter("backward")
+
+    def engine_backward_begins(self) -> None:
+        """A library's backward pass begins, which does more after that of torch has ended."""
+        self._engine_depth += 1
+
+    def engine_backward_ends(self) -> None:
+        self._engine_depth -= 1
+        if self._engine_depth == 0 and self._backward_waits:
+            self.backward_ends()
+
+    def backward_ends(self) -> None:
+        step = self._step
+        self._backward_waits = self._engine_depth > 0
+        if step is None or self.is_foreign or self._backward_waits:
+            return
+        self.probing.moment("after_backward", last=step.micro_steps == self.seen.accumulation - 1)
+        step.micro_steps += 1
+        step.in_micro_step = False
+        step.losses.next()
+        self._enter("step" if self._depth else None)
+        self._since = time.perf_counter()
+
+    def driven_by(self, framework: str) -> None:
+        """A library drives the training."""
+        self.seen.frameworks[framework] = None
+
+    def framework_loss(self, loss: Any, name: str) -> None:
+        """A framework was given this loss to divide and to call backward on."""
+        if not self.is_foreign and isinstance(loss, Tensor) and loss.numel() == 1:
+            current = self._open().losses.current
+            current.framework, current.framework_name = loss.detach().clone(), name
+
+    def update_begins(self) -> None:
+        self._depth += 1
+        step = self._step
+        if self._depth == 1 and step is not None and step.ended is None and step.micro_steps:
+            self._enter("step")
+
+    def update_ends(self) -> None:
+        self._depth -= 1
+        if self._depth == 0 and self._step is not None and not self.is_foreign:
+            if self._has_stepped:
+                self._close(self._step)
+            elif self._step.ended is None:
+                self._enter(None)
+
+    def stepping(self, optimizer: torch.optim.Optimizer) -> None:
+        """Before an update: afterwards a scheduler of its hooks may have set the next rate."""
+        self.writing.add(optimizer)
+        filled = (group for group in optimizer.param_groups if group["params"])
+        self._rate = next((rate for group in filled if (rate := group_rate(group)) is not None), None)
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        self._has_stepped = True
+        if self._step is not None:
+            self._step.rate = self._rate if self._step.rate is None else self._step.rate
+            self._step.group_rates |= self.seen.rates
+        self.seen.rates = {}
+
+    def clipped(self, norm: Any, largest: float | None) -> None:
+        self.seen.clipping = largest
+        if self._step is not None:
+            self._step.norm = norm.detach() if isinstance(norm, Tensor) else norm
+
+    def gradients_zeroed(self) -> None:
+        if self._step is not None and self._step.ended is not None and not self._depth:
+            self._finish()
+
+    def finish(self, failure: BaseException | None = None) -> None:
+        """The process ends; `failure` is the exception that ends it. The first call counts."""
+        if not self.is_foreign and not self._is_finished:
+            self._is_finished = True
+            self._finish()
+            self.writing.end(failure, self._step, self.probing)
+
+    def note(self, text: str) -> None:
+        """Something happened that a reader of the figures must know."""
+        if not self.is_foreign and not self._is_finished:
+            self.writing.note(text)
+
+    def _open(self) -> Step:
+        """The step that is under way; begins one where the last has ended."""
+        if self._step is not None and self._step.ended is None:
+            return self._step
+        self._finish()
+        begin = time.perf_counter()
+        self.writing.join(self._roots.found if self._roots else [])
+        if self._timer is None:
+            self._timer = phase_timer(self.writing.world.device)
+        window = self.request.measure.window(self.seen.steps, ENDLESS)
+        if self.probing.begin_step(self.seen.steps, window):
+            self.writing.measured(self.probing)
+        if self.writing.looks_closely(self.seen.steps):
+            self.watch.start()
+        self._spent += time.perf_counter() - begin
+        first = self._last_end is None
+        began = time.perf_counter() if self._last_end is None else self._last_end
+        self._since = began + (0.0 if first else self._spent)
+        self._step = Step(
+            number=self.seen.steps, window=window, began=began, own_seconds=0.0 if first else self._spent
+        )
+        self._spent = 0.0
+        return self._step
+
+    def _close(self, step: Step) -> None:
+        """The update has ended, or another optimizer's after it."""
+        self._has_stepped = False
+        if step.micro_steps == 0:
+            return  # a step without a backward pass, as libraries make one to set up their states
+        self._enter(None)
+        if self.writing.world.device == "cuda":
+            torch.cuda.synchronize()
+        step.ended = self._last_end = time.perf_counter()
+        self.counter.phase = BETWEEN
+
+    def _finish(self) -> None:
+        """Write the step that has ended."""
+        step = self._step
+        if step is None or step.ended is None or self._timer is None:
+            return
+        begin = time.perf_counter()
+        self.probing.end_step()
+        applied = None
+        if self.watch.at_work:
+            applied = self.watch.stop()
+            self.seen.updated_tensors = max(self.seen.updated_tensors or 0, self.watch.with_gradient)
+        self.seen.accumulation = step.micro_steps
+        self.seen.steps += 1
+        self._step = None
+        self.writing.step(step, self._timer.take(), applied)
+        if self._roots:
+            self._roots.end_step()
+        if step.number == 0:
+            self.probing.attach(self.writing.engine)
+        self._spent += time.perf_counter() - begin
+
+    def _enter(self, phase: str | None) -> None:
+        if self._timer is not None:
+            self._timer.enter(phase)
+        self.counter.phase = phase or BETWEEN
+
+    def _is_causal(self, root: nn.Module) -> bool:
+        return self._causal.setdefault(id(root), is_causal(root))

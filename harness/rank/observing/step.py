@@ -1,0 +1,321 @@
+"""What is noted of one optimizer step while it runs, and its event once its clock has stopped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from harness.backends.base import Batch
+from harness.rank.data.batch_digest import content_digests, content_sum
+from harness.rank.data.samples import IGNORED
+from harness.rank.observer import DIGESTED_STEPS
+from harness.record import Window
+from harness.run_directory.events import AppliedGradients, StepEvent
+
+FIRST = (
+    "input_ids",
+    "pixel_values",
+    "input_values",
+    "input_features",
+    "inputs_embeds",
+    "x",
+    "input",
+    "inputs",
+    "ids",
+    "tokens",
+    "token_ids",
+    "idx",
+)
+"""Names under which models take their samples, the likeliest first; else the first tensor counts that is
+neither a target nor a mask."""
+TARGETS = ("labels", "label", "targets", "target", "y")
+MASKS = ("attention_mask", "mask", "padding_mask")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """The arguments of one forward pass."""
+
+    samples: Tensor
+    """The tensor whose first dimension counts the samples."""
+    labels: Tensor | None
+    mask: Tensor | None
+    shifts: bool
+    """Whether the model predicts each label from the tokens before it, so that the first counts nowhere."""
+
+    @classmethod
+    def of(cls, arguments: tuple[Any, ...], named: Mapping[str, Any], *, causal: bool) -> MicroBatch | None:
+        """What a module was called with; None: no tensor with a dimension is among it.
+
+        causal: whether the model is one of Hugging Face's causal language models.
+        """
+        found = _named(arguments, named)
+        if not found:
+            return None
+        others = [name for name in found if name not in TARGETS + MASKS] or list(found)
+        name = next((name for name in FIRST if name in found), others[0])
+        labels = next((found[target] for target in TARGETS if target in found and target != name), None)
+        return cls(samples=found[name], labels=labels, mask=found.get("attention_mask"), shifts=causal)
+
+    @property
+    def count(self) -> int:
+        """Samples."""
+        return self.samples.shape[0]
+
+    @property
+    def length(self) -> int | None:
+        """Tokens of each sample; None: the samples are no tokens."""
+        return self.samples.shape[1] if self._is_text else None
+
+    def tokens(self) -> int | None:
+        """Tokens that are not masked; None: the samples are no tokens."""
+        if not self._is_text:
+            return None
+        masked = self.mask is not None and self.mask.shape == self.samples.shape
+        return int((self.mask != 0).sum()) if masked and self.mask is not None else self.samples.numel()
+
+    def targets(self) -> int | None:
+        """Tokens whose prediction counts in the loss; None: not known."""
+        if self.labels is None or not self.shifts or self.labels.dim() != 2:
+            return None
+        return int((self.labels[:, 1:] != IGNORED).sum())
+
+    def hash_sum(self) -> int:
+        """Sum of a hash of each sample, as of a batch of the harness where there are labels of each token."""
+        return int(content_sum(self._content()))
+
+    def digests(self) -> list[str]:
+        """A digest of each sample."""
+        return content_digests(self._content())
+
+    @property
+    def _is_text(self) -> bool:
+        """A matrix of integers: the only form in which models take tokens."""
+        return self.samples.dim() == 2 and not self.samples.is_floating_point()
+
+    def _content(self) -> Batch:
+        """As the harness feeds its own tasks: the samples, and labels that belong to them one by one."""
+        labels = self.labels
+        if labels is None or len(labels) != len(self.samples):
+            return {"tokens": self.samples.detach()}
+        return {"tokens": self.samples.detach(), "labels": labels.detach()}
+
+
+def _named(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Tensors with a dimension, by name; a batch that is handed over as one mapping is looked into."""
+    found: dict[str, Tensor] = {}
+    for name, value in [*named.items(), *_positional(arguments)]:
+        if isinstance(value, Tensor) and value.dim() > 0:
+            found.setdefault(name, value)
+    return found
+
+
+def _positional(arguments: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    for position, value in enumerate(arguments):
+        if isinstance(value, Mapping):
+            yield from ((str(key), item) for key, item in value.items())
+        elif isinstance(value, (list, tuple)):
+            yield from ((f"{position}.{place}", item) for place, item in enumerate(value))
+        else:
+            yield str(position), value
+
+
+BACKWARD = "the scalar on which backward() was called"
+MODEL = "the loss that the model returned"
+PER_TOKEN = "averaged over target tokens"
+PER_BATCH = "averaged over micro-batches and ranks"
+
+
+def returned_loss(output: Any) -> Tensor | None:
+    """The loss in a model's output; None: the output names none."""
+    value = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    # A copy: the Trainer multiplies the loss in place afterwards.
+    return value.detach().clone() if isinstance(value, Tensor) and value.numel() == 1 else None
+
+
+@dataclass
+class MicroLoss:
+    """The losses that were seen in one micro-step, nearest to the model first."""
+
+    returned: Tensor | None = None
+    framework: Tensor | None = None
+    framework_name: str = ""
+    scalar: Tensor | None = None
+    items: float | None = None
+    """Tokens by which the model was told to divide its summed loss (`num_items_in_batch`)."""
+
+
+@dataclass
+class StepLoss:
+    """The losses of one step of one rank."""
+
+    micro: list[MicroLoss] = field(default_factory=lambda: [MicroLoss()])
+
+    @property
+    def current(self) -> MicroLoss:
+        return self.micro[-1]
+
+    def next(self) -> None:
+        """The next micro-step begins."""
+        self.micro.append(MicroLoss())
+
+    def total(self, batches: list[MicroBatch], *, micro_steps: int) -> LossSum | None:
+        """Sum and weight over the micro-steps; None: the loss is not known.
+
+        Reads tensors of the device.
+        """
+        seen = [loss for loss in self.micro[:micro_steps] if _value(loss, micro_steps) is not None]
+        if not seen or len(seen) < micro_steps:
+            return None
+        targets = [batch.targets() for batch in batches]
+        known: list[int] = [count for count in targets if count is not None]
+        values = [value for loss in seen if (value := _value(loss, micro_steps)) is not None]
+        source = _source(seen[0])
+        if len(known) == len(batches) == micro_steps and any(known):
+            weights = [float(count) for count in known]
+            scales = [
+                count if loss.items is None else loss.items for loss, count in zip(seen, weights, strict=True)
+            ]
+            sums = sum(value * scale for value, scale in zip(values, scales, strict=True))
+            return LossSum(sums, sum(weights), f"{source}, {PER_TOKEN}")
+        if any(loss.items is not None for loss in seen):
+            return None
+        return LossSum(sum(values), float(micro_steps), f"{source}, {PER_BATCH}")
+
+
+@dataclass(frozen=True)
+class LossSum:
+    """The loss of a step of one rank, weighted."""
+
+    value: float
+    weight: float
+    source: str
+
+
+def _value(loss: MicroLoss, micro_steps: int) -> float | None:
+    """The loss of a micro-step. A scalar of several micro-steps may have been divided or not."""
+    found = loss.returned if loss.returned is not None else loss.framework
+    if found is None and micro_steps == 1:
+        found = loss.scalar
+    return None if found is None else float(found)
+
+
+def _source(loss: MicroLoss) -> str:
+    if loss.returned is not None:
+        return MODEL
+    return f"what {loss.framework_name} was given" if loss.framework is not None else BACKWARD
+
+
+def scalar_of(tensors: Any) -> Tensor | None:
+    """The scalar on which backward is called; None: it is called on something else."""
+    if isinstance(tensors, (list, tuple)) and len(tensors) == 1:
+        tensors = tensors[0]
+    is_scalar = isinstance(tensors, torch.Tensor) and tensors.numel() == 1
+    return tensors.detach().clone() if is_scalar else None
+
+
+@dataclass
+class Step:
+    """One optimizer step of one rank."""
+
+    number: int
+    window: Window
+    began: float
+    """By the monotonic clock."""
+    own_seconds: float = 0.0
+    """Spent on observing within the step."""
+    ended: float | None = None
+    """None: the optimizer has not stepped."""
+    micro_steps: int = 0
+    """Backward passes that have ended."""
+    data_seconds: float = 0.0
+    batches: list[MicroBatch] = field(default_factory=list)
+    losses: StepLoss = field(default_factory=StepLoss)
+    norm: Any = None
+    """As clipping returned it; None: nothing clipped."""
+    rate: float | None = None
+    group_rates: dict[int, float | None] = field(default_factory=dict)
+    """By group of the optimizers that stepped."""
+    in_micro_step: bool = False
+    """Whether a forward pass has begun whose backward pass has not ended."""
+
+    @property
+    def seconds(self) -> float:
+        assert self.ended is not None
+        return max(0.0, self.ended - self.began - self.own_seconds)
+
+    def event(
+        self, phases: dict[str, float], applied: tuple[float, float] | None, trained: int
+    ) -> tuple[StepEvent, LossSum | None]:
+        """The event of the step and where its loss is from; reads tensors of the device.
+
+        applied: squares and elements of the gradients that the optimizer was given. trained: elements of the
+        whole model that train.
+        """
+        loss = self.losses.total(self.batches, micro_steps=self.micro_steps)
+        share = None
+        if applied is not None:
+            squares, count = applied
+            share = AppliedGradients(squares=finite(squares), share=count / max(1, trained))
+        norm, is_partial = (None, False) if self.norm is None else number(self.norm)
+        hashes = [batch.hash_sum() for batch in self.batches]
+        total = f"{sum(hashes) % 2**64:016x}" if hashes else None
+        event = StepEvent(
+            step=self.number,
+            window=self.window,
+            loss_sum=finite(loss.value) if loss else None,
+            loss_weight=loss.weight if loss else None,
+            gradient_norm=None if norm is None else finite(norm),
+            norm_is_partial=is_partial,
+            learning_rate=self.rate or 0.0,
+            applied_learning_rate=self.rate,
+            group_learning_rates=[
+                self.group_rates.get(place) for place in range(max(self.group_rates, default=-1) + 1)
+            ],
+            applied=share,
+            global_target_tokens=None,
+            samples=sum(batch.count for batch in self.batches) if self.batches else None,
+            tokens=_sum([batch.tokens() for batch in self.batches]),
+            target_tokens=_sum([batch.targets() for batch in self.batches]),
+            sample_hashes=total,
+            batch_hash_sum=total,
+            batch_digests=[digest for batch in self.batches for digest in batch.digests()]
+            if self.number < DIGESTED_STEPS
+            else None,
+            seconds=self.seconds,
+            data_seconds=min(self.data_seconds, self.seconds),
+            phase_seconds=phases,
+        )
+        return event, loss
+
+
+def finite(value: float) -> float | None:
+    """The value; None where it is not finite."""
+    return value if math.isfinite(value) else None
+
+
+def number(value: Any) -> tuple[float, bool]:
+    """A scalar of torch or of Python; whether it is this rank's part of a norm.
+
+    The norm that FSDP2 returns is that of each rank's shards until somebody asks for all of it, which takes a
+    collective (torch 2.13, `_NormPartial`). The squares of the parts add up to the square of the norm.
+    """
+    if not isinstance(value, Tensor):
+        return float(value), False
+    value = value.detach()
+    if not isinstance(value, DTensor):
+        return float(value), False
+    mesh = value.device_mesh
+    replicas = mesh.size() // mesh.shape[-1]
+    return float(value.to_local()) / replicas**0.5, any(p.is_partial() for p in value.placements)
+
+
+def _sum(values: list[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None

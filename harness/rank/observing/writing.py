@@ -1,0 +1,301 @@
+"""Writes what one process of an observed script does, in the events that the harness's own ranks write."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from time import perf_counter, time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from harness.backends.base import Effective, Engine, World
+from harness.backends.optimizer_groups import group_rate
+from harness.backends.registry import strategy_of
+from harness.rank.accelerator import describe_accelerator
+from harness.rank.environment import device_name
+from harness.rank.events import GuestEventWriter
+from harness.rank.observer import DIGESTED_STEPS
+from harness.rank.observing.facts import (
+    Seen,
+    layout_of,
+    model_part,
+    observed_part,
+    settings_seen,
+    trained_elements,
+    world_here,
+)
+from harness.rank.observing.live import Live, Optimizers, effective_of, recognise
+from harness.rank.observing.probing import Probing
+from harness.rank.observing.step import Step
+from harness.record import LayoutPart, ModelPart, ObservationPart
+from harness.run_directory.events import DoneEvent, FailureEvent, FinalEvent, ObservationEvent, SetupEvent
+from harness.run_directory.observed import LOSS
+from harness.run_directory.observed_processes import note_start, rank_ends
+from harness.run_directory.out_of_memory import is_out_of_memory
+from harness.run_directory.request import rank_file
+from harness.safe_text import described, encodable
+
+ALWAYS = {
+    "initial_weights": "weights are not gathered: that would add collectives to the script",
+    "final_weights": "weights are not gathered: that would add collectives to the script",
+    "ranks[].overlap": "no step is traced",
+    "ranks[].probe_loss": "no batch of the harness runs through the script's model",
+    "eval": "evaluations of the script are not read",
+    "data": "the script's data set is not read",
+    "job.schedule": "of the schedule only the learning rate of each step is seen",
+    "job.training.seed": "the script's seed is not seen",
+}
+REASONS = {
+    "tokens": "the model was given no matrix of token ids",
+    "target_tokens": "the model was given no labels, or is no causal language model of transformers",
+    "samples": "the model was given no tensor",
+    "gradient_norm": "nothing computed the norm of the gradients in some step",
+}
+
+
+def unknown_fields(known: Mapping[str, bool], *, loss: bool, micro_steps: int) -> dict[str, str]:
+    """The fields; `known` says of those of a step whether every step has them."""
+    found = dict(ALWAYS)
+    found |= {f"steps[].{name}": reason for name, reason in REASONS.items() if not known.get(name, False)}
+    if not loss:
+        found[LOSS] = (
+            f"of {micro_steps} micro-steps only the scalars of backward() are seen, which the script may "
+            "have divided or not"
+            if micro_steps > 1
+            else "no loss was seen"
+        )
+    return found
+
+
+PACKAGES = ("torch", "transformers", "accelerate", "lightning", "pytorch_lightning", "deepspeed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Described:
+    """What trains, once the first step has shown it."""
+
+    live: Live
+    effective: Effective
+    layout: LayoutPart
+    model: ModelPart
+    trained_elements: int
+
+
+class Writing:
+    """The events of one rank."""
+
+    def __init__(self, run_directory: Path, command: Sequence[str], seen: Seen) -> None:
+        self._directory = run_directory
+        self._command = command
+        self._seen = seen
+        self._started = perf_counter()
+        self._events: GuestEventWriter | None = None
+        self._world: World | None = None
+        self._described: Described | None = None
+        self._optimizers = Optimizers()
+        self._roots: Sequence[nn.Module] = ()
+        self._loss_source = ""
+        self._loss_is_known = True
+        self._sizes: Counter[tuple[int | None, int | None]] = Counter()
+        self._lengths: set[int | None] = set()
+        self._known: dict[str, bool] = {}
+        self._has_measured = False
+        self._notes: list[str] = []
+
+    @property
+    def world(self) -> World:
+        assert self._world is not None
+        return self._world
+
+    @property
+    def engine(self) -> Engine | None:
+        return self._described.live.engine if self._described else None
+
+    def add(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer steps: note the rates of its groups, and what they hold."""
+        if all(optimizer is not known for known in self._optimizers.each):
+            self._optimizers.each.append(optimizer)
+        seen, first = self._seen, 0
+        for known in self._optimizers.each:
+            for place, group in enumerate(known.param_groups, start=first):
+                if known is optimizer:
+                    seen.rates[place] = group_rate(group)
+                    count = sum(1 for _ in group["params"])
+                    seen.group_tensors[place] = max(seen.group_tensors.get(place, 0), count)
+            first += len(known.param_groups)
+
+    def join(self, roots: Sequence[nn.Module]) -> None:
+        """Become a rank of the run: this process trains."""
+        self._roots = roots
+        if self._world is None:
+            self._world = world_here(roots)
+            path = rank_file(self._directory, self._world.rank)
+            attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+            if attempt and path.exists() and _is_gone(self._directory, self._world.rank):
+                path.rename(path.with_name(f"{path.name}.attempt-{attempt - 1}"))
+                self._notes.append(f"torchrun restarted the ranks; restart {attempt} is recorded")
+            is_first = not path.exists()
+            if not is_first:
+                path = path.with_name(f"{path.name}.process-{os.getpid()}")
+                self._notes.append("several processes train as one rank; the first one is recorded")
+            note_start(self._directory, self._world.rank, trains=is_first)
+            self._events = GuestEventWriter(path)
+
+    def looks_closely(self, step: int) -> bool:
+        """Whether gradients and samples of this step are looked at."""
+        return step < DIGESTED_STEPS
+
+    def step(self, step: Step, phases: dict[str, float], applied: tuple[float, float] | None) -> None:
+        """Write a step; with the first one what trains."""
+        assert self._events is not None
+        if self._described is None and self._roots:
+            self._described = self._describe(step)
+            self._events.write(self._setup_event(self._described))
+        trained = self._described.trained_elements if self._described else 0
+        event, loss = step.event(phases, applied, trained)
+        self._loss_is_known = self._loss_is_known and loss is not None
+        self._loss_source = loss.source if loss else self._loss_source
+        length = step.batches[0].length if step.batches else None
+        size = step.batches[0].count if step.batches else None
+        self._sizes[event.samples, size] += 1
+        self._lengths.add(length)
+        for name in ("tokens", "target_tokens", "samples", "gradient_norm"):
+            self._known[name] = self._known.get(name, True) and getattr(event, name) is not None
+        self._events.write(event)
+        if step.number == 0:
+            self._write_observation(step.micro_steps)
+
+    def measured(self, probing: Probing) -> None:
+        """The probed steps are over."""
+        assert self._events is not None
+        self._events.write(probing.event(self.world.rank))
+        self._has_measured = True
+
+    def end(self, failure: BaseException | None, under_way: Step | None, probing: Probing) -> None:
+        """The process ends: everything that is known by now."""
+        if self._events is None:
+            return
+        if not self._has_measured:
+            self.measured(probing)
+        self._write_observation(self._seen.accumulation)
+        if self._described is not None:
+            observed = observed_part(self._described.live, self._optimizers, self._seen)
+            self._events.write(FinalEvent(weights=None, observed=observed, probe_loss=None))
+        self._events.write(DoneEvent() if failure is None else _failure(failure, under_way))
+
+    def note(self, text: str) -> None:
+        """Have the record say what a reader must know of the figures."""
+        self._notes.append(text)
+        if self._events is not None:
+            self._write_observation(self._seen.accumulation)
+
+    def _describe(self, step: Step) -> Described:
+        live = recognise(
+            self._roots, self._optimizers, self.world, clipping=self._seen.clipping,
+            micro_batch_size=step.batches[0].count if step.batches else 1,
+            accumulation_steps=step.micro_steps, autocast=self._seen.autocast,
+        )  # fmt: skip
+        effective = effective_of(live, self._optimizers, step.micro_steps)
+        layout = layout_of(live, self._optimizers)
+        return Described(
+            live=live,
+            effective=effective,
+            layout=layout,
+            model=model_part(live, layout, effective),
+            trained_elements=trained_elements(live.bare),
+        )
+
+    def _setup_event(self, found: Described) -> SetupEvent:
+        return SetupEvent(
+            effective=found.effective,
+            native_config=found.live.engine.native_config(),
+            versions={name: version(name) for name in PACKAGES if name in sys.modules},
+            initial_weights=None,
+            collectives=dist.get_backend() if dist.is_initialized() else "none",
+            claim=strategy_of(found.live.base) if found.live.base and found.live.has_form else None,
+            host=socket.gethostname(),
+            device_name=device_name(self.world),
+            accelerator=describe_accelerator(self.world.device),
+            layout=found.layout,
+            model=found.model,
+            data=None,
+            steps=None,
+            setup_seconds=perf_counter() - self._started,
+        )
+
+    def _write_observation(self, micro_steps: int) -> None:
+        assert self._events is not None
+        found = self._described
+        live = found.live if found else None
+        unknown = unknown_fields(self._known, loss=self._loss_is_known, micro_steps=micro_steps)
+        seen = settings_seen(live, found.effective, found.model, self._optimizers) if found and live else {}
+        ((samples, size), usual), *_ = self._sizes.most_common(1) or [((None, None), 0)]
+        length = next(iter(self._lengths)) if len(self._lengths) == 1 else None
+        notes = self._notes + ([live.note] if live and live.note else [])
+        if (others := self._sizes.total() - usual) > 0:
+            notes.append(f"{others} of {self._sizes.total()} steps had a batch of another size")
+        if live is not None and _others(self._roots, live.bare):
+            notes.append("several models train; states are those of the largest that the first step called")
+        if len(self._optimizers.each) > 1:
+            count = len(self._optimizers.each)
+            notes.append(f"{count} optimizers step: a step ends with each that follows a backward pass")
+        observation = ObservationPart(
+            command=list(self._command),
+            frameworks=list(self._seen.frameworks),
+            base=live.base if live else None,
+            loss=self._loss_source if LOSS not in unknown else "",
+            unknown=unknown,
+            notes=notes,
+        )
+        event = ObservationEvent(
+            observation=observation,
+            seen=seen
+            | {
+                "training.global_batch_size": samples * self.world.world_size if samples else None,
+                "training.micro_batch_size": size,
+                "training.steps": self._seen.steps,
+                "data.sequence_length": length,
+            },
+            world_size=self.world.world_size,
+            ranks_per_node=self.world.ranks_per_node,
+            device=self.world.device,
+            threads=torch.get_num_threads(),
+            micro_batch_size=size,
+            accumulation_steps=micro_steps,
+        )
+        self._events.write(event)
+
+
+def _others(roots: Sequence[nn.Module], described: nn.Module) -> bool:
+    """Whether a module trains parameters that are not of the described one."""
+    known = {id(parameter) for parameter in described.parameters()}
+    trained = [p for root in roots for p in root.parameters() if p.requires_grad]
+    return any(id(parameter) not in known for parameter in trained)
+
+
+def _is_gone(run_directory: Path, rank: int) -> bool:
+    """Whether the process that trained as this rank has ended."""
+    end = rank_ends(run_directory).get(rank)
+    return end is not None and end.start.trains and not end.is_running
+
+
+def _failure(error: BaseException, under_way: Step | None) -> FailureEvent:
+    """Why the script ended."""
+    text = described(error) or "".join(traceback.format_exception_only(error)).strip()
+    return FailureEvent(
+        status="oom" if is_out_of_memory(error) else "failed",
+        error_kind=encodable(type(error).__name__),
+        message=text,
+        at=time(),
+        step=under_way.number if under_way else None,
+        phase=None,
+    )

@@ -1,0 +1,94 @@
+"""Hands the job to a backend: its model, its optimizer and what every engine is asked alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from harness.backends.base import Backend, Batch, Engine, LossScale, SetupContext, Unsupported, World
+from harness.backends.model_source import Loading
+from harness.backends.registry import parse, strategy_of
+from harness.forms.optimizer_states import why_not
+from harness.rank.data.samples import DataFacts
+from harness.rank.failure_words import note_parameters
+from harness.rank.loading.skeleton import why_whole
+from harness.rank.loading.source import JobModelSource
+from harness.rank.models.changes import narrow_products
+from harness.rank.models.description import Built, irregular_uses, modules_without_gradient
+from harness.rank.models.losses import loss_function
+from harness.rank.models.model import model_config
+from harness.rank.models.optimizer import decaying_names, frozen_names
+from harness.rank.models.sequence_part import divide_sequence
+from harness.rank.observer import Observer
+from harness.run_directory.request import RunRequest
+from harness.spec import Job, OptimizerSection
+
+
+def prepare_engine(
+    request: RunRequest,
+    world: World,
+    backend: Backend,
+    facts: DataFacts,
+    observer: Observer,
+    weights_folder: Path,
+    example: Batch | None = None,
+) -> tuple[Engine, Built]:
+    """The engine, and what the record says of the bare model that it was given.
+
+    weights_folder: for files of initial weights, shared by the ranks of a machine. example: two samples.
+    """
+    built = Built()
+    job = request.job
+    config = model_config(job, facts)
+    decaying: list[frozenset[str]] = []
+
+    def note(model: nn.Module) -> None:
+        note_parameters(model)
+        decaying.append(decaying_names(model, job.optimizer))
+        without_gradient = modules_without_gradient(job, config)
+        built.describe(model, decaying[-1], without_gradient, irregular_uses(job, model, example), whole)
+        loss = divide_sequence(job, model, world, loss_function(job, model))
+        if _multiplies_in_fp8(job, backend):
+            narrow_products(model)
+        observer.built(model, loss, frozen_names(model))
+
+    whole = why_whole(job, request.loading)
+    loading: Loading = "full" if whole else request.loading
+    source = JobModelSource(job, config, world, loading=loading, folder=weights_folder, on_built=note)
+    optimizer = _optimizer(request, backend)
+    context = SetupContext(
+        world=world,
+        precision=job.training.held_precision,
+        gradient_clipping=job.training.gradient_clipping,
+        micro_batch_size=request.micro_batch_size,
+        accumulation_steps=request.accumulation_steps,
+        preset=request.preset,  # type: ignore[arg-type]
+        compute_loss=observer.compute_loss,
+        loss_scale=LossScale(
+            initial=job.training.initial_loss_scale,
+            growth_interval=job.training.loss_scale_growth_interval,
+        ),
+        optimizer=optimizer.kind,
+        compile=job.model.compile,
+    )
+    engine = backend.prepare(
+        source, lambda named: observer.build_optimizer(named, optimizer, decaying[-1]), context
+    )
+    return engine, built
+
+
+def _multiplies_in_fp8(job: Job, backend: Backend) -> bool:
+    """Whether products of the run are to be in fp8; the reference widens them to measure what they change."""
+    return job.training.precision == "fp8" and getattr(backend.options, "precision", None) != "fp32"
+
+
+def _optimizer(request: RunRequest, backend: Backend) -> OptimizerSection:
+    """The optimizer that runs. Raises Unsupported where the strategy cannot have it."""
+    optimizer = request.job.optimizer
+    strategy = strategy_of(parse(request.backend)[0].name)
+    precision = request.job.training.precision
+    if strategy is not None and (reason := why_not(optimizer.kind, strategy, precision)) is not None:
+        raise Unsupported(reason)
+    at_full_width = getattr(backend.options, "states", None) == "fp32"
+    return optimizer.at_full_width() if at_full_width else optimizer

@@ -1,0 +1,1 @@
+"""What a rank measures: memory, collectives, time, energy, weights."""

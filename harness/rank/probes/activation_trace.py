@@ -1,0 +1,541 @@
+"""Traces one training step of a bare model without weights: what it keeps for the backward pass, and its
+fullest moments, as a profile in micro-batch and sequence."""
+
+from __future__ import annotations
+
+import bisect
+import json
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.autograd import graph
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from harness.backends.blocks import transformer_blocks
+from harness.backends.precision import cast_parameters
+from harness.forms.activations import (
+    MONOMIALS,
+    ActivationProfile,
+    Gradient,
+    Point,
+    Saved,
+    Segment,
+    Size,
+    to_json,
+)
+from harness.rank.models.changes import enable_checkpointing
+from harness.rank.models.losses import summed_cross_entropy, unpacked_samples
+from harness.rank.models.model import set_dropout
+from harness.rank.models.model_classes import in_fp32
+
+_aten = torch.ops.aten
+PRODUCTS = {_aten.mm.default, _aten.addmm.default}
+ATTENTION_BACKWARD = _aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+FP32_UNDER_CUDA_AUTOCAST = {
+    torch.nn.functional.layer_norm, torch.nn.functional.group_norm, torch.nn.functional.softmax,
+    torch.nn.functional.log_softmax, torch.softmax, torch.log_softmax, torch.Tensor.softmax, torch.exp,
+    torch.rsqrt, torch.Tensor.rsqrt, torch.pow, torch.Tensor.pow, torch.cumsum, torch.Tensor.cumsum,
+}  # fmt: skip
+"""Of torch 2.13, `ATen/autocast_mode.h`, AT_FORALL_FP32: what language models call of it, and what CPU
+autocast leaves in low precision."""
+
+Scratch = Callable[[Any, tuple[Any, ...], Any], int]
+"""(operator, arguments, result) -> bytes."""
+
+
+def kernel_scratch(device: str) -> Scratch:
+    """The rule for 'cpu' or 'cuda'."""
+    return _cuda if device == "cuda" else _cpu
+
+
+def _cpu(operator: Any, args: tuple[Any, ...], result: Any) -> int:
+    """oneDNN adds products of bf16 up in an fp32 copy of the result where the processor has no bf16 products;
+    the flash kernel's backward pass has a copy of the output's gradient."""
+    if operator in PRODUCTS and result.dtype == torch.bfloat16 and not _multiplies_bf16():
+        return 4 * int(result.numel())
+    if operator is ATTENTION_BACKWARD:
+        return _bytes(args[0])
+    return 0
+
+
+def _cuda(operator: Any, args: tuple[Any, ...], result: Any) -> int:
+    """Flash attention's backward pass adds the query's gradient up in fp32, and with fewer key heads than
+    query heads makes the gradients of keys and values for every query head (torch 2.13,
+    flash_attn/flash_api.cpp, mha_bwd)."""
+    if operator is not ATTENTION_BACKWARD:
+        return 0
+    query, key = args[1], args[2]
+    expanded = 2 * _bytes(query) if key.shape[1] != query.shape[1] else 0
+    return 4 * int(query.numel()) + expanded
+
+
+def _bytes(tensor: Tensor) -> int:
+    return int(tensor.numel()) * tensor.element_size()
+
+
+def _multiplies_bf16() -> bool:
+    """Whether the processor multiplies matrices of bf16 (AVX512-BF16, AMX)."""
+    capable: Any = torch.cpu
+    return any(
+        getattr(capable, name, bool)() for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    )
+
+
+class CudaAutocast(TorchFunctionMode):
+    """Lets CPU autocast do what CUDA's does: some functions compute in fp32."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function in FP32_UNDER_CUDA_AUTOCAST and torch.is_autocast_enabled("cpu"):
+            args = tuple(_widened(value) for value in args)
+            kwargs = {key: _widened(value) for key, value in (kwargs or {}).items()}
+        return function(*args, **(kwargs or {}))
+
+
+def _widened(value: Any) -> Any:
+    low = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if low else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """'allocate' or 'free' a storage, 'scratch' (both at once, inside a kernel), 'ready' (a parameter's
+    gradient), or 'mark' (a segment begins)."""
+
+    kind: str
+    storage: int = 0
+    bytes: int = 0
+    module: str = ""
+    name: str = ""
+
+
+class StorageEvents(TorchDispatchMode):
+    """A dispatch mode; storages that exist when it begins are not its business unless they are freed."""
+
+    def __init__(self, known: Iterator[Tensor], module: Callable[[], str], scratch: Scratch) -> None:
+        super().__init__()
+        self._scratch = scratch
+        self.events: list[Event] = []
+        self._module = module
+        self._numbers: dict[int, int] = {}
+        self._watches: list[weakref.finalize[Any, Any]] = []
+        self._known = {tensor.untyped_storage()._cdata for tensor in known}
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._note(leaf)
+        scratch = self._scratch(function, args, result)
+        if scratch:
+            self.events.append(Event(kind="scratch", bytes=scratch, module=self._module()))
+        return result
+
+    def note(self, kind: str, name: str, tensor: Tensor | None = None) -> None:
+        """Add an event of another kind, about the storage of a tensor."""
+        number = 0
+        if tensor is not None:
+            number = self._numbers.get(tensor.untyped_storage()._cdata, 0)
+        self.events.append(Event(kind=kind, name=name, storage=number))
+
+    def stop_watching(self) -> None:
+        """What is freed from here on is not recorded."""
+        for watch in self._watches:
+            watch.detach()
+
+    def _note(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._known or key in self._numbers or not storage.nbytes():
+            return
+        number = len(self._watches) + 1
+        self._numbers[key] = number
+        event = Event(kind="allocate", storage=number, bytes=storage.nbytes(), module=self._module())
+        self.events.append(event)
+        self._watches.append(weakref.finalize(storage, self._freed, key, number))
+
+    def _freed(self, key: int, number: int) -> None:
+        if self._numbers.get(key) == number:
+            del self._numbers[key]
+        self.events.append(Event(kind="free", storage=number))
+
+
+def autograd_sequence() -> int:
+    """Number that the next node of the graph will have."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def profile_of_events(
+    events: Sequence[Event], *, batch: int, sequence: int, blocks: int
+) -> ActivationProfile:
+    """Raises ValueError for a storage whose size is no product of batch, sequence and widths."""
+    replay = _Replay(batch, sequence, blocks)
+    for event in events:
+        replay.take(event)
+    replay.close()
+    middle = blocks // 2
+    return ActivationProfile(
+        embedding=replay.segment(0), block=replay.segment(1 + middle), head=replay.segment(blocks + 1),
+        loss=replay.segment(blocks + 2), kept=replay.ends[0],
+    )  # fmt: skip
+
+
+def size_of(count: int, batch: int, sequence: int) -> Size:
+    """The bytes of a storage as a polynomial, from how often batch and sequence divide them."""
+    powers_of_b = 0
+    if batch > 1 and count % batch == 0:
+        count, powers_of_b = count // batch, 1
+    coefficients = [0] * len(MONOMIALS)
+    shifted = count % (sequence - 1) == 0
+    if shifted:  # tokens that have a next one
+        count //= sequence - 1
+    powers_of_s = 0
+    while count % sequence == 0:
+        count, powers_of_s = count // sequence, powers_of_s + 1
+    # batch 1: everything that has a sequence is of one sample
+    for power, factor in (
+        ((powers_of_s + 1, count), (powers_of_s, -count)) if shifted else ((powers_of_s, count),)
+    ):
+        coefficients[_monomial(powers_of_b, power)] += factor
+    return Size(tuple(coefficients))
+
+
+def _monomial(powers_of_b: int, powers_of_s: int) -> int:
+    return {(0, 0): 0, (1, 0): 1, (0, 1): 2, (1, 1): 3, (0, 2): 4, (1, 2): 5}[powers_of_b, powers_of_s]
+
+
+@dataclass
+class _Pass:
+    """One pass over one segment."""
+
+    base: Size
+    points: list[list[tuple[str, Size]]] = field(default_factory=lambda: [[]])
+    """By number of gradients handed over: the non-dominated (module, live) in absolute terms."""
+    ready: list[tuple[str, Size]] = field(default_factory=list)
+
+
+class _Replay:
+    """Segment 0 is the embedding, then come the blocks, the head and the loss."""
+
+    def __init__(self, batch: int, sequence: int, blocks: int) -> None:
+        self._batch, self._sequence, self._last = batch, sequence, blocks + 2
+        self._live = Size()
+        self._storages: dict[int, tuple[int, str, Size]] = {}
+        self._saved: dict[int, dict[str, Size]] = {}
+        self._passes: dict[tuple[str, int], _Pass] = {}
+        self._current: _Pass | None = None
+        self._segment = 0
+        self.ends: dict[int, Size] = {}
+        """Live as the backward pass of each segment ends."""
+
+    def take(self, event: Event) -> None:
+        match event.kind:
+            case "mark":
+                self._mark(event.name)
+            case "allocate":
+                size = size_of(event.bytes, self._batch, self._sequence)
+                self._storages[event.storage] = (self._segment, event.module, size)
+                self._live += size
+                self._point(event.module)
+            case "scratch":
+                scratch = size_of(event.bytes, self._batch, self._sequence)
+                self._live += scratch
+                self._point(event.module)
+                self._live -= scratch
+            case "free":
+                self._drop(event.storage)
+            case "ready":
+                assert self._current is not None
+                self._drop(event.storage)
+                self._current.ready.append((event.name, self._live))
+                self._current.points.append([])
+
+    def close(self) -> None:
+        self.ends[0] = self._live
+
+    def segment(self, index: int) -> Segment:
+        forward, backward = self._passes["forward", index], self._passes["backward", index]
+        following = self._passes.get(("forward", index + 1))
+        below = self.ends.get(index + 1, None)
+        growth = following.base - forward.base if following else Size()
+        return Segment(
+            saved=tuple(Saved(module=m, size=s) for m, s in sorted(self._saved.get(index, {}).items())),
+            forward=tuple(_points(forward, forward.base)),
+            backward=tuple(_points(backward, self.ends[index])),
+            gradients=tuple(
+                Gradient(parameter=n, live=live - self.ends[index]) for n, live in backward.ready
+            ),
+            forward_growth=growth,
+            held=below - self.ends[index] if below is not None else Size(),
+        )
+
+    def _mark(self, name: str) -> None:
+        if name == "end":
+            return
+        kind, _, of = name.partition(" ")
+        index = 0 if of == "embedding" else int(of) + 1
+        if kind == "backward":
+            if index == self._last:
+                self._note_saved()
+            self.ends[index + 1] = self._live
+        self._segment = index
+        self._current = self._passes[kind, index] = _Pass(base=self._live)
+
+    def _note_saved(self) -> None:
+        for segment, module, size in self._storages.values():
+            saved = self._saved.setdefault(segment, {})
+            saved[module] = saved.get(module, Size()) + size
+
+    def _drop(self, storage: int) -> None:
+        if storage in self._storages:
+            self._live -= self._storages.pop(storage)[2]
+
+    def _point(self, module: str) -> None:
+        if self._current is not None:
+            front = self._current.points[-1]
+            if not any(m == module and self._live.at_most(live) for m, live in front):
+                front[:] = [(m, live) for m, live in front if m != module or not live.at_most(self._live)]
+                front.append((module, self._live))
+
+
+def _points(one: _Pass, base: Size) -> Iterator[Point]:
+    for ready, front in enumerate(one.points):
+        for module, live in front:
+            yield Point(module=module, live=live - base, ready=ready)
+
+
+BLOCKS = 3
+"""Of the traced model: the middle one stands for all."""
+SEQUENCES = (503, 479, 467, 383, 263)
+"""Primes: a storage's size shows how often the sequence is a factor of it."""
+MICRO_BATCHES = (1021, 1031, 1033)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """What besides the model decides a profile."""
+
+    route: str = "fp32"
+    """'fp32'; 'autocast': low precision on fp32 weights; 'cast': weights in low precision; with '+outputs'
+    the model returns fp32, as Accelerate's wrapped forward does."""
+    attention: str | None = None
+    """'sdpa' or 'eager'; None: as transformers chooses."""
+    checkpointing: bool = False
+    single_sample: bool = False
+    """A micro-batch of one sample: some copies are views then."""
+    dropout: float | None = 0.0
+    """Written to every dropout; None: as the model has it."""
+    device: str = "cuda"
+    """'cuda' or 'cpu': what autocast leaves in low precision, and what kernels need inside."""
+
+
+def trace_profile(config: Mapping[str, Any], variant: Variant) -> ActivationProfile:
+    """Trace a training step of the model of a Hugging Face configuration (with `model_type`).
+
+    Its widths are taken as they are, with BLOCKS blocks. Needs no weights and no memory to speak of.
+    """
+    with FakeTensorMode(), torch.device("cpu"):
+        model = _model(config, variant)
+        batch, sequence = _shape(config, variant)
+        tokens = torch.zeros(batch, sequence, dtype=torch.int64)
+        tracer = _Tracer(model, tokens, variant.device)
+        with unpacked_samples():
+            events = tracer.step({"tokens": tokens, "labels": tokens}, variant.route)
+    return profile_of_events(events, batch=batch, sequence=sequence, blocks=BLOCKS)
+
+
+def _model(config: Mapping[str, Any], variant: Variant) -> nn.Module:
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    values = {key: value for key, value in config.items() if key != "model_type"}
+    of_model = CONFIG_MAPPING[config["model_type"]](**values)
+    of_model.num_hidden_layers = BLOCKS
+    if variant.dropout is not None:
+        set_dropout(of_model, variant.dropout)
+    model: nn.Module = AutoModelForCausalLM.from_config(
+        of_model, attn_implementation=variant.attention, trust_remote_code=False, **in_fp32()
+    )
+    if variant.checkpointing:
+        enable_checkpointing(model)
+    if "cast" in variant.route.split("+"):
+        cast_parameters(model, torch.bfloat16)
+    model.train()
+    return model
+
+
+def _shape(config: Mapping[str, Any], variant: Variant) -> tuple[int, int]:
+    """Micro-batch and sequence that divide no width of the model."""
+    widths = [value for value in config.values() if isinstance(value, int) and value > 1]
+    sequence = next(s for s in SEQUENCES if all(width % s for width in widths))
+    batch = next(b for b in MICRO_BATCHES if all(width % b for width in widths))
+    return (1 if variant.single_sample else batch), sequence
+
+
+class _Tracer:
+    """Names the module of every operator, forward and backward, and marks where segments begin."""
+
+    def __init__(self, model: nn.Module, tokens: Tensor, device: str) -> None:
+        self._model = model
+        self._tokens = tokens
+        self._stack: list[str] = []
+        self._backward = False
+        self._spans: list[tuple[int, str]] = []
+        """(first number of a node, module that it belongs to), ascending."""
+        self._blocks = list(transformer_blocks(model).items())
+        self._events = StorageEvents(self._known(), self._module, kernel_scratch(device))
+        self._device = device
+
+    def step(self, batch: dict[str, Tensor], route: str) -> list[Event]:
+        """Forward and backward pass of one step."""
+        self._route = route.split("+")
+        with ExitStack() as stack:
+            for handle in self._hooks():
+                stack.callback(handle.remove)
+            stack.enter_context(self._events)
+            if self._device == "cuda":
+                stack.enter_context(CudaAutocast())
+            self._events.note("mark", "forward embedding")
+            with _autocast("autocast" in self._route):
+                loss = summed_cross_entropy(self._model, batch)
+            self._backward = True
+            self._events.note("mark", f"backward {len(self._blocks) + 1}")
+            scaled = loss * 1.5
+            # `backward` itself would turn function modes off, and recomputation needs CudaAutocast.
+            graph._engine_run_backward(
+                (scaled,), (torch.ones_like(scaled),), False, False, (),
+                allow_unreachable=True, accumulate_grad=True,
+            )  # fmt: skip
+            del scaled
+            self._events.note("mark", "end")
+            self._events.stop_watching()
+        return self._events.events
+
+    def _known(self) -> Iterator[Tensor]:
+        yield from self._model.parameters()
+        yield from self._model.buffers()
+        yield self._tokens
+
+    def _hooks(self) -> Iterator[Any]:
+        for name, module in self._model.named_modules():
+            yield module.register_forward_pre_hook(self._entered(name))
+            yield module.register_forward_hook(self._left, always_call=True)
+        if "outputs" in self._route:
+            yield self._model.register_forward_hook(_widen_outputs)
+        yield self._model.register_forward_hook(self._model_ends)
+        for index, (_, block) in enumerate(self._blocks):
+            yield block.register_forward_pre_hook(self._block_begins(index), with_kwargs=True)
+            yield block.register_forward_hook(self._block_ends(index))
+        for name, parameter in self._model.named_parameters():
+            yield parameter.register_post_accumulate_grad_hook(self._ready(name))
+
+    def _entered(self, name: str) -> Any:
+        def hook(*_: Any) -> None:
+            self._stack.append(name)
+            self._spans.append((autograd_sequence(), name))
+
+        return hook
+
+    def _left(self, *_: Any) -> None:
+        if self._stack:
+            self._stack.pop()
+        self._spans.append((autograd_sequence(), self._stack[-1] if self._stack else ""))
+
+    def _block_begins(self, index: int) -> Any:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self._backward:
+                return
+            self._events.note("mark", f"forward {index}")
+            hidden = args[0] if args else kwargs["hidden_states"]
+            if index == 0:
+                hidden.register_hook(lambda _: self._events.note("mark", "backward embedding"))
+
+        return hook
+
+    def _block_ends(self, index: int) -> Any:
+        def hook(_: nn.Module, __: Any, output: Any) -> None:
+            if self._backward:
+                return
+            hidden = output[0] if isinstance(output, tuple) else output
+            hidden.register_hook(lambda _: self._events.note("mark", f"backward {index}"))
+            if index == len(self._blocks) - 1:
+                self._events.note("mark", f"forward {len(self._blocks)}")
+
+        return hook
+
+    def _model_ends(self, _: nn.Module, __: Any, output: Any) -> None:
+        index = len(self._blocks)
+        output.logits.register_hook(lambda _: self._events.note("mark", f"backward {index}"))
+        self._events.note("mark", f"forward {index + 1}")
+
+    def _ready(self, name: str) -> Any:
+        def hook(parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            self._events.note("ready", self._of_block(name), parameter.grad)
+
+        return hook
+
+    def _module(self) -> str:
+        """Whose operator runs: of the forward pass or of a recomputation, else of the graph's node."""
+        if self._stack:
+            return self._of_block(self._stack[-1])
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return ""
+        at = bisect.bisect_right([first for first, _ in self._spans], node._sequence_nr()) - 1
+        return self._of_block(self._spans[at][1]) if at >= 0 else ""
+
+    def _of_block(self, name: str) -> str:
+        for block, _ in self._blocks:
+            if name == block or name.startswith(f"{block}."):
+                return name[len(block) + 1 :]
+        return name
+
+
+def _autocast(wanted: bool) -> AbstractContextManager[Any]:
+    return torch.autocast("cpu", torch.bfloat16) if wanted else nullcontext()
+
+
+def _widen_outputs(_: nn.Module, __: Any, output: Any) -> None:
+    """`convert_outputs_to_fp32` (accelerate 1.15, utils/operations.py)."""
+    output.logits = output.logits.float()
+
+
+def profile_text(request_text: str) -> str:
+    """The profile as JSON; the request is `{"config": ..., "variant": ...}`."""
+    request = json.loads(request_text)
+    return json.dumps(to_json(trace_profile(request["config"], Variant(**request["variant"]))))
+
+
+def main() -> None:
+    """Read a request from standard input, write the profile; of a list of requests a list of texts."""
+    text = sys.stdin.read()
+    requests = json.loads(text)
+    if isinstance(requests, list):
+        text = json.dumps([_text_or_none(json.dumps(request)) for request in requests])
+    else:
+        text = profile_text(text)
+    sys.stdout.write(text)
+
+
+def _text_or_none(request: str) -> str | None:
+    """None for what cannot be traced, which must not cost the others."""
+    try:
+        return profile_text(request)
+    except Exception:
+        return None
+
+
+if __name__ == "__main__":
+    main()

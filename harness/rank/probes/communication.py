@@ -1,0 +1,218 @@
+"""Counts every collective of every process group, whoever calls it and on whatever transport.
+
+All of them, from Python or C++ threads, pass the dispatcher operators `c10d::*`. A kernel at the key
+BackendSelect sees each call and redispatches below itself. It cannot see calls made straight on a
+`Backend` object and shared-memory paths that are no collectives of torch.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from harness.backends.mesh import Mesh
+from harness.backends.pipeline.tags import PHASES
+from harness.backends.precision import dtype_name
+from harness.forms.workload import ELSEWHERE
+from harness.traces.operators import OPERATORS
+
+MESSAGES = ("send", "recv")
+REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
+
+
+@dataclass(frozen=True)
+class CollectiveKey:
+    """Key of a separate count."""
+
+    phase: str
+    op: str
+    dtype: str
+    group: str
+
+
+@dataclass
+class Count:
+    """Count of one key."""
+
+    calls: int = 0
+    payload_bytes: int = 0
+    largest_bytes: int = 0
+    """Payload of the largest call."""
+
+    def add(self, payload_bytes: int) -> None:
+        self.calls += 1
+        self.payload_bytes += payload_bytes
+        self.largest_bytes = max(self.largest_bytes, payload_bytes)
+
+
+class CommunicationCounter:
+    """Counts inside `counting` and between `start` and `stop`; `phase` names what the loop is doing."""
+
+    def __init__(self, mesh: Mesh | None = None) -> None:
+        self.mesh = mesh
+        """Names the roles of groups where ranks share samples."""
+        self.phase = "setup"
+        self.early = False
+        """Whether this micro-step is not the last of its step."""
+        self.early_reduced_bytes: int | None = None
+        """Payload of reductions in backward passes of such micro-steps; None: none was counted."""
+        self.counts: dict[CollectiveKey, Count] = {}
+        self.groups: dict[str, list[int]] = {}
+        self._world_size = 1
+        self._lock = threading.Lock()
+        self._library: torch.library.Library | None = None
+        self.seconds = 0.0
+        """What counting itself took."""
+
+    @property
+    def at_work(self) -> bool:
+        return self._library is not None
+
+    def begin_micro_step(self, *, last: bool) -> None:
+        """What follows belongs to a micro-step that is or is not the last of its step."""
+        self.early = not last
+        if self.early and self.at_work and self.early_reduced_bytes is None:
+            self.early_reduced_bytes = 0
+
+    @contextmanager
+    def counting(self, phase: str) -> Iterator[None]:
+        """Count what happens inside as `phase`; the phase of before is back afterwards.
+
+        May stand inside another window of counting, which then goes on.
+        """
+        before, begun_here = self.phase, self._library is None
+        self.phase = phase
+        if begun_here:
+            self.start()
+        try:
+            yield
+        finally:
+            self.phase = before
+            if begun_here:
+                self.stop()
+
+    def start(self) -> None:
+        """Put the kernels in place, between two steps. Nothing of them is left after `stop`."""
+        after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)  # type: ignore[attr-defined]
+        self._library = torch.library.Library("c10d", "IMPL")
+        for name, (op, tensors_at) in OPERATORS.items():
+            overload = getattr(torch.ops.c10d, name).default
+            self._library.impl(
+                name, self._kernel(overload, op, tensors_at, after), "BackendSelect", with_keyset=True
+            )
+
+    def stop(self) -> None:
+        """Take the kernels away again, if they are there."""
+        if self._library is not None:
+            self._library._destroy()
+            self._library = None
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What was counted so far, one row per phase, collective, dtype and group."""
+        return [
+            {
+                "phase": key.phase,
+                "op": key.op,
+                "dtype": key.dtype,
+                "group": key.group,
+                "group_ranks": self.groups[key.group],
+                "group_size": len(self.groups[key.group]),
+                "role": group_role(self.groups[key.group], self._world_size, self.mesh),
+                **asdict(count),
+            }
+            for key, count in self.counts.items()
+        ]
+
+    def _kernel(self, overload: Any, op: str, tensors_at: int, after: Any) -> Callable[..., Any]:
+        def count_and_redispatch(keyset: Any, *arguments: Any) -> Any:
+            begin = time.perf_counter()
+            self._count(op, arguments, tensors_at)
+            self.seconds += time.perf_counter() - begin
+            return overload.redispatch(keyset & after, *arguments)
+
+        return count_and_redispatch
+
+    def _count(self, op: str, arguments: tuple[Any, ...], tensors_at: int) -> None:
+        boxed = next(a for a in arguments if isinstance(a, torch.ScriptObject))
+        group = dist.ProcessGroup.unbox(boxed)
+        tensors = [] if op == "barrier" else _tensors(arguments[tensors_at])
+        if op == "all_to_all" and _sends_to_one(arguments):
+            op = "permute"
+        # Only the root of these two holds the complete tensor; every rank has its piece.
+        pieces = group.size() if op in ("gather", "scatter") else 1
+        with self._lock:
+            if group.group_name not in self.groups:
+                self.groups[group.group_name] = dist.get_process_group_ranks(group)
+                self._world_size = dist.get_world_size()
+            for dtype, payload in payload_by_dtype(tensors).items():
+                key = CollectiveKey(self._phase_of(op, arguments), op, dtype, group.group_name)
+                self.counts.setdefault(key, Count()).add(payload * pieces)
+                if self.early and self.phase == "backward" and op in REDUCTIONS and group.size() > 1:
+                    self.early_reduced_bytes = (self.early_reduced_bytes or 0) + payload
+
+    def _phase_of(self, op: str, arguments: tuple[Any, ...]) -> str:
+        """Within a step a message between pipeline stages says itself which pass it belongs to."""
+        if op in MESSAGES and self.phase in ("forward", "backward"):
+            return PHASES.get(arguments[-1], self.phase)
+        return self.phase
+
+
+def payload_by_dtype(tensors: Iterable[torch.Tensor]) -> dict[str, int]:
+    """Bytes of these tensors; a call that joins several dtypes is counted under each. No tensor: 'none'."""
+    sizes: dict[str, int] = {}
+    for tensor in tensors:
+        name = dtype_name(tensor.dtype)
+        sizes[name] = sizes.get(name, 0) + tensor.numel() * tensor.element_size()
+    return sizes or {"none": 0}
+
+
+def group_role(ranks: list[int], world_size: int, mesh: Mesh | None = None) -> str:
+    """Role of a group: the dimensions of the mesh along which it lies, where ranks share samples.
+
+    Without such a mesh neighbours share one copy of the weights; otherwise the group's ranks hold the same
+    shard. So the meshes of hybrid sharding are laid out: shard groups are rows, replica groups columns.
+    """
+    if mesh is not None and mesh.shares_samples:
+        return mesh.role(ranks) or ELSEWHERE
+    if len(ranks) == world_size:
+        return "world"
+    consecutive = ranks == list(range(ranks[0], ranks[0] + len(ranks)))
+    return "shard" if consecutive else "replica"
+
+
+def _sends_to_one(arguments: tuple[Any, ...]) -> bool:
+    """Whether all of an all-to-all goes to a single rank: its splits are the lists among the arguments."""
+    sizes = [a for a in arguments if isinstance(a, (list, tuple)) and a and isinstance(a[0], int)]
+    return any(sum(size > 0 for size in split) == 1 < len(split) for split in sizes)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in _tensors(item)]
+    return []
+
+
+def release_finished_collectives() -> None:
+    """Free the buffers of finished collectives; all ranks call it. At most some tenths of a second.
+
+    ProcessGroupNCCL keeps the tensors of a collective whose future was waited for, as DDP's reducer does,
+    until its watchdog comes by, every 100 ms, and the next collective begins (torch 2.13,
+    `shelvesToUnstash_` in ProcessGroupNCCL.hpp). DDP lays out its buckets anew in the second step: the old
+    ones would count for the peaks of the steps that follow, on the ranks whose watchdog is late. What a
+    communication hook of DDP compressed would be left of some steps and not of others.
+    """
+    if not dist.is_initialized() or dist.get_backend() != "nccl":
+        return
+    group = dist.group.WORLD
+    assert group is not None
+    group._wait_for_pending_works()
+    dist.barrier()

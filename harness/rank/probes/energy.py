@@ -1,0 +1,212 @@
+"""Energy of a rank's GPU and machine while steps are timed; read between steps, never within one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.forms.flops import is_stub
+from harness.rank.probes.process_memory import nvml
+from harness.rank.probes.time import boot
+from harness.record import EnergyPart
+
+MILLI = 1e-3
+
+
+class DeviceEnergy:
+    """The driver's energy counter between `begin` and `read`.
+
+    library: pynvml after `nvmlInit`, or a sentence why there is none. The counter is millijoules since the
+    driver was loaded (Volta and later, `nvmlDeviceGetTotalEnergyConsumption`).
+    """
+
+    def __init__(self, library: Any, device_uuid: str, clock: Callable[[], float] = time.time) -> None:
+        self._library, self._uuid, self._clock = library, device_uuid, clock
+        self._handle: Any = None
+        self._first = 0
+        self._since = 0.0
+        self.joules: float | None = None
+        self.unknown: str | None = library if isinstance(library, str) else None
+
+    def begin(self) -> None:
+        """Note where the counter stands."""
+        if self.unknown is not None:
+            return
+        try:
+            self._handle = self._library.nvmlDeviceGetHandleByUUID(self._uuid)
+            self._first = self._library.nvmlDeviceGetTotalEnergyConsumption(self._handle)
+        except (self._library.NVMLError, AttributeError) as error:
+            self.unknown = f"NVML has no energy counter for this device: {error}"
+        self._since = self._clock()
+
+    def read(self) -> None:
+        """Set `joules`."""
+        if self.unknown is not None:
+            return
+        try:
+            now = self._library.nvmlDeviceGetTotalEnergyConsumption(self._handle)
+        except self._library.NVMLError as error:
+            self.unknown = f"NVML: {error}"
+            return
+        if now < self._first:
+            self.unknown = "the driver's energy counter went back: the driver was loaded again"
+        else:
+            self.joules = (now - self._first) * MILLI
+
+    def sampled_watts(self) -> float | None:
+        """Mean power of the samples that the driver kept since `begin`; None: it keeps none."""
+        if self.unknown is not None:
+            return None
+        library = self._library
+        begin, end = int(self._since * 1e6), int(self._clock() * 1e6)
+        try:
+            _, samples = library.nvmlDeviceGetSamples(self._handle, library.NVML_TOTAL_POWER_SAMPLES, begin)
+        except (library.NVMLError, AttributeError):
+            return None
+        watts = [s.sampleValue.uiVal * MILLI for s in samples if begin <= s.timeStamp <= end]
+        return sum(watts) / len(watts) if watts else None
+
+    def limit_watts(self) -> float | None:
+        """The power limit in force; None: not told."""
+        if self.unknown is not None:
+            return None
+        try:
+            return float(self._library.nvmlDeviceGetEnforcedPowerLimit(self._handle)) * MILLI
+        except (self._library.NVMLError, AttributeError):
+            return None
+
+
+POWERCAP = Path("/sys/class/powercap")
+MOST_WATTS = 1000.0
+"""Of one zone; decides how long a counter can go unread without wrapping twice."""
+JOULES = 1e-6
+
+
+class RaplMeter:
+    """Adds up all packages and their DRAM between `begin` and `end`."""
+
+    def __init__(self, root: Path = POWERCAP, clock: Callable[[], float] = time.monotonic) -> None:
+        self._root, self._clock = root, clock
+        self._zones: list[Path] = []
+        self._ranges: dict[Path, int] = {}
+        self._last: dict[Path, int] = {}
+        self._at = 0.0
+        self._microjoules = 0
+        self.unknown: str | None = "RAPL was not read"
+        """Why there is no figure; None: there is one."""
+
+    def begin(self) -> None:
+        """Find the zones and note where they stand."""
+        self._zones = counted_zones(self._root)
+        self.unknown = None if self._zones else f"{self._root} has no RAPL zone of a processor package"
+        try:
+            self._ranges = {zone: _number(zone / "max_energy_range_uj") for zone in self._zones}
+            self._last = {zone: _number(zone / "energy_uj") for zone in self._zones}
+        except (OSError, ValueError) as error:
+            self.unknown = _why(error)
+        self._at = self._clock()
+
+    def poll(self) -> None:
+        """Add what was counted since the last reading."""
+        if self.unknown is not None:
+            return
+        now = self._clock()
+        gap, self._at = now - self._at, now
+        try:
+            for zone in self._zones:
+                self._add(zone, _number(zone / "energy_uj"), gap)
+        except (OSError, ValueError) as error:
+            self.unknown = _why(error)
+
+    def joules(self) -> float | None:
+        """All since `begin`, as of the last `poll`."""
+        return None if self.unknown is not None else self._microjoules * JOULES
+
+    def _add(self, zone: Path, value: int, gap: float) -> None:
+        span = self._ranges[zone]
+        if gap * MOST_WATTS > span * JOULES:
+            self.unknown = f"{zone.name} went unread for {gap:.0f} s, in which its counter may wrap twice"
+        self._microjoules += (value - self._last[zone]) % span if span else value - self._last[zone]
+        self._last[zone] = value
+
+
+def counted_zones(root: Path) -> list[Path]:
+    """Packages, and the DRAM next to them; 'core' and 'uncore' are parts of a package, 'psys' contains it."""
+    found = []
+    for zone in sorted(root.glob("intel-rapl:*")):
+        try:
+            name = (zone / "name").read_text().strip()
+        except OSError:
+            continue
+        if name.startswith("package") or name == "dram":
+            found.append(zone)
+    return found
+
+
+def _number(path: Path) -> int:
+    return int(path.read_text())
+
+
+def _why(error: OSError | ValueError) -> str:
+    if isinstance(error, PermissionError):
+        return f"{error.filename} may be read by root only; have the administrator allow it"
+    return f"RAPL cannot be read: {error}"
+
+
+SECONDS_BETWEEN_READINGS = 10.0
+
+
+class EnergyMeter:
+    """What was used between the first `poll`, which begins, and `end`."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._host = RaplMeter()
+        self._gpu: DeviceEnergy | None = None
+        self._began: float | None = None
+        self._read_at = 0.0
+
+    def poll(self) -> None:
+        """Begin, or read counters that would wrap; most calls do nothing."""
+        now = time.perf_counter()
+        if self._began is None:
+            self._gpu = gpu_energy() if self._device == "cuda" else None
+            self._host.begin()
+            if self._gpu is not None:
+                self._gpu.begin()
+            self._began = self._read_at = time.perf_counter()
+        elif now - self._read_at >= SECONDS_BETWEEN_READINGS:
+            self._host.poll()
+            self._read_at = now
+
+    def end(self) -> EnergyPart | None:
+        """What was counted since; None: no step was timed."""
+        if self._began is None:
+            return None
+        seconds = time.perf_counter() - self._began
+        self._host.poll()
+        gpu = self._gpu
+        if gpu is not None:
+            gpu.read()
+        return EnergyPart(
+            seconds=seconds,
+            device_joules=gpu.joules if gpu else None,
+            device_unknown=gpu.unknown if gpu else None,
+            device_sampled_watts=gpu.sampled_watts() if gpu else None,
+            device_limit_watts=gpu.limit_watts() if gpu else None,
+            host_joules=self._host.joules(),
+            host_unknown=self._host.unknown,
+            boot=boot(),
+        )
+
+
+def gpu_energy() -> DeviceEnergy:
+    """The counter of this rank's GPU, or why there is none."""
+    device = torch.cuda.get_device_properties(torch.cuda.current_device())
+    if is_stub(device.name):
+        return DeviceEnergy("a CUDA stub draws no power", "")
+    return DeviceEnergy(nvml(), f"GPU-{device.uuid}")

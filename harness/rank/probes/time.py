@@ -1,0 +1,173 @@
+"""How long the phases of a step last: host clock on the CPU, events of the stream on CUDA.
+
+Neither waits for the device. CUDA's events are read after the step's one synchronisation.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from harness.record import ProcessorPart
+
+PHASES = ("forward", "backward", "step")
+"""Of every engine; one that runs a pipeline adds 'waiting', which is in none of them."""
+
+
+class PhaseTimer(ABC):
+    """Told at each border which phase begins; sums each phase over the micro-steps of a step."""
+
+    @abstractmethod
+    def enter(self, phase: str | None) -> None:
+        """End the phase before and begin `phase`; None: what follows belongs to no phase."""
+
+    @abstractmethod
+    def take(self) -> dict[str, float]:
+        """Seconds of each phase since the last call, once the device has finished."""
+
+
+class HostPhaseTimer(PhaseTimer):
+    """The monotonic clock, where operators return when they have finished."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+        self._phase: str | None = None
+        self._since = 0.0
+
+    def enter(self, phase: str | None) -> None:
+        now = time.perf_counter()
+        if self._phase is not None:
+            self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._since
+        self._phase, self._since = phase, now
+
+    def take(self) -> dict[str, float]:
+        seconds, self._seconds = self._seconds, dict.fromkeys(PHASES, 0.0)
+        return seconds
+
+
+class CudaPhaseTimer(PhaseTimer):
+    """Timing events on the current stream; they are kept for the next step."""
+
+    def __init__(self) -> None:
+        self._events: list[torch.cuda.Event] = []
+        self._phases: list[str | None] = []
+
+    def enter(self, phase: str | None) -> None:
+        if len(self._phases) == len(self._events):
+            self._events.append(torch.cuda.Event(enable_timing=True))
+        self._events[len(self._phases)].record()
+        self._phases.append(phase)
+
+    def take(self) -> dict[str, float]:
+        seconds = dict.fromkeys(PHASES, 0.0)
+        for index, phase in enumerate(self._phases[:-1]):
+            if phase is not None:
+                milliseconds = self._events[index].elapsed_time(self._events[index + 1])
+                seconds[phase] = seconds.get(phase, 0.0) + milliseconds / 1e3
+        self._phases.clear()
+        return seconds
+
+
+def phase_timer(device: str) -> PhaseTimer:
+    """The timer for a device."""
+    return CudaPhaseTimer() if device == "cuda" else HostPhaseTimer()
+
+
+PROC = Path("/proc")
+NANOSECONDS = 1e9
+# Columns of the first line of /proc/stat, see proc_stat(5). Time of guests is contained in 'user'.
+BUSY_COLUMNS = {"user": 1, "nice": 2, "system": 3, "irq": 6, "softirq": 7}
+STOLEN_COLUMN = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """Seconds counted since this machine or process started."""
+
+    clock: float
+    process: float
+    waiting: float
+    busy: float
+    stolen: float
+
+
+class ProcessorAccount:
+    """What happened between `begin` and `end`."""
+
+    def __init__(self, proc: Path = PROC) -> None:
+        self._proc = proc
+        self._first: Reading | None = None
+        self._has_begun = False
+
+    def begin(self) -> None:
+        """Note where the counters stand; only the first call counts."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._first = read(self._proc)
+
+    def end(self) -> ProcessorPart | None:
+        """What was counted since; None: nothing was begun, or this system keeps no such accounts."""
+        first = self._first
+        last = read(self._proc) if first is not None else None
+        if first is None or last is None:
+            return None
+        return ProcessorPart(
+            seconds=last.clock - first.clock,
+            process_seconds=last.process - first.process,
+            # Threads that ended took their account with them.
+            waiting_seconds=max(0.0, last.waiting - first.waiting),
+            machine_busy_seconds=last.busy - first.busy,
+            machine_stolen_seconds=last.stolen - first.stolen,
+            boot=boot(self._proc),
+        )
+
+
+def read(proc: Path = PROC) -> Reading | None:
+    """The counters of this process and of its machine; None where they are missing or unreadable."""
+    ticks_per_second = os.sysconf("SC_CLK_TCK")
+    try:
+        waiting = _waiting_seconds(proc / "self" / "task")
+        columns = (proc / "stat").read_text().split("\n", 1)[0].split()
+        busy = sum(int(columns[column]) for column in BUSY_COLUMNS.values())
+        stolen = int(columns[STOLEN_COLUMN])
+    except (OSError, IndexError, ValueError):
+        return None
+    if waiting is None:
+        return None
+    return Reading(
+        clock=time.perf_counter(),
+        process=time.process_time(),
+        waiting=waiting,
+        busy=busy / ticks_per_second,
+        stolen=stolen / ticks_per_second,
+    )
+
+
+def _waiting_seconds(tasks: Path) -> float | None:
+    """Of all threads together: could have run and waited for a processor; None if nothing is counted.
+
+    The first two numbers of each account are nanoseconds on a processor and in its queue (the kernel's
+    sched-stats.rst). A kernel without CONFIG_SCHED_INFO shows zeros.
+    """
+    ran, waited = 0, 0
+    for task in tasks.iterdir():
+        try:
+            counts = task.joinpath("schedstat").read_text().split()
+        except (FileNotFoundError, ProcessLookupError):  # the thread has just ended
+            continue
+        ran += int(counts[0])
+        waited += int(counts[1])
+    return waited / NANOSECONDS if ran else None
+
+
+def boot(proc: Path = PROC) -> str | None:
+    """What Linux drew at random when it started: equal for all containers of one machine."""
+    try:
+        return (proc / "sys" / "kernel" / "random" / "boot_id").read_text().strip()
+    except OSError:
+        return None

@@ -1,0 +1,184 @@
+"""A digest of all master weights, equal for equal weights whatever the strategy that holds them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch.distributed as dist
+from torch import Tensor
+
+from harness.backends.base import Engine
+from harness.backends.piece import Piece
+from harness.backends.unsupported import Unsupported
+from harness.errors import HarnessError
+from harness.rank.probes.sketch import CHUNK_ELEMENTS, content_sum, partial_sketch
+from harness.record import WeightsPart
+from harness.record.model import DIGEST_KIND
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copies:
+    """Of one rank: elements of the masters of which another tensor is in use."""
+
+    elements: int
+    stale: int
+    """Those whose weight in use is another value than the master rounded to its dtype."""
+
+
+def count_copies(engine: Engine) -> Copies:
+    """Compare what this rank updates with what its forward passes use; nothing is communicated."""
+    elements = stale = 0
+    for masters, in_use in engine.weights_in_use():
+        elements += masters.numel()
+        for chunk, copied in zip(masters.split(CHUNK_ELEMENTS), in_use.split(CHUNK_ELEMENTS), strict=True):
+            stale += _differing(chunk, copied)
+    return Copies(elements=elements, stale=stale)
+
+
+def _differing(masters: Tensor, in_use: Tensor) -> int:
+    rounded = masters.to(device=in_use.device, dtype=in_use.dtype)
+    return int(((rounded != in_use) & ~(rounded.isnan() & in_use.isnan())).sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """One rank's range of one parameter."""
+
+    shape: tuple[int, ...]
+    start: int
+    elements: int
+    content: int
+    """See `sketch.content_sum`; those of ranges that do not overlap add up."""
+
+
+T = TypeVar("T")
+Share = Mapping[str, Held]
+Ranges = Mapping[tuple[int, int], Sequence[int]]
+"""Of one parameter: the ranks that hold the same elements, by start and number."""
+
+
+def digest_share(engine: Engine) -> Share:
+    """By parameter, what this rank finds of the master weights that it holds.
+
+    Nothing is gathered; an engine that does not list its pieces gathers tensor by tensor: a collective.
+    """
+    return {
+        piece.name: Held(
+            shape=piece.shape,
+            start=piece.start,
+            elements=piece.weight.numel(),
+            content=content_sum(piece.name, piece.weight, piece.start),
+        )
+        for piece in _pieces(engine)
+    }
+
+
+def combined(share: Share, engine: Engine) -> WeightsPart:
+    """SHA-256 over the sorted (name, shape, sum of the contents), L2 norm, count, a sketch of each; whether
+    weights in use are their rounded masters.
+
+    A collective. Where ranks that hold the same elements differ in them, each returns the weights of its own
+    copy. Without a sketch where a weight is not finite. Raises HarnessError where the ranges are not the
+    whole.
+    """
+    rank, shares = dist.get_rank(), _from_all(share)
+    ranges = {name: _ranges(name, shares) for name in dict.fromkeys(name for one in shares for name in one)}
+    agree = all(
+        len({shares[holder][name].content for holder in holders}) == 1
+        for name, of_name in ranges.items()
+        for holders in of_name.values()
+    )
+    told = _from_all((dict(_own_sketches(engine, ranges, divided=agree)), count_copies(engine)))
+    sketches, copies = [one for one, _ in told], [of_rank for _, of_rank in told]
+    lines: list[str] = []
+    whole: dict[str, list[float]] = {}
+    count = 0
+    for name, of_name in ranges.items():
+        copy = _copy_of(rank, of_name)
+        shape = shares[copy[0]][name].shape
+        content = sum(shares[holder][name].content for holder in copy) % 2**64
+        lines.append(f"{name} {shape} {content:016x}")
+        parts = [one[name] for n, one in enumerate(sketches) if name in one and (agree or n in copy)]
+        square, *projections = (sum(values) for values in zip(*parts, strict=True))
+        whole[name] = [square**0.5, *projections]
+        count += math.prod(shape)
+    finite = all(math.isfinite(value) for values in whole.values() for value in values)
+    return WeightsPart(
+        digest=hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest() + DIGEST_KIND,
+        l2_norm=math.fsum(values[0] ** 2 for values in whole.values()) ** 0.5,
+        parameter_count=count,
+        sketch=whole if finite else None,
+        copied_elements=sum(of_rank.elements for of_rank in copies) or None,
+        stale_elements=sum(of_rank.stale for of_rank in copies) if any(c.elements for c in copies) else None,
+    )
+
+
+def digest_weights(engine: Engine) -> WeightsPart:
+    """Both in one; a collective."""
+    return combined(digest_share(engine), engine)
+
+
+def _pieces(engine: Engine) -> Iterator[Piece]:
+    """Of the master weights; all of them on every rank where the engine cannot list its pieces."""
+    try:
+        pieces = engine.weight_pieces()
+    except Unsupported:
+        for name, tensor in engine.full_parameters():
+            yield Piece(name=name, shape=tuple(tensor.shape), start=0, weight=tensor.reshape(-1), moments={})
+        return
+    yield from pieces
+
+
+def _ranges(name: str, shares: Sequence[Share]) -> Ranges:
+    """Raises HarnessError unless the ranges of all ranks are the parameter, each element in one of them."""
+    found: dict[tuple[int, int], list[int]] = {}
+    shape: tuple[int, ...] = ()
+    for rank, share in enumerate(shares):
+        if name in share:
+            held = share[name]
+            shape = held.shape
+            if held.elements or not math.prod(shape):
+                found.setdefault((held.start, held.elements), []).append(rank)
+    position = 0
+    for start, elements in sorted(found):
+        if start != position:
+            break
+        position += elements
+    if position != math.prod(shape) or sum(elements for _, elements in found) != position:
+        raise HarnessError(
+            f"the ranks' ranges of {name} are not its {math.prod(shape)} elements: "
+            f"{', '.join(f'{start} to {start + elements}' for start, elements in sorted(found))}; "
+            "`Engine.weight_pieces` of this backend leaves some out, or cuts them in two ways"
+        )
+    return found
+
+
+def _copy_of(rank: int, ranges: Ranges) -> list[int]:
+    """The ranks that together hold one copy: the n-th of each range, as this one is of its own."""
+    place = next((holders.index(rank) for holders in ranges.values() if rank in holders), 0)
+    return [holders[min(place, len(holders) - 1)] for holders in ranges.values()]
+
+
+def _own_sketches(
+    engine: Engine, ranges: Mapping[str, Ranges], *, divided: bool
+) -> Iterator[tuple[str, list[float]]]:
+    """Of what this rank holds. divided: ranks that hold the same divide it."""
+    rank = dist.get_rank()
+    for piece in _pieces(engine):
+        elements = piece.weight.numel()
+        holders = ranges[piece.name].get((piece.start, elements), ())
+        if rank in holders:
+            copies, copy = (len(holders), holders.index(rank)) if divided else (1, 0)
+            low, high = (elements * n // copies for n in (copy, copy + 1))
+            yield piece.name, partial_sketch(piece.name, piece.weight[low:high], piece.start + low)
+
+
+def _from_all(of_this_rank: T) -> Sequence[T]:
+    found = [of_this_rank] * dist.get_world_size()
+    if len(found) > 1:
+        dist.all_gather_object(found, of_this_rank)
+    return found

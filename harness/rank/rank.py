@@ -1,0 +1,443 @@
+"""One rank of one run, from its request to its last event."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from pydantic import ValidationError
+
+from harness.backends import registry
+from harness.backends.base import Backend, Engine, Unsupported, World
+from harness.backends.checkpoints.checksum import moments_checksum
+from harness.backends.explain import explain
+from harness.backends.precision import compute_dtype
+from harness.batch import BatchLayout
+from harness.errors import HarnessError
+from harness.forms.terms import OwnForms
+from harness.forms.workload import Window
+from harness.rank.accelerator import describe_accelerator, measured_peaks
+from harness.rank.answers import answer_questions
+from harness.rank.checkpoint import LOADING_PHASE, CheckpointProbe, load, measured, progress_of
+from harness.rank.data.samples import Sampler, Samples, load_samples
+from harness.rank.environment import device_name, join_process_group, prepare_process, world_of
+from harness.rank.events import EventWriter
+from harness.rank.failure_words import failure_message
+from harness.rank.loop import Loop, describe_data
+from harness.rank.models.description import Built
+from harness.rank.models.model import model_config
+from harness.rank.preparation import prepare_engine
+from harness.rank.probes.communication import CommunicationCounter
+from harness.rank.probes.device_watch import watch_device
+from harness.rank.probes.probes import Instruments
+from harness.rank.probes.process_memory import HostPeak
+from harness.rank.probes.time import phase_timer
+from harness.rank.probes.weights import combined, digest_share, digest_weights
+from harness.rank.signals import SignalThread
+from harness.record import ObservedPart, SetupMemoryPart, WeightsPart
+from harness.record.model import weights_differ
+from harness.record.workload import NOT_CLAIMED, of_job
+from harness.resume import require_steps_left
+from harness.run_directory.events import (
+    DoneEvent,
+    FailureEvent,
+    FinalEvent,
+    SetupEvent,
+    StoppedEvent,
+    UnsupportedEvent,
+)
+from harness.run_directory.out_of_memory import is_out_of_memory
+from harness.run_directory.outcome import EVENTS_LOST
+from harness.run_directory.rank_state import PositionWriter
+from harness.run_directory.request import Resume, RunRequest, checkpoint_folder, rank_file, weights_folder
+from harness.safe_text import described, encodable
+from harness.spec.pairs import why_refused
+
+
+def begin_training(loop: Loop, resume: Resume | None) -> None:
+    """Bring the engine into the state in which its first step begins; a collective where it resumes.
+
+    From here on its memory is read.
+    """
+    loop.engine.train(True)
+    if resume is not None:
+        loop.position.enter("load checkpoint")
+        _load(loop, resume)
+        loop.position.enter("setup")
+    loop.probes.attach(loop.engine, loop.sampler.held_tensors)
+
+
+def _load(loop: Loop, resume: Resume) -> None:
+    """Raises Unsupported where the backend cannot read the format, and HarnessError if no step is left, or if
+    the moments, the step count or the loss scale are not what was saved.
+    """
+    saved, engine, probes = resume.saved, loop.engine, loop.probes
+    require_steps_left(saved, loop.steps)
+    if saved.format == "native" and saved.native_format != engine.native_format():
+        raise Unsupported(
+            f"the checkpoint of run {saved.run_id} is native to {saved.native_format}, which "
+            f"{engine.native_format()} does not read; save it with measure.checkpoint=neutral"
+        )
+    with (
+        measured("load", saved.format, saved.step, resume.folder, loop.world, loop.events),
+        probes.counting(LOADING_PHASE),
+    ):
+        load(engine, resume.folder, saved.format)
+    _require_moments(engine, resume)
+    _require_progress(engine, resume)
+    with probes.counting(LOADING_PHASE):
+        engine.rehearse(loop.probe_batch())
+
+
+def _require_moments(engine: Engine, resume: Resume) -> None:
+    saved = resume.saved
+    if saved.moments_checksum is None or moments_checksum(engine) == saved.moments_checksum:
+        return
+    raise HarnessError(
+        f"the moments of Adam after loading are not those that run {saved.run_id} saved: the checkpoint is "
+        "damaged, or this backend keeps its moments in another dtype"
+    )
+
+
+def _require_progress(engine: Engine, resume: Resume) -> None:
+    progress, saved = progress_of(engine), resume.saved
+    if progress is None:
+        return
+    for name, found, expected in (
+        ("updates", progress.updates, saved.updates),
+        ("loss scale", progress.loss_scale, saved.loss_scale),
+    ):
+        if expected is not None and found != expected:
+            raise HarnessError(
+                f"after loading the checkpoint of run {saved.run_id} the optimizer's {name}: {found}, saved "
+                f"were {expected}; the training would not go on as it was"
+            )
+
+
+def require_saved_weights(resume: Resume | None, loaded: WeightsPart | None) -> None:
+    """Raise HarnessError if the master weights are not those that were saved, where both have a digest."""
+    if resume is None or loaded is None or not weights_differ(resume.saved.weights_digest, loaded.digest):
+        return
+    saved = resume.saved
+    raise HarnessError(
+        f"the weights after loading have the digest {loaded.digest[:12]}, those that run {saved.run_id} "
+        f"saved {str(saved.weights_digest)[:12]}: the checkpoint is damaged, or this backend keeps its "
+        "master weights in another dtype"
+    )
+
+
+def digest_initial_weights(
+    request: RunRequest, engine: Engine, counter: CommunicationCounter, of_engine: HostPeak
+) -> tuple[WeightsPart | None, SetupMemoryPart | None]:
+    """Each None where it was not asked for or cannot be measured; a collective.
+
+    of_engine: watched the engine being prepared. Raises HarnessError if others were loaded.
+    """
+    weights = None
+    with HostPeak() as of_digest:
+        if request.measure.weight_digests:
+            with counter.counting("digest"):
+                share = digest_share(engine)
+            weights = combined(share, engine)
+    require_saved_weights(request.resume, weights)
+    if of_engine.before_bytes is None:
+        return weights, None
+    return weights, SetupMemoryPart(
+        before_bytes=of_engine.before_bytes,
+        engine_peak_bytes=of_engine.peak_bytes or 0,
+        engine_bytes=of_engine.after_bytes or 0,
+        digest_peak_bytes=of_digest.peak_bytes or 0,
+    )
+
+
+def own_forms(
+    backend: Backend, request: RunRequest, world: World, loop: Loop, built: Built, transport: str
+) -> OwnForms | None:
+    """Model states of every rank and the collectives of the run, from rank 0.
+
+    None on other ranks, and where the backend brings no closed forms.
+    `built` has the layout and the description of the bare model.
+    """
+    forms = backend.closed_form() if world.rank == 0 else None
+    if forms is None:
+        return None
+    assert built.model is not None
+    assert built.layout is not None
+    workload = of_job(
+        request.job,
+        layout=built.layout,
+        architecture=built.model.architecture,
+        strategy=registry.claimed_strategy(backend) or NOT_CLAIMED,
+        world_size=world.world_size,
+        mesh=world.mesh,
+        shard_size=loop.engine.effective().details.get("shard_size"),
+        ranks_per_node=world.ranks_per_node,
+        preset=request.preset,
+        micro_batch_size=request.micro_batch_size,
+        accumulation_steps=request.accumulation_steps,
+        device=world.device,
+        transport=transport,
+        options=backend.options.model_dump(mode="json"),
+        window=_window(request, world, loop),
+    )
+    ranks = (replace(workload, rank=rank) for rank in range(world.world_size))
+    return OwnForms(
+        states=tuple(forms.model_states(of_rank) for of_rank in ranks),
+        volume=forms.collectives(workload),
+        steps=workload.window.steps,
+    )
+
+
+def _window(request: RunRequest, world: World, loop: Loop) -> Window:
+    """What will be counted if the run reaches its end."""
+    every = request.job.evaluation.every_steps
+    held_out = len(loop.sampler.evaluation_ids)
+    return Window.of_run(
+        tuple(s for s in range(loop.first_step, loop.steps) if loop.window(s) == "probed"),
+        every=every,
+        evaluated=[s for s in range(every, loop.steps + 1, every) if s > loop.first_step] if every else (),
+        batches=-(-held_out // (request.micro_batch_size * world.data_size)),
+        digest=request.measure.weight_digests,
+        checkpoint=request.measure.checkpoint == "native",
+    )
+
+
+def run_rank(run_directory: Path, on_termination: Callable[[], None] | None = None) -> int:
+    """Run this rank's part and write its events; return the exit code.
+
+    0 also when the backend is unsupported; 1 when it failed or ran out of memory. The events say which.
+    `on_termination` is called when the rank is asked to terminate while it trains, after it wrote its
+    measurements.
+    """
+    request = RunRequest.read(run_directory)
+    world = registry.placed(request.backend, world_of(request))
+    try:
+        telling = _Telling(
+            started=time.perf_counter(),
+            events=EventWriter(rank_file(run_directory, world.rank)),
+            position=PositionWriter(run_directory, world.rank),
+            signals=SignalThread(),
+            on_termination=on_termination,
+        )
+    except OSError as error:
+        sys.stderr.write(f"events cannot be written: {error}\n")
+        return EVENTS_LOST
+    telling.signals.on_state_asked(run_directory, world.rank)
+    try:
+        prepare_process(request, world)
+        _train(request, run_directory, world, telling)
+    except Unsupported as reason:
+        telling.events.write(UnsupportedEvent(reasons=[described(reason)]))
+    except HarnessError as error:
+        return _fail(telling, run_directory, error, "failed")
+    except BaseException as error:
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError):
+            with suppress(Exception):  # of an exception that cannot be shown
+                traceback.print_exc()
+        return _fail(telling, run_directory, error, "oom" if is_out_of_memory(error) else "failed")
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Telling:
+    """Through what this rank tells how far it is."""
+
+    started: float
+    events: EventWriter
+    position: PositionWriter
+    signals: SignalThread
+    on_termination: Callable[[], None] | None
+
+
+def _train(request: RunRequest, run_directory: Path, world: World, telling: _Telling) -> None:
+    events, position, weights = telling.events, telling.position, weights_folder(run_directory)
+    backend = registry.create(request.backend)
+    refused = why_refused(request.backend, world.world_size, request.job)
+    if reasons := [*registry.unmet_requirements(backend, world), *filter(None, [refused])]:
+        events.write(UnsupportedEvent(reasons=reasons))
+        return
+    instruments = Instruments.install(request, run_directory, world)
+    counter, observer = instruments.counter, instruments.observer
+    position.enter("rendezvous")
+    with counter.counting("setup"):
+        collectives = join_process_group(world, request.limits.collective_seconds)
+    peaks, not_setup = _matmul_peaks(request)
+    position.enter("load data")
+    sampler = Sampler(samples := load_samples(request.job), request.job)
+    position.enter("setup")
+    with counter.counting("setup"), HostPeak() as of_engine:
+        facts, example = samples.facts, samples.batch([0, 0])
+        engine, built = prepare_engine(request, world, backend, facts, observer, weights, example)
+    loop = _loop(request, run_directory, world, samples, sampler, engine, instruments, telling)
+    begin_training(loop, request.resume)
+    initial, host_memory = digest_initial_weights(request, engine, counter, of_engine)
+    forms = own_forms(backend, request, world, loop, built, collectives)
+    dist.barrier()
+    shutil.rmtree(weights, ignore_errors=True)
+    with _explaining(request.backend):
+        ready = SetupEvent(
+            setup_seconds=time.perf_counter() - telling.started - not_setup,
+            effective=engine.effective(),
+            native_config=engine.native_config(),
+            versions={name: _version(name) for name in backend.packages},
+            initial_weights=initial,
+            collectives=collectives,
+            claim=registry.claimed_strategy(backend),
+            own_forms=forms,
+            host=socket.gethostname(),
+            device_name=device_name(world),
+            accelerator=describe_accelerator(world.device),
+            model=built.model,
+            layout=built.layout,
+            data=describe_data(samples, sampler),
+            steps=loop.steps,
+            host_memory=host_memory,
+            matmul_flops_per_second=peaks,
+        )
+        events.write(ready)
+        telling.signals.on_termination(lambda: _write_before_ending(instruments, telling))
+        instruments.before_training(request)
+        loop.run()
+    _finish(engine, instruments, loop, telling, digests=request.measure.weight_digests)
+
+
+def _finish(
+    engine: Engine, instruments: Instruments, loop: Loop, telling: _Telling, *, digests: bool
+) -> None:
+    telling.position.begin_step(None)
+    telling.position.enter("measurements")
+    _write_final(engine, instruments, loop, telling.events, digests=digests)
+    dist.barrier()
+    telling.position.enter("close")
+    engine.close()
+    telling.events.write(DoneEvent())
+    telling.events.close()
+
+
+def _write_final(
+    engine: Engine, instruments: Instruments, loop: Loop, events: EventWriter, *, digests: bool
+) -> None:
+    instruments.write(events)
+    observer = instruments.observer
+    final = FinalEvent(
+        weights=digest_weights(engine) if digests else None,
+        observed=ObservedPart(**observer.report()),
+        probe_loss=observer.probe_loss(engine, loop.probe_batch()),
+        answers=answer_questions(loop),
+    )
+    events.write(final)
+
+
+def _write_before_ending(instruments: Instruments, telling: _Telling) -> None:
+    # A step that was counted in part would pass for a complete one.
+    if instruments.probes.memory and not instruments.probes.within_probed_step:
+        instruments.write(telling.events)
+    telling.events.write(StoppedEvent(at=time.time()))
+    if telling.on_termination is not None:
+        telling.on_termination()
+
+
+def _loop(
+    request: RunRequest,
+    run_directory: Path,
+    world: World,
+    samples: Samples,
+    sampler: Sampler,
+    engine: Engine,
+    instruments: Instruments,
+    telling: _Telling,
+) -> Loop:
+    watch_device(world, engine, run_directory)
+    instruments.tracer.every_thread = engine.own_thread
+    checkpoint = CheckpointProbe(
+        folder=checkpoint_folder(run_directory),
+        request=request,
+        world=world,
+        events=telling.events,
+        write_model_config=_config_writer(model_config(request.job, samples.facts)),
+    )
+    return Loop(
+        job=request.job,
+        layout=BatchLayout(
+            global_batch_size=request.job.training.global_batch_size or 0,
+            micro_batch_size=request.micro_batch_size,
+            accumulation_steps=request.accumulation_steps,
+        ),
+        measure=request.measure,
+        world=world,
+        samples=samples,
+        sampler=sampler,
+        engine=engine,
+        probes=instruments.probes,
+        timer=phase_timer(world.device),
+        tracer=instruments.tracer,
+        observer=instruments.observer,
+        events=telling.events,
+        position=telling.position,
+        checkpoint=checkpoint if request.measure.saves_checkpoint else None,
+        first_step=request.resume.saved.step if request.resume else 0,
+        examine_steps=request.examine_steps,
+    )
+
+
+def _config_writer(config: Any) -> Callable[[Path], None]:
+    return config.save_pretrained if config is not None else lambda _: None  # type: ignore[no-any-return]
+
+
+def _fail(
+    telling: _Telling, run_directory: Path, error: BaseException, status: Literal["oom", "failed"]
+) -> int:
+    """Write why this rank ends; its exit code."""
+    telling.signals.note_collectives()
+    failure = FailureEvent(
+        status=status,
+        error_kind=encodable(type(error).__name__),
+        message=failure_message(error, run_directory),
+        at=time.time(),
+        step=telling.position.position.step,
+        phase=telling.position.position.phase,
+    )
+    try:
+        telling.events.write(failure)
+    except OSError as full:
+        with suppress(OSError):
+            sys.stderr.write(f"events cannot be written ({full}); this one is lost: {failure.message}\n")
+        return EVENTS_LOST
+    return 1
+
+
+@contextmanager
+def _explaining(label: str) -> Iterator[None]:
+    """Raise HarnessError for what a backend says of itself in types that the contract does not have."""
+    try:
+        yield
+    except ValidationError as error:
+        raise HarnessError(f"backend '{label}' breaks its contract: {explain(error, SetupEvent)}") from error
+
+
+def _matmul_peaks(request: RunRequest) -> tuple[dict[str, float], float]:
+    """What matrix products alone reach, all ranks at once, where that was asked for; seconds that it took."""
+    if not request.measure.matmul_peak:
+        return {}, 0.0
+    began = time.perf_counter()
+    dist.barrier()
+    peaks = measured_peaks(request.device, compute_dtype(request.job.training.held_precision))
+    return peaks, time.perf_counter() - began
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,292 @@
+"""Simulates one rank: what a run does to set up, then three steps, the last of which is counted."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.pipelining import PipelineStage
+from torch.nn.parallel import DistributedDataParallel
+
+from harness.backends import registry
+from harness.backends.base import Backend, Batch, Engine, Unsupported, World
+from harness.backends.pipeline.engine import PipelineEngine
+from harness.errors import HarnessError
+from harness.forms.workload import ORDINARY_STEP
+from harness.provenance import package_versions
+from harness.rank.data.samples import DataFacts
+from harness.rank.data.tokens import tokenizer_of
+from harness.rank.environment import prepare_process
+from harness.rank.models.model import model_config
+from harness.rank.observer import Observer
+from harness.rank.preparation import prepare_engine
+from harness.rank.probes.communication import CommunicationCounter
+from harness.rank.probes.memory import AllocatorProbe, allocator_probe, host_peak_bytes
+from harness.rank.probes.probes import MemoryProbe
+from harness.rank.simulation import ddp
+from harness.rank.simulation.fake_tensors import PERFORMED, SUBSTITUTIONS, FakeAllocatorProbe, fake_tensors
+from harness.record import CommunicationPart, MemoryPart
+from harness.run_directory.request import RunRequest
+from harness.run_directory.simulation import SimulatedRank, SimulationRequest
+from harness.spec import Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """Everything that one simulated rank needs to train."""
+
+    request: RunRequest
+    engine: Engine
+    counter: CommunicationCounter
+    memory: MemoryProbe
+    observer: Observer
+    vocabulary_size: int
+
+    def run(self) -> None:
+        """Take steps up to the first ordinary one, and count that."""
+        for step in range(ORDINARY_STEP):
+            self._step(step, counted=False)
+        self.counter.start()
+        self.memory.begin()
+        self._step(ORDINARY_STEP, counted=True)
+        self.memory.end()
+        self.counter.stop()
+
+    def _step(self, step: int, *, counted: bool) -> None:
+        self.observer.begin_step(ORDINARY_STEP)  # forgets the batches of the step before
+        loss_sum = torch.zeros((), dtype=torch.float64)
+        accumulation = self.request.accumulation_steps
+        for micro_step in range(accumulation):
+            last = micro_step == accumulation - 1
+            self.counter.begin_micro_step(last=last)
+            batch = self._batch()
+            self.counter.phase = "forward"
+            if counted and last:
+                self.memory.before_forward()
+            loss = self.engine.forward(batch)
+            if counted and last:
+                self.memory.record(step, "after_forward")
+            self.counter.phase = "backward"
+            self.engine.backward(loss * self._weight, last_micro_step=last)
+            loss_sum += loss.detach().double()
+        if counted:
+            self.memory.record(step, "after_backward")
+        self.counter.phase = "step"
+        self.engine.step(self.request.job.optimizer.learning_rate)
+        if counted:
+            self.memory.record(step, "after_step")
+
+    @property
+    def _weight(self) -> float:
+        """Of a sum over tokens, so that gradients are those of a mean."""
+        run = self.request
+        targets = run.micro_batch_size * (run.job.data.sequence_length - 1) * run.accumulation_steps
+        return 1 / targets
+
+    def _batch(self) -> Batch:
+        """Tokens at random, as many as a full micro-batch has."""
+        shape = (self.request.micro_batch_size, self.request.job.data.sequence_length)
+        return {name: torch.randint(self.vocabulary_size, shape) for name in ("tokens", "labels")}
+
+
+def world_of(request: SimulationRequest) -> World:
+    """The place of the simulated rank. It computes on the CPU."""
+    run = request.run
+    world = World(
+        rank=request.rank,
+        world_size=run.world_size,
+        local_rank=request.rank % run.ranks_per_node,
+        ranks_per_node=run.ranks_per_node,
+        device="cpu",
+    )
+    return registry.placed(run.backend, world)
+
+
+def join_fake_group(world: World) -> None:
+    """Initialise torch.distributed over the fake backend, and the variables that libraries read."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    os.environ |= {
+        "RANK": str(world.rank),
+        "WORLD_SIZE": str(world.world_size),
+        "LOCAL_RANK": str(world.local_rank),
+        "LOCAL_WORLD_SIZE": str(world.ranks_per_node),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        "DS_ACCELERATOR": "cpu",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    dist.init_process_group("fake", rank=world.rank, world_size=world.world_size, store=FakeStore())
+
+
+AGREED = "stages do not vote on static shapes: all have them"
+
+
+class Agreed:
+    """The result of a vote that every stage won."""
+
+    def item(self) -> int:
+        return 1
+
+
+@contextmanager
+def stages_agree() -> Iterator[None]:
+    """A vote passes from stage to stage in the first step; a stage that is not there would have voted 0."""
+
+    def vote(*_: Any, **__: Any) -> Agreed:
+        return Agreed()
+
+    with (
+        patch.object(PipelineStage, "_warmup_forward_vote", vote),
+        patch.object(PipelineStage, "_warmup_backward_result", vote),
+    ):
+        yield
+
+
+def what_stages_skip(engine: Engine) -> list[str]:
+    """What was done otherwise than in a run."""
+    return [AGREED] if isinstance(engine, PipelineEngine) else []
+
+
+COMPARE = "assert_ints_same_as_other_ranks"
+COMPARING = ("partition_parameters", "partitioned_param_coordinator", "stage3")
+"""Modules of `deepspeed.runtime.zero` that compare what ranks recorded, in steps before the counted one."""
+
+
+@contextmanager
+def without_comparing_ranks() -> Iterator[None]:
+    """Ranks that are not there recorded the same order of modules and parameters."""
+    with ExitStack() as stack:
+        for name in COMPARING:
+            module = import_module(f"deepspeed.runtime.zero.{name}")
+            stack.enter_context(patch.object(module, COMPARE, _agree))
+        yield
+
+
+@contextmanager
+def exchanges_seen() -> Iterator[None]:
+    """Ulysses exchanges within an operator of its own, of which tensors without data have the shape alone."""
+    layer = import_module("deepspeed.sequence.layer")
+
+    def exchange(tensor: Tensor, group_name: str) -> Tensor:
+        result = torch.empty_like(tensor)
+        dist.all_to_all_single(result, tensor, group=layer._all_to_all_groups[group_name])
+        return result
+
+    with patch.dict(PERFORMED, {torch.ops.deepspeed.dim_zero_all_to_all.default: exchange}):
+        yield
+
+
+def _agree(ints: Any) -> None:
+    """All ranks have these numbers."""
+
+
+def simulate(request: SimulationRequest) -> SimulatedRank:
+    """Run the adapter's code as one rank of the world. What a library raises becomes part of the answer."""
+    begin = time.perf_counter()
+    try:
+        found = _simulate(request)
+    except Unsupported as reason:
+        found = {"status": "unsupported", "reason": str(reason)}
+    except HarnessError as error:
+        found = {"status": "refused", "reason": str(error)}
+    except Exception as error:
+        message = " ".join(str(error).split())
+        found = {"status": "failed", "reason": f"{type(error).__name__}: {message}"}
+    packages = registry.parse(request.run.backend)[0].packages
+    installed = package_versions(packages)
+    return SimulatedRank(
+        tensors=request.tensors,
+        versions={name: installed[name] for name in packages if name in installed},
+        seconds=time.perf_counter() - begin,
+        host_peak_bytes=host_peak_bytes(),
+        **found,
+    )
+
+
+def _simulate(request: SimulationRequest) -> dict[str, Any]:
+    world = world_of(request)
+    backend = registry.create(request.run.backend)
+    if reasons := registry.unmet_requirements(backend, world):
+        raise Unsupported("; ".join(reasons))
+    prepare_process(request.run, world)
+    join_fake_group(world)
+    with ExitStack() as stack:
+        if "deepspeed" in backend.packages:
+            stack.enter_context(without_comparing_ranks())
+            stack.enter_context(exchanges_seen())
+        stack.enter_context(stages_agree())
+        probe: AllocatorProbe
+        if request.tensors == "fake":
+            probe = FakeAllocatorProbe()
+            stack.enter_context(fake_tensors(probe))
+        else:
+            probe = allocator_probe("cpu")
+        return _run(request, world, backend, probe)
+
+
+def _run(request: SimulationRequest, world: World, backend: Backend, probe: AllocatorProbe) -> dict[str, Any]:
+    # There are no other ranks that could share files of weights.
+    run = request.run.model_copy(update={"loading": "full"})
+    observer, counter = Observer(), CommunicationCounter(world.mesh)
+    facts = _facts(run.job)
+    config = model_config(run.job, facts)
+    assert config is not None
+    engine, built = prepare_engine(run, world, backend, facts, observer, Path())
+    engine.train(True)
+    substitutions = list(SUBSTITUTIONS) if request.tensors == "fake" else []
+    substitutions += _replace_reducer(engine, fake=request.tensors == "fake") + what_stages_skip(engine)
+    memory = MemoryProbe(probe, engine)
+    memory.record(0, "after_setup")
+    steps = Steps(
+        request=run,
+        engine=engine,
+        counter=counter,
+        memory=memory,
+        observer=observer,
+        vocabulary_size=facts.vocabulary_size or 0,
+    )
+    steps.run()
+    return {
+        "status": "ok",
+        "substitutions": substitutions,
+        "effective": engine.effective(),
+        "model": built.model,
+        "layout": built.layout,
+        "configuration": json.loads(config.to_json_string(use_diff=False)),
+        "communication": [CommunicationPart(rank=world.rank, **row) for row in counter.rows()],
+        "memory": [MemoryPart(**row) for row in memory.rows],
+    }
+
+
+def _facts(job: Job) -> DataFacts:
+    """Raises HarnessError for jobs whose batches are not of tokens alone."""
+    if job.task != "causal-lm" or job.model.factory or job.data.factory or job.loss.factory:
+        raise HarnessError(
+            "simulation makes up batches of task causal-lm only; run the job with the world size that this "
+            "machine has"
+        )
+    return DataFacts(vocabulary_size=tokenizer_of(job).vocabulary_size)
+
+
+def _replace_reducer(engine: Engine, *, fake: bool) -> list[str]:
+    """Let a DDP model reduce here; what was done otherwise than in a run."""
+    module = getattr(engine, "module", None)
+    if not isinstance(module, DistributedDataParallel):
+        return []
+    ddp.all_reduce_from_python(module)
+    if not fake:
+        return [ddp.HOOK]
+    module.reducer = ddp.RebuiltOnce(module)  # type: ignore[assignment]
+    return [ddp.HOOK, ddp.REBUILT]

@@ -1,1 +1,0 @@
-"""What runs inside the ranks: model, data, loop and probes. Torch lives here and in backends/."""

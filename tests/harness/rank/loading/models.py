@@ -1,0 +1,93 @@
+"""Small models of several architectures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.backends.base import World
+from harness.backends.model_source import Loading
+from harness.rank.data.samples import DataFacts
+from harness.rank.loading.source import JobModelSource
+from harness.rank.models.model import draw_model, model_config
+from harness.spec import DataSection, Job, ModelSection, TrainingSection
+
+VOCABULARY = 257
+LLAMA = {
+    "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": VOCABULARY,
+}  # fmt: skip
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "tied llama": LLAMA | {"tie_word_embeddings": True},
+    "gpt2": {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": VOCABULARY},
+    "bloom": {"model_type": "bloom", "hidden_size": 32, "n_layer": 2, "n_head": 2, "vocab_size": VOCABULARY},
+    "qwen2": LLAMA | {"model_type": "qwen2"},
+    "mistral": LLAMA | {"model_type": "mistral"},
+    "opt": {
+        "model_type": "opt", "hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 64,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": VOCABULARY,
+    },
+}  # fmt: skip
+MAMBA = {"model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": VOCABULARY}
+"""Its blocks initialise weights of their parts twice over."""
+
+
+def job_of(config: dict[str, Any], **training: Any) -> Job:
+    return Job(
+        model=ModelSection(config=config),
+        data=DataSection(sequence_length=32),
+        training=TrainingSection(**training),
+    )
+
+
+def source_of(
+    job: Job, folder: Path, built: list[nn.Module] | None = None, loading: Loading = "slices"
+) -> JobModelSource:
+    """The source of the only rank of a world."""
+    return JobModelSource(
+        job,
+        model_config(job, DataFacts(vocabulary_size=VOCABULARY)),
+        World(rank=0, world_size=1, local_rank=0, ranks_per_node=1, device="cpu"),
+        loading=loading,
+        folder=folder,
+        on_built=(built if built is not None else []).append,
+    )
+
+
+def filled(source: JobModelSource) -> dict[str, Tensor]:
+    """Every parameter, in two parts that divide no row."""
+    weights = {}
+    for name, parameter in source.skeleton().named_parameters():
+        flat = torch.empty(parameter.numel(), dtype=parameter.dtype)
+        middle = len(flat) // 3 + 1
+        source.fill(flat[:middle], name, 0)
+        source.fill(flat[middle:], name, middle)
+        weights[name] = flat.view(parameter.shape)
+    source.filled()
+    return weights
+
+
+def assert_equal(weights: dict[str, Tensor], model: nn.Module) -> None:
+    expected = dict(model.named_parameters())
+    assert weights.keys() == expected.keys()
+    for name, parameter in expected.items():
+        assert weights[name].dtype == parameter.dtype
+        assert torch.equal(weights[name], parameter), name
+
+
+def checkpoint(
+    folder: Path, config: dict[str, Any] = LLAMA, largest_file: str = "20KB", **training: object
+) -> Job:
+    """A job on a checkpoint in bf16, in several files unless they may be large."""
+    job = job_of(config, seed=5)
+    model = draw_model(job, model_config(job, DataFacts(vocabulary_size=VOCABULARY))).to(torch.bfloat16)
+    model.save_pretrained(folder, max_shard_size=largest_file)  # type: ignore[operator]
+    return Job(
+        model=ModelSection(name=str(folder)),
+        data=DataSection(sequence_length=32),
+        training=TrainingSection(**training),  # type: ignore[arg-type]
+    )

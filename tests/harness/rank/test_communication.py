@@ -1,0 +1,118 @@
+"""The counter on a group of one rank: what it counts as what, and that nothing of it stays behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness.launch.local import free_port
+from harness.rank.probes.communication import OPERATORS, CommunicationCounter, group_role, payload_by_dtype
+
+TENSOR = torch.ones(10)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group() -> Iterator[None]:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    dist.init_process_group("gloo", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def kernels() -> list[str]:
+    """Operators for which a kernel of ours is in place."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return [name for name in OPERATORS if has(f"c10d::{name}", "BackendSelect")]
+
+
+def test_every_operator_of_c10d_that_moves_data_is_counted() -> None:
+    names = {
+        schema.name.removeprefix("c10d::")
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("c10d::")
+    }
+    assert set(OPERATORS) <= names
+    assert names - set(OPERATORS) <= {"check_for_nan"}  # looks at this rank's tensor only
+
+
+def test_kernels_exist_while_it_counts_and_at_no_other_time() -> None:
+    counter = CommunicationCounter()
+    assert kernels() == []
+    with counter.counting("setup"):
+        assert kernels() == list(OPERATORS)
+    assert kernels() == []
+
+
+def test_kernels_are_gone_after_an_error() -> None:
+    counter = CommunicationCounter()
+    with pytest.raises(RuntimeError, match="library"), counter.counting("setup"):
+        raise RuntimeError("the library failed")
+    assert kernels() == []
+    assert counter.phase == "setup"  # the phase of before, which was the first
+
+
+def test_rows_hold_phase_calls_payload_and_role() -> None:
+    counter = CommunicationCounter()
+    with counter.counting("setup"):
+        dist.all_reduce(TENSOR)
+        dist.barrier()
+    dist.all_reduce(TENSOR)  # counted by nobody
+    with counter.counting("evaluation"):
+        dist.broadcast(TENSOR, 0)
+        dist.broadcast(TENSOR, 0)
+    found = [(r["phase"], r["op"], r["dtype"], r["calls"], r["payload_bytes"]) for r in counter.rows()]
+    assert found == [
+        ("setup", "all_reduce", "float32", 1, 40),
+        ("setup", "barrier", "none", 1, 0),
+        ("evaluation", "broadcast", "float32", 2, 80),
+    ]
+    assert {row["role"] for row in counter.rows()} == {"world"}
+
+
+def test_the_largest_call_is_kept() -> None:
+    counter = CommunicationCounter()
+    with counter.counting("step"):
+        for count in (2, 7, 5):
+            dist.all_reduce(torch.ones(count))
+    (row,) = counter.rows()
+    assert (row["calls"], row["payload_bytes"], row["largest_bytes"]) == (3, 56, 28)
+
+
+def test_a_call_that_joins_two_dtypes_is_counted_under_each() -> None:
+    counter = CommunicationCounter()
+    tensors = [torch.ones(10), torch.ones(6, dtype=torch.bfloat16)]
+    whole = [torch.empty_like(tensor) for tensor in tensors]
+    with counter.counting("step"):
+        torch.ops.c10d.allgather_into_tensor_coalesced_(whole, tensors, dist.group.WORLD.boxed())
+    found = [(r["op"], r["dtype"], r["calls"], r["payload_bytes"]) for r in counter.rows()]
+    assert found == [("all_gather", "float32", 1, 40), ("all_gather", "bfloat16", 1, 12)]
+
+
+def test_a_phase_within_a_probed_step_leaves_the_step_counting() -> None:
+    counter = CommunicationCounter()
+    counter.start()
+    counter.phase = "step"
+    with counter.counting("checkpoint"):
+        dist.all_reduce(TENSOR)
+    dist.all_reduce(TENSOR)
+    counter.stop()
+    assert [row["phase"] for row in counter.rows()] == ["checkpoint", "step"]
+    assert kernels() == []
+
+
+@pytest.mark.parametrize(
+    ("ranks", "role"),
+    [([0, 1, 2, 3], "world"), ([2, 3], "shard"), ([1, 3], "replica"), ([0, 2], "replica")],
+)
+def test_neighbours_share_a_copy_and_ranks_apart_hold_the_same_shard(ranks: list[int], role: str) -> None:
+    assert group_role(ranks, 4) == role
+
+
+def test_payload_is_told_apart_by_dtype() -> None:
+    tensors = [torch.ones(3), torch.ones(5, dtype=torch.bfloat16), torch.ones(2), torch.ones(1).long()]
+    assert payload_by_dtype(tensors) == {"float32": 20, "bfloat16": 10, "int64": 8}
+    assert payload_by_dtype([]) == {"none": 0}

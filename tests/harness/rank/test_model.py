@@ -1,0 +1,175 @@
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from harness.errors import JobError
+from harness.rank.data.samples import DataFacts
+from harness.rank.models.losses import summed_cross_entropy
+from harness.rank.models.model import build_model, model_config
+from harness.spec import DataSection, Job, ModelSection, TrainingSection
+
+SMALL = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}  # fmt: skip
+SMALL_GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
+
+
+def job(config: dict[str, object], length: int = 32, **training: object) -> Job:
+    return Job(
+        model=ModelSection(config=config),
+        data=DataSection(sequence_length=length),
+        training=TrainingSection(**training),
+    )
+
+
+def built(asked: Job) -> nn.Module:
+    return build_model(asked, model_config(asked, DataFacts(vocabulary_size=257)))
+
+
+def refused(config: dict[str, object], length: int = 32) -> str:
+    with pytest.raises(JobError) as caught:
+        model_config(job(config, length), DataFacts(vocabulary_size=257))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+class Logits(nn.Module):
+    """Gives the same logits whatever it is asked."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.logits = logits
+
+    def forward(self, input_ids: Tensor, use_cache: bool) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.logits)
+
+
+def test_loss_sums_the_cross_entropy_of_the_next_token_over_targets_only() -> None:
+    logits = torch.zeros(1, 4, 5)
+    logits[0, 1, 3] = 2.0
+    labels = torch.tensor([[2, -100, 3, -100]])
+    loss = summed_cross_entropy(Logits(logits), {"tokens": labels.abs(), "labels": labels})
+    expected = torch.log(torch.exp(torch.tensor(2.0)) + 4) - 2.0
+    assert loss.item() == pytest.approx(expected.item())
+    assert loss.dtype is torch.float32
+
+
+def test_loss_is_fp32_where_logits_are_bf16() -> None:
+    labels = torch.zeros(2, 3, dtype=torch.int64)
+    logits = torch.zeros(2, 3, 5, dtype=torch.bfloat16)
+    loss = summed_cross_entropy(Logits(logits), {"tokens": labels, "labels": labels})
+    assert loss.dtype is torch.float32
+    assert loss.item() == pytest.approx(4 * 1.6094379)
+
+
+def test_padding_does_not_change_the_loss() -> None:
+    model = built(job(SMALL)).eval()
+    tokens = torch.arange(8).reshape(1, 8)
+    labels = tokens.clone()
+    padded = torch.cat([tokens, torch.full((1, 8), 256)], dim=1)
+    ignored = torch.cat([labels, torch.full((1, 8), -100)], dim=1)
+    with torch.no_grad():
+        short = summed_cross_entropy(model, {"tokens": tokens, "labels": labels})
+        long = summed_cross_entropy(model, {"tokens": padded, "labels": ignored})
+    assert long.item() == pytest.approx(short.item(), rel=1e-6)
+
+
+def test_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
+    states = [built(job(SMALL, seed=seed)).state_dict() for seed in (0, 0, 1)]
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+    assert not torch.equal(states[0][name], states[2][name])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "fp16-mixed"])
+def test_mixed_precision_starts_from_fp32_masters(precision: str) -> None:
+    model = built(job(SMALL, precision=precision))
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_mixed_precision_starts_from_numbers_that_the_compute_dtype_holds() -> None:
+    for parameter in built(job(SMALL, precision="bf16-mixed")).parameters():
+        assert torch.equal(parameter, parameter.bfloat16().float())
+
+
+def test_bf16_has_bf16_weights() -> None:
+    assert {p.dtype for p in built(job(SMALL, precision="bf16")).parameters()} == {torch.bfloat16}
+
+
+def test_vocabulary_is_that_of_the_tokenizer_unless_given() -> None:
+    assert model_config(job(SMALL), DataFacts(vocabulary_size=257)).vocab_size == 257
+    assert model_config(job(SMALL | {"vocab_size": 300}), DataFacts(vocabulary_size=257)).vocab_size == 300
+
+
+def test_dropout_is_off_by_default_and_left_alone_by_null() -> None:
+    off = model_config(job(SMALL_GPT2), DataFacts(vocabulary_size=257))
+    assert (off.attn_pdrop, off.embd_pdrop, off.resid_pdrop) == (0.0, 0.0, 0.0)
+    asked = Job(model=ModelSection(config=SMALL_GPT2, dropout=None), data=DataSection(sequence_length=32))
+    assert model_config(asked, DataFacts(vocabulary_size=257)).resid_pdrop == 0.1
+
+
+def test_activation_checkpointing_does_not_change_the_gradient() -> None:
+    tokens = torch.arange(16).reshape(2, 8)
+    gradients = []
+    for checkpointing in (False, True):
+        model = built(job(SMALL, activation_checkpointing=checkpointing))
+        summed_cross_entropy(model, {"tokens": tokens, "labels": tokens}).backward()
+        gradients.append([p.grad for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_unknown_model_type_is_refused_with_suggestion() -> None:
+    message = refused({"model_type": "lama"})
+    assert "'lama' is unknown to transformers" in message
+    assert "'llama'" in message
+
+
+def test_unknown_setting_of_the_model_is_refused_with_suggestion() -> None:
+    message = refused({"hidden_sise": 32})
+    assert "model.config.hidden_sise is no setting of llama" in message
+    assert "Did you mean 'hidden_size'?" in message
+
+
+@pytest.mark.parametrize("model_type", ["bert", "t5", "vit"])
+def test_model_that_is_not_a_causal_language_model_is_refused(model_type: str) -> None:
+    assert "is not a causal language model" in refused({"model_type": model_type})
+
+
+@pytest.mark.parametrize(
+    "config",
+    [SMALL | {"max_position_embeddings": 16}, SMALL_GPT2 | {"n_positions": 16}],
+    ids=["llama", "gpt2"],
+)
+def test_samples_longer_than_the_context_are_refused(config: dict[str, object]) -> None:
+    assert "data.sequence_length 32 is longer than the model's context of 16" in refused(config)
+
+
+def test_vocabulary_smaller_than_the_tokenizers_is_refused() -> None:
+    assert "257 ids but the model's vocab_size is 100" in refused(SMALL | {"vocab_size": 100})
+
+
+@pytest.mark.parametrize("config", [{"hidden_size": "big"}, {"hidden_size": 33}], ids=str)
+def test_impossible_value_of_the_model_is_refused(config: dict[str, object]) -> None:
+    asked = job(SMALL | config)
+    with pytest.raises(JobError):
+        build_model(asked, model_config(asked, DataFacts(vocabulary_size=257)))
+
+
+def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="cannot be loaded"):
+        model_config(Job(model=ModelSection(name=str(tmp_path))), DataFacts(vocabulary_size=257))
+
+
+def test_saved_model_starts_from_its_weights_or_from_random_ones(tmp_path: Path) -> None:
+    saved = built(job(SMALL, seed=7))
+    saved.save_pretrained(tmp_path)
+    data = DataSection(sequence_length=32)
+    name = "model.layers.0.mlp.up_proj.weight"
+    loaded = built(Job(model=ModelSection(name=str(tmp_path)), data=data))
+    assert torch.equal(loaded.state_dict()[name], saved.state_dict()[name])
+    random = built(Job(model=ModelSection(name=str(tmp_path), weights="random"), data=data))
+    assert not torch.equal(random.state_dict()[name], saved.state_dict()[name])

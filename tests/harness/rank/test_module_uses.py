@@ -1,0 +1,86 @@
+"""How often modules run, found on the meta device."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from harness.rank.models.description import irregular_uses
+from harness.spec import Job
+
+IDS = {"input_ids": torch.tensor([[1, 2, 3], [3, 2, 1]]), "labels": torch.tensor([0, 1])}
+
+
+class Shared(nn.Module):
+    """A table that two modules look things up in and a third multiplies with, and a layer that runs twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Embedding(4, 4)
+        self.first, self.second = nn.Embedding(4, 4), nn.Embedding(4, 4)
+        self.twice, self.once = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.last = nn.Linear(4, 4, bias=False)
+        for module in (self.first, self.second, self.last):
+            module.weight = self.unused.weight
+        self.seen: list[Tensor] = []
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        hidden = self.once(self.first(input_ids) + self.second(input_ids))
+        self.seen.append(hidden)
+        return self.last(self.twice(self.twice(hidden)))[:, 0]
+
+
+def job(task: str = "classification") -> Job:
+    return Job.model_validate({
+        "task": task, "model": {"factory": "mine:model"}, "data": {"factory": "mine:data"}
+    })  # fmt: skip
+
+
+def test_uses_are_in_the_order_of_the_forward_pass_with_what_the_backward_pass_sees() -> None:
+    model = Shared()
+    assert irregular_uses(job(), model, IDS) == {
+        "unused.weight": ["inputs without gradient", "inputs without gradient", "inputs with gradient"],
+        "twice.weight": ["inputs with gradient"] * 2,
+        "twice.bias": ["inputs with gradient"] * 2,
+    }
+    assert model.seen == []  # a copy ran
+    assert not any(parameter.is_meta for parameter in model.parameters())
+
+
+def test_frozen_weights_have_no_backward_pass() -> None:
+    model = Shared()
+    for module in (model.unused, model.once):
+        module.requires_grad_(False)
+    found = irregular_uses(job(), model, IDS)
+    assert found is not None
+    assert found["unused.weight"] == ["forward only", "forward only", "inputs with gradient"]
+
+
+def test_a_module_that_does_not_run_has_no_use() -> None:
+    model = Shared()
+    model.spare = nn.Linear(2, 2)
+    assert irregular_uses(job(), model, IDS)["spare.weight"] == []  # type: ignore[index]
+
+
+class Chain(nn.Sequential):
+    """Layers in a row, after something that a test does with the inputs."""
+
+    def __init__(self, before: Callable[[Tensor], Any] = lambda x: x) -> None:
+        super().__init__(nn.Linear(3, 3), nn.Linear(3, 2))
+        self.before = before
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        self.before(input_ids)
+        return super().forward(input_ids.float())
+
+
+def test_other_models_are_regular() -> None:
+    assert irregular_uses(job(), Chain(), IDS) == {}
+    assert irregular_uses(Job(), Shared(), None) == {}
+
+
+@pytest.mark.parametrize("before", [lambda x: x.tolist(), lambda x: 1 / 0, lambda x: x.numpy()])
+def test_what_does_not_run_without_values_is_not_known(before: Callable[[Tensor], Any]) -> None:
+    assert irregular_uses(job(), Chain(before), IDS) is None

@@ -1,0 +1,194 @@
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from harness.rank.models.losses import summed_cross_entropy
+from harness.rank.models.optimizer import decaying_names
+from harness.rank.observer import DIGESTED_STEPS, Observer
+from harness.record import ObservedPart
+from harness.spec import OptimizerSection
+
+
+class Model(nn.Module):
+    """Enough of a language model: an embedding tied to the output if asked, and a norm."""
+
+    def __init__(self, *, tied: bool = False, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 4)
+        self.norm = nn.LayerNorm(4)
+        self.drop = nn.Dropout(dropout)
+        self.head = nn.Linear(4, 5, bias=False)
+        if tied:
+            self.head.weight = self.embedding.weight
+        self.config = SimpleNamespace(_attn_implementation="sdpa", to_dict=lambda: {"attention_dropout": 0.0})
+
+    def forward(self, input_ids: Tensor, use_cache: bool) -> Any:
+        return SimpleNamespace(logits=self.head(self.drop(self.norm(self.embedding(input_ids)))))
+
+
+def batch(*tokens: list[int]) -> dict[str, Tensor]:
+    rows = torch.tensor(tokens)
+    return {"tokens": rows, "labels": rows}
+
+
+def observed(model: Model, **changes: Any) -> tuple[Observer, torch.optim.AdamW]:
+    """An observer that saw the model and its optimizer built; `skip` names a parameter left out."""
+    skip = changes.get("skip")
+    observer = Observer()
+    observer.built(model)
+    named = [(name, parameter) for name, parameter in model.named_parameters() if name != skip]
+    section = OptimizerSection(beta2=0.9)
+    return observer, observer.build_optimizer(named, section, decaying_names(model, section))
+
+
+def train(observer: Observer, model: Model, optimizer: torch.optim.Optimizer, steps: int = 1) -> list[Any]:
+    seen = []
+    for step in range(steps):
+        observer.begin_step(step)
+        observer.compute_loss(model, batch([0, 1, 2], [2, 3, 4])).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.append(observer.end_step(optimizer.param_groups[0]["lr"]))
+    return seen
+
+
+def test_report_is_what_a_record_holds() -> None:
+    model = Model()
+    observer, optimizer = observed(model)
+    train(observer, model, optimizer)
+    part = ObservedPart(**observer.report())
+    assert part.optimizer_used
+    assert part.optimizer_steps == 1
+    assert part.master_dtypes == part.optimizer_state_dtypes == ["float32"]
+    assert part.parameters_left_out == part.frozen_parameters == []
+    assert (part.attention, part.tied_parameters, part.dropout) == ("sdpa", 0, 0.0)
+
+
+def test_groups_hold_the_live_constants_and_the_names_of_their_parameters() -> None:
+    model = Model()
+    observer, optimizer = observed(model)
+    train(observer, model, optimizer)
+    optimizer.param_groups[1]["eps"] = 1e-5
+    decaying, keeping = observer.report()["optimizer_groups"]
+    assert decaying["parameters"] == ["embedding.weight", "head.weight"]
+    assert keeping["parameters"] == ["norm.weight", "norm.bias"]
+    assert (decaying["betas"], keeping["eps"], keeping["weight_decay"]) == ([0.9, 0.9], 1e-5, 0.0)
+
+
+def test_a_parameter_that_the_optimizer_was_not_given_is_named() -> None:
+    observer, _ = observed(Model(), skip="norm.bias")
+    assert observer.report()["parameters_left_out"] == ["norm.bias"]
+
+
+def test_an_optimizer_that_a_backend_built_for_itself_is_read_in_place_of_the_jobs() -> None:
+    model = Model()
+    observer, _ = observed(model)
+    own = torch.optim.AdamW([*model.embedding.parameters(), *model.head.parameters()], lr=0.1, eps=1e-5)
+    (seen,) = train(observer, model, own)
+    assert seen["applied_learning_rate"] == 0.1
+    facts = observer.report()
+    assert facts["optimizer_used"] is False
+    (group,) = facts["optimizer_groups"]
+    assert (group["eps"], group["parameters"]) == (1e-5, ["embedding.weight", "head.weight"])
+    assert facts["parameters_left_out"] == ["norm.bias", "norm.weight"]
+
+
+def test_updates_without_a_torch_optimizer_are_not_seen() -> None:
+    model = Model()
+    observer, _ = observed(model)
+    observer.begin_step(0)
+    observer.compute_loss(model, batch([0, 1, 2]))
+    seen = observer.end_step(0.001)
+    assert seen["applied_learning_rate"] is None
+    assert "applied" not in seen
+    assert "optimizer_groups" not in observer.report()
+
+
+def test_the_loss_is_noted_as_it_was_computed_and_samples_in_every_step() -> None:
+    model = Model()
+    observer, optimizer = observed(model)
+    seen = train(observer, model, optimizer, DIGESTED_STEPS + 1)
+    assert seen[0]["computed_loss_sum"] > seen[1]["computed_loss_sum"] > 0
+    assert len({of_step["batch_hash_sum"] for of_step in seen}) == 1
+    assert [("applied" in of_step) for of_step in seen] == [*([True] * DIGESTED_STEPS), False]
+    assert seen[0]["applied"]["share"] == 1.0
+
+
+def test_the_rate_of_the_group_farthest_from_the_jobs_is_told() -> None:
+    model = Model()
+    observer, optimizer = observed(model)
+    train(observer, model, optimizer)
+    optimizer.param_groups[1]["lr"] = 0.5
+    assert observer.end_step(0.001)["applied_learning_rate"] == 0.5
+
+
+def test_samples_are_noted_in_the_first_steps_only_and_one_by_one() -> None:
+    model = Model()
+    observer, optimizer = observed(model)
+    seen = train(observer, model, optimizer, DIGESTED_STEPS + 1)
+    assert [len(of_step.get("batch_digests", ())) for of_step in seen] == [*([2] * DIGESTED_STEPS), 0]
+    assert seen[0]["batch_digests"] == seen[1]["batch_digests"]
+    assert len(set(seen[0]["batch_digests"])) == 2
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators that run inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ran[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_nothing_is_computed_of_a_later_step_while_it_runs() -> None:
+    model = Model()
+    observer, _ = observed(model)
+    observer.begin_step(DIGESTED_STEPS)
+    with Operators() as own:
+        summed_cross_entropy(model, batch([0, 1, 2]))
+    with Operators() as seen:
+        observer.compute_loss(model, batch([0, 1, 2]))
+    assert seen.ran - own.ran == {"aten.detach.default": 1}
+    assert observer.end_step(0.001)["batch_hash_sum"]
+
+
+def test_samples_of_an_evaluation_are_not_noted() -> None:
+    model = Model()
+    observer, _ = observed(model)
+    observer.begin_step(0)
+    with torch.no_grad():
+        observer.compute_loss(model, batch([0, 1, 2]))
+    assert observer.end_step(0.001)["batch_digests"] == []
+
+
+def test_equal_tokens_with_other_labels_are_another_sample() -> None:
+    model = Model()
+    observer, _ = observed(model)
+    observer.begin_step(0)
+    tokens = torch.tensor([[0, 1, 2], [0, 1, 2]])
+    observer.compute_loss(model, {"tokens": tokens, "labels": torch.tensor([[0, 1, 2], [0, 1, 3]])})
+    assert len(set(observer.end_step(0.001)["batch_digests"])) == 2
+
+
+def test_tied_frozen_dropout_and_checkpointing_are_read_from_the_live_model() -> None:
+    model = Model(tied=True, dropout=0.25)
+    model.norm.weight.requires_grad_(False)
+    model.norm.gradient_checkpointing = True
+    facts = observed(model)[0].report()
+    assert facts["tied_parameters"] == 1
+    assert facts["frozen_parameters"] == ["norm.weight"]
+    assert facts["dropout"] == 0.25
+    assert facts["activation_checkpointing"] is True
+
+
+def test_dropout_that_only_the_configuration_names_counts() -> None:
+    model = Model()
+    model.config.to_dict = lambda: {"attention_dropout": 0.1, "resid_pdrop": 0.2, "use_dropout": True}
+    assert observed(model)[0].report()["dropout"] == 0.2

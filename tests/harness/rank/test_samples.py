@@ -1,0 +1,198 @@
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.batch import BatchLayout, batch_layout
+from harness.errors import JobError
+from harness.rank.data.samples import IGNORED, Sampler, Samples, load_samples
+from harness.rank.data.tokens import ByteTokenizer
+from harness.spec import DataSection, EvaluationSection, Job, TrainingSection
+
+END = ByteTokenizer.end_of_text
+
+
+def text_job(tmp_path: Path, text: str, length: int = 8, **data: object) -> Job:
+    path = tmp_path / "text.txt"
+    path.write_text(text, encoding="utf-8")
+    return Job(data=DataSection(source="text", path=str(path), sequence_length=length, **data))
+
+
+def rows_job(tmp_path: Path, *rows: tuple[str, str], length: int = 8, **data: object) -> Job:
+    """A jsonl job of (prompt, text) rows."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"prompt": p, "text": t}) + "\n" for p, t in rows))
+    values = {"prompt_field": "prompt"} | data
+    return Job(data=DataSection(source="jsonl", path=str(path), sequence_length=length, **values))
+
+
+def numbered(count: int) -> Samples:
+    """Samples whose only difference is their first token."""
+    tokens = torch.arange(count).reshape(-1, 1).repeat(1, 4)
+    return Samples(
+        fields={"tokens": tokens, "labels": tokens},
+        lengths=torch.full((count,), 4),
+        targets=torch.full((count,), 3),
+    )
+
+
+def sampler(count: int, batch: int, *, seed: int = 0, shuffle: bool = True, held_out: int = 0) -> Sampler:
+    evaluation = EvaluationSection(every_steps=1, samples=held_out) if held_out else EvaluationSection()
+    job = Job(
+        data=DataSection(shuffle=shuffle),
+        training=TrainingSection(global_batch_size=batch, seed=seed),
+        evaluation=evaluation,
+    )
+    return Sampler(numbered(count), job)
+
+
+def test_packed_samples_cut_one_stream_and_drop_its_rest(tmp_path: Path) -> None:
+    samples = load_samples(text_job(tmp_path, "abcdefghijklmnopqrs", length=8))
+    assert samples.fields["tokens"].tolist() == [list(b"abcdefgh"), list(b"ijklmnop")]
+    assert samples.fields["labels"].tolist() == samples.fields["tokens"].tolist()
+    assert samples.lengths.tolist() == [8, 8]
+    assert samples.targets.tolist() == [7, 7]
+    assert samples.facts.vocabulary_size == 257
+
+
+def test_packed_documents_are_parted_by_the_end_of_text(tmp_path: Path) -> None:
+    job = rows_job(tmp_path, ("", "abc"), ("", "defg"), length=3, packed=True, prompt_field=None)
+    assert load_samples(job).fields["tokens"].tolist() == [[97, 98, 99], [END, 100, 101], [102, 103, END]]
+
+
+def test_padded_sample_holds_one_document_and_an_end(tmp_path: Path) -> None:
+    samples = load_samples(rows_job(tmp_path, ("", "abc"), prompt_field=None))
+    assert samples.fields["tokens"].tolist() == [[97, 98, 99, END, END, END, END, END]]
+    assert samples.fields["labels"].tolist() == [[97, 98, 99, END, IGNORED, IGNORED, IGNORED, IGNORED]]
+    assert samples.lengths.tolist() == [4]
+    assert samples.targets.tolist() == [3]
+
+
+def test_targets_never_include_the_prompt(tmp_path: Path) -> None:
+    rows = [("ask", "yes"), ("a longer question", "no"), ("x", "a long answer"), ("q", "")]
+    samples = load_samples(rows_job(tmp_path, *rows))
+    for (_, text), labels in zip(rows, samples.fields["labels"].tolist(), strict=True):
+        kept = [label for label in labels if label != IGNORED]
+        assert kept == [*text.encode(), END][:8]
+
+
+def test_prompt_loses_its_left_so_that_the_text_stays(tmp_path: Path) -> None:
+    samples = load_samples(rows_job(tmp_path, ("0123456789", "abc")))
+    assert samples.fields["tokens"].tolist() == [[*b"6789abc", END]]
+    assert samples.fields["labels"].tolist() == [[IGNORED] * 4 + [*b"abc", END]]
+    assert samples.targets.tolist() == [4]
+
+
+def test_text_of_the_whole_length_leaves_no_prompt(tmp_path: Path) -> None:
+    samples = load_samples(rows_job(tmp_path, ("prompt", "abcdefghij")))
+    assert samples.fields["tokens"].tolist() == [list(b"abcdefgh")]
+    assert samples.targets.tolist() == [7]
+
+
+def test_document_without_a_target_is_left_out(tmp_path: Path) -> None:
+    samples = load_samples(rows_job(tmp_path, ("", ""), ("", "a")))
+    assert samples.fields["tokens"][:, 0].tolist() == [97]
+
+
+def test_first_position_is_never_a_target(tmp_path: Path) -> None:
+    samples = load_samples(rows_job(tmp_path, ("", "abc"), ("p", "abc")))
+    assert samples.targets.tolist() == [3, 4]
+
+
+def test_limit_keeps_the_first_samples(tmp_path: Path) -> None:
+    job = text_job(tmp_path, "abcdefghijkl", length=4, limit=2)
+    assert load_samples(job).fields["tokens"].tolist() == [list(b"abcd"), list(b"efgh")]
+
+
+@pytest.mark.parametrize("text", ["", "short"])
+def test_data_without_a_whole_sample_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(JobError, match="gives no sample of 8 tokens"):
+        load_samples(text_job(tmp_path, text))
+
+
+def test_empty_rows_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="gives no sample"):
+        load_samples(rows_job(tmp_path))
+
+
+def global_batch(source: Sampler, step: int, world_size: int, layout: BatchLayout) -> list[int]:
+    return [
+        sample
+        for micro_step in range(layout.accumulation_steps)
+        for rank in range(world_size)
+        for sample in source.micro_batch_ids(step, micro_step, rank, world_size, layout)
+    ]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("accumulation", [1, 2, 4])
+def test_global_batch_is_the_same_samples_in_the_same_order(world_size: int, accumulation: int) -> None:
+    training = TrainingSection(global_batch_size=16, accumulation_steps=accumulation)
+    layout = batch_layout(training, world_size)
+    source = sampler(50, 16)
+    for step in (0, 1, 5):
+        assert global_batch(source, step, world_size, layout) == sampler(50, 16).step_ids(step)
+
+
+def ids(source: Sampler, steps: Sequence[int]) -> list[int]:
+    return [sample for step in steps for sample in source.step_ids(step)]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_every_sample_comes_once_in_an_epoch(shuffle: bool) -> None:
+    consumed = ids(sampler(12, 4, shuffle=shuffle), range(6))
+    assert sorted(consumed[:12]) == list(range(12))
+    assert sorted(consumed[12:]) == list(range(12))
+
+
+def test_epochs_follow_each_other_without_a_gap() -> None:
+    consumed = ids(sampler(10, 4), range(5))
+    assert Counter(consumed) == dict.fromkeys(range(10), 2)
+    assert sorted(consumed[:10]) == list(range(10))
+
+
+def test_batch_larger_than_the_data_takes_whole_epochs() -> None:
+    assert Counter(sampler(3, 9).step_ids(0)) == {0: 3, 1: 3, 2: 3}
+
+
+def test_epochs_are_permuted_differently() -> None:
+    source = sampler(32, 32)
+    assert source.step_ids(0) != source.step_ids(1)
+
+
+def test_order_follows_the_seed_alone() -> None:
+    assert ids(sampler(32, 8), range(8)) == ids(sampler(32, 8), range(8))
+    assert ids(sampler(32, 8), range(4)) != ids(sampler(32, 8, seed=1), range(4))
+
+
+def test_batch_size_does_not_change_the_order() -> None:
+    assert ids(sampler(32, 8), range(8)) == ids(sampler(32, 16), range(4))
+
+
+def test_without_shuffling_samples_keep_their_order() -> None:
+    assert sampler(10, 4, shuffle=False).step_ids(2) == [8, 9, 0, 1]
+
+
+def test_steps_may_be_asked_in_any_order() -> None:
+    forwards, backwards = sampler(10, 4), sampler(10, 4)
+    expected = {step: forwards.step_ids(step) for step in range(8)}
+    assert {step: backwards.step_ids(step) for step in reversed(range(8))} == expected
+
+
+def test_held_out_samples_are_the_last_and_never_trained_on() -> None:
+    source = sampler(12, 4, held_out=4)
+    assert source.evaluation_ids == [8, 9, 10, 11]
+    assert set(ids(source, range(10))) == set(range(8))
+
+
+def test_nothing_is_held_out_without_evaluation() -> None:
+    assert sampler(12, 4).evaluation_ids == []
+
+
+@pytest.mark.parametrize("held_out", [12, 13])
+def test_holding_out_everything_is_refused(held_out: int) -> None:
+    with pytest.raises(JobError, match=f"holds out {held_out}"):
+        sampler(12, 4, held_out=held_out)

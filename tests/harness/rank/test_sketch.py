@@ -1,0 +1,118 @@
+import math
+
+import pytest
+import torch
+
+from harness.rank.probes.sketch import (
+    CHUNK_ELEMENTS,
+    CHUNK_ROWS,
+    PROJECTIONS,
+    ROW_ELEMENTS,
+    content_sum,
+    partial_sketch,
+    sketch,
+)
+
+
+def distance(left: list[float], right: list[float]) -> float:
+    """Root of the mean squared difference of projections."""
+    return math.sqrt(sum((a - b) ** 2 for a, b in zip(left[1:], right[1:], strict=True)) / PROJECTIONS)
+
+
+def test_first_number_is_the_norm_and_the_others_are_projections() -> None:
+    found = sketch("a", torch.tensor([3.0, 4.0]))
+    assert len(found) == 1 + PROJECTIONS
+    assert found[0] == 5.0
+    assert {abs(value) for value in found[1:]} <= {1.0, 7.0}  # +-3 +-4
+
+
+def test_equal_tensors_have_equal_sketches_and_other_names_have_other_signs() -> None:
+    tensor = torch.randn(100, generator=torch.Generator().manual_seed(0))
+    assert sketch("a", tensor) == sketch("a", tensor.clone())
+    assert sketch("a", tensor)[1:] != sketch("b", tensor)[1:]
+
+
+def test_shape_and_dtype_do_not_matter() -> None:
+    tensor = torch.arange(12.0)
+    assert sketch("a", tensor) == sketch("a", tensor.view(3, 4)) == sketch("a", tensor.double())
+
+
+@pytest.mark.parametrize("factor", [2.0, 0.25, -1.0])
+def test_a_multiple_has_the_multiple_of_each_projection(factor: float) -> None:
+    tensor = torch.randn(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    one, other = sketch("a", tensor), sketch("a", factor * tensor)
+    assert other[1:] == pytest.approx([factor * value for value in one[1:]])
+
+
+@pytest.mark.parametrize("elements", [1, ROW_ELEMENTS - 1, ROW_ELEMENTS, ROW_ELEMENTS + 1])
+def test_projections_are_linear_across_rows(elements: int) -> None:
+    generator = torch.Generator().manual_seed(elements)
+    left, right = (torch.randn(elements, generator=generator, dtype=torch.float64) for _ in range(2))
+    whole = sketch("a", left + right)[1:]
+    parts = zip(sketch("a", left)[1:], sketch("a", right)[1:], strict=True)
+    assert whole == pytest.approx([a + b for a, b in parts])
+
+
+def test_one_element_that_differs_shows_with_its_size_wherever_it_stands() -> None:
+    elements = ROW_ELEMENTS * CHUNK_ROWS + 3  # the last three are a chunk of their own
+    zero = torch.zeros(elements)
+    for index in (0, ROW_ELEMENTS, elements - 1):
+        one = zero.clone()
+        one[index] = 0.5
+        assert distance(sketch("a", one), sketch("a", zero)) == 0.5
+
+
+def test_the_distance_of_two_tensors_is_estimated_within_its_standard_error() -> None:
+    """Mean square of 8 projections has a relative standard error of at most sqrt(2 / 8)."""
+    generator = torch.Generator().manual_seed(0)
+    squares = []
+    for number in range(100):
+        left, right = (torch.randn(3000, generator=generator) for _ in range(2))
+        true = float((left.double() - right.double()).norm())
+        name = str(number)
+        squares.append((distance(sketch(name, left), sketch(name, right)) / true) ** 2)
+    assert sum(squares) / 100 == pytest.approx(1, abs=4 * math.sqrt(2 / 8) / 10)
+
+
+def test_an_empty_tensor_is_a_zero() -> None:
+    assert sketch("a", torch.zeros(0)) == [0.0] * (1 + PROJECTIONS)
+
+
+@pytest.mark.parametrize("elements", [7, ROW_ELEMENTS, 2 * CHUNK_ELEMENTS + 5])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.5])
+def test_sums_of_parts_are_those_of_the_whole(elements: int, share: float) -> None:
+    tensor = torch.randn(elements, generator=torch.Generator().manual_seed(1))
+    cut = int(elements * share) + 1  # odd cuts divide the 64-bit words
+    parts = [(tensor[:cut], 0), (tensor[cut:], cut)]
+    assert sum(content_sum("a", *part) for part in parts) % 2**64 == content_sum("a", tensor, 0)
+    sums = [sum(values) for values in zip(*(partial_sketch("a", *part) for part in parts), strict=True)]
+    assert sums == pytest.approx(partial_sketch("a", tensor, 0), rel=1e-9, abs=1e-6)
+
+
+def test_content_sum_is_the_sum_over_words_of_word_times_odd_number() -> None:
+    one = torch.zeros(2 * ROW_ELEMENTS)
+    factors = []
+    for word in (0, 3, ROW_ELEMENTS // 2):
+        one.zero_()
+        one.view(torch.int32)[2 * word] = 1
+        factors.append(content_sum("a", one, 0))
+    assert all(factor % 2 for factor in factors)
+    assert len(set(factors)) == 3
+    one.zero_()
+    one.view(torch.int32)[0], one.view(torch.int32)[7] = 5, 11  # the upper half of word 3
+    one.view(torch.int32)[ROW_ELEMENTS] = -1
+    words = [5, 11 << 32, 2**32 - 1]
+    assert content_sum("a", one, 0) == sum(w * f for w, f in zip(words, factors, strict=True)) % 2**64
+
+
+def test_one_changed_bit_changes_the_content_sum_and_order_matters() -> None:
+    tensor = torch.randn(3 * ROW_ELEMENTS, generator=torch.Generator().manual_seed(2))
+    before = content_sum("a", tensor, 0)
+    for index in (0, 1, ROW_ELEMENTS + 1, 3 * ROW_ELEMENTS - 1):
+        for bit in (0, 22, 30):
+            other = tensor.clone()
+            other.view(torch.int32)[index] ^= 1 << bit
+            assert content_sum("a", other, 0) != before
+    assert content_sum("a", tensor.flip(0), 0) != before
+    zero, minus_zero = torch.zeros(4), -torch.zeros(4)
+    assert content_sum("a", zero, 0) != content_sum("a", minus_zero, 0)
