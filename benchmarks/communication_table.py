@@ -27,7 +27,7 @@ from harness.judge.volume import (
     volume_of,
 )
 from harness.record import Record
-from harness.store import read_runs
+from harness.record.store import read_runs
 from harness.tell.sections.machine import commit_words
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "communication.md"

@@ -25,7 +25,7 @@ from tabulate import tabulate
 from benchmarks.measuring import harness_command, progress, run_quietly
 from harness.judge.comparison import Comparison
 from harness.judge.findings import balance, data_loading, impossible, machine, warmup
-from harness.store import read_runs
+from harness.record.store import read_runs
 
 IDLE, LOADED = "idle", "loaded"
 SITUATIONS = (IDLE, LOADED)

@@ -14,14 +14,14 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from harness.archive import write_archive
 from harness.cli.labs import SPENT
 from harness.judge.comparison import Comparison
 from harness.labs.catalogue import LABS, Lab, Variant
 from harness.labs.fill import fill
 from harness.record import Record
-from harness.record_files import ARCHIVE_NAME
-from harness.store import read_runs
+from harness.record.archive import write_archive
+from harness.record.record_files import ARCHIVE_NAME
+from harness.record.store import read_runs
 
 OF_THE_MACHINE = frozenset({"busy-machine", "slow-rank", "cores-shared", "warmup-too-short"})
 """Findings that say how quiet the machine was, and nothing of the job."""

@@ -135,13 +135,13 @@ def harness(options: argparse.Namespace, case: str) -> Any:
     """A function that prepares an engine as the harness does; imports are done when it returns."""
     from harness.backends import registry
     from harness.backends.base import SetupContext, World
+    from harness.job.job import Job
     from harness.rank.data.samples import DataFacts
     from harness.rank.loading.source import JobModelSource
     from harness.rank.models.losses import summed_cross_entropy
     from harness.rank.models.model import model_config
     from harness.rank.models.optimizer import build_adamw, decaying_names
     from harness.rank.probes.memory import NoAllocatorProbe, live_bytes_by_kind
-    from harness.spec import Job
 
     name, _, loading = case.partition(":")
     config = GEOMETRIES[options.geometry]

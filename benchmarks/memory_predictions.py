@@ -19,14 +19,14 @@ from typing import Any
 from tabulate import tabulate
 
 from benchmarks.memory_cases import GEOMETRIES, MemoryCase, divided_cases, memory_cases
-from harness.cells import canonical_label
 from harness.forms.peaks.families import fullest_moments
+from harness.launch.cells import canonical_label
 from harness.plan.profiles import workload_profile
 from harness.rank.probes.activation_trace import profile_text
 from harness.record import Record
+from harness.record.record_files import ARCHIVE_NAME, pack_records
+from harness.record.store import read_runs
 from harness.record.workload import of_record
-from harness.record_files import ARCHIVE_NAME, pack_records
-from harness.store import read_runs
 
 SETTINGS = {
     "training.steps": 5, "measure.warmup_steps": 1, "measure.probed_steps": 4, "measure.traced_steps": 0,

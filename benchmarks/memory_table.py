@@ -17,7 +17,7 @@ from harness.forms.terms import STATE_KINDS
 from harness.judge import measures
 from harness.judge.states import RankStates, largest, rank_states, textbook
 from harness.record import Record
-from harness.store import read_runs
+from harness.record.store import read_runs
 
 SHARED_KINDS = ("optimizer", "gradients", "weights")
 """In the order in which the stages of ZeRO shard them."""

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from harness.archive import write_archive
 from harness.judge.volume import volume_differences
 from harness.record import Record
-from harness.record_files import ARCHIVE_NAME, RECORD_NAME
-from harness.store import read_runs
+from harness.record.archive import write_archive
+from harness.record.record_files import ARCHIVE_NAME, RECORD_NAME
+from harness.record.store import read_runs
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 END = "<!-- end of runs -->"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
-from harness.spec import Question
+from harness.job.experiment import Question
 
 QUESTIONS = get_args(Question)
 

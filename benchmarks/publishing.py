@@ -11,8 +11,8 @@ from pathlib import Path
 
 from benchmarks.published_reports import SUBJECTS, question_of
 from harness.record import Record
-from harness.record_files import ARCHIVE_NAME
-from harness.store import read_runs
+from harness.record.record_files import ARCHIVE_NAME
+from harness.record.store import read_runs
 from harness.tell.manifest import read_manifest
 from harness.tell.report import write_report
 from harness.tell.verify import verify

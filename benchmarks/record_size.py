@@ -14,9 +14,8 @@ from pathlib import Path
 import measuring
 import scaled_run
 
-from harness.run_directory.assemble import assemble
-from harness.run_directory.outcome import Outcome
-from harness.store import read_record, write_record
+from harness.record.store import read_record, write_record
+from harness.run_directory.assemble import Outcome, assemble
 
 RANKS = 64
 STEPS = 1000

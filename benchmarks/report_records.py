@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 from harness.backends.base import Effective
+from harness.job.job import Job, TrainingSection
 from harness.record import (
     BackendPart,
     CommunicationPart,
@@ -18,8 +19,7 @@ from harness.record import (
     WindowsPart,
     WorldPart,
 )
-from harness.spec import Job, TrainingSection
-from harness.store import write_record
+from harness.record.store import write_record
 
 BACKENDS = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp1", "accelerate-ddp", "zero0")
 SIZES = (2, 4)

@@ -27,8 +27,8 @@ from harness.judge.measures import step_seconds
 from harness.judge.ranking import Ranking, ranking
 from harness.judge.statistics import pairs_among, runs_to_judge
 from harness.record import Record
-from harness.record_files import ARCHIVE_NAME
-from harness.store import read_runs
+from harness.record.record_files import ARCHIVE_NAME
+from harness.record.store import read_runs
 from harness.tell.order_words import unranked_words
 from harness.tell.sections.communication import node_volumes
 from tests.cluster.fabric import measured_fabric

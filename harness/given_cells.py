@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from harness.brought.rows import GivenRow
-from harness.cells import Cell, plan
+from harness.job.experiment import Experiment
+from harness.launch.cells import Cell, plan
 from harness.record import GivenPart
 from harness.run_directory.request import Resume
-from harness.spec import Experiment
 
 
 def plan_with_files(

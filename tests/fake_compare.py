@@ -17,7 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 from harness.cli import harness
-from harness.run_directory.outcome import Outcome
+from harness.run_directory.assemble import Outcome
 from harness.run_directory.request import RunRequest
 from tests.fake_ranks import FakeLauncher, Rank
 

@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.launch.local import LocalLauncher
+from harness.job.experiment import Limits, MeasureSection
+from harness.job.job import Job, TrainingSection
+from harness.launch.launcher import LocalLauncher
 from harness.rank.events import EventWriter
 from harness.rank.signals import SignalThread, dump_stacks_when_asked
 from harness.run_directory.events import DoneEvent, FailureEvent, StepEvent, StoppedEvent
 from harness.run_directory.rank_state import PositionWriter
 from harness.run_directory.request import RunRequest, rank_file, rank_log
-from harness.spec import Job, Limits, MeasureSection, TrainingSection
 
 STEP = {
     "window": "timed", "loss_sum": 80.0, "gradient_norm": 1.0, "learning_rate": 0.1, "tokens": 8,

@@ -14,9 +14,8 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
-from harness.config import load_experiment
-from harness.launch.cell import modules_to_preload
-from harness.launch.local import LocalLauncher
+from harness.job.config import load_experiment
+from harness.launch.launcher import LocalLauncher, modules_to_preload
 
 NEEDED_BY_TESTS = (
     "tests.contract.communication", "transformers.models.gpt2.modeling_gpt2",

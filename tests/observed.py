@@ -12,12 +12,12 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from harness.job.experiment import MeasureSection
 from harness.launch.bootstrap.sitecustomize import AfterImport
-from harness.launch.local import free_port
+from harness.launch.launcher import free_port
 from harness.record import Record
 from harness.run_directory.observed import ObserveRequest, assemble_observed
 from harness.run_directory.observed_processes import note_end
-from harness.spec import MeasureSection
 from tests.forkserver import context
 
 MEASURE = MeasureSection(

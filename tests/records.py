@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.backends.base import Effective
+from harness.job.job import Job, TrainingSection
 from harness.record import (
     BackendPart,
     CommunicationPart,
@@ -17,7 +18,6 @@ from harness.record import (
     WindowsPart,
     WorldPart,
 )
-from harness.spec import Job, TrainingSection
 
 LOSSES = (5.5, 5.25, 5.0, 4.75)
 NORMS = (2.0, 1.5, 1.25, 1.0)

@@ -9,12 +9,12 @@ from harness.cli import COMMANDS
 
 WITHOUT_TORCH = [
     "harness.api.estimates", "harness.api.runs",
-    "harness.batch", "harness.cells", "harness.cli", *(f"harness.cli.{name}" for name in COMMANDS),
+    "harness.job.batch", "harness.launch.cells", "harness.cli", *(f"harness.cli.{name}" for name in COMMANDS),
     "harness.judge.comparison",
     "harness.judge.findings.catalogue", "harness.judge.measures", "harness.judge.parity",
-    "harness.judge.rows", "harness.config", "harness.run_directory.assemble", "harness.launch.local",
-    "harness.provenance", "harness.record", "harness.tell.report", "harness.tell.pictures.drawing",
-    "harness.tell.tables", "harness.launch.cell", "harness.spec", "harness.store",
+    "harness.judge.rows", "harness.job.config", "harness.run_directory.assemble", "harness.launch.launcher",
+    "harness.record.provenance", "harness.record", "harness.tell.report", "harness.tell.pictures.drawing",
+    "harness.tell.tables", "harness.launch.launcher", "harness.job", "harness.record.store",
     "harness.forms.families",
     "harness.backends.base", "backends.options", "backends.registry",
 ]  # fmt: skip

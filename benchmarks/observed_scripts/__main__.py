@@ -22,7 +22,7 @@ from benchmarks.observed_scripts import inputs
 from benchmarks.observed_scripts.case import RANKS, Case, cases
 from benchmarks.observed_scripts.figures import collectives, kept_sums, sample_sums, states
 from harness.record import Record
-from harness.store import read_record
+from harness.record.store import read_record
 
 HERE = Path(__file__).parent
 SEED = "7"

@@ -14,6 +14,7 @@ from benchmarks.published.rows import Row
 from harness.backends.registry import BUILT_IN
 from harness.backends.strategy import StrategyKind
 from harness.errors import HarnessError
+from harness.job.job import Job
 from harness.plan.attention import EAGER_ONLY
 from harness.plan.constants import TimeConstants, default_constants
 from harness.plan.device import Fabric
@@ -21,7 +22,6 @@ from harness.plan.hardware import Hardware, load_hardware
 from harness.plan.model import PlannedModel
 from harness.plan.models import from_config, load_model
 from harness.plan.scenario import Scenario
-from harness.spec import Job
 
 STRATEGIES = {"fsdp2": "fsdp", "fsdp2-grad-op": "fsdp-grad-op", "fsdp2-hybrid": "fsdp-hybrid"}
 """Names of the published runs -> ours, where they differ."""

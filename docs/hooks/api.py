@@ -6,7 +6,7 @@ TITLE = "Python API"
 TOPICS = {
     "What `import harness` offers": ("harness.api.runs", "harness.api.results", "harness.api.estimates"),
     "Backends": ("harness.backends.base", "harness.backends.registry", "harness.backends.strategy"),
-    "Settings and records": ("harness.config", "harness.store", "harness.record_files"),
+    "Settings and records": ("harness.job.config", "harness.record.store", "harness.record.record_files"),
     "Comparisons": (
         "harness.judge.comparison",
         "harness.judge.rows",
@@ -34,7 +34,7 @@ what they are made of, and what a backend or an analysis of your own imports. To
 from pathlib import Path
 
 from harness.judge.comparison import Comparison
-from harness.store import read_runs
+from harness.record.store import read_runs
 
 runs, problems = read_runs([Path("reports/default/runs.tar.xz")])
 comparison = Comparison(record for _, record in runs)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from docs.hooks.tables import code, table
-from harness.annotations import bounds, in_words
 from harness.backends import registry
 from harness.backends.base import BackendOptions
-from harness.spec.reference import yaml_value
+from harness.job.reference import bounds, in_words, yaml_value
 
 HEAD = """\
 # Backends

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from docs.hooks.tables import table
 from harness.backends import registry
-from harness.config import load_experiment
-from harness.spec.pairs import AXES, Axis, why_refused
+from harness.job.config import load_experiment
+from harness.job.pairs import AXES, Axis, why_refused
 
 LABELS = tuple(name for name in registry.BUILT_IN if registry.mesh_of(name, 4).shares_samples)
 RANKS = 4

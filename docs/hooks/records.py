@@ -13,11 +13,10 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel
 
 from docs.hooks.tables import code, table
-from harness.annotations import in_words, models_within, unit
+from harness.job.model import Section
+from harness.job.reference import in_words, models_within, unit, yaml_value
 from harness.record import Record
 from harness.record.run import SCHEMA_VERSION
-from harness.spec import Section
-from harness.spec.reference import yaml_value
 
 TITLE = "Record schema"
 HEAD = f"""\

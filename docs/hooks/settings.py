@@ -7,15 +7,14 @@ from collections.abc import Iterator
 from pydantic.fields import FieldInfo
 
 from docs.hooks.tables import code, table
-from harness.annotations import bounds, in_words, unit
-from harness.spec import Experiment
-from harness.spec.reference import section_model, yaml_value
+from harness.job.experiment import Experiment
+from harness.job.reference import bounds, in_words, section_model, unit, yaml_value
 
 TITLE = "Settings"
 HEAD = """\
 # Settings
 
-Generated from `harness/spec`. A configuration file has these sections; every setting is optional, and unknown
+Generated from `harness/job`. A configuration file has these sections; every setting is optional, and unknown
 ones are refused. `--set section.key=value` overrides a file; the value is YAML, such as
 `--set training.gradient_clipping=null`. The sections from `task` to `evaluation` are the job: a change there
 makes another job, whose losses are not compared.

@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from docs.hooks import sweep_tables, sweeps
 from docs.hooks.tables import table
-from harness.config import load_experiment
+from harness.job.config import load_experiment
 from harness.plan.device import PRESET
 from harness.plan.estimate import question
 from harness.plan.estimate.row import EstimateRow, estimate

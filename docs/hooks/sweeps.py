@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from harness.backends import registry
-from harness.config import load_experiment
 from harness.errors import HarnessError
 from harness.forms.pipeline import bubble_share
+from harness.job.config import load_experiment
 from harness.plan.device import PRESET
 from harness.plan.estimate import question
 from harness.plan.estimate.row import EstimateRow, estimate

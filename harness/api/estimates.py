@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.api.command import assignments
-from harness.config import load_experiment
+from harness.job.config import load_experiment
 
 if TYPE_CHECKING:
     from pandas import DataFrame

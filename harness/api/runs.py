@@ -11,9 +11,9 @@ from typing import Any
 from harness.api.command import answer, assignments
 from harness.api.results import Results
 from harness.record import Record
+from harness.record.record_files import RECORD_NAME
 from harness.record.run_id import run_folder
-from harness.record_files import RECORD_NAME
-from harness.store import read_runs
+from harness.record.store import read_runs
 
 AnyPath = str | PathLike[str]
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from harness.backends.values import InvalidYaml, parse_value, require_bounded
 from harness.errors import HarnessError
-from harness.plain_files import read_settings
+from harness.files import read_settings
 
 BYTE_ORDER_MARK = "\ufeff"
 """What some editors write first."""

@@ -11,8 +11,9 @@ from harness.backends.explain import explain_all
 from harness.brought.reading import Brought
 from harness.brought.rules import AUTO, ToJob
 from harness.errors import HarnessError
-from harness.setting_names import settings_by_name
-from harness.spec import Experiment, Section
+from harness.job.config import settings_by_name
+from harness.job.experiment import Experiment
+from harness.job.model import Section
 
 CUT = ("training.global_batch_size", "training.micro_batch_size", "training.accumulation_steps")
 """The batch and its cut: of these three, two decide the third."""

@@ -18,9 +18,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from harness.atomic_write import write_atomically
 from harness.brought.rules import LIBRARY, Fixed, OfPreset, Rule, ToOption
 from harness.errors import HarnessError
+from harness.files import write_atomically
 from harness.record import FileKind
 
 QUESTION = "harness.brought.read_defaults"

@@ -32,8 +32,8 @@ from harness.brought.rules import (
 )
 from harness.brought.trainers import trainer_of, what_to_give
 from harness.errors import HarnessError
+from harness.job.experiment import Experiment
 from harness.record import FileKind, GivenMode, GivenPart, GivenSettingPart
-from harness.spec import Experiment
 
 LARGE_MODEL = 2**62
 """Parameters: no bucket of a preset is then cut to the model's size."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from harness.command_lines import inside
 from harness.errors import HarnessError
 from harness.gpus.found import find_gpus
+from harness.safe_text import inside
 
 DEFAULT_CPU_RANKS = 2
 

@@ -11,7 +11,7 @@ from harness.backends import registry
 from harness.backends.not_run import NOT_RUN
 from harness.cli.options import common, json_option
 from harness.cli.output import echo
-from harness.provenance import package_versions
+from harness.record.provenance import package_versions
 from harness.tell.narrow import fitted
 
 PRESET, ROW = "preset", "row"

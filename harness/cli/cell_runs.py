@@ -7,19 +7,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cells import Cell, is_refused
 from harness.cli.arguments import command_line
 from harness.cli.matrix_progress import MatrixProgress
 from harness.cli.output import echo
 from harness.cli.preflight import foresee, say_repeated, say_whole, show
 from harness.cli.view import View
-from harness.launch.cell import modules_to_preload, run_cell
-from harness.launch.claim import OthersRecords, claimed, forget_dead_claims
-from harness.launch.local import LocalLauncher
+from harness.job.experiment import Experiment
+from harness.launch.cells import Cell, is_refused
+from harness.launch.external import OthersRecords, claimed, forget_dead_claims
+from harness.launch.launcher import LocalLauncher, modules_to_preload, run_cell
 from harness.launch.owner import forget_never_begun, record_abandoned
 from harness.record import Record
-from harness.spec import Experiment
-from harness.store import Store
+from harness.record.store import Store
 
 if TYPE_CHECKING:
     from harness.plan.fit.comparison import LargestBatches

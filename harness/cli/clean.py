@@ -14,11 +14,11 @@ from harness.bounds import MOST_REPORT_BYTES
 from harness.cli.options import PATH, common, json_option
 from harness.cli.output import echo
 from harness.errors import HarnessError
+from harness.files import read_plain
 from harness.judge.wording import counted
 from harness.launch.owner import without_record
-from harness.plain_files import read_plain
 from harness.record import Record
-from harness.store import Store
+from harness.record.store import Store
 from harness.tell.formats import megabytes
 from harness.tell.manifest import read_manifest
 

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness.atomic_write import stream_number
-from harness.cells import Cell, reusable
 from harness.cli.arguments import numbers, require_gpus, split_backends
 from harness.cli.cell_runs import MissingCells, largest_batches, open_store
 from harness.cli.device import resolve_device
@@ -40,15 +38,17 @@ from harness.cli.output import echo
 from harness.cli.preflight import force_option
 from harness.cli.price import priced
 from harness.cli.view import View, view_options
-from harness.config import load_experiment
 from harness.errors import HarnessError
+from harness.files import stream_number
 from harness.given_cells import plan_with_files
+from harness.job.config import load_experiment
+from harness.job.experiment import CompareSection
 from harness.judge.wording import ranks
+from harness.launch.cells import Cell, reusable
 from harness.launch.external import started_as_rank
 from harness.launch.requeued import made_in_job, requeued_job
 from harness.record import Record
-from harness.spec import CompareSection
-from harness.store import Store, keep_runs
+from harness.record.store import Store, keep_runs
 
 if TYPE_CHECKING:
     from harness.judge.comparison import Comparison

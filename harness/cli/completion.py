@@ -26,7 +26,7 @@ def backends(context: click.Context, parameter: click.Parameter, incomplete: str
 
 def setting(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of settings with '=', and after it the values of those that have few."""
-    from harness.spec.reference import settings
+    from harness.job.reference import settings
 
     known = {found.name: found for found in settings()}
     name, equals, value = incomplete.partition("=")
@@ -58,7 +58,7 @@ def finding(context: click.Context, parameter: click.Parameter, incomplete: str)
 
 def section(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Sections of a configuration file."""
-    from harness.spec.reference import sections
+    from harness.job.reference import sections
 
     known = sections()
     return [CompletionItem(name, help=known[name]) for name in _beginning(known, incomplete)]

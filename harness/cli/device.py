@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from harness.cli.output import echo
-from harness.launch.device import ON_THE_CPU, choose_device
 from harness.launch.external import local_rank
+from harness.launch.launcher import ON_THE_CPU, choose_device
 
 
 def resolve_device(asked: str, cpu_option: str = ON_THE_CPU) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 
 from harness.backends import registry
-from harness.cells import canonical_label
 from harness.cli.arguments import split_backends
 from harness.cli.doctor_gpu import examine_gpus
 from harness.cli.options import PATH, common, json_option, with_new_options
@@ -21,9 +20,10 @@ from harness.errors import HarnessError
 from harness.gpus.found import find_gpus
 from harness.judge.rows import reason
 from harness.judge.wording import ranks
-from harness.launch.device import device_of
+from harness.launch.cells import canonical_label
+from harness.launch.launcher import device_of
 from harness.launch.libraries import EVERY_RANK, require_libraries
-from harness.provenance import package_versions
+from harness.record.provenance import package_versions
 from harness.scratch import scratch_folder
 from harness.tell.narrow import fitted
 

@@ -17,7 +17,7 @@ from harness.doctor.gpu.evidence import Evidence
 from harness.doctor.gpu.runs import gather
 from harness.errors import HarnessError
 from harness.gpus.found import Gpus, find_gpus
-from harness.provenance import environment, package_versions
+from harness.record.provenance import environment, package_versions
 from harness.scratch import scratch_folder
 from harness.tell.narrow import fitted
 

@@ -13,16 +13,16 @@ from typing import Any, Literal
 
 from harness.backends import registry
 from harness.backends.base import World
-from harness.cells import Cell, is_refused
 from harness.cli.matrix_progress import duration
 from harness.cli.output import echo
 from harness.cli.view import View
+from harness.job.pairs import why_refused
+from harness.launch.cells import Cell, is_refused
 from harness.nested import differences
 from harness.plan.estimate.question import why_not_micro_batched, why_unsupported
 from harness.plan.wall_time import ASSUMED, assumed_time
-from harness.provenance import package_versions
 from harness.record import Record
-from harness.spec.pairs import why_refused
+from harness.record.provenance import package_versions
 from harness.tell.narrow import narrow
 
 MOST_NAMED = 3

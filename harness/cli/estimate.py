@@ -22,7 +22,7 @@ from harness.cli.options import (
     with_new_options,
 )
 from harness.cli.output import begin
-from harness.config import load_experiment
+from harness.job.config import load_experiment
 
 if TYPE_CHECKING:
     from harness.plan.estimate.question import Question

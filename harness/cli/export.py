@@ -32,7 +32,7 @@ export.add_command(program("torchrun", "Write a program with DDP, FSDP1 or FSDP2
 def tracking(runs: tuple[Path, ...], to: Any, output: Path) -> int:
     """Log records to TensorBoard, MLflow or Weights & Biases (offline), one run each."""
     from harness.judge.comparison import Comparison
-    from harness.store import read_runs
+    from harness.record.store import read_runs
     from harness.tracking import export_runs
 
     found, unreadable = read_runs(runs)

@@ -52,13 +52,12 @@ def _export(
     tool: Tool, backend: str | None, config: Path | None, assignments: tuple[str, ...], nproc: int | None,
     output: Path, steps: int, given: GivenFiles,
 ) -> int:  # fmt: skip
-    from harness.batch import batch_layout
-    from harness.cells import canonical_label, make_cell
-    from harness.config import load_experiment
     from harness.exported.folder import LAUNCH, ON_CPU, exported_files, require_exportable, write_folder
     from harness.exported.strategies import strategy_of
-    from harness.launch.cell import modules_to_preload
-    from harness.launch.local import LocalLauncher
+    from harness.job.batch import batch_layout
+    from harness.job.config import load_experiment
+    from harness.launch.cells import canonical_label, make_cell
+    from harness.launch.launcher import LocalLauncher, modules_to_preload
 
     experiment = load_experiment(config, assignments, notice)
     row = given.only_row(backend, experiment, View())

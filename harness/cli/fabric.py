@@ -19,7 +19,7 @@ from harness.fabric.result import OPERATIONS, FabricResult, result_file, whole_e
 from harness.fabric.table import fabric_table
 from harness.launch.external import external_rank, started_as_rank
 from harness.rank.start import leave
-from harness.store import try_writing
+from harness.record.store import try_writing
 
 DEFAULT_LARGEST = {"cuda": "4GB", "cpu": "64MB"}
 """gloo moves about 1 GB/s: larger tensors tell no more and take minutes."""

@@ -11,7 +11,6 @@ import click
 
 from harness.backends import registry
 from harness.backends.pipeline_options import parts_of
-from harness.cells import Cell, canonical_label
 from harness.cli.arguments import command_line, default_ranks, require_gpus
 from harness.cli.device import resolve_device
 from harness.cli.options import (
@@ -26,11 +25,11 @@ from harness.cli.options import (
 )
 from harness.cli.output import begin, echo
 from harness.cli.progress import Progress
-from harness.config import load_experiment
 from harness.errors import HarnessError
-from harness.launch.cell import modules_to_preload
+from harness.job.config import load_experiment
+from harness.launch.cells import Cell, canonical_label
 from harness.launch.external import started_as_rank
-from harness.launch.local import EventHandler, LocalLauncher
+from harness.launch.launcher import EventHandler, LocalLauncher, modules_to_preload
 from harness.plan.fit.answer import (
     Found,
     answer_lines,
@@ -43,7 +42,7 @@ from harness.plan.fit.answer import (
 from harness.plan.fit.limit import Limit, find_limit
 from harness.plan.fit.runner import Runner
 from harness.plan.fit.search import micro_batches, sequences
-from harness.store import Store
+from harness.record.store import Store
 
 
 @click.command()

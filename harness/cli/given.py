@@ -13,7 +13,7 @@ import click
 from harness.cli.options import PATH
 from harness.cli.view import View
 from harness.errors import HarnessError
-from harness.spec import Experiment
+from harness.job.experiment import Experiment
 
 if TYPE_CHECKING:
     from harness.brought.rows import GivenRow

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import click
 
-from harness.atomic_write import write_all_atomically
 from harness.cli.options import PATH, common
 from harness.cli.output import echo
 from harness.errors import HarnessError
-from harness.plain_files import require_plain_output
-from harness.spec.reference import commented_file, json_schema
+from harness.files import require_plain_output, write_all_atomically
+from harness.job.reference import commented_file, json_schema
 
 
 @click.command()

@@ -16,7 +16,7 @@ from harness.errors import HarnessError
 from harness.judge.wording import counted
 from harness.labs.catalogue import LABS, Lab, Scale, Variant, find_lab
 from harness.launch.spent import Spent
-from harness.store import read_runs
+from harness.record.store import read_runs
 from harness.tell.narrow import fitted
 
 ALL = "all"

@@ -7,9 +7,9 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from harness.cells import Cell
 from harness.cli.progress import Progress, StepWords
 from harness.cli.view import View
+from harness.launch.cells import Cell
 from harness.run_directory.events import Event, SetupEvent, StepEvent
 from harness.safe_text import harmless
 

@@ -11,11 +11,11 @@ from harness.cli.options import json_option, measuring, runs_option
 from harness.cli.output import echo
 from harness.cli.view import View, view_options
 from harness.errors import HarnessError
+from harness.job.experiment import MeasureSection
 from harness.launch.observed import observe_command
 from harness.record import Record
+from harness.record.store import Store
 from harness.safe_text import redacted
-from harness.spec import MeasureSection
-from harness.store import Store
 
 
 @click.command(context_settings={"allow_interspersed_args": False})

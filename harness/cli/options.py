@@ -14,8 +14,8 @@ import click
 from harness.cli import completion
 from harness.cli.output import echo
 from harness.errors import HarnessError
-from harness.resume import find_checkpoint
 from harness.run_directory.request import Resume
+from harness.run_directory.resume import find_checkpoint
 from harness.safe_text import described, encodable
 
 EXIT_ERROR = 1

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.cells import Cell
 from harness.cli.output import echo
 from harness.errors import HarnessError
+from harness.job.experiment import Experiment
 from harness.judge.wording import ranks
+from harness.launch.cells import Cell
 from harness.launch.external import external_rank
-from harness.launch.local import LocalLauncher
+from harness.launch.launcher import LocalLauncher
 from harness.record import PredictionPart
 from harness.run_directory.request import RunRequest
-from harness.spec import Experiment
 
 if TYPE_CHECKING:
     from harness.plan.preflight import Forecast

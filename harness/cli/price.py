@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from harness.errors import HarnessError
-from harness.spec import Price, read_price
+from harness.job.experiment import Price, read_price
 
 OPTION = "--price-per-gpu-hour"
 price_option = click.option(

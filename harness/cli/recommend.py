@@ -12,7 +12,7 @@ from harness.cli.calibration import calibrate_options, calibrated_constants
 from harness.cli.hardware import named_fabric
 from harness.cli.options import PATH, common, config_option, json_option, notice, set_option
 from harness.cli.output import begin, echo
-from harness.config import load_experiment
+from harness.job.config import load_experiment
 
 
 @click.command()

@@ -8,17 +8,17 @@ from typing import Any, get_args
 
 import click
 
-from harness.atomic_write import stream_number
 from harness.cli.options import EXIT_STRICT, PATH, common, warn_skipped
 from harness.cli.output import begin, echo
 from harness.cli.price import given_price, price_option
 from harness.errors import HarnessError
+from harness.files import stream_number
+from harness.job.experiment import Price, Question
 from harness.judge.changes import failures, parse_conditions
 from harness.judge.comparison import Comparison
 from harness.launch.owner import lines_about
-from harness.record_files import ARCHIVE_NAME, is_folder_of_runs, place_of_runs
-from harness.spec import Price, Question
-from harness.store import archive_runs, read_runs, without_collection
+from harness.record.record_files import ARCHIVE_NAME, is_folder_of_runs, place_of_runs
+from harness.record.store import archive_runs, read_runs, without_collection
 from harness.tell.manifest import Format
 from harness.tell.report import (
     Run,

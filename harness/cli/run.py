@@ -10,8 +10,6 @@ from pathlib import Path
 import click
 
 from harness.backends import registry
-from harness.cell_layout import job_layout
-from harness.cells import Cell, canonical_label, make_cell, make_request
 from harness.cli import completion
 from harness.cli.arguments import command_line, default_ranks, require_gpus
 from harness.cli.cell_runs import open_store
@@ -36,24 +34,30 @@ from harness.cli.output import echo
 from harness.cli.preflight import force_option, foresee_one, refuse_as_rank
 from harness.cli.progress import Progress
 from harness.cli.view import View, view_options
-from harness.config import load_experiment
 from harness.errors import HarnessError
 from harness.given_cells import with_file
-from harness.launch.cell import modules_to_preload, run_cell
+from harness.job.batch import job_layout
+from harness.job.config import load_experiment
+from harness.job.experiment import Experiment
+from harness.launch.cells import Cell, canonical_label, make_cell, make_request
 from harness.launch.external import (
     external_rank,
     external_ranks_per_node,
     external_world_size,
     local_rank,
     started_as_rank,
+    supervise,
 )
-from harness.launch.launcher_settings import launcher_settings
-from harness.launch.local import LocalLauncher, require_port
-from harness.launch.supervise import supervise
+from harness.launch.launcher import (
+    LocalLauncher,
+    launcher_settings,
+    modules_to_preload,
+    require_port,
+    run_cell,
+)
 from harness.record import GivenPart, Record
+from harness.record.store import Store
 from harness.run_directory.request import Resume, RunRequest
-from harness.spec import Experiment
-from harness.store import Store
 
 
 @click.command()

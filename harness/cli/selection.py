@@ -10,7 +10,7 @@ from harness.cli.output import echo
 from harness.errors import HarnessError
 from harness.launch.owner import lines_about
 from harness.record import Record
-from harness.store import read_runs
+from harness.record.store import read_runs
 
 LATEST = "latest"
 

@@ -12,8 +12,8 @@ from harness.cli import completion
 from harness.cli.options import common, json_option
 from harness.cli.output import echo
 from harness.errors import HarnessError
-from harness.spec.reference import Setting, json_schema, sections
-from harness.spec.reference import settings as all_settings
+from harness.job.reference import Setting, json_schema, sections
+from harness.job.reference import settings as all_settings
 from harness.tell.narrow import WIDTH
 
 INDENT = 6

@@ -14,12 +14,12 @@ from harness.cli import completion
 from harness.cli.options import common, json_option, runs_option
 from harness.cli.output import echo
 from harness.cli.selection import LATEST, one_run
+from harness.job.experiment import Experiment
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import METRICS
 from harness.judge.rows import reason
 from harness.nested import leaves
 from harness.record import ObservationPart, Record
-from harness.spec import Experiment
 from harness.tell.formats import megabytes
 from harness.tell.narrow import WIDTH
 from harness.tell.tables import figure_text

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import click
 
-from harness.cells import canonical_label
 from harness.cli.arguments import numbers, split_backends
 from harness.cli.options import common, config_option, json_option, notice, set_option, with_new_options
 from harness.cli.output import begin
-from harness.config import load_experiment
 from harness.errors import HarnessError
+from harness.job.config import load_experiment
+from harness.launch.cells import canonical_label
 from harness.plan.models import load_model
 from harness.plan.simulation import (
     Simulated,

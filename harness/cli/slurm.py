@@ -11,7 +11,6 @@ from pathlib import Path
 
 import click
 
-from harness.cells import canonical_label, reusable
 from harness.cli.arguments import DEFAULT_CPU_RANKS, numbers, split_backends
 from harness.cli.options import (
     PATH,
@@ -28,11 +27,13 @@ from harness.cli.options import (
 from harness.cli.output import echo
 from harness.cli.preflight import force_option, show
 from harness.cli.slurm_job import begin, finish, gate
-from harness.config import load_experiment
 from harness.errors import HarnessError
+from harness.job.config import load_experiment
 from harness.judge.wording import counted
+from harness.launch.cells import canonical_label, reusable
 from harness.plan.limits import Limits
 from harness.plan.preflight import Forecast
+from harness.record.store import Store
 from harness.shipped import resolve
 from harness.slurm import client
 from harness.slurm.collection import RunState, look, records_of_cells
@@ -49,7 +50,6 @@ from harness.slurm.matrix import (
 from harness.slurm.preflight import foresee_runs, forget_refused, record_refused, site_limits, unfit_software
 from harness.slurm.site import load_site, with_time_limit
 from harness.slurm.submission import AnotherSubmission, alone, read_jobs, submit_runs, unsubmitted
-from harness.store import Store
 from harness.tell.narrow import fitted
 
 _folder = click.argument("folder", type=PATH)

@@ -10,7 +10,7 @@ import click
 from harness.cli.options import PATH, common, json_option
 from harness.cli.output import begin, echo
 from harness.judge.wording import counted
-from harness.store import without_collection
+from harness.record.store import without_collection
 from harness.tell.verify import verify as verify_report
 
 

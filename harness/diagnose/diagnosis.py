@@ -33,8 +33,7 @@ from harness.judge.effective import SettingDifference, setting_differences
 from harness.judge.job_equivalence import Difference, job_differences
 from harness.judge.noise import Limits, measure_noise
 from harness.judge.parity import first_divergent_step
-from harness.launch.cell import modules_to_preload
-from harness.launch.local import LocalLauncher
+from harness.launch.launcher import LocalLauncher, modules_to_preload
 from harness.record import Record
 
 CLEAN = "no difference beyond noise"

@@ -13,8 +13,8 @@ from harness.judge.noise import Limits, Noise, measure_noise
 from harness.judge.parity import judge
 from harness.judge.run import Run as JudgedRun
 from harness.record import Record
-from harness.record_files import RecordFiles
-from harness.store import read_record
+from harness.record.record_files import RecordFiles
+from harness.record.store import read_record
 
 
 @dataclass(frozen=True, kw_only=True)

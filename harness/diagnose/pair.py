@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.archive import archive_of
 from harness.backends.explain import suggestion
-from harness.cells import canonical_label
 from harness.errors import HarnessError
 from harness.judge.cell import Cell
 from harness.judge.parity import has_dropout
 from harness.judge.rows import reason
+from harness.launch.cells import canonical_label
 from harness.nested import differences
 from harness.record import Record
-from harness.record_files import place_of_runs
-from harness.store import read_runs
+from harness.record.archive import archive_of
+from harness.record.record_files import place_of_runs
+from harness.record.store import read_runs
 
 SHOWN_FIELDS = 5
 """Settings that an error line names; more are counted."""

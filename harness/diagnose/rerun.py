@@ -9,24 +9,21 @@ from pathlib import Path
 
 from harness.backends import registry
 from harness.backends.registry import REFERENCE
-from harness.batch import BatchLayout, reference_layout
-from harness.cells import make_cell
 from harness.diagnose.tensors import Examined
 from harness.errors import HarnessError
 from harness.gpus.found import find_gpus
+from harness.job.batch import BatchLayout, reference_layout
+from harness.job.experiment import Experiment, MeasureSection, RuntimeSection
 from harness.judge.rows import reason
-from harness.launch.cell import run_cell
-from harness.launch.local import LocalLauncher
-from harness.noise_labels import noise_labels
+from harness.launch.cells import make_cell, noise_labels
+from harness.launch.launcher import LocalLauncher, run_cell
 from harness.record import Record
 from harness.record.run_id import run_folder
+from harness.record.store import Store
 from harness.run_directory.assemble import assemble
-from harness.run_directory.events import ExaminedEvent
+from harness.run_directory.events import ExaminedEvent, Tail
 from harness.run_directory.request import RunRequest, rank_file
-from harness.run_directory.tail import Tail
 from harness.scratch import scratch_folder
-from harness.spec import Experiment, MeasureSection, RuntimeSection
-from harness.store import Store
 
 RANKS_PER_CORE = 4
 """CPU ranks that share a core are slow, not wrong; with more of them a rerun would hardly end."""

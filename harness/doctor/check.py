@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends import registry
-from harness.cells import plan
-from harness.config import load_experiment
 from harness.doctor.coverage import Coverage, Defect
+from harness.job.config import load_experiment
 from harness.judge.comparison import Comparison
 from harness.judge.findings.finding import Finding
 from harness.judge.rows import Row, reason
-from harness.launch.cell import modules_to_preload, run_cell
-from harness.launch.local import LocalLauncher
+from harness.launch.cells import plan
+from harness.launch.launcher import LocalLauncher, modules_to_preload, run_cell
 from harness.record import Record
-from harness.store import Store
+from harness.record.store import Store
 
 SETTINGS = (
     "model.config={hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 2, "

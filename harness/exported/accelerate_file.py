@@ -9,7 +9,7 @@ from harness.brought.accelerate import RESHARDS, STRATEGIES
 from harness.brought.accelerate_keys import PRECISIONS, PREFETCH
 from harness.errors import HarnessError
 from harness.exported.strategies import strategy_of
-from harness.spec import Job
+from harness.job.job import Job
 
 OF_BACKEND = {backend: name for name, backend in STRATEGIES.items()}
 OF_PREFETCH = {value: name.upper() for name, value in PREFETCH.items()}

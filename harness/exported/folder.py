@@ -8,15 +8,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from harness.atomic_write import write_atomically
 from harness.backends.base import Preset
-from harness.batch import BatchLayout
 from harness.errors import HarnessError
 from harness.exported.accelerate_file import accelerate_values
 from harness.exported.strategies import LOW_DTYPES, deepspeed_values, strategy_of, torch_values
-from harness.spec import Job
-from harness.spec.job import axes_of
-from harness.spec.model import CODE_SWITCH
+from harness.files import write_atomically
+from harness.job.batch import BatchLayout
+from harness.job.job import Job, axes_of
+from harness.job.model import CODE_SWITCH
 
 Tool = Literal["accelerate", "deepspeed", "torchrun"]
 LAUNCH = {

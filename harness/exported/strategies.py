@@ -11,9 +11,9 @@ from harness.backends.options import ZeroOptions, gathers_blocks
 from harness.backends.presets import ROOT_RESHARD, ddp_changes, fsdp2_changes, reduce_dtype_changes
 from harness.backends.strategy import StrategyKind
 from harness.backends.zero_config import zero_config
-from harness.batch import BatchLayout
 from harness.errors import HarnessError
-from harness.spec import Job
+from harness.job.batch import BatchLayout
+from harness.job.job import Job
 
 FSDP1_NAMES = {
     "full-shard": "FULL_SHARD",

@@ -8,9 +8,9 @@ from math import log2
 from pathlib import Path
 from typing import Any, Literal
 
-from harness.atomic_write import write_atomically
 from harness.errors import HarnessError
 from harness.fabric.result import FabricResult, FabricRow
+from harness.files import write_atomically
 from harness.judge.wording import listed
 from harness.tell.document import Picture
 from harness.tell.formats import number

@@ -8,11 +8,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError, model_validator
 
-from harness.atomic_write import write_atomically
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
+from harness.files import read_plain, write_atomically
 from harness.forms.flops import is_stub
-from harness.plain_files import read_plain
 from harness.record.environment import FabricPart
 
 FABRIC_SCHEMA: Literal[1] = 1

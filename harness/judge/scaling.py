@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from harness.job.job import Job
 from harness.judge.comparison import Comparison
 from harness.judge.repeats import Repeats, group_repeats
 from harness.judge.run_conditions import labelled, varying, words
 from harness.judge.wording import counted
 from harness.record import WorldPart
-from harness.spec import Job
 
 GROWING = ("job", "nodes", "micro-batch")
 """Run conditions that may change along one curve. On the CPU the threads of a rank may not: two ranks of one

@@ -27,6 +27,7 @@ from harness.forms.textbook import TermDifference
 from harness.forms.zero import FP32_SURPLUS, SECOND_FP32_COPY
 from harness.forms.zero3.collectives import TIED_TERM
 from harness.forms.zero3.states import REDUCTION_BUCKET
+from harness.job.experiment import Question
 from harness.judge.cell import Cell
 from harness.judge.comparison import Comparison
 from harness.judge.effective import clipping, master_dtypes
@@ -42,7 +43,6 @@ from harness.judge.volume import textbook_differences, volume_differences
 from harness.judge.wording import listed, ranks
 from harness.record import Record
 from harness.record.workload import known_strategy, of_record
-from harness.spec import Question
 
 Cause = Literal["library", "transport", "preset"]
 TRAFFIC: tuple[Question, ...] = ("speed", "scaling", "footprint")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.config import load_experiment
+from harness.job.config import load_experiment
 from harness.labs.document import GB, MIB, LabTable, ratio, scaled, shown
 from harness.plan.estimate import document, question
 from harness.plan.estimate.row import estimate

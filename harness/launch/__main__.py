@@ -6,8 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.launch.external import external_rank
-from harness.launch.supervise import supervise
+from harness.launch.external import external_rank, supervise
 from harness.run_directory.request import RunRequest
 
 

@@ -1,8 +1,418 @@
-"""Recognises a process that torchrun, accelerate launch or srun started as one of several ranks."""
+"""Ranks that torchrun, accelerate launch or srun started: recognised, watched and recorded."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Literal
+
+import psutil
+from filelock import FileLock, Timeout
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from harness.errors import HarnessError
+from harness.file_lock import NO_LOCKS
+from harness.files import write_atomically
+from harness.launch.ending import adopt_orphans, die_with, kill_descendants
+from harness.launch.watch import ANSWER_SECONDS, STATE_SIGNAL, Watch, is_stopped
+from harness.record import Record
+from harness.record.record_files import RECORD_NAME
+from harness.record.run_id import run_folder
+from harness.record.store import read_record, write_record
+from harness.run_directory.assemble import Outcome, assemble, remove_remains
+from harness.run_directory.events import FailureEvent, Tail
+from harness.run_directory.external_ends import (
+    exits_before_stuck,
+    external_outcome,
+    has_gone,
+    is_gone,
+    wait_for_ends,
+)
+from harness.run_directory.out_of_memory import is_out_of_memory
+from harness.run_directory.rank_state import Owner, read_part, read_state
+from harness.run_directory.request import RankExit, RunRequest, rank_exit, rank_file, rank_owner
+from harness.run_directory.stuck import STUCK_NAME, StuckNote, read_note
+from harness.safe_text import capped, described, encodable
+
+MOST_MESSAGE_BYTES = 2048
+"""Fits with its names into one write of a pipe, which is then whole."""
+PHASE = "start"
+
+
+class EarlyEnd(BaseModel):
+    """What a rank says of its end to the process that watches it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    kind: str
+    message: str
+    status: Literal["oom", "failed"]
+
+
+@contextmanager
+def telling_why(writer: int) -> Iterator[None]:
+    """Write to a pipe which exception ends this process."""
+    try:
+        yield
+    except Exception as error:
+        end = EarlyEnd(
+            kind=encodable(type(error).__name__),
+            message=capped(described(error), MOST_MESSAGE_BYTES),
+            status="oom" if is_out_of_memory(error) else "failed",
+        )
+        with suppress(OSError):
+            os.write(writer, end.model_dump_json().encode())
+        raise
+
+
+def read_early_end(text: str) -> EarlyEnd | None:
+    """What a rank wrote; None: nothing that can be read."""
+    try:
+        return EarlyEnd.model_validate_json(text)
+    except ValidationError:
+        return None
+
+
+def record_early_end(
+    runs: Path, request: RunRequest, rank: int, exit_code: int, end: EarlyEnd | None
+) -> Record | None:
+    """Write the record of such a run; None: another rank of this launcher has.
+
+    Nothing but their launcher is common to the ranks, so the run is named after it.
+    """
+    request = request.model_copy(update={"run_id": _name_of_launch(request.run_id)})
+    directory = runs / request.run_id
+    try:
+        directory.mkdir(parents=True)
+    except FileExistsError:
+        return None
+    request.write(directory)
+    now = time.time()
+    if end is not None:
+        failure = FailureEvent(
+            status=end.status, error_kind=end.kind, message=end.message, at=now, phase=PHASE
+        )
+        rank_file(directory, rank).write_text(failure.model_dump_json() + "\n")
+    outcome = Outcome(exit_codes={rank: exit_code}, ended_at={rank: now})
+    record = assemble(directory, request, outcome)
+    write_record(directory, record)
+    return record
+
+
+def _name_of_launch(run_id: str) -> str:
+    """A run id that all ranks under one launcher on one node agree on without talking."""
+    launcher = psutil.Process(os.getppid())
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    began = datetime.fromtimestamp(launcher.create_time(), UTC).strftime("%Y%m%d-%H%M%S")
+    identity = f"{socket.gethostname()} {launcher.pid} {launcher.create_time()} {attempt}"
+    what = run_id.split("-")[2:-1]
+    return "-".join([began, *what, hashlib.sha256(identity.encode()).hexdigest()[:6]])
+
+
+POLL_SECONDS_CLAIM = 0.5
+
+
+@contextmanager
+def claimed(runs: Path, cell: str, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock of a cell; `on_wait` is called once if another process holds it.
+
+    The kernel takes the lock from an owner that is gone. Where the file system has no locks, nothing is kept
+    out. Raises HarnessError where the folder cannot be written.
+    """
+    path = runs / _name(cell)
+    lock = FileLock(path, fallback_to_soft=False)
+    try:
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            on_wait()
+            lock.acquire(poll_interval=POLL_SECONDS_CLAIM)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise HarnessError(f"{path} cannot be written: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        if lock.is_locked:
+            with suppress(OSError):
+                os.unlink(path)  # while it is held: who waits for it sees that it is gone, and makes its own
+        lock.release()
+
+
+def forget_dead_claims(runs: Path) -> None:
+    """Remove the locks that killed comparisons left: nobody holds them."""
+    for path in runs.glob(_name("*")):
+        lock = FileLock(path, fallback_to_soft=False)
+        with suppress(Timeout, OSError):
+            lock.acquire(timeout=0)
+            with suppress(OSError):
+                os.unlink(path)
+            lock.release()
+
+
+def _name(cell: str) -> str:
+    return f".{cell}.lock"
+
+
+class OthersRecords:
+    """Records that appear in a folder after a comparison has read it: those of another one."""
+
+    def __init__(self, runs: Path, read: Iterable[Path]) -> None:
+        """`read`: the files of the records that the comparison knows."""
+        self._runs = runs
+        self._known = set(read)
+        self.found: dict[str, tuple[Path, Record]] = {}
+        """By cell."""
+
+    def of_cell(self, cell: str) -> tuple[Path, Record] | None:
+        """The record of a cell that another comparison wrote meanwhile, unless that was interrupted."""
+        for path in sorted(set(self._files()) - self._known):
+            self._known.add(path)
+            with suppress(HarnessError):
+                record = read_record(path)
+                if record.error is None or record.error.kind != "Interrupted":
+                    self.found[record.cell] = path, record
+        return self.found.get(cell)
+
+    def is_own(self, path: Path) -> None:
+        """This comparison wrote the record itself."""
+        self._known.add(path)
+
+    def _files(self) -> Iterator[Path]:
+        return self._runs.glob(f"*/{RECORD_NAME}")
+
+
+POLL_SECONDS = 0.25
+ENDING_SECONDS = 5.0
+"""Within these a rank that is told to end writes what it measured; launchers wait for 30 s."""
+ASK_NAME = "where-are-you"
+PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
+Become = Callable[[Callable[[str], None]], int]
+"""Runs the rank; calls what it is given with the run's id once its folder is there."""
+
+
+def supervise(rank: int, world_size: int, runs: Path, become: Become) -> Supervisor:
+    """Run a rank in a child of this process and return when that has ended; the child never returns.
+
+    Call this before anything starts threads or touches a device: the child is a fork.
+    """
+    adopt_orphans()
+    parent, (reader, writer) = os.getpid(), os.pipe()
+    # Held back until they can be passed on: one that arrives around the fork would end this process alone.
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
+        die_with(parent, signal.SIGKILL)
+        signal.signal(STATE_SIGNAL, signal.SIG_IGN)  # until the rank answers it
+        os.close(reader)
+        with telling_why(writer):
+            code = become(lambda run_id: _tell(writer, run_id))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    os.close(writer)
+    os.set_blocking(reader, False)
+    supervisor = Supervisor(rank, world_size, runs, child, reader)
+    supervisor.wait()
+    return supervisor
+
+
+def _tell(writer: int, run_id: str) -> None:
+    os.write(writer, run_id.encode())
+
+
+@dataclass
+class Supervisor:
+    """Watches one rank; that of rank 0 watches the positions of all."""
+
+    rank: int
+    world_size: int
+    runs: Path
+    child: int
+    reader: int
+    directory: Path | None = None
+    """None: the ranks have not agreed on a run yet."""
+    code: int | None = None
+    early_end: EarlyEnd | None = None
+    """Why the rank ended before the ranks agreed on a run, if it said so."""
+    _told_at: float | None = None
+    _asked: bool = False
+    _watch: Watch | None = None
+    _tail: Tail | None = None
+
+    def wait(self) -> None:
+        """Pass signals on, answer and ask where the ranks are, and note how the child ended."""
+        for number in PASSED_ON:
+            signal.signal(number, self._pass_on)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
+        while self.code is None:
+            finished, status, usage = os.wait4(self.child, os.WNOHANG)
+            if finished:
+                self.code = os.waitstatus_to_exitcode(status)
+                self._find_folder()
+                self._note(usage.ru_maxrss * 1024)
+                return
+            self._look()
+            time.sleep(POLL_SECONDS)
+
+    def leave(self) -> None:
+        """End as the rank did."""
+        kill_descendants()
+        code = self.code or 0
+        os._exit(code if code >= 0 else 128 - code)
+
+    def missing_record(self) -> Record | None:
+        """Write and return the record if nobody else does; None: there is one, or another rank writes it."""
+        directory = self.directory
+        if directory is None or self.code == 0:
+            return None
+        if self.rank != 0 and not (rank_file(directory, 0).exists() and is_gone(directory, 0)):
+            return None
+        note = read_note(directory)
+        if note is None:
+            wait_for_ends(directory, self.world_size)
+        with claimed(directory, "record", lambda: None):
+            if (directory / RECORD_NAME).exists():
+                return None
+            outcome = (
+                external_outcome(directory, self.world_size)
+                if note is None
+                else exits_before_stuck(directory, note)
+            )
+            request = RunRequest.read(directory)
+            record = assemble(directory, request, outcome)
+            if note is not None:
+                remove_remains(directory, request)
+            write_record(directory, record)
+        return record
+
+    def early_record(self, make_request: Callable[[], RunRequest]) -> Record | None:
+        """Write and return the record of a run that ended before its ranks agreed on it.
+
+        `make_request`: of what this rank would have proposed. None: they agreed, a launcher ended this rank,
+        another rank of this node was first, or there is nothing to propose.
+        """
+        if self.directory is not None or self.code in (0, None) or self._told_at is not None:
+            return None
+        with suppress(HarnessError):  # which the rank has printed
+            return record_early_end(self.runs, make_request(), self.rank, self.code or 0, self.early_end)
+        return None
+
+    def _pass_on(self, number: int, _frame: FrameType | None) -> None:
+        self._told_at = self._told_at or time.monotonic()
+        with suppress(ProcessLookupError):
+            os.kill(self.child, number)
+
+    def _look(self) -> None:
+        if self._told_at is not None and time.monotonic() > self._told_at + ENDING_SECONDS:
+            os.kill(self.child, signal.SIGKILL)  # it is too stuck to say anything
+        directory = self._find_folder()
+        if directory is None:
+            return
+        if self._watch is not None and self._tail is not None:
+            for event in self._tail.read():
+                self._watch.note(event)
+            if not self._asked and (note := self._watch.must_end()) is not None:
+                self._end_stuck(directory, note)
+        if self._asked and (directory / STUCK_NAME).exists():
+            os.kill(self.child, signal.SIGKILL)  # its launcher may not hear of it: the network may be gone
+        if not self._asked and (directory / ASK_NAME).exists():
+            self._asked = True
+            self._ask_own(directory)
+
+    def _ask_own(self, directory: Path) -> None:
+        """Have the own rank say where it is, or say that it is stopped."""
+        if not is_stopped(self.child):
+            os.kill(self.child, STATE_SIGNAL)
+            return
+        with suppress(OSError):  # a full disk: the rank is ended all the same
+            write_atomically(_stopped_file(directory, self.rank), "")
+
+    def _end_stuck(self, directory: Path, note: StuckNote) -> None:
+        """Have every monitor ask its rank where it is, note the answers, and end the own rank."""
+        with suppress(OSError):
+            write_atomically(directory / ASK_NAME, note.reason)
+        self._asked = True
+        gone = [r for r in range(self.world_size) if has_gone(directory, r)]
+        self._ask_own(directory)
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while time.monotonic() < deadline and not all(
+            r in gone or self._has_answered(r) for r in range(self.world_size)
+        ):
+            time.sleep(POLL_SECONDS)
+        stopped = [r for r in range(self.world_size) if _stopped_file(directory, r).exists()]
+        unseen = [r for r in range(self.world_size) if not self._sees(r)]
+        with suppress(OSError):
+            note.model_copy(
+                update={"stopped_ranks": stopped, "gone_ranks": gone, "unseen_ranks": unseen}
+            ).write(directory)
+        os.kill(self.child, signal.SIGKILL)
+
+    def _has_answered(self, rank: int) -> bool:
+        assert self.directory is not None
+        return read_state(self.directory, rank).has_answered or _stopped_file(self.directory, rank).exists()
+
+    def _sees(self, rank: int) -> bool:
+        """Whether a rank's monitor has said in this folder who it is; nodes may have folders of their own."""
+        return self.directory is not None and rank_owner(self.directory, rank).exists()
+
+    def _find_folder(self) -> Path | None:
+        if self.directory is None:
+            with suppress(BlockingIOError):
+                said = os.read(self.reader, select.PIPE_BUF).decode(errors="replace")
+                if said.startswith("{"):
+                    self.early_end = read_early_end(said)
+                elif said:
+                    self.directory = run_folder(self.runs, said)
+                    self._begin(self.directory)
+        return self.directory
+
+    def _begin(self, directory: Path) -> None:
+        with suppress(OSError):
+            write_atomically(rank_owner(directory, self.rank), Owner.myself().model_dump_json())
+        if self.rank == 0:
+            request = RunRequest.read(directory)
+            self._watch = Watch(directory, request, self._processes, self._sees)
+            self._tail = Tail(rank_file(directory, 0))
+
+    def _processes(self) -> dict[int, int] | None:
+        """Process ids of the ranks, children of the monitors; None: not all of these are here and alive."""
+        assert self.directory is not None
+        found = {}
+        for rank in range(self.world_size):
+            owner = read_part(rank_owner(self.directory, rank), Owner)
+            if owner is None or owner.host != socket.gethostname():
+                return None
+            with suppress(psutil.Error, IndexError):
+                found[rank] = psutil.Process(owner.process).children()[0].pid
+        return found if len(found) == self.world_size else None
+
+    def _note(self, max_resident_bytes: int) -> None:
+        if self.directory is None or not self.directory.exists() or self.code is None:
+            return
+        note = RankExit(exit_code=self.code, at=time.time(), max_resident_bytes=max_resident_bytes)
+        with suppress(OSError):
+            write_atomically(rank_exit(self.directory, self.rank), note.model_dump_json())
+
+
+def _stopped_file(directory: Path, rank: int) -> Path:
+    return directory / f"rank-{rank:05d}.stopped"
+
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 

@@ -10,17 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from harness.atomic_write import write_atomically
 from harness.errors import HarnessError
+from harness.files import write_atomically
 from harness.record import Part, Record
-from harness.record_files import RECORD_NAME
-from harness.run_directory.assemble import assemble
-from harness.run_directory.outcome import Outcome, Verdict
-from harness.run_directory.owner import Owner
-from harness.run_directory.remains import remove_remains
+from harness.record.record_files import RECORD_NAME
+from harness.record.store import write_record
+from harness.run_directory.assemble import Outcome, Verdict, assemble, remove_remains
+from harness.run_directory.rank_state import Owner, read_part
 from harness.run_directory.request import RANK_OWNERS, RunRequest
-from harness.run_directory.side_files import read_part
-from harness.store import write_record
 
 OWNER_NAME = "launcher.json"
 _OWN_NAME = re.compile(r"\d{8}-\d{6}-.+-n\d+-r\d+-[0-9a-f]{6}")

@@ -30,8 +30,8 @@ def enter_check(job: str, log: str, launcher: Connection) -> None:
     """Check a job without training: send what is wrong with it, or its facts."""
 
     def facts() -> Any:
+        from harness.job.job import Job
         from harness.rank.check import check_job
-        from harness.spec import Job
 
         return check_job(Job.model_validate_json(job))
 
@@ -102,7 +102,7 @@ def _detach(log: str) -> None:
     try:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError:  # the launcher was interrupted and took its folder away, or the folder became read-only
-        from harness.run_directory.outcome import EVENTS_LOST
+        from harness.run_directory.assemble import EVENTS_LOST
 
         os._exit(EVENTS_LOST)
     os.dup2(descriptor, 1)

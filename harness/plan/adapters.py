@@ -7,8 +7,8 @@ from dataclasses import replace
 from harness.backends.strategy import StrategyKind
 from harness.errors import HarnessError
 from harness.forms.layout import Layout, Tensor
-from harness.spec import AdapterSection, Job
-from harness.spec.adapter import ADAPTER_NAME, ALL_LINEAR
+from harness.job.job import Job
+from harness.job.model import ADAPTER_NAME, ALL_LINEAR, AdapterSection
 
 TRANSPOSED = ("gpt2",)
 """Model types whose projections lie as (inputs, outputs): transformers' Conv1D."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.job.model import ModelSection
 from harness.plan.model import PlannedModel
-from harness.spec import ModelSection
 
 EAGER_ONLY = frozenset({"BloomForCausalLM", "Gemma2ForCausalLM", "MptForCausalLM"})
 """Classes of transformers 5 that do not support sdpa (`_supports_sdpa`); a test compares."""

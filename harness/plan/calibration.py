@@ -15,12 +15,11 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError, field_validator
 
-from harness.atomic_write import write_atomically
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
 from harness.fabric.result import FabricResult, read_fabric
+from harness.files import read_plain, write_atomically
 from harness.judge.measures import step_seconds
-from harness.plain_files import read_plain
 from harness.plan.constants import TimeConstants, default_constants
 from harness.plan.device import Device, Fabric
 from harness.plan.hardware import load_hardware
@@ -29,8 +28,8 @@ from harness.plan.scenario import Scenario
 from harness.plan.speed import overlap_rule, seconds_of_step
 from harness.plan.work import Work
 from harness.record import Record
+from harness.record.store import read_runs
 from harness.record.workload import known_strategy, of_record
-from harness.store import read_runs
 
 SCHEMA_VERSION: Literal[1] = 1
 CLEARLY = 0.05

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from harness.errors import HarnessError
 from harness.forms.peaks.families import has_course
+from harness.job.job import DEFAULT_TASK, Job, axes_of
 from harness.plan.architectures.catalogue import find_architecture
 from harness.plan.model import PlannedModel
 from harness.plan.scenario import Scenario
-from harness.spec import Job
-from harness.spec.job import axes_of
-from harness.spec.task import DEFAULT_TASK
 
 
 def why_states_alone(model: PlannedModel, job: Job) -> str | None:

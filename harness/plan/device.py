@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.backends.base import Preset
+from harness.job.experiment import Experiment
 from harness.plan.model import PlannedModel
-from harness.spec import Experiment
 
 
 @dataclass(frozen=True, kw_only=True)

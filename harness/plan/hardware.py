@@ -12,10 +12,10 @@ from harness.backends.explain import suggestion
 from harness.backends.values import TypedValues
 from harness.errors import HarnessError
 from harness.forms.flops import find_peak
+from harness.job.yaml_files import read_yaml_file
 from harness.plan.catalogue import read_file
 from harness.plan.device import Device, Fabric
 from harness.tell.narrow import fitted
-from harness.yaml_files import read_yaml_file
 
 USER_FILE = Path(".config", "harness", "hardware.yaml")
 """In the home directory; read where it exists."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from harness.batch import BatchLayout
-from harness.cells import Cell
+from harness.job.batch import BatchLayout
+from harness.job.job import Job
+from harness.launch.cells import Cell
 from harness.plan.device import Device
 from harness.plan.model import PlannedModel
 from harness.plan.scenario import Scenario
 from harness.record import DataPart, LayoutPart, ModelPart
 from harness.record.workload import layout_of
 from harness.run_directory.request import RunRequest
-from harness.spec import Job
 
 INT64_BYTES = 8
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from harness.errors import HarnessError
+from harness.job.job import DEFAULT_TASK, Job
 from harness.launch.libraries import require_libraries
 from harness.plan.job import planned_model
 from harness.plan.model import PlannedModel
 from harness.plan.models import from_config, load_model
-from harness.spec import Job
-from harness.spec.task import DEFAULT_TASK
 
 BYTES_VOCABULARY = 257
 """Of the tokenizer 'bytes': 256 values and the end of a text (`worker.tokens`, which a test compares)."""

@@ -12,8 +12,8 @@ from tabulate import tabulate
 from harness.backends.explain import suggestion
 from harness.backends.values import InvalidYaml, parse_value
 from harness.errors import HarnessError
+from harness.files import read_settings
 from harness.launch.libraries import require_libraries
-from harness.plain_files import read_settings
 from harness.plan.architectures.architecture import Architecture, Tensors
 from harness.plan.architectures.catalogue import find_architecture, mixture_of_experts
 from harness.plan.architectures.llama import head_size

@@ -11,11 +11,11 @@ from harness.backends import registry
 from harness.backends.base import World
 from harness.backends.hybrid import unmet_hybrid, unmet_second_copy
 from harness.backends.unsupported import Unsupported
-from harness.cells import Cell
 from harness.errors import HarnessError
 from harness.forms.dtypes import COMPUTE, DTYPE_BYTES
 from harness.judge.cell import Cell as NamedCell
 from harness.judge.cell import name_cells
+from harness.launch.cells import Cell
 from harness.plan.coverage import why_memory_unknown
 from harness.plan.job import data_bytes, planned_model, scenario_of, scenario_of_request
 from harness.plan.job_model import job_model

@@ -15,18 +15,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from harness.atomic_write import write_atomically
 from harness.backends.presets import ACCELERATOR_PRECISION, preset_changes
 from harness.errors import HarnessError
+from harness.files import write_atomically
 from harness.forms.activations import ActivationProfile, from_json
 from harness.forms.part import samples_at_once, within
 from harness.forms.tensor import ranks_of
 from harness.forms.workload import Workload
 from harness.import_path import module_command, safe_environment
+from harness.job.model import ModelSection
 from harness.launch.libraries import EVERY_RANK, require_libraries
 from harness.plan.part import local_config, local_profile
 from harness.plan.scenario import Scenario
-from harness.spec import ModelSection
 
 TRACER = "harness.rank.probes.activation_trace"
 TRACING_SECONDS = 300

@@ -18,11 +18,11 @@ from harness.forms.fullest import fullest_rank
 from harness.forms.layout import Layout
 from harness.forms.terms import ModelStates
 from harness.forms.workload import Workload
+from harness.job.job import Job
 from harness.plan.adapters import with_adapters
 from harness.plan.constants import TimeConstants
 from harness.plan.device import Device, Fabric
 from harness.plan.model import PlannedModel, heads_of
-from harness.spec import Job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Scenario:
 
     model: PlannedModel
     job: Job
-    """With its micro-batch and accumulation resolved (`harness.batch`)."""
+    """With its micro-batch and accumulation resolved (`harness.job.batch`)."""
     label: str
     """The backend with its options, canonical: 'zero3:offload=cpu'."""
     strategy: StrategyKind

@@ -13,14 +13,16 @@ from typing import Any
 
 from tabulate import tabulate
 
-from harness.cell_layout import job_layout
-from harness.cells import Cell, make_cell, make_request
 from harness.errors import HarnessError
 from harness.forms.families import FAMILIES, collectives, model_states
 from harness.forms.network import NodeTraffic, node_traffic
 from harness.forms.terms import STATE_KINDS, STEP_PHASES, Volume, ring_sent_bytes
 from harness.forms.workload import Role, Workload
 from harness.import_path import module_command, safe_environment
+from harness.job.batch import job_layout
+from harness.job.experiment import Experiment
+from harness.job.model import ModelSection
+from harness.launch.cells import Cell, make_cell, make_request
 from harness.launch.libraries import require_libraries
 from harness.plan.job import planned_model, scenario_of
 from harness.plan.memory import MemoryPrediction, MomentName, predict_memory
@@ -33,7 +35,6 @@ from harness.run_directory.simulation import (
     write_requests,
 )
 from harness.scratch import scratch_folder
-from harness.spec import Experiment, ModelSection
 from harness.tell.formats import NOT_AVAILABLE, megabytes
 
 

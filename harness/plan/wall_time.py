@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from harness.cells import Cell
 from harness.errors import HarnessError
 from harness.forms.flops import ModelGeometry, model_flops_per_token
+from harness.job.job import DEFAULT_STEPS, DEFAULT_TASK, Job
+from harness.launch.cells import Cell
 from harness.plan.device import Device
 from harness.plan.job_model import job_model
 from harness.plan.limits import limits_here
-from harness.spec import DEFAULT_STEPS, Job
-from harness.spec.task import DEFAULT_TASK
 
 CORE_FLOPS = 25e9
 """FLOP/s that training reaches on a core of a server's CPU, fp32: about what `reports/` have."""

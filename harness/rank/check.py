@@ -13,6 +13,8 @@ from torch import nn
 from harness.backends.explain import suggestion
 from harness.errors import HarnessError, JobError
 from harness.forms.layout import Layout
+from harness.job.job import Job, OptimizerSection
+from harness.job.model import CODE_SWITCH
 from harness.rank.data.samples import Sampler, Samples, load_samples
 from harness.rank.loading.skeleton import why_whole
 from harness.rank.loop import describe_data, training_steps
@@ -31,8 +33,6 @@ from harness.rank.models.model_classes import from_config, in_fp32
 from harness.rank.models.optimizer import decaying_names
 from harness.rank.models.own_model import build_own_model, declare_blocks
 from harness.record.workload import layout_of
-from harness.spec import Job, OptimizerSection
-from harness.spec.model import CODE_SWITCH
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

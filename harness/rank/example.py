@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 from harness.errors import JobError
+from harness.job.job import Job
 from harness.rank.data.samples import Sampler, load_samples
 from harness.rank.loop import training_steps
 from harness.rank.models.model import model_config
 from harness.rank.models.optimizer import FOREACH_AND_FUSED, learning_rate
-from harness.spec import Job
 
 
 def example_of(request: str) -> dict[str, Any]:

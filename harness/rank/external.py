@@ -18,16 +18,16 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
-from harness.atomic_write import write_atomically
 from harness.backends.base import World
+from harness.files import write_atomically
 from harness.rank.environment import join_process_group, prepare_process, world_of
 from harness.rank.rank import run_rank
 from harness.record import Record
+from harness.record.store import write_record
 from harness.run_directory.assemble import assemble
 from harness.run_directory.external_ends import external_outcome, wait_for_ends
 from harness.run_directory.nodes import node_file, write_node
 from harness.run_directory.request import REQUEST_NAME, RunRequest, rank_file
-from harness.store import write_record
 
 PIECE_BYTES = 4 * 2**20
 """torch's store refuses values above 8 MiB."""

@@ -17,12 +17,11 @@ from typing import Any
 from harness.errors import HarnessError, JobError
 from harness.file_lock import locked
 from harness.import_path import put_before_packages, put_last
-from harness.provenance import package_root
+from harness.job.job import Job
+from harness.job.model import CODE_SWITCH, split_factory
 from harness.rank.telling import doing
+from harness.record.provenance import package_root
 from harness.safe_text import described
-from harness.spec import Job
-from harness.spec.factory import split_factory
-from harness.spec.model import CODE_SWITCH
 
 
 def configuration(model: Any) -> Any:

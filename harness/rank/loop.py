@@ -14,7 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.backends.base import Batch, Engine, World
-from harness.batch import BatchLayout
+from harness.job.batch import BatchLayout
+from harness.job.experiment import MeasureSection
+from harness.job.job import Job
 from harness.rank.checkpoint import CheckpointProbe
 from harness.rank.data.samples import IGNORED, LABELS, Sampler, Samples, to_device
 from harness.rank.events import EventWriter
@@ -27,7 +29,6 @@ from harness.rank.probes.tracer import Tracer
 from harness.record import DataPart, Window
 from harness.run_directory.events import EvaluationEvent, ExaminedEvent, StepEvent
 from harness.run_directory.rank_state import EVALUATION, PositionWriter
-from harness.spec import Job, MeasureSection
 
 Sketches = dict[str, list[float]]
 
@@ -322,7 +323,7 @@ class Loop:
 
 def training_steps(job: Job, sampler: Sampler) -> int:
     """Optimizer steps that the job asks for, from steps or epochs."""
-    from harness.spec import DEFAULT_STEPS
+    from harness.job.job import DEFAULT_STEPS
 
     if job.training.epochs is None:
         return job.training.steps or DEFAULT_STEPS

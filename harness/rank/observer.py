@@ -21,6 +21,7 @@ from harness.backends.gradients import COUNTED_ELSEWHERE, COUNTED_RANGES, global
 from harness.backends.optimizer_groups import group_constants
 from harness.backends.optimizer_kinds import LOW_BIT
 from harness.backends.precision import dtype_name
+from harness.job.job import OptimizerSection
 from harness.rank.accelerator import uses_tf32
 from harness.rank.data.batch_digest import SeenBatch, batch_hash_sum, content_digests
 from harness.rank.environment import is_deterministic
@@ -37,7 +38,6 @@ from harness.rank.models.optimizer import (
     stored_dtype,
     wide_bytes,
 )
-from harness.spec import OptimizerSection
 
 
 class OptimizerWatch:

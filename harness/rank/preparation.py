@@ -10,6 +10,7 @@ from harness.backends.base import Backend, Batch, Engine, LossScale, SetupContex
 from harness.backends.model_source import Loading
 from harness.backends.registry import parse, strategy_of
 from harness.forms.optimizer_states import why_not
+from harness.job.job import Job, OptimizerSection
 from harness.rank.data.samples import DataFacts
 from harness.rank.failure_words import note_parameters
 from harness.rank.loading.skeleton import why_whole
@@ -22,7 +23,6 @@ from harness.rank.models.optimizer import decaying_names, frozen_names
 from harness.rank.models.sequence_part import divide_sequence
 from harness.rank.observer import Observer
 from harness.run_directory.request import RunRequest
-from harness.spec import Job, OptimizerSection
 
 
 def prepare_engine(

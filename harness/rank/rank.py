@@ -23,10 +23,11 @@ from harness.backends.base import Backend, Engine, Unsupported, World
 from harness.backends.checkpoints.checksum import moments_checksum
 from harness.backends.explain import explain
 from harness.backends.precision import compute_dtype
-from harness.batch import BatchLayout
 from harness.errors import HarnessError
 from harness.forms.terms import OwnForms
 from harness.forms.workload import Window
+from harness.job.batch import BatchLayout
+from harness.job.pairs import why_refused
 from harness.rank.accelerator import describe_accelerator, measured_peaks
 from harness.rank.answers import answer_questions
 from harness.rank.checkpoint import LOADING_PHASE, CheckpointProbe, load, measured, progress_of
@@ -48,7 +49,7 @@ from harness.rank.signals import SignalThread
 from harness.record import ObservedPart, SetupMemoryPart, WeightsPart
 from harness.record.model import weights_differ
 from harness.record.workload import NOT_CLAIMED, of_job
-from harness.resume import require_steps_left
+from harness.run_directory.assemble import EVENTS_LOST
 from harness.run_directory.events import (
     DoneEvent,
     FailureEvent,
@@ -58,11 +59,10 @@ from harness.run_directory.events import (
     UnsupportedEvent,
 )
 from harness.run_directory.out_of_memory import is_out_of_memory
-from harness.run_directory.outcome import EVENTS_LOST
 from harness.run_directory.rank_state import PositionWriter
 from harness.run_directory.request import Resume, RunRequest, checkpoint_folder, rank_file, weights_folder
+from harness.run_directory.resume import require_steps_left
 from harness.safe_text import described, encodable
-from harness.spec.pairs import why_refused
 
 
 def begin_training(loop: Loop, resume: Resume | None) -> None:

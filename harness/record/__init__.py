@@ -3,10 +3,6 @@
 Integers are bytes, floats seconds, values per rank and not aggregated, unless a field says otherwise.
 """
 
-from harness.record.answers import AnswerPart, AnswersPart
-from harness.record.checkpoint import CheckpointPart, ResumedPart, SavedFormat
-from harness.record.communication import CommunicationPart
-from harness.record.energy import EnergyPart
 from harness.record.environment import (
     AcceleratorPart,
     EnvironmentPart,
@@ -16,9 +12,6 @@ from harness.record.environment import (
     NodePart,
     SlurmPart,
 )
-from harness.record.error import ErrorPart, RankStatePart
-from harness.record.given import FileKind, GivenMode, GivenPart, GivenSettingPart
-from harness.record.memory import MemoryPart, Moment, SetupMemoryPart
 from harness.record.model import (
     AttentionPart,
     DataPart,
@@ -29,17 +22,42 @@ from harness.record.model import (
     TensorPart,
     WeightsPart,
 )
-from harness.record.observation import ObservationPart
 from harness.record.part import Part
-from harness.record.prediction import PredictionPart
-from harness.record.ranks import OverlapPart, ProcessorPart, RankPart, WaitPart
+from harness.record.ranks import (
+    AnswerPart,
+    AnswersPart,
+    CheckpointPart,
+    CommunicationPart,
+    EnergyPart,
+    EvaluationPart,
+    MemoryPart,
+    Moment,
+    OverlapPart,
+    ProcessorPart,
+    RankPart,
+    ResumedPart,
+    SavedFormat,
+    SetupMemoryPart,
+    StepPart,
+    WaitPart,
+    Window,
+    WindowsPart,
+)
 from harness.record.run import (
     SCHEMA_VERSION,
     ArtifactKind,
     ArtifactPart,
     BackendPart,
+    DimensionPart,
+    ErrorPart,
+    FileKind,
+    GivenMode,
+    GivenPart,
+    GivenSettingPart,
+    ObservationPart,
+    PredictionPart,
+    RankStatePart,
     Record,
     Status,
+    WorldPart,
 )
-from harness.record.steps import EvaluationPart, StepPart, Window, WindowsPart
-from harness.record.world import DimensionPart, WorldPart

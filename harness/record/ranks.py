@@ -1,11 +1,138 @@
-"""What one rank measured."""
+"""What ranks measured: memory, collectives, energy, steps, answers."""
 
 from __future__ import annotations
 
-from harness.record.checkpoint import CheckpointPart
-from harness.record.energy import EnergyPart
-from harness.record.memory import MemoryPart, SetupMemoryPart
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, ConfigDict
+from pydantic.dataclasses import dataclass
+
+from harness.forms.terms import OPERATIONS
 from harness.record.part import HashSum, Part
+
+Moment = Literal[
+    "after_setup",
+    "after_forward",
+    "after_backward",
+    "after_step",
+    "during_evaluation",
+    "during_checkpoint",
+    "during_checkpoint_load",
+]
+
+
+class MemoryPart(Part):
+    """Memory of one rank at one moment of a probed step."""
+
+    step: int
+    """Number of the probed step."""
+    moment: Moment
+    """When it was read."""
+    allocated_bytes: int | None
+    """What torch's allocator serves now."""
+    peak_bytes: int | None
+    """The most it served since the moment before."""
+    kinds: dict[str, int] | None
+    """Live bytes by kind, each storage once; None: the backend does not say. 'activations': what the
+    forward pass left behind; 'data': the samples in memory; 'other': the allocator's rest."""
+    outside_kinds: dict[str, int] | None = None
+    """Live bytes by kind that the allocator above did not serve: on the host beside a CUDA device, mapped
+    from a file, or allocated before counting began. Not in `kinds`."""
+    file_bytes: int | None = None
+    """Size of the files into which the rank's states are swapped; None: nothing is swapped."""
+    gathered_peak_bytes: int | None = None
+    """Most gathered weights at the end of a module's forward pass since the moment before."""
+    gathered_least_bytes: int | None = None
+    """Least gathered weights at such an end: what is gathered whatever computes."""
+    reserved_bytes: int | None = None
+    """CUDA: what the caching allocator holds of the device; above `allocated_bytes` it is fragmentation."""
+    num_alloc_retries: int | None = None
+    """CUDA: how often the caching allocator so far found no free block, emptied its cache and tried again;
+    each of these stops the device."""
+    device_used_bytes: int | None = None
+    """CUDA: the device memory of this process as the driver counts it (NVML), context and NCCL included."""
+    device_used_unknown: str | None = None
+    """CUDA: why the driver's figure is not there."""
+    host_resident_bytes: int | None = None
+    """Resident set of the process, libraries included."""
+    pinned_bytes: int | None = None
+    """CUDA: page-locked host memory that torch allocated."""
+
+
+class SetupMemoryPart(Part):
+    """Host memory of one rank while it is set up: resident and backed by no file, libraries included."""
+
+    before_bytes: int
+    """Before the model is built."""
+    engine_peak_bytes: int
+    """Most until the engine is ready: the model built, sharded and filled with its initial weights."""
+    engine_bytes: int
+    """When it is ready."""
+    digest_peak_bytes: int
+    """Most while the initial weights are gathered and digested."""
+
+
+class EnergyPart(Part):
+    """From the first timed step to the end of the training; joules, not rounded."""
+
+    seconds: float
+    """How long that is."""
+    device_joules: float | None = None
+    """Energy of the rank's GPU by the driver's counter; None: no GPU, or see `device_unknown`."""
+    device_unknown: str | None = None
+    """Why the GPU's energy is not known; None: it is, or there is no GPU."""
+    device_sampled_watts: float | None = None
+    """Mean of the power samples that the driver kept of that time, independent of its counter; None: none."""
+    device_limit_watts: float | None = None
+    """Power limit in force on the GPU; None: not told."""
+    host_joules: float | None = None
+    """Energy of all processor packages and their DRAM on the rank's machine, whichever program used them
+    (RAPL); ranks on one machine read the same."""
+    host_unknown: str | None = None
+    """Why the host's energy is not known; None: it is."""
+    boot: str | None = None
+    """Equal for ranks on one machine; None: not told."""
+
+
+SavedFormat = Literal["native", "consolidated", "neutral"]
+
+
+class CheckpointPart(Part):
+    """Saving or loading one checkpoint, on one rank."""
+
+    operation: Literal["save", "load"]
+    """Which of the two."""
+    format: SavedFormat
+    """The library's own, the weights as Hugging Face reads them, or weights and optimizer states by name."""
+    step: int
+    """Steps taken before."""
+    seconds: float
+    """From a barrier to a barrier: that of the slowest rank."""
+    file_bytes: int | None = None
+    """Size of all files of the checkpoint; of rank 0 only."""
+    host_before_bytes: int | None = None
+    """Anonymous memory of the process before, libraries' files and mapped ones left out; None: not told."""
+    host_peak_bytes: int | None = None
+    """The most meanwhile, read every few milliseconds."""
+
+
+class ResumedPart(Part):
+    """The checkpoint that a run continued."""
+
+    format: SavedFormat
+    """As of `CheckpointPart`."""
+    run_id: str
+    """The run that saved it."""
+    backend: str
+    """That run's backend, with its options."""
+    world_size: int
+    """That run's ranks."""
+    step: int
+    """Steps taken when it was saved: the number of the first step of this run."""
+    updates: int | None = None
+    """Updates that the optimizer had made; None: the backend does not report them."""
+    weights_digest: str | None = None
+    """Digest of the master weights when it was saved; None: not taken."""
 
 
 class WaitPart(Part):
@@ -132,3 +259,141 @@ class RankPart(Part):
     """None: no step was timed, the system keeps no such accounts, or an older record."""
     energy: EnergyPart | None = None
     """None: no step was timed, or an older record."""
+
+
+def _known(op: str) -> str:
+    if op not in OPERATIONS:
+        raise ValueError(f"is no collective that is counted: {', '.join(sorted(OPERATIONS))}")
+    return op
+
+
+class CommunicationPart(Part):
+    """Collectives of one kind on one rank.
+
+    Summed over the probed steps in the phases forward, backward and step, and of observed scripts 'between',
+    which is everything between the update and the next forward pass; over the whole run in the
+    phases setup, evaluation, checkpoint and checkpoint_load, and in digest, the gathering of the
+    initial weights for their digest. A call that joins tensors of several dtypes is counted under each
+    of them.
+    """
+
+    rank: int
+    """Global rank."""
+    phase: str
+    """Phase of the run: 'setup', 'digest', 'forward', 'backward', 'step', 'evaluation', 'checkpoint' or
+    'checkpoint_load'."""
+    op: Annotated[str, AfterValidator(_known)]
+    """Operation, such as 'all_reduce'."""
+    dtype: str
+    """Dtype of the tensors; 'none': a call without a tensor."""
+    group: str
+    """Name of the process group."""
+    group_ranks: list[int]
+    """Global ranks of the group."""
+    group_size: int
+    """Number of its ranks."""
+    calls: int
+    """Number of calls."""
+    payload_bytes: int
+    """Size of the whole tensors that these calls work on."""
+    largest_bytes: int | None = None
+    """The same of the largest call; None in records from before it was kept."""
+    role: str = "world"
+    """What the group is for: 'world', all ranks; 'shard', those that share one copy of the weights;
+    'replica', those that hold the same shard. Where ranks share samples: the dimensions of the mesh along
+    which the group lies, such as 'tensor' or 'data+sequence', 'alone', or 'other'."""
+
+
+Window = Literal["warmup", "probed", "traced", "cooldown", "timed"]
+
+
+# Not a model: a report may hold millions of steps, and with slots one takes a quarter of the memory.
+@dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class StepPart:
+    """One optimizer step over all ranks."""
+
+    step: int
+    """Number of the optimizer step, from 0."""
+    window: Window
+    """What the step is for: see the settings of `measure`."""
+    loss: float | None
+    """Mean cross entropy per target token of the global batch, in nats; None: not finite. Of an observed
+    script see `observation.loss`."""
+    gradient_norm: float | None
+    """Global L2 norm before clipping; None: not finite, so a loss scaler skipped the update, or of an
+    observed script that does not compute it."""
+    learning_rate: float
+    """As the job has it; of an observed script as its optimizer holds it."""
+    applied_learning_rate: float | None = None
+    """As the optimizer holds it after the step, of all ranks and groups the one farthest from the job's;
+    None: no torch optimizer trains."""
+    applied_gradient_norm: float | None = None
+    """Norm of the gradients that the optimizer was given, after clipping, over all ranks; of the first
+    steps only. None: not looked at, or no torch optimizer stepped."""
+    tokens: int | None
+    """Tokens that are not padding, over all ranks; None: not known of an observed script."""
+    target_tokens: int | None
+    """Tokens whose prediction counts in the loss, over all ranks; None: not known of an observed script."""
+    samples: int | None
+    """Samples of the global batch; None: not known of an observed script."""
+    seconds: float
+    """The slowest rank's."""
+    sample_hashes: HashSum | None
+    """Sum modulo 2^64 of a hash of each sample consumed, over all ranks: equal for equal samples; None: not
+    known of an observed script."""
+
+
+class EvaluationPart(Part):
+    """Loss on the held-out samples, over all ranks."""
+
+    step: int
+    """Number of optimizer steps taken before."""
+    loss: float | None
+    """Mean cross entropy per target token, in nats; None: not finite."""
+    target_tokens: int
+    """Tokens whose prediction counts in the loss."""
+    samples: int | None = None
+    """Over all ranks; None in records from before evaluations were timed."""
+    seconds: float | None = None
+    """The slowest rank's, from a synchronised device to a synchronised device."""
+
+
+class WindowsPart(Part):
+    """How many steps each window holds."""
+
+    warmup: int
+    """First steps, in no statistic."""
+    probed: int
+    """Steps whose memory and communication are recorded, not timed."""
+    timed: int
+    """Steps behind every figure of speed."""
+    traced: int = 0
+    """Steps under torch's profiler, not timed."""
+    cooldown: int = 0
+    """After probed and traced steps, in no statistic: the probes' side effects make them longer."""
+
+
+class AnswerPart(Part):
+    """One generated answer and its scores against the nearest of the right ones."""
+
+    sample: int
+    """Number of the held-out sample."""
+    text: str
+    """What was generated, up to the end of the text."""
+    exact_match: bool
+    """Whether it equals a right answer after SQuAD's normalisation."""
+    f1: float
+    """Harmonic mean of precision and recall of its words, from 0 to 1."""
+
+
+class AnswersPart(Part):
+    """All of them, over all ranks."""
+
+    exact_match: float
+    """Answers that match exactly, in percent."""
+    f1: float
+    """Mean F1, in percent."""
+    seconds: float
+    """The slowest rank's."""
+    given: list[AnswerPart]
+    """In the order of the samples."""

@@ -1,32 +1,216 @@
-"""One run, self-contained, and the backend that it ran under."""
+"""One run, self-contained: the backend that it ran under, its ranks, how it ended, and what was predicted."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, fields, is_dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field, PositiveInt
 
 from harness.backends.base import Effective
+from harness.backends.mesh import Dimension, Mesh
 from harness.backends.strategy import StrategyKind
-from harness.command_lines import KeptCommand
+from harness.bounds import MOST_RANKS
 from harness.forms.flops import is_stub
 from harness.forms.terms import OwnForms
-from harness.record.answers import AnswersPart
-from harness.record.checkpoint import ResumedPart
-from harness.record.communication import CommunicationPart
+from harness.job.experiment import Price, Question
 from harness.record.environment import EnvironmentPart
-from harness.record.error import ErrorPart
-from harness.record.given import GivenPart
 from harness.record.model import DataPart, LayoutPart, ModelPart, ObservedPart, WeightsPart
-from harness.record.observation import ObservationPart
 from harness.record.part import Part
-from harness.record.prediction import PredictionPart
-from harness.record.ranks import RankPart
+from harness.record.ranks import (
+    AnswersPart,
+    CommunicationPart,
+    EvaluationPart,
+    RankPart,
+    ResumedPart,
+    StepPart,
+    WindowsPart,
+)
 from harness.record.settings import RecordedJob, RecordedMeasure
-from harness.record.steps import EvaluationPart, StepPart, WindowsPart
-from harness.record.world import WorldPart
-from harness.spec import Price, Question
+from harness.safe_text import KeptCommand
+
+
+class DimensionPart(Part):
+    """One dimension of the ranks."""
+
+    name: Dimension
+    """What ranks along it divide: 'data' and 'shard' the samples, 'tensor' each layer, 'sequence' each
+    sample, 'pipeline' the layers."""
+    size: int = Field(ge=1, le=MOST_RANKS)
+    """Ranks along it."""
+
+
+class WorldPart(Part):
+    """The ranks, and how the global batch was cut over them."""
+
+    nodes: int = Field(ge=1, le=MOST_RANKS)
+    """Machines that the ranks ran on."""
+    ranks_per_node: int = Field(ge=1, le=MOST_RANKS)
+    """Ranks on each of them."""
+    world_size: int = Field(ge=1, le=MOST_RANKS)
+    """Ranks altogether."""
+    device: str
+    """'cpu' or 'cuda'."""
+    collectives: str
+    """Transport of the collectives: 'gloo' or 'nccl'."""
+    threads_per_rank: int
+    """CPU threads of each rank."""
+    micro_batch_size: PositiveInt
+    """Samples per rank and forward pass."""
+    accumulation_steps: PositiveInt
+    """Forward passes per optimizer step and rank."""
+    preset: str
+    """`runtime.preset`: settings shared by all libraries, or their own defaults."""
+    memory_limit_bytes: int | None = None
+    """What torch's allocator was allowed to serve of each rank's device; None: all of it."""
+    dimensions: list[DimensionPart] = []
+    """How the ranks are laid out, outermost first; empty: each of them has samples of its own."""
+
+    @property
+    def mesh(self) -> Mesh:
+        """The dimensions of the ranks."""
+        sizes = tuple((part.name, part.size) for part in self.dimensions)
+        return Mesh(sizes) if sizes else Mesh.data_parallel(self.world_size)
+
+    @property
+    def layout(self) -> str:
+        """How the ranks are laid out: 'data 2 x tensor 2'."""
+        return str(self.mesh) if self.dimensions else "data parallel"
+
+    @property
+    def data_size(self) -> int:
+        """Ranks, or groups of ranks, with samples of their own."""
+        return self.mesh.data_size
+
+
+class RankStatePart(Part):
+    """Where one rank of a run was when the run had to be ended."""
+
+    rank: int
+    """Global rank."""
+    step: int | None = None
+    """None: it was not in a training step."""
+    phase: str | None = None
+    """None: the rank did not report one."""
+    collective: str | None = None
+    """The collective that it waited in; None: in none, or not known."""
+    stack: str = ""
+    """Python stacks of its threads; empty where it could not write them."""
+    note: str = ""
+    """What else is known: the process was stopped, or gone."""
+
+
+class ErrorPart(Part):
+    """Why a run has no result, or not a whole one."""
+
+    kind: str
+    """Exception, or how the run ended: 'Exit', 'Stuck', 'Timeout', 'Interrupted', 'LauncherLost' ..."""
+    message: str
+    """What happened, in one line."""
+    rank: int | None = None
+    """The rank at fault; None: not one rank, or not known."""
+    exit_code: int | None = None
+    """Of that rank's process; negative: killed by that signal. None: it did not end by itself."""
+    step: int | None = None
+    """The step that this rank was in; None: it was not in one."""
+    phase: str | None = None
+    """What this rank was doing: 'forward', 'setup', 'evaluation' ..."""
+    log_tail: str = ""
+    """End of the log of the rank at fault, 32 KB at most."""
+    ranks: list[RankStatePart] = []
+    """Of a run that had to be ended: where each rank was."""
+
+
+FileKind = Literal["accelerate", "deepspeed"]
+GivenMode = Literal["like-for-like", "exactly-as-given"]
+
+
+class GivenSettingPart(Part):
+    """One key of the file and what became of it."""
+
+    key: str
+    """Dotted, as in the file."""
+    given: Any
+    """Its value in the file; None: not given, so that the tool's own default counts."""
+    handling: Literal["taken", "pinned"]
+    """taken: the run has the value; pinned: it has another one, or the key has no part in a run."""
+    used: Any = None
+    """What the run has; None: nothing that corresponds to the key."""
+    setting: str | None = None
+    """The job's setting, or the backend's option, that the key became."""
+    reason: str | None = None
+    """Why a key was pinned, or what else to know."""
+
+
+class GivenPart(Part):
+    """A file of Accelerate or DeepSpeed, key by key."""
+
+    file: str
+    """Its name, without folders."""
+    kind: FileKind
+    """Which tool reads it."""
+    mode: GivenMode
+    """like-for-like: job and preset pin what would make rows differ; exactly-as-given: the file wins."""
+    sha256: str
+    """Digest of the file."""
+    settings: list[GivenSettingPart]
+    """Every key, in the order of the file, then keys that it does not give, with the tool's defaults."""
+
+    @property
+    def pinned(self) -> list[GivenSettingPart]:
+        return [setting for setting in self.settings if setting.handling == "pinned"]
+
+
+class ObservationPart(Part):
+    """What a script ran on, what its figures are taken from, and what could not be known.
+
+    Of such a run `job` holds the settings that were seen. Those that were not are null.
+    """
+
+    command: KeptCommand
+    """The command that was observed."""
+    frameworks: list[str]
+    """Libraries that drove the training, such as 'accelerate' or 'lightning', with their versions."""
+    base: str | None = None
+    """The built-in backend that runs the same strategy, such as 'fsdp'; None: there is none."""
+    loss: str = ""
+    """What the loss of the steps is taken from."""
+    learning_rates: list[list[float | None]] = []
+    """Of each group of the optimizers, in the order of `observed.optimizer_groups`, the rate in each step;
+    None: the group has no rate, or its optimizer did not step."""
+    unknown: dict[str, str] = {}
+    """Fields of the record that are n/a, each with the reason."""
+    notes: list[str] = []
+    """What a reader must know of the figures."""
+
+
+Verdict = Literal["fits", "tight", "does not fit"]
+
+
+class PredictionPart(Part):
+    """Predicted memory of the rank that needs most, and the memory that there was."""
+
+    peak_bytes: int
+    """Peak of torch's allocator in an ordinary step."""
+    moment: str
+    """The moment of the step that has it: 'forward/backward', 'gradient reduction' or 'optimizer step'."""
+    kinds: dict[str, int]
+    """Bytes by kind at that moment; their sum is `peak_bytes`."""
+    device_bytes: int
+    """The peak and what lies beside the allocator: context, buffers of NCCL."""
+    device_limit_bytes: int | None = None
+    """Memory of a rank's device, or what `runtime.memory_limit` leaves of it; None: not known."""
+    host_bytes: int
+    """Of all ranks of a node, at least: each builds the whole model; on CUDA also offloaded states."""
+    host_limit_bytes: int | None = None
+    """Memory that a node had left for its ranks; None: not known."""
+    verdict: Verdict | None = None
+    """None: no limit is known."""
+    refused: bool = False
+    """Whether the run was not started for that reason."""
+    made_by: str
+    """Version of the harness."""
+
 
 SCHEMA_VERSION: Literal[2] = 2
 Status = Literal["ok", "oom", "failed", "timeout", "diverged", "unsupported"]

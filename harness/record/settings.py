@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 
-from harness.spec import Job, MeasureSection, Section
+from harness.job.experiment import MeasureSection
+from harness.job.job import Job
+from harness.job.model import Section
 
 Settings = TypeVar("Settings", bound=Section)
 

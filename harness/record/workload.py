@@ -13,9 +13,9 @@ from harness.forms.activations import recomputed_until
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.layout import Attention, Layout, Tensor
 from harness.forms.workload import Window, Workload
+from harness.job.job import Job
 from harness.record.model import LayoutPart, TensorPart
 from harness.record.run import Record
-from harness.spec import Job
 
 NOT_CLAIMED = StrategyKind(family="not claimed")
 """In place of a third party's strategy that nothing is known of."""

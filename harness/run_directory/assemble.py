@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import shutil
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from harness.backends import registry
 from harness.backends.mesh import Mesh
-from harness.provenance import package_versions
 from harness.record import (
     AnswersPart,
     ArtifactKind,
@@ -24,14 +27,288 @@ from harness.record import (
     WindowsPart,
     WorldPart,
 )
-from harness.run_directory.events import SetupEvent, StepEvent
+from harness.record.provenance import package_versions
+from harness.run_directory.events import Events as events_Events
+from harness.run_directory.events import (
+    FailureEvent,
+    RankEvents,
+    SetupEvent,
+    StepEvent,
+    evaluations_of,
+    read_events,
+    steps_of,
+)
 from harness.run_directory.nodes import environment_of
-from harness.run_directory.outcome import Outcome
-from harness.run_directory.rank_events import RankEvents, read_events
-from harness.run_directory.request import RunRequest, checkpoint_folder, snapshot_file, trace_file
-from harness.run_directory.status import status_of
-from harness.run_directory.sums import Events, evaluations_of, steps_of
+from harness.run_directory.out_of_memory import line_of_out_of_memory
+from harness.run_directory.rank_state import log_tail, read_log, read_position, shown_text
+from harness.run_directory.request import (
+    RunRequest,
+    checkpoint_folder,
+    launcher_log,
+    rank_log,
+    snapshot_file,
+    trace_file,
+    weights_folder,
+)
+from harness.run_directory.stuck import StuckNote, rank_states, read_note, stuck_error
 from harness.safe_text import described, encodable
+
+EVENTS_LOST = 74
+"""Exit code of a rank that could not write its events: EX_IOERR of sysexits.h."""
+TERMINATED = (-signal.SIGTERM, 128 + signal.SIGTERM)
+"""Exit codes of a process that SIGTERM ended, without and with a last word."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Why a run was ended from outside."""
+
+    status: Status
+    kind: str
+    cause: str
+    """A sentence without its end: 'after N steps' follows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How the processes of a run ended."""
+
+    exit_codes: dict[int, int | None]
+    """By rank; None: it still ran when it was ended."""
+    ended_at: Mapping[int, float] = field(default_factory=dict)
+    """When the end of a rank was seen, seconds since the epoch."""
+    vanished: frozenset[int] = frozenset()
+    """Ranks that are gone with whoever would have noted their exit codes."""
+    stopped: Literal["timeout", "stuck", "interrupted"] | None = None
+    verdict: Verdict | None = None
+    """Counts more than what the ranks say, unless all of them finished."""
+
+
+def signal_name(code: int) -> str:
+    """'SIGKILL' for exit code -9 of a process."""
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+UNNOTICED_SECONDS = 1.0
+"""So long may a launcher take to see that a process is gone; its peers may fail earlier."""
+LOST_PEER = re.compile(
+    r"connection (?:reset|closed|refused|was likely closed)|broken pipe|closed by peer|remote peer|peer"
+    r"|socket (?:timeout|closed)|timed out|timeout|DistNetworkError|DistStoreError|NCCL|store->get|recvvalue",
+    re.IGNORECASE,
+)
+"""What libraries say when a rank that they wait for is gone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """How one rank ended before its time."""
+
+    rank: int
+    exit_code: int | None
+    failure: FailureEvent | None = None
+    """What the rank itself said; None: it said nothing."""
+    order: tuple[int, float]
+    """The least is the cause; the others follow from it."""
+
+
+def cause_of(events: Mapping[int, RankEvents], outcome: Outcome) -> Cause | None:
+    """The rank that ended first without having finished; None: no rank ended by itself."""
+    return min(_causes(events, outcome), key=lambda cause: (cause.order, cause.rank), default=None)
+
+
+def _causes(events: Mapping[int, RankEvents], outcome: Outcome) -> Iterator[Cause]:
+    for rank, of_rank in events.items():
+        code = outcome.exit_codes.get(rank)
+        ended_at = outcome.ended_at.get(rank)
+        if outcome.stopped is not None and code is None:
+            continue  # it still ran when the launcher ended it
+        if of_rank.failures:
+            failure = of_rank.failures[0]
+            yield Cause(rank=rank, exit_code=code, failure=failure, order=_order_of_failure(failure))
+        elif of_rank.stopped is not None or (code in TERMINATED and not of_rank.done):
+            at = of_rank.stopped.at if of_rank.stopped is not None else ended_at
+            if code in TERMINATED or outcome.stopped is None:
+                yield Cause(rank=rank, exit_code=code, order=(1, at or 0.0))
+        elif code is not None and not of_rank.has_ended:
+            yield Cause(rank=rank, exit_code=code, order=_order_of_silence(code, ended_at))
+        elif rank in outcome.vanished:
+            yield Cause(rank=rank, exit_code=None, order=(1, 0.0))
+        elif code is None and not of_rank.has_ended and outcome.exit_codes:
+            yield Cause(rank=rank, exit_code=None, order=(2, 0.0))
+
+
+def _order_of_failure(failure: FailureEvent) -> tuple[int, float]:
+    misses_a_peer = failure.status == "failed" and LOST_PEER.search(f"{failure.error_kind} {failure.message}")
+    return (1 if misses_a_peer else 0), failure.at
+
+
+def _order_of_silence(code: int, ended_at: float | None) -> tuple[int, float]:
+    """Libraries abort where a peer is gone; who is killed otherwise, or leaves, is the cause."""
+    if code == -signal.SIGABRT:
+        return 1, ended_at or 0.0
+    return 0, 0.0 if ended_at is None else ended_at - UNNOTICED_SECONDS
+
+
+KIND = "CollectiveMismatch"
+_GLOO = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
+"""gloo/transport/tcp/pair.cc; thrown on a thread of its own, so that the process usually aborts."""
+
+
+def mismatch_error(run_directory: Path, events: Mapping[int, RankEvents]) -> ErrorPart | None:
+    """What a record says of ranks that disagree on a collective; None: no rank noticed that they do.
+
+    Whoever received the wrong number of bytes noticed it; which rank is at fault cannot be told.
+    """
+    for rank, of_rank in events.items():
+        said = "\n".join(failure.message for failure in of_rank.failures)
+        log = "" if of_rank.has_ended else read_log(rank_log(run_directory, rank))
+        if (found := _GLOO.search(f"{said}\n{log}")) is not None:
+            position = read_position(run_directory, rank)
+            return ErrorPart(
+                kind=KIND,
+                message=f"the ranks disagree on a collective: rank {rank} received {found[1]} bytes where it "
+                f"waited for {found[2]}; `ranks` and the logs show where each rank was",
+                step=position.step if position else None,
+                phase=position.phase if position else None,
+                log_tail=log_tail(rank_log(run_directory, rank)),
+                ranks=rank_states(run_directory, len(events)),
+            )
+    return None
+
+
+Events = Mapping[int, RankEvents]
+
+
+def status_of(
+    run_directory: Path, events: Events, steps: list[StepPart], outcome: Outcome
+) -> tuple[Status, ErrorPart | None]:
+    """The status of a run, and why it has no complete result; `steps` are those that every rank finished."""
+    if all(of_rank.done for of_rank in events.values()):
+        return _finished(steps, events)
+    if outcome.verdict is not None:
+        return outcome.verdict.status, ErrorPart(
+            kind=outcome.verdict.kind,
+            message=f"{outcome.verdict.cause} after {len(steps)} steps",
+            log_tail=_log_tail(run_directory, 0),
+            ranks=rank_states(run_directory, len(events)),
+        )
+    cause = cause_of(events, outcome)
+    if (error := _silent_out_of_memory(run_directory, events, cause)) is not None:
+        return "oom", error
+    if cause is not None and (error := mismatch_error(run_directory, events)) is not None:
+        return "failed", error
+    if _was_refused(events, cause):
+        return "unsupported", None
+    if cause is not None and not _was_stuck(run_directory, cause):
+        return (cause.failure.status if cause.failure else "failed"), _error(run_directory, cause)
+    if outcome.stopped == "interrupted":
+        return "failed", interrupted_error(run_directory, len(events), len(steps))
+    note = read_note(run_directory)
+    if note is not None or outcome.stopped == "timeout":
+        note = note or StuckNote(kind="Timeout", reason="the time for the run passed")
+        note = note.model_copy(update={"reason": f"stopped after {len(steps)} steps: {note.reason}"})
+        error = stuck_error(run_directory, len(events), note)
+        return "timeout", error.model_copy(update={"log_tail": _log_tail(run_directory, error.rank or 0)})
+    cause = Cause(rank=0, exit_code=outcome.exit_codes.get(0), order=(0, 0))
+    return "failed", _error(run_directory, cause)
+
+
+def interrupted_error(run_directory: Path, world_size: int, steps: int) -> ErrorPart:
+    """What a record says of a run that was told to end."""
+    return ErrorPart(
+        kind="Interrupted",
+        message=f"interrupted by the user after {steps} steps",
+        ranks=rank_states(run_directory, world_size),
+    )
+
+
+def _was_refused(events: Events, cause: Cause | None) -> bool:
+    """Whether a rank named a reason why the run cannot be, and no other failed but for missing that rank."""
+    refused = any(of_rank.reasons for of_rank in events.values())
+    return refused and (cause is None or cause.order[0] > 0)
+
+
+def _finished(steps: list[StepPart], events: Events) -> tuple[Status, ErrorPart | None]:
+    index = next((index for index, step in enumerate(steps) if step.loss is None), None)
+    if index is None:
+        return "ok", None
+    own = [rank for rank, of_rank in events.items() if of_rank.steps[index].loss_sum is None]
+    is_of_one = len(own) == 1 < len(events)
+    return "diverged", ErrorPart(
+        kind="NotFinite",
+        message=f"the loss is not finite from step {steps[index].step} on",
+        rank=own[0] if is_of_one else None,
+        step=steps[index].step,
+        phase="forward",
+    )
+
+
+def _silent_out_of_memory(run_directory: Path, events: Events, cause: Cause | None) -> ErrorPart | None:
+    """Of a rank that ran out of memory and was ended before it could say so; None: there is none.
+
+    NCCL's watchdog aborts the process, or a synchronisation of the exception's way out never returns. What a
+    rank said itself counts more, unless it only misses a peer.
+    """
+    if cause is not None and cause.failure is not None and cause.order[0] == 0:
+        return None
+    for rank, of_rank in events.items():
+        if of_rank.has_ended:
+            continue
+        line = line_of_out_of_memory(read_log(rank_log(run_directory, rank)))
+        if line is not None:
+            own = cause.exit_code if cause is not None and cause.rank == rank else None
+            error = _error(run_directory, Cause(rank=rank, exit_code=own, order=(0, 0)))
+            return error.model_copy(update={"kind": "OutOfMemory", "message": shown_text(line)})
+    return None
+
+
+def _was_stuck(run_directory: Path, cause: Cause) -> bool:
+    """Whether the rank was ended because all of them were stuck: what it said then is no cause."""
+    note = read_note(run_directory)
+    if note is None:
+        return False
+    return cause.order[0] > 0 or (cause.failure is None and cause.rank not in note.gone_ranks)
+
+
+def _error(run_directory: Path, cause: Cause) -> ErrorPart:
+    """What a record says of the rank that a run is blamed on."""
+    rank, failure = cause.rank, cause.failure
+    position = read_position(run_directory, rank)
+    if failure is not None:
+        step, phase = failure.step, failure.phase
+    else:
+        step, phase = (position.step, position.phase) if position else (None, None)
+    return ErrorPart(
+        kind=failure.error_kind if failure else "Exit",
+        message=failure.message if failure else _exit_message(cause.exit_code),
+        rank=rank,
+        exit_code=cause.exit_code,
+        step=step,
+        phase=phase,
+        log_tail=_log_tail(run_directory, rank),
+    )
+
+
+def _exit_message(code: int | None) -> str:
+    if code is None:
+        return "the rank vanished without having finished; who started it did not see how it ended"
+    if code in TERMINATED:
+        return "the rank was terminated by SIGTERM, which its launcher had not sent"
+    if code < 0:
+        hint = " (the kernel's out-of-memory killer ends processes so)" if code == -9 else ""
+        return f"the rank was killed by {signal_name(code)}{hint}"
+    if code == EVENTS_LOST:
+        why = "is the disk full, or the folder read-only?"
+        return f"the rank could not write its events ({why}) and ended with exit code {code}"
+    return f"the rank ended with exit code {code} without having finished"
+
+
+def _log_tail(run_directory: Path, rank: int) -> str:
+    return log_tail(rank_log(run_directory, rank)) or log_tail(launcher_log(run_directory))
+
 
 PHASES = ("forward", "backward", "step")
 WAITING = "waiting"
@@ -56,7 +333,7 @@ def record_of_fault(run_directory: Path, request: RunRequest, error: BaseExcepti
 def _record(
     run_directory: Path,
     request: RunRequest,
-    events: Events,
+    events: events_Events,
     steps: list[StepPart],
     status: Status,
     error: ErrorPart | None,
@@ -142,7 +419,7 @@ def _world(request: RunRequest, setup: SetupEvent | None) -> WorldPart:
     )
 
 
-def _observed(events: Events, mesh: Mesh) -> ObservedPart | None:
+def _observed(events: events_Events, mesh: Mesh) -> ObservedPart | None:
     """As rank 0 saw it; of a pipeline's ranks each trains parameters of its own."""
     seen = [of_rank.final.observed for of_rank in events.values() if of_rank.final is not None]
     first = events[0].final
@@ -228,7 +505,7 @@ def _known(values: list[Value | None]) -> list[Value]:
     return known if len(known) == len(values) else []
 
 
-def _answers(events: Events, mesh: Mesh) -> AnswersPart | None:
+def _answers(events: events_Events, mesh: Mesh) -> AnswersPart | None:
     """Those of every data rank; None where one of them gave none."""
     counted = [of_rank for rank, of_rank in events.items() if mesh.counts_samples(rank)]
     parts = [of_rank.final.answers if of_rank.final else None for of_rank in counted]
@@ -242,3 +519,10 @@ def _answers(events: Events, mesh: Mesh) -> AnswersPart | None:
         seconds=max(part.seconds for part in known),
         given=given,
     )
+
+
+def remove_remains(run_directory: Path, request: RunRequest) -> None:
+    """Remove initial weights, and a checkpoint that was not to be kept. The ranks have ended."""
+    shutil.rmtree(weights_folder(run_directory), ignore_errors=True)
+    if not request.measure.keep_checkpoint:
+        shutil.rmtree(checkpoint_folder(run_directory), ignore_errors=True)

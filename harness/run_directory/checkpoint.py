@@ -14,13 +14,12 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from harness.atomic_write import write_atomically
 from harness.backends.explain import explain
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
-from harness.plain_files import read_plain
-from harness.record.checkpoint import ResumedPart, SavedFormat
-from harness.spec import Job
+from harness.files import read_plain, write_atomically
+from harness.job.job import Job
+from harness.record.ranks import ResumedPart, SavedFormat
 
 DESCRIPTION = "checkpoint.json"
 KEY_BYTES = 32

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from harness.backends.base import Effective
+from harness.backends.mesh import Mesh
 from harness.backends.strategy import StrategyKind
 from harness.forms.terms import OwnForms
 from harness.record import (
@@ -17,6 +23,7 @@ from harness.record import (
     CommunicationPart,
     DataPart,
     EnergyPart,
+    EvaluationPart,
     LayoutPart,
     MemoryPart,
     ModelPart,
@@ -26,10 +33,12 @@ from harness.record import (
     Part,
     ProcessorPart,
     SetupMemoryPart,
+    StepPart,
     WeightsPart,
     Window,
 )
 from harness.record.run import with_details
+from harness.run_directory.request import rank_file
 
 Sketches = Mapping[str, Sequence[float | None]]
 """Of each parameter: see `worker/sketch.py`."""
@@ -243,3 +252,226 @@ _READER: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="
 def read_event(line: bytes) -> Event:
     """The event of one line. Raises ValidationError."""
     return _READER.validate_json(line)
+
+
+class Tail:
+    """Remembers how far it has read."""
+
+    broken_lines = 0
+    """Lines read so far that are no event: a node that lost its power leaves such."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> list[Event]:
+        """Events whose lines were completed since the last call."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        end = data.rfind(b"\n") + 1
+        self._offset += end
+        lines = data[:end].split(b"\n")[:-1]
+        events = [event for line in lines if (event := _event(line)) is not None]
+        self.broken_lines += len(lines) - len(events)
+        return events
+
+
+def _event(line: bytes) -> Event | None:
+    try:
+        return read_event(line)
+    except ValidationError:
+        return None
+
+
+LAST_BYTES = 2**16
+"""Of the file of a rank: more than its last line has."""
+OfStep = TypeVar("OfStep", StepEvent, EvaluationEvent)
+
+
+@dataclass
+class RankEvents:
+    """What one rank wrote; of events that come once, the first. Of observations and measurements the last."""
+
+    setup: SetupEvent | None = None
+    steps: list[StepEvent] = field(default_factory=list)
+    evaluations: list[EvaluationEvent] = field(default_factory=list)
+    checkpoints: list[CheckpointEvent] = field(default_factory=list)
+    measured: MeasuredEvent | None = None
+    observation: ObservationEvent | None = None
+    final: FinalEvent | None = None
+    failures: list[FailureEvent] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    """Why the backend cannot run."""
+    stopped: StoppedEvent | None = None
+    done: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the rank said how it ended."""
+        return self.done or bool(self.failures or self.reasons) or self.stopped is not None
+
+    def add(self, event: Event) -> None:
+        """Take in one event."""
+        match event:
+            case SetupEvent():
+                self.setup = self.setup or event
+            case StepEvent():
+                self.steps.append(event)
+            case EvaluationEvent():
+                self.evaluations.append(event)
+            case ObservationEvent():
+                self.observation = event
+            case CheckpointEvent():
+                self.checkpoints.append(event)
+            case MeasuredEvent():
+                self.measured = event
+            case FinalEvent():
+                self.final = self.final or event
+            case FailureEvent():
+                self.failures.append(event)
+            case UnsupportedEvent():
+                self.reasons += event.reasons
+            case StoppedEvent():
+                self.stopped = self.stopped or event
+            case DoneEvent():
+                self.done = True
+
+
+def has_ended_well(run_directory: Path, rank: int) -> bool:
+    """Whether the last line of a rank says that it is done, or that its backend cannot run here."""
+    return isinstance(_last_event(run_directory, rank), DoneEvent | UnsupportedEvent)
+
+
+def has_said_its_end(run_directory: Path, rank: int) -> bool:
+    """Whether the last line of a rank says how it ended."""
+    return isinstance(_last_event(run_directory, rank), ENDINGS)
+
+
+def _last_event(run_directory: Path, rank: int) -> Event | None:
+    """What the last line of a rank says; None: there is none, or it is broken."""
+    try:
+        with rank_file(run_directory, rank).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
+            last = file.read().rstrip(b"\n").rpartition(b"\n")[2]
+        return read_event(last)
+    except (OSError, ValidationError):
+        return None
+
+
+def read_events(run_directory: Path, world_size: int) -> tuple[dict[int, RankEvents], int]:
+    """The events of every rank, and the number of lines that could not be read."""
+    tails = {rank: Tail(rank_file(run_directory, rank)) for rank in range(world_size)}
+    events = {rank: RankEvents() for rank in tails}
+    for rank, tail in tails.items():
+        for event in tail.read():
+            events[rank].add(event)
+    broken = sum(tail.broken_lines for tail in tails.values())
+    if broken:
+        most_steps = max((of_rank.steps for of_rank in events.values()), key=len)
+        most_evaluations = max((of_rank.evaluations for of_rank in events.values()), key=len)
+        for of_rank in events.values():
+            of_rank.steps = _until_gap(of_rank.steps, most_steps)
+            of_rank.evaluations = _until_gap(of_rank.evaluations, most_evaluations)
+    return events, broken
+
+
+def _until_gap(rows: Sequence[OfStep], whole: Sequence[OfStep]) -> list[OfStep]:
+    """Leave out what a rank reported after a line that was lost: ranks are compared row by row."""
+    pairs = zip(rows, whole, strict=False)
+    return [row for row, _ in takewhile(lambda pair: pair[0].step == pair[1].step, pairs)]
+
+
+Events = Mapping[int, RankEvents]
+
+
+def steps_of(events: Events, mesh: Mesh | None = None) -> list[StepPart]:
+    """Steps that every rank finished, summed over the ranks; what ranks share counts once."""
+    mesh = mesh or Mesh.data_parallel(len(events))
+    return [_step(rows, mesh) for rows in zip(*(of_rank.steps for of_rank in events.values()), strict=False)]
+
+
+def _step(rows: Sequence[StepEvent], mesh: Mesh) -> StepPart:
+    first = rows[0]
+    once = [row for rank, row in enumerate(rows) if mesh.counts_samples(rank)]
+    losses = [row.loss_sum for rank, row in enumerate(rows) if mesh.counts_loss(rank)]
+    return StepPart(
+        step=first.step,
+        window=first.window,
+        loss=_mean(losses, _loss_weight(rows)),
+        gradient_norm=_norm(rows),
+        learning_rate=first.learning_rate,
+        applied_learning_rate=_applied_learning_rate(rows),
+        applied_gradient_norm=_applied_gradient_norm(rows),
+        tokens=_total([row.tokens for row in once]),
+        target_tokens=_total([row.target_tokens for row in once]),
+        samples=_total([row.samples for row in once]),
+        seconds=max(row.seconds for row in rows),
+        sample_hashes=_hash_sum([row.sample_hashes for row in once]),
+    )
+
+
+def _norm(rows: Sequence[StepEvent]) -> float | None:
+    """As rank 0 was told it; of parts on all ranks the norm of the whole."""
+    if not rows[0].norm_is_partial:
+        return rows[0].gradient_norm
+    known = [row.gradient_norm for row in rows if row.gradient_norm is not None]
+    return math.hypot(*known) if len(known) == len(rows) else None
+
+
+def _loss_weight(rows: Sequence[StepEvent]) -> float:
+    """What the summed losses of all ranks are divided by: target tokens, or what an observed script has."""
+    targets = rows[0].global_target_tokens
+    return sum(row.loss_weight or 0.0 for row in rows) if targets is None else targets
+
+
+def _total(values: Sequence[int | None]) -> int | None:
+    """Sum over the ranks; None where one does not know its part."""
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def _hash_sum(hashes: Sequence[str | None]) -> str | None:
+    known = [int(value, 16) for value in hashes if value is not None]
+    return f"{sum(known) % 2**64:016x}" if len(known) == len(hashes) else None
+
+
+def _mean(sums: Sequence[float | None], targets: float) -> float | None:
+    """Mean over target tokens; None where a rank's sum is not finite, or without targets."""
+    known = [value for value in sums if value is not None]
+    return sum(known) / targets if len(known) == len(sums) and targets else None
+
+
+def _applied_learning_rate(rows: Sequence[StepEvent]) -> float | None:
+    asked = rows[0].learning_rate
+    applied = [row.applied_learning_rate for row in rows if row.applied_learning_rate is not None]
+    return max(applied, key=lambda rate: abs(rate - asked), default=None)
+
+
+def _applied_gradient_norm(rows: Sequence[StepEvent]) -> float | None:
+    """Ranks hold disjoint parts of the gradient, or all of it each; the sum of their shares decides."""
+    applied = [
+        (row.applied.squares, row.applied.share)
+        for row in rows
+        if row.applied and row.applied.squares is not None
+    ]
+    if len(applied) < len(rows):
+        return None
+    copies = max(1, round(sum(share for _, share in applied)))
+    return float((sum(squares for squares, _ in applied) / copies) ** 0.5)
+
+
+def evaluations_of(events: Events, mesh: Mesh) -> list[EvaluationPart]:
+    return [
+        EvaluationPart(
+            step=rows[0].step,
+            loss=_mean([row.loss_sum for rank, row in enumerate(rows) if mesh.counts_loss(rank)], targets),
+            target_tokens=targets,
+            samples=rows[0].samples,
+            seconds=max(row.seconds for row in rows),
+        )
+        for rows in zip(*(of_rank.evaluations for of_rank in events.values()), strict=False)
+        for targets in (sum(row.target_tokens for rank, row in enumerate(rows) if mesh.counts_samples(rank)),)
+    ]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from harness.run_directory.outcome import Outcome
-from harness.run_directory.owner import Owner
-from harness.run_directory.rank_events import RankEvents, has_ended_well, has_said_its_end, read_events
+from harness.run_directory.assemble import Outcome
+from harness.run_directory.events import RankEvents, has_ended_well, has_said_its_end, read_events
+from harness.run_directory.rank_state import Owner, read_part
 from harness.run_directory.request import RankExit, rank_exit, rank_owner
-from harness.run_directory.side_files import read_part
 from harness.run_directory.stuck import StuckNote
 
 PATIENCE_SECONDS = 2.0

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import psutil
 
-from harness.atomic_write import write_atomically
-from harness.provenance import environment
+from harness.files import write_atomically
 from harness.record import EnvironmentPart, InterfacePart, NodePart, Part
+from harness.record.provenance import environment
 from harness.run_directory.events import SetupEvent
+from harness.run_directory.rank_state import read_part
 from harness.run_directory.request import RunRequest
-from harness.run_directory.side_files import read_part
 
 NETWORK = Path("/sys/class/net")
 

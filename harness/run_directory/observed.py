@@ -10,26 +10,27 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from harness.atomic_write import write_atomically
 from harness.backends.base import Effective
 from harness.bounds import MOST_DOCUMENT_BYTES
-from harness.command_lines import KeptCommand
-from harness.plain_files import read_plain
-from harness.provenance import package_versions
+from harness.files import read_plain, write_atomically
+from harness.job.experiment import MeasureSection
+from harness.job.job import Job
 from harness.record import BackendPart, ErrorPart, Record, Status, StepPart, WindowsPart, WorldPart
+from harness.record.provenance import package_versions
 from harness.record.run_id import RunId
 from harness.record.settings import seen_job
-from harness.run_directory.assemble import rank_part
-from harness.run_directory.blame import cause_of
-from harness.run_directory.events import ObservationEvent, SetupEvent
+from harness.run_directory.assemble import (
+    Outcome,
+    cause_of,
+    interrupted_error,
+    rank_part,
+    signal_name,
+    status_of,
+)
+from harness.run_directory.events import ObservationEvent, RankEvents, SetupEvent, read_events, steps_of
 from harness.run_directory.nodes import run_environment
 from harness.run_directory.observed_processes import RankEnd, rank_ends
-from harness.run_directory.outcome import Outcome, signal_name
-from harness.run_directory.rank_events import RankEvents, read_events
-from harness.run_directory.status import interrupted_error, status_of
-from harness.run_directory.sums import steps_of
-from harness.safe_text import redacted
-from harness.spec import Job, MeasureSection
+from harness.safe_text import KeptCommand, redacted
 
 REQUEST_NAME = "observe.json"
 PREFIX = "observed-"

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from harness.run_directory.owner import Owner
+from harness.run_directory.rank_state import Owner, read_log
 from harness.run_directory.request import RankExit
-from harness.run_directory.side_files import read_log
 
 PATIENCE_SECONDS = 2.0
 """A launcher that was killed may be gone a little before its ranks."""

@@ -8,12 +8,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import psutil
+from pydantic import BaseModel, ValidationError
+
+from harness.bounds import MOST_DOCUMENT_BYTES
+from harness.files import read_plain
+from harness.record import Part
 from harness.run_directory.request import rank_state
+from harness.safe_text import MOST_LOG_TAIL_BYTES, capped_tail, redacted
 
 HEAD_BYTES = 64
 STEP_PHASES = ("data", "forward", "backward", "step")
@@ -142,3 +153,112 @@ def _document(line: str | None) -> dict[str, Any]:
     except ValueError:
         return {}
     return document if isinstance(document, dict) else {}
+
+
+Model = TypeVar("Model", bound=BaseModel)
+LOG_TAIL_LINES = 40
+MOST_LOG_BYTES = 2**20
+"""Of a log, its end."""
+_FILE_OF_TRACEBACK = re.compile(r'(?<=\bFile ")[^"\n]+(?=", line \d)')
+
+
+def read_part(path: Path, kind: type[Model]) -> Model | None:
+    """What a file holds; None: it is not there, or cannot be read, or is something else."""
+    try:
+        return kind.model_validate_json(read_plain(path, MOST_DOCUMENT_BYTES))
+    except (OSError, ValidationError):
+        return None
+
+
+def read_log(path: Path) -> str:
+    """The end of a log, which may be as long as a disk; empty where there is none that can be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - MOST_LOG_BYTES))
+            return file.read(MOST_LOG_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def log_tail(log: Path) -> str:
+    """The last lines of a log; empty where there is none that can be read.
+
+    Files in a traceback are named from where Python finds them, 'torch/nn/functional.py': a record is read
+    and published where nobody knows the folders of the machine that wrote it.
+    """
+    tail = "\n".join(read_log(log).splitlines()[-LOG_TAIL_LINES:])
+    return capped_tail(shown_text(tail), MOST_LOG_TAIL_BYTES)
+
+
+def shown_text(text: str) -> str:
+    """Text of a rank as a record keeps it: no secrets, and no folders of the machine."""
+    return redacted(_FILE_OF_TRACEBACK.sub(lambda file: _within_root(file[0]), text))
+
+
+def _within_root(file: str) -> str:
+    root = next((root for root in _import_roots() if file.startswith(root)), "")
+    return file[len(root) :]
+
+
+@lru_cache
+def _import_roots() -> list[str]:
+    """Folders that Python imports from, each with its slash, the innermost first."""
+    checkout = str(Path(__file__).parents[2])
+    folders = {checkout, *(entry for entry in sys.path if entry and Path(entry).is_dir())}
+    return sorted((f"{folder.rstrip('/')}/" for folder in folders), key=len, reverse=True)
+
+
+class Owner(Part):
+    """A process on a machine."""
+
+    host: str
+    process: int
+    started: float
+    """When the process began: its number may be given again."""
+
+    @classmethod
+    def myself(cls) -> Owner:
+        return cls(host=socket.gethostname(), process=os.getpid(), started=psutil.Process().create_time())
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it is known to have ended; False on other machines, where that cannot be seen."""
+        if self.host != socket.gethostname():
+            return False
+        try:
+            process = psutil.Process(self.process)
+            is_another = abs(process.create_time() - self.started) > 1
+            return is_another or process.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+        except psutil.Error:
+            return False
+
+
+WATCH = "HARNESS_WATCH_DEVICE"
+"""Variable of ranks that note this; any value."""
+
+
+class DeviceNote(Part):
+    """One rank's."""
+
+    rank: int
+    index: int
+    """Of the device among those that the rank sees."""
+    uuid: str
+    name: str
+    event_step_seconds: list[float]
+    """Of each step, between CUDA events recorded where the loop starts and stops its clock."""
+    synchronisations: list[int]
+    """Of each step, how often the device was synchronised within forward and backward passes."""
+    micro_steps: int
+    """Forward passes of each step."""
+    gradient_bytes: int
+    """Of the gradients whose norm was taken."""
+    norm_peak_bytes: int
+    """The most that the allocator served while it was taken, beyond those gradients."""
+
+
+def device_note(run_directory: Path, rank: int) -> Path:
+    """Where a rank's note is."""
+    return run_directory / f"rank-{rank:05d}.device.json"

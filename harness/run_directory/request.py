@@ -6,15 +6,15 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from harness.atomic_write import write_atomically
 from harness.backends.model_source import Loading
 from harness.bounds import MOST_DOCUMENT_BYTES
-from harness.command_lines import KeptCommand
-from harness.plain_files import read_plain
+from harness.files import read_plain, write_atomically
+from harness.job.experiment import Limits, MeasureSection, Price, Question
+from harness.job.job import Job
 from harness.record import GivenPart, PredictionPart
 from harness.record.run_id import RunId
 from harness.run_directory.checkpoint import SavedCheckpoint
-from harness.spec import Job, Limits, MeasureSection, Price, Question
+from harness.safe_text import KeptCommand
 
 REQUEST_NAME = "request.json"
 LOCAL_RENDEZVOUS = "HARNESS_LOCAL_RENDEZVOUS"

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from harness.atomic_write import write_atomically
 from harness.backends.base import Effective
+from harness.files import write_atomically
 from harness.record import CommunicationPart, LayoutPart, MemoryPart, ModelPart
 from harness.run_directory.request import RunRequest
 

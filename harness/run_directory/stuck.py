@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from harness.atomic_write import write_atomically
+from harness.files import write_atomically
 from harness.record import ErrorPart, Part, RankStatePart
-from harness.run_directory.rank_state import RankState, read_state
-from harness.run_directory.side_files import read_part, shown_text
+from harness.run_directory.rank_state import RankState, read_part, read_state, shown_text
 
 STUCK_NAME = "stuck.json"
 MOST_RANKS_SHOWN = 32

@@ -7,13 +7,14 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from harness.atomic_write import write_atomically
 from harness.errors import HarnessError
 from harness.fabric.result import FABRIC_NAME, FabricResult, read_fabric
+from harness.files import write_atomically
 from harness.record import Record, SlurmPart
-from harness.run_directory.assemble import assemble
-from harness.run_directory.events import ENDINGS, SetupEvent
-from harness.run_directory.outcome import Outcome
+from harness.record.store import write_record
+from harness.run_directory.assemble import Outcome, assemble
+from harness.run_directory.events import ENDINGS, SetupEvent, Tail
+from harness.run_directory.rank_state import log_tail, read_log, read_part
 from harness.run_directory.request import (
     REQUEST_NAME,
     RankExit,
@@ -22,11 +23,8 @@ from harness.run_directory.request import (
     rank_exit,
     rank_file,
 )
-from harness.run_directory.side_files import log_tail, read_log, read_part
-from harness.run_directory.tail import Tail
 from harness.slurm.client import JobFacts
 from harness.slurm.exit_reason import ScriptEnd, out_of_memory_notice, verdict
-from harness.store import write_record
 
 JOB_NAME = "slurm.json"
 END_NAME = "slurm-end.json"

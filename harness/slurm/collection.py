@@ -9,14 +9,14 @@ from typing import Any
 
 from harness.errors import HarnessError
 from harness.record import Record
-from harness.record_files import RECORD_NAME
+from harness.record.record_files import RECORD_NAME
+from harness.record.store import Store, read_record
 from harness.run_directory.request import REQUEST_NAME
 from harness.slurm import client
 from harness.slurm.attempt import write_run
 from harness.slurm.client import JobFacts
 from harness.slurm.matrix import Matrix, PlannedRun
 from harness.slurm.submission import known_jobs, prepare_run
-from harness.store import Store, read_record
 
 
 @dataclass(frozen=True, kw_only=True)

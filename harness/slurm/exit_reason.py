@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from harness.fabric.gate import parse_rate, shortfall
 from harness.fabric.result import FabricResult
-from harness.run_directory.outcome import Verdict
+from harness.run_directory.assemble import Verdict
 from harness.slurm.client import JobFacts
 
 Noticed = Literal["time-limit", "terminated", "slow-fabric", "fabric-failed"]

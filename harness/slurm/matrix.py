@@ -9,18 +9,17 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from harness.atomic_write import write_atomically
 from harness.backends.explain import explain
 from harness.bounds import MOST_DOCUMENT_BYTES
-from harness.cells import Cell, make_request, plan
 from harness.errors import HarnessError
-from harness.plain_files import read_plain
+from harness.files import read_plain, write_atomically
+from harness.job.experiment import Experiment
+from harness.launch.cells import Cell, make_request, plan
 from harness.record.run_id import PlainName, run_folder
 from harness.run_directory.request import RunRequest
 from harness.slurm.directives import refuse_control_characters
 from harness.slurm.script import render_script
 from harness.slurm.site import Site
-from harness.spec import Experiment
 
 MATRIX_NAME = "matrix.json"
 MATRIX_SCHEMA: Literal[1] = 1

@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from harness.cells import is_refused
 from harness.errors import HarnessError
 from harness.gpus.builds import unfit_wheel
 from harness.gpus.wheel import Wheel, read_wheel
+from harness.launch.cells import is_refused
 from harness.plan.hardware import load_hardware
 from harness.plan.limits import Limits
 from harness.plan.preflight import Forecast, forecast, of_requests
-from harness.record_files import RECORD_NAME
+from harness.record.record_files import RECORD_NAME
+from harness.record.store import read_record, write_record
 from harness.run_directory.assemble import assemble_refused
 from harness.slurm.matrix import Matrix, PlannedRun
 from harness.slurm.site import Site
 from harness.slurm.submission import prepare_run
-from harness.store import read_record, write_record
 
 UNIT_BYTES = {"": 2**20, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 """Of sbatch's --mem, which counts in MiB without a unit."""

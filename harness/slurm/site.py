@@ -19,7 +19,7 @@ from pydantic import (
 from harness.backends.explain import choices, explain
 from harness.errors import HarnessError
 from harness.fabric.gate import parse_rate
-from harness.yaml_files import read_yaml_file
+from harness.job.yaml_files import read_yaml_file
 
 TIME = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-5]?[0-9]))?(?::([0-5]?[0-9]))?")
 MEMORY = re.compile(r"[0-9]+[KMGT]?", re.IGNORECASE)

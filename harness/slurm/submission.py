@@ -11,12 +11,11 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from harness.atomic_write import write_atomically
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
 from harness.file_lock import NO_LOCKS
-from harness.plain_files import read_plain
-from harness.record_files import RECORD_NAME
+from harness.files import read_plain, write_atomically
+from harness.record.record_files import RECORD_NAME
 from harness.slurm import client
 from harness.slurm.attempt import noted_job
 from harness.slurm.matrix import Matrix, PlannedRun

@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.bounds import MOST_SNAPSHOT_BYTES
 from harness.errors import HarnessError
-from harness.plain_files import read_plain, require_plain_input
+from harness.files import read_plain, require_plain_input
 
 Snapshot = dict[str, Any]
 

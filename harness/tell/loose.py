@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.atomic_write import stream_number, write_all_atomically
 from harness.errors import HarnessError
+from harness.files import stream_number, write_all_atomically
 from harness.tell.document import Document
 from harness.tell.pictures.drawing import draw
 from harness.tell.report import require_writable

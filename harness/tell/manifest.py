@@ -14,9 +14,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from harness.errors import HarnessError
+from harness.job.experiment import Price, Question
 from harness.record import Record
-from harness.record_files import RecordFiles
-from harness.spec import Price, Question
+from harness.record.record_files import RecordFiles
 from harness.tell.pictures.drawing import renderer
 
 Format = Literal["md", "html", "csv", "json", "latex"]

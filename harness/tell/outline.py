@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from harness.job.experiment import Question
 from harness.judge.comparison import Comparison
-from harness.spec import Question
 from harness.tell.document import Block, Document, Folded, Picture, Section, Table
 from harness.tell.pictures.memory import memory_picture
 from harness.tell.pictures.time import overlap_picture, phases_picture

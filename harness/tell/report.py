@@ -7,16 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.atomic_write import stream_number, write_all_atomically
 from harness.bounds import MOST_REPORT_BYTES
 from harness.errors import HarnessError
+from harness.files import read_plain, require_plain_output, stream_number, write_all_atomically
+from harness.job.experiment import Price, Question
 from harness.judge.comparison import Comparison
-from harness.plain_files import read_plain, require_plain_output
 from harness.record import Record
-from harness.record_files import RECORD_NAME
+from harness.record.record_files import RECORD_NAME
+from harness.record.store import try_writing
 from harness.safe_text import described
-from harness.spec import Price, Question
-from harness.store import try_writing
 from harness.tell.document import Document
 from harness.tell.manifest import Format, Manifest, digest, make_manifest, read_manifest
 from harness.tell.outline import details_document

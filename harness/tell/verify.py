@@ -19,11 +19,11 @@ from typing import Any
 
 from harness.bounds import MOST_REPORT_BYTES
 from harness.errors import HarnessError
+from harness.files import read_plain
 from harness.judge.wording import counted
-from harness.plain_files import read_plain
 from harness.record import Record
-from harness.record_files import RecordFiles
-from harness.store import parse_record, read_record
+from harness.record.record_files import RecordFiles
+from harness.record.store import parse_record, read_record
 from harness.tell.document import Document
 from harness.tell.manifest import Manifest, RecordEntry, digest, neighbours, read_manifest
 from harness.tell.outline import PICTURE_KEYS

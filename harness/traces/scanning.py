@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from harness.bounds import MOST_EVENT_BYTES, MOST_TRACE_BYTES
 from harness.errors import HarnessError
-from harness.plain_files import require_plain_input
+from harness.files import require_plain_input
 
 Event = dict[str, Any]
 CHUNK_BYTES = 2**22

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.cells import canonical_label
+from harness.launch.cells import canonical_label
 from harness.record import Record
 from tests.traps.matrix import Matrix
 

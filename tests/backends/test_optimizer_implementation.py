@@ -6,8 +6,8 @@ import torch
 from harness.backends.base import Unsupported
 from harness.backends.fsdp1 import refuse_fused
 from harness.backends.optimizer_implementation import optimizer_implementation
+from harness.job.job import OptimizerSection
 from harness.rank.models.optimizer import build_adamw
-from harness.spec import OptimizerSection
 
 
 def adamw(name: str, device: str = "cpu") -> torch.optim.AdamW:

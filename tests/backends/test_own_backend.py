@@ -8,11 +8,11 @@ import pytest
 
 from harness.backends import registry
 from harness.backends.registry import Entry
-from harness.cells import plan
-from harness.config import load_experiment
 from harness.doctor.check import ABOUT_TIME
+from harness.job.config import load_experiment
 from harness.judge.comparison import Comparison
-from harness.provenance import module_fingerprint
+from harness.launch.cells import plan
+from harness.record.provenance import module_fingerprint
 from harness.tell.tables import WITHOUT_FORM, WITHOUT_FORM_MEANS
 from harness.tell.terminal import terminal_table
 from tests.harness.cli.command_line import SMALL, harness, harness_process, records

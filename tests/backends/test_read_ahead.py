@@ -12,7 +12,7 @@ from harness.backends import registry
 from harness.backends.base import World
 from harness.backends.extension_builds import unmet_build
 from harness.backends.extensions import ASYNC_IO
-from harness.spec import Job
+from harness.job.job import Job
 from tests.resume.engines import STEPS, Trained, make_engine, resume_job, train
 from tests.resume.pairs import is_exact
 from tests.resume.ranks import on_ranks

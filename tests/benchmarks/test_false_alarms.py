@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import false_alarms
 from benchmarks.false_alarms import IDLE, LOADED, UNFINISHED, collect, judge_all, table
-from harness.store import write_record
+from harness.record.store import write_record
 from tests.records import ENVIRONMENT, make_record
 from tests.timed_records import phases, processors, ranks, run, steps
 

@@ -10,8 +10,8 @@ from benchmarks.observed_scripts.__main__ import difference, nested
 from benchmarks.observed_scripts.case import RANKS, Case, cases
 from benchmarks.observed_scripts.figures import kept_sums
 from benchmarks.observed_scripts.job import samples
+from harness.job.job import Job
 from harness.rank.data.batch_digest import content_sum
-from harness.spec import Job
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from harness.store import write_record
+from harness.record.store import write_record
 from harness.tell.report import write_report
 
 from .report import records

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.record import Record
+from harness.record.store import read_record
 from harness.run_directory.request import RunRequest
 from harness.slurm.matrix import MATRIX_NAME, read_matrix
 from harness.slurm.submission import read_jobs
-from harness.store import read_record
 from tests.cluster.nodes import wait_for
 from tests.cluster.slurm import SlurmCluster
 from tests.events import steps_taken

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.store import read_record
+from harness.record.store import read_record
 from tests.cluster.endless import SLOW_LINK, reason, trained_on
 from tests.cluster.matrices import ENDLESS, render
 from tests.cluster.slurm import SlurmCluster

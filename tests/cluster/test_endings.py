@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from harness.record import Record
-from harness.store import read_record
+from harness.record.store import read_record
 from tests.cluster.endless import (
     SLOW_LINK,
     collected,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.store import read_record
+from harness.record.store import read_record
 from tests.cluster.endless import collected, nodes_of, started
 from tests.cluster.matrices import SMALL
 from tests.cluster.nodes import wait_for

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.record import Record
-from harness.store import read_record
+from harness.record.store import read_record
 from tests.cluster.matrices import RenderedMatrix, render
 from tests.cluster.slurm import SlurmCluster
 

@@ -9,11 +9,11 @@ from itertools import product
 import torch
 
 from harness.backends.base import Backend, Engine, SetupContext, World
+from harness.job.job import Job
 from harness.rank.data.samples import IGNORED
 from harness.rank.models.losses import ComputeLoss, summed_cross_entropy
 from harness.rank.models.optimizer import build_adamw, decaying_names
 from harness.rank.models.sequence_part import loss_of_part
-from harness.spec import Job
 from tests.contract.sources import job_source
 
 STEPS = 6

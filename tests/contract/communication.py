@@ -11,11 +11,11 @@ import torch
 
 from harness.backends.base import Backend, Effective, Engine, SetupContext, World
 from harness.backends.model_source import Loading
+from harness.job.job import Job
 from harness.rank.models.description import Built
 from harness.rank.models.optimizer import build_adamw, decaying_names
 from harness.rank.probes.communication import CommunicationCounter
 from harness.record import LayoutPart, ModelPart
-from harness.spec import Job
 from tests.contract.cases import (
     GLOBAL_BATCH,
     LEARNING_RATE,

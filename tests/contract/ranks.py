@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness.backends import registry
 from harness.backends.mesh import Mesh
-from harness.launch.local import free_port
+from harness.launch.launcher import free_port
 from tests.forkserver import run_ranks
 
 JOIN_SECONDS = 300

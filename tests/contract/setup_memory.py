@@ -7,13 +7,15 @@ from typing import Any
 
 from harness.backends.base import Backend, SetupContext, World
 from harness.backends.model_source import Loading
+from harness.job.data import DataSection
+from harness.job.job import Job
+from harness.job.model import ModelSection
 from harness.rank.environment import return_freed_memory
 from harness.rank.models.losses import summed_cross_entropy
 from harness.rank.models.optimizer import build_adamw, decaying_names
 from harness.rank.probes.memory import NoAllocatorProbe, live_bytes_by_kind
 from harness.rank.probes.process_memory import HostPeak
 from harness.rank.probes.weights import digest_weights
-from harness.spec import DataSection, Job, ModelSection
 from tests.contract.sources import job_source
 
 VOCABULARY = 512

@@ -11,10 +11,10 @@ from torch import nn
 
 from harness.backends.base import World
 from harness.backends.model_source import Loading
+from harness.job.job import Job
 from harness.rank.data.samples import DataFacts
 from harness.rank.loading.source import JobModelSource
 from harness.rank.models.model import model_config
-from harness.spec import Job
 
 FOLDER = "CONTRACT_FOLDER"
 """Variable that names a folder which the ranks share."""

@@ -10,13 +10,12 @@ from docs.hooks.backends import backends_page
 from docs.hooks.commands import commands, commands_page
 from docs.hooks.records import meaning, models, record_fields, records_page
 from docs.hooks.settings import settings, settings_page
-from harness.annotations import in_words, unit
 from harness.backends.registry import BUILT_IN
 from harness.cli import COMMANDS
+from harness.job.experiment import Experiment
+from harness.job.reference import in_words, unit
 from harness.record import Record
-from harness.record.memory import MemoryPart
-from harness.record.steps import StepPart
-from harness.spec import Experiment
+from harness.record.ranks import MemoryPart, StepPart
 
 
 def section(page: str, heading: str) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.measuring import progress
-from harness.provenance import package_versions
+from harness.record.provenance import package_versions
 from tests.faults.injection import KINDS, Injection, Kind, plan, together
 from tests.faults.namespaces import command_inside, furnish, is_inside, why_not
 from tests.faults.results import append, failures, judged, page, read

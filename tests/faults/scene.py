@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness.errors import HarnessError
 from harness.record import Record
-from harness.store import read_record
+from harness.record.store import read_record
 from tests.faults.injection import (
     BACKENDS,
     EVALUATED_EVERY,

@@ -12,18 +12,17 @@ from hypothesis import strategies as st
 
 from harness.backends import registry
 from harness.brought.rows import exactly_as_given, like_for_like, read_files
-from harness.cells import plan
-from harness.config import load_experiment
 from harness.fabric.result import read_fabric
+from harness.job.config import load_experiment
+from harness.job.experiment import Experiment
 from harness.judge.comparison import Comparison
+from harness.launch.cells import plan
 from harness.plan.calibration import read_calibration
 from harness.plan.hardware import load_hardware
-from harness.record.text import record_text
-from harness.resume import find_checkpoint
+from harness.record.store import read_runs, record_text
+from harness.run_directory.resume import find_checkpoint
 from harness.slurm.matrix import plan_nodes, render_matrix, write_matrix
 from harness.slurm.site import Site, load_site
-from harness.spec import Experiment
-from harness.store import read_runs
 from harness.tell.terminal import finding_lines, terminal_table
 from tests.fuzz import files
 from tests.fuzz.command_lines import command_lines, invoke

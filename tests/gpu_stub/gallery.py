@@ -18,13 +18,13 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from harness.archive import write_archive
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import BY_KEY
 from harness.judge.rows import Row
 from harness.judge.wording import listed
-from harness.record_files import ARCHIVE_NAME, RECORD_NAME
-from harness.store import read_runs
+from harness.record.archive import write_archive
+from harness.record.record_files import ARCHIVE_NAME, RECORD_NAME
+from harness.record.store import read_runs
 from harness.tell.report import write_report
 from tests.gpu_stub.log import Bytes, counted_collectives, told_collectives
 from tests.gpu_stub.machine import Machine

@@ -10,9 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from harness.config import load_experiment
-from harness.launch.cell import modules_to_preload
-from harness.launch.local import LocalLauncher
+from harness.job.config import load_experiment
+from harness.launch.launcher import LocalLauncher, modules_to_preload
 from harness.run_directory.request import RunRequest
 
 FORKS = "CUDA_STUB_FORKS"

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from harness.cli.doctor import doctor
 from harness.doctor import check
 from harness.fabric.result import OPERATIONS, read_fabric
-from harness.store import read_runs
+from harness.record.store import read_runs
 from tests.gpu_stub.launcher import launcher
 from tests.gpu_stub.machine import SETTINGS, Machine
 

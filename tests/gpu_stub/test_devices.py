@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from harness.record import Record
-from harness.store import read_record
+from harness.record.store import read_record
 from tests.gpu_stub.machine import SETTINGS, Machine
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

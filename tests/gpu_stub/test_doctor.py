@@ -8,7 +8,7 @@ import tarfile
 import pytest
 
 from harness.record import Record
-from harness.run_directory.device_note import WATCH, DeviceNote, device_note
+from harness.run_directory.rank_state import WATCH, DeviceNote, device_note
 from tests.gpu_stub.machine import Machine
 
 OK = {

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness import archive
-from harness.archive import read_archive, write_archive
 from harness.errors import HarnessError
+from harness.record import archive
+from harness.record.archive import read_archive, write_archive
 
 NAME = "record.json"
 FILES = {f"run-{n}/{NAME}": bytes(random.Random(n).randbytes(3000 + n)) for n in range(5)}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.atomic_write import write_atomically
+from harness.files import write_atomically
 
 
 def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
@@ -70,9 +70,7 @@ def test_files_have_the_mode_that_the_umask_leaves(tmp_path: Path) -> None:
 
 
 def test_a_pipe_is_written_to(tmp_path: Path) -> None:
-    script = (
-        "from pathlib import Path; from harness.atomic_write import write_atomically as w; w(Path('{}'), 'x')"
-    )
+    script = "from pathlib import Path; from harness.files import write_atomically as w; w(Path('{}'), 'x')"
     done = subprocess.run(
         [sys.executable, "-c", script.format("/dev/stdout")], capture_output=True, text=True, check=True
     )

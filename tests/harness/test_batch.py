@@ -2,12 +2,18 @@ from pathlib import Path
 
 import pytest
 
-from harness.batch import BatchLayout, batch_layout, reference_layout, with_global_batch
-from harness.cell_layout import job_layout, layout_of
-from harness.cells import make_cell
-from harness.config import load_experiment
 from harness.errors import JobError
-from harness.spec import Job, TrainingSection
+from harness.job.batch import (
+    BatchLayout,
+    batch_layout,
+    job_layout,
+    layout_of,
+    reference_layout,
+    with_global_batch,
+)
+from harness.job.config import load_experiment
+from harness.job.job import Job, TrainingSection
+from harness.launch.cells import make_cell
 
 
 def layout(total: int, micro: int, accumulation: int) -> BatchLayout:

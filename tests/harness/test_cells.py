@@ -1,8 +1,8 @@
 import pytest
 
-from harness.cells import make_request, plan, reusable
-from harness.config import load_experiment
 from harness.errors import HarnessError
+from harness.job.config import load_experiment
+from harness.launch.cells import make_request, plan, reusable
 from tests.records import make_record
 
 WITHOUT_NOISE_RUNS = "compare.noise_runs=false"

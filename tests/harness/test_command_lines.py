@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.command_lines import by_name, inside, without_passwords
 from harness.judge.comparison import Comparison
+from harness.safe_text import by_name, inside, without_passwords
 from harness.tell.document import Code, Folded, Paragraph
 from harness.tell.sections.reproduce import reproduce_section
 from tests.records import make_record

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from harness.backends import registry
-from harness.cells import plan
-from harness.config import load_experiment
 from harness.errors import HarnessError
+from harness.job.config import load_experiment
+from harness.launch.cells import plan
 from tests.plugins import register
 
 BOMB = "a: &a [x, x]\n" + "".join(

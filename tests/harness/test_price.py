@@ -1,9 +1,9 @@
 import pytest
 
 from harness.cli.price import with_price
-from harness.config import load_experiment
 from harness.errors import HarnessError
-from harness.spec import Price
+from harness.job.config import load_experiment
+from harness.job.experiment import Price
 
 
 def test_a_price_is_an_amount_and_a_currency() -> None:

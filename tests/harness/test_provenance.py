@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import provenance
-from harness.provenance import MEASURING_SOURCES, ROOT, content_digest, git_state, machine_name
+from harness.record import provenance
+from harness.record.provenance import MEASURING_SOURCES, ROOT, content_digest, git_state, machine_name
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.cells import canonical_label
-from harness.config import load_experiment
 from harness.errors import HarnessError
+from harness.job.config import load_experiment
+from harness.launch.cells import canonical_label
 from harness.renamed import SETTINGS, rename_options
 from tests.harness.cli.command_line import harness
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.record import ErrorPart
-from harness.store import write_record
+from harness.record.store import write_record
 from harness.tell.report import write_report
 from tests.records import ENVIRONMENT, JOB, make_record
 
@@ -42,7 +42,7 @@ def runs(tmp_path: Path) -> list[Path]:
 
 @pytest.mark.parametrize("suffix", ["md", "html", "csv", "json", "tex"])
 def test_no_report_and_no_record_has_a_planted_secret(suffix: str, runs: list[Path], tmp_path: Path) -> None:
-    from harness.store import read_runs
+    from harness.record.store import read_runs
 
     write_report(read_runs(runs)[0], tmp_path / "reports" / f"out.{suffix}")
     files = [path for path in tmp_path.rglob("*") if path.is_file()]

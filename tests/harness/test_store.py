@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError
-from harness.store import Store, keep_runs, read_record, read_runs, without_collection, write_record
+from harness.record.store import Store, keep_runs, read_record, read_runs, without_collection, write_record
 from tests.records import make_record
 
 

@@ -7,7 +7,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from harness.cli import harness
 from harness.judge.comparison import Comparison
 from harness.record import EvaluationPart
-from harness.store import write_record
+from harness.record.store import write_record
 from harness.tracking import scalars, settings
 from tests.records import LOSSES, make_record, make_steps
 

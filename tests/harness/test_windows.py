@@ -4,7 +4,7 @@ from itertools import groupby
 
 import pytest
 
-from harness.spec import MeasureSection
+from harness.job.experiment import MeasureSection
 
 
 def windows(steps: int, **settings: int) -> list[tuple[str, int]]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.record import Record
-from harness.store import read_runs
+from harness.record.store import read_runs
 from tests.harness.cli.command_line import harness
 from tests.plugins import register
 

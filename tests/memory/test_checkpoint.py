@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.judge.comparison import Comparison
-from harness.store import read_runs
+from harness.record.store import read_runs
 from harness.tell.document import Folded, Table
 from harness.tell.sections.communication import communication_section
 from harness.tell.sections.memory import memory_section

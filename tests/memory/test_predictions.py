@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.memory_cases import divided_cases, memory_cases
 from benchmarks.memory_predictions import Outcome, outcomes
-from harness.store import read_runs
+from harness.record.store import read_runs
 
 PUBLISHED = Path(__file__).parents[2] / "reports" / "predictions" / "cpu" / "runs.tar.xz"
 DIVIDED = PUBLISHED.parents[1] / "divided" / "runs.tar.xz"

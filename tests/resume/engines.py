@@ -16,11 +16,11 @@ from harness.backends import registry
 from harness.backends.base import Engine, LossScale, SetupContext, World
 from harness.backends.checkpoints.portable import load_portable, save_portable
 from harness.backends.piece import Progress
+from harness.job.job import Job
 from harness.rank.data.samples import IGNORED, DataFacts
 from harness.rank.models.losses import summed_cross_entropy
 from harness.rank.models.model import build_model, model_config
 from harness.rank.models.optimizer import build_adamw, decaying_names, frozen_names, learning_rate
-from harness.spec import Job
 
 STEPS = 6
 SAVED_AT = 3

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from harness.spec import Job
+from harness.job.job import Job
 from tests.resume.engines import Trained, resume, save_and_train_on
 from tests.resume.ranks import on_ranks
 

@@ -17,8 +17,8 @@ from harness.judge.comparison import Comparison
 from harness.judge.job_equivalence import job_differences
 from harness.record import Record
 from harness.record.model import DIGEST_KIND
-from harness.resume import find_checkpoint
-from harness.store import Store
+from harness.record.store import Store
+from harness.run_directory.resume import find_checkpoint
 from tests.harness.cli.command_line import harness, harness_process, refused
 from tests.resume.engines import BACKENDS
 

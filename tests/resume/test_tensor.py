@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.spec import Job
+from harness.job.job import Job
 from tests.resume.engines import resume_job
 from tests.resume.pairs import (
     Resumption,

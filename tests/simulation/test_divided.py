@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.config import load_experiment
+from harness.job.config import load_experiment
 from harness.plan.simulation import SimulatedRow, compare_with_closed_forms, plan_simulation, run_simulations
 
 pytestmark = pytest.mark.long(seconds=75)

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from harness.forms.terms import STATE_KINDS, STEP_PHASES
+from harness.job.experiment import Experiment
 from harness.judge.states import after_backward, all_kinds
 from harness.plan.simulation import plan_simulation, run_simulations, simulated_peaks
 from harness.record import CommunicationPart, Record
+from harness.record.store import read_runs
 from harness.run_directory.simulation import SimulatedRank, Tensors
-from harness.spec import Experiment
-from harness.store import read_runs
 
 pytestmark = [pytest.mark.long(seconds=90), pytest.mark.exhaustive]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.config import load_experiment
+from harness.job.config import load_experiment
 from harness.plan.simulation import plan_simulation, run_simulations, simulated_peaks
 from harness.rank.simulation.fake_tensors import FEW
 from harness.run_directory.simulation import SimulatedRank, Tensors

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.store import read_record
+from harness.record.store import read_record
 
 BACKENDS = "ddp,zero3,fsdp"
 SETTINGS = (

@@ -10,16 +10,15 @@ from inspect import isabstract
 from pathlib import Path
 
 from harness.backends import registry
-from harness.batch import batch_layout, reference_layout
-from harness.cells import canonical_label, make_cell
-from harness.config import load_experiment
 from harness.doctor.check import ABOUT_TIME
+from harness.job.batch import batch_layout, reference_layout
+from harness.job.config import load_experiment
 from harness.judge.comparison import Comparison
 from harness.judge.findings.finding import Finding
-from harness.launch.cell import run_cell
-from harness.noise_labels import noise_labels, tensor_sizes
+from harness.launch.cells import canonical_label, make_cell, noise_labels, tensor_sizes
+from harness.launch.launcher import run_cell
 from harness.record import Record
-from harness.store import Store
+from harness.record.store import Store
 from tests.forkserver import launcher
 from tests.plugins import register
 

@@ -10,7 +10,7 @@ import pytest
 from harness.backends.extension_builds import QUIET_SECONDS, build_folder
 from harness.backends.extensions import CPU_ADAM
 from harness.judge.rows import reason
-from harness.store import read_runs
+from harness.record.store import read_runs
 from tests.harness.cli.command_line import SHORT, harness_process
 
 pytestmark = pytest.mark.long(seconds=15)

@@ -6,7 +6,7 @@ import pytest
 
 from harness.judge.comparison import Comparison
 from harness.judge.rows import reason
-from harness.store import read_runs
+from harness.record.store import read_runs
 from tests.harness.cli.command_line import SHORT, harness_process
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.long(seconds=200)]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.judge.measures import sent_bytes_per_step, transport_bytes_per_step
-from harness.store import read_runs
+from harness.record.store import read_runs
 from tests.wire.namespace import Namespace, Traffic
 
 pytestmark = pytest.mark.long(seconds=25)

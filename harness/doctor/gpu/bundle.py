@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.archive import SUFFIX, write_archive
 from harness.errors import HarnessError
-from harness.run_directory.side_files import read_log, shown_text
+from harness.record.archive import SUFFIX, write_archive
+from harness.record.store import try_writing
+from harness.run_directory.rank_state import read_log, shown_text
 from harness.safe_text import harmless
-from harness.store import try_writing
 
 FOLDER = "doctor"
 TOLD = ("record.json", "*.log", "*.device.json", "request.json")

@@ -9,7 +9,7 @@ from harness.fabric.result import FabricResult
 from harness.forms.flops import is_stub
 from harness.gpus.found import Gpus
 from harness.record import Record
-from harness.run_directory.device_note import DeviceNote
+from harness.run_directory.rank_state import DeviceNote
 
 SINGLE, AGAIN, ON_CPU, ZERO, FULL, SHARDED = "single", "again", "cpu", "zero2", "out of memory", "fsdp"
 FABRIC = "fabric"

@@ -11,9 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.backends import registry
-from harness.batch import batch_layout, reference_layout
-from harness.cells import canonical_label, make_cell
-from harness.config import load_experiment
 from harness.doctor.gpu.evidence import (
     AGAIN,
     FABRIC,
@@ -31,16 +28,16 @@ from harness.fabric.ranks import start_ranks
 from harness.fabric.result import FabricResult
 from harness.gpus.found import Gpus
 from harness.import_path import module_command, safe_environment
-from harness.launch.cell import run_cell
-from harness.launch.local import LocalLauncher
-from harness.provenance import package_versions
+from harness.job.batch import batch_layout, reference_layout
+from harness.job.config import load_experiment
+from harness.launch.cells import canonical_label, make_cell
+from harness.launch.launcher import LocalLauncher, run_cell
 from harness.record import Record
-from harness.run_directory.device_note import WATCH, DeviceNote, device_note
-from harness.run_directory.events import FailureEvent
+from harness.record.provenance import package_versions
+from harness.record.store import Store
+from harness.run_directory.events import FailureEvent, Tail
+from harness.run_directory.rank_state import WATCH, DeviceNote, device_note, log_tail, read_part
 from harness.run_directory.request import rank_file
-from harness.run_directory.side_files import log_tail, read_part
-from harness.run_directory.tail import Tail
-from harness.store import Store
 
 JOB = (
     "training.global_batch_size=16", "training.accumulation_steps=2", "training.steps=16",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from harness.backends.registry import REFERENCE
+from harness.job.model import CODE_SWITCH
 from harness.judge.findings.finding import Finding, Kind, labels
 from harness.judge.job_equivalence import batch_statistics, is_another_computation
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
-from harness.spec.model import CODE_SWITCH
 
 BYTES = "bytes"
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.atomic_write import write_atomically
 from harness.backends.registry import strategy_of
 from harness.errors import HarnessError
+from harness.files import write_atomically
 from harness.judge.wording import listed
 from harness.plan.estimate.question import Question
 from harness.plan.estimate.row import EstimateRow, estimate

@@ -14,17 +14,17 @@ from harness.backends.pipeline.cut import PIPELINED_MODELS, not_whole, why_not_c
 from harness.backends.pipeline_options import PipelineOptions
 from harness.backends.strategy import StrategyKind
 from harness.backends.unsupported import Unsupported
-from harness.batch import BatchLayout, with_global_batch
-from harness.cell_layout import job_layout, layout_of
-from harness.cells import canonical_label
 from harness.errors import HarnessError, JobError
+from harness.job.batch import BatchLayout, job_layout, layout_of, with_global_batch
+from harness.job.experiment import Experiment
+from harness.job.job import TrainingSection
+from harness.job.pairs import why_refused as why_pair_refused
+from harness.launch.cells import canonical_label
 from harness.plan.adapters import why_refused
 from harness.plan.constants import TimeConstants
 from harness.plan.device import Device, Fabric
 from harness.plan.model import PlannedModel
 from harness.plan.scenario import Scenario
-from harness.spec import Experiment, TrainingSection
-from harness.spec.pairs import why_refused as why_pair_refused
 
 
 def why_unsupported(

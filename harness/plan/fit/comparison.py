@@ -8,9 +8,10 @@ from typing import Any, Protocol
 
 from harness.backends import registry
 from harness.backends.pipeline_options import parts_of
-from harness.batch import BatchLayout
-from harness.cells import Cell, make_cell
 from harness.errors import HarnessError
+from harness.job.batch import BatchLayout
+from harness.job.experiment import Experiment
+from harness.launch.cells import Cell, make_cell
 from harness.plan.fit.search import divisors, largest_predicted
 from harness.plan.job import data_bytes, planned_model, scenario_of
 from harness.plan.limits import Limits
@@ -18,7 +19,6 @@ from harness.plan.preflight import predict_run
 from harness.plan.profiles import Trace
 from harness.plan.scenario import Scenario
 from harness.record import PredictionPart, Record
-from harness.spec import Experiment
 
 
 class Predict(Protocol):

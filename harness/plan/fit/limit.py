@@ -7,9 +7,9 @@ from pathlib import Path
 
 from harness.errors import HarnessError
 from harness.gpus.found import find_gpus
+from harness.job.experiment import read_bytes
 from harness.plan.hardware import load_hardware
-from harness.provenance import host_memory_bytes
-from harness.spec.size import read_bytes
+from harness.record.provenance import host_memory_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from harness.batch import batch_layout
-from harness.cells import Cell, make_cell, reusable
 from harness.errors import HarnessError
+from harness.job.batch import batch_layout
+from harness.job.experiment import Experiment
 from harness.judge.rows import reason
-from harness.launch.cell import run_cell
-from harness.launch.local import EventHandler, LocalLauncher
+from harness.launch.cells import Cell, make_cell, reusable
+from harness.launch.launcher import EventHandler, LocalLauncher, run_cell
 from harness.plan.coverage import why_memory_unknown
 from harness.plan.fit.limit import Limit
 from harness.plan.fit.search import FITTING, OutOfTrials, Trial, trial_experiment, trial_of
@@ -20,8 +20,7 @@ from harness.plan.job import data_bytes, planned_model, scenario_of
 from harness.plan.memory import predict_memory
 from harness.plan.model import PlannedModel
 from harness.record import Record
-from harness.spec import Experiment
-from harness.store import Store
+from harness.record.store import Store
 
 
 @dataclass(kw_only=True)

@@ -9,10 +9,10 @@ from typing import Any
 
 from harness.backends.pipeline.cut import not_whole
 from harness.errors import HarnessError
+from harness.job.experiment import Experiment
 from harness.judge import measures
 from harness.judge.wording import ranks
 from harness.record import Record
-from harness.spec import Experiment
 
 STRIDE = 32
 """The first step away from the first guess: this part of it. Predictions are right within some percent."""

@@ -10,8 +10,8 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup
 
-from harness.atomic_write import write_atomically
 from harness.errors import HarnessError
+from harness.files import write_atomically
 from harness.plan.adapters import require_all_trained
 from harness.plan.estimate.picture import sizes_to_draw
 from harness.plan.estimate.question import Question

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from harness.backends.base import Preset
 from harness.errors import HarnessError
+from harness.job.experiment import Experiment
+from harness.job.job import Job
 from harness.plan.adapters import require_all_trained
 from harness.plan.device import Device, Fabric, with_training_defaults
 from harness.plan.model import PlannedModel
 from harness.plan.models import NOT_COVERED, find_entry, load_model
-from harness.spec import Experiment, Job
 
 MOST_SHARING = 16
 """GPUs that share samples: stages of the longest pipeline that is tried."""

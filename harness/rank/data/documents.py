@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import JobError
+from harness.job.data import DataSection
 from harness.rank.data.hub import settle_hub
 from harness.safe_text import encodable
-from harness.spec import DataSection
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from harness.backends.base import Batch
-from harness.batch import BatchLayout
 from harness.errors import JobError
+from harness.job.batch import BatchLayout
+from harness.job.data import DEFAULT_CLASSES, IMAGES, DataSection, Targets
+from harness.job.job import Job
 from harness.rank.data.documents import Document, read_documents, read_labelled
 from harness.rank.data.tokens import Tokenizer, tokenizer_of
 from harness.rank.factories import call_factory
 from harness.rank.telling import tell
-from harness.spec import DataSection, Job
-from harness.spec.data import DEFAULT_CLASSES, IMAGES, Targets
 
 POSITIONS = "positions"
 """Field of samples whose tokens attend within their own document only: each token's place in that."""

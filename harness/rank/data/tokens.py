@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import JobError
+from harness.job.job import Job
 from harness.rank.data.hub import settle_hub
 from harness.rank.factories import one_at_a_time, why_refused
-from harness.spec import Job
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model",

@@ -16,16 +16,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from harness.atomic_write import write_atomically
 from harness.backends.precision import COMPUTE_DTYPES
 from harness.errors import HarnessError, JobError
 from harness.file_lock import locked
+from harness.files import write_atomically
 from harness.import_path import module_command, safe_environment
+from harness.job.job import Job
+from harness.job.model import AdapterSection
 from harness.rank.data.samples import DataFacts
 from harness.rank.loading.skeleton import CannotStream, stream_weights, write_buffers
 from harness.rank.loading.weight_file import StoredTensor, WeightReader, WeightWriter, pieces, stored_shapes
 from harness.rank.models.model import build_model, draw_model, facts_in, model_config, reads_checkpoint
-from harness.spec import AdapterSection, Job
 
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from harness.errors import JobError
-from harness.spec import AdapterSection, Job
-from harness.spec.adapter import ADAPTER_NAME, ALL_LINEAR
+from harness.job.job import Job
+from harness.job.model import ADAPTER_NAME, ALL_LINEAR, AdapterSection
 
 _A, _B = f".lora_A.{ADAPTER_NAME}.weight", f".lora_B.{ADAPTER_NAME}.weight"
 _BASE = ".base_layer."

@@ -18,6 +18,7 @@ from harness.backends.blocks import transformer_blocks
 from harness.backends.precision import dtype_name
 from harness.errors import JobError
 from harness.forms.layout import Use
+from harness.job.job import DEFAULT_TASK, Job
 from harness.rank.factories import configuration, described_error
 from harness.rank.models.adapter import add_adapters
 from harness.rank.models.changes import uses_checkpointing
@@ -25,8 +26,6 @@ from harness.rank.models.losses import loss_function
 from harness.rank.models.model_classes import from_config
 from harness.rank.models.optimizer import frozen_names
 from harness.record import AttentionPart, GeometryPart, LayoutPart, ModelPart, TensorPart
-from harness.spec import Job
-from harness.spec.task import DEFAULT_TASK
 
 TOKENS = 2
 """Of the one sample that is passed through."""

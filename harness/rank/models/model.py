@@ -14,6 +14,8 @@ from harness.backends.blocks import transformer_blocks
 from harness.backends.explain import available, suggestion
 from harness.backends.precision import COMPUTE_DTYPES
 from harness.errors import JobError
+from harness.job.data import IMAGES
+from harness.job.job import Job
 from harness.rank.data.hub import settle_hub
 from harness.rank.data.samples import DataFacts
 from harness.rank.factories import one_at_a_time, why_refused
@@ -21,8 +23,6 @@ from harness.rank.models.adapter import add_adapters, hold_frozen
 from harness.rank.models.changes import chunk_head, compile_blocks, enable_checkpointing
 from harness.rank.models.model_classes import auto_class, from_config, in_fp32, require_task
 from harness.rank.models.own_model import build_own_model, declare_blocks
-from harness.spec import Job
-from harness.spec.data import IMAGES
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

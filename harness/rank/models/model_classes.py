@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from harness.errors import JobError
+from harness.job.job import Job
 from harness.rank.factories import class_in_folder, code_arguments, one_at_a_time
-from harness.spec import Job
 
 OWN_CLASSES = {
     "causal-lm": ("AutoModelForCausalLM",),

@@ -20,7 +20,7 @@ from harness.backends.base import OptimizerImplementation, Unsupported
 from harness.backends.blocks import transformer_blocks
 from harness.backends.optimizer_kinds import BLOCK_ELEMENTS, LEAST_ELEMENTS, LOW_BIT
 from harness.errors import JobError
-from harness.spec import OptimizerSection, ScheduleSection
+from harness.job.job import OptimizerSection, ScheduleSection
 
 MOMENTUM = 0.95
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from harness.errors import JobError
+from harness.job.job import Job
+from harness.job.model import ModelSection
 from harness.rank.factories import call_factory, configuration
-from harness.spec import Job, ModelSection
 
 
 def build_own_model(job: Job, *, weights: bool = True) -> nn.Module:

@@ -17,12 +17,12 @@ from torch.nn import functional
 
 from harness.backends.base import Batch, Unsupported, World
 from harness.forms.workload import part_length
+from harness.job.job import Job
+from harness.job.pairs import why_refused_along
 from harness.rank.data.samples import IGNORED, LABELS
 from harness.rank.models.changes import chunked_cross_entropy
 from harness.rank.models.losses import ComputeLoss, token_cross_entropy
 from harness.rank.models.outputs import logits_of
-from harness.spec import Job
-from harness.spec.pairs import why_refused_along
 
 
 @dataclass(frozen=True, kw_only=True)

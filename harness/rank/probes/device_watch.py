@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.atomic_write import write_atomically
 from harness.backends.base import Batch, Engine, World
 from harness.backends.gradients import global_norm
-from harness.run_directory.device_note import WATCH, DeviceNote, device_note
+from harness.files import write_atomically
+from harness.run_directory.rank_state import WATCH, DeviceNote, device_note
 
 GRADIENT_ELEMENTS = (2**20, 2**20, 2**18, 2**18, 2**10, 2**10) * 6
 """Of large, middle and small gradients, 63 MB together."""

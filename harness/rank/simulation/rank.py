@@ -24,7 +24,7 @@ from harness.backends.base import Backend, Batch, Engine, Unsupported, World
 from harness.backends.pipeline.engine import PipelineEngine
 from harness.errors import HarnessError
 from harness.forms.workload import ORDINARY_STEP
-from harness.provenance import package_versions
+from harness.job.job import Job
 from harness.rank.data.samples import DataFacts
 from harness.rank.data.tokens import tokenizer_of
 from harness.rank.environment import prepare_process
@@ -37,9 +37,9 @@ from harness.rank.probes.probes import MemoryProbe
 from harness.rank.simulation import ddp
 from harness.rank.simulation.fake_tensors import PERFORMED, SUBSTITUTIONS, FakeAllocatorProbe, fake_tensors
 from harness.record import CommunicationPart, MemoryPart
+from harness.record.provenance import package_versions
 from harness.run_directory.request import RunRequest
 from harness.run_directory.simulation import SimulatedRank, SimulationRequest
-from harness.spec import Job
 
 
 @dataclass(frozen=True, kw_only=True)

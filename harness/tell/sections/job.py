@@ -9,13 +9,13 @@ from harness.backends import registry
 from harness.backends.base import Preset
 from harness.backends.presets import BESIDE_ZERO_OPTIMIZATION, Change, preset_changes
 from harness.backends.registry import REFERENCE
+from harness.job.experiment import LEAST_TIMED_STEPS
 from harness.judge.comparison import Comparison
 from harness.judge.repeats import Repeats
 from harness.judge.wording import listed, ranks
 from harness.nested import differences
 from harness.record import GivenPart, Record
 from harness.record.workload import layout_of
-from harness.spec import LEAST_TIMED_STEPS
 from harness.tell.document import Block, Column, Folded, Paragraph, Section, Table, yaml_code
 from harness.tell.given import given_table, summary
 from harness.tell.tables import not_comparable_table

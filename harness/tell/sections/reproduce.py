@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.backends.registry import REFERENCE
-from harness.command_lines import by_name
 from harness.judge.comparison import Comparison
 from harness.judge.rows import Row
 from harness.judge.wording import listed
 from harness.record import Record
+from harness.safe_text import by_name
 from harness.tell.document import Block, Code, Folded, Paragraph, Section, yaml_code
 
 WHERE = "In a checkout of the code:"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import Any
 
+from harness.job.experiment import Price
 from harness.judge import measures, speed
 from harness.judge.comparison import Comparison
 from harness.judge.energy import Usage, usage
@@ -13,7 +14,6 @@ from harness.judge.repeats import Repeats
 from harness.judge.run import Run
 from harness.judge.statistics import LEAST_FOR_P95, LEAST_STEPS, SAME_SHARE
 from harness.judge.timings import DATA, PHASES, WAITING
-from harness.spec import Price
 from harness.tell.document import Block, Column, Heading, Paragraph, Section, Table
 from harness.tell.formats import NOT_AVAILABLE, milliseconds, number
 from harness.tell.tables import LABELS, figure_column

@@ -10,6 +10,7 @@ from typing import Any
 from harness.forms import families
 from harness.forms.terms import STEP_PHASES
 from harness.forms.workload import Window, Workload
+from harness.job.experiment import Question
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import SENT, SPEED
 from harness.judge.pipeline import pipeline_use
@@ -20,7 +21,6 @@ from harness.judge.volume import sent_per_step
 from harness.judge.wording import counted, listed, percent, ranks
 from harness.record import Record
 from harness.record.workload import known_strategy, of_record
-from harness.spec import Question
 from harness.tell.document import Items, Line, Section
 from harness.tell.formats import megabytes
 from harness.tell.formats import percent as formats_percent

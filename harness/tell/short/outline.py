@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
+from harness.job.experiment import Question
 from harness.judge.cell import name_cells
 from harness.judge.comparison import Comparison
 from harness.judge.findings.groups import Statement, statements
@@ -12,7 +13,6 @@ from harness.judge.scaling import strong_scaling, weak_scaling
 from harness.judge.surprises import Surprise, surprises
 from harness.judge.wording import counted, listed
 from harness.record import WorldPart
-from harness.spec import Question
 from harness.tell.document import Block, Code, Document, Folded, Items, Line, Picture, Section, report_cells
 from harness.tell.pictures.loss import loss_picture
 from harness.tell.pictures.memory import memory_picture

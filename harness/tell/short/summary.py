@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from harness.job.experiment import Question
 from harness.judge.comparison import Comparison
 from harness.judge.expected import unjudged_amounts
 from harness.judge.metrics import SENT, SPEED, STEP
 from harness.judge.repeats import Repeats, job_marks
 from harness.judge.wording import ranks
-from harness.spec import Question
 from harness.tell.document import Block, Column, Heading, Line, Section, Shown, Table
 from harness.tell.formats import NOT_AVAILABLE, percent
 from harness.tell.sections.parity import dash

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from harness.backends.registry import PLANTED
 from harness.forms.network import EMULATED
+from harness.job.experiment import Question
 from harness.judge.cell import Cell, name_cells
 from harness.judge.comparison import Comparison
 from harness.judge.expected import unjudged_amounts
@@ -18,7 +19,6 @@ from harness.judge.scaling import Point, strong_scaling, weak_scaling
 from harness.judge.speed import shares_cores
 from harness.judge.statistics import LEVEL, median_interval
 from harness.judge.wording import counted, listed, ranks
-from harness.spec import Question
 from harness.tell.document import Items, Line, Section
 from harness.tell.formats import megabytes, number, percent, scientific
 from harness.tell.order_words import ONE_OCCASION, slowest_words, unranked_words

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from harness import cli
 from harness.record import Record
-from harness.store import read_record
+from harness.record.store import read_record
 from tests.forkserver import launcher
 
 INTERRUPTED = 130

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.doctor.check import ABOUT_TIME
-from harness.store import read_record, write_record
+from harness.record.store import read_record, write_record
 from tests.harness.judge.test_rows import ROW_KEYS
 
 from .command_line import harness, records, refused

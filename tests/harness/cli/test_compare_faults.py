@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from harness.launch.owner import forget_never_begun, lines_about
-from harness.run_directory.owner import Owner
-from harness.store import read_record
+from harness.record.store import read_record
+from harness.run_directory.rank_state import Owner
 
 from .command_line import environment, harness, records
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from harness.archive import read_archive
 from harness.cli import doctor_gpu
 from harness.cli.doctor import doctor
 from harness.doctor.gpu.catalogue import CHECKS
 from harness.doctor.gpu.evidence import Evidence
 from harness.gpus.found import Gpu, Gpus
+from harness.record.archive import read_archive
 from tests.harness.doctor.gpu_evidence import fabric_of, sound
 
 Doctor = Callable[..., Result]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.cells import Cell, plan
-from harness.config import load_experiment
+from harness.job.config import load_experiment
+from harness.launch.cells import Cell, plan
 from harness.record import Record
-from harness.store import write_record
+from harness.record.store import write_record
 from tests.records import make_record
 
 from .command_line import harness

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from harness.cells import Cell, plan
 from harness.cli.matrix_progress import MatrixProgress, duration
 from harness.cli.view import View
-from harness.config import load_experiment
+from harness.job.config import load_experiment
+from harness.launch.cells import Cell, plan
 
 
 class Terminal(io.StringIO):

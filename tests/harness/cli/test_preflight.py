@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cells import is_refused
+from harness.launch.cells import is_refused
 from harness.record import Record
 from tests.harness.cli.command_line import SHORT, harness, records, refused
 

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from harness.cli import harness
-from harness.store import write_record
+from harness.record.store import write_record
 from tests.records import make_record, make_steps
 
 

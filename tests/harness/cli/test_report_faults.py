@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.store import write_record
+from harness.record.store import write_record
 from tests.records import make_effective, make_record, make_steps
 
 from .command_line import HARNESS, environment, harness

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from harness.record import Record
-from harness.store import read_record
+from harness.record.store import read_record
 from tests.events import steps_taken
 
 from .command_line import HARNESS, LONG, SHORT, environment, harness, records

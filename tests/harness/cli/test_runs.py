@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.record import ErrorPart
-from harness.store import write_record
+from harness.record.store import write_record
 from harness.tell.narrow import WIDTH
 from tests.records import make_record
 

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.config import load_experiment
 from harness.errors import HarnessError
+from harness.job.config import load_experiment
+from harness.job.experiment import INHERITS, Experiment
 from harness.judge.findings.catalogue import kinds
 from harness.shipped import names, resolve
 from harness.slurm.site import load_site
-from harness.spec import Experiment
-from harness.spec.experiment import INHERITS
 from harness.tell.narrow import WIDTH
 
 from .command_line import harness, refused

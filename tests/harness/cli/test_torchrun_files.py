@@ -9,9 +9,9 @@ from typing import NoReturn
 import pytest
 from click.testing import CliRunner, Result
 
-from harness import cells
 from harness.cli import harness as command
 from harness.errors import HarnessError
+from harness.launch import cells
 
 run = importlib.import_module("harness.cli.run")
 

@@ -6,7 +6,7 @@ from unittest.mock import patch
 import pytest
 
 from harness.cli import COMMANDS, output
-from harness.store import write_record
+from harness.record.store import write_record
 from harness.tell.narrow import WIDTH, fitted, folded
 from tests.records import make_record, make_steps
 

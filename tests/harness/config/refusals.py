@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.config import load_experiment
 from harness.errors import HarnessError
+from harness.job.config import load_experiment
 
 
 def refused(*assignments: str) -> str:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.config import load_experiment
-from harness.spec import Experiment
+from harness.job.config import load_experiment
+from harness.job.experiment import Experiment
 from tests.harness.config.refusals import refused
 
 

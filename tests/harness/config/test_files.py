@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.config import load_experiment
 from harness.errors import HarnessError
-from harness.spec import Experiment
+from harness.job.config import load_experiment
+from harness.job.experiment import Experiment
 from tests.harness.config.refusals import refused_file
 
 

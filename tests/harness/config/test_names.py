@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.setting_names import OTHER_TOOLS
-from harness.spec import Experiment
+from harness.job.config import OTHER_TOOLS
+from harness.job.experiment import Experiment
 from tests.harness.config.refusals import refused, refused_file
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.config import load_experiment
+from harness.job.config import load_experiment
 from tests.harness.config.refusals import refused
 
 

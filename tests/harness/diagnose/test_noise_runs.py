@@ -7,7 +7,7 @@ import pytest
 from harness.diagnose.noise_runs import find_noise_runs
 from harness.diagnose.pair import Run
 from harness.record import Record
-from harness.store import archive_runs, write_record
+from harness.record.store import archive_runs, write_record
 from tests.records import ENVIRONMENT, LOSSES, make_record, make_steps, make_weights
 
 LABELS = ["single", "single:micro_batch_size=4"]

@@ -10,7 +10,7 @@ from harness.cli import harness
 from harness.diagnose.pair import read_pair
 from harness.errors import HarnessError
 from harness.record import ErrorPart, Record
-from harness.store import archive_runs, read_runs, write_record
+from harness.record.store import archive_runs, read_runs, write_record
 from tests.records import make_record
 
 

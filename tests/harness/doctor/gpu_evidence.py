@@ -10,8 +10,8 @@ from harness.doctor.gpu.evidence import AGAIN, FULL, ON_CPU, SHARDED, SINGLE, ZE
 from harness.doctor.gpu.traces import collectives_per_step
 from harness.fabric.result import FabricResult, FabricRow
 from harness.record import ErrorPart, RankPart, Record
-from harness.run_directory.device_note import DeviceNote
-from harness.store import read_runs
+from harness.record.store import read_runs
+from harness.run_directory.rank_state import DeviceNote
 from tests.gpus import gpus_of
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "reports" / "default"

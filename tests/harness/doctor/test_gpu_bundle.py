@@ -8,7 +8,7 @@ import pytest
 
 from harness.doctor.gpu.bundle import check_bundle, write_bundle
 from harness.errors import HarnessError
-from harness.store import read_runs, write_record
+from harness.record.store import read_runs, write_record
 from tests.records import make_record
 
 TOKEN = "hf_" + "a" * 34

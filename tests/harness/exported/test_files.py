@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from harness.batch import batch_layout
-from harness.cells import canonical_label
-from harness.config import load_experiment
 from harness.errors import HarnessError
 from harness.exported.folder import exported_files, require_exportable
 from harness.exported.strategies import torch_values
+from harness.job.batch import batch_layout
+from harness.job.config import load_experiment
+from harness.launch.cells import canonical_label
 from tests.harness.brought.files import every_file
 from tests.harness.exported.round_trip import PARAMETERS, require_round_trip
 

@@ -7,10 +7,10 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from harness.forms.layout import Layout
+from harness.job.job import OptimizerSection
 from harness.rank.models.description import describe_layout
 from harness.rank.models.optimizer import decaying_names
 from harness.record.workload import layout_of as layout_of_part
-from harness.spec import OptimizerSection
 
 BLOOM_560M = {
     "model_type": "bloom",

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from harness.forms.flops import BILLION, JOULES_PER_KILOWATT_HOUR, SECONDS_PER_HOUR
+from harness.job.experiment import Price
 from harness.judge.comparison import Comparison
 from harness.judge.energy import usage
 from harness.record import EnergyPart, Record
-from harness.spec import Price
 from tests.records import make_ranks, make_record, on_stub
 
 TOKENS_PER_SECOND = 2048.0

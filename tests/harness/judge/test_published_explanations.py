@@ -9,8 +9,8 @@ from harness.judge.cell import Cell
 from harness.judge.comparison import Comparison
 from harness.judge.findings.groups import Statement, statements
 from harness.judge.states import rank_states
-from harness.record_files import ARCHIVE_NAME
-from harness.store import read_runs
+from harness.record.record_files import ARCHIVE_NAME
+from harness.record.store import read_runs
 
 REPORTS = Path(__file__).parents[3] / "reports"
 

@@ -2,12 +2,12 @@ from typing import Any
 
 import pytest
 
+from harness.job.experiment import MeasureSection
 from harness.judge.changes import pairs
 from harness.judge.comparison import Comparison
 from harness.judge.repeats import rankings
 from harness.judge.scaling import strong_scaling
 from harness.record import EvaluationPart, Record
-from harness.spec import MeasureSection
 from harness.tell.document import Table
 from harness.tell.sections.scaling import scaling_section
 from tests.records import ENVIRONMENT, LOSSES, make_record, make_steps

@@ -3,10 +3,10 @@ from typing import Any
 
 import pytest
 
+from harness.job.job import OptimizerSection
 from harness.judge.comparison import Comparison
 from harness.judge.scaling import strong_scaling, weak_scaling
 from harness.record import Record, WeightsPart
-from harness.spec import OptimizerSection
 from tests.records import make_record, make_steps
 
 

@@ -8,8 +8,8 @@ import pytest
 from harness.judge.states import expected_model_state_bytes
 from harness.judge.volume import expected_sent_bytes_per_step
 from harness.record import Record
-from harness.record_files import ARCHIVE_NAME
-from harness.store import read_runs
+from harness.record.record_files import ARCHIVE_NAME
+from harness.record.store import read_runs
 from harness.tell.short.choice import sent_with, states_on
 from tests.records import make_record
 

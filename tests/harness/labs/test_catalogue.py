@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from harness.backends import registry
-from harness.config import load_experiment
 from harness.errors import HarnessError
+from harness.job.config import load_experiment
+from harness.job.experiment import Experiment
 from harness.labs.arithmetic import lecture_tables, memory_tables
 from harness.labs.catalogue import LABS, Lab, Scale, find_lab
 from harness.labs.fill import OF_ARITHMETIC, OF_RECORDS
 from harness.shipped import resolve
-from harness.spec import Experiment
 
 RUN = [lab for lab in LABS if lab.needs_runs]
 

@@ -5,7 +5,7 @@ import pytest
 from harness.judge.comparison import Comparison
 from harness.labs.catalogue import LABS, Variant, find_lab
 from harness.labs.fill import fill
-from harness.store import read_runs
+from harness.record.store import read_runs
 from tests.docs.markdown import ROOT
 
 PAGES = ROOT / "docs" / "labs"

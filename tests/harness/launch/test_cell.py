@@ -3,12 +3,12 @@ from typing import Any
 
 import pytest
 
-from harness.cells import plan
-from harness.config import load_experiment
-from harness.launch import cell as module
-from harness.launch.cell import run_cell
-from harness.run_directory.outcome import Outcome
-from harness.store import Store, read_record
+from harness.job.config import load_experiment
+from harness.launch import launcher as module
+from harness.launch.cells import plan
+from harness.launch.launcher import run_cell
+from harness.record.store import Store, read_record
+from harness.run_directory.assemble import Outcome
 
 
 def test_the_load_of_a_record_is_what_the_run_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness.launch.claim import claimed, forget_dead_claims
+from harness.launch.external import claimed, forget_dead_claims
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from harness.launch.claim import claimed
+from harness.launch.external import claimed
 with claimed(Path(sys.argv[1]), "cell", print):
     print("held", flush=True)
     time.sleep(600)

@@ -5,14 +5,14 @@ import pytest
 from harness.errors import HarnessError
 from harness.gpus.found import Gpus
 from harness.gpus.signs import Sign
-from harness.launch.device import choose_device
+from harness.launch.launcher import choose_device
 from tests.gpus import gpus_of
 
 NONE = Gpus(why_none="the driver is too old", signs=(Sign(vendor="NVIDIA", what="/dev/nvidiactl"),))
 
 
 def having(monkeypatch: pytest.MonkeyPatch, gpus: Gpus) -> None:
-    monkeypatch.setattr("harness.launch.device.find_gpus", lambda: gpus)
+    monkeypatch.setattr("harness.launch.launcher.find_gpus", lambda: gpus)
 
 
 def test_gpus_are_used_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:

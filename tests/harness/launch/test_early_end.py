@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.launch.supervise import supervise
+from harness.launch.external import supervise
 from harness.record import Record
-from harness.store import read_record
+from harness.record.store import read_record
 from tests.fake_ranks import a_request
 
 Behaviour = Callable[[], None]

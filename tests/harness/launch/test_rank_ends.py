@@ -15,7 +15,7 @@ from harness.run_directory.request import rank_exit
 MONITORED = """
 import os, signal, sys, time
 from pathlib import Path
-from harness.launch.supervise import supervise
+from harness.launch.external import supervise
 folder = Path(sys.argv[1])
 def main(tell):
     tell(folder.name)

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from harness.cells import Cell, plan
 from harness.errors import HarnessError
-from harness.launch import cell as cells
-from harness.launch.cell import run_cell
+from harness.job.experiment import Experiment
+from harness.launch import launcher as cells
+from harness.launch.cells import Cell, plan
+from harness.launch.launcher import run_cell
 from harness.launch.owner import OWNER_NAME, record_abandoned
+from harness.record.store import Store
 from harness.run_directory.request import checkpoint_folder, weights_folder
-from harness.spec import Experiment
-from harness.store import Store
 from tests.fake_ranks import FakeLauncher, Rank
 
 

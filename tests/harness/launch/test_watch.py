@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.launch.start_watch import StartWatch
+from harness.launch.watch import StartWatch
 from harness.record import ErrorPart, Record
 from harness.run_directory.assemble import assemble
 from harness.run_directory.rank_state import Position, RankState

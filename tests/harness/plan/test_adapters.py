@@ -5,13 +5,14 @@ from harness.errors import HarnessError
 from harness.forms.families import collectives, model_states
 from harness.forms.layout import Layout
 from harness.forms.workload import Workload
+from harness.job.job import OptimizerSection
+from harness.job.model import AdapterSection
 from harness.plan.adapters import with_adapters
 from harness.rank.data.samples import DataFacts
 from harness.rank.models.description import describe_layout
 from harness.rank.models.model import build_model, model_config
 from harness.rank.models.optimizer import decaying_names
 from harness.record.workload import layout_of
-from harness.spec import AdapterSection, OptimizerSection
 from tests.harness.forms.layouts import LLAMA_SMALL
 from tests.harness.forms.layouts import layout_of as model_layout
 from tests.harness.rank.loading.models import CONFIGS, VOCABULARY, job_of

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from harness.job.model import ModelSection
 from harness.plan.architectures.catalogue import ARCHITECTURES
 from harness.plan.attention import EAGER_ONLY, attention_kernel, eager_attention
 from harness.plan.models import load_model
 from harness.plan.speed import predict_speed
-from harness.spec import ModelSection
 from tests.harness.plan.estimate.asking import row
 from tests.harness.plan.plans import A100
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from harness.backends.registry import BUILT_IN
-from harness.batch import batch_layout, with_global_batch
-from harness.config import load_experiment
 from harness.errors import HarnessError
+from harness.job.batch import batch_layout, with_global_batch
+from harness.job.config import load_experiment
+from harness.job.experiment import Experiment
 from harness.plan.coverage import why_states_alone
 from harness.plan.estimate import question
 from harness.plan.estimate.row import estimate
@@ -29,7 +30,6 @@ from harness.rank.models.model import build_model, model_config
 from harness.rank.models.optimizer import decaying_names
 from harness.record.workload import layout_of
 from harness.shipped import resolve
-from harness.spec import Experiment
 
 JOBS = ("vit", "resnet", "t5", "own-model")
 

@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 
-from harness.batch import batch_layout
-from harness.cells import make_cell
-from harness.config import load_experiment
 from harness.forms.families import model_states
+from harness.job.batch import batch_layout
+from harness.job.config import load_experiment
+from harness.launch.cells import make_cell
 from harness.plan.job import planned_model, scenario_of
 from harness.plan.scenario import Scenario
 from harness.rank.check import check_job

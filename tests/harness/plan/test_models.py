@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError
+from harness.job.job import Job
 from harness.plan.catalogue import read_entries
 from harness.plan.job_model import job_model
 from harness.plan.models import catalogue_names, find_entry, from_config, load_model
 from harness.rank.data.tokens import ByteTokenizer
-from harness.spec import Job
 
 UNITS = {"M": 1e6, "B": 1e9}
 

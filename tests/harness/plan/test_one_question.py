@@ -3,7 +3,7 @@
 import pytest
 
 from docs.hooks import strategies, sweeps
-from harness.config import load_experiment
+from harness.job.config import load_experiment
 from harness.plan.device import PRESET, with_training_defaults
 from harness.plan.estimate import question
 from harness.plan.estimate.question import candidates

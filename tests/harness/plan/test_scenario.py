@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from harness.backends.strategy import StrategyKind
 from harness.forms.families import model_states
+from harness.job.job import Job
 from harness.plan.models import load_model
 from harness.plan.scenario import Scenario
-from harness.spec import Job
 
 
 def scenario(**job: object) -> Scenario:

@@ -4,10 +4,10 @@ from statistics import median
 
 import pytest
 
-from harness.cells import plan
-from harness.config import load_experiment
+from harness.job.config import load_experiment
+from harness.launch.cells import plan
 from harness.plan.wall_time import assumed_time
-from harness.store import read_runs
+from harness.record.store import read_runs
 from tests.docs.markdown import ROOT
 
 FACTOR = 3

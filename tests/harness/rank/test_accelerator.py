@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.provenance import environment
 from harness.rank.accelerator import _cudnn_version, describe_accelerator, driver_release, uses_tf32
+from harness.record.provenance import environment
 
 PRECISIONS = {
     "": (False, "highest", True),

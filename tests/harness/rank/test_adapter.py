@@ -5,11 +5,12 @@ import torch
 from torch import nn
 
 from harness.errors import JobError
+from harness.job.job import Job
+from harness.job.model import AdapterSection
 from harness.rank.data.samples import DataFacts
 from harness.rank.models.adapter import add_adapters, initial_values, is_adapter
 from harness.rank.models.description import modules_without_gradient
 from harness.rank.models.model import build_model, model_config
-from harness.spec import AdapterSection, Job
 from tests.harness.rank.loading.models import CONFIGS, LLAMA, VOCABULARY, job_of, source_of
 from tests.harness.rank.loading.test_source import assert_equal, filled
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness.launch.local import free_port
+from harness.launch.launcher import free_port
 from harness.rank.probes.communication import OPERATORS, CommunicationCounter, group_role, payload_by_dtype
 
 TENSOR = torch.ones(10)

@@ -7,8 +7,8 @@ from torch import nn
 from harness.backends.base import SetupContext, World
 from harness.backends.options import SingleOptions
 from harness.backends.single import SingleBackend
+from harness.job.job import Job
 from harness.rank.models.changes import is_compiled
-from harness.spec import Job
 from tests.harness.rank.test_model import SMALL, built, job
 
 

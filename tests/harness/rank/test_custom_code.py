@@ -10,12 +10,14 @@ import pytest
 from safetensors.torch import save_file
 
 from harness.errors import HarnessError, JobError
+from harness.job.data import DataSection
+from harness.job.job import Job
+from harness.job.model import ModelSection
 from harness.plan.job_model import job_model
 from harness.plan.profiles import workload_profile
 from harness.rank.data.samples import DataFacts
 from harness.rank.data.tokens import tokenizer_of
 from harness.rank.models.model import build_model, draw_model, model_config
-from harness.spec import DataSection, Job, ModelSection
 from tests.own_code import write_model_with_code
 
 FACTS = DataFacts(vocabulary_size=257)

@@ -5,8 +5,8 @@ import datasets
 import pytest
 
 from harness.errors import JobError
+from harness.job.data import DataSection
 from harness.rank.data.documents import Document, read_documents
-from harness.spec import DataSection
 
 
 def read(source: str, path: Path | None = None, **values: object) -> list[Document]:

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import torch
 
-from harness.launch.local import free_port
+from harness.launch.launcher import free_port
 from harness.rank.environment import is_deterministic, pin_determinism
 from harness.run_directory.request import LOCAL_RENDEZVOUS
 from tests.forkserver import context

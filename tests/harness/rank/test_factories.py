@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.config import load_experiment
 from harness.errors import HarnessError, JobError
+from harness.job.config import load_experiment
+from harness.job.job import Job
 from harness.rank.data.samples import load_samples
 from harness.rank.factories import call_factory
 from harness.rank.models.losses import loss_function
 from harness.rank.models.own_model import build_own_model
-from harness.spec import Job
 
 SOURCE = """\
 import torch

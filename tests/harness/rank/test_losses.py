@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.errors import JobError
+from harness.job.job import Job
 from harness.rank.data.samples import IGNORED, DataFacts
 from harness.rank.models.losses import loss_function
 from harness.rank.models.model import build_model, model_config
-from harness.spec import Job
 
 T5 = {"model_type": "t5", "d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2}
 ROWS = {"source": "jsonl", "path": "rows.jsonl", "prompt_field": "question", "text_field": "answer"}

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from harness.errors import JobError
+from harness.job.data import DataSection
+from harness.job.job import Job, TrainingSection
+from harness.job.model import ModelSection
 from harness.rank.data.samples import DataFacts
 from harness.rank.models.losses import summed_cross_entropy
 from harness.rank.models.model import build_model, model_config
-from harness.spec import DataSection, Job, ModelSection, TrainingSection
 
 SMALL = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from harness.job.job import Job
 from harness.rank.models.description import irregular_uses
-from harness.spec import Job
 
 IDS = {"input_ids": torch.tensor([[1, 2, 3], [3, 2, 1]]), "labels": torch.tensor([0, 1])}
 

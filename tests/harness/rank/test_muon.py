@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from harness.job.job import OptimizerSection
 from harness.rank.models.optimizer import MOMENTUM_KEY, build_muon, orthogonalised, orthogonalised_in_parts
-from harness.spec import OptimizerSection
 
 
 def trained(optimizers, model: nn.Module, steps: int = 4) -> list[torch.Tensor]:

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from harness.job.job import OptimizerSection
 from harness.rank.models.losses import summed_cross_entropy
 from harness.rank.models.optimizer import decaying_names
 from harness.rank.observer import DIGESTED_STEPS, Observer
 from harness.record import ObservedPart
-from harness.spec import OptimizerSection
 
 
 class Model(nn.Module):

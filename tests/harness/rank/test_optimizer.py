@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from harness.job.job import OptimizerSection, ScheduleSection
 from harness.rank.models.optimizer import build_adamw, decaying_names, learning_rate
-from harness.spec import OptimizerSection, ScheduleSection
 
 
 def rates(steps: int, **schedule: object) -> list[float]:

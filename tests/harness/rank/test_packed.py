@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from harness.errors import JobError
+from harness.job.job import Job
 from harness.rank.data.samples import IGNORED, LABELS, POSITIONS, DataFacts, load_samples
 from harness.rank.models.losses import KEEP_APART, loss_function
 from harness.rank.models.model import build_model, model_config
-from harness.spec import Job
 from tests.harness.rank.test_model import SMALL, SMALL_GPT2
 
 TEXTS = ["abc", "defghij", "k", "lmnopqrstu"]

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.batch import BatchLayout, batch_layout
 from harness.errors import JobError
+from harness.job.batch import BatchLayout, batch_layout
+from harness.job.data import DataSection
+from harness.job.job import EvaluationSection, Job, TrainingSection
 from harness.rank.data.samples import IGNORED, Sampler, Samples, load_samples
 from harness.rank.data.tokens import ByteTokenizer
-from harness.spec import DataSection, EvaluationSection, Job, TrainingSection
 
 END = ByteTokenizer.end_of_text
 

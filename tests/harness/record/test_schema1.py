@@ -6,7 +6,7 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.record.schema1 import from_schema_1
-from harness.store import parse_record, read_record, write_record
+from harness.record.store import parse_record, read_record, write_record
 
 PUBLISHED = Path(__file__).with_name("schema_1.json")
 """A published record of version 1, shortened: fewer steps, tensors and collectives."""

@@ -9,8 +9,14 @@ from pydantic import ValidationError
 
 from harness.backends.base import Effective
 from harness.rank.events import EventWriter
-from harness.run_directory.events import DoneEvent, EvaluationEvent, FailureEvent, SetupEvent, read_event
-from harness.run_directory.tail import Tail
+from harness.run_directory.events import (
+    DoneEvent,
+    EvaluationEvent,
+    FailureEvent,
+    SetupEvent,
+    Tail,
+    read_event,
+)
 from tests.records import make_effective
 
 

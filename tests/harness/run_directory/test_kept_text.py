@@ -6,12 +6,11 @@ import pytest
 
 from harness.rank.events import EventWriter
 from harness.record import ErrorPart, Record
-from harness.run_directory.assemble import assemble
+from harness.record.store import keep_record, read_record, write_record
+from harness.run_directory.assemble import Outcome, assemble
 from harness.run_directory.events import FailureEvent
-from harness.run_directory.outcome import Outcome
 from harness.run_directory.request import rank_file, rank_log
 from harness.safe_text import described
-from harness.store import keep_record, read_record, write_record
 from harness.tell.report import write_report
 from tests.fake_ranks import a_request
 from tests.records import make_record

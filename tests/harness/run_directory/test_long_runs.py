@@ -10,10 +10,9 @@ import pytest
 
 from benchmarks.scaled_run import scale_run
 from harness.record import Record
-from harness.run_directory.assemble import assemble
-from harness.run_directory.outcome import Outcome
+from harness.record.store import read_record, write_record
+from harness.run_directory.assemble import Outcome, assemble
 from harness.run_directory.request import RunRequest, rank_file
-from harness.store import read_record, write_record
 
 RANKS = 64
 STEPS = 1000

@@ -6,7 +6,7 @@ import traceback
 from pathlib import Path
 
 import harness
-from harness.run_directory.side_files import LOG_TAIL_LINES, log_tail
+from harness.run_directory.rank_state import LOG_TAIL_LINES, log_tail
 
 
 def _written(folder: Path, text: str) -> Path:

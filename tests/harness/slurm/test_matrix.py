@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError
+from harness.job.experiment import CompareSection, Experiment
 from harness.slurm.matrix import Matrix, plan_nodes, read_matrix, render_matrix, write_matrix
 from harness.slurm.site import Site
-from harness.spec import CompareSection, Experiment
 
 SITE = Site(name="test")
 EXPERIMENT = Experiment(compare=CompareSection(noise_runs=False))

@@ -12,7 +12,9 @@ from click.testing import CliRunner, Result
 
 from harness.cli import harness
 from harness.errors import HarnessError
+from harness.job.experiment import CompareSection, Experiment
 from harness.record import SlurmPart
+from harness.record.store import read_record
 from harness.run_directory.request import rank_exit, rank_file
 from harness.slurm.attempt import begin, finish
 from harness.slurm.client import SlurmUnavailable
@@ -21,8 +23,6 @@ from harness.slurm.exit_reason import ScriptEnd
 from harness.slurm.matrix import Matrix, PlannedRun, plan_nodes, render_matrix, write_matrix
 from harness.slurm.site import Site
 from harness.slurm.submission import alone, ranges, submit_runs, unsubmitted
-from harness.spec import CompareSection, Experiment
-from harness.store import read_record
 from tests.harness.slurm.fakes import FakeSlurm
 from tests.records import make_effective
 

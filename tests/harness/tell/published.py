@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.record import Record
-from harness.store import write_record
+from harness.record.store import write_record
 from harness.tell.verify import Verification
 from tests.records import LOSSES, make_record, make_steps, make_weights
 

@@ -13,7 +13,7 @@ import pytest
 
 from harness.judge.comparison import Comparison
 from harness.record import EnvironmentPart
-from harness.store import write_record
+from harness.record.store import write_record
 from harness.tell.before_after import before_after
 from harness.tell.document import Document
 from harness.tell.outline import SECTIONS, details_document

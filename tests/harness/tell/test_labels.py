@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from harness.judge.comparison import Comparison
-from harness.record_files import ARCHIVE_NAME
-from harness.store import read_runs
+from harness.record.record_files import ARCHIVE_NAME
+from harness.record.store import read_runs
 from harness.tell.outline import details_document
 
 REPORTS = Path(__file__).parents[3] / "reports"

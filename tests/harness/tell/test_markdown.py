@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from harness.record import BackendPart, ErrorPart, Record
-from harness.store import write_record
+from harness.record.store import write_record
 from harness.tell.report import details_name, write_report
 from tests.records import (
     LOSSES,

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.job.experiment import Question
 from harness.judge.comparison import Comparison
 from harness.judge.statistics import runs_to_judge
-from harness.record_files import ARCHIVE_NAME
-from harness.spec import Question
-from harness.store import read_runs
+from harness.record.record_files import ARCHIVE_NAME
+from harness.record.store import read_runs
 from harness.tell.document import Table
 from harness.tell.manifest import read_manifest
 from harness.tell.outline import details_document, speeds_are_asked

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError
-from harness.store import write_record
+from harness.record.store import write_record
 from harness.tell.manifest import digest
 from harness.tell.report import SUFFIXES, details_name, write_report
 from harness.tell.verify import pictures_within, same_picture, verify

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.archive import read_archive, write_archive
 from harness.errors import HarnessError
-from harness.record_files import ARCHIVE_NAME, RECORD_NAME
-from harness.store import archive_runs
+from harness.record.archive import read_archive, write_archive
+from harness.record.record_files import ARCHIVE_NAME, RECORD_NAME
+from harness.record.store import archive_runs
 from harness.tell.report import write_report
 from harness.tell.verify import verify
 from tests.harness.tell.published import edit, found, write_runs

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError
-from harness.store import write_record
+from harness.record.store import write_record
 from harness.tell.report import write_report
 from harness.tell.verify import verify
 from tests.harness.tell.published import edit, found, line_of_picture, write_runs

@@ -8,7 +8,7 @@ import pytest
 
 from harness.judge.comparison import Comparison
 from harness.judge.findings.launcher import ID
-from harness.launch.launcher_settings import launcher_settings
+from harness.launch.launcher import launcher_settings
 from tests.records import ENVIRONMENT, make_record
 
 QUIET = {

@@ -1,8 +1,8 @@
 import pytest
 
+from harness.job.job import Job
 from harness.judge.comparison import Comparison
 from harness.record import ObservedPart, Record
-from harness.spec import Job
 from tests.records import JOB, make_record
 
 

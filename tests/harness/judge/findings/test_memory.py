@@ -4,7 +4,7 @@ from harness.judge.comparison import Comparison
 from harness.judge.findings.catalogue import kinds
 from harness.judge.findings.memory import _gap, find
 from harness.record import LayoutPart, MemoryPart, Record, TensorPart
-from harness.record.observation import ObservationPart
+from harness.record.run import ObservationPart
 from tests.records import make_effective, make_ranks, make_record
 
 LAYOUT = LayoutPart(

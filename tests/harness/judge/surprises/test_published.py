@@ -6,8 +6,8 @@ import pytest
 
 from harness.judge.comparison import Comparison
 from harness.judge.surprises import surprises
-from harness.record_files import ARCHIVE_NAME
-from harness.store import read_runs
+from harness.record.record_files import ARCHIVE_NAME
+from harness.record.store import read_runs
 
 REPORTS = Path(__file__).parents[4] / "reports"
 

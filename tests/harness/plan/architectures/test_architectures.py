@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
+from harness.job.job import OptimizerSection
 from harness.plan.architectures.catalogue import ARCHITECTURES
 from harness.plan.model import PlannedModel
 from harness.plan.models import catalogue_names, find_entry, from_config, load_model
 from harness.rank.models.description import describe_geometry, describe_layout, is_decoder
 from harness.rank.models.optimizer import decaying_names
 from harness.record import GeometryPart
-from harness.spec import OptimizerSection
 
 pytestmark = pytest.mark.long(seconds=15)
 VARIANTS: list[dict[str, Any]] = [

@@ -5,7 +5,7 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.plan.calibration import MeasuredCell, calibrate, measured_cells
-from harness.store import write_record
+from harness.record.store import write_record
 from tests.records import make_record
 
 PUBLISHED = Path(__file__).parents[4] / "reports" / "shaped-links"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.config import load_experiment
+from harness.job.config import load_experiment
 from harness.plan.estimate import question
 from harness.plan.estimate.question import Question, candidates
 from harness.plan.estimate.row import EstimateRow, estimate, step_traffic

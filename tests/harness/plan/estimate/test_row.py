@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from harness.forms.layout import Layout, Tensor
+from harness.job.experiment import Experiment
 from harness.plan.estimate.question import candidates, question
 from harness.plan.estimate.row import EstimateRow
 from harness.plan.model import PlannedModel
 from harness.plan.models import load_model
-from harness.spec import Experiment
 from tests.harness.plan.estimate.asking import row, rows, states
 
 MIXED = "training.precision=bf16-mixed"

@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
-from harness.cells import Cell, plan
-from harness.config import load_experiment
 from harness.errors import HarnessError
+from harness.job.config import load_experiment
+from harness.launch.cells import Cell, plan
 from harness.plan.fit.comparison import LargestBatches, cut_lines, require_limit
 from harness.plan.limits import Limits
 from harness.plan.scenario import Scenario

@@ -1,7 +1,7 @@
 import pytest
 
-from harness.config import load_experiment
 from harness.errors import HarnessError
+from harness.job.config import load_experiment
 from harness.plan.fit.search import micro_batches, sequences, trial_experiment
 
 

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from harness.config import load_experiment
 from harness.forms.layout import Layout, Tensor
+from harness.job.config import load_experiment
 from harness.plan.constants import TimeTerm
 from harness.plan.device import Device, Fabric
 from harness.plan.memory import MemoryPrediction, MemoryTerm, Moment

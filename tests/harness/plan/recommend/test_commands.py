@@ -7,10 +7,10 @@ import pytest
 
 from harness.backends import registry
 from harness.backends.pipeline_options import parts_of
-from harness.cell_layout import job_layout, layout_of
 from harness.cli.arguments import split_backends
-from harness.config import load_experiment
 from harness.forms.workload import second_copy_ranks
+from harness.job.batch import job_layout, layout_of
+from harness.job.config import load_experiment
 from harness.plan.recommend.predict import Variant, distinct_backends, micro_batch_sizes, variants
 from harness.plan.recommend.ranking import rank
 from harness.plan.recommend.recommendation import Typed, commands

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.config import load_experiment
 from harness.errors import HarnessError
+from harness.job.config import load_experiment
 from harness.plan.recommend.question import find_model, model_settings
 
 TINY = {

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from harness.config import load_experiment
 from harness.errors import HarnessError
+from harness.job.config import load_experiment
 from harness.plan.recommend.question import ask, read_count
 from tests.harness.plan.recommend.invented import DEVICE, FABRIC, MODEL, question
 

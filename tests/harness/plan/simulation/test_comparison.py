@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from harness.config import load_experiment
+from harness.job.config import load_experiment
 from harness.plan.simulation import (
     Simulated,
     SimulatedRow,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from harness.config import load_experiment
 from harness.errors import HarnessError
+from harness.job.config import load_experiment
 from harness.plan.simulation import plan_simulation, with_model
 
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from harness.errors import JobError
-from harness.spec import Job
+from harness.job.job import Job
 from tests.harness.rank.loading.models import CONFIGS, assert_equal, checkpoint, filled, source_of
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from harness.errors import JobError
+from harness.job.job import Job
 from harness.rank.loading.skeleton import why_whole
-from harness.spec import Job
 from tests.harness.rank.loading.models import assert_equal, filled, source_of
 
 SOURCE = """\

@@ -2,10 +2,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from harness.job.job import Job
 from harness.rank.data.samples import DataFacts
 from harness.rank.loading.skeleton import CannotStream, parameter_numbers, stream_weights
 from harness.rank.models.model import draw_model, model_config
-from harness.spec import Job
 from tests.harness.rank.loading.models import CONFIGS, MAMBA, VOCABULARY, job_of
 
 

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from harness.cli import harness
 from harness.record import Record
-from harness.store import read_record
+from harness.record.store import read_record
 from tests.observed import ScriptRun, run_script
 
 EXAMPLES = Path(__file__).parents[4] / "examples" / "observe"

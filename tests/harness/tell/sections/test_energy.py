@@ -1,6 +1,6 @@
+from harness.job.experiment import Price
 from harness.judge.comparison import Comparison
 from harness.record import EnergyPart, Record
-from harness.spec import Price
 from harness.tell.document import Paragraph, Section, Table
 from harness.tell.sections.time import energy_section
 from tests.records import make_ranks, make_record

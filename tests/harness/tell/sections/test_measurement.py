@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.cells import plan
-from harness.config import load_experiment
+from harness.job.config import load_experiment
 from harness.judge.comparison import Comparison
-from harness.record_files import ARCHIVE_NAME
-from harness.store import read_runs
+from harness.launch.cells import plan
+from harness.record.record_files import ARCHIVE_NAME
+from harness.record.store import read_runs
 from harness.tell.document import Code, Folded, Table
 from harness.tell.sections.job import measurement_section
 from harness.tell.sections.reproduce import reproduce_section

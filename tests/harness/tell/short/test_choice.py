@@ -1,6 +1,6 @@
+from harness.job.experiment import Question
 from harness.judge.comparison import Comparison
 from harness.record import Record
-from harness.spec import Question
 from harness.tell.document import Items
 from harness.tell.short.choice import choice_section
 from tests.harness.tell.short.records import repeats

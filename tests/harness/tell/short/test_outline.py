@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from harness.job.experiment import Question
 from harness.judge.comparison import Comparison
 from harness.record import Record
-from harness.record_files import ARCHIVE_NAME
-from harness.spec import Question
-from harness.store import read_runs
+from harness.record.record_files import ARCHIVE_NAME
+from harness.record.store import read_runs
 from harness.tell.document import Document, Picture
 from harness.tell.outline import details_document
 from harness.tell.short.outline import MOST_PICTURES, MOST_WORDS, PICTURES, short_document, words_of

@@ -1,6 +1,6 @@
+from harness.job.experiment import Question
 from harness.judge.comparison import Comparison
 from harness.record import Record
-from harness.spec import Question
 from harness.tell.document import Heading, Line, Table
 from harness.tell.short.summary import FIGURES, MOST_ROWS, TIED, UNTESTED, summary_cells, summary_section
 from tests.harness.tell.short.records import repeats

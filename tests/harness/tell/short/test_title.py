@@ -1,8 +1,8 @@
 import pytest
 
+from harness.job.experiment import Question
 from harness.judge.comparison import Comparison
 from harness.record import Record
-from harness.spec import Question
 from harness.tell.short.title import QUESTIONS, STRONG, WEAK, title
 from tests.harness.tell.short.records import growing, repeats
 from tests.records import make_model, make_record

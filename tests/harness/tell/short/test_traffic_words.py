@@ -1,8 +1,8 @@
 from pathlib import Path
 
 from harness.record import Record
-from harness.record_files import ARCHIVE_NAME
-from harness.store import read_runs
+from harness.record.record_files import ARCHIVE_NAME
+from harness.record.store import read_runs
 from harness.tell.short.verdict import traffic_sentence
 from tests.harness.tell.short.records import stage_of
 from tests.records import make_communication, make_record

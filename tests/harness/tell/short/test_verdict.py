@@ -1,7 +1,7 @@
+from harness.job.experiment import Question
 from harness.judge.comparison import Comparison
 from harness.judge.findings.groups import statements
 from harness.record import Record
-from harness.spec import Question
 from harness.tell.document import Items
 from harness.tell.short.verdict import NOT_SCALED, NOTHING_RAN, NOTHING_TIMED, verdict_section
 from tests.harness.tell.short.records import growing, repeats

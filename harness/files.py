@@ -1,0 +1,156 @@
+"""Files that are written and read safely."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from harness.bounds import MOST_CONFIGURATION_BYTES, MOST_SPARSE_BYTES
+from harness.errors import HarnessError
+
+STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}
+STREAM_FOLDERS = ("/dev/fd", "/proc/self/fd")
+"""What a shell connects, by name or by number."""
+
+
+def stream_number(path: Path) -> int | None:
+    """The file descriptor that /dev/stdout and its like name; None: another path."""
+    text = str(path)
+    if text in STREAMS:
+        return STREAMS[text]
+    return int(path.name) if str(path.parent) in STREAM_FOLDERS and path.name.isdecimal() else None
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace a file so that a reader sees all of it or what was there before; text is UTF-8.
+
+    A link is replaced, never followed; what is no file is written to, /dev/stdout through its open
+    descriptor: a pipe whose reader is gone could not be opened again. Raises OSError.
+    """
+    write_all_atomically({path: content})
+
+
+def write_all_atomically(contents: Mapping[Path, str | bytes]) -> None:
+    """The same for files that belong together: none is replaced before all of them are on the disk (fsync).
+
+    Raises OSError with the name of the file that could not be written.
+    """
+    written: dict[Path, Path] = {}
+    try:
+        for path, content in contents.items():
+            data = content.encode() if isinstance(content, str) else content
+            if (number := stream_number(path)) is not None:
+                with _named(path), os.fdopen(os.dup(number), "wb") as stream:
+                    stream.write(data)
+                continue
+            if path.exists() and not path.is_file() and not path.is_symlink():
+                with _named(path):
+                    path.write_bytes(data)
+                continue
+            target = Path(os.path.realpath(path.parent), path.name)
+            temporary = _temporary(target)
+            written[temporary] = target
+            with _named(path):
+                _write_new(temporary, data)
+        for temporary, target in written.items():
+            with _named(target):
+                os.replace(temporary, target)
+        for folder in {target.parent for target in written.values()}:
+            _sync_folder(folder)
+    finally:
+        for temporary in written:
+            temporary.unlink(missing_ok=True)
+
+
+def make_atomically(path: Path, make: Callable[[Path], object]) -> None:
+    """The same for a file that `make` makes under the temporary name that it is given. Raises OSError."""
+    temporary = _temporary(path)
+    temporary.unlink(missing_ok=True)
+    try:
+        make(temporary)
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _temporary(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{os.getpid()}")
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    """Write a file of its own, never through a link that somebody put there."""
+    path.unlink(missing_ok=True)
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Put a folder's entries on the disk, where its file system can."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """A full disk names no file: add it."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def read_plain(path: Path, most_bytes: int) -> bytes:
+    """The bytes of a file. Raises OSError, also for what is no plain file or larger than allowed."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(None, "it is no plain file", str(path))
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most_bytes:
+            raise OSError(None, f"it has {size:,} bytes; at most {most_bytes:,} are read", str(path))
+        return file.read(most_bytes)
+
+
+def read_settings(path: Path, what: str) -> str:
+    """The text of a file of settings; `what` names its kind. Raises HarnessError."""
+    try:
+        return read_plain(path, MOST_CONFIGURATION_BYTES).decode("utf-8")
+    except OSError as error:
+        raise HarnessError(f"{what} {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise HarnessError(f"{what} {path} is not UTF-8 text") from error
+
+
+def require_plain_input(path: Path, what: str) -> None:
+    """Raise HarnessError for a pipe or device, which would be read for ever, and a file that is all holes."""
+    try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise HarnessError(f"{what} '{path}' is a pipe or device; give a plain file or a folder")
+        status = path.stat() if path.is_file() else None
+    except (OSError, ValueError) as error:  # a loop of links, a name that is none
+        raise HarnessError(
+            f"{what} '{path}' cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
+    if status is not None and MOST_SPARSE_BYTES < status.st_size > 100 * 512 * status.st_blocks:
+        raise HarnessError(
+            f"{what} '{path}' has {status.st_size:,} bytes, of which {512 * status.st_blocks:,} are on the "
+            "disk; give a file that is not sparse"
+        )
+
+
+def require_plain_output(path: Path, what: str) -> None:
+    """Raise HarnessError for a link, and a pipe or device that is not standard output or of the shell."""
+    if stream_number(path) is not None:
+        return
+    if path.is_symlink():
+        raise HarnessError(f"{what} '{path}' is a symbolic link; give the file itself that is to be written")
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise HarnessError(f"{what} '{path}' is a pipe or device; give a file, or /dev/stdout")

@@ -1,0 +1,270 @@
+"""Reads a configuration: YAML file, then --set values, checked with one-line errors."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from harness.backends.explain import choices, explain_all
+from harness.backends.values import InvalidYaml, parse_value
+from harness.errors import HarnessError
+from harness.files import read_settings
+from harness.job.experiment import INHERITS, Experiment
+from harness.job.job import FACTORIES, Job
+from harness.job.job import NAMED_FILES as SETTINGS
+from harness.job.model import Section, split_factory
+from harness.renamed import Notify, rename_assigned, rename_settings, require_one_name
+from harness.shipped import resolve
+
+OTHER_TOOLS = {
+    "batch_size": ("training.global_batch_size", "training.micro_batch_size"),
+    "betas": ("optimizer.beta1", "optimizer.beta2"),
+    "bf16": ("training.precision",),
+    "dataset": ("data.path", "data.source"),
+    "dtype": ("training.precision",),
+    "eps": ("optimizer.epsilon",),
+    "eval_steps": ("evaluation.every_steps",),
+    "fp16": ("training.precision",),
+    "grad_clip": ("training.gradient_clipping",),
+    "gradient_accumulation_steps": ("training.accumulation_steps",),
+    "gradient_checkpointing": ("training.activation_checkpointing",),
+    "lr": ("optimizer.learning_rate",),
+    "lr_scheduler_type": ("schedule.kind",),
+    "max_grad_norm": ("training.gradient_clipping",),
+    "max_length": ("data.sequence_length",),
+    "max_seq_length": ("data.sequence_length",),
+    "max_steps": ("training.steps",),
+    "mixed_precision": ("training.precision",),
+    "model_name": ("model.name",),
+    "model_name_or_path": ("model.name",),
+    "nproc": ("compare.world_sizes",),
+    "num_epochs": ("training.epochs",),
+    "num_processes": ("compare.world_sizes",),
+    "num_train_epochs": ("training.epochs",),
+    "per_device_train_batch_size": ("training.micro_batch_size",),
+    "tokenizer_name": ("data.tokenizer",),
+    "torch_dtype": ("training.precision",),
+    "train_batch_size": ("training.global_batch_size",),
+    "train_micro_batch_size_per_gpu": ("training.micro_batch_size",),
+    "warmup": ("schedule.warmup_steps", "measure.warmup_steps"),
+    "zero_stage": ("compare.backends",),
+}
+"""Names of arguments of Trainer, Accelerate and DeepSpeed."""
+
+
+def settings_by_name() -> Mapping[str, tuple[str, ...]]:
+    """Dotted settings by their last word and by other tools' names, in small letters."""
+    found: dict[str, tuple[str, ...]] = dict(OTHER_TOOLS)
+    for section, field in Experiment.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            for key in field.annotation.model_fields:
+                found[key] = (*found.get(key, ()), f"{section}.{key}")
+    return found
+
+
+HUB_NAME = re.compile(r"\w[\w.-]*(?:/[\w.-]+)?")
+BYTES = ("data", "tokenizer", "bytes")
+"""The tokenizer that has no files."""
+
+
+def count_from(folder: Path, document: dict[str, Any]) -> None:
+    """Let relative paths of a configuration file count from the file's folder; hub names stay.
+
+    A path that exists only from the working directory stays, too.
+    """
+    for section, key in SETTINGS:
+        values = document.get(section)
+        if not isinstance(values, dict) or not isinstance(given := values.get(key), str):
+            continue
+        if given and (section, key, given) != BYTES:
+            values[key] = _from(folder, given)
+
+
+def expand_home(document: dict[str, Any]) -> None:
+    """Replace a leading '~' by the home folder: a shell leaves it after `--set model.name=`."""
+    for section, key in SETTINGS:
+        values = document.get(section)
+        if isinstance(values, dict) and isinstance(values.get(key), str) and values[key].startswith("~"):
+            values[key] = os.path.expanduser(values[key])
+
+
+def require_existing(job: Job) -> None:
+    """Raise HarnessError for a path of the job that leads nowhere; hub names are not looked up."""
+    for section, key in SETTINGS:
+        given = getattr(getattr(job, section), key)
+        if given is None or os.path.exists(given) or (section, key, given) == BYTES:
+            continue
+        is_local = (section, key) == ("data", "path") and job.data.source != "datasets"
+        if is_local:
+            what = "folder" if job.data.source == "images" else "file"
+            raise HarnessError(
+                f"data.path '{given}' does not exist{_seen_from(given)}; give an existing {what}"
+            )
+        if not HUB_NAME.fullmatch(given):
+            raise HarnessError(
+                f"{section}.{key} '{given}' does not exist{_seen_from(given)}; give a local folder, or a "
+                "name of the hub such as gpt2 or bigscience/bloom-560m"
+            )
+
+
+def find_factories(document: dict[str, Any], folders: Sequence[Path]) -> None:
+    """Replace the modules of factories that lie in one of these folders by their files, the first found.
+
+    'shapes:images' becomes 'configs/shapes.py:images'; installed modules stay.
+    """
+    for section, key in FACTORIES:
+        values = document.get(section)
+        if not isinstance(values, dict) or not isinstance(given := values.get(key), str):
+            continue
+        try:
+            place, function = split_factory(given)
+        except ValueError:  # said when the document is validated
+            continue
+        for folder in folders:
+            file = _module_file(folder, place)
+            if file is not None:
+                values[key] = f"{os.path.normpath(file)}:{function}"
+                break
+
+
+def _module_file(folder: Path, place: str) -> Path | None:
+    """The source of a dotted module, or the file itself, in a folder."""
+    if place.endswith(".py"):
+        file = folder / os.path.expanduser(place)
+        return file if file.is_file() else None
+    path = folder.joinpath(*place.split("."))
+    candidates = (path.with_name(f"{path.name}.py"), path / "__init__.py")
+    return next((file for file in candidates if file.is_file()), None)
+
+
+def _from(folder: Path, given: str) -> str:
+    path = os.path.normpath(folder / os.path.expanduser(given))
+    if os.path.exists(path):
+        # A bare word would be looked up on the hub where the working directory changes.
+        return path if os.path.isabs(path) or os.sep in path else given
+    leads_out = given.startswith(("./", "../"))
+    return path if leads_out and not os.path.exists(given) and os.sep in path else given
+
+
+def _seen_from(given: str) -> str:
+    return "" if os.path.isabs(given) else f" in {Path.cwd()}"
+
+
+def load_experiment(
+    path: Path | None, assignments: Sequence[str] = (), notify: Notify = lambda _: None
+) -> Experiment:
+    """Read the YAML file, apply 'a.b=c' assignments in order, validate.
+
+    Old names of settings are read; `notify` is called once for each. Values of a file stand over those of the
+    files that it `inherits`, section by section and key by key.
+
+    Values after '=' are YAML, so `training.steps=60` is a number and `model.config={...}` a mapping.
+    Relative paths in a file count from its folder, those of assignments from the working directory. Modules
+    of factories are looked for in both.
+    Raises HarnessError naming every key that is wrong, what was given and what is allowed.
+    """
+    notices: dict[str, None] = {}
+    document = _with_inherited(path, (), notices.setdefault) if path else {}
+    require_one_name(assignment.partition("=")[0].strip() for assignment in assignments)
+    for assignment in assignments:
+        _assign(document, assignment, notices.setdefault)
+    for notice in notices:
+        notify(notice)
+    expand_home(document)
+    find_factories(document, [Path(), *([path.parent] if path else [])])
+    try:
+        return Experiment.model_validate(document)
+    except ValidationError as error:
+        raise HarnessError(explain_all(error, Experiment, settings_by_name())) from error
+
+
+def _with_inherited(path: Path, heirs: Sequence[Path], notify: Notify) -> dict[str, Any]:
+    """The values of a file, with those of the files it inherits where it has none.
+
+    `heirs`: the files that inherit it. Raises HarnessError, also for a file that inherits itself.
+    """
+    own = Path(os.path.realpath(path))  # Path.resolve() raises for links in a circle
+    if own in heirs:
+        raise HarnessError(
+            f"configuration {path} inherits itself; remove its `{INHERITS}` or that of its base"
+        )
+    document = _read(path)
+    # A section whose lines are all commented out is empty, not null.
+    document = {key: {} if value is None else value for key, value in document.items()}
+    bases = document.pop(INHERITS, [])
+    count_from(path.parent, document)
+    find_factories(document, [path.parent, Path()])
+    rename_settings(document, notify)
+    merged: dict[str, Any] = {}
+    for name in _names(bases, path):
+        base = resolve(Path(name), "configs")
+        base = base if base.is_absolute() else path.parent / base
+        merged = _merged(merged, _with_inherited(base, [*heirs, own], notify))
+    return _merged(merged, document)
+
+
+def _names(given: Any, path: Path) -> list[str]:
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, list) or not all(map(_is_name, names)):
+        raise HarnessError(
+            f"configuration {path}: `{INHERITS}` was given {given!r}; give a file, or a list of "
+            "files of which later ones go before earlier ones"
+        )
+    return names
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and name != "" and "\0" not in name
+
+
+def _merged(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Own values before those of the base, mappings key by key; values of another model type do not mix."""
+    if "model_type" in own and own["model_type"] != base.get("model_type"):
+        return own
+    merged = dict(base)
+    for key, value in own.items():
+        before = merged.get(key)
+        merged[key] = (
+            _merged(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
+        )
+    return merged
+
+
+def _read(path: Path) -> dict[str, Any]:
+    document = _parse(read_settings(path, "configuration"), f"configuration {path}")
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise HarnessError(
+            f"configuration {path} holds a {type(document).__name__}; it must be a mapping of "
+            f"{choices('', Experiment.model_fields)}"
+        )
+    return document
+
+
+def _assign(document: dict[str, Any], assignment: str, notify: Notify) -> None:
+    key, _, text = assignment.partition("=")
+    parts = key.strip().split(".")
+    if not text.strip() or not all(parts):
+        raise HarnessError(f"--set was given '{assignment}'; write SECTION.KEY=VALUE, with null for no value")
+    value = _parse(text, f"--set {key}")
+    parts = rename_assigned(key.strip(), value, notify).split(".")
+    target = document
+    for part in parts[:-1]:
+        inner = target.setdefault(part, {})
+        if not isinstance(inner, dict):
+            raise HarnessError(f"--set {key}: '{part}' is a value ({inner!r}), not a section")
+        target = inner
+    target[parts[-1]] = value
+
+
+def _parse(text: str, where: str) -> Any:
+    try:
+        return parse_value(text)
+    except InvalidYaml as error:
+        raise HarnessError(f"{where} {error}") from error

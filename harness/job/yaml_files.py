@@ -1,0 +1,33 @@
+"""YAML files that a user writes, checked against a model with one-line errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from harness.backends.explain import explain
+from harness.backends.values import InvalidYaml, parse_value
+from harness.errors import HarnessError
+from harness.files import read_settings
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def read_yaml_file(path: Path, what: str, model: type[Model], must_be: str) -> Model:
+    """Read and validate; `what` names the kind of file and `must_be` the mapping that it should hold.
+
+    Raises HarnessError naming the file, what was given and what is allowed.
+    """
+    text = read_settings(path, what)
+    try:
+        document = parse_value(text)
+    except InvalidYaml as error:
+        raise HarnessError(f"{what} {path} {error}") from error
+    if not isinstance(document, dict):
+        raise HarnessError(f"{what} {path} must be {must_be}")
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        raise HarnessError(f"{what} {path}: {explain(error, model)}") from error

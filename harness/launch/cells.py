@@ -1,0 +1,306 @@
+"""Cells of a matrix: which runs a comparison needs, and what is asked of each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from harness.backends import registry
+from harness.backends.base import Preset
+from harness.errors import HarnessError
+from harness.files import require_plain_input
+from harness.job.batch import (
+    BatchLayout,
+    another_split,
+    data_size,
+    job_layout,
+    layout_of,
+    reference_layout,
+    require_plannable,
+    with_global_batch,
+)
+from harness.job.config import require_existing
+from harness.job.experiment import Experiment, Limits, MeasureSection
+from harness.job.job import FACTORIES, Job
+from harness.record import GivenPart, Record
+from harness.record.provenance import (
+    code_fingerprint,
+    content_digest,
+    factory_digest,
+    machine_name,
+    module_fingerprint,
+    package_versions,
+)
+from harness.record.run_id import as_name
+from harness.renamed import rename_options
+from harness.run_directory.request import Resume, RunRequest
+from harness.run_directory.resume import require_same_job
+
+
+def tensor_sizes(labels: Iterable[str], world_size: int) -> set[int]:
+    """Over how many ranks backends cut layers."""
+    return {registry.mesh_of(label, world_size).size("tensor") for label in labels}
+
+
+def noise_labels(layout: BatchLayout, experiment: Experiment, parts: Iterable[int] = ()) -> list[str]:
+    """Repetitions of the reference that measure rounding: other orders of adding, at low precision others.
+
+    `parts`: over how many ranks layers are cut, of which each rounds its part of a sum.
+    """
+    labels = []
+    other = another_split(layout)
+    if other is not None:
+        options = f"micro_batch_size={other.micro_batch_size},norm=fp32,backward=reordered"
+        labels.append(f"{registry.REFERENCE}:{options}")
+    if experiment.training.precision != "fp32":
+        labels.append(f"{registry.REFERENCE}:precision=fp32")
+    if experiment.training.precision.endswith("-mixed"):
+        labels.append(f"{registry.REFERENCE}:precision=cast")
+        labels += [f"{registry.REFERENCE}:partial_sums={n}" for n in sorted(parts) if n > 1]
+    if experiment.optimizer.rounds_states:
+        labels.append(f"{registry.REFERENCE}:states=fp32")
+    return labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One run to be made: a backend in a world, of a job whose global batch is resolved."""
+
+    backend: str
+    job: Job
+    job_id: str
+    layout: BatchLayout
+    world_size: int
+    repeat: int
+    key: str
+    measure: MeasureSection
+    preset: Preset
+    """The one that its label names, else the experiment's."""
+    nodes: int = 1
+    memory_limit_bytes: int | None = None
+    """What torch's allocator may serve each rank; None: all that there is."""
+    resume: Resume | None = None
+    """The checkpoint that it continues; None: it begins at its first step."""
+    given: GivenPart | None = None
+    """The file of another tool that its settings came from."""
+
+    @property
+    def data_size(self) -> int:
+        """Ranks, or groups of ranks, with samples of their own."""
+        return data_size(self.backend, self.world_size)
+
+
+def plan(
+    experiment: Experiment,
+    backends: Iterable[str],
+    world_sizes: Iterable[int],
+    repeats: int,
+    device: str,
+    *,
+    nodes: int = 1,
+    machine: str | None = None,
+    resume: Resume | None = None,
+) -> list[Cell]:
+    """The cells of a matrix in the order they run: in rounds, in each of them references first.
+
+    A round holds one run of every cell, so that a machine whose speed drifts treats all backends alike.
+    Every world size decides its global batch; for each a reference of one process is added, and unless
+    `compare.noise_runs` is off the repetitions of it that show how much rounding alone changes, which are
+    neither timed nor probed. Ranks are spread over `nodes`; `machine` names machines other than this one.
+    `resume`: the checkpoint that every backend but the references continues.
+    Raises HarnessError for an unknown backend or a batch that does not divide.
+    """
+    labels = [canonical_label(given) for given in _expand(backends)]
+    world_sizes = list(world_sizes)
+    require_plannable(len(labels), world_sizes, repeats)
+    cells: dict[str, Cell] = {}
+    for world_size in world_sizes:
+        layout = job_layout(labels, world_size, experiment.training)
+        one_process = reference_layout(layout, experiment.training)
+        parts = tensor_sizes(labels, world_size)
+        noise_runs = noise_labels(one_process, experiment, parts) if experiment.compare.noise_runs else []
+        for label in [registry.REFERENCE, *noise_runs, *labels]:
+            alone = registry.parse(label)[0].name == registry.REFERENCE
+            for repeat in range(1 if label in noise_runs else repeats):
+                cell = make_cell(
+                    experiment,
+                    label,
+                    1 if alone else world_size,
+                    one_process if alone else layout,
+                    repeat,
+                    device,
+                    nodes=1 if alone else nodes,
+                    machine=machine,
+                    measure=experiment.measure.losses_alone() if label in noise_runs else None,
+                    resume=None if alone else resume,
+                )
+                cells.setdefault(cell.key, cell)
+    return sorted(cells.values(), key=lambda cell: cell.repeat)
+
+
+def make_cell(
+    experiment: Experiment,
+    label: str,
+    world_size: int,
+    layout: BatchLayout,
+    repeat: int,
+    device: str,
+    *,
+    nodes: int = 1,
+    machine: str | None = None,
+    measure: MeasureSection | None = None,
+    limited: bool = True,
+    resume: Resume | None = None,
+    reads_files: bool = True,
+) -> Cell:
+    """One cell with its key: equal keys mean equal job, world, measurement, code and versions.
+
+    `measure`: if not the experiment's. `limited`: its limit of memory holds, which on the CPU needs a probed
+    step. `reads_files`: False leaves contents of files out of both ids, which then serve no comparison.
+    """
+    limit, measure = experiment.runtime.memory_limit if limited else None, measure or experiment.measure
+    layout = layout_of(label, world_size, layout, experiment.training)
+    job = with_global_batch(experiment.job(), layout)
+    job_id = job.job_id(_content_digests(job, reads_files))
+    entry, _ = registry.parse(label)
+    parts = {
+        "job_id": job_id,
+        "backend": label,
+        "world_size": world_size,
+        "layout": [layout.micro_batch_size, layout.accumulation_steps],
+        "repeat": repeat,
+        "measure": measure.model_dump(),
+        "preset": (preset := registry.preset_of(label, experiment.runtime.preset)),
+        "threads": experiment.runtime.threads_per_rank,
+        "device": device,
+        "code": code_fingerprint(),
+        "packages": package_versions(entry.packages),
+        "machine": machine or machine_name(),
+        "nodes": nodes,
+        "memory_limit": limit,
+        "loading": experiment.runtime.loading,
+        "optimizer_implementation": job.optimizer.implementation,
+        "third_party": module_fingerprint(entry.target) if entry.is_third_party else None,
+        **_checkpoint_parts(resume, job, job_id),
+    }
+    return Cell(
+        backend=label, job=job, job_id=job_id, layout=layout, world_size=world_size, repeat=repeat,
+        key=_key(parts), measure=measure, preset=preset, nodes=nodes, resume=resume,
+        memory_limit_bytes=_in_force(limit, measure, device),
+    )  # fmt: skip
+
+
+def _checkpoint_parts(resume: Resume | None, job: Job, job_id: str) -> dict[str, Any]:
+    """What of a checkpoint makes a cell another one. Raises HarnessError where it is of another job."""
+    if resume is None:
+        return {}
+    require_same_job(resume, job, job_id)
+    return {"resume": resume.saved.model_dump(mode="json", exclude={"job"})}
+
+
+def _key(parts: Mapping[str, Any]) -> str:
+    """Equal parts give equal keys."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _in_force(limit: int | None, measure: MeasureSection, device: str) -> int | None:
+    """A limit of memory; on the CPU only where allocations are counted."""
+    return limit if device == "cuda" or measure.probed_steps else None
+
+
+def make_request(
+    cell: Cell,
+    experiment: Experiment,
+    device: str,
+    command: list[str],
+    ranks_per_node: int | None = None,
+) -> RunRequest:
+    """What the ranks of a cell are asked to do, under a fresh run id.
+
+    Raises HarnessError for a measurement that the device does not have.
+    """
+    if cell.measure.memory_snapshot and device != "cuda":
+        raise HarnessError(
+            f"measure.memory_snapshot: true needs CUDA, this run is on {device}; remove it, or set "
+            "runtime.device=cuda where there is a GPU"
+        )
+    now = datetime.now(UTC)
+    name, _, _ = cell.backend.partition(":")
+    ranks_per_node = ranks_per_node or cell.world_size
+    stamp = now.strftime("%Y%m%d-%H%M%S")
+    return RunRequest(
+        run_id=f"{stamp}-{as_name(name)}-n{cell.world_size}-r{cell.repeat}-{secrets.token_hex(3)}",
+        created_at=now.isoformat(timespec="milliseconds"),
+        command=command,
+        backend=cell.backend,
+        job=cell.job,
+        job_id=cell.job_id,
+        cell=cell.key,
+        repeat=cell.repeat,
+        measure=cell.measure,
+        question=experiment.compare.question,
+        price_per_gpu_hour=experiment.compare.price_per_gpu_hour,
+        preset=cell.preset,
+        device=device,
+        world_size=cell.world_size,
+        ranks_per_node=ranks_per_node,
+        threads_per_rank=experiment.runtime.threads_per_rank
+        or max(1, (os.cpu_count() or 1) // ranks_per_node),
+        micro_batch_size=cell.layout.micro_batch_size,
+        accumulation_steps=cell.layout.accumulation_steps,
+        loading=experiment.runtime.loading,
+        memory_limit_bytes=cell.memory_limit_bytes,
+        resume=cell.resume,
+        given=cell.given,
+        limits=Limits.of(experiment.runtime),
+    )
+
+
+def reusable(records: Iterable[Record], wanted: Callable[[str], bool]) -> dict[str, Record]:
+    """Newest record of each wanted cell that says something lasting: not failed, not stopped, not refused."""
+    lasting = ("ok", "oom", "diverged", "unsupported")
+    return {r.cell: r for r in records if wanted(r.cell) and r.status in lasting and not is_refused(r)}
+
+
+def is_refused(record: Record) -> bool:
+    """Whether the ranks were not started, since they would not have had the memory."""
+    return record.prediction is not None and record.prediction.refused
+
+
+def _expand(backends: Iterable[str]) -> list[str]:
+    given = list(backends)
+    if given == ["all"]:
+        return [name for name in registry.entries() if name != registry.REFERENCE]
+    return given
+
+
+def canonical_label(given: str) -> str:
+    """The one spelling of a backend's label. Raises HarnessError if no backend has it."""
+    try:
+        return registry.canonical_label(rename_options(given, lambda _: None))
+    except registry.UnknownBackend as error:
+        raise HarnessError(str(error)) from error
+
+
+def _content_digests(job: Job, reads_files: bool) -> dict[str, str]:
+    """Digests of the local files that the job names, so that a copy elsewhere is the same job.
+
+    Raises HarnessError for those that are missing, also where none is read.
+    """
+    tokenizer = None if job.data.tokenizer == "bytes" else job.data.tokenizer
+    named = [name for name in (job.model.name, job.data.path, tokenizer) if name]
+    require_existing(job)
+    for name in named:
+        require_plain_input(Path(name), "the job's file")
+    if not reads_files:
+        return {}
+    found = {name: content_digest(Path(name)) for name in named if os.path.exists(name)}
+    factories = (getattr(getattr(job, section), key) for section, key in FACTORIES)
+    return found | {given: factory_digest(given) for given in factories if given}

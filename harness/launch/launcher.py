@@ -1,0 +1,472 @@
+"""Runs one cell on this machine: starts its ranks, each in a fresh process, and watches them to their end."""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import math
+import multiprocessing
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from typing import Any, Literal
+
+from harness.backends import registry
+from harness.errors import HarnessError, JobError
+from harness.gpus.found import Gpus, find_gpus
+from harness.job.experiment import Experiment
+from harness.job.pairs import why_refused
+from harness.launch.cells import Cell, make_request
+from harness.launch.ending import end_all, end_asked, kill_fork_server, leaving_none_behind
+from harness.launch.libraries import require_libraries
+from harness.launch.owner import forget_owner, keep_outcome, note_owner
+from harness.launch.rank_main import enter_build, enter_check, enter_example, enter_rank, enter_trace
+from harness.launch.watch import Watch, ask_where
+from harness.record import PredictionPart, Record
+from harness.record.provenance import load_average
+from harness.record.store import Store, keep_record
+from harness.run_directory.assemble import (
+    Outcome,
+    assemble,
+    assemble_refused,
+    record_of_fault,
+    remove_remains,
+)
+from harness.run_directory.events import Event, Tail, has_ended_well
+from harness.run_directory.request import LOCAL_RENDEZVOUS, RunRequest, rank_file, rank_log
+from harness.safe_text import harmless, redacted
+from harness.scratch import name_multiprocessing_folder, scratch_folder
+
+POLL_SECONDS = 0.25
+SILENT_SECONDS = 10.0
+"""After these a function of the user's own that has not returned is named."""
+GRACE_SECONDS = 10.0
+"""After one rank failed, the others may say what they saw before they are ended."""
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+EventHandler = Callable[[Event], None]
+Stopped = Literal["timeout", "stuck", "interrupted"] | None
+
+
+class LocalLauncher:
+    """Runs cells one after the other on this machine.
+
+    On the CPU a fork server imports the libraries once and forks each rank. On CUDA every rank is a
+    plain new process, since a server that touched the driver would spoil its children.
+    """
+
+    def __init__(self, device: str, preload: Iterable[str] = ()) -> None:
+        require_libraries("ranks")
+        self.device = device
+        self._context: BaseContext
+        if device == "cpu":
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # libraries would prefer a GPU that they see
+            # OpenMP threads that spin long stall each other where another process needs a core: steps of a
+            # rank with two threads were seen to last 60 times longer. Read when torch is imported.
+            os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+            os.environ["HARNESS_PRELOAD"] = ",".join(preload)
+            self._context = multiprocessing.get_context("forkserver")
+            self._context.set_forkserver_preload(["harness.rank.preload"])
+            name_multiprocessing_folder()
+            atexit.register(kill_fork_server)
+            with _interrupts_held():
+                forkserver.ensure_running()  # it imports while this process goes on
+        else:
+            self._context = multiprocessing.get_context("spawn")
+
+    def check(self, job_json: str) -> dict[str, Any]:
+        """Facts about a job, from a process of its own. Raises JobError if it cannot run."""
+        facts: dict[str, Any] = self._ask(enter_check, job_json, "checking the job")
+        return facts
+
+    def trace(self, request: str) -> str:
+        """Profile of a model's activations (`worker.activation_trace`), from a process of its own.
+
+        Raises HarnessError if it cannot be traced.
+        """
+        profile: str = self._ask(enter_trace, request, "tracing the model")
+        return profile
+
+    def example(self, request: str) -> dict[str, Any]:
+        """The first steps of a job (`worker.example`), from a process of its own. Raises JobError."""
+        example: dict[str, Any] = self._ask(enter_example, request, "reading the job's data")
+        return example
+
+    def build(self, extension: str) -> None:
+        """Have a C++ extension compiled before ranks begin, which may take minutes.
+
+        Raises HarnessError if the compiler fails. Where it cannot be tried, ranks say why.
+        """
+        self._ask(enter_build, extension, f"compiling the extension {extension}")
+
+    def _ask(self, target: Callable[[str, str, Connection], None], argument: str, what: str) -> Any:
+        """The answer of another process."""
+        ours, theirs = multiprocessing.Pipe(duplex=False)
+        doing: str | None = None
+        """Code of the user's own that runs."""
+        with scratch_folder("check") as scratch, leaving_none_behind():
+            log = Path(scratch) / "log"
+            process = self._context.Process(  # type: ignore[attr-defined]
+                target=target, args=(argument, str(log), theirs)
+            )
+            process.start()
+            theirs.close()
+            try:
+                while True:
+                    if doing and not ours.poll(SILENT_SECONDS):
+                        _say(f"{doing} has not returned for {SILENT_SECONDS:.0f} s; press Ctrl-C if it hangs")
+                    answer: dict[str, Any] = ours.recv()
+                    if "note" in answer:
+                        _say(answer["note"])
+                    elif "doing" in answer:
+                        doing = answer["doing"]
+                    else:
+                        break
+            except EOFError as error:
+                process.join()
+                tail = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
+                said = f": {''.join(tail)}" if tail else ""
+                if doing:
+                    raise HarnessError(
+                        f"{doing} ended the process with exit code {process.exitcode}{said}; return what it "
+                        "makes instead"
+                    ) from error
+                raise HarnessError(f"{what} failed with exit code {process.exitcode}{said}") from error
+            except KeyboardInterrupt:
+                end_asked(process)
+                raise
+            process.join()
+        if "error" in answer:
+            raise JobError(answer["error"])
+        return answer["answer"]
+
+    def run(
+        self,
+        run_directory: Path,
+        request: RunRequest,
+        *,
+        on_event: EventHandler,
+        port: int | None = None,
+    ) -> Outcome:
+        """Start all ranks, pass rank 0's events on as they come, and return when all have ended."""
+        with leaving_none_behind():
+            return self._run(run_directory, request, on_event, port)
+
+    def _run(
+        self, run_directory: Path, request: RunRequest, on_event: EventHandler, port: int | None
+    ) -> Outcome:
+        port = port or free_port()
+        started = time.time()
+        processes: dict[int, Any] = {}
+        running = _Running(
+            run_directory=run_directory,
+            processes=processes,
+            watch=Watch(run_directory, request, lambda: _living(processes)),
+            tail=Tail(rank_file(run_directory, 0)),
+            on_event=on_event,
+        )
+        stopped: Stopped = None
+        try:
+            for rank in range(request.world_size):
+                processes[rank] = self._start(run_directory, request, rank, port)
+            stopped = running.follow()
+        except KeyboardInterrupt:
+            # The ranks are ended and the record is written in seconds: a second Ctrl-C must not lose it.
+            for number in STOPPING:
+                signal.signal(number, signal.SIG_IGN)
+            stopped = "interrupted"
+        except Exception:  # the folder is gone, or cannot be read any more
+            end_all(list(processes.values()), started)
+            raise
+        running.note_ends()
+        codes = {rank: processes[rank].exitcode for rank in running.in_order_of_their_end()}
+        end_all(list(processes.values()), started)
+        running.pass_events_on()
+        return Outcome(exit_codes=codes, ended_at=running.ended_at, stopped=stopped)
+
+    def _start(self, run_directory: Path, request: RunRequest, rank: int, port: int) -> Any:
+        variables = self._variables(request, rank, port)
+        process = self._context.Process(  # type: ignore[attr-defined]
+            target=enter_rank,
+            args=(str(run_directory), str(rank_log(run_directory, rank)), variables),
+        )
+        process.start()
+        return process
+
+    def _variables(self, request: RunRequest, rank: int, port: int) -> dict[str, str]:
+        """What a rank adds to the environment of this process."""
+        variables = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(request.world_size),
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(request.world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": str(request.threads_per_rank),
+            LOCAL_RENDEZVOUS: "1",
+        }
+        if sys.platform == "linux":
+            variables["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+        return variables
+
+
+@dataclass(kw_only=True)
+class _Running:
+    """The ranks of one run while they live."""
+
+    run_directory: Path
+    processes: Mapping[int, Any]
+    watch: Watch
+    tail: Tail
+    on_event: EventHandler
+    ended_at: dict[int, float] = field(default_factory=dict)
+
+    def follow(self) -> Stopped:
+        """Return when all have ended or must be ended; why they must, else None."""
+        deadline: float | None = None
+        """Once one has failed."""
+        while alive := [p for p in self.processes.values() if p.exitcode is None]:
+            wait([p.sentinel for p in alive], timeout=POLL_SECONDS)
+            require_folder(self.run_directory)
+            self.pass_events_on()
+            if self.note_ends() and deadline is None:
+                deadline = time.monotonic() + GRACE_SECONDS
+            if deadline is not None:
+                if time.monotonic() + POLL_SECONDS >= deadline:
+                    return None
+            elif (note := self.watch.must_end()) is not None:
+                ask_where(self.run_directory, _living(self.processes), note)
+                return "timeout" if note.kind == "Timeout" else "stuck"
+        return None
+
+    def pass_events_on(self) -> None:
+        """Tell of rank 0's events as they come."""
+        for event in self.tail.read():
+            self.watch.note(event)
+            self.on_event(event)
+
+    def note_ends(self) -> bool:
+        """Note which ranks have ended by now; whether any did so before it was done."""
+        for rank, process in self.processes.items():
+            if process.exitcode is not None:
+                self.ended_at.setdefault(rank, time.time())
+        return any(
+            self.processes[rank].exitcode != 0 or not has_ended_well(self.run_directory, rank)
+            for rank in self.ended_at
+        )
+
+    def in_order_of_their_end(self) -> list[int]:
+        """Those that have ended, the first first, then the others."""
+        return sorted(self.processes, key=lambda rank: (self.ended_at.get(rank, math.inf), rank))
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):
+        sys.stderr.write(f"{harmless(redacted(text))}\n")
+        sys.stderr.flush()
+
+
+class FolderLost(HarnessError):
+    """A run's folder went away while its ranks trained."""
+
+
+def require_folder(run_directory: Path) -> None:
+    """Raises FolderLost where a run's folder, and with it what was measured, is gone."""
+    if not run_directory.is_dir():
+        raise FolderLost(
+            f"{run_directory} was removed, moved or replaced while its ranks ran; run the cell again"
+        )
+
+
+def _living(processes: Mapping[int, Any]) -> dict[int, int]:
+    """Process ids by rank."""
+    return {rank: process.pid for rank, process in processes.items() if process.exitcode is None}
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """A process started meanwhile never meets Ctrl-C; one that comes is delivered afterwards."""
+    resource_tracker.ensure_running()  # its start would release them
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def free_port() -> int:
+    """A port that nothing listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def require_port(port: int) -> None:
+    """Raise HarnessError if the rendezvous port that the user chose is taken."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise HarnessError(
+                f"--port {port} cannot be used: {reason}; choose another, or leave --port out for a free one"
+            ) from error
+
+
+PREFIXES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
+"""`accelerate/utils/launch.py`, accelerate 1.15."""
+OF_THE_PROCESS = ("ACCELERATE_CPU_AFFINITY", "ACCELERATE_DEBUG_MODE")
+"""They say nothing of the job and stay."""
+
+
+def launcher_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Those that are set, by name."""
+    names = (name for name in environment if name.startswith(PREFIXES) and name not in OF_THE_PROCESS)
+    return {name: environment[name] for name in sorted(names)}
+
+
+FOLDER_LOST = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS)
+"""What writing into the folder of a run says that was removed, replaced or closed: others can be written."""
+
+
+def run_cell(
+    cell: Cell,
+    experiment: Experiment,
+    store: Store,
+    launcher: LocalLauncher,
+    *,
+    command: list[str],
+    on_event: EventHandler,
+    port: int | None = None,
+    prediction: PredictionPart | None = None,
+    refusal: str | None = None,
+) -> Record:
+    """Run one cell on this machine; the record is in the store when this returns.
+
+    `refusal`: why its ranks are not started, which the record then says.
+    """
+    load = load_average()
+    more = {"prediction": prediction, "launcher_settings": launcher_settings(os.environ)}
+    request = make_request(cell, experiment, launcher.device, command).model_copy(update=more)
+    directory = _new_folder(store, request)
+    refusal = refusal or why_refused(cell.backend, cell.world_size, cell.job)
+    outcome = None
+    try:
+        if refusal is not None:
+            record = assemble_refused(directory, request, refusal)
+        else:
+            for extension in registry.parse(cell.backend)[1].extensions():
+                launcher.build(extension)
+            outcome = launcher.run(directory, request, on_event=on_event, port=port)
+            require_folder(directory)
+            record = assemble(directory, request, outcome)
+    except Exception as error:  # whatever it is, this cell failed, and the others go on
+        record = record_of_fault(directory, request, error)
+    remove_remains(directory, request)
+    # What the run found, not what it left.
+    found = record.environment.model_copy(update={"load_average": load})
+    record = record.model_copy(update={"environment": found})
+    try:
+        try:
+            record = keep_record(directory, record)
+        except OSError as error:
+            if error.errno not in FOLDER_LOST:
+                raise
+            directory, request = _replacement(store, directory, request)
+            record = keep_record(directory, record.model_copy(update={"run_id": request.run_id}))
+    except OSError as error:
+        if outcome is not None:
+            keep_outcome(directory, outcome)
+        raise HarnessError(f"record of run '{directory}' cannot be written: {error.strerror}") from error
+    forget_owner(directory)
+    return record
+
+
+def _replacement(store: Store, lost: Path, request: RunRequest) -> tuple[Path, RunRequest]:
+    """A folder for the record of a run whose own cannot be written: of its name where nothing has taken it.
+
+    Raises HarnessError.
+    """
+    if os.path.lexists(lost):
+        request = request.model_copy(update={"run_id": f"{request.run_id[:-6]}{secrets.token_hex(3)}"})
+    return _new_folder(store, request), request
+
+
+def _new_folder(store: Store, request: RunRequest) -> Path:
+    """The folder of a run with its request. Raises HarnessError."""
+    try:
+        directory = store.run_directory(request.run_id)
+        note_owner(directory)
+        request.write(directory)
+    except OSError as error:
+        folder = store.root / request.run_id
+        if not isinstance(error, FileExistsError):
+            store.discard(request.run_id)
+        raise HarnessError(f"run '{folder}' cannot be written: {error.strerror}") from error
+    return directory
+
+
+def modules_to_preload(experiment: Experiment, backends: Iterable[str]) -> list[str]:
+    """Modules that these runs import besides torch and transformers, for the fork server."""
+    needed = {package for label in backends for package in registry.parse(label)[0].packages}
+    modules = [*sorted(needed & {"deepspeed", "accelerate"}), "torch.profiler._cupti_monitor"]
+    if "transformers" in needed:
+        modules.append("transformers.trainer")
+    if "deepspeed" in needed:
+        modules.append("harness.backends.zero_preload")
+    if experiment.model.name is None:
+        model_type = experiment.model.config_values()["model_type"]
+        modules.append(f"transformers.models.{model_type}.modeling_{model_type}")
+    return modules
+
+
+ON_THE_CPU = "--set runtime.device=cpu"
+"""How a command is told to run on the CPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenDevice:
+    """What the ranks of a run compute on."""
+
+    name: Literal["cpu", "cuda"]
+    why: str
+    """'2 x NVIDIA H200', 'this machine shows no GPU'."""
+    is_surprising: bool = False
+    """Whether something speaks for GPUs and the ranks are on the CPU nevertheless."""
+
+
+def choose_device(asked: str, cpu_option: str = ON_THE_CPU) -> ChosenDevice:
+    """The device for `runtime.device`: 'auto', 'cpu' or 'cuda'.
+
+    cpu_option: how the command is told to run on the CPU. Raises HarnessError where GPUs were asked for and
+    none can be used, and where there are some that cannot be used as they are.
+    """
+    if asked == "cpu":
+        return ChosenDevice(name="cpu", why="asked for")
+    gpus = find_gpus()
+    if gpus.refusal is not None:
+        raise HarnessError(f"{gpus.refusal}; {cpu_option} runs on the CPU")
+    if gpus.why_none is not None and asked == "cuda":
+        raise HarnessError(f"no GPU can be used: {gpus.why_none}; {cpu_option} runs on the CPU")
+    return device_of(gpus)
+
+
+def device_of(gpus: Gpus) -> ChosenDevice:
+    """The device that ranks can compute on, whatever was asked for."""
+    why_not = gpus.refusal or gpus.why_none
+    if why_not is None:
+        return ChosenDevice(name="cuda", why=gpus.named)
+    return ChosenDevice(name="cpu", why=why_not, is_surprising=bool(gpus.signs))
