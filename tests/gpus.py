@@ -1,7 +1,6 @@
 """GPUs that a test pretends to have."""
 
-from harness.gpus.found import Gpu, Gpus
-from harness.gpus.wheel import Wheel
+from harness.gpus.found import Gpu, Gpus, Wheel
 
 
 def gpus_of(*memory_bytes: int) -> Gpus:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.cli.arguments import command_line
-from harness.cli.matrix_progress import MatrixProgress
+from harness.cli.options import View
 from harness.cli.output import echo
 from harness.cli.preflight import foresee, say_repeated, say_whole, show
-from harness.cli.view import View
+from harness.cli.progress import MatrixProgress
 from harness.job.experiment import Experiment
 from harness.launch.cells import Cell, is_refused
 from harness.launch.external import OthersRecords, claimed, forget_dead_claims

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.cli.arguments import numbers, split_backends
-from harness.cli.calibration import calibrate_options, calibrated_constants
-from harness.cli.hardware import named_fabric
+from harness.cli.hardware import calibrate_options, calibrated_constants, named_fabric
 from harness.cli.options import (
     PATH,
     backends_option,

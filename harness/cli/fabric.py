@@ -13,10 +13,18 @@ from harness.cli.device import resolve_device
 from harness.cli.options import EXIT_GATE, PATH, common, json_option
 from harness.cli.output import echo
 from harness.errors import HarnessError
-from harness.fabric.gate import parse_rate, parse_size, shortfall
 from harness.fabric.ranks import start_ranks
-from harness.fabric.result import OPERATIONS, FabricResult, result_file, whole_elements, write_result
-from harness.fabric.table import fabric_table
+from harness.fabric.result import (
+    OPERATIONS,
+    FabricResult,
+    fabric_table,
+    parse_rate,
+    parse_size,
+    result_file,
+    shortfall,
+    whole_elements,
+    write_result,
+)
 from harness.launch.external import external_rank, started_as_rank
 from harness.rank.start import leave
 from harness.record.store import try_writing
@@ -109,7 +117,7 @@ def split_operations(text: str | None) -> list[str]:
 def check_outputs(output: Path | None, plot: Path | None) -> None:
     """Raise HarnessError for a file that could not be written after minutes of measuring."""
     if plot is not None:
-        from harness.fabric.picture import picture_format
+        from harness.fabric.result import picture_format
 
         picture_format(plot)
         _check_writable(plot, "--plot")
@@ -146,7 +154,7 @@ def present(
         document = result.model_dump() | {"rows": rows, "summary": result.summary().model_dump()}
         echo(json.dumps(document, indent=1))
     if plot is not None:
-        from harness.fabric.picture import write_picture
+        from harness.fabric.result import write_picture
 
         write_picture(result, plot)
         echo(f"picture: {plot}", err=True)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.cli.options import PATH
-from harness.cli.view import View
+from harness.cli.options import PATH, View
 from harness.errors import HarnessError
 from harness.job.experiment import Experiment
 

@@ -3,21 +3,52 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import click
+import psutil
 
 from harness.cli.options import PATH, backends_option, common, json_option, measuring, set_option
 from harness.cli.output import echo
 from harness.errors import HarnessError
 from harness.judge.wording import counted
 from harness.labs.catalogue import LABS, Lab, Scale, Variant, find_lab
-from harness.launch.spent import Spent
 from harness.record.store import read_runs
 from harness.tell.narrow import fitted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """Seconds since some beginning."""
+
+    processor_seconds: float
+    """User and system time of all processes; other programs hardly change it, unlike the time on the wall."""
+    wall_seconds: float
+
+    @classmethod
+    def so_far(cls) -> Spent:
+        """Up to now. A process that ended counts once its parent has waited for it."""
+        this = psutil.Process()
+        total = 0.0
+        for process in (this, *this.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                total += sum(process.cpu_times()[:4])
+        return cls(processor_seconds=total, wall_seconds=time.monotonic())
+
+    def __sub__(self, earlier: Spent) -> Spent:
+        return Spent(
+            processor_seconds=self.processor_seconds - earlier.processor_seconds,
+            wall_seconds=self.wall_seconds - earlier.wall_seconds,
+        )
+
+    def __str__(self) -> str:
+        return f"{self.processor_seconds:.0f} s of processor time, {self.wall_seconds:.0f} s"
+
 
 ALL = "all"
 FOLDER = Path("runs") / "labs"
@@ -153,7 +184,7 @@ def _compare(words: list[str]) -> int:
 
 
 def _show(lab: Lab, folder: Path, *, as_json: bool, markdown: bool) -> int:
-    from harness.labs.fill import fill  # loads NumPy
+    from harness.labs.tables import fill  # loads NumPy
 
     records: list[Any] = []
     if lab.needs_runs:

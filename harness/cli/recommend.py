@@ -8,8 +8,7 @@ from pathlib import Path
 
 import click
 
-from harness.cli.calibration import calibrate_options, calibrated_constants
-from harness.cli.hardware import named_fabric
+from harness.cli.hardware import calibrate_options, calibrated_constants, named_fabric
 from harness.cli.options import PATH, common, config_option, json_option, notice, set_option
 from harness.cli.output import begin, echo
 from harness.job.config import load_experiment

@@ -16,6 +16,7 @@ from harness.cli.cell_runs import open_store
 from harness.cli.device import resolve_device
 from harness.cli.given import GivenFiles, given_options
 from harness.cli.options import (
+    View,
     config_option,
     found_checkpoint,
     json_option,
@@ -27,13 +28,13 @@ from harness.cli.options import (
     set_option,
     trace_option,
     trust_option,
+    view_options,
     with_new_options,
     with_trace,
 )
 from harness.cli.output import echo
 from harness.cli.preflight import force_option, foresee_one, refuse_as_rank
 from harness.cli.progress import Progress
-from harness.cli.view import View, view_options
 from harness.errors import HarnessError
 from harness.given_cells import with_file
 from harness.job.batch import job_layout

@@ -8,11 +8,13 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from harness.cli.arguments import DEFAULT_CPU_RANKS, numbers, split_backends
 from harness.cli.options import (
+    EXIT_GATE,
     PATH,
     backends_option,
     common,
@@ -26,8 +28,8 @@ from harness.cli.options import (
 )
 from harness.cli.output import echo
 from harness.cli.preflight import force_option, show
-from harness.cli.slurm_job import begin, finish, gate
 from harness.errors import HarnessError
+from harness.fabric.result import FABRIC_NAME, parse_rate, read_fabric, shortfall
 from harness.job.config import load_experiment
 from harness.judge.wording import counted
 from harness.launch.cells import canonical_label, reusable
@@ -35,7 +37,8 @@ from harness.plan.limits import Limits
 from harness.plan.preflight import Forecast
 from harness.record.store import Store
 from harness.shipped import resolve
-from harness.slurm import client
+from harness.slurm import attempt, client
+from harness.slurm.attempt import ScriptEnd
 from harness.slurm.collection import RunState, look, records_of_cells
 from harness.slurm.collection import collect as collect_records
 from harness.slurm.matrix import (
@@ -51,6 +54,45 @@ from harness.slurm.preflight import foresee_runs, forget_refused, record_refused
 from harness.slurm.site import load_site, with_time_limit
 from harness.slurm.submission import AnotherSubmission, alone, read_jobs, submit_runs, unsubmitted
 from harness.tell.narrow import fitted
+
+_run_directory = click.argument("run_directory", type=PATH)
+
+
+@click.command(hidden=True)
+@_run_directory
+@common
+def begin(run_directory: Path) -> int:
+    """For job scripts: note that an attempt at a run begins."""
+    attempt.begin(run_directory)
+    return 0
+
+
+@click.command(hidden=True)
+@_run_directory
+@click.option("--exit-code", required=True, type=int)
+@click.option("--ended", type=click.Choice(["time-limit", "terminated", "slow-fabric", "fabric-failed"]))
+@click.option("--require-busbw", metavar="RATE")
+@common
+def finish(run_directory: Path, exit_code: int, ended: Any, require_busbw: str | None) -> int:
+    """For job scripts: write the record of a run whose step has ended."""
+    end = ScriptEnd(ended=ended, exit_code=exit_code, require_busbw=require_busbw)
+    record = attempt.finish(run_directory, end)
+    echo(f"{record.run_id}: {record.status}", err=True)
+    return 0
+
+
+@click.command(hidden=True)
+@_run_directory
+@click.argument("rate")
+@common
+def gate(run_directory: Path, rate: str) -> int:
+    """For job scripts: check the result of the network's self-test."""
+    missed = shortfall(read_fabric(run_directory / FABRIC_NAME), parse_rate(rate))
+    if missed is None:
+        return 0
+    echo(f"harness: {missed}", err=True)
+    return EXIT_GATE
+
 
 _folder = click.argument("folder", type=PATH)
 

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from harness.backends.registry import REFERENCE
-from harness.diagnose.noise_runs import NoiseRuns, find_noise_runs
 from harness.diagnose.pair import Run
-from harness.diagnose.records import (
-    about_job,
-    about_replicas,
-    about_reports,
-    about_settings,
-    how_far,
-    steps_to_examine,
-)
 from harness.diagnose.rerun import (
     Rerun,
     Say,
@@ -26,15 +17,313 @@ from harness.diagnose.rerun import (
     rerun,
     run_references,
 )
-from harness.diagnose.tensors import TensorNoise
-from harness.diagnose.verdict import StepVerdict, first_parting_step, sentences
+from harness.diagnose.tensors import Comparison, Examined, TensorDifference, TensorNoise, compare_tensors
+from harness.errors import HarnessError
 from harness.judge.distance import Distance, distance
 from harness.judge.effective import SettingDifference, setting_differences
+from harness.judge.explain import explain, name_scale
 from harness.judge.job_equivalence import Difference, job_differences
-from harness.judge.noise import Limits, measure_noise
-from harness.judge.parity import first_divergent_step
+from harness.judge.noise import Limits, Noise, measure_noise
+from harness.judge.parity import first_divergent_step, judge
+from harness.judge.run import Run as JudgedRun
+from harness.judge.wording import percent, words
 from harness.launch.launcher import LocalLauncher, modules_to_preload
-from harness.record import Record
+from harness.record import Record, WorldPart
+from harness.record.record_files import RecordFiles
+from harness.record.store import read_record
+
+FIRST_STEPS = 4
+"""Most defects act from the start, long before losses show them."""
+LAST_STEPS = 4
+"""Up to and including the one in which losses or norms diverge."""
+REPORTED = ("loss-of-one-rank", "loss-normalisation", "loss-scale", "norm-of-shard")
+"""Causes that concern what is reported, and not gradients or updates."""
+QUANTITIES = {
+    "loss": "loss {} nats",
+    "norm": "gradient norm {}",
+    "update": "distance moved {}",
+    "weights": "final weights {} of the distance moved",
+}
+"""A loss is in nats per token, everything else in percent."""
+
+
+def steps_to_examine(parting: int | None, last: int) -> list[int]:
+    """The first steps, and those up to the one in which the runs diverge.
+
+    Where only final weights differ that is the last step: the cause may be in any.
+    """
+    until = last if parting is None else parting
+    early = range(min(FIRST_STEPS, until + 1))
+    return sorted({*early, *range(max(0, until - LAST_STEPS + 1), until + 1)})
+
+
+def how_far(found: Distance, limits: Limits) -> str:
+    """'largest differences: loss 1.2e-03 nats (noise: 4.8e-06), ...'."""
+    parts = [
+        f"{text.format(_size(name, value))} (noise: {_size(name, getattr(limits, name))})"
+        for name, text in QUANTITIES.items()
+        if (value := getattr(found, name)) is not None
+    ]
+    if not parts:
+        return "neither losses, norms nor weights can be compared"
+    return f"largest differences: {', '.join(parts)}"
+
+
+def _size(quantity: str, value: float) -> str:
+    return f"{value:.1e}" if quantity == "loss" else percent(value)
+
+
+def about_job(differences: Sequence[Difference], other: Run) -> Iterator[str]:
+    """Fields that make the other run a different training, although both have the same job."""
+    for difference in differences:
+        yield (
+            f"not the same training: {difference.field}: {words(difference.given)} in {other.name}, "
+            f"{words(difference.reference)} in the baseline"
+        )
+
+
+def about_settings(
+    differences: Sequence[SettingDifference], baseline: Run, other: Run, *, clean: bool
+) -> Iterator[str]:
+    """Settings in force that differ and change the mathematics: suspects, unless the runs agree."""
+    what = "without effect here" if clean else "suspected setting"
+    for difference in differences:
+        if difference.effect == "mathematics":
+            here, there = _values(difference)
+            yield f"{what}: {difference.setting}: {here} in {other.name}, {there} in {baseline.name}"
+
+
+def about_replicas(run: Run) -> Iterator[str]:
+    """Ranks that end with different weights although they should be equal."""
+    groups: dict[str, list[str]] = {}
+    for rank in run.record.ranks:
+        if rank.final_digest is not None:
+            groups.setdefault(rank.final_digest, []).append(str(rank.rank))
+    if len(groups) > 1:
+        cut = " against ".join(f"rank {', '.join(group)}" for group in groups.values())
+        yield f"ranks of {run.name} end with different weights: {cut}"
+
+
+def about_reports(baseline: Run, other: Run, limits: Limits) -> Iterator[str]:
+    """A wrongly reported loss or norm, if a step shows it."""
+    cause = explain(baseline.record, other.record, limits)
+    if cause.kind in REPORTED:
+        yield cause.text
+
+
+def _values(difference: SettingDifference) -> tuple[str, str]:
+    """The run's value and the reference's; of two lists only what the other does not hold."""
+    given, reference = difference.given, difference.reference
+    if difference.constants is None and isinstance(given, list) and isinstance(reference, list):
+        own = [[item for item in side if item not in other]
+               for side, other in ((given, reference), (reference, given))]  # fmt: skip
+        if any(own):
+            return words(own[0]), words(own[1])
+    return difference.texts
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseRuns:
+    """The reference of a job and its repetitions."""
+
+    reference: Record | None
+    """None: it could not be run here."""
+    repeats: tuple[Record, ...]
+
+    def noise(self, fallback: Record) -> Noise:
+        """The limits of the job; without a reference the lower bounds, in the size of `fallback`."""
+        return measure_noise(self.reference or fallback, self.repeats)
+
+    def baseline(self, pair: tuple[Run, Run]) -> tuple[Run, Run]:
+        """The pair with the run first that is the reference, else the only one that agrees with it."""
+        for run, other in (pair, pair[::-1]):
+            if run.record.backend.label == REFERENCE:
+                return run, other
+        noise = self.noise(pair[0].record)
+        reference = JudgedRun.of(self.reference) if self.reference is not None else None
+        judged = [judge(reference, JudgedRun.of(run.record), noise) for run in pair]
+        agrees = [judgement.parity in _AGREES for judgement in judged]
+        return (pair[1], pair[0]) if agrees == [False, True] else pair
+
+    def derivation(self, baseline: Record) -> tuple[str, ...]:
+        """Where the limits come from, one sentence each."""
+        sentences = self.noise(baseline).derivation
+        if baseline.backend.label == REFERENCE:
+            return sentences
+        return (
+            *sentences,
+            "twice as much between two runs: each may differ that much from the reference",
+        )
+
+    def limits(self, baseline: Record, other: Record) -> Limits:
+        """What rounding explains between the baseline and another run.
+
+        Each of two runs may lie as far from the reference as `compare` allows, so as far as both together
+        from each other.
+        """
+        noise = self.noise(baseline)
+        if baseline.backend.label == REFERENCE:
+            return noise.widest(other)
+        return sum_of(noise.widest(baseline), noise.widest(other))
+
+
+_AGREES = ("exact", "tight", "band")
+
+
+def sum_of(left: Limits, right: Limits) -> Limits:
+    """Limits added up, of the parameters that both have."""
+    values: dict[str, Any] = {
+        field.name: getattr(left, field.name) + getattr(right, field.name)
+        for field in fields(left)
+        if field.name != "parameters"
+    }
+    both = left.parameters.keys() & right.parameters.keys()
+    return replace(
+        left, **values, parameters={name: left.parameters[name] + right.parameters[name] for name in both}
+    )
+
+
+def find_noise_runs(
+    pair: tuple[Run, Run], labels: Sequence[str], run_missing: Callable[[list[str]], list[Record]]
+) -> NoiseRuns:
+    """The reference and its repetitions: of the pair, of the folders around it, and the rest run now."""
+    known = _records_nearby(pair)
+    missing = [label for label in labels if label not in {record.backend.label for record in known}]
+    if missing:
+        known += run_missing(missing)
+    reference = next((record for record in known if record.backend.label == REFERENCE), None)
+    return NoiseRuns(reference=reference, repeats=tuple(r for r in known if r is not reference))
+
+
+def _records_nearby(pair: tuple[Run, Run]) -> list[Record]:
+    """Runs of the reference of this job by the same code on the same kind of device, the pair's own first."""
+    found = {run.path: run.record for run in pair}
+    files = RecordFiles()
+    for run in pair:
+        for path in files.of_runs(run.path.parent.parent):
+            if f"-{REFERENCE}-n1-" not in path.parent.name:
+                continue
+            try:
+                found.setdefault(path.resolve(), read_record(path, files))
+            except HarnessError:
+                continue  # a damaged record of another run does not concern this pair
+    job_id, device = pair[0].record.job_id, pair[0].record.world.device
+    codes = {run.record.environment.code for run in pair}
+    return [
+        record
+        for record in found.values()
+        if record.backend.name == REFERENCE
+        and record.status == "ok"
+        and record.job_id == job_id
+        and record.world.device == device
+        and record.environment.code in codes
+    ]
+
+
+SHOWN_TENSORS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepVerdict:
+    """The first examined step with different tensors, or the last one if there is none."""
+
+    step: int
+    gradients: Comparison | None
+    """None: one of the engines cannot gather them."""
+    updates: Comparison
+
+    @property
+    def parts(self) -> bool:
+        return bool(self.updates.beyond or (self.gradients and self.gradients.beyond))
+
+
+def first_parting_step(
+    first: Mapping[int, Examined], second: Mapping[int, Examined], noise: Mapping[int, TensorNoise]
+) -> StepVerdict:
+    """Compare the examined steps until tensors differ by more than noise."""
+    for step in sorted(first):
+        left, right, limits = first[step], second[step], noise[step]
+        gradients = None
+        if left.gradients is not None and right.gradients is not None:
+            gradients = compare_tensors(left.gradients, right.gradients, limits.gradient_limits())
+        updates = compare_tensors(left.updates, right.updates, limits.update_limits())
+        verdict = StepVerdict(step=step, gradients=gradients, updates=updates)
+        if verdict.parts:
+            break
+    return verdict
+
+
+def sentences(
+    verdict: StepVerdict, world: WorldPart, *, beyond: Collection[str], explained: bool
+) -> Iterator[str]:
+    """Sentences about a step: gradients, updates, and what follows from both.
+
+    `beyond` names what differs in the records (loss, norm, update, weights or a parameter), `explained`
+    whether the records named a cause already. `world` is that of the other run, whose ratios are named.
+    """
+    if verdict.gradients is None:
+        yield ("gradients: not compared, since one of the engines cannot gather them (Engine.full_gradients)")
+    else:
+        yield _about("gradients", verdict.gradients, world)
+    yield _about("updates", verdict.updates, world)
+    agree = verdict.gradients is not None and not verdict.gradients.beyond
+    if agree and verdict.updates.beyond and not explained:
+        yield (
+            "so the cause lies between gradient and weight: clipping, learning rate, betas, epsilon, weight "
+            "decay, dtype of masters, or parameters without an optimizer; the records show no difference in "
+            "any of these"
+        )
+    if not verdict.parts:
+        yield from _nothing_parts(beyond, gathered=verdict.gradients is not None)
+
+
+def _nothing_parts(beyond: Collection[str], *, gathered: bool) -> Iterator[str]:
+    if not beyond:
+        return
+    if "norm" in beyond and not gathered:
+        yield ("so the gradient or its reported norm differs; Adam may hide either from the update")
+        return
+    reported = [text for name, text in (("loss", "loss"), ("norm", "gradient norm")) if name in beyond]
+    if reported and not set(beyond) - {"loss", "norm"}:
+        yield (f"so both train equally, but one of them reports a wrong {' and '.join(reported)}")
+    else:
+        yield "so no examined step shows it: the difference accumulates over many steps, each within noise"
+
+
+def _about(kind: str, compared: Comparison, world: WorldPart) -> str:
+    if not compared.beyond:
+        return f"{kind}: all {compared.compared} tensors agree"
+    if compared.common_factor is not None:
+        factor = compared.common_factor
+        causes = name_scale(factor, world.mesh, world.accumulation_steps) if kind == "gradients" else []
+        return f"all {kind} x {number(factor)}" + (f": {' or '.join(causes)}" if causes else "")
+    absent = [tensor.name for tensor in compared.beyond if tensor.ratio == 0]
+    if len(absent) == len(compared.beyond) == compared.compared:
+        return f"{kind}: all are zero in the other run"
+    parts = []
+    if absent:
+        parts.append(f"{_some(absent)} {'has' if len(absent) == 1 else 'have'} none")
+    others = [_tensor(tensor) for tensor in compared.beyond if tensor.ratio != 0]
+    if others:
+        parts.append(_some(others))
+    return f"{kind}: {len(compared.beyond)} of {compared.compared} tensors differ: {'; '.join(parts)}"
+
+
+def _some(named: Sequence[str]) -> str:
+    more = len(named) - SHOWN_TENSORS
+    return "; ".join(named[:SHOWN_TENSORS]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _tensor(tensor: TensorDifference) -> str:
+    size = "where the baseline has none" if tensor.ratio is None else f"x {number(tensor.ratio)}"
+    difference, noise = percent(tensor.difference), percent(tensor.allowed)
+    return f"{tensor.name} {size}, off by {difference} (noise: {noise})"
+
+
+def number(ratio: float) -> str:
+    """A ratio as it is read: 2.000, 0.25."""
+    return f"{ratio:.3f}" if ratio >= 1 else f"{ratio:.4g}"
+
 
 CLEAN = "no difference beyond noise"
 PARTED = "the runs differ beyond noise"

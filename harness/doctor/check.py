@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.backends import registry
-from harness.doctor.coverage import Coverage, Defect
+from harness.backends.library_facts import not_installed
+from harness.backends.strategy import StrategyKind
 from harness.job.config import load_experiment
 from harness.judge.comparison import Comparison
 from harness.judge.findings.finding import Finding
@@ -18,6 +19,84 @@ from harness.launch.cells import plan
 from harness.launch.launcher import LocalLauncher, modules_to_preload, run_cell
 from harness.record import Record
 from harness.record.store import Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defect:
+    """A planted defect and the finding that must name it."""
+
+    backend: str
+    finding: str
+
+
+BETWEEN_RANKS = (
+    Defect(backend="planted-gradients-summed", finding="gradient-scale"),
+    Defect(backend="planted-wrong-beta2", finding="update-differs"),
+    Defect(backend="planted-stale-weights", finding="replicas-differ"),
+)
+ON_ONE_RANK = (
+    Defect(backend="planted-divided-again", finding="gradient-scale"),
+    Defect(backend="planted-wrong-beta2", finding="update-differs"),
+    Defect(backend="planted-left-out", finding="parameters-not-updated"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coverage:
+    """What is tried, in this order, and what is not."""
+
+    first: tuple[str, ...]
+    """Backends that are tried whatever the time."""
+    rest: tuple[str, ...]
+    """Backends that are tried while there is time."""
+    defects: tuple[Defect, ...]
+    left_out: Mapping[str, str]
+    """What is not tried, and why."""
+
+
+def cover(names: Sequence[str], ranks: int, installed: Collection[str]) -> Coverage:
+    """What to try on so many ranks: the backends named, else all that come with this project.
+
+    `installed` holds the distributions that are there.
+    """
+    known = names or [
+        name
+        for name, entry in registry.entries().items()
+        if not entry.is_third_party and name != registry.REFERENCE
+    ]
+    left_out = {name: why for name in known if (why := _obstacle(name, ranks, installed)) is not None}
+    wanted = [name for name in known if name not in left_out]
+    if ranks == 1:
+        left_out["reduction and sharding over ranks"] = "there is one rank, and these need two"
+    first = wanted if names else [name for name in wanted if registry.BUILT_IN[name].in_short_check]
+    return Coverage(
+        first=tuple(first),
+        rest=tuple(name for name in wanted if name not in first),
+        defects=BETWEEN_RANKS if ranks > 1 else ON_ONE_RANK,
+        left_out=left_out,
+    )
+
+
+def _obstacle(name: str, ranks: int, installed: Collection[str]) -> str | None:
+    entry, _ = registry.parse(name)
+    missing = [package for package in entry.packages if package not in installed]
+    if missing:
+        return not_installed(missing)
+    if entry.strategy is not None and entry.strategy.multiplies_gradients and ":" not in name:
+        return (
+            "its gradients are too large as DeepSpeed makes them (gradient-scale); "
+            f"name {name}:correct_gradients=true"
+        )
+    if ranks == 1 and entry.strategy is not None and _needs_two_ranks(entry.strategy):
+        return "FSDP1 takes NO_SHARD on one rank whatever was asked"
+    return None
+
+
+def _needs_two_ranks(strategy: StrategyKind) -> bool:
+    """Hybrid sharding says by itself that one rank is too few; Accelerate's FSDP that it needs a device."""
+    native = strategy.route == "native" and not strategy.of_family.shards_one_rank
+    return native and strategy.stage > 0 and not strategy.facts.has_replicas
+
 
 SETTINGS = (
     "model.config={hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 2, "
@@ -145,3 +224,77 @@ def document(check: SelfCheck, known: list[Any]) -> dict[str, Any]:
             "missed": check.missed,
         },
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownTrap:
+    """A version of a library that does what its user does not expect."""
+
+    package: str
+    since: tuple[int, ...]
+    """First version in which it was seen; whether a later one still does it is not known."""
+    trap: str
+    here: str
+    """What this project does about it."""
+
+
+KNOWN = (
+    KnownTrap(
+        package="deepspeed",
+        since=(0, 19),
+        trap="clips gradients at 1.0 when its configuration says nothing",
+        here="the key is always written",
+    ),
+    KnownTrap(
+        package="deepspeed",
+        since=(0, 19),
+        trap="stage 0 in low precision takes an optimizer step on zero gradients while it sets up, so that "
+        "Adam begins at its second step",
+        here="the step count is set back",
+    ),
+    KnownTrap(
+        package="deepspeed",
+        since=(0, 19),
+        trap="accumulates micro-steps in bf16 at bf16-mixed; told to use fp32, stage 0 refuses and stage 1 "
+        "reports a gradient norm that is off by half",
+        here="fp32 at stages 2 and 3; the dtype of accumulation is part of the effective configuration",
+    ),
+    KnownTrap(
+        package="deepspeed",
+        since=(0, 19),
+        trap="stages 1 and 2 all-reduce gradients whatever reduce_scatter says: 1.5 times the textbook",
+        here="the expected volume is that of the implementation",
+    ),
+    KnownTrap(
+        package="accelerate",
+        since=(1, 15),
+        trap="without an accelerator it ignores an FSDP plugin and runs DDP or unsynchronised processes",
+        here="Accelerate's FSDP is unsupported on the CPU",
+    ),
+    KnownTrap(
+        package="accelerate",
+        since=(1, 15),
+        trap="steps a DeepSpeed optimizer inside backward",
+        here="the step is held back until the loop has set the learning rate",
+    ),
+    KnownTrap(
+        package="torch",
+        since=(2, 11),
+        trap="FSDP1 takes NO_SHARD on one rank whatever was asked",
+        here="the finding strategy-differs",
+    ),
+)
+
+
+def traps_of(versions: Mapping[str, str]) -> list[KnownTrap]:
+    """Known traps of the installed versions."""
+    return [trap for trap in KNOWN if _number(versions.get(trap.package, "0")) >= trap.since]
+
+
+def _number(version: str) -> tuple[int, ...]:
+    digits = []
+    for part in version.split("+")[0].split("."):
+        if not part.isdigit():
+            break
+        digits.append(int(part))
+    return tuple(digits)

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from math import log2
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError, model_validator
+from tabulate import tabulate
 
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
 from harness.files import read_plain, write_atomically
 from harness.forms.flops import is_stub
+from harness.judge.wording import counted, listed
 from harness.record.environment import FabricPart
+from harness.tell.document import Picture
+from harness.tell.formats import NOT_AVAILABLE, gigabytes, number
+from harness.tell.pictures.curves import Panel, decades, plain_look
+from harness.tell.pictures.drawing import draw
 
 FABRIC_SCHEMA: Literal[1] = 1
 FABRIC_NAME = "fabric.json"
@@ -173,3 +182,213 @@ def write_result(result: FabricResult, output: Path) -> None:
         write_atomically(path, result.model_dump_json(indent=1) + "\n")
     except OSError as error:
         raise HarnessError(f"fabric result '{path}' cannot be written: {error.strerror}") from error
+
+
+DECIMAL = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+PATTERN = re.compile(r"\s*(\d+(?:\.\d*)?)\s*([KMGTkmgt]?)(i?)(B|[Bb]its?|bytes?|b)?(/s|ps)?\s*")
+
+
+def parse_rate(text: str) -> float:
+    """Bytes per second of '5GB/s', '400Gbps', '200 Mbit/s' or '1GiB/s': B is a byte, b a bit.
+
+    Raises HarnessError for anything else, such as 'gb/s', which people write for both.
+    """
+    match = PATTERN.fullmatch(text)
+    if match is None or match[5] is None or match[4] is None:
+        raise HarnessError(f"'{text}' is no rate; write 5GB/s, 1GiB/s (bytes), 400Gbps or 200Mbit/s (bits)")
+    if match[4] == "b" and match[2].islower():
+        given = text.strip()
+        prefix = f"{match[1]}{match[2].upper()}"
+        raise HarnessError(
+            f"'{given}' may mean bits or bytes; write {prefix}B/s for bytes or {prefix}bit/s for bits"
+        )
+    value = float(match[1]) * (BINARY if match[3] else DECIMAL)[match[2].upper()]
+    return value / 8 if match[4].lower().startswith("bit") or match[4] == "b" else value
+
+
+def parse_size(text: str) -> int:
+    """Bytes of '4GB' or '64MiB', both in powers of 1024 as in nccl-tests. Raises HarnessError."""
+    match = PATTERN.fullmatch(text)
+    if match is None or match[5] is not None or (match[4] or "B") not in ("B", "b"):
+        raise HarnessError(f"'{text}' is no size; write 64MB or 4GB")
+    size = int(float(match[1]) * BINARY[match[2].upper()])
+    if size < 1024:
+        raise HarnessError(f"size '{text}' is below the smallest that is tested, 1KB")
+    return size
+
+
+def shortfall(result: FabricResult, required: float) -> str | None:
+    """Why the all-reduce of the whole group misses a bus bandwidth in bytes/s; None if it does not."""
+    measured = result.bus_bandwidth()
+    if result.on_stub:
+        return f"the bus bandwidth of a {result.device_name} is not measured: no network takes part"
+    if measured is None:
+        return "the bus bandwidth of all_reduce was not measured: it needs two ranks and the operation"
+    if measured >= required:
+        return None
+    nodes = len(set(result.hosts))
+    return (
+        f"bus bandwidth {measured / 1e9:.3g} GB/s is below the required {required / 1e9:.3g} GB/s "
+        f"({result.transport}, {counted(nodes, 'node')}). "
+        f"Usual causes: {'; '.join(usual_causes(result))}"
+    )
+
+
+def usual_causes(result: FabricResult) -> list[str]:
+    """What to look at first, for this transport and number of nodes."""
+    several_nodes = len(set(result.hosts)) > 1
+    causes = []
+    if result.transport == "gloo":
+        causes.append("gloo copies through TCP and the CPU: on GPUs use NCCL")
+    if several_nodes:
+        named = f"'{result.interface}'" if result.interface else "none, so the first that resolves"
+        causes.append(
+            f"the wrong network interface (asked for: {named}; set `interface` of the site, or "
+            "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME)"
+        )
+    if result.transport == "nccl":
+        if several_nodes:
+            causes.append(
+                "NCCL fell back to sockets (NCCL_DEBUG=INFO shows NET/Socket where NET/IB is expected; "
+                "NCCL_IB_DISABLE, NCCL_IB_HCA, no GPUDirect RDMA)"
+            )
+        causes.append("GPUs without NVLink or peer access (`nvidia-smi topo -m`; NCCL_P2P_DISABLE)")
+    causes.append("another job on the same nodes or links")
+    causes.append("too small a largest size: the bandwidth had not levelled off")
+    return causes
+
+
+HEADERS = ("operation", "ranks", "bytes", "repeats", "time us (best..worst)", "algbw GB/s", "busbw GB/s")
+
+
+def fabric_table(result: FabricResult, style: str = "simple") -> str:
+    """One line per operation, group and size; GB is 1e9 bytes."""
+    body = [
+        [
+            row.op,
+            f"{row.ranks[0]}-{row.ranks[1]}" if row.op == "point_to_point" else f"all {len(row.ranks)}",
+            f"{row.size_bytes:,}",
+            str(row.repeats * len(row.seconds)),
+            _times(row),
+            gigabytes(row.algorithm_bandwidth),
+            gigabytes(row.bus_bandwidth),
+        ]
+        for row in result.rows
+    ]
+    nodes, device = len(set(result.hosts)), result.device_name
+    head = (
+        f"{result.transport} on {result.world_size} ranks{f' ({device})' if device else ''}, "
+        f"{counted(nodes, 'node')}, "
+        f"interface {result.interface or 'not chosen'}"
+    )
+    table = tabulate(
+        body, headers=HEADERS, tablefmt=style, disable_numparse=True, colalign=("left", *["right"] * 6)
+    )
+    return f"{head}\n{table}"
+
+
+def _times(row: FabricRow) -> str:
+    if not row.seconds:
+        return NOT_AVAILABLE
+    return f"{number(min(row.seconds) * 1e6)} ({number(max(row.seconds) * 1e6)})"
+
+
+WIDTH, HEIGHT = 460, 240
+
+
+def fabric_picture(result: FabricResult) -> Picture:
+    """A curve per operation of the whole group, and one for the slowest and the fastest pair."""
+    curves = {op: result.of_all(op) for op in dict.fromkeys(row.op for row in result.rows)}
+    curves = {op: rows for op, rows in curves.items() if rows and op != "point_to_point"}
+    curves |= _pairs(result)
+    fastest = [f"{name} {number(max(map(_gigabytes, rows)))}" for name, rows in curves.items()]
+    return Picture(
+        key="fabric",
+        caption="Bus bandwidth and time of each operation over the size of the tensor.",
+        alt=f"Highest bus bandwidth in GB/s: {listed(fastest, len(fastest))}.",
+        chart=lambda: _chart(curves),
+    )
+
+
+def _chart(curves: Mapping[str, Sequence[FabricRow]]) -> dict[str, Any]:
+    panels = [_panel(curves, "bus bandwidth, GB/s", _gigabytes), _panel(curves, "time, us", _microseconds)]
+    return {"vconcat": panels}
+
+
+def _gigabytes(row: FabricRow) -> float:
+    return (row.bus_bandwidth or 0.0) / 1e9
+
+
+def _microseconds(row: FabricRow) -> float:
+    return (row.best_seconds or 0.0) * 1e6
+
+
+def _panel(
+    curves: Mapping[str, Sequence[FabricRow]], title: str, read: Callable[[FabricRow], float]
+) -> dict[str, Any]:
+    points = []
+    for index, (name, rows) in enumerate(curves.items()):
+        for row in rows:
+            label = f"{name} {number(read(row))}" if row is rows[-1] else None
+            look = plain_look(index)
+            points.append(
+                {
+                    "curve": name, "x": row.size_bytes,
+                    "value": read(row), "label": label, **look,
+                }
+            )  # fmt: skip
+    values = [point["value"] for point in points]
+    sizes = sorted({row.size_bytes for rows in curves.values() for row in rows})
+    labels = {size: binary_size(size) for size in sizes}
+    panel = Panel(
+        across="bytes, in powers of 1024", up=title, domain=(min(values) / 1.2, max(values) * 1.2),
+        is_log=True, width=WIDTH, height=HEIGHT,
+        y_axis={"format": ",~f", "values": decades(min(values), max(values))},
+        x_axis={"labelExpr": f"({json.dumps(labels)})[datum.value]"},
+    )  # fmt: skip
+    panel.place_labels(points)
+    return {
+        "data": {"values": points},
+        "width": panel.width,
+        "height": panel.height,
+        "layer": panel.layers(sizes),
+    }
+
+
+def binary_size(size: float) -> str:
+    """Bytes as an axis shows them, in powers of 1024: 1K, 64M, 4G."""
+    power = min(4, max(0, int(log2(size)) // 10))
+    return f"{size / 1024**power:g}{' KMGT'[power].strip()}"
+
+
+def picture_format(path: Path) -> Literal["svg", "png"]:
+    """The format that a file's suffix asks for. Raises HarnessError for another than SVG and PNG."""
+    match path.suffix:
+        case ".svg":
+            return "svg"
+        case ".png":
+            return "png"
+    raise HarnessError(f"--plot was given '{path}'; give a name that ends with .svg or .png")
+
+
+def write_picture(result: FabricResult, path: Path) -> None:
+    """Write the picture as SVG or PNG, by the suffix. Raises HarnessError for another, and on a stub."""
+    form = picture_format(path)
+    if result.on_stub:
+        raise HarnessError(
+            f"--plot was given '{path}', but a {result.device_name} has no speed to draw; omit it"
+        )
+    write_atomically(path, draw(fabric_picture(result), (form,))[form])
+
+
+def _pairs(result: FabricResult) -> dict[str, list[FabricRow]]:
+    by_pair: dict[tuple[int, ...], list[FabricRow]] = {}
+    for row in result.rows:
+        if row.op == "point_to_point":
+            by_pair.setdefault(tuple(row.ranks), []).append(row)
+    if not by_pair:
+        return {}
+    ordered = sorted(by_pair.items(), key=lambda item: _gigabytes(item[1][-1]))
+    chosen = dict([ordered[0], ordered[-1]])
+    return {f"pair {pair[0]}-{pair[1]}": rows for pair, rows in chosen.items()}

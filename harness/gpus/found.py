@@ -2,24 +2,280 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import platform
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from harness.gpus.architectures import runs_on, sm_name
-from harness.gpus.builds import wheel_for
-from harness.gpus.signs import Sign, signs_of_gpus
-from harness.gpus.visible import SELECTORS, fault_of_selection, hiding
-from harness.gpus.wheel import Wheel, installed_wheel
 from harness.import_path import safe_environment
+
+SELECTORS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+OF_CUDA, OF_ROCM = SELECTORS[:1], ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""What each runtime obeys. Slurm may set all of them where all GPUs are of one vendor. ROCm takes the
+first that is set of HIP's and CUDA's, which selects among those that ROCR's leaves."""
+NOTHING = "NoDevFiles"
+"""What Slurm sets for a job without GPUs."""
+
+
+def selected(text: str) -> list[str]:
+    """The devices that a value names. CUDA ends the list at the first that is empty or negative."""
+    names: list[str] = []
+    for name in (piece.strip() for piece in text.split(",")):
+        if not name or name.startswith("-") or name == NOTHING:
+            break
+        names.append(name)
+    return names
+
+
+def obeyed(vendor: str | None) -> tuple[str, ...]:
+    """The variables that select among GPUs of a vendor, the last selection first."""
+    return OF_CUDA if vendor == "NVIDIA" else OF_ROCM
+
+
+def hiding(environment: Mapping[str, str], vendor: str | None) -> str | None:
+    """The variable that hides all GPUs of a vendor, as it is set; None: none does."""
+    for name in obeyed(vendor):
+        if name in environment and not selected(environment[name]):
+            return f"{name}='{environment[name]}'"
+    return None
+
+
+def fault_of_selection(environment: Mapping[str, str], count: int, vendor: str | None) -> str | None:
+    """Why the selection is not what it seems; None: nothing is wrong.
+
+    count: devices that torch shows a process with this environment.
+    """
+    variable = next((name for name in obeyed(vendor) if name in environment), None)
+    if variable is None:
+        return None
+    text = environment[variable]
+    names, given = selected(text), f"{variable}={text}"
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        return f"{given} names device {twice} more than once; name each once"
+    if len(names) <= count:
+        return None
+    if sum(name.startswith("MIG") for name in names) > 1:
+        return (
+            f"{given} names {len(names)} MIG instances, of which CUDA shows a process {count}: ranks "
+            "would have to share; name one and run one rank, or use undivided GPUs"
+        )
+    return (
+        f"{given}: CUDA finds {count} of the {len(names)} named (it stops at the first not there); "
+        "name devices of this machine"
+    )
+
+
+Vendor = Literal["NVIDIA", "AMD", "Intel", "Apple"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wheel:
+    """One build of torch."""
+
+    version: str = "of unknown version"
+    cuda: str | None = None
+    """Version of CUDA that it was built for, such as '13.0'."""
+    hip: str | None = None
+    """The same of ROCm's HIP."""
+    xpu: str | None = None
+    """The same of Intel's oneAPI."""
+    is_known: bool = True
+    """False: its files do not say what it was built for."""
+
+    @property
+    def vendor(self) -> Vendor | None:
+        """Whose GPUs it can drive; None: nobody's, or not known."""
+        if self.hip:
+            return "AMD"
+        if self.cuda:
+            return "NVIDIA"
+        return "Intel" if self.xpu else None
+
+    def __str__(self) -> str:
+        """'torch 2.13.0+cu130 (CUDA 13.0)'."""
+        builds = {"ROCm": self.hip, "CUDA": self.cuda, "XPU": self.xpu}
+        built_for = next((f" ({name} {version})" for name, version in builds.items() if version), "")
+        return f"torch {self.version}{built_for}"
+
+
+def installed_wheel() -> Wheel | None:
+    """The torch that a new process of this interpreter would import; None: there is none."""
+    try:
+        spec = find_spec("torch")
+    except ModuleNotFoundError:  # of a finder that refuses it by name
+        spec = None
+    if spec is None:
+        return None
+    folders = spec.submodule_search_locations or ()
+    files = [file for folder in folders if (file := Path(folder) / "version.py").is_file()]
+    return read_wheel(files[0]) if files else Wheel(is_known=False)
+
+
+def read_wheel(file: Path) -> Wheel:
+    """What torch's `version.py` says."""
+    try:
+        tree = ast.parse(file.read_text())
+    except (OSError, SyntaxError, ValueError):
+        return Wheel(is_known=False)
+    found: dict[str, str | None] = {}
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        value = getattr(node, "value", None)
+        for target in targets:
+            if isinstance(target, ast.Name) and isinstance(value, ast.Constant):
+                found[target.id] = value.value if isinstance(value.value, str) else None
+    return Wheel(
+        version=found.get("__version__") or Wheel.version,
+        cuda=found.get("cuda"), hip=found.get("hip"), xpu=found.get("xpu"),
+        is_known="cuda" in found,
+    )  # fmt: skip
+
+
+# /dev/dxg: Windows' subsystem for Linux; /dev/nvhost-gpu, /dev/nvmap: Jetson.
+DEVICE_FILES: dict[str, Vendor] = {
+    "dev/nvidiactl": "NVIDIA", "dev/nvidia0": "NVIDIA", "proc/driver/nvidia": "NVIDIA",
+    "dev/dxg": "NVIDIA", "dev/nvhost-gpu": "NVIDIA", "dev/nvmap": "NVIDIA", "dev/kfd": "AMD",
+}  # fmt: skip
+TOOLS: dict[str, Vendor] = {"nvidia-smi": "NVIDIA", "rocm-smi": "AMD", "amd-smi": "AMD", "rocminfo": "AMD"}
+VARIABLES: dict[str, Vendor] = {
+    "CUDA_VISIBLE_DEVICES": "NVIDIA", "HIP_VISIBLE_DEVICES": "AMD", "ROCR_VISIBLE_DEVICES": "AMD",
+}  # fmt: skip
+"""Set to the devices that a process may use."""
+DRIVER = "libcuda.so.1"
+LIBRARY_FOLDERS = (
+    "lib64", "usr/lib64", "usr/lib", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu",
+    "usr/lib/wsl/lib", "usr/local/cuda/compat", ".singularity.d/libs",
+)  # fmt: skip
+LOADER_CACHE = "etc/ld.so.cache"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sign:
+    """One thing that only a machine with GPUs, or made for them, has."""
+
+    vendor: Vendor
+    what: str
+
+    def __str__(self) -> str:
+        return self.what
+
+
+def signs_of_gpus(root: Path = Path("/")) -> list[Sign]:
+    """Of this machine; `root`: where its files are."""
+    return [*_files(root), *_tools(), *_library(root), *_variables(), *_apple()]
+
+
+def _files(root: Path) -> Iterator[Sign]:
+    for name, vendor in DEVICE_FILES.items():
+        if (root / name).exists():
+            yield Sign(vendor=vendor, what=f"/{name}")
+
+
+def _tools() -> Iterator[Sign]:
+    for name, vendor in TOOLS.items():
+        if shutil.which(name) is not None:
+            yield Sign(vendor=vendor, what=name)
+
+
+def _library(root: Path) -> Iterator[Sign]:
+    """Where the loader would find the driver. It is not loaded: a server that forks ranks must not."""
+    named = [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    for folder in (*named, *(root / name for name in LIBRARY_FOLDERS)):
+        if (folder / DRIVER).exists():
+            yield Sign(vendor="NVIDIA", what=str(folder / DRIVER))
+            return
+    try:
+        if DRIVER.encode() in (root / LOADER_CACHE).read_bytes():
+            yield Sign(vendor="NVIDIA", what=DRIVER)
+    except OSError:
+        return
+
+
+def _variables() -> Iterator[Sign]:
+    for name, vendor in VARIABLES.items():
+        value = os.environ.get(name, "").strip()
+        if selected(value):
+            yield Sign(vendor=vendor, what=f"{name}={value}")
+            if name == "CUDA_VISIBLE_DEVICES":  # ROCm obeys it too
+                yield Sign(vendor="AMD", what=f"{name}={value}")
+
+
+def _apple() -> Iterator[Sign]:
+    if platform.system() == "Darwin" and platform.machine() == "arm64":
+        yield Sign(vendor="Apple", what="Apple silicon")
+
+
+ENTRY = re.compile(r"(sm|compute)_(\d+)(\d)[af]?")
+
+
+def runs_on(capability: tuple[int, int], architectures: Iterable[str]) -> bool:
+    """Whether kernels for `architectures` (torch.cuda.get_arch_list()) run on NVIDIA's `capability`.
+
+    Binary code (sm_80) runs on later minors of the same major; intermediate code (compute_80) on all that
+    came later. Source: CUDA programming guide, 'Binary Compatibility' and 'PTX Compatibility'. Code for one
+    architecture alone (sm_90a) counts for it.
+    """
+    for text in architectures:
+        match = ENTRY.fullmatch(text)
+        if match is None:
+            continue
+        kind, own = match[1], (int(match[2]), int(match[3]))
+        if text[-1] in "af" and own != capability:
+            continue
+        if own <= capability and (kind == "compute" or own[0] == capability[0]):
+            return True
+    return False
+
+
+def sm_name(capability: tuple[int, int]) -> str:
+    """'sm_70' of (7, 0)."""
+    return f"sm_{capability[0]}{capability[1]}"
+
+
+INDEX = "https://download.pytorch.org/whl"
+BUILDS = {"12.6": ((5, 0), (9, 0)), "12.8": ((7, 5), (12, 1)), "13": ((7, 5), (12, 1))}
+"""CUDA of a wheel -> the oldest and the newest capability. Source: torch's RELEASE.md, support matrix of 2.11
+and later; 12.9 and later minors of 13 as the last one before them."""
+
+
+def unfit_wheel(wheel: Wheel, capability: tuple[int, int]) -> str | None:
+    """Why a wheel has no kernels for a GPU, and which one has; None: it has, or is not in the table."""
+    if (advice := wheel_for(capability)) is None:
+        return f"no wheel of torch has kernels for {sm_name(capability)}"
+    if wheel.vendor != "NVIDIA":
+        return f"{wheel} is not built for CUDA; {advice}" if wheel.is_known else None
+    build = next((cuda for cuda in BUILDS if f"{wheel.cuda}.".startswith(f"{cuda}.")), None)
+    if build is None or build in _fitting(capability):
+        return None
+    return f"{wheel} has no kernels for {sm_name(capability)}; {advice}"
+
+
+def wheel_for(capability: tuple[int, int]) -> str | None:
+    """What to install for a GPU; None: no wheel has kernels for it."""
+    fitting = _fitting(capability)
+    return f"install torch's wheel for CUDA {fitting[-1]} ({index_of(fitting[-1])})" if fitting else None
+
+
+def _fitting(capability: tuple[int, int]) -> list[str]:
+    return [cuda for cuda, (oldest, newest) in BUILDS.items() if oldest <= capability <= newest]
+
+
+def index_of(cuda: str) -> str:
+    """Where pip finds the wheel: '.../whl/cu126'."""
+    return f"{INDEX}/cu{(cuda if '.' in cuda else cuda + '.0').replace('.', '')}"
+
 
 QUESTION = Path(__file__).with_name("ask_torch.py")
 PATIENCE_SECONDS = 300.0

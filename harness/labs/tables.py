@@ -3,11 +3,169 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
+from tabulate import tabulate
+
+from harness.job.config import load_experiment
+from harness.judge.comparison import Comparison
 from harness.judge.findings.weak_scaling import work_per_rank
-from harness.labs.document import GB, MIB, MISSING, LabTable, ratio, scaled, shown
-from harness.labs.facts import Facts, baseline, cells, remarks, strategies
-from harness.record import Record
+from harness.judge.repeats import Repeats
+from harness.judge.speed import median_step
+from harness.labs.catalogue import Lab, TableKind
+from harness.plan.estimate import document, question
+from harness.plan.estimate.row import estimate
+from harness.plan.models import load_model
+from harness.record import OverlapPart, Record
+from harness.tell.narrow import fitted, folded
+
+NO_LOSS: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A cell of a lab: its repeats summed up as everywhere, and a few figures that only hand-outs know."""
+
+    group: Repeats
+
+    @property
+    def record(self) -> Record:
+        return self.group.record
+
+    @property
+    def ranks(self) -> int:
+        return self.group.world_size
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether it is one process without any strategy."""
+        return self.group.is_reference
+
+    def figure(self, key: str) -> float | None:
+        """A metric of the cell by its key."""
+        return self.figures[key]
+
+    @cached_property
+    def figures(self) -> dict[str, float | None]:
+        return self.group.figures
+
+    @property
+    def runtime_seconds(self) -> float | None:
+        """Mean timed step times the steps of the job: without set-up and evaluations."""
+        step = self.figure("step_seconds")
+        return None if step is None else step * len(self.record.steps)
+
+    @property
+    def train_loss(self) -> float | None:
+        """Mean over all steps, as `train_loss` of Transformers' Trainer, in nats."""
+        losses = [step.loss for step in self.record.steps if step.loss is not None]
+        return sum(losses) / len(losses) if losses else None
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        batch = self.record.job.training.global_batch_size
+        return self.record.data.training_samples // batch if self.record.data and batch else None
+
+    def evaluation_loss(self, epoch: int) -> float | None:
+        """Of the last evaluation up to the end of an epoch, counted from 1; None if none was in it."""
+        each = self.steps_per_epoch
+        if not each:
+            return None
+        found = [part for part in self.record.eval if each * (epoch - 1) < part.step <= each * epoch]
+        return found[-1].loss if found else None
+
+    @property
+    def epochs(self) -> int:
+        """Epochs that were begun."""
+        each = self.steps_per_epoch
+        return -(-len(self.record.steps) // each) if each else 0
+
+
+def baseline(cells: Sequence[Facts]) -> Facts | None:
+    """One process on the job of one rank: its batch is not that of more ranks."""
+    alone = {c.record.job_id for c in cells if c.ranks == 1 and not c.is_baseline}
+    found = [c for c in cells if c.is_baseline]
+    return next((c for c in found if c.record.job_id in alone), found[0] if len(found) == 1 else None)
+
+
+def cells(records: Sequence[Record]) -> list[Facts]:
+    """The cells of a lab that ended well, by number of ranks."""
+    groups = Comparison(records).groups
+    return sorted(
+        (Facts(group) for group in groups if group.record.status == "ok"), key=lambda cell: cell.ranks
+    )
+
+
+def strategies(found: Sequence[Facts]) -> list[Facts]:
+    """The cells that are no reference."""
+    return [cell for cell in found if not cell.is_baseline]
+
+
+def on_cpu(records: Sequence[Record]) -> bool:
+    """Whether what a hand-out calls GPU memory was host memory."""
+    return any(record.world.device == "cpu" for record in records)
+
+
+def remarks(records: Sequence[Record]) -> list[str]:
+    """What holds for every table of these records."""
+    found = []
+    if on_cpu(records):
+        found.append(
+            "CPU ranks: 'GPU memory' is what torch allocates in host memory; speeds say nothing of GPUs."
+        )
+    for record in records:
+        if record.status != "ok":
+            reason = "; ".join(record.reasons) or (record.error.message if record.error else record.status)
+            where = f"{record.backend.label} on {record.world.world_size}"
+            found.append(f"{where}: {record.status}: {reason.splitlines()[0] if reason else ''}")
+    return list(dict.fromkeys(found))
+
+
+MISSING = "n/a"
+GB = 1e9
+MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabTable:
+    """One table; cells are texts, those of what was not measured n/a."""
+
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+    """Why a column is n/a, and what a figure is where that cannot be guessed."""
+    title: str = ""
+
+    def markdown(self) -> str:
+        """The table, and below it the notes."""
+        text = tabulate(self.rows, headers=list(self.headers), tablefmt="github", disable_numparse=True)
+        head = [f"**{self.title}**", ""] if self.title else []
+        return "\n".join(
+            [*head, text, *(f"\n- {note}" if n == 0 else f"- {note}" for n, note in enumerate(self.notes))]
+        )
+
+    def text(self) -> str:
+        """The same for a terminal: no line is longer than it is wide."""
+        head = [self.title, ""] if self.title else []
+        notes = ["", *(f"- {note}" for note in self.notes)] if self.notes else []
+        return folded("\n".join([*head, fitted(self.rows, self.headers), *notes]))
+
+
+def shown(value: float | None, digits: int = 2) -> str:
+    """A figure; n/a for None."""
+    return MISSING if value is None else f"{value:,.{digits}f}"
+
+
+def ratio(value: float | None, base: float | None) -> float | None:
+    """Value over base; None if either is not known."""
+    return None if value is None or not base else value / base
+
+
+def scaled(value: float | None, unit: float) -> float | None:
+    return None if value is None else value / unit
+
 
 NOT_POLLED = "memory is not polled: peaks are exact, so averages and modes over time are n/a"
 NO_UTILISATION = "GPU utilization as `nvidia-smi` counts it is no measure of work; the report has model FLOPs"
@@ -254,3 +412,143 @@ def dtypes_tables(records: Sequence[Record]) -> list[LabTable]:
                 ]
             )  # fmt: skip
     return [LabTable(headers=headers, rows=body, notes=remarks(records))]
+
+
+MS = 1e-3
+NOTES = (
+    "Of the traced step of median duration among all ranks, which the profiler slows down: computing, "
+    "exposed communication and idling add up to it",
+    "Hidden: share of the communication beside which something computes",
+)
+
+
+def waits_tables(records: Sequence[Record]) -> list[LabTable]:
+    """A line for each strategy with its options."""
+    headers = (
+        "Strategy", "GPUs", "Step (ms)", "Computing (ms)", "Communication (ms)", "Exposed (ms)", "Idle (ms)",
+        "Hidden (%)", "Longest wait for", "Peak memory (GB)",
+    )  # fmt: skip
+    body = [
+        [cell.group.label, str(cell.ranks), *_divided(cell), shown(scaled(cell.figure("peak_bytes"), GB), 4)]
+        for cell in strategies(cells(records))
+    ]
+    return [LabTable(headers=headers, rows=body, notes=[*NOTES, *remarks(records)])]
+
+
+def _divided(cell: Facts) -> list[str]:
+    parts = [part for rank in cell.record.ranks for part in rank.overlap]
+    if not parts:
+        return [MISSING] * 7
+    step = median_step(parts)
+    times = (
+        step.seconds, step.compute_seconds, step.communication_seconds, step.exposed_seconds,
+        step.idle_seconds,
+    )  # fmt: skip
+    return [*(shown(scaled(seconds, MS), 1) for seconds in times), shown(_hidden(step), 0), _longest(parts)]
+
+
+def _hidden(step: OverlapPart) -> float | None:
+    """In per cent; None without communication."""
+    if not step.communication_seconds:
+        return None
+    return 100 * (1 - step.exposed_seconds / step.communication_seconds)
+
+
+def _longest(parts: Sequence[OverlapPart]) -> str:
+    waits = [wait for part in parts for wait in part.waits]
+    if not waits:
+        return MISSING
+    wait = max(waits, key=lambda wait: wait.seconds)
+    return f"{wait.name}, {wait.phase}"
+
+
+MODELS = ("bert-base-cased", "llama-3-8b")
+DTYPES = {"float32": 4.0, "float16, bfloat16": 2.0, "int8": 1.0, "int4": 0.5}
+"""Bytes of a parameter."""
+LECTURE_MODEL = "llama-3.1-70b"
+LECTURE_STRATEGIES = ("fsdp1-no-shard", "fsdp1-grad-op", "fsdp1", "fsdp1-hybrid")
+LECTURE_RANKS = (128, 1280)
+
+
+def memory_tables() -> list[LabTable]:
+    """The Accelerate talk: weights, gradients, both, and with Adam, in one dtype; then mixed precision."""
+    headers = ("Model", "Dtype", "Weights", "Gradients", "Backward pass", "Step with Adam")
+    body = []
+    for name in MODELS:
+        parameters = load_model(name).parameters
+        for dtype, width in DTYPES.items():
+            weights = parameters * width
+            training = (weights, 2 * weights, 4 * weights) if width >= 2 else (None, None, None)
+            body.append([name, dtype, *map(_size, (weights, *training))])
+        mixed = (2 * parameters, 2 * parameters, 4 * parameters, 16 * parameters)
+        body.append([name, "mixed: 16-bit, fp32 masters", *map(_size, mixed)])
+    notes = (
+        "Backward pass: weights and gradients; step: with Adam's two moments, and under mixed precision the "
+        "fp32 masters. Activations come on top: `harness estimate`",
+        "Parameters only; Accelerate also counts buffers, of bert-base-cased 8 KiB of positions",
+        "int8 and int4 hold weights; nothing is trained in them",
+    )
+    return [LabTable(headers=headers, rows=body, notes=notes)]
+
+
+def lecture_tables() -> list[LabTable]:
+    """The FSDP lecture: what a GPU holds and sends, by strategy and number of GPUs, 16-bit compute."""
+    settings = ["training.precision=bf16-mixed", "training.micro_batch_size=1", "data.sequence_length=4096"]
+    asked = question(
+        load_model(LECTURE_MODEL), load_experiment(None, settings), backends=LECTURE_STRATEGIES,
+        world_sizes=LECTURE_RANKS, ranks_per_node=8,
+    )  # fmt: skip
+    rows: list[dict[str, Any]] = document(asked, estimate(asked))["rows"]
+    headers = (
+        "Strategy", "GPUs", "Weights (GB)", "Gathered (GB)", "Gradients (GB)", "Adam (GB)",
+        "Sent per step (GB)", "Of NO_SHARD",
+    )  # fmt: skip
+    sent = {
+        row["world_size"]: row["sent_bytes_per_step"] for row in rows if row["backend"] == "fsdp1-no-shard"
+    }
+    body = [
+        [
+            row["backend"], str(row["world_size"]),
+            shown(scaled(row["weights_bytes"], GB), 3), shown(scaled(row["gathered_bytes"], GB), 2),
+            shown(scaled(row["gradients_bytes"], GB), 3),
+            shown(scaled(row["optimizer_parts"]["moments_bytes"], GB), 3),
+            shown(scaled(row["sent_bytes_per_step"], GB), 1),
+            shown(ratio(row["sent_bytes_per_step"], sent[row["world_size"]])),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    notes = (
+        f"{LECTURE_MODEL}, mixed precision with fp32 shards, micro-batch 1 of 4,096 tokens, nodes of 8 "
+        "GPUs; hybrid shards within a node",
+        "Ring algorithm, all collectives of a step, the gradient norm included",
+    )
+    return [LabTable(headers=headers, rows=body, notes=notes)]
+
+
+def _size(count: float | None) -> str:
+    """Binary units, as the talk has them."""
+    if count is None:
+        return shown(None)
+    return f"{count / MIB:,.2f} MiB" if count < 2**30 else f"{count / 2**30:,.2f} GiB"
+
+
+OF_RECORDS: dict[TableKind, Callable[[Sequence[Record]], list[LabTable]]] = {
+    "scaling": scaling_tables,
+    "stages": stages_tables,
+    "strategies": strategies_tables,
+    "custom": custom_tables,
+    "weak": weak_tables,
+    "images": images_tables,
+    "dtypes": dtypes_tables,
+    "times": times_tables,
+    "waits": waits_tables,
+}
+OF_ARITHMETIC: dict[TableKind, Callable[[], list[LabTable]]] = {
+    "lecture": lecture_tables,
+    "memory": memory_tables,
+}
+
+
+def fill(lab: Lab, records: Sequence[Record]) -> list[LabTable]:
+    """The tables of a lab; one of arithmetic needs no records."""
+    return OF_ARITHMETIC[lab.table]() if lab.table in OF_ARITHMETIC else OF_RECORDS[lab.table](records)

@@ -18,7 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from harness.backends.base import World
 from harness.errors import HarnessError
-from harness.gpus.visible import SELECTORS
+from harness.gpus.found import SELECTORS
 from harness.rank.models.changes import pin_compiler
 from harness.rank.start import keep_lock_of_bars
 from harness.run_directory.request import LOCAL_RENDEZVOUS, RunRequest

@@ -7,8 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from harness.errors import HarnessError
-from harness.gpus.builds import unfit_wheel
-from harness.gpus.wheel import Wheel, read_wheel
+from harness.gpus.found import Wheel, read_wheel, unfit_wheel
 from harness.launch.cells import is_refused
 from harness.plan.hardware import load_hardware
 from harness.plan.limits import Limits

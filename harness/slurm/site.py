@@ -18,7 +18,7 @@ from pydantic import (
 
 from harness.backends.explain import choices, explain
 from harness.errors import HarnessError
-from harness.fabric.gate import parse_rate
+from harness.fabric.result import parse_rate
 from harness.job.yaml_files import read_yaml_file
 
 TIME = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-5]?[0-9]))?(?::([0-5]?[0-9]))?")

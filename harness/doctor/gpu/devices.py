@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.doctor.gpu.check import Check, Finding, held
 from harness.doctor.gpu.evidence import SHARDED, ZERO, Evidence
-from harness.gpus.architectures import runs_on, sm_name
+from harness.gpus.found import runs_on, sm_name
 
 
 def devices_differ(evidence: Evidence) -> Finding:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from harness.cli import doctor_gpu
+from harness.cli import doctor as doctor_gpu
 from harness.cli.doctor import doctor
 from harness.doctor.gpu.catalogue import CHECKS
 from harness.doctor.gpu.evidence import Evidence

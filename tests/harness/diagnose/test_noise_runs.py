@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.diagnose.noise_runs import find_noise_runs
+from harness.diagnose.diagnosis import find_noise_runs
 from harness.diagnose.pair import Run
 from harness.record import Record
 from harness.record.store import archive_runs, write_record

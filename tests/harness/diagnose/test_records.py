@@ -2,9 +2,16 @@
 
 from pathlib import Path
 
-from harness.diagnose.diagnosis import NOT_RERUN, diagnose
+from harness.diagnose.diagnosis import (
+    NOT_RERUN,
+    about_job,
+    about_replicas,
+    about_settings,
+    diagnose,
+    how_far,
+    steps_to_examine,
+)
 from harness.diagnose.pair import Run
-from harness.diagnose.records import about_job, about_replicas, about_settings, how_far, steps_to_examine
 from harness.judge.distance import distance
 from harness.judge.effective import SettingDifference, setting_differences
 from harness.judge.job_equivalence import Difference

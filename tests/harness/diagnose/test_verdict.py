@@ -1,7 +1,7 @@
 import pytest
 
+from harness.diagnose.diagnosis import StepVerdict, first_parting_step, number, sentences
 from harness.diagnose.tensors import Comparison, Examined, compare_tensors
-from harness.diagnose.verdict import StepVerdict, first_parting_step, number, sentences
 from tests.records import make_record
 
 from .test_tensors import LIMITS, SKETCH, noise, scaled

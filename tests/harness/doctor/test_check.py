@@ -1,8 +1,6 @@
 import json
 
-from harness.doctor.check import SelfCheck, conclude, document
-from harness.doctor.coverage import BETWEEN_RANKS
-from harness.doctor.known import traps_of
+from harness.doctor.check import BETWEEN_RANKS, SelfCheck, conclude, document, traps_of
 from harness.record import ErrorPart, Record
 from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights
 

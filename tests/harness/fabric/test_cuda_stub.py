@@ -8,9 +8,7 @@ from pydantic import ValidationError
 
 from harness.cli.fabric import present
 from harness.errors import HarnessError
-from harness.fabric.gate import shortfall
-from harness.fabric.result import FabricResult, FabricRow
-from harness.fabric.table import fabric_table
+from harness.fabric.result import FabricResult, FabricRow, fabric_table, shortfall
 
 
 def a_result(device_name: str | None = "CUDA stub", seconds: tuple[float, ...] = ()) -> FabricResult:

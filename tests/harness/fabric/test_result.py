@@ -8,19 +8,22 @@ from click.testing import CliRunner
 from harness.cli import harness
 from harness.cli.fabric import present, split_operations
 from harness.errors import HarnessError
-from harness.fabric.gate import parse_rate, parse_size, shortfall
-from harness.fabric.picture import binary_size, write_picture
 from harness.fabric.result import (
     FabricResult,
     FabricRow,
+    binary_size,
     bus_factor,
+    fabric_table,
     pairs_to_test,
+    parse_rate,
+    parse_size,
     read_fabric,
+    shortfall,
     sizes_to_test,
     whole_elements,
+    write_picture,
     write_result,
 )
-from harness.fabric.table import fabric_table
 
 
 def a_row(op: str = "all_reduce", size: int = 2**20, seconds: float = 0.001, ranks: int = 4) -> FabricRow:

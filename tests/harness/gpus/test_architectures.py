@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.gpus.architectures import runs_on
+from harness.gpus.found import runs_on
 
 CUDA_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 

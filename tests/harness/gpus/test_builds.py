@@ -2,8 +2,7 @@
 
 import pytest
 
-from harness.gpus.builds import unfit_wheel
-from harness.gpus.wheel import Wheel
+from harness.gpus.found import Wheel, unfit_wheel
 
 CUDA_13 = Wheel(version="2.13.0+cu130", cuda="13.0")
 CUDA_12_6 = Wheel(version="2.13.0+cu126", cuda="12.6")

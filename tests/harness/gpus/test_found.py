@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.gpus.found import Gpus, judge, read_answer
-from harness.gpus.signs import Sign
-from harness.gpus.visible import hiding
-from harness.gpus.wheel import Wheel
+from harness.gpus.found import Gpus, Sign, Wheel, hiding, judge, read_answer
 
 CPU = Wheel(version="2.13.0+cpu")
 CUDA = Wheel(version="2.13.0+cu130", cuda="13.0")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.gpus.signs import signs_of_gpus
+from harness.gpus.found import signs_of_gpus
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from harness.gpus.wheel import Wheel, installed_wheel, read_wheel
+from harness.gpus.found import Wheel, installed_wheel, read_wheel
 
 
 def test_the_installed_torch_is_read_as_it_says_itself() -> None:

@@ -8,9 +8,8 @@ from harness.backends import registry
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
 from harness.job.experiment import Experiment
-from harness.labs.arithmetic import lecture_tables, memory_tables
 from harness.labs.catalogue import LABS, Lab, Scale, find_lab
-from harness.labs.fill import OF_ARITHMETIC, OF_RECORDS
+from harness.labs.tables import OF_ARITHMETIC, OF_RECORDS, lecture_tables, memory_tables
 from harness.shipped import resolve
 
 RUN = [lab for lab in LABS if lab.needs_runs]

@@ -1,9 +1,7 @@
 """Tables of hand-outs, filled in from records whose figures are known."""
 
 from harness.labs.catalogue import find_lab
-from harness.labs.document import LabTable
-from harness.labs.facts import cells
-from harness.labs.fill import OF_RECORDS, fill
+from harness.labs.tables import OF_RECORDS, LabTable, cells, fill
 from harness.record import Record
 from tests.records import make_record, make_steps
 

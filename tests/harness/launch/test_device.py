@@ -3,8 +3,7 @@
 import pytest
 
 from harness.errors import HarnessError
-from harness.gpus.found import Gpus
-from harness.gpus.signs import Sign
+from harness.gpus.found import Gpus, Sign
 from harness.launch.launcher import choose_device
 from tests.gpus import gpus_of
 

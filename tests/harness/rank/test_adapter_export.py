@@ -6,8 +6,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from harness.cli.export import export_adapter
 from harness.errors import HarnessError
-from harness.launch.adapter_export import export_adapter
 from harness.rank.models.adapter import is_adapter
 from harness.rank.models.adapter_export import export_adapters
 from harness.run_directory.checkpoint import SavedCheckpoint

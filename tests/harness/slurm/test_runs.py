@@ -16,10 +16,9 @@ from harness.job.experiment import CompareSection, Experiment
 from harness.record import SlurmPart
 from harness.record.store import read_record
 from harness.run_directory.request import rank_exit, rank_file
-from harness.slurm.attempt import begin, finish
+from harness.slurm.attempt import ScriptEnd, begin, finish
 from harness.slurm.client import SlurmUnavailable
 from harness.slurm.collection import collect, look
-from harness.slurm.exit_reason import ScriptEnd
 from harness.slurm.matrix import Matrix, PlannedRun, plan_nodes, render_matrix, write_matrix
 from harness.slurm.site import Site
 from harness.slurm.submission import alone, ranges, submit_runs, unsubmitted

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError
-from harness.slurm.directives import directive
-from harness.slurm.script import render_script
+from harness.slurm.matrix import directive, render_script
 from harness.slurm.site import Site
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "slurm"
