@@ -25,7 +25,8 @@ from harness.backends.prepared_zero import PreparedZeroBackend
 from harness.backends.presets import ACCELERATOR_PRECISION, accelerate_fsdp_changes, ddp_changes
 from harness.backends.torch_engine import Strategy
 from harness.backends.zero_engine import ZeroEngine
-from harness.backends.zero_loss_scale import forget_dummy_step
+
+from .zero_engine import forget_dummy_step
 
 _MIXED_PRECISION = {"fp32": "no", "bf16-mixed": "bf16", "fp16-mixed": "fp16", "bf16": "no"}
 

@@ -10,10 +10,11 @@ from harness.backends.accelerate import AccelerateEngineMixin, make_accelerator
 from harness.backends.base import BuildOptimizer, SetupContext
 from harness.backends.fsdp1 import Fsdp1Engine, fsdp1_mixed_precision, refuse_fused
 from harness.backends.fsdp2 import mixed_precision
-from harness.backends.fsdp2_engine import Fsdp2Engine
 from harness.backends.prepared_fsdp import PreparedFsdpBackend
 from harness.backends.presets import reduce_dtype_changes
 from harness.backends.torch_engine import TorchEngine
+
+from .fsdp2 import Fsdp2Engine
 
 
 class AccelerateFsdp2Engine(AccelerateEngineMixin, Fsdp2Engine):

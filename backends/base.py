@@ -13,16 +13,49 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from harness.backends.mesh import Mesh
-from harness.backends.model_source import Loading
-from harness.backends.piece import Portable
-from harness.backends.unsupported import Unsupported as Unsupported
-from harness.backends.values import TypedValues
-from harness.backends.world import World as World
+from .explain import TypedValues
+from .explain import Unsupported as Unsupported
+from .mesh import Mesh
+from .model_source import Loading
+from .piece import Portable
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """The ranks of one run as one of them sees them."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    ranks_per_node: int
+    device: str
+    """Device type: 'cpu' or 'cuda'."""
+    layout: Mesh | None = None
+    """As the backend's options lay the ranks out; None: all of them are data parallel."""
+
+    @property
+    def nodes(self) -> int:
+        return self.world_size // self.ranks_per_node
+
+    @property
+    def mesh(self) -> Mesh:
+        """The dimensions of the ranks."""
+        return self.layout or Mesh.data_parallel(self.world_size)
+
+    @property
+    def data_size(self) -> int:
+        """Ranks, or groups of ranks, with samples of their own."""
+        return self.mesh.data_size
+
+    @property
+    def data_rank(self) -> int:
+        """Which share of each micro-batch this rank gets."""
+        return self.mesh.data_rank(self.rank)
+
 
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
 Preset = Literal["like-for-like", "library-defaults"]

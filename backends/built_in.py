@@ -107,7 +107,12 @@ def _accelerate_fsdp(name: str, version: int, summary: str) -> Entry:
 def _trainer_fsdp(name: str, version: int, summary: str) -> Entry:
     strategy = StrategyKind(family=f"fsdp{version}", sharding="full-shard", route="trainer")
     return _entry(
-        name, "trainer.fsdp:TrainerFsdpBackend", "AccelerateFsdpOptions", summary, strategy, version=version
+        name,
+        "trainer.backends:TrainerFsdpBackend",
+        "AccelerateFsdpOptions",
+        summary,
+        strategy,
+        version=version,
     )
 
 

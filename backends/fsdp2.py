@@ -13,29 +13,95 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from harness.backends.base import (
+from .base import (
     Backend,
     BackendOptions,
     BuildModel,
     BuildOptimizer,
     Engine,
     SetupContext,
+    TensorKind,
     Unsupported,
     World,
 )
-from harness.backends.blocks import first_trained, parameter_count, transformer_blocks
-from harness.backends.floating_inputs import refuse_batch_norm
-from harness.backends.fsdp2_engine import Fsdp2Engine, parameter_groups
-from harness.backends.hybrid import shard_size, unmet_hybrid, unmet_second_copy
-from harness.backends.loading import fill_sharded, this_device
-from harness.backends.model_source import model_source
-from harness.backends.options import Fsdp2HybridOptions, Fsdp2Options, HybridOptions
-from harness.backends.precision import cast_parameters, compute_dtype, dtype_name
-from harness.backends.prefetch import describe_fsdp2_prefetch, set_fsdp2_prefetch
-from harness.backends.presets import ROOT_RESHARD, fsdp2_changes, reduce_dtype_changes
-from harness.backends.single import grad_scaler
-from harness.backends.strategy import SHARDINGS, Sharding
-from harness.backends.torch_engine import Strategy
+from .blocks import first_trained, parameter_count, transformer_blocks
+from .checkpoints.torch_pieces import dtensor_pieces
+from .floating_inputs import refuse_batch_norm
+from .gradients import local_shard
+from .hybrid import shard_size, unmet_hybrid, unmet_second_copy
+from .loading import fill_sharded, this_device
+from .model_source import model_source
+from .optimizer_groups import held_tensors
+from .options import Fsdp2HybridOptions, Fsdp2Options, HybridOptions
+from .piece import Piece
+from .precision import cast_parameters, compute_dtype, dtype_name
+from .prefetch import describe_fsdp2_prefetch, set_fsdp2_prefetch
+from .presets import ROOT_RESHARD, fsdp2_changes, reduce_dtype_changes
+from .single import grad_scaler
+from .strategy import SHARDINGS, Sharding
+from .torch_engine import Strategy, TorchEngine
+
+
+class Fsdp2Engine(TorchEngine):
+    """Tells the sharded weights from the gathered ones, which may stand in their place."""
+
+    def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        self._reshard()
+        return super().full_parameters()
+
+    def pieces(self) -> Iterator[Piece]:
+        self._reshard()
+        return dtensor_pieces(self.module.named_parameters(), self.optimizer)
+
+    def weight_pieces(self) -> Iterator[Piece]:
+        self._reshard()
+        return dtensor_pieces(self.module.named_parameters(), None)
+
+    def _reshard(self) -> None:
+        # After a forward pass without a backward pass the module may still hold gathered weights, in
+        # the compute dtype, under the names of its parameters.
+        for module in self.module.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    def state_tensors(self) -> Iterator[tuple[TensorKind, Tensor]]:
+        for _, held in held_tensors(self.optimizer.state.values()):
+            yield "optimizer", held
+        for parameter in self._sharded_parameters():
+            sharded = parameter.sharded_param
+            yield "weights", local_shard(sharded.detach())
+            if sharded.grad is not None:
+                yield "gradients", local_shard(sharded.grad)
+            # Micro-steps without reduction add up unsharded gradients, in the compute or the reduction dtype.
+            unsharded = getattr(parameter, "_unsharded_param", None)
+            # Between the passes, where units are resharded to fewer ranks.
+            if (kept := getattr(parameter, "_sharded_post_forward_param_data", None)) is not None:
+                yield "weights", kept
+            for gradient in (getattr(unsharded, "grad", None), parameter.unsharded_accumulated_grad):
+                if gradient is not None:
+                    yield "gradients", local_shard(gradient)
+        for gathered in self.gathered_tensors():
+            yield "gathered", gathered
+        for buffer in self.module.buffers():
+            yield "buffers", buffer
+
+    def gathered_tensors(self) -> Iterator[Tensor]:
+        for parameter in self._sharded_parameters():
+            yield from parameter.all_gather_outputs
+
+    def _sharded_parameters(self) -> Iterator[Any]:
+        for module in self.module.modules():
+            if isinstance(module, FSDPModule):
+                for group in parameter_groups(module._get_fsdp_state()):
+                    yield from group.fsdp_params
+
+
+def parameter_groups(state: Any) -> list[Any]:
+    """torch 2.13 has a list of groups where 2.11 has at most one."""
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is not None:
+        return list(groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group else []
 
 
 class Fsdp2Backend(Backend):

@@ -8,7 +8,8 @@ from pydantic import Field, PositiveInt
 
 from harness.backends.base import BackendOptions
 from harness.backends.mesh import Mesh
-from harness.backends.unsupported import Unsupported
+
+from .explain import Unsupported
 
 
 class PipelineOptions(BackendOptions):

@@ -2,26 +2,153 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
-from harness.backends.base import (
+from .base import (
     Backend,
     BackendOptions,
+    Batch,
     BuildModel,
     BuildOptimizer,
     Engine,
     SetupContext,
+    TensorKind,
     World,
 )
-from harness.backends.blocks import first_trained, parameter_count
-from harness.backends.cast_engine import CastEngine
-from harness.backends.options import SingleOptions
-from harness.backends.partial_sums import add_up_parts
-from harness.backends.precision import compute_dtype, scaler_arguments
-from harness.backends.reordered import reorder_backward
-from harness.backends.torch_engine import Strategy, TorchEngine
+from .blocks import first_trained, parameter_count
+from .options import SingleOptions
+from .piece import Progress
+from .precision import cast_parameters, compute_dtype, scaler_arguments
+from .tensor_parallel import require_plan
+from .tensor_plan import cut_dimension
+from .torch_engine import Strategy, TorchEngine
+
+
+class CastEngine(TorchEngine):
+    """The masters are the module's parameters; a copy of the module in the compute dtype runs."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._low = copy.deepcopy(self.module)
+        cast_parameters(self._low, compute_dtype(self.context.precision))
+        # A copy of a module is not compiled.
+        for low, master in zip(self._low.modules(), self.module.modules(), strict=True):
+            if getattr(master, "_compiled_call_impl", None) is not None:
+                low.compile()
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.context.compute_loss(self._low, batch)
+
+    def backward(self, loss: Tensor, *, last_micro_step: bool) -> None:
+        self._run_backward(loss)
+        for master, low in zip(self.module.parameters(), self._low.parameters(), strict=True):
+            if low.grad is not None:
+                gradient = low.grad.to(master.dtype)
+                master.grad = gradient if master.grad is None else master.grad + gradient
+                low.grad = None
+
+    def step(self, lr: float) -> float:
+        norm = super().step(lr)
+        self._refresh()
+        return norm
+
+    def load(self, directory: Path) -> None:
+        super().load(directory)
+        self._refresh()
+
+    def continue_from(self, progress: Progress) -> None:
+        super().continue_from(progress)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        with torch.no_grad():
+            for master, low in zip(self.module.parameters(), self._low.parameters(), strict=True):
+                low.copy_(master)
+
+    def state_tensors(self) -> Iterator[tuple[TensorKind, Tensor]]:
+        yield from super().state_tensors()
+        for parameter in self._low.parameters():
+            yield "gathered", parameter.detach()
+        for buffer in self._low.buffers():
+            yield "buffers", buffer
+
+    def train(self, mode: bool = True) -> None:
+        super().train(mode)
+        self._low.train(mode)
+
+
+def add_up_parts(model: nn.Module, parts: int) -> None:
+    """Have each linear layer that `tensor_plan` cuts compute in `parts` pieces, whose results are added.
+
+    A layer cut by rows adds up its output, one cut by columns the gradient of its input. Each piece is
+    rounded to the compute dtype before it is added, and so is each sum: what ranks along 'tensor' do. In
+    exact arithmetic nothing changes. Raises Unsupported where the plan does not fit the model.
+    """
+    require_plan(model, parts)
+    compute: dict[int | None, Callable[[nn.Linear, int, Tensor], Tensor]] = {0: _by_columns, 1: _by_rows}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            cut = cut_dimension(f"{name}.weight", module.weight.shape, parts)
+            if cut is not None:
+                module.forward = partial(compute[cut], module, parts)  # type: ignore[method-assign]
+
+
+def _by_columns(layer: nn.Linear, parts: int, inputs: Tensor) -> Tensor:
+    biases = [None] * parts if layer.bias is None else layer.bias.chunk(parts)
+    outputs = [
+        functional.linear(inputs, weight, bias)
+        for weight, bias in zip(layer.weight.chunk(parts), biases, strict=True)
+    ]
+    return torch.cat(outputs, dim=-1)
+
+
+def _by_rows(layer: nn.Linear, parts: int, inputs: Tensor) -> Tensor:
+    pieces = zip(inputs.chunk(parts, dim=-1), layer.weight.chunk(parts, dim=1), strict=True)
+    first, *others = [functional.linear(piece, weight) for piece, weight in pieces]
+    output = sum(others, start=first)
+    return output if layer.bias is None else output + layer.bias.to(output.dtype)
+
+
+class _Identity(torch.autograd.Function):
+    """A node of the graph that does nothing."""
+
+    @staticmethod
+    def forward(_: Any, tensor: Tensor) -> Tensor:
+        # A copy: modules may change what they are given in place, which torch forbids for such a view.
+        return tensor.clone()
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient
+
+
+def reorder_backward(model: nn.Module) -> None:
+    """Put a node of its own before every module's inputs, as ZeRO-3 does to release parameters.
+
+    A tensor that several modules read (queries, keys and values; a residual and its branch) then adds up
+    its gradients in the order in which these nodes were made: each sample's gradient is rounded otherwise.
+    """
+    for module in model.modules():
+        module.register_forward_pre_hook(_through_nodes, with_kwargs=True)
+
+
+def _through_nodes(
+    _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return tuple(map(_node, inputs)), {name: _node(value) for name, value in named.items()}
+
+
+def _node(value: Any) -> Any:
+    return _Identity.apply(value) if isinstance(value, Tensor) and value.requires_grad else value
 
 
 class SingleBackend(Backend):

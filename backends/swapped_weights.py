@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from harness.backends.blocks import block_classes
 from harness.backends.options import Zero3Options, gathers_blocks
 from harness.backends.presets import ZERO3_DEFAULTS, ZERO3_PREFETCH_ELEMENTS
-from harness.backends.unsupported import Unsupported
+
+from .explain import Unsupported
 
 COUNT = 5
 """`buffer_count` of 'offload_param' (zero/offload_config.py)."""

@@ -33,10 +33,11 @@ from harness.backends.swapped_weights import (
     swapper_of,
     weight_buffers,
 )
-from harness.backends.unsupported import Unsupported
 from harness.backends.zero_engine import ZeroEngine
-from harness.backends.zero_kept import tensors_in
 from harness.scratch import scratch_prefix
+
+from .explain import Unsupported
+from .zero_engine import tensors_in
 
 BUFFERS = 4
 """`buffer_count`: a sub-group's masters, both moments and gradients are in memory while it is updated."""

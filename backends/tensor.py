@@ -24,7 +24,6 @@ from harness.backends.base import (
 from harness.backends.blocks import first_trained, parameter_count
 from harness.backends.checkpoints.torch_pieces import dtensor_pieces
 from harness.backends.fsdp2 import Fsdp2Backend, fsdp2_full_parameters
-from harness.backends.fsdp2_engine import Fsdp2Engine
 from harness.backends.gradients import local_shard
 from harness.backends.loading import fill_sharded, this_device
 from harness.backends.model_source import model_source
@@ -33,6 +32,8 @@ from harness.backends.single import grad_scaler
 from harness.backends.tensor_options import FsdpTensorOptions, TensorOptions
 from harness.backends.tensor_parallel import copies, cut_layers
 from harness.backends.torch_engine import Strategy, TorchEngine
+
+from .fsdp2 import Fsdp2Engine
 
 
 def device_mesh(world: World) -> DeviceMesh:

@@ -13,7 +13,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from torch.distributed.tensor.parallel import parallelize_module as parallelize
 
 from harness.backends.tensor_plan import COLUMNS, ROWS, VOCABULARY, cut_dimension, why_not_cut
-from harness.backends.unsupported import Unsupported
+
+from .explain import Unsupported
 
 KNOWN_STYLES = {
     **dict.fromkeys(COLUMNS, ("colwise",)),

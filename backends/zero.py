@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 
-from harness.backends.base import (
+from .base import (
     Backend,
     BackendOptions,
     BuildModel,
@@ -21,10 +24,10 @@ from harness.backends.base import (
     Unsupported,
     World,
 )
-from harness.backends.blocks import block_classes, parameter_count
-from harness.backends.cpu_adam import cpu_adam
-from harness.backends.extension_builds import unmet_build
-from harness.backends.extensions import (
+from .blocks import block_classes, parameter_count
+from .explain import Unsupported as explain_Unsupported
+from .extension_builds import unmet_build
+from .extensions import (
     ASYNC_IO,
     CPU_ADAM,
     runs_cpu_adam,
@@ -33,22 +36,98 @@ from harness.backends.extensions import (
     unmet_cpu_adam,
     unmet_files,
 )
-from harness.backends.floating_inputs import refuse_batch_norm
-from harness.backends.hybrid import unmet_second_copy
-from harness.backends.loading import fill_zero3, reserve_parameters, this_device
-from harness.backends.model_source import Loading, ModelSource, model_source
-from harness.backends.not_run import reasons_not_run
-from harness.backends.options import ZeroOptions, gathers_blocks
-from harness.backends.precision import cast_parameters, compute_dtype
-from harness.backends.swapping import SwappingEngine, lay_files, require_swappable
-from harness.backends.zero_config import zero_config
-from harness.backends.zero_engine import ZeroEngine
-from harness.backends.zero_hooks import hooked_without_gather
-from harness.backends.zero_loss_scale import forget_dummy_step
-from harness.backends.zero_low_bit import require_whole_blocks
+from .floating_inputs import refuse_batch_norm
+from .hybrid import unmet_second_copy
+from .loading import fill_zero3, reserve_parameters, this_device
+from .model_source import Loading, ModelSource, model_source
+from .not_run import reasons_not_run
+from .optimizer_kinds import BLOCK_ELEMENTS, is_quantised
+from .options import ZeroOptions, gathers_blocks
+from .precision import cast_parameters, compute_dtype
+from .swapping import SwappingEngine, lay_files, require_swappable
+from .zero_config import zero_config
+from .zero_engine import ZeroEngine, forget_dummy_step
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+
+@contextmanager
+def hooked_without_gather(model: nn.Module) -> Iterator[None]:
+    """Around `deepspeed.initialize` of a model whose parameters are partitioned.
+
+    `create_reduce_and_remove_grad_hooks` (stage3.py) gathers each parameter, attaches a hook, and frees it. A
+    hook needs no values, so each parameter shows its shape without memory instead: a rank never holds a whole
+    embedding, and gloo's copy of it, for that. Its own `all_gather` is back when this ends.
+    """
+    parameters: list[Any] = list(model.parameters())
+    gathers = [parameter.all_gather for parameter in parameters]
+    for parameter, gather in zip(parameters, gathers, strict=True):
+        parameter.all_gather = partial(_show_shape, parameter, gather)
+    try:
+        yield
+    finally:
+        for parameter, gather in zip(parameters, gathers, strict=True):
+            parameter.all_gather = gather
+
+
+def _show_shape(parameter: Any, gather: Any, several: Sequence[Any] | None = None, **how: Any) -> Any:
+    """Look gathered, with one value for all elements; several parameters are gathered as always."""
+    from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
+
+    if several is not None:
+        return gather(several, **how)
+    parameter.data = parameter.data.new_zeros(1).expand(parameter.ds_shape)
+    parameter.ds_status = ZeroParamStatus.AVAILABLE
+    return None
+
+
+def require_whole_blocks(optimizer: Any, kind: str, version: str) -> None:
+    """Raise Unsupported, on all ranks alike, where a parameter ends within a block of torchao's.
+
+    optimizer: DeepSpeed's of stage 1 or 2. With its first step it narrows the moments of a partition to
+    each parameter (`set_optim_state_fragment`, utils/tensor_fragment.py of DeepSpeed 0.19.8), which torchao
+    does at borders of blocks only (`aten.slice`, optim/subclass_8bit.py of 0.18).
+    """
+    if kind != "adamw-8bit":
+        return
+    for parameters, partition in zip(
+        optimizer.bit16_groups, optimizer.single_partition_of_fp32_groups, strict=True
+    ):
+        ends = accumulate(parameter.numel() for parameter in parameters)
+        if is_quantised(partition.numel(), kind) and any(end % BLOCK_ELEMENTS for end in ends):
+            raise Unsupported(
+                f"DeepSpeed {version} narrows 8-bit moments to each parameter at stages 1 and 2, which "
+                f"torchao does in blocks of {BLOCK_ELEMENTS} elements only, and a parameter ends within one; "
+                "use stage 3, optimizer.kind=adamw-8bit-bnb, or sizes that are multiples"
+            )
+
+
+CONSTANTS = ("params", "lr", "betas", "eps", "weight_decay", "maximize")
+"""It knows no `maximize`; the key says that it is false, as in the job's."""
+
+
+def cpu_adam(optimizer: torch.optim.Optimizer, *, fp32_states: bool) -> torch.optim.Optimizer:
+    """`DeepSpeedCPUAdam` over the same groups, its states in fp32 or in the parameters' dtype.
+
+    Steps are counted as plain numbers. The kernel computes in fp32 whatever the parameters' dtype
+    (`Adam_Optimizer::Step_1`, csrc/adam/cpu_adam_impl.cpp). Raises Unsupported unless `optimizer` is AdamW.
+    """
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    if not isinstance(optimizer, torch.optim.AdamW):
+        raise explain_Unsupported(f"adam=deepspeed replaces AdamW, not {type(optimizer).__name__}")
+    groups = [{key: group[key] for key in CONSTANTS} for group in optimizer.param_groups]
+    first = groups[0]
+    replacement: torch.optim.Optimizer = DeepSpeedCPUAdam(
+        groups,
+        lr=first["lr"],
+        betas=first["betas"],
+        eps=first["eps"],
+        adamw_mode=True,
+        fp32_optimizer_states=fp32_states,
+    )
+    return replacement
 
 
 class ZeroBackend(Backend):

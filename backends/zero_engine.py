@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from harness.backends.base import Batch, Effective, Engine, SetupContext, TensorKind
-from harness.backends.blocks import first_trained, frozen_dtype
-from harness.backends.checkpoints.zero_pieces import (
+from .base import Batch, Effective, Engine, SetupContext, TensorKind
+from .blocks import first_trained, frozen_dtype
+from .checkpoints.zero_pieces import (
     continue_zero,
     frozen_values,
     load_native,
@@ -19,17 +19,108 @@ from harness.backends.checkpoints.zero_pieces import (
     zero_progress,
     zero_weights_in_use,
 )
-from harness.backends.gradients import global_norm
-from harness.backends.model_source import Loading
-from harness.backends.optimizer_groups import describe_groups, held_tensors, updated_tensors
-from harness.backends.optimizer_implementation import optimizer_implementation
-from harness.backends.piece import Piece, Progress
-from harness.backends.precision import dtype_name
-from harness.backends.presets import HOOKED_WITHOUT_GATHER, TIMER_WAITS
-from harness.backends.torch_engine import full_tensor
-from harness.backends.zero_kept import KEPT_BY_DEEPSPEED, tensors_in
-from harness.backends.zero_loss_scale import forgotten_loss_scale, loss_scale
-from harness.backends.zero_second_copy import forget_group, forget_second_copies, second_copies
+from .gradients import global_norm
+from .model_source import Loading
+from .optimizer_groups import describe_groups, held_tensors, updated_tensors
+from .optimizer_implementation import optimizer_implementation
+from .piece import Piece, Progress
+from .precision import dtype_name
+from .presets import HOOKED_WITHOUT_GATHER, TIMER_WAITS
+from .torch_engine import full_tensor
+
+KEPT_BY_DEEPSPEED: dict[TensorKind, tuple[str, ...]] = {
+    "weights": ("bit16_groups_flat", "fp16_partitioned_groups_flat", "bf16_groups_flat"),
+    "masters": (
+        "single_partition_of_fp32_groups",
+        "fp32_partitioned_groups_flat",
+        "fp32_groups_flat_partition",
+        "fp32_groups",
+    ),
+    "gradients": (
+        "averaged_gradients",
+        "all_grad_tensors",
+        "grad_partitions_flat_buffer",
+        "accumulated_grads_in_cpu",
+    ),
+    "communication": (
+        "temp_grad_buffer_for_cpu_offload",
+        "temp_grad_buffer_for_gpu_offload",
+        "param_buffer_of_bit16_for_cpu_offload_groups",
+    ),
+}
+
+
+def tensors_in(value: Any) -> Iterable[Tensor]:
+    """Flatten DeepSpeed's lists and dicts of tensors."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def forget_second_copies(model: nn.Module) -> None:
+    """Have the first forward pass gather from all ranks, as later steps do.
+
+    Partitioning makes the copy as it frees a weight (`Init._partition_param_sec`), also of one that was
+    reserved without values or only shows its shape: the first step would gather that, not the weights.
+    """
+    for parameter in model.parameters():
+        if second_copy(parameter) is not None:
+            parameter.ds_secondary_tensor = None  # type: ignore[attr-defined]
+
+
+def second_copies(model: nn.Module) -> Iterator[Tensor]:
+    """This rank's pieces of it, as far as they are there."""
+    for parameter in model.parameters():
+        copy = second_copy(parameter)
+        if copy is not None:
+            yield copy
+
+
+def second_copy(parameter: nn.Parameter) -> Tensor | None:
+    """This rank's piece of one parameter."""
+    piece: Tensor | None = getattr(parameter, "ds_secondary_tensor", None)
+    return piece
+
+
+def forget_group() -> None:
+    """Let the next engine of this process have groups of its own: DeepSpeed refuses to make them twice."""
+    from deepspeed.utils import groups
+
+    groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
+
+
+def loss_scale(engine: Any) -> float | None:
+    """The one in force; None outside of fp16."""
+    if not engine.fp16_enabled():
+        return None
+    return float(getattr(engine.optimizer, "cur_scale", engine.optimizer.loss_scale))
+
+
+def forgotten_loss_scale(engine: Any) -> float:
+    """Of stage 0: what it divides gradients by without having scaled the loss; 1 outside of fp16.
+
+    `DeepSpeedEngine.backward` (DeepSpeed 0.19) scales for optimizers of ZeRO alone, although
+    `FP16_UnfusedOptimizer.step` unscales. Library defaults keep it so: the gradient norm shows it.
+    """
+    return loss_scale(engine) or 1.0
+
+
+def forget_dummy_step(optimizer: torch.optim.Optimizer) -> None:
+    """Set Adam's step count back to zero.
+
+    `FP16_UnfusedOptimizer.initialize_optimizer_states` (DeepSpeed 0.19) steps once on zero gradients,
+    so that training would begin at t = 2 with moments of zero: the first updates come out wrong.
+    """
+    for state in optimizer.state.values():
+        if isinstance(state.get("step"), Tensor):
+            state["step"].zero_()
+        elif "step" in state:
+            state["step"] = 0
 
 
 class ZeroEngine(Engine):

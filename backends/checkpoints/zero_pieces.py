@@ -20,7 +20,8 @@ from harness.backends.checkpoints.adam import (
 )
 from harness.backends.checkpoints.torch_pieces import whole_pieces
 from harness.backends.piece import MOMENTS, Piece, Progress
-from harness.backends.unsupported import Unsupported
+
+from ..explain import Unsupported
 
 
 def zero_pieces(engine: Any, stage: int, *, moments: bool = True) -> Iterator[Piece]:

@@ -8,20 +8,15 @@ from typing import Any
 
 from torch import nn
 
-from harness.backends.accelerate import ddp_strategy, refuse_without_autocast
-from harness.backends.base import (
-    Backend,
-    BuildModel,
-    BuildOptimizer,
-    Engine,
-    SetupContext,
-    Unsupported,
-)
-from harness.backends.blocks import parameter_count
-from harness.backends.options import NoOptions
-from harness.backends.prepared_zero import PreparedZeroBackend
-from harness.backends.presets import trainer_ddp_changes
-from harness.backends.zero_engine import ZeroEngine
+from ..accelerate import ddp_strategy, refuse_without_autocast
+from ..base import Backend, BuildModel, BuildOptimizer, Engine, SetupContext, Unsupported
+from ..blocks import parameter_count
+from ..options import NoOptions
+from ..prepared_fsdp import PreparedFsdpBackend, offloads
+from ..prepared_zero import PreparedZeroBackend
+from ..presets import trainer_ddp_changes
+from ..torch_engine import TorchEngine
+from ..zero_engine import ZeroEngine
 
 
 class TrainerDdpBackend(Backend):
@@ -90,3 +85,47 @@ class TrainerZeroBackend(PreparedZeroBackend):
         from harness.backends.trainer.engines import TrainerZeroEngine
 
         return TrainerZeroEngine(driver, *arguments)
+
+
+class TrainerFsdpBackend(PreparedFsdpBackend):
+    """Trainer with `fsdp=True` and the version in `fsdp_config`."""
+
+    packages = ("torch", "accelerate", "transformers")
+    library = "transformers"
+    through = "Trainer"
+    on_the_cpu = (
+        f"with accelerate {version('accelerate')} ignores Trainer's fsdp=True on the CPU and trains under "
+        "DDP, without a word"
+    )
+
+    def _settings(self, model: nn.Module, context: SetupContext) -> dict[str, Any]:
+        return self._common_settings(model, version="version", classes="transformer_layer_cls_to_wrap")
+
+    def _prepare(
+        self,
+        model: nn.Module,
+        settings: dict[str, Any],
+        build_optimizer: BuildOptimizer,
+        context: SetupContext,
+    ) -> tuple[Any, Any, Any, Any]:
+        from harness.backends.trainer.held import HeldTrainer, training_arguments
+
+        if offloads(self.options) and self.version == 2:
+            raise Unsupported(
+                f"transformers {version('transformers')}: Trainer reduces the norm of offloaded gradients on "
+                "the CPU, which NCCL cannot reach"
+            )
+        arguments = training_arguments(context, fsdp=True, fsdp_config=dict(settings))
+        trainer = HeldTrainer(model, arguments, context, build_optimizer)
+        self._require_fsdp(trainer.accelerator)
+        trainer.start()
+        return trainer, trainer.accelerator, trainer.model_wrapped, trainer.optimizer
+
+    def _engine(self, driver: Any, *arguments: Any) -> TorchEngine:
+        from harness.backends.trainer.engines import TrainerFsdp1Engine, TrainerFsdp2Engine, details_of
+
+        engine_class = TrainerFsdp2Engine if self.version == 2 else TrainerFsdp1Engine
+        engine = engine_class(*arguments)
+        engine.strategy.details.update(details_of(driver))
+        engine.trainer = driver
+        return engine

@@ -11,10 +11,11 @@ from harness.backends.accelerate import AccelerateZeroEngine, forget_accelerator
 from harness.backends.base import Batch
 from harness.backends.ddp import DdpEngine
 from harness.backends.fsdp1 import Fsdp1Engine
-from harness.backends.fsdp2_engine import Fsdp2Engine
 from harness.backends.torch_engine import TorchEngine
 from harness.backends.trainer.alone import LIBRARY_ALONE, alone
 from harness.backends.trainer.held import HeldTrainer
+
+from ..fsdp2 import Fsdp2Engine
 
 
 class TrainerTorchEngine(TorchEngine):

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness.backends.values import InvalidYaml, parse_value, require_bounded
+from harness.backends.explain import InvalidYaml, parse_value, require_bounded
 from harness.errors import HarnessError
 from harness.files import read_settings
 

@@ -9,7 +9,7 @@ from harness.forms.workload import Workload
 
 
 def model_states(workload: Workload) -> ModelStates:
-    """A whole replica; `single:precision=cast` computes with a copy of it (`backends/cast_engine.py`)."""
+    """A whole replica; `single:precision=cast` computes with a copy of it (`backends/single.py`)."""
     terms = replica_terms(workload)
     if workload.options.get("precision") == "cast" and workload.compute_bytes < workload.master_bytes:
         copy = workload.layout.parameter_count * workload.compute_bytes

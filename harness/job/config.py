@@ -10,8 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from harness.backends.explain import choices, explain_all
-from harness.backends.values import InvalidYaml, parse_value
+from harness.backends.explain import InvalidYaml, choices, explain_all, parse_value
 from harness.errors import HarnessError
 from harness.files import read_settings
 from harness.job.experiment import INHERITS, Experiment

@@ -7,8 +7,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from harness.backends.explain import explain
-from harness.backends.values import InvalidYaml, parse_value
+from harness.backends.explain import InvalidYaml, explain, parse_value
 from harness.errors import HarnessError
 from harness.files import read_settings
 

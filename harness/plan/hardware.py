@@ -8,8 +8,7 @@ from typing import Any
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from harness.backends.explain import suggestion
-from harness.backends.values import TypedValues
+from harness.backends.explain import TypedValues, suggestion
 from harness.errors import HarnessError
 from harness.forms.flops import find_peak
 from harness.job.yaml_files import read_yaml_file

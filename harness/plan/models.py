@@ -9,8 +9,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from harness.backends.explain import suggestion
-from harness.backends.values import InvalidYaml, parse_value
+from harness.backends.explain import InvalidYaml, parse_value, suggestion
 from harness.errors import HarnessError
 from harness.files import read_settings
 from harness.launch.libraries import require_libraries

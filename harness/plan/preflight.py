@@ -9,8 +9,8 @@ from typing import Any
 
 from harness.backends import registry
 from harness.backends.base import World
+from harness.backends.explain import Unsupported
 from harness.backends.hybrid import unmet_hybrid, unmet_second_copy
-from harness.backends.unsupported import Unsupported
 from harness.errors import HarnessError
 from harness.forms.dtypes import COMPUTE, DTYPE_BYTES
 from harness.judge.cell import Cell as NamedCell

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.backends.partial_sums import add_up_parts
-from harness.backends.unsupported import Unsupported
+from harness.backends.explain import Unsupported
+from harness.backends.single import add_up_parts
 from harness.rank.data.samples import DataFacts
 from harness.rank.models.losses import summed_cross_entropy
 from harness.rank.models.model import build_model, model_config

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.backends.registry import (
+    OTHER_NAMES,
     UnknownBackend,
     canonical_label,
     claimed_strategy,
@@ -15,7 +16,6 @@ from harness.backends.registry import (
     preset_of,
     strategy_of,
 )
-from harness.backends.spellings import OTHER_NAMES
 from tests.plugins import register
 
 BUILT_IN = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from harness.backends.reordered import reorder_backward
+from harness.backends.single import reorder_backward
 from harness.rank.data.samples import DataFacts
 from harness.rank.models.losses import summed_cross_entropy
 from harness.rank.models.model import build_model, model_config

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from torch import nn
 
-from harness.backends.ring_attention import require_ring_attention
-from harness.backends.unsupported import Unsupported
+from harness.backends.context_parallel import require_ring_attention
+from harness.backends.explain import Unsupported
 
 
 def model(**config: Any) -> nn.Module:

@@ -8,7 +8,7 @@ import torch
 
 from harness.backends import extension_builds, registry, swapping
 from harness.backends.base import World
-from harness.backends.unsupported import Unsupported
+from harness.backends.explain import Unsupported
 
 TWO = World(rank=0, world_size=2, local_rank=0, ranks_per_node=2, device="cpu")
 

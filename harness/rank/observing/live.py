@@ -19,8 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from harness.backends.base import Batch, Effective, Engine, SetupContext, World
 from harness.backends.ddp import DdpEngine
 from harness.backends.fsdp1 import STRATEGIES, Fsdp1Engine, fsdp1_unit_names
-from harness.backends.fsdp2 import fsdp2_unit_names
-from harness.backends.fsdp2_engine import Fsdp2Engine, parameter_groups
+from harness.backends.fsdp2 import Fsdp2Engine, fsdp2_unit_names, parameter_groups
 from harness.backends.precision import dtype_name
 from harness.backends.prefetch import describe_fsdp1_prefetch, describe_fsdp2_prefetch
 from harness.backends.torch_engine import Strategy, TorchEngine

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.backends.base import Engine
+from harness.backends.explain import Unsupported
 from harness.backends.piece import Piece
-from harness.backends.unsupported import Unsupported
 from harness.errors import HarnessError
 from harness.rank.probes.sketch import CHUNK_ELEMENTS, content_sum, partial_sketch
 from harness.record import WeightsPart

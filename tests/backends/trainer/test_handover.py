@@ -7,8 +7,7 @@ import threading
 import pytest
 import torch
 
-from harness.backends.trainer.handover import Handover
-from harness.backends.trainer.rates import GivenRates
+from harness.backends.trainer.held import GivenRates, Handover
 
 
 class Doubling:
