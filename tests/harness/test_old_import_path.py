@@ -10,11 +10,11 @@ from tests.plugins import register
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """A process with this checkout behind its working directory."""
+def python(*arguments: str, cwd: Path, plugins: bool = False) -> subprocess.CompletedProcess[str]:
+    """A process with this checkout on its path; with plugins, also what is installed in the working directory."""
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, check=False, cwd=cwd,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)},
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{ROOT}:{cwd}" if plugins else str(ROOT)},
     )  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def test_a_plugin_on_the_old_path_is_refused_by_one_line_where_a_folder_shadows_
     own.touch()
     (tmp_path / "plugin.py").write_text("from backends.base import Backend\nclass Own(Backend): ...\n")
     register(tmp_path, {"own": "plugin:Own"})
-    done = python("-m", "harness", "backends", "--json", cwd=tmp_path)
+    done = python("-m", "harness", "backends", "--json", cwd=tmp_path, plugins=True)
     assert done.returncode == 0, done.stderr
     (listed,) = (entry for entry in json.loads(done.stdout)["backends"] if entry["name"] == "own")
     assert listed["summary"] == (
@@ -58,7 +58,7 @@ def test_a_plugin_on_the_old_path_is_refused_by_one_line_where_a_folder_shadows_
         "folder"
     )
     own.write_text("raise RuntimeError('not ours')\n")
-    done = python("-m", "harness", "run", "--backend", "own", cwd=tmp_path)
+    done = python("-m", "harness", "run", "--backend", "own", cwd=tmp_path, plugins=True)
     assert done.returncode == 1
     assert f"found {own} instead" in done.stderr
 
@@ -66,6 +66,6 @@ def test_a_plugin_on_the_old_path_is_refused_by_one_line_where_a_folder_shadows_
 def test_a_plugin_that_exits_when_it_is_imported_does_not_end_the_list_of_backends(tmp_path: Path) -> None:
     (tmp_path / "plugin.py").write_text("raise SystemExit(7)\n")
     register(tmp_path, {"own": "plugin:Own"})
-    done = python("-m", "harness", "backends", "--json", cwd=tmp_path)
+    done = python("-m", "harness", "backends", "--json", cwd=tmp_path, plugins=True)
     assert done.returncode == 0, done.stderr
     assert "backend 'own' (plugin:Own) cannot be loaded: SystemExit: 7" in done.stdout

@@ -32,5 +32,5 @@ def test_differences_have_two_places_and_an_exponent() -> None:
 
 def test_markdown_is_made_harmless() -> None:
     assert markdown_text("a|b `c` <d> [e]\n*f* _g_ #h \\") == (
-        "a\\|b \\`c\\` \\<d\\> \\[e\\] \\*f\\* \\_g\\_ \\#h \\\\"
+        "a\\|b \\`c\\` &lt;d&gt; \\[e\\] \\*f\\* \\_g\\_ \\#h \\\\"
     )
