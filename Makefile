@@ -23,7 +23,7 @@ test-exhaustive: $(READY)
 
 # The journeys that `make test` leaves out: a minute of processor time each.
 test-journeys: $(READY)
-	$(BIN)/pytest -m exhaustive tests/journeys
+	$(BIN)/pytest $(SIDE_BY_SIDE) -m exhaustive tests/journeys
 
 # Hostile input by every way in: 20,000 inputs from a seed that is printed. Several minutes.
 FUZZED ?= 20000

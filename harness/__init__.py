@@ -9,7 +9,6 @@ if is_program_of_ours():  # before anything else is imported, `__future__` inclu
     leave_current_folder()
 
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,19 +25,11 @@ _HOMES = {
     "Estimate": "harness.api.estimates",
     "HarnessError": "harness.errors",
     "Results": "harness.api.results",
+    "compare": "harness.api.runs",
     "estimate": "harness.api.estimates",
     "load": "harness.api.runs",
     "run": "harness.api.runs",
 }
-
-
-class _ComparePackage(ModuleType):
-    """The package `harness.judge`, which Python puts in the place of a function of that name."""
-
-    def __call__(self, *arguments: Any, **settings: Any) -> "Results":
-        from harness.api.runs import compare
-
-        return compare(*arguments, **settings)
 
 
 def __getattr__(name: str) -> Any:
@@ -53,6 +44,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-import_module("harness.judge").__class__ = _ComparePackage

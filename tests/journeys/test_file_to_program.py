@@ -12,7 +12,7 @@ from harness.record import Record
 from tests.harness.cli.command_line import SMALL
 from tests.journeys.journey import Journey
 
-pytestmark = pytest.mark.long(seconds=120)
+pytestmark = [pytest.mark.exhaustive, pytest.mark.long(seconds=120)]
 STEPS = 4
 PEAK = 1e-3
 DEEPSPEED = {

@@ -43,7 +43,7 @@ def job(shared_journey: Journey) -> Path:
 
 @pytest.fixture(scope="module")
 def compared(job: Path) -> harness.Results:
-    return harness.judge(
+    return harness.compare(
         job, backends=["ddp", "fsdp-hybrid"], nproc=2, settings=SETTINGS, runs=job.parent / "runs", quiet=True
     )
 
