@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def python(*arguments: str, cwd: Path, plugins: bool = False) -> subprocess.CompletedProcess[str]:
-    """A process with this checkout on its path; with plugins, also what is installed in the working directory."""
+    """A process with this checkout on its path; with plugins, the working directory too."""
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, check=False, cwd=cwd,
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{ROOT}:{cwd}" if plugins else str(ROOT)},
