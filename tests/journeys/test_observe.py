@@ -129,3 +129,13 @@ def test_a_script_has_the_losses_of_our_run_of_its_job(observations: Observation
     seen, own = observations.observed(name), observations.own(name)
     losses = [step.loss for step in own.steps]
     assert [step.loss for step in seen.steps] == pytest.approx(losses, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_a_script_is_diagnosed_against_our_run_of_its_job(observations: Observations, name: str) -> None:
+    seen, own = observations.observed(name), observations.own(name)
+    number = list(SCRIPTS).index(name)
+    said = observations.journey.harness(
+        "diagnose", f"observed-{number}/{seen.run_id}", f"own-{number}/{own.run_id}"
+    ).stdout
+    assert "no difference beyond noise" in said
