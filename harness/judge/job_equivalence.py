@@ -58,7 +58,7 @@ UNSEEN = {"None", "auto"}
 
 
 def _one_is_a_script(reference: Record, record: Record) -> bool:
-    """Whether one of two runs is an observed script: its job is known in part, its samples by their contents."""
+    """Whether one is an observed script: its job is known in part, its samples by their contents."""
     return (reference.observation is None) != (record.observation is None)
 
 
