@@ -5,9 +5,6 @@ from __future__ import annotations
 import html
 import unicodedata
 
-from harness.judge.comparison import Comparison
-from harness.judge.measures import counts_samples
-
 NOT_AVAILABLE = "n/a"
 # Control, format (which can reverse a line), surrogate and private characters.
 _UNPRINTABLE = ("Cc", "Cf", "Cs", "Co")
@@ -94,12 +91,3 @@ def percent(value: float | None) -> str:
 def signed_percent(value: float | None) -> str:
     """A relative change: +5.0 %, -0.3 %."""
     return NOT_AVAILABLE if value is None else f"{value:+.1%}".replace("%", " %")
-
-
-NO_TEXT = "tokens/s: samples/s, since samples that are no text count as one token"
-
-
-def of_no_text(comparison: Comparison) -> bool:
-    """Whether what is called tokens are samples."""
-    records = [row.record for row in comparison.rows if row.record.steps]
-    return bool(records) and all(map(counts_samples, records))

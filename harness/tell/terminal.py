@@ -9,8 +9,8 @@ from harness.judge.comparison import Comparison
 from harness.judge.findings.groups import statements
 from harness.judge.metrics import SENT, SPEED
 from harness.tell.document import Column, Table
-from harness.tell.formats import NO_TEXT, of_no_text
 from harness.tell.narrow import WIDTH, narrow
+from harness.tell.no_text import NO_TEXT, of_no_text
 from harness.tell.sections.settings import TITLE
 from harness.tell.tables import (
     NOT_COMPARABLE,

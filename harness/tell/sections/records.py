@@ -8,8 +8,9 @@ from harness.judge.comparison import Comparison
 from harness.judge.statistics import LEAST_FOR_P95, LEVEL, MOST_DIVISIONS, interval_runs
 from harness.record.record_files import RECORD_NAME
 from harness.tell.document import Block, Column, Items, Paragraph, Section, Shown, Table
-from harness.tell.formats import NO_TEXT, of_no_text, percent
+from harness.tell.formats import percent
 from harness.tell.manifest import Manifest, RecordEntry
+from harness.tell.no_text import NO_TEXT, of_no_text
 
 COLUMNS = (
     Column("path", "record", align="left"),
