@@ -143,7 +143,7 @@ def _samples(reference: Record, record: Record) -> Iterator[Difference]:
     if late is not None:
         yield late
         return
-    fields = ("sample_hashes", "samples", "target_tokens")
+    fields: tuple[str, ...] = ("sample_hashes", "samples", "target_tokens")
     if _one_is_a_script(reference, record):
         fields = fields[1:]
     trained_on = attrgetter(*fields)
