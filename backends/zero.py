@@ -25,7 +25,6 @@ from .base import (
     World,
 )
 from .blocks import block_classes, parameter_count
-from .explain import Unsupported as explain_Unsupported
 from .extension_builds import unmet_build
 from .extensions import (
     ASYNC_IO,
@@ -116,7 +115,7 @@ def cpu_adam(optimizer: torch.optim.Optimizer, *, fp32_states: bool) -> torch.op
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
     if not isinstance(optimizer, torch.optim.AdamW):
-        raise explain_Unsupported(f"adam=deepspeed replaces AdamW, not {type(optimizer).__name__}")
+        raise Unsupported(f"adam=deepspeed replaces AdamW, not {type(optimizer).__name__}")
     groups = [{key: group[key] for key in CONSTANTS} for group in optimizer.param_groups]
     first = groups[0]
     replacement: torch.optim.Optimizer = DeepSpeedCPUAdam(

@@ -98,7 +98,6 @@ class Results:
         'runs': a line per run with the figures of `compare --json`; 'steps': a line per run and optimizer
         step; 'evaluations': a line per run and evaluation; 'findings': a line per finding.
         """
-        # REMOVED-IMPORT
 
         return frame(self.comparison, kind)
 

@@ -139,7 +139,6 @@ def adapter(run: Path, merged: bool, output: Path) -> int:
     With --merged: the whole model as transformers reads it. RUN is the folder of a run, or of its checkpoint.
     """
     from harness.exported.folder import require_new_folder
-    # REMOVED-IMPORT
 
     require_new_folder(output)
     layers = export_adapter(run, output, merged=merged)

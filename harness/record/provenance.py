@@ -36,7 +36,7 @@ PREFIXES = ("NCCL_", "TORCH_NCCL_", "RCCL_")
 # What decides a measurement. Reports and tables may change without making records stale.
 MEASURING_SOURCES = (
     "harness/backends", "harness/rank", "harness/launch", "harness/run_directory", "harness/record",
-    "harness/job/batch.py", "harness/job",
+    "harness/job",
 )  # fmt: skip
 
 

@@ -28,8 +28,8 @@ from harness.record import (
     WorldPart,
 )
 from harness.record.provenance import package_versions
-from harness.run_directory.events import Events as events_Events
 from harness.run_directory.events import (
+    Events,
     FailureEvent,
     RankEvents,
     SetupEvent,
@@ -177,9 +177,6 @@ def mismatch_error(run_directory: Path, events: Mapping[int, RankEvents]) -> Err
                 ranks=rank_states(run_directory, len(events)),
             )
     return None
-
-
-Events = Mapping[int, RankEvents]
 
 
 def status_of(
@@ -333,7 +330,7 @@ def record_of_fault(run_directory: Path, request: RunRequest, error: BaseExcepti
 def _record(
     run_directory: Path,
     request: RunRequest,
-    events: events_Events,
+    events: Events,
     steps: list[StepPart],
     status: Status,
     error: ErrorPart | None,
@@ -419,7 +416,7 @@ def _world(request: RunRequest, setup: SetupEvent | None) -> WorldPart:
     )
 
 
-def _observed(events: events_Events, mesh: Mesh) -> ObservedPart | None:
+def _observed(events: Events, mesh: Mesh) -> ObservedPart | None:
     """As rank 0 saw it; of a pipeline's ranks each trains parameters of its own."""
     seen = [of_rank.final.observed for of_rank in events.values() if of_rank.final is not None]
     first = events[0].final
@@ -505,7 +502,7 @@ def _known(values: list[Value | None]) -> list[Value]:
     return known if len(known) == len(values) else []
 
 
-def _answers(events: events_Events, mesh: Mesh) -> AnswersPart | None:
+def _answers(events: Events, mesh: Mesh) -> AnswersPart | None:
     """Those of every data rank; None where one of them gave none."""
     counted = [of_rank for rank, of_rank in events.items() if mesh.counts_samples(rank)]
     parts = [of_rank.final.answers if of_rank.final else None for of_rank in counted]

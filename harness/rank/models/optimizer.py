@@ -217,7 +217,7 @@ def _without_compiling(groups: Sequence[dict[str, Any]]) -> Any:
 
 def stored_dtype(moment: torch.Tensor) -> torch.dtype:
     """Dtype of the elements that lie in memory: a quantised tensor shows the dtype that it stands for."""
-    local = _low_bit_local(moment)
+    local = _local_moment(moment)
     return getattr(local, "codes", local).dtype  # type: ignore[no-any-return]
 
 
@@ -228,10 +228,10 @@ def wide_bytes(states: Iterable[tuple[int, Sequence[torch.Tensor]]]) -> int:
     """
     large = [moment for elements, moments in states if elements >= LEAST_ELEMENTS for moment in moments]
     wide = [moment for moment in large if stored_dtype(moment).itemsize > 1]
-    return sum(_low_bit_local(moment).numel() * moment.element_size() for moment in wide)
+    return sum(_local_moment(moment).numel() * moment.element_size() for moment in wide)
 
 
-def _low_bit_local(moment: torch.Tensor) -> torch.Tensor:
+def _local_moment(moment: torch.Tensor) -> torch.Tensor:
     return moment.to_local() if hasattr(moment, "to_local") else moment  # type: ignore[no-any-return]
 
 

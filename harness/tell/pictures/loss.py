@@ -189,12 +189,10 @@ class Line:
 def loss_lines(comparison: Comparison) -> list[Line]:
     """Of every cell with a finite loss, in their order."""
     groups = comparison.groups
-    references = {
-        group.record.job_id: _loss_lines_losses(group) for group in reversed(groups) if group.is_reference
-    }
+    references = {group.record.job_id: _loss_curve(group) for group in reversed(groups) if group.is_reference}
     lines = []
     for group in groups:
-        losses = _loss_lines_losses(group)
+        losses = _loss_curve(group)
         expected = {} if group.is_reference else references.get(group.record.job_id, {})
         if losses:
             differences = {step: loss - expected[step] for step, loss in losses.items() if step in expected}
@@ -202,7 +200,7 @@ def loss_lines(comparison: Comparison) -> list[Line]:
     return lines
 
 
-def _loss_lines_losses(group: Repeats) -> Curve:
+def _loss_curve(group: Repeats) -> Curve:
     """Median loss of each step over the repeats that reached it with a finite loss."""
     found: dict[int, list[float]] = {}
     for row in group.rows:

@@ -23,7 +23,7 @@ from harness.record import Record
 from harness.record.workload import known_strategy, of_record
 from harness.tell.document import Items, Line, Section
 from harness.tell.formats import megabytes
-from harness.tell.formats import percent as formats_percent
+from harness.tell.formats import percent as whole_percent
 from harness.tell.short.stage import Stage, bytes_frontier, peak, sent_once, stage
 from harness.tell.short.words import ends, levels, names, ratio, sentence
 
@@ -138,7 +138,7 @@ def explain_slowest(comparison: Comparison) -> SlowestExplanation | None:
     candidates = [group for group in compared if id(group) not in variants]
     if len(candidates) < 2:
         return None
-    slowest = _slowest_slowest(candidates, list(variants.values()))
+    slowest = _slowest_varied(candidates, list(variants.values()))
     alike = [g for g in candidates if g is not slowest and _states(g.record) == _states(slowest.record)]
     if not alike:
         return None
@@ -185,7 +185,7 @@ def _states(record: Record) -> tuple[Any, ...] | None:
     return strategy.stage, strategy.facts.has_replicas, strategy.facts.reshards
 
 
-def _slowest_slowest(candidates: Sequence[Repeats], bases: Sequence[Repeats]) -> Repeats:
+def _slowest_varied(candidates: Sequence[Repeats], bases: Sequence[Repeats]) -> Repeats:
     """The slowest cell, or one of its implementation that is tied with it and whose settings were varied."""
     slowest = min(candidates, key=_throughput)
     varied = [
@@ -380,7 +380,7 @@ def _bubbles(where: Stage) -> str:
     if not found:
         return ""
     waits = ", ".join(
-        f"{names(labels)} {formats_percent(share)}" for labels, share in levels(found, formats_percent)
+        f"{names(labels)} {whole_percent(share)}" for labels, share in levels(found, whole_percent)
     )
     return f"not in these figures: the bubble, in which ranks of a pipeline wait: {waits} of the passes"
 
@@ -405,7 +405,7 @@ def _speed(where: Stage) -> str:
     best = order.names[0]
     steps = frontier(peaks, order)
     shares = ", ".join(
-        f"{label} {formats_percent(order.median(best) / order.median(label))} at {megabytes(peaks[label])} MB"
+        f"{label} {whole_percent(order.median(best) / order.median(label))} at {megabytes(peaks[label])} MB"
         for label in reversed(steps)
     )
     text = f"Pareto frontier of speed, relative to {best}, and peak memory: {shares}"

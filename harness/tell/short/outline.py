@@ -152,7 +152,7 @@ def warnings_section(comparison: Comparison, question: Question) -> Section:
     if not kinds:
         return Section("warnings", "Findings", [Line(no_findings(comparison), details="findings")])
     lines = fitting(
-        [_warnings_line(alike) for alike in kinds.values()],
+        [_warning(alike) for alike in kinds.values()],
         most_lines=MOST_LINES_WARNINGS, most_words=MOST_WORDS_WARNINGS, link_words=1,
     )  # fmt: skip
     rest = list(kinds)[len(lines) :]
@@ -160,7 +160,7 @@ def warnings_section(comparison: Comparison, question: Question) -> Section:
     return Section("warnings", "Findings", [Items([*lines, *more])])
 
 
-def _warnings_line(alike: Sequence[Statement]) -> Line:
+def _warning(alike: Sequence[Statement]) -> Line:
     """The first statement of a kind, and how many others there are."""
     first, rest = alike[0], len(alike) - 1
     where = f"{name_cells(first.cells, MOST_LABELS)}: " if first.cells else ""

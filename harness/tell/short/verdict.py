@@ -229,7 +229,7 @@ def _order(order: Ranking, timed: dict[str, Repeats]) -> str:
         return f"medians are {least} to {highest} tokens/s; {unranked_words(order)}"
     leaders = [n for n in order.leaders if order.judgement(first.label, n) == "within noise"]
     slowest = [words for words in (slowest_words(order),) if words]
-    unjudged = [f"too few runs to judge {names(rest)}" for rest in (_speed_words_unjudged(order),) if rest]
+    unjudged = [f"too few runs to judge {names(rest)}" for rest in (_unjudged_speeds(order),) if rest]
     if len(leaders) == len(order.names):
         return f"all {len(leaders)} are statistically tied at {least} to {highest} tokens/s"
     if len(leaders) == 1:
@@ -244,7 +244,7 @@ def _order(order: Ranking, timed: dict[str, Repeats]) -> str:
     return "; ".join([head, *slowest, *unjudged])
 
 
-def _speed_words_unjudged(order: Ranking) -> list[str]:
+def _unjudged_speeds(order: Ranking) -> list[str]:
     """Cells that may be the fastest, since too few runs of them were made."""
     return [n for n in order.leaders if order.judgement(order.names[0], n) == "not judged"]
 
