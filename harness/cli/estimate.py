@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 @click.option("--fabric", metavar="NAME", help="Network between nodes, such as NDR400.")
 @click.option("--hardware", type=PATH, metavar="FILE", help="YAML file with GPUs and fabrics of your own.")
 @click.option("--plot", type=PATH, help="Draw it over the number of ranks: FILE.svg or FILE.png.")
-@click.option("--report", type=PATH, help="Write a page with sliders: FILE.html.")
 @calibrate_options
 @click.option("--details", is_flag=True, help="Show every line with its formula and source.")
 @click.option("--list-models", is_flag=True, help="List the catalogue and exit.")
@@ -60,7 +59,6 @@ def estimate(
     fabric: str | None,
     hardware: Path | None,
     plot: Path | None,
-    report: Path | None,
     calibrate: tuple[Path, ...],
     save_calibration: Path | None,
     details: bool,
@@ -79,7 +77,10 @@ def estimate(
     from harness.plan.job_model import job_model
 
     known = load_hardware(hardware)
-    _check_files(plot, report)
+    if plot is not None:
+        from harness.plan.estimate.picture import picture_format
+
+        picture_format(plot)  # refuses a format before anything is computed
     if list_models or list_hardware:
         return _list(known, models=list_models)
     begin("tracing the model's activations")
@@ -98,7 +99,11 @@ def estimate(
         remarks=remarks,
     )  # fmt: skip
     _answer(asked, details=details, as_json=as_json)
-    _write_files(asked, plot, report)
+    if plot is not None:
+        from harness.plan.estimate.picture import write_picture
+
+        write_picture(asked, plot)
+        click.echo(f"picture: {plot}", err=True)
     return 0
 
 
@@ -107,18 +112,6 @@ def _list(known: Hardware, *, models: bool) -> int:
 
     click.echo("\n".join(catalogue_lines() if models else known.lines()))
     return 0
-
-
-def _check_files(plot: Path | None, report: Path | None) -> None:
-    """Refuse a format before anything is computed."""
-    if plot is not None:
-        from harness.plan.estimate.picture import picture_format
-
-        picture_format(plot)
-    if report is not None:
-        from harness.plan.page.writer import check_page
-
-        check_page(report)
 
 
 def _answer(asked: Question, *, details: bool, as_json: bool) -> None:
@@ -131,16 +124,3 @@ def _answer(asked: Question, *, details: bool, as_json: bool) -> None:
         click.echo(line, err=as_json)
     if as_json:
         click.echo(json.dumps(document(asked, rows), indent=1))
-
-
-def _write_files(asked: Question, plot: Path | None, report: Path | None) -> None:
-    if plot is not None:
-        from harness.plan.estimate.picture import write_picture
-
-        write_picture(asked, plot)
-        click.echo(f"picture: {plot}", err=True)
-    if report is not None:
-        from harness.plan.page.writer import write_page
-
-        write_page(asked, report)
-        click.echo(f"page: {report}", err=True)

@@ -90,8 +90,6 @@ def host_terms(work: Work, constants: TimeConstants) -> list[TimeTerm]:
     ]
 
 
-MANY_TOKENS = 2**16
-"""At which the slope of an affine function is read."""
 LOSS_BYTES = 44
 """Per logit: widened (2 + 4), log-softmax (4 + 4), its backward pass (4 + 4 + 4 + 4), narrowed (4 + 2), and
 gradients of the shifted view (4 + 4), as `summed_cross_entropy` runs them."""
@@ -255,61 +253,3 @@ def _gradients_and_casts(work: Work, rates: Rates) -> float:
     if work.passes > 1:
         moved += 3 * master * (work.passes - 1) // work.passes
     return count * moved / rates.bytes
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComputingCoefficients:
-    """What `computing_time` makes of micro-batch and sequence, with T their product and s the sequence.
-
-    Affine in T: products, the last of each block, the output projection. Attention: `attention` T (s + h)
-    times the causal share, or `eager_*` T s. Per token: elementwise kernels and the loss. Least: launching
-    all kernels.
-    """
-
-    products: tuple[float, float]
-    last: tuple[float, float]
-    head: tuple[float, float]
-    attention: float
-    attention_half_length: float
-    eager_forward: float
-    eager_backward: float
-    forward: float
-    backward: float
-    least_forward: float
-    least_backward: float
-    loss: float
-    kept: float
-    update: float
-    recomputed: int
-
-
-def computing_coefficients(work: Work, device: Device, constants: TimeConstants) -> ComputingCoefficients:
-    """The same formulas with micro-batch and sequence left open."""
-    model, rates = work.decoder, _rates(work, device, constants)
-    attention = _attention(work, rates, constants)
-    launch = constants.dispatch_seconds * constants.host_factor
-    elementwise = model.layers * rates.width / rates.bytes
-    head = (Matrix(rows=model.head_rows, columns=model.hidden, count=1),) if model.head_rows else ()
-    updates = [*device_terms(work, rates.bytes, constants), *host_terms(work, constants)]
-
-    def affine(matrices: tuple[Matrix, ...]) -> tuple[float, float]:
-        none = _products(matrices, 0, rates, constants)
-        return none, (_products(matrices, MANY_TOKENS, rates, constants) - none) / MANY_TOKENS
-
-    return ComputingCoefficients(
-        products=affine(model.matrices),
-        last=affine(model.last),
-        head=affine(head),
-        attention=attention.fused,
-        attention_half_length=attention.half_length,
-        eager_forward=attention.eager_forward,
-        eager_backward=attention.eager_backward,
-        forward=elementwise * model.traffic.forward,
-        backward=elementwise * model.traffic.backward,
-        least_forward=model.layers * model.traffic.forward_kernels * launch,
-        least_backward=model.layers * model.traffic.backward_kernels * launch,
-        loss=work.logit_rows * LOSS_BYTES / rates.bytes,
-        kept=_gradients_and_casts(work, rates),
-        update=sum(term.seconds for term in updates),
-        recomputed=1 if work.scenario.job.training.activation_checkpointing else 0,
-    )

@@ -5,15 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
 from typing import NoReturn
-
-from harness.rank.signals import SignalThread
-
-
-def tell_before_ending(tell: Callable[[], None]) -> None:
-    """On SIGTERM call `tell` and leave with exit code 143. Call this on the main thread."""
-    SignalThread().on_termination(tell)
 
 
 def leave(code: int) -> NoReturn:

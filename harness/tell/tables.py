@@ -45,12 +45,6 @@ def figure_column(
     return Column(key, title or metric.title, show, optional=optional, only_values=only_values)
 
 
-def axis_label(key: str) -> str:
-    """'throughput (tokens/s)': the name of a metric and the unit in which it is drawn."""
-    metric = BY_KEY[key]
-    return f"{metric.name} ({_UNITS[metric.unit][0]})"
-
-
 BASE = "ddp"
 """Ratios are those to this backend on the same ranks."""
 

@@ -20,17 +20,6 @@ Register = Callable[[nn.Module, str, nn.Parameter | None], None]
 
 
 @contextmanager
-def parameters_on_meta() -> Iterator[None]:
-    """Modules built here have parameters without memory; what is tied stays tied."""
-
-    def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        plain(module, name, None if parameter is None else on_meta(parameter))
-
-    with registering(register) as plain:
-        yield
-
-
-@contextmanager
 def registering(register: Register) -> Iterator[Register]:
     """Have modules register their parameters through a function; yields torch's own."""
     plain = nn.Module.register_parameter

@@ -26,8 +26,8 @@ supervise(3, 4, folder.parent, main).leave()
 TELLING = """
 import threading, sys
 from pathlib import Path
-from harness.rank.start import tell_before_ending
-tell_before_ending(lambda: Path(sys.argv[1], "told").write_text("yes"))
+from harness.rank.signals import SignalThread
+SignalThread().on_termination(lambda: Path(sys.argv[1], "told").write_text("yes"))
 Path(sys.argv[1], "pid").touch()
 lock = threading.Lock()
 lock.acquire()

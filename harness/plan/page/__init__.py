@@ -1,1 +1,0 @@
-"""`harness estimate --report`: one page that evaluates an estimate's formulas as its sliders move."""
