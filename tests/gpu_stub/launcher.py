@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ class ForkingLauncher(LocalLauncher):
         os.environ["HARNESS_PRELOAD"] = ",".join([*preload, "transformers.trainer", "tests.gpu_stub.ranks"])
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["harness.rank.preload"])
+        forkserver.ensure_running()  # a run ends whatever it started itself
 
     @contextmanager
     def environment(self, variables: Mapping[str, str], *, log: bool = False) -> Iterator[None]:
