@@ -25,6 +25,7 @@ from harness.job.config import load_experiment
 
 if TYPE_CHECKING:
     from harness.plan.estimate.question import Question
+    from harness.plan.estimate.row import EstimateRow
     from harness.plan.hardware import Hardware
 
 
@@ -98,11 +99,11 @@ def estimate(
         constants=calibrated_constants(calibrate, save_calibration, device),
         remarks=remarks,
     )  # fmt: skip
-    _answer(asked, details=details, as_json=as_json)
+    rows = _answer(asked, details=details, as_json=as_json)
     if plot is not None:
         from harness.plan.estimate.picture import write_picture
 
-        write_picture(asked, plot)
+        write_picture(asked, rows, plot)
         click.echo(f"picture: {plot}", err=True)
     return 0
 
@@ -114,7 +115,7 @@ def _list(known: Hardware, *, models: bool) -> int:
     return 0
 
 
-def _answer(asked: Question, *, details: bool, as_json: bool) -> None:
+def _answer(asked: Question, *, details: bool, as_json: bool) -> list[EstimateRow]:
     from harness.plan.estimate import document
     from harness.plan.estimate.row import estimate as estimated
     from harness.plan.estimate.table import estimate_lines
@@ -124,3 +125,4 @@ def _answer(asked: Question, *, details: bool, as_json: bool) -> None:
         click.echo(line, err=as_json)
     if as_json:
         click.echo(json.dumps(document(asked, rows), indent=1))
+    return rows

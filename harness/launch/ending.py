@@ -82,7 +82,7 @@ def adopt_orphans() -> None:
 
 @contextmanager
 def leaving_none_behind() -> Iterator[None]:
-    """End with what was started meanwhile, however it was started; the fork server stays."""
+    """End with what was started meanwhile, however it was started; a fork server that ran before stays."""
     adopt_orphans()
     resource_tracker.ensure_running()  # it and the fork server serve all that is started
     before = {child.pid for child in psutil.Process().children()}

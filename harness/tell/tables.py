@@ -19,21 +19,21 @@ from harness.judge.wording import both
 from harness.tell.document import Column, Shown, Table
 from harness.tell.formats import megabytes, milliseconds, number, percent, scientific, short
 
-_UNITS: dict[Unit, tuple[str, Callable[[float | None], str]]] = {
-    "tokens/s": ("tokens/s", number),
-    "samples/s": ("samples/s", number),
-    "seconds": ("ms", milliseconds),
-    "bytes": ("MB", megabytes),
-    "nats/token": ("nats per token", scientific),
-    "relative": ("relative", scientific),
-    "step": ("step", short),
+_TEXTS: dict[Unit, Callable[[float | None], str]] = {
+    "tokens/s": number,
+    "samples/s": number,
+    "seconds": milliseconds,
+    "bytes": megabytes,
+    "nats/token": scientific,
+    "relative": scientific,
+    "step": short,
 }
-"""The unit that people read, and the text of a value in it."""
+"""The text of a value in the unit that people read."""
 
 
 def figure_text(metric: Metric, value: float | None) -> str:
     """A value of the metric without its unit; None as n/a."""
-    return _UNITS[metric.unit][1](value)
+    return _TEXTS[metric.unit](value)
 
 
 def figure_column(
@@ -41,7 +41,7 @@ def figure_column(
 ) -> Column:
     """The column of a metric, under the metric's own title where none is given."""
     metric = BY_KEY[key]
-    show = _UNITS[metric.unit][1]
+    show = _TEXTS[metric.unit]
     return Column(key, title or metric.title, show, optional=optional, only_values=only_values)
 
 

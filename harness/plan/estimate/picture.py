@@ -49,11 +49,15 @@ def sizes_to_draw(asked: Question) -> Question:
     return replace(asked, world_sizes=(*fitting, largest))
 
 
-def write_picture(asked: Question, path: Path) -> None:
-    """Write the picture as SVG or PNG, by the file's suffix. Raises HarnessError where it cannot."""
+def write_picture(asked: Question, rows: Sequence[EstimateRow], path: Path) -> None:
+    """Write the picture as SVG or PNG, by the file's suffix. Raises HarnessError where it cannot.
+
+    rows: those of the question; of a single number of ranks, those that are drawn are estimated here.
+    """
     form = picture_format(path)
     several = sizes_to_draw(asked)
-    image = draw(estimate_picture(several, estimate(several)), (form,))[form]
+    drawn = rows if several is asked else estimate(several)
+    image = draw(estimate_picture(several, drawn), (form,))[form]
     try:
         write_atomically(path, image)
     except OSError as error:

@@ -38,6 +38,8 @@ def add_adapters(job: Job, model: nn.Module) -> None:
             # peft tells that it sets fan_in_fan_out for GPT-2's Conv1D.
             warnings.filterwarnings("ignore", message="fan_in_fan_out")
             inject_adapter_in_model(peft_config(job.adapter), model, ADAPTER_NAME, low_cpu_mem_usage=True)
+    # ValueError: no module of that name, or a layer without LoRA. The others: dtypes and methods that peft's
+    # layers lack (tuners/tuners_utils.py, tuners/lora/layer.py).
     except (ValueError, NotImplementedError, TypeError) as error:
         raise JobError(f"adapter.targets: {str(error).splitlines()[0]}") from error
     for name, parameter in model.named_parameters():
