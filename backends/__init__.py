@@ -3,8 +3,3 @@
 Knows torch, deepspeed and accelerate; knows nothing of the harness that drives it. Its import path is
 `harness.backends`, a link to this folder, so that no folder of a user's can take its place.
 """
-
-if __name__ == "backends":  # the old path, from the root of the repository
-    from harness.old_import_path import redirect
-
-    redirect()

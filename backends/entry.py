@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from harness.backends.base import Backend, BackendOptions
 from harness.backends.strategy import StrategyKind
 
 ENTRY_POINT_GROUP = "harness.backends"
-OLD_PATH = "backends"
-"""What third parties imported before `harness.backends`."""
-_ROOT = Path(__file__).resolve().parents[1]
-_OURS = {str(_ROOT / f"{OLD_PATH}.py"), str(_ROOT / OLD_PATH / "__init__.py")}
 
 
 class UnknownBackend(ValueError):
@@ -57,43 +49,14 @@ class Entry:
         try:
             loaded = load(self.target)
         except (Exception, SystemExit) as error:  # a third party's module may raise anything
-            why = _shadow_of_old_path(error) or f"{type(error).__name__}: {error}"
+            why = f"{type(error).__name__}: {error}"
             raise UnknownBackend(f"backend '{self.name}' ({self.target}) cannot be loaded: {why}") from error
         if not (isinstance(loaded, type) and issubclass(loaded, Backend)):
-            if (shadow := _shadow_of_old_path(loaded)) is not None:
-                raise UnknownBackend(f"backend '{self.name}' ({self.target}) cannot be loaded: {shadow}")
             raise UnknownBackend(
                 f"entry point '{self.name}' of group '{ENTRY_POINT_GROUP}' gives {loaded!r}; "
                 "it must name a subclass of harness.backends.base.Backend"
             )
         return loaded
-
-
-def _shadow_of_old_path(outcome: Any) -> str | None:
-    """What to do if a plugin imported the former path `backends` and got another module; None: it did not.
-
-    `outcome` is what its import raised, or the class that it gave.
-    """
-    module = sys.modules.get(OLD_PATH)
-    found = module.__spec__ if module else find_spec(OLD_PATH)
-    if found is None or found.origin is None or found.origin in _OURS or found.name != OLD_PATH:
-        return None
-    if isinstance(outcome, BaseException):
-        raised_in = {frame.filename for frame in traceback.extract_tb(outcome.__traceback__)}
-        named = getattr(outcome, "name", None) or ""  # of an ImportError
-        concerned = found.origin in raised_in or _is_below_old_path(named)
-    else:
-        concerned = any(_is_below_old_path(base.__module__) for base in getattr(outcome, "__mro__", ()))
-    if not concerned:
-        return None
-    return (
-        f"it imports '{OLD_PATH}', the former path of harness.backends, and found {found.origin} instead; "
-        "import harness.backends there, or start in another folder"
-    )
-
-
-def _is_below_old_path(module: str) -> bool:
-    return module.partition(".")[0] == OLD_PATH
 
 
 def load(target: str) -> Any:

@@ -29,7 +29,6 @@ from harness.cli.options import (
     found_checkpoint,
     json_option,
     measuring,
-    notice,
     repeats_option,
     resume_option,
     runs_option,
@@ -38,7 +37,6 @@ from harness.cli.options import (
     trust_option,
     view_options,
     warn_skipped,
-    with_new_options,
     with_trace,
 )
 from harness.cli.output import echo
@@ -298,7 +296,7 @@ def compare(
 ) -> int:
     """Run the missing cells of backends x world sizes x repeats and compare them all."""
     _require_no_launcher()
-    experiment = load_experiment(config, with_trace(assignments, trace), notice)
+    experiment = load_experiment(config, with_trace(assignments, trace))
     view.begin("checking the job, its data and this machine")
     device = resolve_device(experiment.runtime.device)
     asked = split_backends(backends) if backends is not None else experiment.compare.backends
@@ -307,7 +305,7 @@ def compare(
     _require_equal_batches(batch, resume is not None, given)
     experiment, rows = given.rows(experiment, view)
     count = repeats or experiment.compare.repeats
-    cells = plan_with_files(experiment, with_new_options(asked), rows, sizes, count, device, resume=resume)
+    cells = plan_with_files(experiment, asked, rows, sizes, count, device, resume=resume)
     require_gpus(device, max(sizes))
     store = Store(runs) if dry_run else open_store(runs)
     _require_writable(None if dry_run else report)

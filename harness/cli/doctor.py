@@ -13,7 +13,7 @@ import click
 
 from harness.backends import registry
 from harness.cli.arguments import split_backends
-from harness.cli.options import PATH, common, json_option, with_new_options
+from harness.cli.options import PATH, common, json_option
 from harness.cli.output import echo
 from harness.doctor.check import SelfCheck, cover, document, self_check, traps_of
 from harness.doctor.gpu.bundle import check_bundle, write_bundle
@@ -158,7 +158,7 @@ def examine(backends: Sequence[str], *, as_json: bool) -> int:
     size = min(RANKS, find_gpus().count) if device == "cuda" else RANKS
     needed = {package for entry in registry.entries().values() for package in entry.packages}
     installed = package_versions(tuple(needed))
-    coverage = cover([canonical_label(name) for name in with_new_options(backends)], size, installed)
+    coverage = cover([canonical_label(name) for name in backends], size, installed)
     known = traps_of(versions)
     with scratch_folder("doctor") as folder:
         check = self_check(Path(folder), device, size, coverage, lambda text: echo(text, err=True))

@@ -16,9 +16,7 @@ from harness.cli.options import (
     common,
     config_option,
     json_option,
-    notice,
     set_option,
-    with_new_options,
 )
 from harness.cli.output import begin
 from harness.job.config import load_experiment
@@ -85,14 +83,14 @@ def estimate(
     if list_models or list_hardware:
         return _list(known, models=list_models)
     begin("tracing the model's activations")
-    experiment = load_experiment(config, assignments, notice)
+    experiment = load_experiment(config, assignments)
     device = None if gpu is None else known.device(gpu)
     planned = job_model(experiment.job(), model)
     experiment, remarks = with_training_defaults(planned, experiment, device)
     asked = question(
         planned,
         experiment,
-        backends=with_new_options(split_backends(backends)) if backends is not None else ["all"],
+        backends=split_backends(backends) if backends is not None else ["all"],
         world_sizes=numbers(world_size, "--world-size", "ranks"),
         ranks_per_node=gpus_per_node, device=device,
         fabric=named_fabric(known, fabric),

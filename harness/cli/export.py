@@ -22,7 +22,6 @@ from harness.cli.options import (
     notice,
     set_option,
     warn_skipped,
-    with_new_options,
 )
 from harness.cli.output import echo
 from harness.errors import HarnessError
@@ -72,10 +71,10 @@ def _export(
     from harness.launch.cells import canonical_label, make_cell
     from harness.launch.launcher import LocalLauncher, modules_to_preload
 
-    experiment = load_experiment(config, assignments, notice)
+    experiment = load_experiment(config, assignments)
     row = given.only_row(backend, experiment, View())
     experiment = row.experiment if row is not None else experiment
-    label = row.label if row is not None else canonical_label(*with_new_options([backend or ""]))
+    label = row.label if row is not None else canonical_label(backend or "")
     require_exportable(tool, label, experiment)
     device = resolve_device(experiment.runtime.device)
     ranks = nproc or default_ranks(device)

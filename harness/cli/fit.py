@@ -18,10 +18,8 @@ from harness.cli.options import (
     config_option,
     json_option,
     measuring,
-    notice,
     runs_option,
     set_option,
-    with_new_options,
 )
 from harness.cli.output import begin, echo
 from harness.cli.progress import Progress
@@ -84,8 +82,8 @@ def fit(
             "fit starts its own ranks and cannot be one of a launcher's: run it without torchrun"
         )
     begin("checking the job, its data and this machine")
-    experiment = load_experiment(config, assignments, notice)
-    label = canonical_label(*with_new_options([backend]))
+    experiment = load_experiment(config, assignments)
+    label = canonical_label(backend)
     device = resolve_device(experiment.runtime.device)
     world_size = 1 if registry.parse(label)[0].name == registry.REFERENCE else nproc or default_ranks(device)
     require_gpus(device, world_size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -156,17 +156,6 @@ def notice(text: str) -> None:
     """One line on standard error, of one rank only."""
     if os.environ.get("RANK", "0") == "0":
         echo(text, err=True)
-
-
-def with_new_options(labels: Sequence[str]) -> list[str]:
-    """Backends with the new names of their options; says once which were given by an old name."""
-    from harness.renamed import rename_options
-
-    notices: dict[str, None] = {}
-    renamed = [rename_options(label, notices.setdefault) for label in labels]
-    for text in notices:
-        notice(text)
-    return renamed
 
 
 def warn_skipped(problems: Iterable[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from harness.cli.hardware import calibrate_options, calibrated_constants, named_fabric
-from harness.cli.options import PATH, common, config_option, json_option, notice, set_option
+from harness.cli.options import PATH, common, config_option, json_option, set_option
 from harness.cli.output import begin, echo
 from harness.job.config import load_experiment
 
@@ -66,7 +66,7 @@ def recommend(
     constants = calibrated_constants(calibrate, save_calibration, device)
     question = ask(
         find_model(model),
-        load_experiment(config, assignments, notice),
+        load_experiment(config, assignments),
         gpus=gpus,
         gpus_per_node=gpus_per_node,
         device=device,

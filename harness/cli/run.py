@@ -21,7 +21,6 @@ from harness.cli.options import (
     found_checkpoint,
     json_option,
     measuring,
-    notice,
     port_option,
     resume_option,
     runs_option,
@@ -29,7 +28,6 @@ from harness.cli.options import (
     trace_option,
     trust_option,
     view_options,
-    with_new_options,
     with_trace,
 )
 from harness.cli.output import echo
@@ -100,10 +98,10 @@ def run(
 
     Starts the ranks itself, or becomes one of them under torchrun or accelerate launch.
     """
-    experiment = load_experiment(config, with_trace(assignments, trace), notice)
+    experiment = load_experiment(config, with_trace(assignments, trace))
     row = given.only_row(backend, experiment, view)
     experiment = row.experiment if row is not None else experiment
-    label = row.label if row is not None else canonical_label(*with_new_options([backend or ""]))
+    label = row.label if row is not None else canonical_label(backend or "")
     part = row.part if row is not None else None
     device = resolve_device(experiment.runtime.device)
     store = Store(runs)

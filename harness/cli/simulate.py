@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from harness.cli.arguments import numbers, split_backends
-from harness.cli.options import common, config_option, json_option, notice, set_option, with_new_options
+from harness.cli.options import common, config_option, json_option, set_option
 from harness.cli.output import begin
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
@@ -63,7 +63,7 @@ def simulate(
     to the closed forms.
     """
     begin("preparing one rank of a large world")
-    experiment = load_experiment(config, assignments, notice)
+    experiment = load_experiment(config, assignments)
     name = "the job's model"
     if model is not None:
         planned = load_model(model)
@@ -71,7 +71,7 @@ def simulate(
     sizes = numbers(world_sizes, "--world-size", "ranks")
     if max(sizes) > MOST_RANKS:
         raise HarnessError(f"--world-size {max(sizes)} is too large; give at most {MOST_RANKS}")
-    labels = [canonical_label(label) for label in with_new_options(split_backends(backends))]
+    labels = [canonical_label(label) for label in split_backends(backends)]
     asked = [
         plan_simulation(
             experiment, label, size, ranks_per_node=gpus_per_node, rank=rank,

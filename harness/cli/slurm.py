@@ -20,11 +20,9 @@ from harness.cli.options import (
     common,
     config_option,
     json_option,
-    notice,
     repeats_option,
     runs_option,
     set_option,
-    with_new_options,
 )
 from harness.cli.output import echo
 from harness.cli.preflight import force_option, show
@@ -143,10 +141,10 @@ def render(
     where = load_site(resolve(site, "sites"))
     if time_limit is not None:
         where = with_time_limit(where, time_limit)
-    experiment = on_site(load_experiment(config, assignments, notice), where)
+    experiment = on_site(load_experiment(config, assignments), where)
     names = split_backends(backends) if backends is not None else experiment.compare.backends
     if names != ["all"]:
-        names = [canonical_label(name) for name in with_new_options(names)]
+        names = [canonical_label(name) for name in names]
     per_node = nproc or where.gpus_per_node or DEFAULT_CPU_RANKS
     counts = numbers(nodes, "--nodes", "nodes")
     cells = plan_nodes(experiment, where, names, counts, per_node, repeats or experiment.compare.repeats)

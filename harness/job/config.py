@@ -17,7 +17,6 @@ from harness.job.experiment import INHERITS, Experiment
 from harness.job.job import FACTORIES, Job
 from harness.job.job import NAMED_FILES as SETTINGS
 from harness.job.model import Section, split_factory
-from harness.renamed import Notify, rename_assigned, rename_settings, require_one_name
 from harness.shipped import resolve
 
 OTHER_TOOLS = {
@@ -154,26 +153,19 @@ def _seen_from(given: str) -> str:
     return "" if os.path.isabs(given) else f" in {Path.cwd()}"
 
 
-def load_experiment(
-    path: Path | None, assignments: Sequence[str] = (), notify: Notify = lambda _: None
-) -> Experiment:
+def load_experiment(path: Path | None, assignments: Sequence[str] = ()) -> Experiment:
     """Read the YAML file, apply 'a.b=c' assignments in order, validate.
 
-    Old names of settings are read; `notify` is called once for each. Values of a file stand over those of the
-    files that it `inherits`, section by section and key by key.
+    Values of a file stand over those of the files that it `inherits`, section by section and key by key.
 
     Values after '=' are YAML, so `training.steps=60` is a number and `model.config={...}` a mapping.
     Relative paths in a file count from its folder, those of assignments from the working directory. Modules
     of factories are looked for in both.
     Raises HarnessError naming every key that is wrong, what was given and what is allowed.
     """
-    notices: dict[str, None] = {}
-    document = _with_inherited(path, (), notices.setdefault) if path else {}
-    require_one_name(assignment.partition("=")[0].strip() for assignment in assignments)
+    document = _with_inherited(path, ()) if path else {}
     for assignment in assignments:
-        _assign(document, assignment, notices.setdefault)
-    for notice in notices:
-        notify(notice)
+        _assign(document, assignment)
     expand_home(document)
     find_factories(document, [Path(), *([path.parent] if path else [])])
     try:
@@ -182,7 +174,7 @@ def load_experiment(
         raise HarnessError(explain_all(error, Experiment, settings_by_name())) from error
 
 
-def _with_inherited(path: Path, heirs: Sequence[Path], notify: Notify) -> dict[str, Any]:
+def _with_inherited(path: Path, heirs: Sequence[Path]) -> dict[str, Any]:
     """The values of a file, with those of the files it inherits where it has none.
 
     `heirs`: the files that inherit it. Raises HarnessError, also for a file that inherits itself.
@@ -198,12 +190,11 @@ def _with_inherited(path: Path, heirs: Sequence[Path], notify: Notify) -> dict[s
     bases = document.pop(INHERITS, [])
     count_from(path.parent, document)
     find_factories(document, [path.parent, Path()])
-    rename_settings(document, notify)
     merged: dict[str, Any] = {}
     for name in _names(bases, path):
         base = resolve(Path(name), "configs")
         base = base if base.is_absolute() else path.parent / base
-        merged = _merged(merged, _with_inherited(base, [*heirs, own], notify))
+        merged = _merged(merged, _with_inherited(base, [*heirs, own]))
     return _merged(merged, document)
 
 
@@ -246,13 +237,12 @@ def _read(path: Path) -> dict[str, Any]:
     return document
 
 
-def _assign(document: dict[str, Any], assignment: str, notify: Notify) -> None:
+def _assign(document: dict[str, Any], assignment: str) -> None:
     key, _, text = assignment.partition("=")
     parts = key.strip().split(".")
     if not text.strip() or not all(parts):
         raise HarnessError(f"--set was given '{assignment}'; write SECTION.KEY=VALUE, with null for no value")
     value = _parse(text, f"--set {key}")
-    parts = rename_assigned(key.strip(), value, notify).split(".")
     target = document
     for part in parts[:-1]:
         inner = target.setdefault(part, {})

@@ -39,7 +39,6 @@ from harness.record.provenance import (
     package_versions,
 )
 from harness.record.run_id import as_name
-from harness.renamed import rename_options
 from harness.run_directory.request import Resume, RunRequest
 from harness.run_directory.resume import require_same_job
 
@@ -284,7 +283,7 @@ def _expand(backends: Iterable[str]) -> list[str]:
 def canonical_label(given: str) -> str:
     """The one spelling of a backend's label. Raises HarnessError if no backend has it."""
     try:
-        return registry.canonical_label(rename_options(given, lambda _: None))
+        return registry.canonical_label(given)
     except registry.UnknownBackend as error:
         raise HarnessError(str(error)) from error
 

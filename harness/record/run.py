@@ -244,14 +244,6 @@ class ArtifactPart(Part):
     """The rank that wrote it; None: all of them."""
 
 
-def as_artifacts(value: Any) -> Any:
-    """Artifacts as a list; earlier records map 'trace of rank 0' to the path."""
-    if not isinstance(value, dict):
-        return value
-    named = ((name.partition(" of rank "), path) for name, path in value.items())
-    return [{"kind": kind, "rank": rank or None, "path": path} for (kind, _, rank), path in named]
-
-
 class BackendPart(Part):
     """Which backend, and what it really ran."""
 
@@ -355,7 +347,7 @@ class Record(Part):
     """None in records from before runs were predicted, and where no prediction could be made."""
     skipped_steps: int = 0
     """Updates that a loss scaler skipped."""
-    artifacts: Annotated[list[ArtifactPart], BeforeValidator(as_artifacts)] = []
+    artifacts: list[ArtifactPart] = []
     """Files and folders next to the record."""
 
     @property

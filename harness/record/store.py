@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from harness.backends.explain import explain
 from harness.errors import HarnessError
@@ -22,7 +22,6 @@ from harness.record import SCHEMA_VERSION
 from harness.record.record_files import RECORD_NAME, RecordFiles, pack_records, place_of_runs
 from harness.record.run import Record
 from harness.record.run_id import run_folder
-from harness.record.schema1 import from_schema_1
 from harness.safe_text import redacted
 
 
@@ -46,8 +45,6 @@ def _json(value: Any) -> str:
     return to_json(value, inf_nan_mode="null").decode()
 
 
-# A quote within text is escaped, so that this is a key.
-_SCHEMA_VERSION = re.compile(rb'"schema_version"\s*:\s*(\d+)')
 _LONG_NUMBER = re.compile(rb"\d{309,}")
 """An integer beyond every float: no figure can be computed with it."""
 
@@ -142,17 +139,9 @@ def parse_record(data: bytes, path: Path) -> Record:
     if (number := _LONG_NUMBER.search(data)) is not None:
         raise HarnessError(f"record {path} is not valid: it has a number of {len(number[0])} digits")
     try:
-        if _version(data) == 1:
-            return Record.model_validate(from_schema_1(from_json(data)))
         return Record.model_validate_json(data)
     except (ValidationError, ValueError) as error:
         raise _unreadable(data, path, error) from error
-
-
-def _version(data: bytes) -> int | None:
-    """The schema version that a record's bytes name, without reading all of them."""
-    found = _SCHEMA_VERSION.search(data)
-    return int(found[1]) if found else None
 
 
 def _unreadable(data: bytes, path: Path, error: ValueError) -> HarnessError:
@@ -164,9 +153,9 @@ def _unreadable(data: bytes, path: Path, error: ValueError) -> HarnessError:
     version = document.get("schema_version") if isinstance(document, dict) else None
     if version is None:
         return HarnessError(f"{path} is no record of this harness: it has no schema_version")
-    if version not in (1, SCHEMA_VERSION):
+    if version != SCHEMA_VERSION:
         return HarnessError(
-            f"record {path} has schema version {version}; this harness reads 1 and {SCHEMA_VERSION}"
+            f"record {path} has schema version {version}; this harness reads {SCHEMA_VERSION} only"
         )
     reason = explain(error, Record) if isinstance(error, ValidationError) else error
     return HarnessError(f"record {path} is not valid: {reason}")

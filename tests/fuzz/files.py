@@ -60,9 +60,9 @@ def configurations(tool: str) -> list[dict[str, Any]]:
 
 @cache
 def records() -> list[dict[str, Any]]:
-    """Written for tests, of the first schema, and published ones."""
+    """Written for tests, of an earlier commit, and published ones."""
     own = [*hostile_records("name"), make_record()]
-    first = json.loads((ROOT / "tests/harness/record/schema_1.json").read_text(encoding="utf-8"))
+    first = json.loads((ROOT / "tests/harness/record/published.json").read_text(encoding="utf-8"))
     return [*(json.loads(record_text(record)) for record in own), first, *_published()]
 
 
