@@ -92,7 +92,7 @@ gallery: $(READY)
 # goes on where the last one ended. Linux and root are needed, and about 20 minutes of two free cores.
 FAULTS ?= .faults
 faults: $(READY)
-	$(BIN)/python -m tests.faults $(FAULTS) --page docs/injected-faults.md
+	$(BIN)/python -m tests.faults $(FAULTS) --page docs/faults.md
 
 lint: $(READY)
 	$(BIN)/ruff check .

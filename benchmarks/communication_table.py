@@ -1,6 +1,6 @@
 """Writes docs/communication.md: measured and expected payload of every backend that runs here.
 
-Usage: python benchmarks/communication_table.py RUNS     (reuses records that exist in RUNS)
+Usage: python -m benchmarks.communication_table RUNS     (reuses records that exist in RUNS)
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from benchmarks.packed_page import DOCS, END, between
 from harness.backends import registry
 from harness.forms.terms import STEP_PHASES
 from harness.judge.measures import sent_bytes_per_step, textbook_bytes_per_step
@@ -30,7 +31,8 @@ from harness.record import Record
 from harness.record.store import read_runs
 from harness.tell.sections.machine import commit_words
 
-DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "communication.md"
+DOCUMENT = DOCS / "communication.md"
+BEGIN = "<!-- runs: python -m benchmarks.communication_table -->"
 GEOMETRIES = {
     "Llama, untied": (
         "{hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 2, "
@@ -104,7 +106,8 @@ def main(runs: Path) -> None:
         subprocess.run([sys.executable, "-m", "harness", *cut.command(str(folder))], check=True)
         found, _ = read_runs([folder])
         records[cut] = {r.backend.label: r for _, r in found if r.backend.name != "single"}
-    DOCUMENT.write_text("\n\n".join(document(records)) + "\n", encoding="utf-8")
+    page = DOCUMENT.read_text(encoding="utf-8")
+    DOCUMENT.write_text(between(page, BEGIN, END, "\n\n".join(document(records))), encoding="utf-8")
 
 
 def document(records: dict[Cut, dict[str, Record]]) -> list[str]:
@@ -112,8 +115,7 @@ def document(records: dict[Cut, dict[str, Record]]) -> list[str]:
     ran = [(cut, record) for cut, record in everything if record.status == "ok"]
     differing = [(cut, record) for cut, record in ran if volume_differences(record) != []]
     parts = [
-        "# Communication, measured and expected",
-        f"Written by `python benchmarks/communication_table.py RUNS` from runs on CPU ranks over gloo: "
+        f"Written by `python -m benchmarks.communication_table RUNS` from runs on CPU ranks over gloo: "
         f"{_origin(ran)}.",
         "Each figure is the payload in bytes that a rank passes to collectives per step (the size of the "
         "complete tensors) in forward, backward and step. `harness/rank/probes/communication.py` counts it; "
@@ -128,12 +130,12 @@ def document(records: dict[Cut, dict[str, Record]]) -> list[str]:
     parts += [RECOMPUTATION, CHECKPOINTS]
     for geometry, size, preset in dict.fromkeys((c.geometry, c.world_size, c.preset) for c in records):
         cuts = [c for c in records if (c.geometry, c.world_size, c.preset) == (geometry, size, preset)]
-        parts += [f"## {geometry}, {size} ranks, {preset}", _matrix(cuts, records)]
-    parts += ["## Runs that differ", _differences(differing)]
-    parts += ["## Cells without a result", _failures(everything)]
+        parts += [f"### {geometry}, {size} ranks, {preset}", _matrix(cuts, records)]
+    parts += ["### Runs that differ", _differences(differing)]
+    parts += ["### Cells without a result", _failures(everything)]
     first = records[CUTS[0]]
     parts += [
-        "## Measured, expected, textbook",
+        "### Measured, expected, textbook",
         f"{CUTS[0].geometry}, {CUTS[0].world_size} ranks, {CUTS[0].precision}, no accumulation: traffic "
         "per rank and step in bytes (ring algorithm), and expected minus textbook term by term.",
         _three_columns(first.values()),

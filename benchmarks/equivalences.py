@@ -1,4 +1,4 @@
-"""Which ways to shard within groups of ranks are the same: writes docs/equivalences.md from runs on 4 ranks.
+"""Which ways to shard within groups of ranks are the same: writes docs/parallelism.md from runs on 4 ranks.
 
 Usage: python -m benchmarks.equivalences RUNS     (runs every strategy, packs the records, writes the page)
        python -m benchmarks.equivalences          (writes the page again from the packed records)
@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from itertools import combinations
 from pathlib import Path
 
-from benchmarks.packed_page import packed, run, table, with_tables, write
+from benchmarks.packed_page import DOCS, packed, run, table, with_tables, write
 from harness.backends.not_run import NOT_RUN
 from harness.forms.terms import STATE_KINDS
 from harness.judge.states import all_kinds
 from harness.record import Record
 
 NAME = "equivalences"
+PAGE = DOCS / "parallelism.md"
 WAYS = {
     "zero3": "ZeRO-3 over all ranks",
     "zero3:hpz=2": "ZeRO-3 with a hierarchical partition (ZeRO++ hpZ)",
@@ -139,7 +140,7 @@ def _run(folder: Path) -> None:
 
 def main() -> None:
     """Run if a folder is given, then write the page."""
-    write(NAME, _run, lambda page: page_with_tables(page, records()))
+    write(PAGE, _run, lambda page: page_with_tables(page, records()))
 
 
 if __name__ == "__main__":

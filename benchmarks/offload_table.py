@@ -1,4 +1,4 @@
-"""What each kind of offload keeps where, and what a step moves: docs/offload.md, from runs on 2 ranks.
+"""What each kind of offload keeps where, and what a step moves: docs/memory.md, from runs on 2 ranks.
 
 Usage: python -m benchmarks.offload_table RUNS     (runs every strategy, packs the records, writes the page)
        python -m benchmarks.offload_table          (writes the page again from the packed records)
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.packed_page import packed, run, table, with_tables, write
+from benchmarks.packed_page import DOCS, packed, run, table, with_tables, write
 from harness.forms.network import host_elements, host_link_bytes
 from harness.forms.terms import STATE_KINDS
 from harness.judge.expected import expected_states
@@ -19,6 +19,7 @@ from harness.record import Record
 from harness.record.workload import of_record
 
 NAME, MODULE = "offload", "benchmarks.offload_table"
+PAGE = DOCS / "memory.md"
 REFERENCE = "single"
 WAYS = (
     REFERENCE, "zero1:offload=optimizer", "zero2", "zero2:offload=optimizer",
@@ -110,7 +111,7 @@ def _run(folder: Path) -> None:
 
 def main() -> None:
     """Run if a folder is given, then write the page."""
-    write(NAME, _run, lambda page: page_with_table(page, records()))
+    write(PAGE, _run, lambda page: page_with_table(page, records()))
 
 
 if __name__ == "__main__":

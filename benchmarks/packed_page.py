@@ -21,22 +21,28 @@ END = "<!-- end of runs -->"
 
 
 def archive_of_page(name: str) -> Path:
-    """Where the records of a page lie."""
+    """Where the records of a table lie."""
     return DOCS / name / ARCHIVE_NAME
 
 
 def packed(name: str, labels: Collection[str]) -> dict[str, Record]:
-    """The records of a page by label, in the order of `labels`."""
+    """The records of a table by label, in the order of `labels`."""
     found = {record.backend.label: record for _, record in read_runs([archive_of_page(name)])[0]}
     return {label: found[label] for label in labels}
 
 
 def with_tables(page: str, module: str, tables: Sequence[str]) -> str:
     """The page with its tables between its marks."""
-    begin = f"<!-- runs: python -m {module} -->"
-    before, _, rest = page.partition(begin)
-    _, _, after = rest.partition(END)
-    return f"{before}{begin}\n\n" + "\n\n".join(tables) + f"\n\n{END}{after}"
+    return between(page, f"<!-- runs: python -m {module} -->", END, "\n\n".join(tables))
+
+
+def between(page: str, begin: str, end: str, text: str) -> str:
+    """The page with `text` between two marks that it has."""
+    before, found, rest = page.partition(begin)
+    _, closed, after = rest.partition(end)
+    assert found, begin
+    assert closed, end
+    return f"{before}{begin}\n\n{text}\n\n{end}{after}"
 
 
 def table(body: Sequence[Sequence[str]], headers: Sequence[str]) -> str:
@@ -64,9 +70,8 @@ def run(folder: Path, name: str, labels: Collection[str], ranks: int, settings: 
     write_archive(archive_of_page(name), files, folder="runs")
 
 
-def write(name: str, runs: Callable[[Path], None], page_of: Callable[[str], str]) -> None:
+def write(page: Path, runs: Callable[[Path], None], page_of: Callable[[str], str]) -> None:
     """Run if the command names a folder, then write the page."""
     if len(sys.argv) > 1:
         runs(Path(sys.argv[1]))
-    page = DOCS / f"{name}.md"
     page.write_text(page_of(page.read_text(encoding="utf-8")), encoding="utf-8")

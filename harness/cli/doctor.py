@@ -120,7 +120,7 @@ RANKS = 2
 @click.option(
     "--backends", help="Comma-separated names to try, third-party ones included; default: all built-in."
 )
-@click.option("--gpu", is_flag=True, help="Check this machine's GPUs instead: see docs/doctor-gpu.md.")
+@click.option("--gpu", is_flag=True, help="Check this machine's GPUs instead: see docs/doctor.md.")
 @click.option("--bundle", type=PATH, help="With --gpu: pack the results for a bug report, FILE.tar.xz.")
 @click.option(
     "--minutes", type=click.FloatRange(0.1), default=2.0, show_default=True,

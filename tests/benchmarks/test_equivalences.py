@@ -1,5 +1,4 @@
-from benchmarks.equivalences import NAME, held, page_with_tables, records, same_states, traffic
-from benchmarks.packed_page import DOCS
+from benchmarks.equivalences import PAGE, held, page_with_tables, records, same_states, traffic
 from harness.judge.states import rank_states
 from harness.judge.volume import volume_differences
 
@@ -7,7 +6,7 @@ RAN = records()
 
 
 def test_the_page_has_the_tables_of_its_records() -> None:
-    page = (DOCS / f"{NAME}.md").read_text(encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
     assert page_with_tables(page, RAN) == page
 
 

@@ -1,5 +1,4 @@
-from benchmarks.offload_table import NAME, buffers_on_host, largest_difference, page_with_table, records
-from benchmarks.packed_page import DOCS
+from benchmarks.offload_table import PAGE, buffers_on_host, largest_difference, page_with_table, records
 from harness.judge.comparison import Comparison
 from harness.judge.states import rank_states
 
@@ -8,7 +7,7 @@ HELD = ("weights", "gathered", "gradients", "masters", "optimizer", "communicati
 
 
 def test_the_page_has_the_table_of_its_records() -> None:
-    page = (DOCS / f"{NAME}.md").read_text(encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
     assert page_with_table(page, RAN) == page
 
 

@@ -19,7 +19,7 @@ PATHS = sorted({found.path for found in RUN})
 REFUSED_BY_GATE = 3
 
 
-FROM_NOTHING = "docs/tutorials/diagnose.md"
+FROM_NOTHING = "docs/diagnose.md"
 """Its pattern for the names of runs must match one each."""
 
 
@@ -37,7 +37,7 @@ def checkout(path: Path, folder: Path, compared: Path) -> None:
     for name in ("configs", "docs", "slurm", "reports"):
         (folder / name).symlink_to(ROOT / name)
     (folder / "corpus.txt").write_text("A line of a corpus, as long as it must be.\n" * 200, encoding="utf-8")
-    job = (ROOT / "docs" / "tutorials" / "compare.md").read_text(encoding="utf-8")
+    job = (ROOT / "docs" / "quick-start.md").read_text(encoding="utf-8")
     (folder / "my-job.yaml").write_text(job.partition("```yaml\n")[2].partition("```")[0], encoding="utf-8")
     if path != ROOT / FROM_NOTHING:
         shutil.copytree(compared, folder, dirs_exist_ok=True)

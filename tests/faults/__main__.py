@@ -3,7 +3,7 @@
 A call with the same folder goes on where the last one ended. Exits 1 if a record is not truthful, a command
 hung, something was left behind or another cell is missing.
 
-Usage: python -m tests.faults FOLDER [--page docs/injected-faults.md] [--kinds raise,sleep] [--seed 20]
+Usage: python -m tests.faults FOLDER [--page docs/faults.md] [--kinds raise,sleep] [--seed 20]
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.measuring import progress
+from benchmarks.packed_page import between
 from harness.record.provenance import package_versions
 from tests.faults.injection import KINDS, Injection, Kind, plan, together
 from tests.faults.namespaces import command_inside, furnish, is_inside, why_not
-from tests.faults.results import append, failures, judged, page, read
+from tests.faults.results import append, failures, judged, read, section, table_of_all
 from tests.faults.scene import Scene
 from tests.faults.two_nodes import TwoNodes
 
@@ -35,7 +36,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path, help="where runs and results are kept")
-    parser.add_argument("--page", type=Path, help="the page to write")
+    parser.add_argument(
+        "--page", type=Path, help="the page whose section to write; the list goes into a folder of its name"
+    )
     parser.add_argument("--kinds", default=",".join(kind.name for kind in KINDS))
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--seed", type=int, default=SEED)
@@ -61,7 +64,14 @@ def main() -> int:
     if options.page is not None:
         versions = package_versions()
         listed = ", ".join(f"{name} {versions[name]}" for name in NAMED if name in versions)
-        options.page.write_text(page(found, options.seed, listed))
+        held = options.page.read_text(encoding="utf-8")
+        summary = between(
+            held, "<!-- injected -->", "<!-- end of injected -->", section(found, options.seed, listed)
+        )
+        options.page.write_text(summary, encoding="utf-8")
+        options.page.with_suffix("").joinpath("injected.csv").write_text(
+            table_of_all(found), encoding="utf-8"
+        )
     lines = failures(found)
     progress("\n".join([*lines, f"{len(found)} injections, {len(lines)} did not end as they should"]))
     return 1 if lines else 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -9,21 +11,19 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from harness.tell.formats import markdown_text, shortened
+from harness.tell.formats import shortened
 from tests.faults.injection import BACKENDS, KINDS, kind_of
 from tests.faults.judge import untruths
 from tests.faults.scene import PHASE_SECONDS, STUCK_SECONDS, Seen
 
 LONGEST_MESSAGE = 150
 PAGE = """\
-# Injected faults
-
 {count} faults were planted in real ranks: {kinds} kinds in ddp, zero3 and fsdp, {repeats} times each, at a
 rank, phase and step drawn with the seed {seed}. {truthful} records are truthful, {hangs} commands hung,
 {left} injections left something behind, and for {complete} of {compared} within comparisons all other cells
 are complete.
 
-`make faults` runs all of them again and writes this page; it needs Linux and root. Ranks are two
+`make faults` runs all of them again and writes this section and [the list of all](faults/injected.csv); it needs Linux and root. Ranks are two
 processes on the CPU over gloo, the model is a Llama of two blocks, and a run takes six steps with two
 evaluations and a checkpoint. Versions: {versions}.
 
@@ -40,16 +40,9 @@ evaluations and a checkpoint. Versions: {versions}.
 - `device-memory` raises the exception of CUDA's allocator in a rank on the CPU; `make test-gpu-stub`
   exercises the allocator itself.
 
-## By kind
-
 {by_kind}
 
-Seconds pass from the fault to the record of its run; n/a: the next call of the command wrote it.
-
-## All injections
-
-{all}
-"""
+Seconds pass from the fault to the record of its run; n/a: the next call of the command wrote it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +116,8 @@ def _also_wrong(result: Result) -> list[str]:
     return [*found, "other cells are not complete"] if result.others_complete is False else found
 
 
-def page(results: Sequence[Result], seed: int, versions: str) -> str:
-    """The page of all injections."""
+def section(results: Sequence[Result], seed: int, versions: str) -> str:
+    """What stands between the marks of docs/faults.md."""
     kinds = [kind for kind in KINDS if any(result.kind == kind.name for result in results)]
     return PAGE.format(
         count=len(results),
@@ -140,7 +133,6 @@ def page(results: Sequence[Result], seed: int, versions: str) -> str:
         complete=sum(result.others_complete is True for result in results),
         compared=sum(result.others_complete is not None for result in results),
         by_kind=_by_kind(results),
-        all=_all(results),
     )
 
 
@@ -165,7 +157,8 @@ def _by_kind(results: Sequence[Result]) -> str:
     return tabulate(rows, headers=headers, tablefmt="pipe", disable_numparse=True)
 
 
-def _all(results: Sequence[Result]) -> str:
+def table_of_all(results: Sequence[Result]) -> str:
+    """Every injection as a line of CSV."""
     order = [kind.name for kind in KINDS]
     rows = [
         [
@@ -174,9 +167,9 @@ def _all(results: Sequence[Result]) -> str:
             result.rank,
             result.phase if result.step is None else f"{result.phase}, step {result.step}",
             f"{result.status} {result.error}".strip(),
-            markdown_text(shortened(result.message, LONGEST_MESSAGE)),
-            "yes" if not result.wrong else f"no: {markdown_text('; '.join(result.wrong))}",
-            markdown_text("; ".join(result.left)) or "none",
+            shortened(result.message, LONGEST_MESSAGE),
+            "yes" if not result.wrong else f"no: {'; '.join(result.wrong)}",
+            "; ".join(result.left) or "none",
             {True: "yes", False: "no", None: "n/a"}[result.others_complete],
         ]
         for result in sorted(results, key=lambda r: (order.index(r.kind), BACKENDS.index(r.backend), r.name))
@@ -192,4 +185,6 @@ def _all(results: Sequence[Result]) -> str:
         "left behind",
         "others complete",
     ]
-    return tabulate(rows, headers=headers, tablefmt="pipe", disable_numparse=True)
+    written = io.StringIO()
+    csv.writer(written, lineterminator="\n").writerows([headers, *rows])
+    return written.getvalue()

@@ -20,7 +20,7 @@ from tests.faults.injection import (
 )
 from tests.faults.judge import EXPECTED, untruths
 from tests.faults.plants import ACTIONS
-from tests.faults.results import failures, judged, page
+from tests.faults.results import failures, judged, section, table_of_all
 from tests.faults.scene import Ended, Seen
 from tests.records import make_record
 
@@ -100,7 +100,7 @@ def test_what_is_missing_is_no_success() -> None:
 def test_the_page_counts_what_is_truthful() -> None:
     sound = judged(seen())
     wrong = replace(judged(seen(ERROR.model_copy(update={"rank": 0}))), name="killed-ddp-1")
-    text = page([sound, wrong], 20, "torch 2.13")
+    text = section([sound, wrong], 20, "torch 2.13")
     assert "2 faults were planted in real ranks: 1 kinds" in text
     assert "1 records are truthful, 0 commands hung" in text
-    assert "no: rank 0" in text
+    assert "no: rank 0" in table_of_all([sound, wrong])

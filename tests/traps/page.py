@@ -122,7 +122,7 @@ def _row(trap: Trap, test: str) -> list[str]:
 
 
 def page() -> str:
-    """The page in Markdown."""
+    """What stands between the marks of docs/faults.md."""
     headers = ("trap", "what was done", "ranks", "precision", "finding", "test")
     table = tabulate(rows(), headers=headers, tablefmt="pipe", disable_numparse=True)
-    return f"{HEAD}{len(rows())} mistakes are planted:\n\n{table}\n"
+    return f"{HEAD}{len(rows())} mistakes are planted:\n\n{table}"

@@ -120,7 +120,7 @@ def test_nothing_of_them_was_loaded(results: dict[str, Any]) -> None:
 def test_the_page_has_the_short_list_of_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = [re.split(r"[<>=~]", entry)[0] for entry in project["dependencies"]]
-    page = (ROOT / "docs" / "login-nodes.md").read_text()
+    page = (ROOT / "docs" / "versions.md").read_text()
     between = page.split("<!-- short list -->")[1].split("<!-- end of short list -->")[0]
     assert re.findall(r"`([^`]+)`", between) == names
     extra = {re.split(r"[<>=~]", entry)[0] for entry in project["optional-dependencies"]["train"]}
