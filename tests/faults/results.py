@@ -23,9 +23,9 @@ rank, phase and step drawn with the seed {seed}. {truthful} records are truthful
 {left} injections left something behind, and for {complete} of {compared} within comparisons all other cells
 are complete.
 
-`make faults` runs all of them again and writes this section and [the list of all](faults/injected.csv); it needs Linux and root. Ranks are two
-processes on the CPU over gloo, the model is a Llama of two blocks, and a run takes six steps with two
-evaluations and a checkpoint. Versions: {versions}.
+`make faults` runs all of them again and writes this section and [the list of all](faults/injected.csv); it
+needs Linux and root. Ranks are two processes on the CPU over gloo, the model is a Llama of two blocks, and a
+run takes six steps with two evaluations and a checkpoint. Versions: {versions}.
 
 - A record is truthful if status, kind, rank, step, phase, exit code and message are those of the fault. For
   ranks that stand still it must have the stacks of all that can answer; for ranks that disagree on
