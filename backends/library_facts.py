@@ -13,7 +13,8 @@ from typing import Literal
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion
 
-Effect = Literal["wrong", "default", "traffic", "unsupported"]
+Effect = Literal["wrong", "default", "traffic", "states", "time", "unsupported"]
+IN_CLOSED_FORM = "the closed form has it, and reports name it where a run shows it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,12 +27,16 @@ class LibraryFact:
     versions: str
     """PEP 440; the versions of which it is true."""
     effect: Effect
-    """wrong: trains something else without an error. default: an unset setting means something else.
-    traffic: other bytes or dtypes cross the network. unsupported: the library cannot."""
+    """wrong: trains something else without an error, here too. default: does another thing than one expects.
+    traffic: other bytes or dtypes cross the network. states: ranks hold other bytes. time: it waits.
+    unsupported: the library cannot."""
     what: str
-    handled: str
-    """What the harness does about it."""
     source: str
+    """Which version's source or run shows it; reports quote it."""
+    handled: str = IN_CLOSED_FORM
+    """What the harness does about it."""
+    cost: str = ""
+    """What the figure that a report gives it multiplies: "the textbook's bytes"."""
     stages: tuple[int, ...] = ()
     """ZeRO stages that it concerns; empty: all."""
     precisions: tuple[str, ...] = ()
@@ -69,8 +74,8 @@ FACTS = (
         id="zero-clips-by-default", library="deepspeed", versions=">=0.19.3", effect="default",
         what="clips gradients at 1.0 if `gradient_clipping` is not set; earlier versions do not clip",
         handled="`gradient_clipping` is always set; a difference is the finding clipping-differs",
-        source="https://github.com/deepspeedai/DeepSpeed/pull/8068; `GRADIENT_CLIPPING_DEFAULT` is 0. in "
-        "0.19.2 and 1.0 in 0.19.3",
+        source="DeepSpeed 0.19.3 (runtime/constants.py, GRADIENT_CLIPPING_DEFAULT, "
+        "https://github.com/deepspeedai/DeepSpeed/pull/8068); 0.14.5 to 0.19.2 do not clip",
     ),
     LibraryFact(
         id="zero2-loses-micro-steps", library="deepspeed", versions=">=0.17.6,<0.18.3", effect="wrong",
@@ -137,6 +142,131 @@ FACTS = (
         handled="ulysses-zero1 to 3 are recorded as unsupported", source="seen in 0.16.3; 0.18.2 has it",
         modules=("harness.backends.ulysses",),
     ),
+    LibraryFact(
+        id="zero0-begins-at-step-two", library="deepspeed", versions=">=0.19", effect="default",
+        what="stage 0 in low precision takes an optimizer step on zero gradients while it sets up, so that "
+        "Adam begins at its second step",
+        handled="the step count is set back",
+        source="DeepSpeed 0.19, runtime/fp16/unfused_optimizer.py, initialize_optimizer_states",
+        stages=(0,), precisions=("bf16-mixed", "fp16-mixed"),
+    ),
+    LibraryFact(
+        id="accumulated-in-low-precision", library="deepspeed", versions=">=0.19", effect="default",
+        what="adds up micro-steps in bf16 at bf16-mixed; told to use fp32, stage 0 refuses and stage 1 "
+        "reports a gradient norm that is off by half",
+        handled="fp32 at stages 2 and 3; the dtype of accumulation is part of the effective configuration",
+        source="DeepSpeed 0.19.8, runtime/engine.py, get_data_types",
+        precisions=("bf16-mixed",), accumulated=True,
+    ),
+    LibraryFact(
+        id="gradients-all-reduced", library="deepspeed", versions=">=0.12.4", effect="default",
+        what="gradients are all-reduced, not reduce-scattered", cost="the textbook's bytes",
+        handled="the closed form counts what is sent; use_multi_rank_bucket_allreduce=false reaches the "
+        "textbook",
+        source="DeepSpeed 0.12.4 (use_multi_rank_bucket_allreduce, true by default, "
+        "https://github.com/deepspeedai/DeepSpeed/pull/4695); 0.12.3 reduced each part to its owner",
+        stages=(1, 2),
+    ),
+    LibraryFact(
+        id="fsdp-plugin-ignored", library="accelerate", versions=">=1.15", effect="default",
+        what="without an accelerator it ignores an FSDP plugin and runs DDP or unsynchronised processes",
+        handled="Accelerate's FSDP is unsupported on the CPU", source="seen in 1.15.0", device="cpu",
+    ),
+    LibraryFact(
+        id="steps-in-backward", library="accelerate", versions=">=1.15", effect="default",
+        what="steps a DeepSpeed optimizer inside backward",
+        handled="the step is held back until the loop has set the learning rate",
+        source="Accelerate 1.15.0, utils/deepspeed.py, DeepSpeedEngineWrapper.backward",
+    ),
+    LibraryFact(
+        id="one-rank-is-not-sharded", library="torch", versions=">=2.11", effect="default",
+        what="FSDP1 takes NO_SHARD on one rank whatever was asked",
+        handled="the finding strategy-differs", source="seen in 2.11 and later",
+        modules=("harness.backends.fsdp1",),
+    ),
+    LibraryFact(
+        id="masters-in-low-precision", library="torch", versions=">=2.13", effect="default",
+        what="FSDP's optimizer updates weights in the dtype in which the model was loaded",
+        handled="models are loaded in fp32; a difference is the finding master-dtype-differs",
+        source="torch 2.13, distributed/fsdp: masters have the dtype in which the model was loaded",
+    ),
+    LibraryFact(
+        id="reduced-in-low-precision", library="deepspeed", versions=">=0.19.8", effect="default",
+        what="gradients are averaged in the compute dtype", handled="like-for-like reduces in fp32",
+        source="DeepSpeed 0.19.8 (communication_data_type) and FSDP of torch 2.13 (reduce_dtype): the "
+        "compute dtype by default",
+    ),
+    LibraryFact(
+        id="waits-for-the-device", library="deepspeed", versions=">=0.19.8", effect="time",
+        what="the throughput timer waits for the GPU in every micro-step, as no other backend does",
+        handled="like-for-like switches it off",
+        source="DeepSpeed 0.19.8, utils/timer.py, ThroughputTimer: enabled and synchronized by default",
+        device="cuda",
+    ),
+    LibraryFact(
+        id="second-fp32-copy", library="deepspeed", versions=">=0.14.5", effect="states",
+        what="an fp32 copy of weights that are fp32 already", cost="the textbook's states",
+        source="DeepSpeed 0.14.5 to 0.19.8, runtime/zero/stage_1_and_2.py and stage3.py clone the partition "
+        "in fp32 whatever its dtype", precisions=("fp32",),
+    ),
+    LibraryFact(
+        id="persistent-reduction-bucket", library="deepspeed", versions=">=0.19.8", effect="states",
+        what="a reduction bucket stays allocated: 5e8 elements by default, whatever the model",
+        source="DeepSpeed 0.19.8, runtime/zero/stage3.py, ipg_buckets", stages=(3,),
+    ),
+    LibraryFact(
+        id="gradients-cut-at-stage-1", library="deepspeed", versions=">=0.19.8", effect="states",
+        what="stage 1 keeps only its part of them after the last micro-step", cost="the textbook's gradients",
+        source="DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py, copy_grads_in_partition", stages=(1,),
+    ),
+    LibraryFact(
+        id="gradients-twice", library="torch", versions=">=2.13", effect="states",
+        what="DDP's buckets hold a second copy of the gradients",
+        source="torch 2.13, csrc/distributed/c10d/reducer.cpp",
+    ),
+    LibraryFact(
+        id="weights-cut-between-steps", library="torch", versions=">=2.13", effect="states",
+        what="weights are sharded again after the backward pass", cost="the textbook's states",
+        source="torch 2.13, distributed/fsdp: SHARD_GRAD_OP and reshard_after_forward=False",
+    ),
+    LibraryFact(
+        id="reduced-every-micro-step", library="deepspeed", versions=">=0.12.0", effect="traffic",
+        what="gradients are reduced in every micro-step", cost="the textbook's bytes",
+        source="DeepSpeed 0.12.0 to 0.19.8, runtime/engine.py, allreduce_gradients: stages 2 and 3 "
+        "communicate before the boundary too", stages=(2,), accumulated=True,
+    ),
+    LibraryFact(
+        id="moved-every-micro-step", library="deepspeed", versions=">=0.19.8", effect="traffic",
+        what="every micro-step gathers weights and reduces gradients", cost="the textbook's bytes",
+        source="DeepSpeed 0.19.8, runtime/zero/stage3.py, independent_gradient_partition_epilogue",
+        stages=(3,), accumulated=True,
+    ),
+    LibraryFact(
+        id="gathered-every-micro-step", library="torch", versions=">=2.13", effect="traffic",
+        what="weights are gathered in every micro-step", cost="the textbook's bytes",
+        source="torch 2.13, distributed/fsdp: the backward pass gives weights back", accumulated=True,
+    ),
+    LibraryFact(
+        id="root-not-resharded", library="torch", versions=">=2.13", effect="traffic",
+        what="the root unit stays gathered between forward and backward pass", cost="the textbook's bytes",
+        source="torch 2.13, distributed/fsdp: FSDP1 always, fully_shard unless the root gets "
+        "reshard_after_forward=True",
+    ),
+    LibraryFact(
+        id="weights-stay-gathered", library="deepspeed", versions=">=0.19.8", effect="traffic",
+        what="small models stay gathered up to default thresholds", cost="the textbook's bytes",
+        source="DeepSpeed 0.19.8, runtime/zero/config.py", stages=(3,),
+    ),
+    LibraryFact(
+        id="tied-weights-gathered-twice", library="deepspeed", versions=">=0.19.8", effect="traffic",
+        what="tied weights are gathered at each use", cost="the textbook's bytes",
+        source="DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py", stages=(3,),
+    ),
+    LibraryFact(
+        id="gathers-by-module", library="deepspeed", versions=">=0.19.8", effect="traffic",
+        what="module by module", cost="as many gathers per forward pass as one per block",
+        source="DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py", stages=(3,),
+    ),
 )  # fmt: skip
 
 
@@ -149,6 +279,15 @@ def holds(name: str, versions: Mapping[str, str]) -> bool:
     """Whether a fact is true of these versions by distribution; of a library not named: as of its newest."""
     entry = fact(name)
     return entry.library not in versions or entry.includes(versions[entry.library])
+
+
+def traps_of(versions: Mapping[str, str]) -> list[LibraryFact]:
+    """What these versions by distribution train, or take for an unset setting, against expectation."""
+    return [
+        entry
+        for entry in FACTS
+        if entry.effect in ("wrong", "default") and entry.includes(versions.get(entry.library, ""))
+    ]
 
 
 def absent(packages: Collection[str]) -> list[str]:
@@ -199,10 +338,11 @@ def _reason(entry: LibraryFact) -> str | None:
 
 def explain() -> str:
     """The table of facts in `docs/versions.md`."""
-    lines = ["| library | versions | effect | what | what the harness does | source |", "|" + " --- |" * 6]
+    head = "| library | versions | effect | what | costs, times | what the harness does | source |"
+    lines = [head, "|" + " --- |" * 7]
     lines += [
-        f"| {entry.library} | `{entry.versions}` | {entry.effect} | {entry.what} | {entry.handled} "
-        f"| {entry.source} |"
+        f"| {entry.library} | `{entry.versions}` | {entry.effect} | {entry.what} | {entry.cost} "
+        f"| {entry.handled} | {entry.source} |"
         for entry in FACTS
     ]
     return "\n".join(lines) + "\n"

@@ -8,6 +8,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
 from harness.backends.base import BackendOptions, Preset
 from harness.backends.extensions import extensions
+from harness.backends.library_facts import fact
 from harness.backends.mesh import Mesh
 
 Rotation = Literal["all-gather", "all-to-all"]
@@ -187,7 +188,7 @@ class ZeroOptions(BackendOptions):
     default_clipping: bool = Field(
         False,
         description="leaves the clipping key out of DeepSpeed's configuration (for experiments): DeepSpeed "
-        "0.19.3 and later then clip at 1.0 whatever the job says",
+        f"{fact('zero-clips-by-default').first} and later then clip at 1.0 whatever the job says",
     )
 
     def extensions(self) -> tuple[str, ...]:

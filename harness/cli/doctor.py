@@ -12,10 +12,11 @@ from typing import Any
 import click
 
 from harness.backends import registry
+from harness.backends.library_facts import traps_of
 from harness.cli.arguments import split_backends
 from harness.cli.options import PATH, common, json_option
 from harness.cli.output import echo
-from harness.doctor.check import SelfCheck, cover, document, self_check, traps_of
+from harness.doctor.check import SelfCheck, cover, document, self_check
 from harness.doctor.gpu.bundle import check_bundle, write_bundle
 from harness.doctor.gpu.catalogue import answer_all
 from harness.doctor.gpu.check import Answer
@@ -171,7 +172,7 @@ def examine(backends: Sequence[str], *, as_json: bool) -> int:
     echo(_table(check))
     echo("\nknown traps of these versions:" if known else "\nno known traps of these versions")
     for trap in known:
-        echo(f"- {trap.package}: {trap.trap}. Here: {trap.here}.")
+        echo(f"- {trap.library}: {trap.what}. Here: {trap.handled}.")
     echo(
         f"\nself-check: {len(check.false)} findings on a clean matrix of {len(check.rows)} cells, "
         f"{check.planted - len(check.missed)} of {check.planted} planted defects named"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends import registry
-from harness.backends.library_facts import not_installed
+from harness.backends.library_facts import LibraryFact, not_installed
 from harness.backends.strategy import StrategyKind
 from harness.job.config import load_experiment
 from harness.judge.comparison import Comparison
@@ -201,7 +201,7 @@ def _missed(records: Sequence[Record], defects: Sequence[Defect]) -> dict[str, s
     return missed
 
 
-def document(check: SelfCheck, known: list[Any]) -> dict[str, Any]:
+def document(check: SelfCheck, known: Sequence[LibraryFact]) -> dict[str, Any]:
     """The document of `doctor --json`."""
     return {
         "trusted": check.trusted,
@@ -215,7 +215,7 @@ def document(check: SelfCheck, known: list[Any]) -> dict[str, Any]:
             for row in check.rows
         ],
         "not_covered": check.not_covered,
-        "known_traps": [{"package": t.package, "trap": t.trap, "here": t.here} for t in known],
+        "known_traps": [{"package": t.library, "trap": t.what, "here": t.handled} for t in known],
         "self_check": {
             "cells": len(check.rows),
             "false_findings": [f.as_json() for f in check.false],
@@ -224,77 +224,3 @@ def document(check: SelfCheck, known: list[Any]) -> dict[str, Any]:
             "missed": check.missed,
         },
     }
-
-
-@dataclass(frozen=True, kw_only=True)
-class KnownTrap:
-    """A version of a library that does what its user does not expect."""
-
-    package: str
-    since: tuple[int, ...]
-    """First version in which it was seen; whether a later one still does it is not known."""
-    trap: str
-    here: str
-    """What this project does about it."""
-
-
-KNOWN = (
-    KnownTrap(
-        package="deepspeed",
-        since=(0, 19),
-        trap="clips gradients at 1.0 when its configuration says nothing",
-        here="the key is always written",
-    ),
-    KnownTrap(
-        package="deepspeed",
-        since=(0, 19),
-        trap="stage 0 in low precision takes an optimizer step on zero gradients while it sets up, so that "
-        "Adam begins at its second step",
-        here="the step count is set back",
-    ),
-    KnownTrap(
-        package="deepspeed",
-        since=(0, 19),
-        trap="accumulates micro-steps in bf16 at bf16-mixed; told to use fp32, stage 0 refuses and stage 1 "
-        "reports a gradient norm that is off by half",
-        here="fp32 at stages 2 and 3; the dtype of accumulation is part of the effective configuration",
-    ),
-    KnownTrap(
-        package="deepspeed",
-        since=(0, 19),
-        trap="stages 1 and 2 all-reduce gradients whatever reduce_scatter says: 1.5 times the textbook",
-        here="the expected volume is that of the implementation",
-    ),
-    KnownTrap(
-        package="accelerate",
-        since=(1, 15),
-        trap="without an accelerator it ignores an FSDP plugin and runs DDP or unsynchronised processes",
-        here="Accelerate's FSDP is unsupported on the CPU",
-    ),
-    KnownTrap(
-        package="accelerate",
-        since=(1, 15),
-        trap="steps a DeepSpeed optimizer inside backward",
-        here="the step is held back until the loop has set the learning rate",
-    ),
-    KnownTrap(
-        package="torch",
-        since=(2, 11),
-        trap="FSDP1 takes NO_SHARD on one rank whatever was asked",
-        here="the finding strategy-differs",
-    ),
-)
-
-
-def traps_of(versions: Mapping[str, str]) -> list[KnownTrap]:
-    """Known traps of the installed versions."""
-    return [trap for trap in KNOWN if _number(versions.get(trap.package, "0")) >= trap.since]
-
-
-def _number(version: str) -> tuple[int, ...]:
-    digits = []
-    for part in version.split("+")[0].split("."):
-        if not part.isdigit():
-            break
-        digits.append(int(part))
-    return tuple(digits)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Self
 
 from harness.backends import registry
 from harness.backends.library_facts import fact
@@ -78,6 +78,14 @@ class Behaviour:
     """Whether a figure below 1 means that it costs less than the textbook."""
     since: str = ""
     """Versions known to do so, and where their source says it."""
+
+    @classmethod
+    def of(cls, name: str, **words: Any) -> Self:
+        """Of a fact about a library, whose source it quotes; `words` say the rest."""
+        known = fact(name)
+        what = f"{{figure}} x {known.cost}: {known.what}" if known.cost else known.what
+        told = {"what": what, "packages": (known.library,)}
+        return cls(id=known.id, since=known.source, **(told | words))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,36 +187,30 @@ def versions_of(record: Record, packages: Iterable[str]) -> str:
 
 CLIPS_BY_DEFAULT = fact("zero-clips-by-default")
 CLIPPING_KEY = "gradient_clipping"
-SINCE_CLIPPING = (
-    f"DeepSpeed {CLIPS_BY_DEFAULT.first} (runtime/constants.py, GRADIENT_CLIPPING_DEFAULT, "
-    "https://github.com/deepspeedai/DeepSpeed/pull/8068); 0.14.5 to 0.19.2 do not clip"
-)
 CLIPPED = Behaviour(
     id="clipped-by-default",
+    since=CLIPS_BY_DEFAULT.source,
     figure_is_ratio=False,
     what="gradients are clipped at {figure}, unasked: the default of DeepSpeed since "
     + CLIPS_BY_DEFAULT.first,
     advice="Set gradient_clipping: 0.0.",
     questions=PARITY,
-    since=SINCE_CLIPPING,
 )
 CLIPPING_PINNED = Behaviour(
     id="clipping-set-by-harness",
+    since=CLIPS_BY_DEFAULT.source,
     figure_is_ratio=False,
     what=f"since {CLIPS_BY_DEFAULT.first} DeepSpeed clips at 1.0 if gradient_clipping is unset; here "
     "{figure} is set",
     advice="Set it yourself.",
     questions=PARITY,
-    since=SINCE_CLIPPING,
 )
 WAITS_EFFECT = 0.05
 """Bytes do not show a wait for the device: ranked as 5 % of bytes."""
-WAITS_FOR_DEVICE = Behaviour(
-    id="waits-for-the-device",
-    what="the throughput timer waits for the GPU in every micro-step, as no other backend does",
+WAITS_FOR_DEVICE = Behaviour.of(
+    "waits-for-the-device",
     advice='Set timers: {"throughput": {"enabled": false}}.',
     questions=("speed", "scaling"),
-    since="DeepSpeed 0.19.8, utils/timer.py, ThroughputTimer: enabled and synchronized by default",
 )
 
 
@@ -246,13 +248,12 @@ def _masters(record: Record) -> Sighting | None:
     low = low_precision_masters(record)
     if not low:
         return None
-    behaviour = Behaviour(
-        id="masters-in-low-precision",
+    behaviour = Behaviour.of(
+        "masters-in-low-precision",
         what=f"the optimizer updates {listed(low)} weights: small updates vanish",
         advice="Load the model in fp32 and let the mixed-precision policy cast.",
         questions=(*PARITY, *MEMORY),
         packages=_packages(record),
-        since="torch 2.13, distributed/fsdp: masters have the dtype in which the model was loaded",
     )
     return Sighting(behaviour=behaviour, effect=CHANGES_TRAINING)
 
@@ -262,14 +263,12 @@ def _reduction(record: Record) -> Sighting | None:
     low = [dtype for dtype in reduced_dtypes(record) if DTYPE_BYTES.get(dtype, 4) < 4]
     if not _mixed(record) or not low:
         return None
-    behaviour = Behaviour(
-        id="reduced-in-low-precision",
+    behaviour = Behaviour.of(
+        "reduced-in-low-precision",
         what=f"gradients are averaged in {listed(low)}: half the bytes, coarser sums",
         advice=_setting(record, "wire"),
         questions=("parity", "speed"),
         packages=_packages(record),
-        since="DeepSpeed 0.19.8 (communication_data_type) and FSDP of torch 2.13 (reduce_dtype): the "
-        "compute dtype by default",
     )
     return Sighting(behaviour=behaviour, effect=DTYPE_BYTES[low[0]] / DTYPE_BYTES["float32"])
 
@@ -280,13 +279,12 @@ def _accumulation(record: Record) -> Sighting | None:
     dtype = effective.accumulation_dtype if effective else None
     if not _mixed(record) or record.world.accumulation_steps == 1 or DTYPE_BYTES.get(dtype or "", 4) >= 4:
         return None
-    behaviour = Behaviour(
-        id="accumulated-in-low-precision",
+    behaviour = Behaviour.of(
+        "accumulated-in-low-precision",
         what=f"micro-steps add up in {dtype}, which drops what is below 1/256 of the sum",
         advice=_setting(record, "micro-steps"),
         questions=PARITY,
         packages=_packages(record),
-        since="DeepSpeed 0.19.8, runtime/engine.py, get_data_types",
     )
     return Sighting(behaviour=behaviour, effect=CHANGES_TRAINING)
 
@@ -362,13 +360,10 @@ LIMITED_EFFECT = 0.1
 CLEARLY_LESS = 0.97
 """Of the textbook's bytes."""
 
-SECOND_COPY = Behaviour(
-    id="second-fp32-copy",
-    what="{figure} x the textbook's states: an fp32 copy of weights that are fp32 already",
+SECOND_COPY = Behaviour.of(
+    "second-fp32-copy",
     advice="No action: mixed precision has it anyway.",
     questions=MEMORY,
-    since="DeepSpeed 0.14.5 to 0.19.8, runtime/zero/stage_1_and_2.py and stage3.py clone the partition in "
-    "fp32 whatever its dtype",
 )
 FP32_GRADIENTS = Behaviour(
     id="gradients-add-up-in-fp32",
@@ -379,37 +374,29 @@ FP32_GRADIENTS = Behaviour(
     since="like-for-like sets grad_accum_dtype to fp32, as DDP and FSDP add up; DeepSpeed's default is the "
     "model's dtype (runtime/engine.py, get_data_types)",
 )
-BUCKET = Behaviour(
-    id="persistent-reduction-bucket",
+BUCKET = Behaviour.of(
+    "persistent-reduction-bucket",
     figure_is_ratio=False,
     what="a reduction bucket of {figure} x the textbook's states stays allocated",
     advice="Set reduce_bucket_size: 5e8 elements by default, whatever the model.",
     questions=MEMORY,
-    since="DeepSpeed 0.19.8, runtime/zero/stage3.py, ipg_buckets",
 )
-GRADIENTS_TWICE = Behaviour(
-    id="gradients-twice",
+GRADIENTS_TWICE = Behaviour.of(
+    "gradients-twice",
     figure_is_ratio=False,
     what="a second copy of the gradients, {figure} x the textbook's states, in DDP's buckets",
     advice="Set gradient_as_bucket_view=True.",
     questions=MEMORY,
-    packages=("torch",),
-    since="torch 2.13, csrc/distributed/c10d/reducer.cpp",
 )
-GRADIENTS_CUT = Behaviour(
-    id="gradients-cut-at-stage-1",
-    what="{figure} x the textbook's gradients: stage 1 keeps only its part of them after the last micro-step",
+GRADIENTS_CUT = Behaviour.of(
+    "gradients-cut-at-stage-1",
     advice="Nothing; compare peaks, which include complete gradients.",
     questions=MEMORY,
-    since="DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py, copy_grads_in_partition",
 )
-WEIGHTS_CUT = Behaviour(
-    id="weights-cut-between-steps",
-    what="{figure} x the textbook's states: weights are sharded again after the backward pass",
+WEIGHTS_CUT = Behaviour.of(
+    "weights-cut-between-steps",
     advice="Nothing; the peak includes the gathered weights.",
     questions=MEMORY,
-    packages=("torch",),
-    since="torch 2.13, distributed/fsdp: SHARD_GRAD_OP and reshard_after_forward=False",
 )
 BY_NAME = {
     FP32_SURPLUS: FP32_GRADIENTS,
@@ -490,60 +477,41 @@ CALLS_EFFECT = 0.3
 """A gather costs latency, which bytes do not show: ranked as 30 % of bytes."""
 FEWER_MICRO_STEPS = "Use fewer, larger micro-batches."
 
-ALL_REDUCED = Behaviour(
-    id="gradients-all-reduced",
-    what="{figure} x the textbook's bytes: gradients are all-reduced, not reduce-scattered",
+ALL_REDUCED = Behaviour.of(
+    "gradients-all-reduced",
     advice="use_multi_rank_bucket_allreduce=false reaches the textbook, in more calls.",
     questions=TRAFFIC,
-    since="DeepSpeed 0.12.4 (use_multi_rank_bucket_allreduce, true by default, "
-    "https://github.com/deepspeedai/DeepSpeed/pull/4695); 0.12.3 reduced each part to its owner",
 )
-REDUCED_EVERY_MICRO_STEP = Behaviour(
-    id="reduced-every-micro-step",
-    what="{figure} x the textbook's bytes: gradients are reduced in every micro-step",
+REDUCED_EVERY_MICRO_STEP = Behaviour.of(
+    "reduced-every-micro-step",
     advice="Accumulate with stage 1, which reduces once per step.",
     questions=TRAFFIC,
-    since="DeepSpeed 0.12.0 to 0.19.8, runtime/engine.py, allreduce_gradients: stages 2 and 3 communicate "
-    "before the boundary too",
 )
-MOVED_EVERY_MICRO_STEP = Behaviour(
-    id="moved-every-micro-step",
-    what="{figure} x the textbook's bytes: every micro-step gathers weights and reduces gradients",
+MOVED_EVERY_MICRO_STEP = Behaviour.of(
+    "moved-every-micro-step",
     advice=FEWER_MICRO_STEPS,
     questions=TRAFFIC,
-    since="DeepSpeed 0.19.8, runtime/zero/stage3.py, independent_gradient_partition_epilogue",
 )
-GATHERED_EVERY_MICRO_STEP = Behaviour(
-    id="gathered-every-micro-step",
-    what="{figure} x the textbook's bytes: weights are gathered in every micro-step",
+GATHERED_EVERY_MICRO_STEP = Behaviour.of(
+    "gathered-every-micro-step",
     advice=FEWER_MICRO_STEPS,
     questions=TRAFFIC,
-    packages=("torch",),
-    since="torch 2.13, distributed/fsdp: the backward pass gives weights back",
 )
-ROOT_KEPT = Behaviour(
-    id="root-not-resharded",
-    what="{figure} x the textbook's bytes: the root unit stays gathered between forward and backward pass",
+ROOT_KEPT = Behaviour.of(
+    "root-not-resharded",
     advice="Nothing; the root's weights take memory meanwhile.",
     questions=TRAFFIC,
-    packages=("torch",),
-    since="torch 2.13, distributed/fsdp: FSDP1 always, fully_shard unless the root gets "
-    "reshard_after_forward=True",
 )
-WEIGHTS_KEPT = Behaviour(
-    id="weights-stay-gathered",
-    what="{figure} x the textbook's bytes: small models stay gathered up to default thresholds",
+WEIGHTS_KEPT = Behaviour.of(
+    "weights-stay-gathered",
     advice="To shard strictly set stage3_max_live_parameters, stage3_max_reuse_distance and "
     "stage3_param_persistence_threshold to 0.",
     questions=(*TRAFFIC, *MEMORY),
-    since="DeepSpeed 0.19.8, runtime/zero/config.py",
 )
-TIED_TWICE = Behaviour(
-    id="tied-weights-gathered-twice",
-    what="{figure} x the textbook's bytes: tied weights are gathered at each use",
+TIED_TWICE = Behaviour.of(
+    "tied-weights-gathered-twice",
     advice="Leave stage3_max_reuse_distance above 0.",
     questions=TRAFFIC,
-    since="DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py",
 )
 BY_TERM: dict[tuple[str, str], Behaviour] = {
     ("zero12", GRADIENTS): ALL_REDUCED,
@@ -560,12 +528,10 @@ BY_TERM: dict[tuple[str, str], Behaviour] = {
        for family in ("fsdp1", "fsdp2") for term in (FURTHER_FORWARD, FURTHER_BACKWARD)},
 }  # fmt: skip
 """By family and term of the closed form; other terms are shown with the remark of the closed form."""
-MODULE_BY_MODULE = Behaviour(
-    id="gathers-by-module",
-    what="{figure} x as many gathers per forward pass as one per block: module by module",
+MODULE_BY_MODULE = Behaviour.of(
+    "gathers-by-module",
     advice="Compare zero3:leaf_module=blocks, which gathers by block.",
     questions=TRAFFIC,
-    since="DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py",
 )
 
 

@@ -1,6 +1,7 @@
 import json
 
-from harness.doctor.check import BETWEEN_RANKS, SelfCheck, conclude, document, traps_of
+from harness.backends.library_facts import traps_of
+from harness.doctor.check import BETWEEN_RANKS, SelfCheck, conclude, document
 from harness.record import ErrorPart, Record
 from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights
 
@@ -56,5 +57,10 @@ def test_what_is_off_is_in_the_document() -> None:
     assert any("clips" in trap["trap"] for trap in said["known_traps"])
 
 
-def test_older_versions_have_no_known_traps() -> None:
-    assert traps_of({"deepspeed": "0.18.2", "torch": "2.10.0+cpu"}) == []
+def test_traps_are_those_of_the_versions() -> None:
+    older = [trap.id for trap in traps_of({"deepspeed": "0.18.2", "torch": "2.10.0+cpu"})]
+    assert older == ["zero2-loses-micro-steps", "zero0-bf16-scales-gradients", "gradients-all-reduced"]
+    between = {trap.id for trap in traps_of({"deepspeed": "0.19.2", "accelerate": "1.15.0"})}
+    assert "zero-clips-by-default" not in between
+    assert {"zero0-begins-at-step-two", "fsdp-plugin-ignored", "steps-in-backward"} <= between
+    assert traps_of({}) == []
