@@ -9,7 +9,10 @@ READY := $(VENV)/.ready
 WORKERS ?= 3
 SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: compare fuzz resume-trial disk-trial test labs test-exhaustive test-journeys test-docs test-browser test-cluster test-gpu-stub traps gallery gallery-gpu-stub faults lint docs bench publish reports clean
+# What a target runs of tests that have an exhaustive part: one representative of each kind, or the rest.
+WHICH := "not exhaustive"
+
+.PHONY: compare fuzz resume-trial disk-trial test labs test-exhaustive test-journeys test-docs test-browser test-cluster test-cluster-exhaustive test-gpu-stub test-gpu-stub-exhaustive traps gallery gallery-gpu-stub faults lint docs bench publish reports clean
 
 compare: $(READY)
 	$(BIN)/harness compare --config configs/default.yaml --runs runs --report runs/report.md
@@ -54,8 +57,12 @@ test-browser: $(READY)
 CLUSTERS ?= 2
 test-cluster: $(READY)
 	$(BIN)/python -m tests.cluster.packages .cluster/slurm
-	REQUIRE_CLUSTER=1 $(BIN)/pytest --cluster --reruns 1 -rR \
+	REQUIRE_CLUSTER=1 $(BIN)/pytest --cluster --reruns 1 -rR -m $(WHICH) \
 		--numprocesses $(CLUSTERS) --dist loadscope --no-loadscope-reorder tests/cluster
+
+# Every strategy, launcher and way to end there; half an hour.
+test-cluster-exhaustive:
+	$(MAKE) test-cluster WHICH=exhaustive
 
 # A CUDA machine without a GPU: torch's CUDA wheel over a stub of the driver and of NCCL (docs/gpu-stub.md). g++ is
 # needed, and 4.7 GB for the environment, whose packages come from PyPI whatever build of torch pip prefers here. It
@@ -66,7 +73,11 @@ STUB_PIP := env -u PIP_FIND_LINKS PIP_CONFIG_FILE=/dev/null $(STUB_VENV)/bin/pip
 test-gpu-stub: $(STUB_VENV)/.ready
 	mkdir -p $(STUB)
 	$(STUB_VENV)/bin/python -m tests.gpu_stub.build $(STUB)/build >$(STUB)/environment
-	. $(STUB)/environment && $(STUB_VENV)/bin/python -m pytest $(SIDE_BY_SIDE) tests/gpu_stub
+	. $(STUB)/environment && $(STUB_VENV)/bin/python -m pytest $(SIDE_BY_SIDE) -m $(WHICH) tests/gpu_stub
+
+# Every backend, precision, trap and checkpoint there; a quarter of an hour.
+test-gpu-stub-exhaustive:
+	$(MAKE) test-gpu-stub WHICH=exhaustive
 
 # The complete clean matrix on it, as the folder that is published.
 gallery-gpu-stub: $(STUB_VENV)/.ready

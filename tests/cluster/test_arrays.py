@@ -10,7 +10,9 @@ from tests.cluster.matrices import ENDLESS, render
 from tests.cluster.slurm import SlurmCluster
 from tests.events import steps_taken
 
-pytestmark = [pytest.mark.usefixtures("quiet_cluster"), pytest.mark.long(seconds=40)]
+pytestmark = [
+    pytest.mark.usefixtures("quiet_cluster"), pytest.mark.long(seconds=40), pytest.mark.exhaustive,
+]  # fmt: skip
 CELLS = ("--backends", "ddp,fsdp", "--nodes", "2", "--nproc", "1", "--array")
 
 

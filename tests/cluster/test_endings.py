@@ -21,9 +21,10 @@ from tests.cluster.endless import (
 )
 from tests.cluster.matrices import RenderedMatrix, render
 from tests.cluster.slurm import SlurmCluster
+from tests.representatives import EXHAUSTIVE
 
 pytestmark = [pytest.mark.usefixtures("quiet_cluster"), pytest.mark.long(seconds=200)]
-SURVIVORS = ["single", "fsdp1-no-shard"]
+SURVIVORS = ("single", "fsdp1-no-shard")
 FOLDER = "a b'c\"d$(touch PWNED)"
 NAME = "x y'z\"$(touch PWNED) `touch PWNED` ; touch PWNED #"
 SOON_STUCK = ("--set", "runtime.stuck_after_seconds=5")
@@ -82,32 +83,44 @@ def power_off_a_node(matrix: RenderedMatrix, backend: str) -> None:
     matrix.cluster.nodes.power_off(nodes_of(matrix, backend)[1])
 
 
-KILLED: dict[str, tuple[Callable[[RenderedMatrix, str], None], tuple[str, str]]] = {
+Kills = dict[str, tuple[Callable[[RenderedMatrix, str], None], tuple[str, str]]]
+KILLED: Kills = {
     "ddp": (cancel, ("failed", "Cancelled")),
-    "fsdp": (reach_the_time_limit, ("timeout", "TimeLimit")),
     "fsdp-grad-op": (kill_one_rank, ("failed", "Exit")),
-    "fsdp1": (kill_the_job_script, ("failed", "ScriptLost")),
-    "zero1": (stop_one_rank, ("timeout", "Stuck")),
     "fsdp1-grad-op": (power_off_a_node, ("failed", "NodeFailure")),
 }
 """How the run of a backend is ended, and what its record then says; in the order in which they run."""
+KILLED_TOO: Kills = {
+    "fsdp": (reach_the_time_limit, ("timeout", "TimeLimit")),
+    "fsdp1": (kill_the_job_script, ("failed", "ScriptLost")),
+    "zero1": (stop_one_rank, ("timeout", "Stuck")),
+}
+"""Where every way is tried."""
 
 
 @pytest.fixture(scope="module")
 def killed(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> RenderedMatrix:
+    return kill(cluster, tmp_path_factory.mktemp("killed") / FOLDER, KILLED)
+
+
+@pytest.fixture(scope="module")
+def killed_too(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> RenderedMatrix:
+    return kill(cluster, tmp_path_factory.mktemp("killed-too") / FOLDER, KILLED_TOO)
+
+
+def kill(cluster: SlurmCluster, folder: Path, killed: Kills) -> RenderedMatrix:
     """A matrix whose runs are killed one after the other as they train, but for two; with hostile names."""
-    folder = tmp_path_factory.mktemp("killed") / FOLDER
     matrix = render(
-        cluster, folder, *_cells(), "--job-name", NAME, steps=STEPS,
+        cluster, folder, *cells(killed), "--job-name", NAME, steps=STEPS,
         site=f"exclusive: true\noptions: {{comment: {json.dumps(NAME)}}}\n"
         f"environment: {{HOSTILE: {json.dumps(NAME)}}}\n",
     )  # fmt: skip
     cluster.nodes.shape(SLOW_LINK)
     matrix.harness("submit")
     try:
-        for backend, (kill, _) in KILLED.items():
+        for backend, (end, _) in killed.items():
             matrix.wait_for_steps(backend)
-            kill(matrix, backend)
+            end(matrix, backend)
         cluster.nodes.shape(None)
         matrix.wait_until_over(240)
         matrix.harness("collect")
@@ -118,24 +131,23 @@ def killed(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> R
     return matrix
 
 
-def _cells() -> list[str]:
-    backends = [*KILLED, *SURVIVORS[1:]]
+def cells(killed: Kills) -> list[str]:
+    backends = [*killed, *SURVIVORS[1:]]
     return ["--backends", ",".join(backends), "--nodes", "2", "--nproc", "1", *SOON_STUCK]
 
 
-@pytest.fixture(scope="module")
-def by_backend(killed: RenderedMatrix) -> dict[str, Record]:
-    return {backend: read_record(killed.directory(backend) / "record.json") for backend in KILLED}
+def recorded(matrix: RenderedMatrix, killed: Kills) -> dict[str, Record]:
+    """By backend; each run says how it ended, and measured on both nodes."""
+    found = {backend: read_record(matrix.directory(backend) / "record.json") for backend in killed}
+    assert {backend: reason(record) for backend, record in found.items()} == {
+        backend: said for backend, (_, said) in killed.items()
+    }
+    assert all(len(trained_on(record)) == 2 for record in found.values())
+    return found
 
 
-@pytest.mark.parametrize("backend", KILLED, ids=[kill.__name__ for kill, _ in KILLED.values()])
-def test_a_killed_run_has_a_record_of_what_it_measured(by_backend: dict[str, Record], backend: str) -> None:
-    record = by_backend[backend]
-    assert reason(record) == KILLED[backend][1]
-    assert len(trained_on(record)) == 2
-
-
-def test_the_record_says_which_rank_or_node_was_lost(by_backend: dict[str, Record]) -> None:
+def test_the_record_says_which_rank_or_node_was_lost(killed: RenderedMatrix) -> None:
+    by_backend = recorded(killed, KILLED)
     rank, node = by_backend["fsdp-grad-op"].error, by_backend["fsdp1-grad-op"].error
     assert rank is not None
     assert node is not None
@@ -144,8 +156,9 @@ def test_the_record_says_which_rank_or_node_was_lost(by_backend: dict[str, Recor
     assert by_backend["fsdp1-grad-op"].ranks[1].host in node.message
 
 
-def test_a_rank_that_stands_still_is_found_with_where_the_others_wait(by_backend: dict[str, Record]) -> None:
-    error = by_backend["zero1"].error
+@EXHAUSTIVE
+def test_a_rank_that_stands_still_is_found_with_where_the_others_wait(killed_too: RenderedMatrix) -> None:
+    error = recorded(killed_too, KILLED_TOO)["zero1"].error
     assert error is not None
     assert error.rank == 1
     assert "rank 1 is stopped by SIGSTOP" in error.message
@@ -153,16 +166,26 @@ def test_a_rank_that_stands_still_is_found_with_where_the_others_wait(by_backend
     assert "SIGSTOP" in error.ranks[1].note
 
 
-def test_runs_that_are_told_to_end_write_their_measurements_first(by_backend: dict[str, Record]) -> None:
-    for backend in ("ddp", "fsdp"):
-        assert by_backend[backend].comm
-        assert any(rank.memory for rank in by_backend[backend].ranks)
-    assert by_backend["ddp"].environment.slurm.state == "CANCELLED"
+def test_a_run_that_is_told_to_end_writes_its_measurements_first(killed: RenderedMatrix) -> None:
+    cancelled = recorded(killed, KILLED)["ddp"]
+    assert cancelled.environment.slurm.state == "CANCELLED"
+    wrote_its_measurements(cancelled)
 
 
-def test_the_killed_script_wrote_no_end(killed: RenderedMatrix) -> None:
-    assert not (killed.directory("fsdp1") / "slurm-end.json").exists()
-    assert (killed.directory("fsdp1-no-shard") / "slurm-end.json").exists()
+@EXHAUSTIVE
+def test_a_run_at_its_time_limit_writes_its_measurements_first(killed_too: RenderedMatrix) -> None:
+    wrote_its_measurements(recorded(killed_too, KILLED_TOO)["fsdp"])
+
+
+def wrote_its_measurements(record: Record) -> None:
+    assert record.comm
+    assert any(rank.memory for rank in record.ranks)
+
+
+@EXHAUSTIVE
+def test_the_killed_script_wrote_no_end(killed_too: RenderedMatrix) -> None:
+    assert not (killed_too.directory("fsdp1") / "slurm-end.json").exists()
+    assert (killed_too.directory("fsdp1-no-shard") / "slurm-end.json").exists()
 
 
 def test_hostile_names_stay_names(killed: RenderedMatrix) -> None:
@@ -178,7 +201,7 @@ def test_the_others_finish_and_only_what_is_missing_runs_again(killed: RenderedM
     finished = {killed.directory(backend) / "record.json" for backend in SURVIVORS}
     before = {path: path.read_bytes() for path in finished}
     assert {json.loads(text)["status"] for text in before.values()} == {"ok"}
-    again = killed.rendered_again(*_cells())
+    again = killed.rendered_again(*cells(KILLED))
     assert {run["backend"] for run in again.runs()} == set(KILLED)
     again.harness("submit", "--wait", "--poll-seconds", "1", timeout=600)
     assert {path: path.read_bytes() for path in before} == before
@@ -186,6 +209,7 @@ def test_the_others_finish_and_only_what_is_missing_runs_again(killed: RenderedM
     assert sorted(done) == sorted([*SURVIVORS, *KILLED])
 
 
+@EXHAUSTIVE
 def test_preempted(cluster: SlurmCluster, tmp_path: Path) -> None:
     matrix = started(cluster, tmp_path)
     matrix.wait_for_steps("ddp")
@@ -195,6 +219,7 @@ def test_preempted(cluster: SlurmCluster, tmp_path: Path) -> None:
     assert record.comm
 
 
+@EXHAUSTIVE
 def test_out_of_memory(cluster: SlurmCluster, tmp_path: Path) -> None:
     """Slurm watches what the job holds (jobacct_gather, OverMemoryKill); there are no cgroups here."""
     record = collected_anyhow(started(cluster, tmp_path, site="memory_per_node: 300M\n"))

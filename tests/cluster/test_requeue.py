@@ -10,6 +10,7 @@ from tests.cluster.endless import collected, nodes_of, started
 from tests.cluster.matrices import SMALL
 from tests.cluster.nodes import wait_for
 from tests.cluster.slurm import SlurmCluster
+from tests.representatives import EXHAUSTIVE
 
 pytestmark = [pytest.mark.usefixtures("quiet_cluster"), pytest.mark.long(seconds=100)]
 COMPARE = """\
@@ -18,6 +19,7 @@ exec {python} -m harness compare --config job.yaml --backends ddp --nproc 2 --fr
 """
 
 
+@EXHAUSTIVE
 def test_requeued_after_a_node_failed(cluster: SlurmCluster, tmp_path: Path) -> None:
     """The run starts clean on the nodes that are left, and the record says so."""
     matrix = started(cluster, tmp_path, requeue=True)
@@ -51,6 +53,7 @@ def test_requeued_after_a_preemption(cluster: SlurmCluster, tmp_path: Path) -> N
     assert record.steps[0].step == 0
 
 
+@EXHAUSTIVE
 def test_a_requeued_comparison_goes_on_with_the_remaining_cells(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:

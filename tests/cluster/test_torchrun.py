@@ -7,6 +7,7 @@ import pytest
 
 from harness.record import Record
 from tests.cluster.slurm import SlurmCluster
+from tests.representatives import EXHAUSTIVE
 
 pytestmark = pytest.mark.long(seconds=50)
 
@@ -20,7 +21,9 @@ measure: {warmup_steps: 1, probed_steps: 1}
 """
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["shared", "apart"])
+@pytest.mark.parametrize(
+    "shared", [pytest.param(True, id="shared", marks=EXHAUSTIVE), pytest.param(False, id="apart")]
+)
 def test_two_nodes_leave_one_record(cluster: SlurmCluster, tmp_path: Path, shared: bool) -> None:
     """Also where each node has a runs folder of its own: here its private /dev/shm."""
     (tmp_path / "job.yaml").write_text(TINY)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from tests.gpu_stub.machine import Machine
 from tests.gpu_stub.matrix import findings
+from tests.representatives import EXHAUSTIVE, first
 
 LORA = "kind: lora, rank: 4, alpha: 8, targets: [q_proj, v_proj, up_proj]"
 COMMON = ("optimizer.learning_rate=2e-2", "measure.traced_steps=0")
@@ -35,7 +38,7 @@ def test_through_accelerate_and_trainer_only_fsdp1_reduces_frozen_weights(machin
     assert found_in(machine, THROUGH, FP32) == expected
 
 
-@pytest.mark.parametrize("preset", ["like-for-like", "library-defaults"])
+@pytest.mark.parametrize("preset", first(["library-defaults"], ["like-for-like", "library-defaults"]))
 def test_accelerate_leaves_frozen_bf16_weights_as_they_are(preset: str, machine: Machine) -> None:
     """https://github.com/huggingface/accelerate/issues/3844: earlier releases made them fp32."""
     settings = (*BF16, f"runtime.preset={preset}")
@@ -45,18 +48,24 @@ def test_accelerate_leaves_frozen_bf16_weights_as_they_are(preset: str, machine:
     assert record.observed.frozen_dtypes == ["bfloat16"]
 
 
+@EXHAUSTIVE
 def test_accelerate_sends_each_weight_in_its_dtype_when_rank_0_loads(machine: Machine) -> None:
     assert found_in(machine, ("accelerate-fsdp:cpu_ram_efficient_loading=true",), BF16) == set()
 
 
+@EXHAUSTIVE
 def test_offloaded_states_and_fp16_train_alike(machine: Machine) -> None:
     assert found_in(machine, OFFLOAD, FP32) == set()
     labels = (*NATIVE, "accelerate-fsdp")
     assert found_in(machine, labels, FP16) == {(REDUCED, "fsdp1")}
 
 
-@pytest.mark.parametrize("form", ["native", "neutral"])
-@pytest.mark.parametrize("label", ["zero3", "fsdp", "accelerate-fsdp", "trainer-zero3"])
+RESUMED = ("zero3", "fsdp", "accelerate-fsdp", "trainer-zero3")
+
+
+@pytest.mark.parametrize(
+    ("label", "form"), first([("accelerate-fsdp", "native")], product(RESUMED, ("native", "neutral")))
+)
 def test_a_resumed_run_goes_on_to_the_bit(label: str, form: str, machine: Machine) -> None:
     keep = (f"measure.checkpoint={form}", "measure.keep_checkpoint=true")
     whole = machine.run(label, settings=(*FP32, *keep))

@@ -1,9 +1,12 @@
-"""The clean matrix: every backend in every precision on devices of the stub equals the reference.
+"""The clean matrix: backends on devices of the stub equal the reference.
 
-A class for each precision, so that they can run side by side.
+Each in bf16-mixed on 2 ranks, some in fp16-mixed, and those that group 4 ranks; the rest is exhaustive.
+A class for each, so that they can run side by side.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 import pytest
 
@@ -18,7 +21,8 @@ from tests.gpu_stub.log import (
     told_memory,
 )
 from tests.gpu_stub.machine import Machine
-from tests.gpu_stub.matrix import RANKS, clean_comparison, findings, labels, unsupported
+from tests.gpu_stub.matrix import HYBRID, RANKS, clean_comparison, findings, labels, settings, unsupported
+from tests.representatives import EXHAUSTIVE
 
 pytestmark = pytest.mark.long(seconds=200)
 
@@ -28,13 +32,13 @@ FORMS = (
 )
 
 
-def trained(comparison: Comparison) -> list[Row]:
-    """Rows on several ranks, all of which ran but those that cannot."""
+def trained(comparison: Comparison, asked: Collection[str]) -> list[Row]:
+    """Rows on several ranks; those asked for ran, all but those that cannot."""
     of_ranks = [row for row in comparison.rows if row.record.world.world_size > 1]
     found = [row for row in of_ranks if row.record.status == "ok"]
     (nproc,) = {row.record.world.world_size for row in of_ranks}
     (precision,) = {row.record.job.training.precision for row in of_ranks}
-    assert {row.label for row in found} == set(labels(precision)) - unsupported(precision, nproc).keys()
+    assert {row.label for row in found} == set(asked) - unsupported(precision, nproc).keys()
     return found
 
 
@@ -43,16 +47,22 @@ class Clean:
 
     precision: str
     parity = frozenset({"exact", "tight", "band"})
+    few: tuple[str, ...] = ()
 
     @pytest.fixture(params=RANKS)
     def comparison(self, request: pytest.FixtureRequest, machine: Machine) -> Comparison:
         return clean_comparison(machine, request.param, self.precision)
 
+    @property
+    def asked(self) -> Collection[str]:
+        return self.few or labels(self.precision)
+
     def test_every_backend_runs_unless_it_cannot_be(self, comparison: Comparison) -> None:
         (nproc,) = {row.record.world.world_size for row in comparison.rows} - {1}
         rows = {row.label: row.record for row in comparison.rows}
         refused = {label: record for label, record in rows.items() if record.status == "unsupported"}
-        wanted = unsupported(self.precision, nproc)
+        reasons = unsupported(self.precision, nproc)
+        wanted = {label: reasons[label] for label in self.asked if label in reasons}
         assert refused.keys() == wanted.keys()
         for label, record in refused.items():
             (reason,) = record.reasons
@@ -62,18 +72,18 @@ class Clean:
 
     def test_it_equals_the_reference_without_a_finding(self, comparison: Comparison) -> None:
         assert [(found.id, found.message) for found in findings(comparison)] == []
-        assert {row.judgement.parity for row in trained(comparison)} <= self.parity
+        assert {row.judgement.parity for row in trained(comparison, self.asked)} <= self.parity
 
     def test_states_and_bytes_equal_the_closed_forms(self, comparison: Comparison) -> None:
         wrong = {}
-        for row in trained(comparison):
+        for row in trained(comparison, self.asked):
             pairs = [[BY_KEY[key].read(row.run, row.judgement) for key in form] for form in FORMS]
             if any(None in pair or pair[0] != pair[1] for pair in pairs):
                 wrong[row.label] = pairs
         assert wrong == {}
 
     def test_the_stub_of_nccl_counts_the_same_bytes(self, comparison: Comparison, machine: Machine) -> None:
-        for row in trained(comparison):
+        for row in trained(comparison, self.asked):
             folder = machine.run_directory(row.record)
             for part in row.record.ranks:
                 assert (counted := counted_collectives(folder, part.rank)), row.label
@@ -82,7 +92,7 @@ class Clean:
     def test_memory_is_that_of_torchs_statistics_and_of_the_device(
         self, comparison: Comparison, machine: Machine
     ) -> None:
-        for row in trained(comparison):
+        for row in trained(comparison, self.asked):
             folder = machine.run_directory(row.record)
             for part in row.record.ranks:
                 assert (noted := noted_memory(folder, part.rank)), row.label
@@ -94,14 +104,39 @@ class Clean:
         assert all(row.run.step_seconds == [] for row in comparison.rows)
 
 
+class TestBf16Mixed(Clean):
+    precision = "bf16-mixed"
+
+    @pytest.fixture(params=[2, pytest.param(4, marks=EXHAUSTIVE)])
+    def comparison(self, request: pytest.FixtureRequest, machine: Machine) -> Comparison:
+        return clean_comparison(machine, request.param, self.precision)
+
+
+class TestFewFp16Mixed(Clean):
+    precision = "fp16-mixed"
+    few = ("ddp", "zero2", "fsdp")
+
+    @pytest.fixture
+    def comparison(self, machine: Machine) -> Comparison:
+        return machine.compare(self.few, 2, settings(self.precision), log=True)
+
+
+class TestGroupsOfFourRanks(Clean):
+    precision = "fp32"
+    parity = frozenset({"exact", "tight"})
+    few = (*HYBRID, "fsdp-tp")
+
+    @pytest.fixture
+    def comparison(self, machine: Machine) -> Comparison:
+        return machine.compare(self.few, 4, settings(self.precision), log=True)
+
+
+@EXHAUSTIVE
 class TestFp32(Clean):
     precision = "fp32"
     parity = frozenset({"exact", "tight"})
 
 
-class TestBf16Mixed(Clean):
-    precision = "bf16-mixed"
-
-
+@EXHAUSTIVE
 class TestFp16Mixed(Clean):
     precision = "fp16-mixed"

@@ -13,6 +13,7 @@ from harness.fabric.result import OPERATIONS, read_fabric
 from harness.record.store import read_runs
 from tests.gpu_stub.launcher import launcher
 from tests.gpu_stub.machine import SETTINGS, Machine
+from tests.representatives import EXHAUSTIVE
 
 TRIED = ("single", "ddp", "zero2", "fsdp")
 TWO = {"CUDA_STUB_DEVICES": "2"}
@@ -23,7 +24,10 @@ def settings() -> list[str]:
     return [word for setting in SETTINGS for word in ("--set", setting)]
 
 
-@pytest.mark.parametrize("launched_by", [(), TORCHRUN], ids=["own launcher", "torchrun"])
+@pytest.mark.parametrize(
+    "launched_by",
+    [pytest.param((), id="own launcher"), pytest.param(TORCHRUN, id="torchrun", marks=EXHAUSTIVE)],
+)
 def test_run(launched_by: tuple[str, ...], machine: Machine) -> None:
     runs = f"runs-{len(launched_by)}"
     words = [] if launched_by else ["--nproc", "2"]

@@ -11,6 +11,7 @@ import pytest
 from harness.record import Record
 from harness.record.store import read_record
 from tests.gpu_stub.machine import SETTINGS, Machine
+from tests.representatives import EXHAUSTIVE
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 RUN = ("run", "--backend", "ddp", *(word for setting in SETTINGS for word in ("--set", setting)))
@@ -33,11 +34,13 @@ def counted(machine: Machine, **variables: str) -> tuple[int, str | None]:
 @pytest.mark.parametrize(
     ("variables", "count", "why"),
     [
-        ({}, 8, None),
+        pytest.param({}, 8, None, marks=EXHAUSTIVE),
         ({"CUDA_VISIBLE_DEVICES": "GPU-0000-3,GPU-0000-1"}, 2, None),
         ({"CUDA_VISIBLE_DEVICES": "MIG-0000-3"}, 1, None),
-        ({"CUDA_VISIBLE_DEVICES": "2,-1,3"}, 1, None),
-        ({"CUDA_VISIBLE_DEVICES": "-1"}, 0, "CUDA_VISIBLE_DEVICES='-1' hides all GPUs"),
+        pytest.param({"CUDA_VISIBLE_DEVICES": "2,-1,3"}, 1, None, marks=EXHAUSTIVE),
+        pytest.param(
+            {"CUDA_VISIBLE_DEVICES": "-1"}, 0, "CUDA_VISIBLE_DEVICES='-1' hides all GPUs", marks=EXHAUSTIVE
+        ),
         ({"CUDA_STUB_DRIVER_TOO_OLD": "1"}, 0, "the NVIDIA driver takes CUDA 12.2"),
     ],
 )
@@ -50,12 +53,21 @@ def test_torch_counts(machine: Machine, variables: dict[str, str], count: int, w
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
-        ({"CUDA_VISIBLE_DEVICES": "0,0"}, "CUDA_VISIBLE_DEVICES=0,0 names device 0 more than once"),
+        pytest.param(
+            {"CUDA_VISIBLE_DEVICES": "0,0"}, "CUDA_VISIBLE_DEVICES=0,0 names device 0 more than once",
+            marks=EXHAUSTIVE,
+        ),
         ({"CUDA_VISIBLE_DEVICES": "0,9"}, "CUDA_VISIBLE_DEVICES=0,9: CUDA finds 1 of the 2 named"),
-        ({"CUDA_VISIBLE_DEVICES": "0"}, "2 ranks were asked for, but torch can use 1 GPUs here"),
-        ({"CUDA_STUB_DRIVER_TOO_OLD": "1"}, "no GPU can be used: the NVIDIA driver takes CUDA 12.2"),
+        pytest.param(
+            {"CUDA_VISIBLE_DEVICES": "0"}, "2 ranks were asked for, but torch can use 1 GPUs here",
+            marks=EXHAUSTIVE,
+        ),
+        pytest.param(
+            {"CUDA_STUB_DRIVER_TOO_OLD": "1"}, "no GPU can be used: the NVIDIA driver takes CUDA 12.2",
+            marks=EXHAUSTIVE,
+        ),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_meant_is_refused_in_one_line(
     machine: Machine, variables: dict[str, str], said: str
 ) -> None:
@@ -89,6 +101,7 @@ def test_ranks_on_one_device_are_refused_and_recorded(machine: Machine) -> None:
     assert f"{record.run_id})" in printed
 
 
+@EXHAUSTIVE
 def test_a_rank_that_does_not_see_its_device_is_refused_and_recorded(machine: Machine) -> None:
     record, _ = under_torchrun(machine, "export CUDA_VISIBLE_DEVICES=$LOCAL_RANK", "isolated")
     assert record.error is not None

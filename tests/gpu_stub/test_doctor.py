@@ -10,6 +10,7 @@ import pytest
 from harness.record import Record
 from harness.run_directory.rank_state import WATCH, DeviceNote, device_note
 from tests.gpu_stub.machine import Machine
+from tests.representatives import EXHAUSTIVE
 
 OK = {
     "devices", "transport", "initial-weights", "repeat", "traffic", "states", "deepspeed-waits",
@@ -21,6 +22,7 @@ NOT_APPLICABLE = {
 }  # fmt: skip
 
 
+@EXHAUSTIVE
 @pytest.mark.long(seconds=150)
 def test_a_stub_answers_what_does_not_need_a_gpu(machine: Machine) -> None:
     bundle = machine.folder / "doctor.tar.xz"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu_stub.machine import SETTINGS, Machine
+from tests.representatives import first
 
 MORE = ("training.steps=4", "training.accumulation_steps=2", "training.gradient_clipping=0.5")
 ROUNDING = 2e-6
@@ -41,12 +42,15 @@ def exported(machine: Machine, folder: Path, tool: str, *words: str) -> list[str
 
 @pytest.mark.parametrize(
     ("tool", "backend", "given"),
-    [
-        ("accelerate", "fsdp", None),
-        ("accelerate", "fsdp1", FSDP1),
-        ("deepspeed", "zero3", None),
-        ("accelerate", "zero2", None),
-    ],
+    first(
+        [("accelerate", "fsdp", None)],
+        [
+            ("accelerate", "fsdp", None),
+            ("accelerate", "fsdp1", FSDP1),
+            ("deepspeed", "zero3", None),
+            ("accelerate", "zero2", None),
+        ],
+    ),
 )
 def test_losses_are_those_of_the_harness(
     tool: str, backend: str, given: str | None, machine: Machine, tmp_path: Path

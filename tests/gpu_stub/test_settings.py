@@ -6,6 +6,7 @@ import pytest
 
 from tests.gpu_stub.machine import Machine
 from tests.gpu_stub.matrix import findings
+from tests.representatives import EXHAUSTIVE
 
 OFFLOAD = ("zero2:offload=optimizer", "zero3:offload=optimizer", "zero3:offload=cpu", "fsdp:offload=cpu")
 
@@ -20,6 +21,7 @@ def test_offloaded_states_train_alike_and_leave_the_device(machine: Machine) -> 
         assert max(rows[label].run.rank_peaks) < max(native.run.rank_peaks)
 
 
+@EXHAUSTIVE
 @pytest.mark.parametrize(
     "setting", ["training.accumulation_steps=2", "training.activation_checkpointing=true"]
 )
