@@ -12,7 +12,7 @@ SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorde
 # What a target runs of tests that have an exhaustive part: one representative of each kind, or the rest.
 WHICH := "not exhaustive"
 
-.PHONY: compare fuzz resume-trial disk-trial test labs test-exhaustive test-journeys test-docs test-browser test-cluster test-cluster-exhaustive test-gpu-stub test-gpu-stub-exhaustive traps gallery gallery-gpu-stub faults lint docs bench publish reports clean
+.PHONY: compare fuzz resume-trial disk-trial test labs test-exhaustive test-journeys test-docs test-browser test-cluster test-cluster-exhaustive gpu-stub-environment test-gpu-stub test-gpu-stub-exhaustive traps gallery gallery-gpu-stub faults lint docs bench publish reports clean
 
 compare: $(READY)
 	$(BIN)/harness compare --config configs/default.yaml --runs runs --report runs/report.md
@@ -78,6 +78,8 @@ test-gpu-stub: $(STUB_VENV)/.ready
 # Every backend, precision, trap and checkpoint there; a quarter of an hour.
 test-gpu-stub-exhaustive:
 	$(MAKE) test-gpu-stub WHICH=exhaustive
+
+gpu-stub-environment: $(STUB_VENV)/.ready
 
 # The complete clean matrix on it, as the folder that is published.
 gallery-gpu-stub: $(STUB_VENV)/.ready
