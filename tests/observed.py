@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import os
 import runpy
 import sys
@@ -103,6 +104,7 @@ def _enter(
         finder = AfterImport()
         sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
         start_observing(Path(folder) / "run", finder.on_import)
+    faulthandler.dump_traceback_later(SECONDS - 30)  # a rank that hangs says where, in its log
     import deepspeed
 
     # DeepSpeed would compile it first: a minute of g++ for every fresh machine.

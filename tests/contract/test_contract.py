@@ -6,9 +6,10 @@ import pytest
 
 from harness.backends import registry
 from harness.backends.base import World
-from tests.built_in import HYBRID, SEQUENCE, TENSOR
+from tests.built_in import HYBRID, NATIVE, SEQUENCE, TENSOR
 from tests.contract.cases import CASES, Case
 from tests.contract.ranks import traces
+from tests.representatives import first
 
 pytestmark = pytest.mark.long(seconds=70)
 
@@ -81,7 +82,14 @@ CPU_ADAM = [
 """Nor which Adam updates: DeepSpeed's, whose extension is compiled once, for a minute or more."""
 
 
-@pytest.mark.parametrize("name", [*runnable(), *PREFETCH, *SECOND_COPY, *CPU_ADAM])
+REPRESENTATIVES = [
+    *(name for name in runnable() if name in NATIVE and name not in ("fsdp-grad-op", "fsdp1-grad-op")),
+    "accelerate-zero2", "trainer-zero1", "fsdp-hybrid", "fsdp:prefetch=2", "zero3:hpz=2", "pp",
+]  # fmt: skip
+"""Every strategy, one of them through each library, one with groups of ranks, one setting of a kind."""
+
+
+@pytest.mark.parametrize("name", [*first(REPRESENTATIVES, [*runnable(), *PREFETCH, *SECOND_COPY]), *CPU_ADAM])
 def test_backend_trains_as_one_process_does(name, reference, tmp_path, contract_table) -> None:
     size = 4 if name in (*HYBRID, *SECOND_COPY) else 2
     found = []

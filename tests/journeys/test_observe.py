@@ -10,6 +10,7 @@ import pytest
 from harness.record import Record
 from tests.harness.rank.observing.test_scripts import ARGUMENTS, EXAMPLES, JOB, make_job
 from tests.journeys.journey import Journey
+from tests.representatives import first
 
 pytestmark = pytest.mark.long(seconds=110)
 PLAIN = Path(__file__).parent / "scripts" / "plain.py"
@@ -74,6 +75,7 @@ OTHERS = {
     "DeepSpeed by torchrun": example(TORCHRUN, "deepspeed_zero.py", "zero2"),
 }
 SCRIPTS = FIRST | OTHERS
+FEW = ("torch DDP by torchrun", "a bare model by python")
 
 
 class Observations:
@@ -107,8 +109,8 @@ def observations(shared_journey: Journey) -> Observations:
 
 
 def cases() -> list[object]:
-    """The first scripts always, the others where all combinations are asked for."""
-    return [*FIRST, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in OTHERS)]
+    """Two scripts always, the others where all combinations are asked for."""
+    return first(FEW, SCRIPTS)
 
 
 @pytest.mark.parametrize("name", cases())
@@ -131,7 +133,7 @@ def test_a_script_has_the_losses_of_our_run_of_its_job(observations: Observation
     assert [step.loss for step in seen.steps] == pytest.approx(losses, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", FIRST)
+@pytest.mark.parametrize("name", first(FEW[1:], FIRST))
 def test_a_script_is_diagnosed_against_our_run_of_its_job(observations: Observations, name: str) -> None:
     seen, own = observations.observed(name), observations.own(name)
     number = list(SCRIPTS).index(name)

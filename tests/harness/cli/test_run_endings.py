@@ -16,10 +16,13 @@ import pytest
 from harness.record import Record
 from harness.record.store import read_record
 from tests.events import steps_taken
+from tests.representatives import first
 
 from .command_line import HARNESS, LONG, SHORT, environment, harness, records
 
 pytestmark = pytest.mark.long(seconds=60)
+SECONDS = 300
+"""That end a wait which would have no end; a busy machine takes a minute to start ranks."""
 
 
 @dataclass
@@ -42,7 +45,7 @@ class Running:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def finish(self) -> tuple[Record, str]:
-        _, stderr = self.process.communicate(timeout=60)
+        _, stderr = self.process.communicate(timeout=SECONDS)
         return read_record(self.folder() / "record.json"), stderr
 
 
@@ -63,7 +66,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         )  # fmt: skip
         running = Running(process, tmp_path / "runs")
         started.append(running)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + SECONDS
         while running.steps() < 3 and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
         assert running.steps() >= 3 or process.poll() is not None
@@ -80,7 +83,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def gone(family: list[psutil.Process]) -> bool:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
         if not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family if p.is_running()):
             return True
@@ -121,12 +124,12 @@ def test_interrupt_from_the_terminal_before_the_ranks_train_prints_no_traceback(
         start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     running = Running(process, tmp_path / "runs")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + SECONDS
     while len(running.family()) < 2 and time.monotonic() < deadline:  # its tracker and its fork server
         time.sleep(0.01)
     time.sleep(seconds)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everything in the foreground
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=SECONDS)
     assert process.returncode not in (0, None)
     assert "Traceback" not in stderr
 
@@ -157,12 +160,12 @@ def test_termination_leaves_no_process(start: Start) -> None:
     running = start()
     family = running.family()
     running.process.terminate()
-    running.process.wait(timeout=30)
+    running.process.wait(timeout=SECONDS)
     assert gone(family)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the rank through /proc")
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", first([1], [0, 1]))
 def test_killed_rank_is_named(start: Start, rank: int) -> None:
     running = start()
     family = running.family()
