@@ -149,8 +149,8 @@ def _own_part(whole: Tensor, parameter: Tensor) -> Tensor:
     return cut.to_local().to(_local(parameter).device)
 
 
-def _local(parameter: Tensor) -> Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 LIBRARIES = {"adamw-8bit": "torchao", "adamw-8bit-bnb": "bitsandbytes"}
@@ -217,7 +217,7 @@ def _without_compiling(groups: Sequence[dict[str, Any]]) -> Any:
 
 def stored_dtype(moment: torch.Tensor) -> torch.dtype:
     """Dtype of the elements that lie in memory: a quantised tensor shows the dtype that it stands for."""
-    local = _local_moment(moment)
+    local = _local(moment)
     return getattr(local, "codes", local).dtype  # type: ignore[no-any-return]
 
 
@@ -228,11 +228,7 @@ def wide_bytes(states: Iterable[tuple[int, Sequence[torch.Tensor]]]) -> int:
     """
     large = [moment for elements, moments in states if elements >= LEAST_ELEMENTS for moment in moments]
     wide = [moment for moment in large if stored_dtype(moment).itemsize > 1]
-    return sum(_local_moment(moment).numel() * moment.element_size() for moment in wide)
-
-
-def _local_moment(moment: torch.Tensor) -> torch.Tensor:
-    return moment.to_local() if hasattr(moment, "to_local") else moment  # type: ignore[no-any-return]
+    return sum(_local(moment).numel() * moment.element_size() for moment in wide)
 
 
 FOREACH_AND_FUSED: dict[OptimizerImplementation, tuple[bool | None, bool | None]] = {
