@@ -111,11 +111,45 @@ class ActivationProfile:
     loss: Segment
     kept: Size
     """Left when the backward pass is over, as the loss is."""
+    recomputed: Segment | None = None
+    """A block that recomputes, where every `between`-th does from the first on; None: all are alike."""
+    between: int = 1
 
     def fullest(self, micro_batch: int, sequence: int) -> ActivationProfile:
         """Without the moments of a segment that cannot be its fullest, whatever lies below them."""
         segments = {name: getattr(self, name).fullest(micro_batch, sequence) for name in SEGMENTS}
-        return replace(self, **segments)
+        again = self.recomputed and self.recomputed.fullest(micro_batch, sequence)
+        return replace(self, recomputed=again, **segments)
+
+    def block_at(self, index: int) -> Segment:
+        """The block of this place, from 0."""
+        return self.block if self.recomputed is None or index % self.between else self.recomputed
+
+    def with_loss_in_chunks(self, tokens: int, vocabulary: int) -> ActivationProfile:
+        """The same with the logits of `tokens` tokens at a time, computed again in the backward pass.
+
+        What each token holds per entry of the vocabulary is there for one chunk only, and nothing of it stays
+        between the passes.
+        """
+
+        def chunk(size: Size, *, stays: bool = False) -> Size:
+            constant, b, s, each, *rest = size.coefficients
+            per_logit = round(each / vocabulary)
+            once = 0 if stays else per_logit * tokens * vocabulary
+            return Size((constant + once, b, s, each - per_logit * vocabulary, *rest))
+
+        def segment(of: Segment) -> Segment:
+            return replace(
+                of,
+                saved=tuple(replace(saved, size=chunk(saved.size, stays=True)) for saved in of.saved),
+                forward=tuple(replace(point, live=chunk(point.live)) for point in of.forward),
+                backward=tuple(replace(point, live=chunk(point.live)) for point in of.backward),
+                gradients=tuple(replace(ready, live=chunk(ready.live)) for ready in of.gradients),
+                forward_growth=chunk(of.forward_growth, stays=True),
+                held=chunk(of.held, stays=True),
+            )
+
+        return replace(self, head=segment(self.head), loss=segment(self.loss))
 
     def saved_bytes(self, layers: int, micro_batch: int, sequence: int) -> int:
         """All that is held between forward and backward pass."""
@@ -132,7 +166,10 @@ def to_json(profile: ActivationProfile) -> dict[str, Any]:
 def from_json(document: Mapping[str, Any]) -> ActivationProfile:
     """The inverse of `to_json`."""
     segments = {name: _segment(document[name]) for name in SEGMENTS}
-    return ActivationProfile(**segments, kept=Size(tuple(document["kept"])))
+    return ActivationProfile(
+        embedding=segments["embedding"], block=segments["block"], head=segments["head"],
+        loss=segments["loss"], kept=Size(tuple(document["kept"])),
+    )  # fmt: skip
 
 
 def _segment_json(segment: Segment) -> dict[str, Any]:

@@ -174,6 +174,10 @@ class Workload:
             return self.compute_dtype
         return tensor.dtype if self.layout.is_frozen(tensor) else self.master_dtype
 
+    def gathered_bytes(self, tensor: Tensor) -> int:
+        """Per element of a weight that ranks gather for computing: packed ones stay as they are."""
+        return self.compute_bytes if "float" in tensor.dtype else DTYPE_BYTES[tensor.dtype]
+
     def by_held_dtype(self, tensors: Iterable[Tensor]) -> dict[str, list[Tensor]]:
         """Parameters by the dtype in which they are held, in their order."""
         found: dict[str, list[Tensor]] = {}

@@ -12,16 +12,15 @@ from harness.job.model import ADAPTER_NAME, ALL_LINEAR, AdapterSection
 
 TRANSPOSED = ("gpt2",)
 """Model types whose projections lie as (inputs, outputs): transformers' Conv1D."""
+DEFAULT_TARGETS = {
+    "bloom": ["query_key_value"], "falcon": ["query_key_value"], "gemma": ["q_proj", "v_proj"],
+    "gemma2": ["q_proj", "v_proj"], "gpt2": ["c_attn"], "gpt_bigcode": ["c_attn"],
+    "gpt_neox": ["query_key_value"], "llama": ["q_proj", "v_proj"], "mistral": ["q_proj", "v_proj"],
+    "opt": ["q_proj", "v_proj"], "phi": ["q_proj", "v_proj", "fc1", "fc2"],
+    "qwen2": ["q_proj", "v_proj"], "qwen3": ["q_proj", "v_proj"],
+}  # fmt: skip
+"""Model type -> what peft adapts where nothing is named (peft 0.21, utils/constants.py); a test compares."""
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
-
-
-def require_all_trained(job: Job, what: str) -> None:
-    """Raise HarnessError for a job with adapters: `what` is modelled only where all weights are trained."""
-    if job.adapter.is_present:
-        raise HarnessError(
-            f"{what} of a job with adapters cannot be predicted: what the backward pass computes and keeps "
-            "for frozen layers is not modelled; `harness estimate` gives model states and traffic"
-        )
 
 
 def why_refused(job: Job, strategy: StrategyKind) -> str | None:
@@ -41,36 +40,52 @@ def with_adapters(layout: Layout, adapter: AdapterSection, model_type: str) -> L
     """
     if layout.frozen or not adapter.is_present:
         return layout
-    if adapter.is_quantised:
-        raise HarnessError("adapter.base_dtype nf4 is not planned: scales of packed weights are not modelled")
-    if adapter.targets is None:
+    targets = adapter.targets or DEFAULT_TARGETS.get(model_type)
+    if targets is None:
         raise HarnessError(
-            "adapter.targets is null, which leaves the layers to peft; name them to plan such a job, "
-            f"or write [{ALL_LINEAR}]"
+            f"adapter.targets is null, and peft's choice for models of type {model_type} is not known here; "
+            f"name them to plan such a job, or write [{ALL_LINEAR}]"
         )
     parameters: list[Tensor] = []
     frozen: set[str] = set()
-    adapted = {_module(t) for t in layout.parameters if _is_target(t, layout, adapter.targets)}
-    dtype = DTYPES[adapter.base_dtype] if adapter.base_dtype is not None else None
+    adapted = {_module(t) for t in layout.parameters if _is_target(t, layout, targets)}
+    dtype = DTYPES.get(adapter.base_dtype or "")
+    scales: list[Tensor] = []
     for tensor in layout.parameters:
         held = replace(tensor, dtype=dtype) if dtype else tensor
         module, _, own = tensor.name.rpartition(".")
         if module in adapted:
             held = replace(held, name=f"{module}.base_layer.{own}")
+        if adapter.is_quantised and _is_target(tensor, layout, [ALL_LINEAR]):
+            held = replace(held, shape=(-(-tensor.numel // 2), 1), dtype="uint8")
+            scales += _scales(tensor)
         parameters.append(held)
         frozen.add(held.name)
         if module in adapted and own == "weight":
             parameters += _pair(tensor, adapter.rank, transposed=model_type in TRANSPOSED)
     trained = frozenset(t.name for t in parameters if t.name not in frozen)
     if not trained:
-        raise HarnessError(f"adapter.targets {adapter.targets} are no linear layers of the model's blocks")
+        raise HarnessError(f"adapter.targets {targets} are no linear layers of the model's blocks")
     return replace(
         layout,
         parameters=tuple(parameters),
         decaying=trained,
+        buffers=(*layout.buffers, *scales),
         frozen=frozenset(frozen),
         without_gradient=None,
     )
+
+
+def _scales(tensor: Tensor) -> list[Tensor]:
+    """Of a packed weight, whole on every rank: one per 64 values, in 8 bits, with a scale per 256 of them.
+
+    bitsandbytes 0.50, functional.py: quantize_4bit with compress_statistics.
+    """
+    blocks = -(-tensor.numel // 64)
+    return [
+        Tensor(f"{tensor.name}.absmax", (blocks,), "uint8"),
+        Tensor(f"{tensor.name}.nested_absmax", (-(-blocks // 256),), "float32"),
+    ]
 
 
 def _is_target(tensor: Tensor, layout: Layout, targets: list[str]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.forms.activations import SELECTIVE, recomputed_share
 from harness.forms.network import host_link_bytes
 from harness.forms.optimizer_step import implementation
 from harness.forms.part import within
@@ -133,52 +134,86 @@ def peak_flops(device: Device, dtype: str) -> float:
     return device.peak_flops.get(dtype) or device.peak_flops["float32"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Products:
+    """Seconds of a micro-step's matrix products, and of what a job with adapters does beside them."""
+
+    forward: float
+    """Of all blocks, with A and B of each adapter and the unpacking of 4-bit weights."""
+    backward: float
+    """A frozen weight's gradient is not computed: one product less."""
+    again: float
+    """Of recomputation. It stops at the last saved tensor, the input of a block's last product."""
+    beside: float
+    """Outputs of adapters scaled and added, in each direction."""
+    head_passes: int
+    """Of the output projection; a loss in chunks computes logits once more."""
+
+
+def _all_products(work: Work, rates: Rates, constants: TimeConstants) -> Products:
+    job, model, tokens = work.scenario.job, work.decoder, work.tokens
+    share = float(recomputed_share(job.training.activation_checkpointing, model.layers))
+    plain = _products(model.matrices, tokens, rates, constants)
+    adapters = _products(work.adapter_matrices, tokens, rates, constants)
+    unpacking = _unpacking(work, rates)
+    outputs = sum(m.count * m.rows for m in work.adapter_matrices[1::2])
+    forward = plain + adapters + unpacking
+    return Products(
+        forward=forward,
+        backward=(1 if work.is_adapted else 2) * plain + 2 * adapters + unpacking,
+        again=share * (forward - _products(model.last, tokens, rates, constants)),
+        beside=ADAPTER_ACCESSES * outputs * tokens * rates.width / rates.bytes,
+        head_passes=(2 if work.is_adapted else 3) + (job.loss.chunk_tokens is not None),
+    )
+
+
 def computing_time(work: Work, device: Device, constants: TimeConstants) -> ComputingTime:
     """Predict what one rank computes in a step."""
     scenario, model = work.scenario, work.decoder
     rates = _rates(work, device, constants)
-    tokens = work.tokens
-    recomputed = 1 if scenario.job.training.activation_checkpointing else 0
-    products = _products(model.matrices, tokens, rates, constants)
-    # torch.utils.checkpoint stops once the last saved tensor is there: the input of a block's last product.
-    again = recomputed * (products - _products(model.last, tokens, rates, constants))
+    tokens, length = work.tokens, scenario.job.data.sequence_length
+    checkpointing = scenario.job.training.activation_checkpointing
+    recomputed = float(recomputed_share(checkpointing, model.layers))
+    products = _all_products(work, rates, constants)
     attention = _attention(work, rates, constants)
-    length = scenario.job.data.sequence_length
     most = ring_share(work)
     attended, returned = most * attention.forward(tokens, length), most * attention.backward(tokens, length)
     elementwise = tokens * model.layers * rates.width / rates.bytes
-    forward = products + attended + elementwise * model.traffic.forward
-    backward = 2 * products + returned + elementwise * model.traffic.backward
+    between = elementwise * model.traffic.forward + products.beside
+    forward = products.forward + attended + between
+    backward = products.backward + returned + elementwise * model.traffic.backward + products.beside
     launch = constants.dispatch_seconds * constants.host_factor
     forward = max(forward, model.layers * model.traffic.forward_kernels * launch)
     backward = max(backward, model.layers * model.traffic.backward_kernels * launch)
-    backward += again + recomputed * (forward - products)
+    backward += products.again + recomputed * (forward - products.forward)
+    backward += between if checkpointing == SELECTIVE else 0.0
     head = _product(tokens, model.hidden, model.head_rows, rates, constants) if model.head_rows else 0.0
     loss = tokens * work.logit_rows * LOSS_BYTES / rates.bytes
     kept = _gradients_and_casts(work, rates)
     update_terms = [*device_terms(work, rates.bytes, constants), *host_terms(work, constants)]
-    steps = work.passes
+    steps, multiplied = work.passes, products.forward + products.backward + products.again
     terms = (
-        _term("matrix products", steps * (3 * products + again + 3 * head),
-              "3 passes, and recomputation, of 2 T in out / R + bytes / M + k per weight",
+        _term("matrix products", steps * (multiplied + products.head_passes * head),
+              f"{'2 passes and adapters' if work.is_adapted else '3 passes'}, and recomputation, of "
+              "2 T in out / R + bytes / M + k per weight",
               constants.matrix_source),
         _term("attention", steps * ((1 + recomputed) * attended + returned),
               *((FUSED_FORMULA, constants.attention_source) if attention.fused
                 else (EAGER_FORMULA, EAGER_SOURCE))),
-        _term("elementwise kernels", steps * (forward + backward - (3 * products + again)
+        _term("elementwise kernels", steps * (forward + backward - multiplied
               - (1 + recomputed) * attended - returned),
               "reads and writes of norms, residuals, activations / M", "kernels of transformers 5, counted"),
         _term("logits and loss", steps * loss, f"{LOSS_BYTES} T V / M", "harness.rank.models.model, counted"),
         _term("gradients and casts", steps * kept, "bytes of weights cast and gradients added / M",
               "torch autocast, accumulate_grad"),
-        *bubble_terms(work, forward + backward + kept + 3 * head + loss),
+        *bubble_terms(work, forward + backward + kept + products.head_passes * head + loss),
         *update_terms,
     )  # fmt: skip
     return ComputingTime(
         block_forward=forward,
         block_backward=backward + kept,
         head_forward=head + loss / 3,
-        head_backward=2 * head + 2 * loss / 3,
+        head_backward=(products.head_passes - 1) * head + 2 * loss / 3,
         update=sum(term.seconds for term in update_terms),
         terms=tuple(term for term in terms if term.seconds > 0),
     )
@@ -205,6 +240,19 @@ def bubble_terms(work: Work, one_pass: float) -> list[TimeTerm]:
 
 def _term(name: str, seconds: float, formula: str, source: str) -> TimeTerm:
     return TimeTerm(name=name, seconds=seconds, formula=formula, source=source)
+
+
+ADAPTER_ACCESSES = 5
+"""Reads and writes per output of an adapted layer in each direction: scaled 2, added to the layer's own 3."""
+PACKED_BYTES = 0.5
+
+
+def _unpacking(work: Work, rates: Rates) -> float:
+    """Seconds of unpacking each weight of 4 bits for one pass: read, and written in the compute dtype."""
+    if not work.scenario.job.adapter.is_quantised:
+        return 0.0
+    packed = sum(m.count * m.rows * m.columns for m in work.decoder.matrices)
+    return packed * (PACKED_BYTES + rates.width) / rates.bytes
 
 
 def _rates(work: Work, device: Device, constants: TimeConstants) -> Rates:
@@ -245,7 +293,8 @@ def _attention(work: Work, rates: Rates, constants: TimeConstants) -> AttentionT
 
 def _gradients_and_casts(work: Work, rates: Rates) -> float:
     """Seconds of a micro-step: weights that autocast narrows, gradients that it widens, and their sums."""
-    workload, count = work.workload, work.parameters
+    workload = work.workload
+    count = workload.layout.trained_count if work.is_adapted else work.parameters
     master = workload.master_bytes
     moved = 0
     if within(workload).strategy.family in AUTOCAST and workload.compute_bytes < master:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from harness.errors import HarnessError
+from harness.forms.activations import blocks_between
 from harness.forms.peaks.families import has_course
 from harness.job.job import DEFAULT_TASK, Job, axes_of
 from harness.plan.architectures.catalogue import find_architecture
 from harness.plan.model import PlannedModel
 from harness.plan.scenario import Scenario
+
+PREDICTED = ("training.activation_checkpointing", "loss.chunk_tokens")
+"""Settings of `axes_of` that profiles of activations and the time model cover."""
 
 
 def why_states_alone(model: PlannedModel, job: Job) -> str | None:
@@ -35,6 +39,9 @@ def why_memory_unknown(scenario: Scenario) -> str | None:
 
 def _without_course(scenario: Scenario) -> str | None:
     workload = scenario.workload()
+    every = blocks_between(workload.activation_checkpointing) or 1
+    if every > 1 and scenario.strategy.facts.cuts_layers:
+        return f"what stages keep with checkpointing of every {every} blocks is not predicted"
     if has_course(workload) and not workload.swaps_into_files:
         return None
     return f"activations and speed under {scenario.label} are not predicted; model states and traffic are"
@@ -55,7 +62,7 @@ def require_activations(model: PlannedModel, job: Job) -> None:
 
 def _why_axes_are_not(job: Job) -> str | None:
     """Settings of a job that change what a step keeps and computes, and that no profile covers."""
-    if not (given := axes_of(job)):
+    if not (given := [text for text in axes_of(job) if text.partition("=")[0] not in PREDICTED]):
         return None
     return (
         f"activations and speed under {' and '.join(given)} are not predicted; model states and traffic are"

@@ -13,7 +13,6 @@ from harness.forms.peaks.course import Fullest, Phase
 from harness.forms.peaks.families import fullest_moments
 from harness.forms.peaks.walk import TRACED
 from harness.forms.zero3.states import own_settings
-from harness.plan.adapters import require_all_trained
 from harness.plan.coverage import require_activations, require_course
 from harness.plan.part import part_of
 from harness.plan.profiles import Trace, activation_profile
@@ -122,7 +121,6 @@ def predict_memory(
     """
     require_course(scenario)
     require_activations(scenario.model, scenario.job)
-    require_all_trained(scenario.job, "the peak memory")
     workload = scenario.workload()
     if scenario.strategy.zero_stage == 3 and (own := own_settings(workload)):
         raise HarnessError(f"the course of a step of ZeRO-3 with {', '.join(own)} is not modelled")

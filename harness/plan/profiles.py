@@ -10,6 +10,7 @@ import re
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -18,12 +19,12 @@ from typing import Any
 from harness.backends.presets import ACCELERATOR_PRECISION, preset_changes
 from harness.errors import HarnessError
 from harness.files import write_atomically
-from harness.forms.activations import ActivationProfile, from_json
+from harness.forms.activations import SELECTIVE, ActivationProfile, blocks_between, from_json
 from harness.forms.part import samples_at_once, within
 from harness.forms.tensor import ranks_of
 from harness.forms.workload import Workload
 from harness.import_path import module_command, safe_environment
-from harness.job.model import ModelSection
+from harness.job.model import AdapterSection, ModelSection
 from harness.launch.libraries import EVERY_RANK, require_libraries
 from harness.plan.part import local_config, local_profile
 from harness.plan.scenario import Scenario
@@ -131,16 +132,36 @@ def activation_profile(scenario: Scenario, trace: Trace | None = None) -> Activa
 
     Raises HarnessError if the model has to be traced and cannot be.
     """
-    return workload_profile(scenario.workload(), scenario.model.config, scenario.job.model, trace)
+    job = scenario.job
+    return workload_profile(
+        scenario.workload(), scenario.model.config, job.model, trace,
+        adapter=job.adapter, chunk_tokens=job.loss.chunk_tokens,
+    )  # fmt: skip
 
 
 def workload_profile(
-    workload: Workload, config: Mapping[str, Any], model: ModelSection, trace: Trace | None = None
+    workload: Workload,
+    config: Mapping[str, Any],
+    model: ModelSection,
+    trace: Trace | None = None,
+    *,
+    adapter: AdapterSection | None = None,
+    chunk_tokens: int | None = None,
 ) -> ActivationProfile:
     """The same for a workload of a Hugging Face configuration, with the job's settings of the model."""
     if model.trust_remote_code:
         raise HarnessError("activations are not known: code of the model's folder replaces transformers'")
-    profile = find_profile(_local(workload, config), **_variant(workload, model), trace=trace)
+    variant, local = _variant(workload, model, adapter), _local(workload, config)
+    between = blocks_between(workload.activation_checkpointing) or 1
+    if between > 1:
+        plain = find_profile(local, **(variant | {"checkpointing": False}), trace=trace)
+        again = find_profile(local, **(variant | {"checkpointing": True}), trace=trace)
+        profile = replace(plain, recomputed=again.block, between=between)
+    else:
+        profile = find_profile(local, **variant, trace=trace)
+    if chunk_tokens is not None:
+        tokens = min(chunk_tokens, samples_at_once(workload) * (workload.part_length or 0))
+        profile = profile.with_loss_in_chunks(tokens, int(config["vocab_size"]))
     return local_profile(profile, workload)
 
 
@@ -149,15 +170,24 @@ def _local(workload: Workload, config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config if ranks == 1 else local_config(config, ranks)
 
 
-def _variant(workload: Workload, model: ModelSection) -> dict[str, Any]:
-    return {
+def _variant(
+    workload: Workload, model: ModelSection, adapter: AdapterSection | None = None
+) -> dict[str, Any]:
+    of_adapter = {} if adapter is None or not adapter.is_present else {"adapter": _as_asked(adapter)}
+    checkpointing = workload.activation_checkpointing
+    return of_adapter | {
         "route": precision_route(workload),
         "attention": _kernel(model),
-        "checkpointing": bool(workload.activation_checkpointing),
+        "checkpointing": checkpointing if checkpointing == SELECTIVE else bool(checkpointing),
         "single_sample": samples_at_once(workload) == 1,
         "device": workload.device,
         "dropout": model.dropout,
     }
+
+
+def _as_asked(adapter: AdapterSection) -> dict[str, Any]:
+    """What of an adapter decides a profile: its factor does not."""
+    return adapter.model_dump(exclude_defaults=True, exclude={"alpha"})
 
 
 def precision_route(workload: Workload) -> str:
@@ -193,16 +223,17 @@ def find_profile(
     *,
     route: str,
     attention: str | None,
-    checkpointing: bool,
+    checkpointing: bool | str,
     single_sample: bool,
     device: str,
     dropout: float | None = 0.0,
+    adapter: Mapping[str, Any] | None = None,
     trace: Trace | None = None,
 ) -> ActivationProfile:
     """The same for a Hugging Face configuration."""
     found = _shipped_or_request(
         config, route=route, attention=attention, checkpointing=checkpointing, single_sample=single_sample,
-        device=device, dropout=dropout,
+        device=device, dropout=dropout, adapter=adapter,
     )  # fmt: skip
     return traced(found, trace) if isinstance(found, str) else found
 
@@ -214,7 +245,8 @@ def trace_scenarios(scenarios: Iterable[Scenario]) -> None:
         workload = scenario.workload()
         with suppress(HarnessError):
             found = _shipped_or_request(
-                _local(workload, scenario.model.config), **_variant(workload, scenario.job.model)
+                _local(workload, scenario.model.config),
+                **_variant(workload, scenario.job.model, scenario.job.adapter),
             )
             requests += [found] if isinstance(found, str) else []
     trace_ahead(requests)
@@ -225,10 +257,11 @@ def _shipped_or_request(
     *,
     route: str,
     attention: str | None,
-    checkpointing: bool,
+    checkpointing: bool | str,
     single_sample: bool,
     device: str,
     dropout: float | None,
+    adapter: Mapping[str, Any] | None = None,
 ) -> ActivationProfile | str:
     """The profile, or what to ask of a tracer."""
     variant: dict[str, Any] = {
@@ -237,6 +270,9 @@ def _shipped_or_request(
     }  # fmt: skip
     if dropout != 0:  # profiles are shipped without
         variant["dropout"] = dropout
+    if adapter is not None or isinstance(checkpointing, str):
+        of_adapter = {} if adapter is None else {"adapter": dict(adapter)}
+        return request_text(config, variant | of_adapter)
     shipped = _shipped().get(config_key(config), {}).get(variant_key(variant))
     if shipped is not None and dropout == 0:
         return from_json(shipped)

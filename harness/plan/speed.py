@@ -12,7 +12,6 @@ from harness.forms.part import within
 from harness.forms.terms import FURTHER_FORWARD, FURTHER_GRADIENTS, PADDING
 from harness.forms.workload import Workload
 from harness.forms.zero3.states import fetching
-from harness.plan.adapters import require_all_trained
 from harness.plan.communicating import Transfer, transfers
 from harness.plan.computing import ComputingTime, computing_time
 from harness.plan.constants import TimeConstants, TimeTerm, default_constants
@@ -238,14 +237,13 @@ def predict_speed(scenario: Scenario, constants: TimeConstants | None = None) ->
     """Predict a step; None without a device. `constants`: in place of the scenario's.
 
     step = computing + exposed + c (communication - exposed) + o, with c the contention and o the overhead.
-    Raises HarnessError for several nodes without a fabric, and for a job with adapters.
+    Raises HarnessError for several nodes without a fabric.
     """
     device = scenario.device
     if device is None:
         return None
     require_course(scenario)
     require_activations(scenario.model, scenario.job)
-    require_all_trained(scenario.job, "the speed")
     constants = constants or scenario.constants or default_constants(device)
     found = (predict_work(Work(scenario, rank), device, constants) for rank in scenario.unlike_ranks)
     return max(found, key=lambda speed: speed.step_seconds)

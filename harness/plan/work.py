@@ -25,7 +25,7 @@ from harness.forms.terms import (
 )
 from harness.forms.textbook import textbook_collectives
 from harness.forms.workload import Workload
-from harness.plan.model import Decoder, PlannedModel, decoder
+from harness.plan.model import Decoder, Matrix, PlannedModel, decoder
 from harness.plan.part import part_of
 from harness.plan.scenario import Scenario
 
@@ -53,6 +53,17 @@ class Work:
     def decoder(self) -> Decoder:
         """Geometry of that part."""
         return decoder(self.part)
+
+    @property
+    def is_adapted(self) -> bool:
+        """Whether adapters alone are trained."""
+        return bool(self.workload.layout.frozen)
+
+    @cached_property
+    def adapter_matrices(self) -> tuple[Matrix, ...]:
+        """A and B of each adapter, in turn; empty without."""
+        shapes = [tensor.shape for tensor in self.workload.layout.trained] if self.is_adapted else []
+        return tuple(Matrix(rows=rows, columns=columns, count=1) for rows, columns in shapes)
 
     @cached_property
     def logit_rows(self) -> int:
@@ -113,7 +124,9 @@ class Work:
         """Tensors that the optimizer of a rank updates one by one: ZeRO lays each group into a flat one."""
         layout = self.part.layout
         flat = within(self.workload).strategy.family in ("zero12", "zero3")
-        return len(layout.groups()) if flat else len(layout.parameters)
+        if flat:
+            return len(layout.groups())
+        return len(self.workload.layout.trained if self.is_adapted else layout.parameters)
 
     @cached_property
     def collectives(self) -> tuple[tuple[Collective, ...], str]:

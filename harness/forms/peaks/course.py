@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from harness.forms.families import model_states
-from harness.forms.layout import Tensor, elements
+from harness.forms.layout import Layout, Tensor, elements
 from harness.forms.optimizer_step import step_temporary, updated_tensors
 from harness.forms.workload import Workload
 
@@ -129,6 +129,10 @@ class Unit:
     @property
     def elements(self) -> int:
         return elements(self.parameters)
+
+    def trained(self, layout: Layout) -> tuple[Tensor, ...]:
+        """Those that get gradients."""
+        return tuple(tensor for tensor in self.parameters if not layout.is_frozen(tensor))
 
 
 @dataclass

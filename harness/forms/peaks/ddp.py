@@ -18,7 +18,7 @@ class DdpCourse(Course):
     def begin(self) -> None:
         super().begin()
         if self._views:
-            size = self.workload.layout.parameter_count * self.workload.master_bytes
+            size = self.workload.layout.trained_count * self.workload.master_bytes
             self.ledger.add(BUCKETS, size)
 
     def gradient_ready(self, parameter: Tensor) -> None:

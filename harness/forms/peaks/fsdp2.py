@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.fsdp import reduce_dtype
 from harness.forms.fsdp2 import reshards_root
-from harness.forms.layout import Tensor
+from harness.forms.layout import Tensor, elements
 from harness.forms.peaks.course import GRADIENTS, Course, Holding, Unit, gathering, reduce_scattering
 
 _COLLECTIVES = "torch 2.13, distributed/fsdp/_fully_shard/_fsdp_collectives.py: "
@@ -109,7 +109,7 @@ class Fsdp2Course(Course):
     def _drop_fresh(self, unit: Unit) -> None:
         """The root's gradients stay while blocks give back theirs."""
         if self._keeps_fresh:
-            self.ledger.drop(GRADIENTS, unit.elements * self.gradient_bytes)
+            self.ledger.drop(GRADIENTS, self._trained(unit) * self.gradient_bytes)
 
     def after_backward_of_model(self) -> None:
         if self.root:
@@ -125,13 +125,20 @@ class Fsdp2Course(Course):
     def _root_reshards(self) -> bool:
         return reshards_root(self.workload)
 
-    def _padded(self, unit: Unit) -> int:
-        """Elements of a unit with every parameter's rows padded to whole shards."""
+    def _trained(self, unit: Unit) -> int:
+        return elements(unit.trained(self.workload.layout))
+
+    def _padded(self, tensor: Tensor) -> int:
+        """Elements of a parameter with its rows padded to whole shards."""
         shards = self.workload.shards
-        return sum(-(-t.rows[0] // shards) * t.rows[1] for t in unit.parameters) * shards
+        return -(-tensor.rows[0] // shards) * tensor.rows[1] * shards
+
+    def _size(self, unit: Unit) -> int:
+        """Bytes of a gathered unit."""
+        return sum(self._padded(t) * self.workload.gathered_bytes(t) for t in unit.parameters)
 
     def _gather(self, unit: Unit, *, forward: bool) -> None:
-        size = self._padded(unit) * self.workload.compute_bytes
+        size = self._size(unit)
         if self.workload.shards == 1:
             self.ledger.add(GATHERED, size)
             self.ledger.look()
@@ -157,10 +164,10 @@ class Fsdp2Course(Course):
 
     def _left_behind(self, unit: Unit) -> int:
         ranks = self.workload.second_copy_ranks
-        return self._padded(unit) // ranks * self.workload.compute_bytes if ranks else 0
+        return self._size(unit) // ranks if ranks else 0
 
     def _start_gather(self, unit: Unit) -> None:
-        size = self._padded(unit) * self.workload.compute_bytes
+        size = self._size(unit)
         cast = size // self.workload.shards if self.workload.mixed else 0
         self.ledger.add(FLAT, size)
         with self.ledger.temporarily((CAST, cast), gathering(self.workload, size)):
@@ -179,14 +186,14 @@ class Fsdp2Course(Course):
                 self._start_gather(unit)
 
     def _free(self, unit: Unit) -> None:
-        self.ledger.drop(GATHERED, self._padded(unit) * self.workload.compute_bytes)
+        self.ledger.drop(GATHERED, self._size(unit))
 
     def _reduce(self, unit: Unit) -> None:
         if not self.last_micro_step:
             self._accumulate(unit)
             return
         with self.ledger.during("reduction"):
-            padded = self._padded(unit)
+            padded = sum(map(self._padded, unit.trained(self.workload.layout)))
             self.ledger.drop(REDUCE_INPUT)
             self.ledger.add(REDUCE_INPUT, padded * self._reduce_bytes)
             self.ledger.look()
@@ -209,11 +216,11 @@ class Fsdp2Course(Course):
     def _drop_gradients(self, unit: Unit) -> None:
         self._drop_fresh(unit)
         if self.workload.accumulation_steps > 1:
-            self.ledger.drop(ACCUMULATED, unit.elements * self._reduce_bytes)
+            self.ledger.drop(ACCUMULATED, self._trained(unit) * self._reduce_bytes)
 
     def _accumulate(self, unit: Unit) -> None:
         """Without a reduction gradients add up in the reduce dtype."""
         if self.micro_step == 0:
-            self.ledger.add(ACCUMULATED, unit.elements * self._reduce_bytes)
+            self.ledger.add(ACCUMULATED, self._trained(unit) * self._reduce_bytes)
             self.ledger.look()
         self._drop_fresh(unit)

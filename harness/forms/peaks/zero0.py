@@ -45,7 +45,7 @@ class Zero0Course(Course):
     def _largest_bucket(self) -> int:
         """`allreduce_no_retain`: a bucket is reduced once it exceeds its limit."""
         largest = held = 0
-        for parameter in self.workload.layout.parameters:
+        for parameter in self.workload.layout.trained:
             held += parameter.numel
             largest = max(largest, held)
             if held > FALLBACK_BUCKET_ELEMENTS:
@@ -53,7 +53,7 @@ class Zero0Course(Course):
         return largest
 
     def step(self) -> None:
-        parameters = self.workload.layout.parameters
+        parameters = self.workload.layout.trained
         largest = max(parameter.numel for parameter in parameters)
         if self.workload.precision == "fp32":
             with self.ledger.temporarily(harness_norm(self.workload, largest)):
@@ -62,7 +62,7 @@ class Zero0Course(Course):
             return
         with self.ledger.temporarily((FLOAT_COPY, 4 * largest)):
             pass
-        self.ledger.add(WIDENED, 4 * self.workload.layout.parameter_count)
+        self.ledger.add(WIDENED, 4 * self.workload.layout.trained_count)
         super().step()
         self.ledger.drop(WIDENED)
         self.ledger.drop(GRADIENTS)

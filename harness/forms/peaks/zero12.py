@@ -77,7 +77,7 @@ class Zero12Course(Course):
         self._places: dict[str, _Place] = {}
         for index, group in enumerate(workload.layout.groups()):
             self._lay_out(index, group)
-        touching = (t for t in workload.layout.parameters if self._places[t.name].own)
+        touching = (t for t in workload.layout.trained if self._places[t.name].own)
         self._touching = elements(touching)
 
     def _lay_out(self, index: int, group: list[Tensor]) -> None:

@@ -67,7 +67,7 @@ class Fetching(ABC):
     def bytes(self, tensors: tuple[Tensor, ...]) -> int:
         """Gathered, with padding to equal pieces."""
         ranks = self.workload.world_size
-        return sum(ceil_to(t.numel, ranks) for t in tensors) * self.workload.compute_bytes
+        return sum(ceil_to(t.numel, ranks) * self.workload.gathered_bytes(t) for t in tensors)
 
 
 class LikeForLike(Fetching):
@@ -295,7 +295,7 @@ class Zero3Course(Course):
 
     def _update_all(self) -> None:
         offloads = self.workload.offload != "none"
-        largest = max(-(-t.numel // self.workload.world_size) for t in self.workload.layout.parameters)
+        largest = max(-(-t.numel // self.workload.world_size) for t in self.workload.layout.trained)
         with self.ledger.temporarily(deepspeed_norm(self.workload, 0 if offloads else largest)):
             pass
         master = self.workload.master_bytes

@@ -11,7 +11,6 @@ from harness.backends.base import Preset
 from harness.errors import HarnessError
 from harness.job.experiment import Experiment
 from harness.job.job import Job
-from harness.plan.adapters import require_all_trained
 from harness.plan.device import Device, Fabric, with_training_defaults
 from harness.plan.model import PlannedModel
 from harness.plan.models import NOT_COVERED, find_entry, load_model
@@ -106,7 +105,6 @@ def ask(
     if gpus > per_node and fabric is None:
         raise HarnessError(f"{gpus // per_node} nodes need the network between them; give it with --fabric")
     _require_open(experiment)
-    require_all_trained(experiment.job(), "the memory and speed")
     chosen = experiment.training.model_fields_set
     experiment, defaults = with_training_defaults(model, experiment, device)
     _check_sequence(model, experiment)

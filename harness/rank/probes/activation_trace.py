@@ -6,16 +6,19 @@ from __future__ import annotations
 import bisect
 import json
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.autograd import graph
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -32,6 +35,8 @@ from harness.forms.activations import (
     Size,
     to_json,
 )
+from harness.job.model import ADAPTER_NAME, AdapterSection
+from harness.rank.models.adapter import BASE_DTYPES, is_adapter, peft_config
 from harness.rank.models.changes import enable_checkpointing
 from harness.rank.models.losses import summed_cross_entropy, unpacked_samples
 from harness.rank.models.model import set_dropout
@@ -332,7 +337,10 @@ class Variant:
     the model returns fp32, as Accelerate's wrapped forward does."""
     attention: str | None = None
     """'sdpa' or 'eager'; None: as transformers chooses."""
-    checkpointing: bool = False
+    checkpointing: bool | str = False
+    """As `training.activation_checkpointing`, of every block."""
+    adapter: Mapping[str, Any] | None = None
+    """The job's `adapter` where it has one: all other weights are frozen."""
     single_sample: bool = False
     """A micro-batch of one sample: some copies are views then."""
     dropout: float | None = 0.0
@@ -367,12 +375,58 @@ def _model(config: Mapping[str, Any], variant: Variant) -> nn.Module:
     model: nn.Module = AutoModelForCausalLM.from_config(
         of_model, attn_implementation=variant.attention, trust_remote_code=False, **in_fp32()
     )
+    route = variant.route.split("+")
+    if variant.adapter is not None:
+        _adapt(model, AdapterSection(**variant.adapter), torch.float32 if "fp32" in route else torch.bfloat16)
     if variant.checkpointing:
-        enable_checkpointing(model)
-    if "cast" in variant.route.split("+"):
+        enable_checkpointing(model, variant.checkpointing)
+    if "cast" in route:
         cast_parameters(model, torch.bfloat16)
     model.train()
     return model
+
+
+def _adapt(model: nn.Module, adapter: AdapterSection, compute: torch.dtype) -> None:
+    """Freeze the model and put peft's layers in, as `models.adapter.add_adapters` does."""
+    from peft import inject_adapter_in_model
+
+    if adapter.is_quantised:
+        for block in transformer_blocks(model).values():
+            for layer in [m for m in block.modules() if type(m) is nn.Linear]:
+                layer.__class__ = _Unpacked
+                layer.compute = compute  # type: ignore[assignment]
+    # Fake parameters cannot be moved (`torch.utils.swap_tensors`), and lie where they should.
+    stay = patch.object(nn.Module, "to", lambda module, *_, **__: module)
+    with warnings.catch_warnings(), stay:
+        warnings.filterwarnings("ignore", message="fan_in_fan_out")
+        inject_adapter_in_model(peft_config(adapter), model, ADAPTER_NAME)
+    dtype = BASE_DTYPES.get(adapter.base_dtype or "")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(is_adapter(name))
+        if dtype is not None and not is_adapter(name):
+            parameter.data = parameter.data.to(dtype)
+
+
+class _Unpacked(nn.Linear):
+    """Stands for bitsandbytes' Linear4bit: each pass unpacks the whole weight, and none saves its input."""
+
+    compute: torch.dtype
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        output: Tensor = _UnpackedProduct.apply(hidden.to(self.compute), self.weight)
+        return (output if self.bias is None else output + self.bias).to(hidden.dtype)
+
+
+class _UnpackedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, hidden: Tensor, weight: Tensor) -> Tensor:
+        context.save_for_backward(weight)
+        return functional.linear(hidden, torch.empty_like(weight, dtype=hidden.dtype))
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (weight,) = context.saved_tensors
+        return gradients[0] @ torch.empty_like(weight, dtype=gradients[0].dtype), None
 
 
 def _shape(config: Mapping[str, Any], variant: Variant) -> tuple[int, int]:
@@ -391,6 +445,8 @@ class _Tracer:
         self._tokens = tokens
         self._stack: list[str] = []
         self._backward = False
+        self._reaches_embedding = True
+        """Whether the backward pass goes on below the blocks."""
         self._spans: list[tuple[int, str]] = []
         """(first number of a node, module that it belongs to), ascending."""
         self._blocks = list(transformer_blocks(model).items())
@@ -418,6 +474,8 @@ class _Tracer:
                 allow_unreachable=True, accumulate_grad=True,
             )  # fmt: skip
             del scaled
+            if not self._reaches_embedding:
+                self._events.note("mark", "backward embedding")
             self._events.note("mark", "end")
             self._events.stop_watching()
         return self._events.events
@@ -437,7 +495,8 @@ class _Tracer:
         for index, (_, block) in enumerate(self._blocks):
             yield block.register_forward_pre_hook(self._block_begins(index), with_kwargs=True)
             yield block.register_forward_hook(self._block_ends(index))
-        for name, parameter in self._model.named_parameters():
+        trained = (item for item in self._model.named_parameters() if item[1].requires_grad)
+        for name, parameter in trained:
             yield parameter.register_post_accumulate_grad_hook(self._ready(name))
 
     def _entered(self, name: str) -> Any:
@@ -459,6 +518,8 @@ class _Tracer:
             self._events.note("mark", f"forward {index}")
             hidden = args[0] if args else kwargs["hidden_states"]
             if index == 0:
+                self._reaches_embedding = hidden.requires_grad
+            if index == 0 and hidden.requires_grad:
                 hidden.register_hook(lambda _: self._events.note("mark", "backward embedding"))
 
         return hook

@@ -1,4 +1,7 @@
+from math import ceil
+
 import pytest
+from peft.utils import constants
 
 from harness.backends.registry import BUILT_IN
 from harness.errors import HarnessError
@@ -7,7 +10,7 @@ from harness.forms.layout import Layout
 from harness.forms.workload import Workload
 from harness.job.job import OptimizerSection
 from harness.job.model import AdapterSection
-from harness.plan.adapters import with_adapters
+from harness.plan.adapters import DEFAULT_TARGETS, with_adapters
 from harness.rank.data.samples import DataFacts
 from harness.rank.models.description import describe_layout
 from harness.rank.models.model import build_model, model_config
@@ -43,9 +46,33 @@ def described(job) -> Layout:
 
 def test_targets_must_be_named_and_exist() -> None:
     layout = model_layout(LLAMA_SMALL)
-    for targets, message in ((None, "null"), (["query"], "no linear layers")):
+    for targets, kind, message in (
+        (None, "unheard-of", "targets is null"),
+        (["query"], "llama", "no linear layers"),
+    ):
         with pytest.raises(HarnessError, match=message):
-            with_adapters(layout, section(targets), "llama")
+            with_adapters(layout, section(targets), kind)
+
+
+def test_targets_that_are_not_named_are_peft_s() -> None:
+    of_peft = constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    assert {kind: of_peft[kind] for kind in DEFAULT_TARGETS} == DEFAULT_TARGETS
+    layout = model_layout(LLAMA_SMALL)
+    assert with_adapters(layout, section(None), "llama") == with_adapters(
+        layout, section(["q_proj", "v_proj"]), "llama"
+    )
+
+
+def test_packed_weights_take_half_a_byte_and_scales_lie_beside_them() -> None:
+    """One byte per 64 values and four per 16,384 of them (bitsandbytes, compress_statistics)."""
+    plain = model_layout(LLAMA_SMALL)
+    layout = with_adapters(plain, section(["q_proj"], base_dtype="nf4"), "llama")
+    packed = [tensor for tensor in layout.parameters if tensor.dtype == "uint8"]
+    inside = tuple(f"{block}." for block in plain.blocks)
+    linear = [t for t in plain.parameters if t.name.startswith(inside) and len(t.shape) == 2]
+    assert sum(t.bytes for t in packed) == sum(t.numel for t in linear) // 2
+    scales = sum(t.bytes for t in layout.buffers) - sum(t.bytes for t in plain.buffers)
+    assert scales == sum(ceil(t.numel / 64) + 4 * ceil(t.numel / 64 / 256) for t in linear)
 
 
 def states(backend: str, layout: Layout, **values) -> dict[str, int]:

@@ -101,7 +101,7 @@ def test_a_job_with_a_factory_has_no_predicted_activations() -> None:
     assert why_states_alone(load_model("gpt2"), experiment("default").job()) is None
 
 
-@pytest.mark.parametrize("setting", ["model.compile=block", "training.activation_checkpointing=every-2"])
+@pytest.mark.parametrize("setting", ["model.compile=block", "optimizer.kind=muon"])
 def test_a_job_whose_step_no_profile_covers_has_states_alone(setting: str) -> None:
     why = why_states_alone(load_model("gpt2"), experiment("default", setting).job())
     assert why == f"activations and speed under {setting} are not predicted; model states and traffic are"
