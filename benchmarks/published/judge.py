@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import mean, median
+from typing import Literal
 
 from benchmarks.published.mapping import Mapped, map_row
 from benchmarks.published.rows import Row
@@ -16,8 +18,9 @@ from harness.plan.speed import predict_speed
 
 FULLY_SPECIFIED = "A"
 """Tier: memory and throughput measured, all that decides them is said."""
+Quantity = Literal["speed", "memory"]
 CLEARLY = 0.05
-"""Runs whose throughput differs by less are not put into an order."""
+"""Runs whose figures differ by less are tied."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +74,10 @@ def judge(row: Row) -> Judged:
     mapped = map_row(row)
     if mapped.scenario is None:
         return Judged(mapped=mapped, memory_reason=mapped.not_covered)
-    speed = predict_speed(mapped.scenario, mapped.constants)
+    try:
+        speed = predict_speed(mapped.scenario, mapped.constants)
+    except HarnessError as error:
+        return Judged(mapped=mapped, memory_reason=str(error).splitlines()[0])
     found = Judged(mapped=mapped, tokens_per_second=speed.tokens_per_second_per_gpu if speed else None)
     if mapped.memory_not_covered is not None:
         return _with(found, memory_reason=mapped.memory_not_covered)
@@ -113,8 +119,11 @@ class Summary:
     fits: tuple[bool, ...]
     """Per run that was tried: whether the answer was right."""
     speed: tuple[float, ...]
-    order_right: int
-    order_pairs: int
+    order: Mapping[str, tuple[int, int]]
+    """Of speed, by source: pairs of strategies in the right order, and all pairs."""
+    memory_order: Mapping[str, tuple[int, int]]
+    asked: tuple[int, int]
+    """Rows with any prediction, and all rows."""
 
     @property
     def memory_mean(self) -> float | None:
@@ -134,34 +143,69 @@ class Summary:
 
     @property
     def order_share(self) -> float | None:
-        return self.order_right / self.order_pairs if self.order_pairs else None
+        return by_source(self.order)
+
+    @property
+    def order_pairs(self) -> int:
+        return sum(total for _, total in self.order.values())
 
 
 def summarize(judged: Sequence[Judged]) -> Summary:
     """Errors of all rows that have a prediction and a published figure."""
-    right, pairs = order(judged)
+    predicted = [one for one in judged if one.memory_bytes is not None or one.tokens_per_second is not None]
     return Summary(
         memory=tuple(abs(j.memory_error) for j in judged if j.memory_error is not None),
         fits=tuple(j.fits == j.row.fitted for j in judged if j.fits is not None and j.row.tried),
         speed=tuple(abs(j.speed_error) for j in judged if j.speed_error is not None),
-        order_right=right,
-        order_pairs=pairs,
+        order=order(judged),
+        memory_order=order(judged, "memory"),
+        asked=(len(predicted), len(judged)),
     )
 
 
-def order(judged: Iterable[Judged]) -> tuple[int, int]:
-    """Pairs of runs of one source, model, GPU and sequence length with throughputs that differ by over 5 %:
-    how many are in the right order, and how many there are."""
-    groups: dict[tuple[str, ...], list[tuple[float, float]]] = {}
+def order(judged: Iterable[Judged], quantity: Quantity = "speed") -> dict[str, tuple[int, int]]:
+    """By source: pairs of strategies in the right order, and all pairs.
+
+    A pair is one model on as many GPUs with one global batch and the same other settings under two
+    strategies, whose figures differ by over 5 %. Nearer ones are ties, which no order has.
+    """
+    groups: dict[tuple[str, ...], list[tuple[Judged, float, float]]] = {}
     for one in judged:
-        if one.row.tokens_per_second is not None and one.tokens_per_second is not None:
-            row = one.row
-            key = (row.source, row.model, row.gpu, row.seq_len)
-            groups.setdefault(key, []).append((row.tokens_per_second, one.tokens_per_second))
-    right = total = 0
+        figures = _figures(one, quantity)
+        if figures is not None:
+            groups.setdefault(_setting(one.row), []).append((one, *figures))
+    found: dict[str, tuple[int, int]] = {}
     for runs in groups.values():
-        for (published, predicted), (other, other_predicted) in combinations(runs, 2):
-            if abs(published - other) > CLEARLY * min(published, other):
-                total += 1
-                right += (published - other) * (predicted - other_predicted) > 0
-    return right, total
+        for (one, published, predicted), (other, also, rival) in combinations(runs, 2):
+            apart = abs(published - also) > CLEARLY * min(published, also)
+            if one.row.strategy == other.row.strategy or not apart:
+                continue
+            right, total = found.get(one.row.source, (0, 0))
+            found[one.row.source] = (right + ((published - also) * (predicted - rival) > 0), total + 1)
+    return found
+
+
+def _figures(judged: Judged, quantity: Quantity) -> tuple[float, float] | None:
+    """Published and predicted; None: one of them is missing."""
+    row = judged.row
+    if quantity == "speed":
+        published, predicted = row.rate, judged.tokens_per_second
+    else:
+        published, predicted = row.memory_bytes, judged.memory_bytes
+    return None if published is None or predicted is None else (published, predicted)
+
+
+def _setting(row: Row) -> tuple[str, ...]:
+    """What must be equal for two strategies to be compared. Precision may differ within a pair that a source
+    measured as one, since libraries bring their own."""
+    named = re.search(r"pair:(\S+)", row.note)
+    return (
+        row.source, named[1] if named else row.precision, row.model, row.gpu, str(row.gpus), row.seq_len,
+        row.method, row.global_batch, row.offload, row.activation_ckpt, row.compile, row.attention,
+        row.tp, row.pp, row.cp, row.ep,
+    )  # fmt: skip
+
+
+def by_source(found: Mapping[str, tuple[int, int]]) -> float | None:
+    """The mean share over sources, so that no source with many rows decides; None: there is no pair."""
+    return mean(right / total for right, total in found.values()) if found else None

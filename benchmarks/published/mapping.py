@@ -23,7 +23,11 @@ from harness.plan.model import PlannedModel
 from harness.plan.models import from_config, load_model
 from harness.plan.scenario import Scenario
 
-STRATEGIES = {"fsdp2": "fsdp", "fsdp2-grad-op": "fsdp-grad-op", "fsdp2-hybrid": "fsdp-hybrid"}
+STRATEGIES = {
+    "fsdp2": "fsdp", "fsdp2-grad-op": "fsdp-grad-op", "fsdp2-hybrid": "fsdp-hybrid", "megatron ddp": "ddp",
+    "fairscale-sharded-ddp (zero2-like)": "zero2", "fairscale-fsdp": "fsdp1",
+    "fairscale-fsdp (auto wrap)": "fsdp1", "own zero1": "zero1", "own zero2": "zero2", "own zero3": "zero3",
+}  # fmt: skip
 """Names of the published runs -> ours, where they differ."""
 OWN_IMPLEMENTATIONS = {"colossal": "Colossal-AI's own ZeRO"}
 """A word in a row's source -> why memory is that of other code. Its speed is still of interest."""
@@ -118,8 +122,8 @@ def _not_covered(row: Row) -> str | None:
         return "torch.compile"
     if "8bit" in row.optimizer.lower() or "paged" in row.optimizer.lower():
         return "8-bit optimizer"
-    if "selective" in row.activation_ckpt.lower():
-        return "selective checkpointing"
+    if _checkpointing(row) not in (True, False):
+        return "checkpointing of some activations"
     if not row.activation_ckpt or row.activation_ckpt.lower().startswith("as "):
         return "checkpointing is not said"
     if not row.seq_len or not row.micro_batch:
@@ -130,12 +134,15 @@ def _not_covered(row: Row) -> str | None:
 
 
 def _backend(row: Row) -> str:
-    return STRATEGIES.get(row.strategy, row.strategy)
+    name = row.strategy.removesuffix(" on one GPU")
+    if name == "single" and "ds_config_zero3" in row.note and "full" in row.method:
+        return "zero3"  # one process, and DeepSpeed's configuration all the same
+    return STRATEGIES.get(name, name)
 
 
 def _scenario(row: Row, hardware: Hardware) -> Mapped:
     assumptions: list[str] = []
-    backend = _backend(row)
+    backend, checkpointing = _backend(row), _checkpointing(row)
     strategy = _strategy(backend)
     per_node = int(row.gpus_per_node or min(GPUS_PER_NODE, row.gpus))
     sequence, micro_batch = int(row.seq_len), int(row.micro_batch)
@@ -147,8 +154,8 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
             "model": {"attention": _attention(row)},
             "data": {"sequence_length": sequence},
             "training": {
-                "precision": _precision(row.precision),
-                "activation_checkpointing": row.activation_ckpt.lower().startswith("full"),
+                "precision": _precision(row.precision, strategy),
+                "activation_checkpointing": checkpointing,
                 "gradient_clipping": 1.0,
             },
         }
@@ -199,6 +206,16 @@ def _strategy(backend: str) -> StrategyKind:
     return strategy
 
 
+def _checkpointing(row: Row) -> bool | str:
+    """Ours for what a page says; 'some blocks' without their share counts as every other one."""
+    words = row.activation_ckpt.lower()
+    if every := re.search(r"every (\d+)(?:nd|rd|th)? (?:layer|block)", words):
+        return f"every-{every[1]}" if int(every[1]) > 1 else True
+    if any(text in words for text in ("some blocks", "every other", "every second")):
+        return "every-2"
+    return "selective" if words.startswith("selective") else words.startswith("full")
+
+
 def _options(row: Row, backend: str) -> dict[str, Any]:
     if not row.offload or row.offload.lower() in ("none", "no", "false"):
         return {}
@@ -208,18 +225,27 @@ def _options(row: Row, backend: str) -> dict[str, Any]:
     return {"offload": "cpu"}
 
 
-def _precision(text: str) -> str:
-    """Ours for what a page says; a mixed-precision policy of FSDP keeps fp32 masters."""
+PURE = ("pure b", "bf16-true", "bf16 parameters", "bf16 policy")
+"""How pages begin that hold weights and optimizer states in bf16."""
+
+
+def _precision(text: str, strategy: StrategyKind) -> str:
+    """Ours for what a page says. A mixed-precision policy of FSDP keeps fp32 masters, and so does DeepSpeed
+    whatever a page calls its bf16 or fp16; a bare 'bf16' elsewhere casts the weights."""
     words = text.lower()
-    if words.startswith("pure b") or words == "bf16":
+    if (words.startswith(PURE) or words == "bf16") and strategy.zero_stage is None:
         return "bf16"
     if "fp16" in words:
         return "fp16-mixed"
-    if "bf16" in words or "bfloat16" in words:
+    if "bf16" in words or "bfloat16" in words or words in UNCLEAR:
         return "bf16-mixed"
     if "fp32" in words or "float32" in words:
         return "fp32"
     raise ValueError(f"precision '{text}' is none of ours")
+
+
+UNCLEAR = ("", "mixed", "amp (native)", "not clear")
+"""What says no dtype: bf16 with fp32 masters, as libraries train by default, is assumed."""
 
 
 def _attention(row: Row) -> str:

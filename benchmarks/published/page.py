@@ -69,14 +69,15 @@ def _summary(judged: Sequence[Judged]) -> str:
     ]
     table = [[name, *_figures(summarize(rows))] for name, rows in lines]
     heads = [
-        "rows", "memory: rows", "mean error", "worst", "fits or not: right", "speed: rows", "median error",
-        "order right",
+        "rows", "with a prediction", "memory: rows", "mean error", "worst", "fits or not: right",
+        "speed: rows", "median error", "order of strategies right, mean of sources",
     ]  # fmt: skip
     return tabulate(table, heads, tablefmt="github") + "\n"
 
 
 def _figures(summary: Summary) -> list[str]:
     return [
+        f"{summary.asked[0]} of {summary.asked[1]}",
         str(len(summary.memory)),
         _percent(summary.memory_mean),
         _percent(summary.memory_worst),

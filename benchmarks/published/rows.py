@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -56,6 +57,20 @@ class Row:
     @property
     def tokens_per_second(self) -> float | None:
         return float(self.tokens_per_s_per_gpu) if self.tokens_per_s_per_gpu else None
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens, samples or steps per second, whichever was published: for comparisons within a source."""
+        samples = re.search(r"samples_per_s=([\d.]+)", self.note)
+        if self.tokens_per_second is not None or samples is None:
+            return self.tokens_per_second
+        return float(samples[1])
+
+    @property
+    def global_batch(self) -> str:
+        """Samples of a step of one GPU, which are those of all GPUs by their number; '': not said."""
+        sizes = (self.micro_batch, self.grad_accum or "1")
+        return str(int(sizes[0]) * int(sizes[1])) if all(size.isdecimal() for size in sizes) else ""
 
     @property
     def gpus(self) -> int:

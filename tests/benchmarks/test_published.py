@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.published.judge import Judged, order, summarize
+from benchmarks.published.judge import Judged, by_source, order, summarize
 from benchmarks.published.mapping import map_row
 from benchmarks.published.page import render
 from benchmarks.published.rows import COLUMNS, Row, read_rows
@@ -55,7 +55,8 @@ def test_memory_of_a_fused_kernel_that_the_model_s_code_lacks_is_not_covered() -
         ({"method": "finetune, qlora"}, "adapters (LoRA)"),
         ({"precision": "FP8 hybrid"}, "float8"),
         ({"compile": "True"}, "torch.compile"),
-        ({"activation_ckpt": "selective (op)"}, "selective checkpointing"),
+        ({"activation_ckpt": "selective (op)"}, "checkpointing of some activations"),
+        ({"activation_ckpt": "every 2nd layer"}, "checkpointing of some activations"),
         ({"activation_ckpt": ""}, "checkpointing is not said"),
         ({"seq_len": ""}, "sequence length or micro-batch is not said"),
         ({"optimizer": "PagedAdamW8bit"}, "8-bit optimizer"),
@@ -113,15 +114,27 @@ def test_errors_are_relative_and_have_no_sign() -> None:
     assert summary.fits == (True, True, True, False)
 
 
-def test_only_runs_that_clearly_differ_are_put_into_an_order() -> None:
+def test_order_compares_strategies_on_equal_gpus_and_batch() -> None:
     rows = [
         judged("a", memory=40, tokens=5000, tokens_per_s_per_gpu="5000"),
-        judged("b", memory=40, tokens=4000, tokens_per_s_per_gpu="5100"),
-        judged("c", memory=40, tokens=4500, tokens_per_s_per_gpu="6000"),
-        judged("d", memory=40, tokens=1, tokens_per_s_per_gpu="6000", model="llama2-7b", params=""),
+        judged("b", memory=44, tokens=4000, tokens_per_s_per_gpu="5100", strategy="zero3"),
+        judged("c", memory=30, tokens=4500, tokens_per_s_per_gpu="6000", strategy="zero2"),
+        judged("d", memory=40, tokens=1, tokens_per_s_per_gpu="9000", strategy="ddp", n_gpus="4"),
+        judged("e", memory=40, tokens=1, tokens_per_s_per_gpu="9000", strategy="ddp", micro_batch="1"),
+        judged("f", memory=40, tokens=1, tokens_per_s_per_gpu="9000", source="another"),
     ]
-    # b is no clear case against a; c is faster than both, and predicted so only against b.
-    assert order(rows) == (1, 2)
+    # a and b are tied; c is faster than both, and predicted so only against b. No other shares a setting.
+    assert order(rows) == {"somebody": (1, 2)}
+    assert by_source({"one": (9, 9), "two": (0, 1)}) == 0.5
+
+
+def test_deepspeed_keeps_fp32_masters_whatever_its_bf16_is_called() -> None:
+    found = {}
+    for strategy in ("zero3", "single", "fsdp1"):
+        scenario = map_row(replace(ROW, strategy=strategy, precision="bf16")).scenario
+        assert scenario is not None
+        found[strategy] = scenario.job.training.precision
+    assert found == {"zero3": "bf16-mixed", "single": "bf16", "fsdp1": "bf16"}
 
 
 def test_the_page_names_rows_and_reasons() -> None:
@@ -152,7 +165,7 @@ def test_a_file_without_columns_is_refused(tmp_path: Path) -> None:
 
 def test_every_published_row_is_mapped_or_has_a_reason() -> None:
     rows = read_rows(DATA)
-    assert len(rows) == 295
+    assert len(rows) == 427
     assert all(row.repo and row.commit and row.path for row in rows)
     mapped = [map_row(row) for row in rows]
     assert all((m.scenario is None) == bool(m.not_covered) for m in mapped)
