@@ -110,9 +110,9 @@ def _not_covered(row: Row) -> str | None:
         if value not in ("", "0", "1"):
             return f"{name} parallelism"
     for words, reason in (
-        (("lora",), "adapters (LoRA)"),
+        (("embedding and head trained",), "adapters with embedding and head trained"),
         (("float8", "fp8"), "float8"),
-        (("nf4", "int8", "4-bit", "8-bit"), "quantised weights"),
+        (("int8", "8-bit"), "weights in 8 bits"),
     ):
         if any(word in f"{row.method} {row.precision}".lower() for word in words):
             return reason
@@ -122,8 +122,6 @@ def _not_covered(row: Row) -> str | None:
         return "torch.compile"
     if "8bit" in row.optimizer.lower() or "paged" in row.optimizer.lower():
         return "8-bit optimizer"
-    if _checkpointing(row) not in (True, False):
-        return "checkpointing of some activations"
     if not row.activation_ckpt or row.activation_ckpt.lower().startswith("as "):
         return "checkpointing is not said"
     if not row.seq_len or not row.micro_batch:
@@ -144,6 +142,13 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
     assumptions: list[str] = []
     backend, checkpointing = _backend(row), _checkpointing(row)
     strategy = _strategy(backend)
+    precision = _precision(row.precision, strategy)
+    adapter = _adapter(row, precision, assumptions)
+    if adapter and strategy.family == "fsdp1":
+        # Their wrapping policies leave adapters units of their own, whose frozen neighbours reduce nothing.
+        backend = {"fsdp1": "fsdp", "fsdp1-no-shard": "ddp"}.get(backend.removeprefix("accelerate-"), backend)
+        strategy = _strategy(backend)
+        assumptions.append("FSDP1 with adapters as units of their own, as FSDP2 has them")
     per_node = int(row.gpus_per_node or min(GPUS_PER_NODE, row.gpus))
     sequence, micro_batch = int(row.seq_len), int(row.micro_batch)
     model = _model(row.model, sequence)
@@ -152,9 +157,10 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
     job = Job.model_validate(
         {
             "model": {"attention": _attention(row)},
+            **({"adapter": adapter} if adapter else {}),
             "data": {"sequence_length": sequence},
             "training": {
-                "precision": _precision(row.precision, strategy),
+                "precision": precision,
                 "activation_checkpointing": checkpointing,
                 "gradient_clipping": 1.0,
             },
@@ -214,6 +220,26 @@ def _checkpointing(row: Row) -> bool | str:
     if any(text in words for text in ("some blocks", "every other", "every second")):
         return "every-2"
     return "selective" if words.startswith("selective") else words.startswith("full")
+
+
+ATTENTION_AND_MLP = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def _adapter(row: Row, precision: str, assumptions: list[str]) -> dict[str, Any]:
+    """The job's adapter; {} where all weights are trained. GPTQ's int4 counts as nf4: 4.16 and 4.13 bits."""
+    method = row.method.lower()
+    if "lora" not in method:
+        return {}
+    text = f"{method} {row.precision} {row.note}".lower()
+    rank = re.search(r"rank (\d+)", text)
+    packed = any(word in text for word in ("qlora", "nf4", "int4"))
+    targets = ATTENTION_AND_MLP if "attention and mlp" in text else None
+    if rank is None or targets is None:
+        assumptions.append("rank 8 or peft's choice of layers where a page names neither")
+    base = {"base_dtype": "nf4"} if packed else {} if precision == "bf16" else {"base_dtype": "bf16"}
+    return {"kind": "lora", "rank": int(rank[1]) if rank else 8, **base} | (
+        {"targets": list(targets)} if targets else {}
+    )
 
 
 def _options(row: Row, backend: str) -> dict[str, Any]:

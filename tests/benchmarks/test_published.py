@@ -52,11 +52,12 @@ def test_memory_of_a_fused_kernel_that_the_model_s_code_lacks_is_not_covered() -
     ("changes", "reason"),
     [
         ({"tp": "8"}, "tensor parallelism"),
-        ({"method": "finetune, qlora"}, "adapters (LoRA)"),
+        (
+            {"method": "finetune, lora with embedding and head trained"},
+            "adapters with embedding and head trained",
+        ),
         ({"precision": "FP8 hybrid"}, "float8"),
         ({"compile": "True"}, "torch.compile"),
-        ({"activation_ckpt": "selective (op)"}, "checkpointing of some activations"),
-        ({"activation_ckpt": "every 2nd layer"}, "checkpointing of some activations"),
         ({"activation_ckpt": ""}, "checkpointing is not said"),
         ({"seq_len": ""}, "sequence length or micro-batch is not said"),
         ({"optimizer": "PagedAdamW8bit"}, "8-bit optimizer"),
@@ -126,6 +127,31 @@ def test_order_compares_strategies_on_equal_gpus_and_batch() -> None:
     # a and b are tied; c is faster than both, and predicted so only against b. No other shares a setting.
     assert order(rows) == {"somebody": (1, 2)}
     assert by_source({"one": (9, 9), "two": (0, 1)}) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("published", "checkpointing"),
+    [
+        ("full", True), ("none", False), ("selective (op)", "selective"),
+        ("selective (some blocks)", "every-2"), ("every 3rd layer", "every-3"),
+        ("every other block", "every-2"),
+    ],
+)  # fmt: skip
+def test_what_is_recomputed_in_part_is_not_taken_for_none(published: str, checkpointing: bool | str) -> None:
+    scenario = map_row(replace(ROW, activation_ckpt=published)).scenario
+    assert scenario is not None
+    assert scenario.job.training.activation_checkpointing == checkpointing
+
+
+def test_adapters_become_the_job_s() -> None:
+    note = "LoRA rank 64 on attention and MLP"
+    mapped = map_row(replace(ROW, method="finetune, qlora (gptq int4)", note=note, strategy="zero2"))
+    assert mapped.scenario is not None
+    adapter = mapped.scenario.job.adapter
+    assert (adapter.rank, adapter.base_dtype, len(adapter.targets or ())) == (64, "nf4", 7)
+    plain = map_row(replace(ROW, method="finetune, lora", strategy="fsdp1")).scenario
+    assert plain is not None
+    assert (plain.label, plain.job.adapter.base_dtype, plain.job.adapter.targets) == ("fsdp", "bf16", None)
 
 
 def test_deepspeed_keeps_fp32_masters_whatever_its_bf16_is_called() -> None:
