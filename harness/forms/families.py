@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 from harness.forms import ddp, fsdp1, fsdp2, fsdp2_tensor, pipeline, single, tensor, zero0, zero3, zero12
@@ -39,6 +40,26 @@ FAMILIES: dict[str, ClosedForms] = {
 }
 
 
+PARTLY_REACHED = frozenset({"single", "ddp", "zero0", "zero12", "zero3", "fsdp1", "fsdp2"})
+"""Families whose forms know of trained parameters that no gradient reaches."""
+
+
+def underived(workload: Workload) -> str | None:
+    """Why gradients have no closed form; None: they have."""
+    layout, family = workload.layout, workload.strategy.family
+    if layout.unreached is None:
+        return (
+            "which parameters get a gradient could not be found out: the loss does not run on tensors without "
+            "values (torch's meta device), or its data decide"
+        )
+    if not layout.unreached:
+        return None
+    first = min(layout.unreached)
+    if family not in PARTLY_REACHED or (family == "zero12" and not zero12.keeps_plain_gradients(workload)):
+        return f"no gradient reaches '{first}'; what is kept and sent for it here was not looked up"
+    return None
+
+
 def model_states(workload: Workload) -> ModelStates:
     """The model states of the workload's family."""
     return with_optimizer(workload, FAMILIES[workload.strategy.family].model_states(workload))
@@ -47,4 +68,5 @@ def model_states(workload: Workload) -> ModelStates:
 def collectives(workload: Workload) -> Volume:
     """The collectives of the workload's family, of attention where ranks divide samples, and of Muon."""
     of_family = FAMILIES[workload.strategy.family].collectives(workload)
-    return with_attention(workload, with_whole_matrices(workload, of_family))
+    volume = with_attention(workload, with_whole_matrices(workload, of_family))
+    return replace(volume, unknown=volume.unknown or underived(workload))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,6 +59,24 @@ def blocks_without_gradient(workload: Workload) -> str | None:
             f"{frozen[0]} trains nothing; blocks before the first adapter have no backward pass, and what "
             "FSDP gathers and prefetches for them was not looked up"
         )
+    return None
+
+
+def irregular_units(workload: Workload) -> str | None:
+    """Why it is not known when units are gathered; None: each runs once, with a backward pass, or FSDP2
+    follows their order."""
+    calls = workload.layout.unit_calls
+    if calls is None:
+        return (
+            "which blocks run, and how often, could not be found out: the loss does not run on tensors "
+            "without values (torch's meta device), or blocks lie within blocks"
+        )
+    runs = Counter(name for name, _ in calls)
+    names = [name for name, count in runs.items() if count > 1]
+    if names:
+        return f"{names[0] or 'the model'} runs {runs[names[0]]} times; when it is gathered was not looked up"
+    if calls:
+        return "blocks run without a backward pass, or not at all; when they are gathered was not looked up"
     return None
 
 
@@ -118,7 +137,7 @@ def gathers_and_reductions(
 
     The backward pass gives weights back; `kept_within_step`: it does so in the last micro-step only.
     """
-    role, further = shard_role(workload), workload.accumulation_steps - 1
+    further = workload.accumulation_steps - 1
     back = [unit for unit in units if not unit.kept]
     # After an evaluation, units that keep their weights are still gathered.
     first = back if workload.window.follows_evaluation(step) else units
@@ -133,11 +152,16 @@ def gathers_and_reductions(
         *gathers(workload, "backward", BACKWARD, back, again=True),
         *gathers(workload, "backward", FURTHER_BACKWARD, back, passes=further, again=True),
         *gathers(workload, "backward", FURTHER_BACKWARD, astray, passes=further),
-        *gathered(
-            "backward", GRADIENTS, reduced_sizes(units), reduce_dtype(workload), op="reduce_scatter",
-            role=role,
-        ),
     ]  # fmt: skip
+    return found + reductions(workload, units)
+
+
+def reductions(workload: Workload, units: Sequence[Unit]) -> list[Collective]:
+    """Gradients of one step, reduced in its last micro-step."""
+    role = shard_role(workload)
+    found = gathered(
+        "backward", GRADIENTS, reduced_sizes(units), reduce_dtype(workload), op="reduce_scatter", role=role
+    )
     return found + (_across_replicas(workload, units) if role == "shard" else [])
 
 

@@ -12,6 +12,7 @@ from harness.forms.fsdp import (
     blocks_without_gradient,
     evaluation,
     gathers_and_reductions,
+    irregular_units,
     norm,
     reduce_dtype,
     reduced_sizes,
@@ -148,7 +149,7 @@ def collectives(workload: Workload) -> Volume:
     remarks += [(BACKWARD, ROOT_KEPT)] if reshards else []
     if workload.window.evaluation_spells:
         remarks.append((FORWARD, KEPT_BY_EVALUATION))
-    unknown = blocks_without_gradient(workload) or _normalised_apart(workload)
+    unknown = irregular_units(workload) or blocks_without_gradient(workload) or _normalised_apart(workload)
     volume = Volume(collectives=tuple(found), remarks=tuple(remarks), unknown=unknown)
     return with_pickled_plans(workload, volume)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.fsdp import (
@@ -11,10 +12,13 @@ from harness.forms.fsdp import (
     blocks_without_gradient,
     evaluation,
     gathers_and_reductions,
+    irregular_units,
     norm,
     reduction_remarks,
+    reductions,
     shard_role,
 )
+from harness.forms.fsdp2_order import evaluation_in_order, in_order
 from harness.forms.layout import Layout, Tensor, ceil_to, elements
 from harness.forms.loading import loading_collectives, with_pickled_plans
 from harness.forms.states import ADAM_MOMENTS, FROZEN, buffer_terms, step_counters
@@ -93,16 +97,20 @@ def model_states(workload: Workload) -> ModelStates:
     own = sum(_own(workload, parameter) for parameter in workload.layout.trained)
     padded = _padded(workload.layout.trained, workload.shards) // workload.shards
     held = Share(own=own, padding=padded - own, padding_name="padding of the first dimension")
-    reduced = held.unpadded() if host and workload.device != "cpu" else held
+    reached = workload.layout.reached
+    updated = sum(_own(workload, parameter) for parameter in reached)
+    in_shards = _padded(reached, workload.shards) // workload.shards
+    reduced = replace(held, own=updated, padding=in_shards - updated)
+    reduced = reduced.unpadded() if host and workload.device != "cpu" else reduced
     return states(
         [
             *held.terms("weights", "own rows", width, host=host),
             *_frozen(workload, host=host),
             *reduced.terms("gradients", "own rows", width, host=host),
-            *held.unpadded().terms(
+            *reduced.unpadded().terms(
                 "optimizer", "Adam's moments of own rows", ADAM_MOMENTS * width, host=host
             ),
-            step_counters(len(workload.layout.trained), workload),
+            step_counters(len(reached), workload),
             *buffer_terms(workload),
         ]
     )
@@ -121,7 +129,7 @@ def _frozen(workload: Workload, *, host: bool) -> list[Term]:
 
 def updated_tensors(workload: Workload) -> list[list[int]]:
     """Elements of the rank's rows of each parameter, by group: one DTensor each."""
-    return [[_own(workload, parameter) for parameter in group] for group in workload.layout.groups()]
+    return [[_own(workload, tensor) for tensor in group] for group in workload.layout.reached_groups()]
 
 
 def collectives(workload: Workload) -> Volume:
@@ -135,26 +143,48 @@ def collectives(workload: Workload) -> Volume:
     reshards = workload.strategy.facts.reshards
     resharded_root = reshards_root(workload)
     units = _units(workload, reshards=reshards, reshards_root=resharded_root)
+    irregular = bool(workload.layout.unit_calls) and _order_unknown(workload) is None
+    named = dict(zip(_unit_names(workload), units, strict=False)) if irregular else {}
 
     def step(workload: Workload, index: int) -> list[Collective]:
         found = _norm(workload)
         if workload.world_size == 1:
             return found
+        if irregular:
+            return [*in_order(workload, named, index), *reductions(workload, units), *found]
         return gathers_and_reductions(workload, units, index, kept_within_step=False) + found
 
     found = over_steps(workload, step)
     if workload.world_size > 1:
         found += loading_collectives(workload) + _scattered(workload)
-        found += evaluation(workload, units) + _digest(workload)
+        found += evaluation_in_order(workload, named) if irregular else evaluation(workload, units)
+        found += _digest(workload)
     remarks = reduction_remarks(workload)
     if reshards and not resharded_root:
         remarks.append((BACKWARD, ROOT_KEPT))
     if workload.window.evaluation_spells and not resharded_root:
         remarks.append((FORWARD, KEPT_BY_EVALUATION))
-    volume = Volume(
-        collectives=tuple(found), remarks=tuple(remarks), unknown=blocks_without_gradient(workload)
+    unknown = _order_unknown(workload)
+    return with_pickled_plans(
+        workload, Volume(collectives=tuple(found), remarks=tuple(remarks), unknown=unknown)
     )
-    return with_pickled_plans(workload, volume)
+
+
+def _order_unknown(workload: Workload) -> str | None:
+    """Why what is gathered when has no closed form; None: it has."""
+    if not workload.layout.unit_calls:
+        return irregular_units(workload) or blocks_without_gradient(workload)
+    plain = workload.strategy.route == "native" and workload.strategy.family == "fsdp2"
+    whole = workload.options.get("auto_wrap") == "none"
+    if plain and not (whole or workload.second_copy_ranks or workload.activation_checkpointing):
+        return None
+    return irregular_units(workload)
+
+
+def _unit_names(workload: Workload) -> list[str]:
+    """In the order of `_units`: blocks, then the rest."""
+    names = [name for name, _ in workload.layout.units()]
+    return [name for name in names if name] + [name for name in names if not name]
 
 
 def reshards_root(workload: Workload) -> bool:
@@ -179,8 +209,8 @@ def _units(workload: Workload, *, reshards: bool, reshards_root: bool) -> list[U
 def _unit(workload: Workload, tensors: list[Tensor], *, kept: bool, astray: bool) -> Unit:
     """Weights of several dtypes are gathered as bytes (`foreach_all_gather`, _fsdp_collectives.py); at mixed
     precision the policy casts them all to one. Only what is trained is reduced."""
-    trained = [tensor for tensor in tensors if not workload.layout.is_frozen(tensor)]
-    reduced = elements(trained), _padded(trained, workload.shards)
+    reached = [tensor for tensor in tensors if tensor in workload.layout.reached]
+    reduced = elements(reached), _padded(reached, workload.shards)
     dtypes = {_gathered_dtype(workload, t) for t in tensors}
     if len(dtypes) == 1:
         return Unit(

@@ -6,12 +6,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import Literal
+from typing import Final, Literal
 
 from harness.forms.dtypes import DTYPE_BYTES
 
-Use = Literal["inputs with gradient", "inputs without gradient", "forward only"]
-"""One run of a module in a forward pass, by what the backward pass sees of it; forward only: nothing."""
+READ_ELSEWHERE: Final = "read by another module"
+Use = Literal[
+    "inputs with gradient",
+    "inputs without gradient",
+    "forward only",
+    "earlier run of its module",
+    "read by another module",
+]
+"""One run of a module in a forward pass, by what the backward pass sees of it; forward only: nothing; an
+earlier run: as with gradient, but the module runs again in this pass; read by another module: a gradient
+comes although its own module does not run."""
+UnitCall = tuple[str, Use]
+"""One run of a block, or of the whole model, whose name is ''."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +81,11 @@ class Layout:
     uses: Mapping[str, tuple[Use, ...]] | None = field(default_factory=dict)
     """Parameters that several modules share, or whose module does not run once -> their uses in the order of
     a forward pass. Others are used once, tied ones once by each of their names. None: not known."""
+    unreached: frozenset[str] | None = frozenset()
+    """Names of trained parameters that no gradient reaches; None: not known."""
+    unit_calls: tuple[UnitCall, ...] | None = ()
+    """Runs of the blocks and of the whole model in the order in which they begin; (): each runs once and has
+    a backward pass. None: not known."""
 
     @cached_property
     def parameter_count(self) -> int:
@@ -87,12 +103,17 @@ class Layout:
 
     @cached_property
     def trained(self) -> tuple[Tensor, ...]:
-        """Parameters that get gradients, in the model's order."""
+        """Parameters that the optimizer is given, in the model's order."""
         return tuple(tensor for tensor in self.parameters if tensor.name not in self.frozen)
 
     @cached_property
     def trained_count(self) -> int:
         return elements(self.trained)
+
+    @cached_property
+    def reached(self) -> tuple[Tensor, ...]:
+        """Parameters that are trained and get a gradient, in the model's order."""
+        return tuple(tensor for tensor in self.trained if tensor.name not in (self.unreached or ()))
 
     @cached_property
     def frozen_parameters(self) -> tuple[Tensor, ...]:
@@ -105,6 +126,11 @@ class Layout:
     def groups(self) -> list[list[Tensor]]:
         """Parameters by optimizer group: those that decay, then the rest; empty groups are left out."""
         return [list(group) for group in self._groups]
+
+    def reached_groups(self) -> list[list[Tensor]]:
+        """The same, of the parameters that get a gradient."""
+        reached = {tensor.name for tensor in self.reached}
+        return [[tensor for tensor in group if tensor.name in reached] for group in self._groups]
 
     def units(self) -> list[tuple[str, list[Tensor]]]:
         """Parameters by wrap unit: one per block, and '' for the rest; empty units are left out."""

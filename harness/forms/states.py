@@ -42,12 +42,14 @@ def buffer_terms(workload: Workload) -> list[Term]:
 def replica_terms(workload: Workload) -> list[Term]:
     """P elements of weights and of gradients, 2 P of Adam, and one step counter per parameter.
 
-    P counts what is trained; frozen weights are there once more, in their own dtype.
+    P counts what is trained; frozen weights are there once more, in their own dtype. A parameter that no
+    gradient reaches has neither a gradient nor states.
     """
-    parameters = workload.layout.trained
+    parameters = workload.layout.reached
     size = elements(parameters) * workload.master_bytes
+    held = workload.layout.trained_count * workload.master_bytes
     return [
-        Term(kind="weights", name="whole weights", bytes=size),
+        Term(kind="weights", name="whole weights", bytes=held),
         whole_frozen(workload),
         Term(kind="gradients", name="whole gradients", bytes=size),
         Term(kind="optimizer", name="Adam's moments", bytes=ADAM_MOMENTS * size),
@@ -58,7 +60,7 @@ def replica_terms(workload: Workload) -> list[Term]:
 
 def replica_tensors(workload: Workload) -> list[list[int]]:
     """Elements of each parameter by group: what an optimizer of whole replicas updates."""
-    return [[parameter.numel for parameter in group] for group in workload.layout.groups()]
+    return [[parameter.numel for parameter in group] for group in workload.layout.reached_groups()]
 
 
 def _width(workload: Workload, buffer: Tensor) -> int:

@@ -37,6 +37,7 @@ from harness.forms.zero import (
 START_ALIGNMENT_ELEMENTS = 2
 """`nccl_start_alignment_factor` of DeepSpeedZeroOptimizer (`runtime/zero/stage_1_and_2.py`)."""
 PADDING = "padding of the partition"
+ZEROS = "zeros for parameters that no gradient reaches"
 ALL_REDUCED = "DeepSpeed all-reduces gradients whatever reduce_scatter says, the textbook reduce-scatters"
 
 
@@ -118,12 +119,31 @@ def _gradients(workload: Workload, piece: _Partition) -> list[Term]:
     straddling = 0 if accumulated > width else piece.straddling * width
     rest = "rest of parameters that straddle the partition's ends"
     surplus = piece.inside * (accumulated - width)
+    zeros = [t for group in _touched(workload) for t in group if t not in workload.layout.reached]
     return [
         Term(kind="gradients", name="partition", bytes=piece.inside * width),
+        # `all_grad_tensors` has them whole, beside the room that `grads_in_partition` keeps for them.
+        Term(kind="gradients", name=ZEROS, bytes=elements(zeros) * width, extra=True),
         Term(kind="gradients", name=FP32_SURPLUS, bytes=surplus, extra=True),
         Term(kind="gradients", name=rest, bytes=straddling, extra=True),
         Term(kind="gradients", name=PADDING, bytes=piece.padding * accumulated, extra=True),
     ]
+
+
+def keeps_plain_gradients(workload: Workload) -> bool:
+    """Whether gradients of a partition stay on the device, in the dtype in which they come."""
+    return workload.offload == "none" and gradient_accumulation_bytes(workload) == workload.compute_bytes
+
+
+def _touched(workload: Workload) -> list[list[Tensor]]:
+    """By group, the parameters that reach into the rank's partition."""
+    found = []
+    for group in workload.layout.groups():
+        piece = (
+            ceil_to(elements(group), START_ALIGNMENT_ELEMENTS * workload.world_size) // workload.world_size
+        )
+        found.append(_reaching_into(group, piece * workload.rank, piece)[0])
+    return found
 
 
 def _offloaded_gradients(workload: Workload, piece: _Partition) -> list[Term]:
@@ -203,7 +223,7 @@ def reduces_to_owners(workload: Workload) -> bool:
 
 def _step(workload: Workload, _: int) -> list[Collective]:
     dtype = reduce_dtype(workload)
-    size = workload.layout.trained_count * DTYPE_BYTES[dtype]
+    size = elements(workload.layout.reached) * DTYPE_BYTES[dtype]
     # To its owner each part is reduced by itself, and parts of a bucket that lie together in one call.
     to_owners = reduces_to_owners(workload)
     op, calls = ("reduce", None) if to_owners else ("all_reduce", bucket_calls(workload))

@@ -36,6 +36,8 @@ def expected_states(record: Record, rank: int) -> ModelStates | None:
     workload = of_record(record, rank)
     if workload is None or workload.strategy.family not in families.FAMILIES or _keeps_other_states(record):
         return None
+    if families.underived(workload) is not None:
+        return None
     return families.model_states(workload)
 
 

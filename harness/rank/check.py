@@ -24,14 +24,13 @@ from harness.rank.models.description import (
     describe_geometry,
     describe_layout,
     describe_model,
-    irregular_uses,
-    modules_without_gradient,
 )
 from harness.rank.models.losses import loss_function
 from harness.rank.models.model import model_config
 from harness.rank.models.model_classes import from_config, in_fp32
 from harness.rank.models.optimizer import decaying_names
 from harness.rank.models.own_model import build_own_model, declare_blocks
+from harness.rank.models.tracing import trace_step
 from harness.record.workload import layout_of
 
 if TYPE_CHECKING:
@@ -67,8 +66,7 @@ def model_facts(job: Job, samples: Samples) -> dict[str, Any]:
     layout = describe_layout(
         model,
         decaying_names(model, job.optimizer),
-        modules_without_gradient(job, config),
-        irregular_uses(job, model, samples.batch([0, 0])),
+        trace_step(job, model, config, samples.batch([0, 0])),
     )
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),

@@ -16,11 +16,12 @@ from harness.rank.failure_words import note_parameters
 from harness.rank.loading.skeleton import why_whole
 from harness.rank.loading.source import JobModelSource
 from harness.rank.models.changes import narrow_products
-from harness.rank.models.description import Built, irregular_uses, modules_without_gradient
+from harness.rank.models.description import Built
 from harness.rank.models.losses import loss_function
 from harness.rank.models.model import model_config
 from harness.rank.models.optimizer import decaying_names, frozen_names
 from harness.rank.models.sequence_part import divide_sequence
+from harness.rank.models.tracing import trace_step
 from harness.rank.observer import Observer
 from harness.run_directory.request import RunRequest
 
@@ -46,8 +47,7 @@ def prepare_engine(
     def note(model: nn.Module) -> None:
         note_parameters(model)
         decaying.append(decaying_names(model, job.optimizer))
-        without_gradient = modules_without_gradient(job, config)
-        built.describe(model, decaying[-1], without_gradient, irregular_uses(job, model, example), whole)
+        built.describe(model, decaying[-1], trace_step(job, model, config, example), whole)
         loss = divide_sequence(job, model, world, loss_function(job, model))
         if _multiplies_in_fp8(job, backend):
             narrow_products(model)

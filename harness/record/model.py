@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import field_validator
 
 from harness.bounds import LARGEST_NUMBER
-from harness.forms.layout import Use
+from harness.forms.layout import UnitCall, Use
 from harness.record.part import Part
 
 
@@ -59,12 +59,18 @@ class LayoutPart(Part):
     frozen: list[str] = []
     """Names of the parameters that the job does not train."""
     without_gradient: list[str] | None = []
-    """Names of the modules whose outputs need no gradient, where weights are frozen; None: not known."""
+    """Names of the modules that run and that no gradient comes back to; None: not known."""
     attention: AttentionPart | None = None
     """None: the model does not say its heads, or the record is older."""
     uses: dict[str, list[Use]] | None = {}
     """Parameters that several modules share, or whose module does not run once in a forward pass -> their
     uses in its order; None: not known."""
+    unreached: list[str] | None = []
+    """Names of the trained parameters that no gradient reaches, by a step on the meta device; None: not
+    known."""
+    unit_calls: list[UnitCall] | None = []
+    """Runs of the blocks and of the whole model, whose name is '', in the order in which they begin; []: each
+    runs once and has a backward pass; None: not known."""
 
 
 class GeometryPart(Part):

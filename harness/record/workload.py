@@ -100,6 +100,8 @@ def layout_of(part: LayoutPart) -> Layout:
         attention=None if part.attention is None else Attention(**part.attention.model_dump()),
         uses=None if part.uses is None else {name: tuple(uses) for name, uses in part.uses.items()},
         without_gradient=None if part.without_gradient is None else frozenset(part.without_gradient),
+        unreached=None if part.unreached is None else frozenset(part.unreached),
+        unit_calls=None if part.unit_calls is None else tuple(part.unit_calls),
     )
 
 

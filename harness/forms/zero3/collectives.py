@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from harness.forms.activations import SELECTIVE, blocks_between
-from harness.forms.layout import Layout, Tensor, Use, ceil_to
+from harness.forms.layout import READ_ELSEWHERE, Layout, Tensor, Use, ceil_to
 from harness.forms.loading import loading_collectives
 from harness.forms.terms import (
     BACKWARD,
@@ -45,6 +45,12 @@ def uses_unknown(workload: Workload) -> str | None:
         return (
             "which modules of the model run, and how often, could not be found out: its loss does not run on "
             "tensors without values (torch's meta device)"
+        )
+    elsewhere = [name for name, uses in layout.uses.items() if READ_ELSEWHERE in uses]
+    if elsewhere:
+        return (
+            f"'{elsewhere[0]}' is read by a module that does not own it; when ZeRO-3 gathers such a parameter "
+            "was not looked up"
         )
     names = Counter(layout.tied.values())
     for first, further in names.items():
@@ -92,7 +98,8 @@ def _gathers(uses: Sequence[Use], *, backward: bool) -> int:
 
     In the backward pass what releases hangs on the module's inputs (`_post_backward_module_hook`,
     parameter_offload.py): without a gradient there, as for token ids, the weight stays gathered until the
-    pass has ended (`release_backward_leftovers`), and other modules find it.
+    pass has ended (`release_backward_leftovers`), and other modules find it. So it does in all but the last
+    run of a module, whose count of open gradients each run begins anew (`ds_grads_remaining`).
     """
     if not backward:
         return len(uses)
@@ -101,7 +108,7 @@ def _gathers(uses: Sequence[Use], *, backward: bool) -> int:
         if use == "forward only":
             continue
         times += 1
-        if use == "inputs without gradient":
+        if use in ("inputs without gradient", "earlier run of its module"):
             break
     return times
 
@@ -301,7 +308,7 @@ def _step(workload: Workload, step: int) -> list[Collective]:
     _pass(workload, "forward", FURTHER_FORWARD, further, found)
     _pass(workload, "backward", BACKWARD, 1, found)
     _pass(workload, "backward", FURTHER_BACKWARD, further, found)
-    sizes = _sizes(workload, workload.layout.trained)
+    sizes = _sizes(workload, workload.layout.reached)
     calls, dtype = bucket_calls(workload), reduce_dtype(workload)
     # `independent_gradient_partition_epilogue` runs after every backward pass (stage3.py).
     for term, passes in ((GRADIENTS, 1), (FURTHER_GRADIENTS, further)):

@@ -1,0 +1,274 @@
+"""One step of the bare model before a library touches it: which modules run, how often, and where gradients go.
+
+On the meta device, so that it costs neither memory nor arithmetic and knows nothing of the run that is judged.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from harness.backends.base import Batch, Unsupported
+from harness.backends.blocks import transformer_blocks
+from harness.errors import JobError
+from harness.forms.layout import READ_ELSEWHERE, UnitCall, Use
+from harness.job.job import DEFAULT_TASK, Job
+from harness.rank.factories import described_error
+from harness.rank.models.adapter import add_adapters
+from harness.rank.models.losses import loss_function
+from harness.rank.models.model_classes import from_config
+
+TOKENS = 2
+"""Of the one sample that is passed through."""
+MOST_REAL_PARAMETERS = 50_000_000
+"""Of a model whose step is traced with its values where it does not run without them."""
+Uses = dict[str, list[Use]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedStep:
+    """What one step does, as `LayoutPart` has it; None: not known."""
+
+    uses: Uses | None = field(default_factory=dict)
+    without_gradient: list[str] | None = field(default_factory=list)
+    unreached: list[str] | None = field(default_factory=list)
+    unit_calls: list[UnitCall] | None = field(default_factory=list)
+
+
+REGULAR = TracedStep()
+"""Every module runs once, tied weights at each of their names, and every parameter gets a gradient."""
+UNKNOWN = TracedStep(uses=None, without_gradient=None, unreached=None, unit_calls=None)
+
+
+def trace_step(job: Job, model: nn.Module, config: Any, example: Batch | None) -> TracedStep:
+    """Forward and backward pass of a loss of `example`, two samples or more, on a copy of the bare model.
+
+    Causal language models of transformers whose every weight is trained are regular; those with adapters are
+    asked for their gradients alone. A model that needs values runs with them; modules that it runs may then
+    be others for other samples. Raises JobError for a loss that no batch could have.
+    """
+    if job.task == DEFAULT_TASK and job.model.factory is None and job.loss.factory is None:
+        if job.adapter.is_present:
+            return TracedStep(without_gradient=_adapters_without_gradient(job, config))
+        if all(parameter.requires_grad for parameter in model.parameters()):
+            return REGULAR
+    if example is None:
+        return UNKNOWN
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return _trace(job, _copy(model, "meta"), example)
+    except JobError:
+        raise
+    except (KeyError, NameError) as error:  # no matter of values
+        shown = f"loss.factory '{job.loss.factory}'" if job.loss.factory else "the loss of the model"
+        raise JobError(f"{shown}: a batch of {', '.join(example)} raised {described_error(error)}") from error
+    except Exception:  # whatever code of the user's own makes of tensors without values
+        return _with_values(job, model, example)
+
+
+def _with_values(job: Job, model: nn.Module, example: Batch) -> TracedStep:
+    """What holds whatever the data: the units if they run, and no parameter left out if none is here."""
+    parameters = list(model.parameters())
+    if any(p.is_meta for p in parameters) or sum(p.numel() for p in parameters) > MOST_REAL_PARAMETERS:
+        return UNKNOWN
+    try:
+        with torch.random.fork_rng(devices=[]):
+            traced = _trace(job, _copy(model, "cpu"), example)
+    except Exception:  # the run itself says what is wrong, at the place where it is
+        return UNKNOWN
+    return TracedStep(
+        uses=None,
+        without_gradient=None,
+        unreached=traced.unreached or None if traced.unreached else [],
+        unit_calls=traced.unit_calls,
+    )
+
+
+def _adapters_without_gradient(job: Job, config: Any) -> list[str] | None:
+    """Names of the modules whose outputs need no gradient; None where the model cannot run on meta."""
+    if config is None:
+        return None  # a model of the user's own
+    try:
+        with torch.random.fork_rng(devices=[]):
+            with torch.device("meta"):
+                model = from_config(job, config, attn_implementation=job.model.attention_kernel)
+            add_adapters(job, model)
+            tokens = torch.zeros((1, TOKENS), dtype=torch.long, device="meta")
+            decoder = {"decoder_input_ids": tokens} if job.task == "seq2seq" else {}
+            with AnswersForMeta(), _Calls(model) as calls:
+                model(input_ids=tokens, **decoder, use_cache=False)
+            return sorted({call.name for call in calls.made if call.name and not call.outputs})
+    except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError):
+        return None  # an operator without an implementation on the meta device, or a loop over values
+
+
+class AnswersForMeta(TorchDispatchMode):
+    """Where code asks for a value of a tensor that has none, such as whether all of a mask is set: yes."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+            return args[0].dtype is torch.bool or 1
+        return func(*args, **(kwargs or {}))
+
+
+def tensors_with_gradient(value: Any) -> list[Tensor]:
+    """The tensors that need one in what a module takes or returns."""
+    if isinstance(value, Tensor):
+        return [value] if value.requires_grad else []
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, tuple | list):
+        return [tensor for part in value for tensor in tensors_with_gradient(part)]
+    return []
+
+
+@dataclass
+class Call:
+    """One run of a module."""
+
+    name: str
+    module: nn.Module
+    inputs: bool = False
+    """Whether its positional inputs need a gradient: DeepSpeed's hooks see no others."""
+    any_inputs: bool = False
+    """Whether any of its inputs does."""
+    outputs: bool = False
+    reached: bool = False
+    """Whether a gradient came back to its outputs."""
+
+    @property
+    def use(self) -> Use:
+        """As ZeRO-3 sees it."""
+        return _use(self.reached, self.inputs)
+
+    @property
+    def unit_use(self) -> Use:
+        """As FSDP sees it."""
+        return _use(self.reached, self.any_inputs)
+
+
+def _use(reached: bool, inputs: bool) -> Use:
+    if not reached:
+        return "forward only"
+    return "inputs with gradient" if inputs else "inputs without gradient"
+
+
+class _Calls:
+    """Notes each run of each module of a model, in the order in which they begin."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.made: list[Call] = []
+        self._model = model
+        self._open: list[Call] = []
+
+    def __enter__(self) -> _Calls:
+        self._handles: list[Any] = []
+        for name, module in self._model.named_modules():
+            self._handles.append(module.register_forward_pre_hook(self._begin(name), with_kwargs=True))
+            self._handles.append(module.register_forward_hook(self._end, with_kwargs=True))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _begin(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: Any, keywords: Mapping[str, Any]) -> None:
+            positional = bool(tensors_with_gradient(inputs)) and torch.is_grad_enabled()
+            named = bool(tensors_with_gradient(dict(keywords))) and torch.is_grad_enabled()
+            call = Call(name, module, inputs=positional, any_inputs=positional or named)
+            self.made.append(call)
+            self._open.append(call)
+
+        return hook
+
+    def _end(self, module: nn.Module, inputs: Any, keywords: Mapping[str, Any], output: Any) -> None:
+        call = self._open.pop()
+        for tensor in tensors_with_gradient(output):
+            call.outputs = True
+            tensor.register_hook(lambda _, call=call: setattr(call, "reached", True))
+
+
+def _copy(model: nn.Module, device: str) -> nn.Module:
+    """A copy, so that what its forward pass changes in the model is changed in the copy; on meta without
+    memory."""
+    memo: dict[int, Any] = {}
+    for tensor in chain(model.parameters(), model.buffers()):
+        held = torch.empty_like(tensor, device="meta") if device == "meta" else tensor.detach().clone()
+        is_parameter = isinstance(tensor, nn.Parameter)
+        memo[id(tensor)] = nn.Parameter(held, requires_grad=tensor.requires_grad) if is_parameter else held
+    return copy.deepcopy(model, memo)
+
+
+def _trace(job: Job, model: nn.Module, example: Batch) -> TracedStep:
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    batch = {name: value.to(device) for name, value in example.items()}
+    with AnswersForMeta():
+        with _Calls(model) as calls:
+            loss = loss_function(job, model)(model, batch)
+        if not (isinstance(loss, Tensor) and loss.requires_grad):
+            return UNKNOWN
+        loss.sum().backward()
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return TracedStep(
+        uses=_irregular_uses(model, calls.made, names),
+        without_gradient=_without_backward(calls.made),
+        unreached=[names[id(p)] for p in trained if p.grad is None],
+        unit_calls=_unit_calls(model, calls.made),
+    )
+
+
+def _without_backward(calls: Sequence[Call]) -> list[str]:
+    """Modules that run and that no gradient comes back to."""
+    reached = {call.name for call in calls if call.reached}
+    return sorted({call.name for call in calls if call.name} - reached)
+
+
+def _irregular_uses(model: nn.Module, calls: Sequence[Call], names: Mapping[int, str]) -> Uses:
+    """Of each parameter that several modules share, or whose module does not run exactly once: its uses in
+    the order of a forward pass."""
+    every = [names[id(p)] for module in model.modules() for p in module.parameters(recurse=False)]
+    owners, runs = Counter(every), Counter(id(call.module) for call in calls)
+    once = {
+        names[id(p)]
+        for module in model.modules()
+        if runs[id(module)] == 1
+        for p in module.parameters(recurse=False)
+        if owners[names[id(p)]] == 1
+    }
+    found: Uses = {name: [] for name in every if name not in once}
+    left = Counter(runs)
+    for call in calls:
+        left[id(call.module)] -= 1
+        earlier = call.use == "inputs with gradient" and left[id(call.module)] > 0
+        for parameter in call.module.parameters(recurse=False):
+            if (name := names[id(parameter)]) in found:
+                found[name].append("earlier run of its module" if earlier else call.use)
+    for name, parameter in model.named_parameters():
+        if found.get(name) == [] and parameter.grad is not None:
+            found[name] = [READ_ELSEWHERE]
+    return found
+
+
+def _unit_calls(model: nn.Module, calls: Sequence[Call]) -> list[UnitCall] | None:
+    """Runs of the blocks and of the whole model, '', in their order; empty where each trains and runs once
+    with a backward pass; None where blocks lie within blocks."""
+    try:
+        blocks = transformer_blocks(model)
+    except Unsupported:
+        return []
+    if any(one != other and one.startswith(f"{other}.") for one in blocks for other in blocks):
+        return None
+    made: list[UnitCall] = [(call.name, call.unit_use) for call in calls if call.name in (*blocks, "")]
+    trains = all(any(p.requires_grad for p in block.parameters()) for block in blocks.values())
+    once = sorted(name for name, _ in made) == sorted([*blocks, ""])
+    return [] if once and trains and all(use != "forward only" for _, use in made) else made
