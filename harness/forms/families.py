@@ -49,8 +49,8 @@ def underived(workload: Workload) -> str | None:
     layout, family = workload.layout, workload.strategy.family
     if layout.unreached is None:
         return (
-            "which parameters get a gradient could not be found out: the loss does not run on tensors without "
-            "values (torch's meta device), or its data decide"
+            "which parameters get a gradient could not be found out: the loss does not run on tensors "
+            "without values (torch's meta device), or its data decide"
         )
     if not layout.unreached:
         return None

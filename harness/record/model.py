@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
 from harness.bounds import LARGEST_NUMBER
 from harness.forms.layout import UnitCall, Use
@@ -71,6 +71,14 @@ class LayoutPart(Part):
     unit_calls: list[UnitCall] | None = []
     """Runs of the blocks and of the whole model, whose name is '', in the order in which they begin; []: each
     runs once and has a backward pass; None: not known."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _untraced(cls, values: Any) -> Any:
+        """A record from before gradients were traced knows neither, unless each of its modules runs once."""
+        if isinstance(values, dict) and values.get("uses", {}) != {}:
+            return {"unreached": None, "unit_calls": None, **values}
+        return values
 
 
 class GeometryPart(Part):

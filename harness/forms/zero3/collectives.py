@@ -49,8 +49,8 @@ def uses_unknown(workload: Workload) -> str | None:
     elsewhere = [name for name, uses in layout.uses.items() if READ_ELSEWHERE in uses]
     if elsewhere:
         return (
-            f"'{elsewhere[0]}' is read by a module that does not own it; when ZeRO-3 gathers such a parameter "
-            "was not looked up"
+            f"'{elsewhere[0]}' is read by a module that does not own it; when ZeRO-3 gathers such a "
+            "parameter was not looked up"
         )
     names = Counter(layout.tied.values())
     for first, further in names.items():

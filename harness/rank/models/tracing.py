@@ -1,6 +1,6 @@
-"""One step of the bare model before a library touches it: which modules run, how often, and where gradients go.
+"""One step of the bare model before a library touches it: which modules run, how often, where gradients go.
 
-On the meta device, so that it costs neither memory nor arithmetic and knows nothing of the run that is judged.
+On the meta device, so that it costs neither memory nor arithmetic and knows nothing of the judged run.
 """
 
 from __future__ import annotations

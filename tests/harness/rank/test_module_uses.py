@@ -1,4 +1,4 @@
-"""How often modules run, found on the meta device."""
+"""Which modules run, how often, and where gradients go, found on the meta device."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.job.job import Job
-from harness.rank.models.description import irregular_uses
+from harness.rank.models.tracing import REGULAR, TracedStep, trace_step
 
 IDS = {"input_ids": torch.tensor([[1, 2, 3], [3, 2, 1]]), "labels": torch.tensor([0, 1])}
 
@@ -38,12 +38,17 @@ def job(task: str = "classification") -> Job:
     })  # fmt: skip
 
 
+def traced(model: nn.Module, task: str = "classification") -> TracedStep:
+    return trace_step(job(task), model, None, IDS)
+
+
 def test_uses_are_in_the_order_of_the_forward_pass_with_what_the_backward_pass_sees() -> None:
     model = Shared()
-    assert irregular_uses(job(), model, IDS) == {
+    twice = ["earlier run of its module", "inputs with gradient"]
+    assert traced(model).uses == {
         "unused.weight": ["inputs without gradient", "inputs without gradient", "inputs with gradient"],
-        "twice.weight": ["inputs with gradient"] * 2,
-        "twice.bias": ["inputs with gradient"] * 2,
+        "twice.weight": twice,
+        "twice.bias": twice,
     }
     assert model.seen == []  # a copy ran
     assert not any(parameter.is_meta for parameter in model.parameters())
@@ -53,7 +58,7 @@ def test_frozen_weights_have_no_backward_pass() -> None:
     model = Shared()
     for module in (model.unused, model.once):
         module.requires_grad_(False)
-    found = irregular_uses(job(), model, IDS)
+    found = traced(model).uses
     assert found is not None
     assert found["unused.weight"] == ["forward only", "forward only", "inputs with gradient"]
 
@@ -61,7 +66,7 @@ def test_frozen_weights_have_no_backward_pass() -> None:
 def test_a_module_that_does_not_run_has_no_use() -> None:
     model = Shared()
     model.spare = nn.Linear(2, 2)
-    assert irregular_uses(job(), model, IDS)["spare.weight"] == []  # type: ignore[index]
+    assert traced(model).uses["spare.weight"] == []  # type: ignore[index]
 
 
 class Chain(nn.Sequential):
@@ -77,10 +82,37 @@ class Chain(nn.Sequential):
 
 
 def test_other_models_are_regular() -> None:
-    assert irregular_uses(job(), Chain(), IDS) == {}
-    assert irregular_uses(Job(), Shared(), None) == {}
+    assert traced(Chain()) == REGULAR
+    assert trace_step(Job(), Shared(), None, None) == REGULAR
 
 
-@pytest.mark.parametrize("before", [lambda x: x.tolist(), lambda x: 1 / 0, lambda x: x.numpy()])
-def test_what_does_not_run_without_values_is_not_known(before: Callable[[Tensor], Any]) -> None:
-    assert irregular_uses(job(), Chain(before), IDS) is None
+def test_a_model_that_reads_values_runs_with_them_and_says_only_what_no_data_change() -> None:
+    found = traced(Chain(lambda x: x.tolist()))
+    assert (found.uses, found.without_gradient) == (None, None)
+    assert (found.unreached, found.unit_calls) == ([], [])
+
+
+def test_what_does_not_run_is_not_known() -> None:
+    found = traced(Chain(lambda x: 1 / 0))
+    assert (found.uses, found.unreached, found.unit_calls) == (None, None, None)
+
+
+class Headed(Chain):
+    """A frozen first layer, and a head that the loss leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropped = nn.Linear(2, 2)
+        self[0].requires_grad_(False)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        hidden = self[1](self[0](input_ids.float()))
+        self.dropped(hidden)
+        return hidden
+
+
+def test_modules_without_a_backward_pass_and_parameters_without_gradient_are_named() -> None:
+    model = Headed()
+    found = traced(model)
+    assert found.unreached == ["dropped.weight", "dropped.bias"]
+    assert found.without_gradient == ["0", "dropped"]
