@@ -1,0 +1,258 @@
+"""On real ranks: steps of models whose modules do not each run once, with a backward pass, for what is trained."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.backends.base import Backend, Effective, SetupContext, World
+from harness.job.job import Job
+from harness.rank.loading.source import JobModelSource
+from harness.rank.models.description import Built
+from harness.rank.models.losses import loss_function
+from harness.rank.models.optimizer import build_adamw, decaying_names
+from harness.rank.models.tracing import trace_step
+from harness.rank.probes.communication import CommunicationCounter
+from harness.rank.probes.memory import NoAllocatorProbe, live_bytes_by_kind
+from harness.record import LayoutPart, ModelPart
+from tests.contract.sources import FOLDER
+
+WIDTH = 32
+GLOBAL_BATCH = 8
+PROBED_STEP = 3
+_folders = count()
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + torch.relu(self.linear(self.norm(hidden)))
+
+
+class FrozenEncoder(nn.Module):
+    """The backward pass ends at the connector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vision = nn.Sequential(nn.Linear(8, WIDTH), Block(), Block())
+        self.connector = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(WIDTH, 1)
+        self.vision.requires_grad_(False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        hidden = self.connector(self.vision(features))
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(hidden).squeeze(-1)
+
+
+class SharedBlock(nn.Module):
+    """One block stands in the list three times; two layers share a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, block = nn.Linear(8, WIDTH), Block()
+        self.blocks = nn.ModuleList([block, block, block, Block()])
+        self.encoder = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.decoder = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.decoder.weight = self.encoder.weight
+        self.last = nn.Linear(WIDTH, 1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        hidden = self.first(features)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.last(self.decoder(torch.tanh(self.encoder(hidden)))).squeeze(-1)
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.last = nn.Linear(WIDTH, 1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        hidden = self.first(features)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.last(hidden).squeeze(-1)
+
+
+class UnusedHead(Plain):
+    """A head that does not run, and one whose output is dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pooler, self.dropped = nn.Linear(WIDTH, WIDTH), nn.Linear(8, 3)
+
+    def forward(self, features: Tensor) -> Tensor:
+        self.dropped(features)
+        return super().forward(features)
+
+
+class Parameters(Plain):
+    """Parameters in containers that never run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = nn.ParameterDict({"in": nn.Parameter(torch.ones(8)), "out": nn.Parameter(torch.ones(1))})
+
+    def forward(self, features: Tensor) -> Tensor:
+        return super().forward(features * self.scales["in"]) * self.scales["out"]
+
+
+class IdleExpert(Plain):
+    """Routing reads values; in every batch of every rank the second expert is idle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, features: Tensor) -> Tensor:
+        chosen = 0 if features.abs().sum().item() >= 0 else 1
+        return super().forward(self.experts[chosen](features))
+
+
+def mean_square(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return nn.functional.mse_loss(model(features=batch["features"]), batch["target"])
+
+
+def preference(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """Four forward passes, of which two have no backward pass, as in DPO."""
+    good, bad = batch["features"], -batch["features"]
+    with torch.no_grad():
+        reference = model(features=good) - model(features=bad)
+    return -nn.functional.logsigmoid(model(features=good) - model(features=bad) - reference).mean()
+
+
+def losses(name: str = "mean_square") -> Callable[..., Tensor]:
+    return {"mean_square": mean_square, "preference": preference}[name]
+
+
+def samples() -> list[dict[str, Tensor]]:
+    torch.manual_seed(0)
+    features = torch.randn(64, 8)
+    return [{"features": one, "target": one.sin().sum()} for one in features]
+
+
+@dataclass(frozen=True)
+class Irregular:
+    """A model and what its loss does with it."""
+
+    model: type[nn.Module]
+    loss: str = "mean_square"
+    accumulation_steps: int = 1
+
+
+CASES = {
+    "frozen encoder": Irregular(FrozenEncoder),
+    "frozen encoder, accumulated": Irregular(FrozenEncoder, accumulation_steps=2),
+    "shared block": Irregular(SharedBlock),
+    "shared block, accumulated": Irregular(SharedBlock, accumulation_steps=2),
+    "unused head": Irregular(UnusedHead),
+    "parameters": Irregular(Parameters),
+    "four passes": Irregular(Plain, loss="preference"),
+    "idle expert": Irregular(IdleExpert),
+}
+REFUSED = {
+    ("ddp", "unused head"), ("ddp", "idle expert"),  # without find_unused_parameters
+    ("ddp", "four passes"),
+    ("fsdp1", "shared block"), ("fsdp1", "shared block, accumulated"),
+}  # fmt: skip
+
+
+@dataclass
+class CountedStep:
+    """What one rank counted of a step, and held after its backward pass."""
+
+    layout: LayoutPart
+    model: ModelPart
+    effective: Effective
+    rows: list[dict[str, Any]]
+    kinds: dict[str, int]
+
+
+def job_of(case: Irregular) -> Job:
+    return Job.model_validate({
+        "task": "custom",
+        "model": {"factory": f"{__name__}:{case.model.__name__}"},
+        "data": {"factory": f"{__name__}:samples"},
+        "loss": {"factory": f"{__name__}:losses", "arguments": {"name": case.loss}, "reduction": "mean",
+                 "targets": "samples"},
+        "training": {"precision": "fp32"},
+    })  # fmt: skip
+
+
+def count_irregular(backend: Backend, world: World) -> dict[str, CountedStep]:
+    """One step of every case that the library does not refuse."""
+    kinds = [(name, case) for name, case in CASES.items() if (backend.name, name) not in REFUSED]
+    return {name: _count(backend, world, case) for name, case in kinds}
+
+
+def _batches(case: Irregular, world: World) -> Iterator[list[dict[str, Tensor]]]:
+    rows, micro = samples(), GLOBAL_BATCH // world.data_size // case.accumulation_steps
+    for step in range(PROBED_STEP + 1):
+        of_step = rows[step * GLOBAL_BATCH : (step + 1) * GLOBAL_BATCH]
+        starts = [(m * world.data_size + world.data_rank) * micro for m in range(case.accumulation_steps)]
+        parts = [of_step[start : start + micro] for start in starts]
+        yield [{key: torch.stack([row[key] for row in part]) for key in part[0]} for part in parts]
+
+
+def _count(backend: Backend, world: World, case: Irregular) -> CountedStep:
+    job, built, counter = job_of(case), Built(), CommunicationCounter(world.layout)
+    decaying: list[frozenset[str]] = []
+    loss: list[Any] = []
+
+    def note(model: nn.Module) -> None:
+        example = {key: torch.stack([row[key] for row in samples()[:2]]) for key in samples()[0]}
+        decaying.append(decaying_names(model, job.optimizer))
+        loss.append(loss_function(job, model))
+        built.describe(model, decaying[-1], trace_step(job, model, None, example))
+
+    folder = Path(os.environ[FOLDER]) / f"irregular-{next(_folders)}"
+    source = JobModelSource(job, None, world, loading="full", folder=folder, on_built=note)
+    context = SetupContext(
+        world=world, precision="fp32", gradient_clipping=None, preset="like-for-like",
+        micro_batch_size=GLOBAL_BATCH // world.data_size // case.accumulation_steps,
+        accumulation_steps=case.accumulation_steps, compute_loss=lambda model, batch: loss[-1](model, batch),
+    )  # fmt: skip
+    with counter.counting("setup"):
+        engine = backend.prepare(
+            source, lambda named: build_adamw(named, job.optimizer, decaying[-1]), context
+        )
+    engine.train(True)
+    kinds: dict[str, int] | None = None
+    for step, parts in enumerate(_batches(case, world)):
+        probed = step == PROBED_STEP
+        if probed:
+            counter.start()
+        for index, batch in enumerate(parts):
+            counter.phase = "forward"
+            value = engine.forward(batch)
+            counter.phase = "backward"
+            engine.backward(value, last_micro_step=index == case.accumulation_steps - 1)
+        if probed:
+            live = live_bytes_by_kind(engine.state_tensors(), NoAllocatorProbe())
+            kinds = live.with_inside(engine.hidden_bytes()).inside
+        counter.phase = "step"
+        engine.step(1e-3)
+        if probed:
+            counter.stop()
+    assert built.layout is not None
+    assert built.model is not None
+    assert kinds is not None
+    counted = CountedStep(built.layout, built.model, engine.effective(), counter.rows(), kinds)
+    engine.close()
+    return counted
