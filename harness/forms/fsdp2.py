@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from harness.forms.dtypes import DTYPE_BYTES
@@ -151,7 +152,8 @@ def collectives(workload: Workload) -> Volume:
         if workload.world_size == 1:
             return found
         if irregular:
-            return [*in_order(workload, named, index), *reductions(workload, units), *found]
+            reduced = [*units, *_reduced_again(workload, named)]
+            return [*in_order(workload, named, index), *reductions(workload, reduced), *found]
         return gathers_and_reductions(workload, units, index, kept_within_step=False) + found
 
     found = over_steps(workload, step)
@@ -168,6 +170,16 @@ def collectives(workload: Workload) -> Volume:
     return with_pickled_plans(
         workload, Volume(collectives=tuple(found), remarks=tuple(remarks), unknown=unknown)
     )
+
+
+def _reduced_again(workload: Workload, named: Mapping[str, Unit]) -> list[Unit]:
+    """Units that run more than once, where micro-steps add up: in the last, the first `post_backward`
+    reduces what was added up (`unsharded_accumulated_grad`), the last one the gradient that just came."""
+    if workload.accumulation_steps == 1:
+        return []
+    calls = workload.layout.unit_calls or ()
+    runs = Counter(name for name, use in calls if use == "inputs with gradient")
+    return [unit for name, unit in named.items() if runs[name] > 1]
 
 
 def _order_unknown(workload: Workload) -> str | None:

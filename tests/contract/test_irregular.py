@@ -21,11 +21,15 @@ BACKENDS = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp1")
 BACKWARD_BYTES = {
     # Of the frozen encoder nothing is gathered again: 2 x 17,800, the head's 33 elements padded to 34.
     ("zero3", "frozen encoder"): 35_600,
+    # The shared block of 4,480 bytes is gathered five times.
+    ("fsdp", "shared block"): 46_864,
 }
 UNKNOWN = {
     ("zero3", "parameters"): "'scales.in' is read by a module that does not own it",
     ("zero3", "idle expert"): "which modules of the model run",
-    ("fsdp1", "four passes"): "the model runs 4 times",
+    ("fsdp1", "four passes"): " runs 4 times",
+    ("fsdp1", "frozen encoder"): "blocks run without a backward pass",
+    ("fsdp1", "frozen encoder, accumulated"): "blocks run without a backward pass",
     **{
         (name, "idle expert"): "which parameters get a gradient could not be found out"
         for name in BACKENDS if name not in ("zero3", "ddp")
@@ -42,7 +46,9 @@ def record_of(name: str, case: str, ranks: list[CountedStep]) -> Record:
         comm=[CommunicationPart(rank=rank, **row) for rank, part in enumerate(ranks) for row in part.rows],
         windows=WindowsPart(warmup=PROBED_STEP, probed=1, timed=0),
     )
-    steps = [replace(step, window="probed" if step.step == PROBED_STEP else "warmup") for step in record.steps]
+    steps = [
+        replace(step, window="probed" if step.step == PROBED_STEP else "warmup") for step in record.steps
+    ]
     accumulation = CASES[case].accumulation_steps
     world = record.world.model_copy(
         update={
@@ -52,9 +58,7 @@ def record_of(name: str, case: str, ranks: list[CountedStep]) -> Record:
         }
     )
     job = job_of(CASES[case])
-    return record.model_copy(
-        update={"steps": steps, "world": world, "model": ranks[0].model, "job": job}
-    )
+    return record.model_copy(update={"steps": steps, "world": world, "model": ranks[0].model, "job": job})
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -76,4 +80,4 @@ def test_traffic_and_states_follow_what_runs(name: str, tmp_path: Path) -> None:
         if wanted is not None:
             rows = [row for row in record.comm if row.rank == 0 and row.phase == "backward"]
             assert sum(row.payload_bytes for row in rows) == wanted
-    assert set(per_rank[0]) == {case for case in CASES if (name, case) not in REFUSED}
+    assert set(per_rank[0]) == set(CASES) - REFUSED.get(name.title(), set())

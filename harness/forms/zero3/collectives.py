@@ -159,6 +159,9 @@ def _traces(workload: Workload) -> bool:
     (`release_sub_module`): like for like that is what happens anyway.
     """
     steps = workload.window.steps
+    runs = sum(not name for name, _ in workload.layout.unit_calls or ())
+    if runs > 1:
+        return True  # each run of the whole model is one, and passes that differ begin the trace anew
     return bool(steps) and steps[0] * workload.accumulation_steps < TRACED_FROM_PASS
 
 

@@ -48,6 +48,10 @@ REGULAR = TracedStep()
 UNKNOWN = TracedStep(uses=None, without_gradient=None, unreached=None, unit_calls=None)
 
 
+class ValuesDecide(Exception):
+    """What runs hangs on values, which tensors on the meta device lack."""
+
+
 def trace_step(job: Job, model: nn.Module, config: Any, example: Batch | None) -> TracedStep:
     """Forward and backward pass of a loss of `example`, two samples or more, on a copy of the bare model.
 
@@ -87,7 +91,7 @@ def _with_values(job: Job, model: nn.Module, example: Batch) -> TracedStep:
     return TracedStep(
         uses=None,
         without_gradient=None,
-        unreached=traced.unreached or None if traced.unreached else [],
+        unreached=None if traced.unreached else [],
         unit_calls=traced.unit_calls,
     )
 
@@ -113,9 +117,18 @@ def _adapters_without_gradient(job: Job, config: Any) -> list[str] | None:
 class AnswersForMeta(TorchDispatchMode):
     """Where code asks for a value of a tensor that has none, such as whether all of a mask is set: yes."""
 
+    def __init__(self, *, trusts_yes: bool = True) -> None:
+        """trusts_yes: whether a question of yes or no is one about a mask."""
+        super().__init__()
+        self.has_guessed = False
+        """Whether an answer may have decided what runs."""
+        self._trusts_yes = trusts_yes
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
-            return args[0].dtype is torch.bool or 1
+            is_yes = args[0].dtype is torch.bool
+            self.has_guessed |= not (is_yes and self._trusts_yes)
+            return is_yes or 1
         return func(*args, **(kwargs or {}))
 
 
@@ -211,9 +224,11 @@ def _copy(model: nn.Module, device: str) -> nn.Module:
 def _trace(job: Job, model: nn.Module, example: Batch) -> TracedStep:
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     batch = {name: value.to(device) for name, value in example.items()}
-    with AnswersForMeta():
+    with AnswersForMeta(trusts_yes=job.model.factory is None and job.loss.factory is None) as answers:
         with _Calls(model) as calls:
             loss = loss_function(job, model)(model, batch)
+        if answers.has_guessed:
+            raise ValuesDecide
         if not (isinstance(loss, Tensor) and loss.requires_grad):
             return UNKNOWN
         loss.sum().backward()
