@@ -15,6 +15,16 @@ from harness.errors import HarnessError
 TEMPLATE = Path(__file__).with_name("reports_page.template")
 HERE = "<!-- gallery -->"
 BEGIN, END = "<!-- results of reports/default -->", "<!-- end of results -->"
+FIRST_PICTURE = "report.communication.svg"
+COLUMNS = {
+    "backend": "strategy",
+    "states": "model states, MB",
+    "sent MB": "sent per step, MB",
+    "parity": "parity",
+    "peak MB": "peak here, MB",
+    "speed": "speed here, of ddp",
+}
+"""The beginning of a column's name in the report -> its name in README.md."""
 _LINK = re.compile(r" \[[^\]]*\]\([^)]*\)$")
 _PICTURE = re.compile(r"!\[(?P<alt>[^\]]*)\]\((?P<file>[^)]+\.svg)\)")
 
@@ -33,17 +43,26 @@ def page(folder: Path) -> str:
 
 
 def with_results(readme: str, folder: Path) -> str:
-    """The text with the scope, the table and the first picture of the default report between its marks."""
+    """The text with scope, table and picture of traffic of the default report between its marks."""
     before, _, rest = readme.partition(BEGIN)
     _, _, after = rest.partition(END)
     lines = (folder / "default" / "report.md").read_text(encoding="utf-8").split("\n")
     scope = _LINK.sub("", next(lines[n + 2] for n, line in enumerate(lines) if line == "## Scope"))
     first = next(n for n, line in enumerate(lines) if line.startswith("| backend "))
-    table = lines[first : lines.index("", first)]
-    picture = next(found for line in lines if (found := _PICTURE.match(line)))
+    table = _for_strangers(lines[first : lines.index("", first)])
+    picture = next(found for line in lines if (found := _PICTURE.match(line)) and FIRST_PICTURE in line)
     image = f"![{picture['alt']}](reports/default/{picture['file']})"
     link = f"{scope} [The report](reports/default/report.md)."
     return f"{before}{BEGIN}\n{link}\n\n" + "\n".join([*table, "", image]) + f"\n{END}{after}"
+
+
+def _for_strangers(table: list[str]) -> list[str]:
+    """The columns that carry over to other machines first, under names that need no legend."""
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table]
+    order = [next(n for n, name in enumerate(rows[0]) if name.startswith(begin)) for begin in COLUMNS]
+    chosen = [[row[n] for n in order] for row in rows]
+    chosen[0] = list(COLUMNS.values())
+    return [f"| {' | '.join(row)} |" for row in chosen]
 
 
 def _entry(folder: Path, published: Published) -> str:

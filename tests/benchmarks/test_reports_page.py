@@ -21,6 +21,13 @@ def test_readme_opens_with_the_default_report() -> None:
     assert "| ddp |" in text.split("## Start")[0]
 
 
+def test_readme_shows_first_what_carries_over_and_is_short() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (head,) = (line for line in text.splitlines() if line.startswith("| strategy "))
+    assert head.index("model states") < head.index("sent") < head.index("parity") < head.index("speed")
+    assert len(text.split()) <= 900
+
+
 def test_every_folder_of_reports_is_in_the_gallery() -> None:
     folders = {path.name for path in REPORTS.iterdir() if path.is_dir()} - {"predictions"}
     assert folders == {published.name for published in PUBLISHED}
