@@ -108,15 +108,15 @@ def _wrapped(line: str) -> str:
 
 
 def where_to_read(comparison: Comparison) -> list[str]:
-    """For the person who watches: where findings are explained, and how many settings differ."""
+    """For the person who watches: where findings are explained, and which settings differ."""
     lines = []
     if comparison.findings:
         lines.append("`harness explain ID` has cause and fix of a finding, as the report has")
-    settings = comparison.settings
-    if settings:
-        deep = sum(setting.effect == "mathematics" for setting in settings)
-        lines.append(
-            f"settings in force that differ: {len(settings)}, of them {deep} that change the mathematics; "
-            f"--json has them under 'settings', a report under '{TITLE}'"
-        )
+    named = {
+        words: ", ".join(dict.fromkeys(one.setting for one in comparison.settings if one.effect == effect))
+        for effect, words in (("mathematics", "change the mathematics"), ("cost", "cost only"))
+    }
+    if any(named.values()):
+        said = "; ".join(f"{words}: {names}" for words, names in named.items() if names)
+        lines.append(_wrapped(f"settings that differ; {said} (values: --json, or '{TITLE}' in a report)"))
     return lines

@@ -52,7 +52,7 @@ MEMORY = (
 """Column -> kinds of terms at the decisive moment."""
 MOMENTS = {"forward/backward": "f/b", "gradient reduction": "red", "optimizer step": "upd"}
 LEGEND = (
-    "columns are those of the moment that decides (at: forward/backward, gradient reduction or update); "
+    "each row shows memory at its fullest moment (at: forward/backward, gradient reduction or update); "
     "-: nothing of the kind then, or less than the last digit; gath.: weights of other ranks; mast.: fp32 "
     "masters; temp.: temporaries, model buffers and data"
 )

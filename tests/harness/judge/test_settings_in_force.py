@@ -89,10 +89,10 @@ def test_the_report_has_a_line_for_each_value() -> None:
     ]
 
 
-def test_the_terminal_says_how_many_and_where() -> None:
+def test_the_terminal_names_them_and_says_where_their_values_are() -> None:
     comparison = Comparison([run("single", 1, prefetch="none"), run("ddp", prefetch="all")])
     assert where_to_read(comparison) == [
-        "settings in force that differ: 1, of them 0 that change the mathematics; --json has them under "
-        "'settings', a report under 'Settings in force that differ'"
+        "settings that differ; cost only: prefetch (values: --json, or 'Settings in force that differ' in a\n"
+        "  report)"
     ]
     assert where_to_read(Comparison([make_record(), make_record(label="ddp")])) == []
