@@ -29,7 +29,7 @@ class MemoryTerm:
     name: str
     bytes: int
     formula: str
-    """With the symbols of `docs/estimate.md`, such as '2 b s h L'."""
+    """With the symbols of `docs/planning.md`, such as '2 b s h L'."""
     source: str
     """Paper, or library with version, file and function."""
     host: bool = False

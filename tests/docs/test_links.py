@@ -43,5 +43,5 @@ def broken(path: Path, target: str) -> str | None:
     ],
 )
 def test_what_makes_a_link_broken(target: str, problem: str | None) -> None:
-    found = broken(ROOT / "docs" / "fit.md", target)
+    found = broken(ROOT / "docs" / "planning.md", target)
     assert found is None if problem is None else problem in (found or "")

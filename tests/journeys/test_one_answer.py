@@ -10,7 +10,7 @@ from tests.docs.markdown import ROOT, shell_lines
 from tests.journeys.journey import Journey
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.long(seconds=90)]
-PAGES = ("README.md", "docs/recommend.md", "docs/which-strategy.md")
+PAGES = ("README.md", "docs/planning.md", "docs/which-strategy.md")
 PAGE = ROOT / "docs" / "which-strategy.md"
 
 
