@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.backends.base import (
@@ -18,6 +17,7 @@ from harness.backends.base import (
     TensorKind,
 )
 from harness.backends.blocks import first_trained, parameter_count
+from harness.backends.loading import this_device
 from harness.backends.options import NoOptions
 from harness.backends.presets import ddp_changes
 from harness.backends.single import grad_scaler
@@ -34,9 +34,7 @@ class DdpBackend(Backend):
     ) -> Engine:
         model = build_model()
         count = parameter_count(model)
-        device = torch.device(context.world.device)
-        if device.type == "cuda":
-            device = torch.device("cuda", context.world.local_rank)
+        device = this_device(context.world)
         model.to(device)
         arguments: dict[str, Any] = {c.setting: c.value for c in ddp_changes(context.preset)}
         ddp = DistributedDataParallel(

@@ -35,7 +35,7 @@ from harness.backends.blocks import first_trained, parameter_count, transformer_
 from harness.backends.checkpoints.torch_pieces import flat_parameter_pieces
 from harness.backends.floating_inputs import takes_tokens
 from harness.backends.hybrid import shard_size, unmet_hybrid
-from harness.backends.loading import fill_fsdp1, reserve_parameters
+from harness.backends.loading import fill_fsdp1, reserve_parameters, this_device
 from harness.backends.model_source import model_source
 from harness.backends.options import Fsdp1HybridOptions, Fsdp1Options, HybridOptions
 from harness.backends.piece import Piece
@@ -115,14 +115,13 @@ class Fsdp1Backend(Backend):
     def _arguments(self, model: nn.Module, precision: MixedPrecision | None, world: World) -> dict[str, Any]:
         """Arguments of FullyShardedDataParallel."""
         blocks = transformer_blocks(model)
-        device = torch.device(world.device, world.local_rank if world.device == "cuda" else 0)
         arguments: dict[str, Any] = {
             "sharding_strategy": self.strategy,
             "auto_wrap_policy": None
             if self._wraps_whole_model
             else ModuleWrapPolicy({type(block) for block in blocks.values()}),
             "use_orig_params": True,
-            "device_id": device if world.device == "cuda" else torch.device("cpu"),
+            "device_id": this_device(world),
             **fsdp1_prefetch_arguments(self.options),
         }
         if self._hybrid:

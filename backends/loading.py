@@ -20,8 +20,10 @@ from harness.backends.swapped_weights import in_file, mapped, write_piece
 
 
 def this_device(world: World) -> torch.device:
-    """The device of a rank."""
-    return torch.device("cuda", world.local_rank) if world.device == "cuda" else torch.device("cpu")
+    """The device of a rank: the current one, which `take_device` chose."""
+    return (
+        torch.device("cuda", torch.cuda.current_device()) if world.device == "cuda" else torch.device("cpu")
+    )
 
 
 def reserve_parameters(skeleton: nn.Module) -> None:

@@ -234,8 +234,9 @@ class RuntimeSection(Limits):
     )
     memory_limit: Bytes | None = Field(
         None,
-        description="what torch's allocator may serve each rank, such as 2GB; above it the run is out of "
-        "memory. On the CPU from the first to the last probed step",
+        description="memory of each rank's device, such as 40GB, context and NCCL's buffers included; above "
+        "it the run is out of memory. On the CPU what torch's allocator may serve, from the first to the "
+        "last probed step",
     )
     preset: Literal["like-for-like", "library-defaults"] = Field(
         "like-for-like",

@@ -25,20 +25,24 @@ from harness.run_directory.request import LOCAL_RENDEZVOUS, RunRequest
 
 
 def take_device(world: World) -> None:
-    """Make the GPU of this rank's place on its node the current one.
+    """Make this rank's GPU the current one: that of its place on its node, or the only one that it sees.
 
-    Raises HarnessError where the rank does not see it: torchrun and the libraries count on every rank seeing
-    all GPUs of its node.
+    `srun --gpus-per-task=1` and a pod for each GPU show a rank none but its own. DeepSpeed and Accelerate
+    take their device from LOCAL_RANK, which is 0 for the libraries of such a rank from here on. Raises
+    HarnessError where a rank sees several GPUs, but not one for its place.
     """
     count = torch.cuda.device_count()
-    if world.local_rank >= count:
+    index = 0 if count == 1 else world.local_rank
+    if index >= count:
         selected = [f"{name}={os.environ[name]}" for name in SELECTORS if name in os.environ]
         sees = f"sees {count}" + (f" ({', '.join(selected)})" if selected else "")
         raise HarnessError(
             f"rank {world.rank} takes GPU {world.local_rank} of its node, but {sees}: show every rank all "
-            "GPUs of the node (srun --gpu-bind=none), or start fewer ranks"
+            "GPUs of the node (srun --gpu-bind=none) or its own alone (--gpus-per-task=1), or start fewer "
+            "ranks"
         )
-    torch.cuda.set_device(world.local_rank)
+    torch.cuda.set_device(index)
+    os.environ["LOCAL_RANK"] = str(index)
 
 
 def require_own_devices(world: World, store: Store) -> None:
@@ -57,8 +61,8 @@ def shared_device(names: Sequence[str]) -> str | None:
         if len(ranks := [str(rank) for rank, other in enumerate(names) if other == name]) > 1:
             uuid, _, host = name.rpartition("@")
             return (
-                f"ranks {', '.join(ranks)} would share GPU {uuid} of {host}; give each its own: the same "
-                "CUDA_VISIBLE_DEVICES for all ranks of a node, each device named once"
+                f"ranks {', '.join(ranks)} would share GPU {uuid} of {host}; give each its own: one "
+                "CUDA_VISIBLE_DEVICES for all ranks of a node, each device named once, or one device for each"
             )
     return None
 
@@ -177,7 +181,7 @@ def join_process_group(world: World, timeout_seconds: float) -> str:
     if world.device == "cuda":
         store = store or _agreed_store(world, timeout_seconds)
         require_own_devices(world, store)
-        device = torch.device("cuda", world.local_rank)
+        device = torch.device("cuda", torch.cuda.current_device())
     dist.init_process_group(
         backend,
         store=store,

@@ -38,6 +38,7 @@ from harness.rank.failure_words import failure_message
 from harness.rank.loop import Loop, describe_data
 from harness.rank.models.description import Built
 from harness.rank.models.model import model_config
+from harness.rank.placement import placement
 from harness.rank.preparation import prepare_engine
 from harness.rank.probes.communication import CommunicationCounter
 from harness.rank.probes.device_watch import watch_device
@@ -297,6 +298,7 @@ def _train(request: RunRequest, run_directory: Path, world: World, telling: _Tel
             own_forms=forms,
             host=socket.gethostname(),
             device_name=device_name(world),
+            placement=placement(world.device),
             accelerator=describe_accelerator(world.device),
             model=built.model,
             layout=built.layout,

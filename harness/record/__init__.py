@@ -33,6 +33,7 @@ from harness.record.ranks import (
     MemoryPart,
     Moment,
     OverlapPart,
+    PlacementPart,
     ProcessorPart,
     RankPart,
     ResumedPart,

@@ -44,19 +44,41 @@ class MemoryPart(Part):
     """Most gathered weights at the end of a module's forward pass since the moment before."""
     gathered_least_bytes: int | None = None
     """Least gathered weights at such an end: what is gathered whatever computes."""
+    active_bytes: int | None = None
+    """CUDA: what is served, and what was freed while another stream may still use it."""
+    active_peak_bytes: int | None = None
+    """The most of it since the moment before."""
     reserved_bytes: int | None = None
-    """CUDA: what the caching allocator holds of the device; above `allocated_bytes` it is fragmentation."""
+    """CUDA: what the caching allocator holds of the device; above `active_bytes` it is fragmentation."""
+    reserved_peak_bytes: int | None = None
+    """The most of it since the moment before."""
     num_alloc_retries: int | None = None
     """CUDA: how often the caching allocator so far found no free block, emptied its cache and tried again;
     each of these stops the device."""
     device_used_bytes: int | None = None
-    """CUDA: the device memory of this process as the driver counts it (NVML), context and NCCL included."""
+    """CUDA: the device's memory in use as the driver counts it, context and NCCL included."""
+    device_used_of: Literal["process", "device"] | None = None
+    """CUDA: whose memory that is: this process's (NVML), or, where the driver cannot tell processes apart,
+    as in containers, that of all programs on the device."""
     device_used_unknown: str | None = None
-    """CUDA: why the driver's figure is not there."""
+    """CUDA: why it is not this process's."""
     host_resident_bytes: int | None = None
     """Resident set of the process, libraries included."""
     pinned_bytes: int | None = None
     """CUDA: page-locked host memory that torch allocated."""
+
+
+class PlacementPart(Part):
+    """Where a rank may run on its machine."""
+
+    processors: str
+    """Logical processors of its affinity mask, as the kernel writes them: '0-15,64-79'."""
+    processor_count: int
+    """How many these are."""
+    numa_nodes: list[int]
+    """NUMA nodes of these processors; empty: not told."""
+    device_numa_node: int | None = None
+    """NUMA node of its GPU; None: no GPU, or not told."""
 
 
 class SetupMemoryPart(Part):
@@ -198,6 +220,8 @@ class RankPart(Part):
     """Host name of its machine."""
     device_name: str
     """Name of its GPU or processor."""
+    placement: PlacementPart | None = None
+    """Where it may run; None: the system does not tell, or an older record."""
     setup_seconds: float
     """From the start of the rank to its first step."""
     setup_memory: SetupMemoryPart | None = None

@@ -457,6 +457,7 @@ def rank_part(rank: int, events: RankEvents) -> RankPart | None:
         rank=rank,
         host=setup.host,
         device_name=setup.device_name,
+        placement=setup.placement,
         setup_seconds=setup.setup_seconds,
         setup_memory=setup.host_memory,
         step_seconds=[row.seconds for row in steps],

@@ -31,6 +31,7 @@ from harness.record import (
     ObservedPart,
     OverlapPart,
     Part,
+    PlacementPart,
     ProcessorPart,
     SetupMemoryPart,
     StepPart,
@@ -82,6 +83,7 @@ class SetupEvent(Part):
     """Of rank 0 only."""
     host: str
     device_name: str
+    placement: PlacementPart | None = None
     accelerator: AcceleratorPart | None = None
     layout: LayoutPart | None = None
     """None: the backend did not build the model."""

@@ -84,9 +84,22 @@ def test_a_prediction_is_held_against_the_memory_of_the_device(machine: Machine)
     assert line.endswith("of 85.9 GB per rank")
 
 
-def under_torchrun(machine: Machine, script: str, folder: str) -> tuple[Record, str]:
-    """The record of two ranks that torchrun starts through a script of the shell, and what they printed."""
-    through = (*TORCHRUN, "--no-python", "bash", "-c", f'{script}; exec {sys.executable} "$@"', "rank")
+def through_shell(script: str) -> tuple[str, ...]:
+    """Words of torchrun that have each rank run a script of the shell first."""
+    return ("--no-python", "bash", "-c", f'{script}; exec {sys.executable} "$@"', "rank")
+
+
+def under_torchrun(machine: Machine, script: str, folder: str, ranks: int = 2) -> tuple[Record, str]:
+    """The record of ranks that torchrun starts through a script of the shell, and what they printed."""
+    through = (
+        *TORCHRUN[:-1],
+        str(ranks),
+        "--no-python",
+        "bash",
+        "-c",
+        f'{script}; exec {sys.executable} "$@"',
+        "rank",
+    )
     done = machine.harness(*RUN, "--runs", folder, launched_by=through)
     assert done.returncode != 0
     (path,) = (machine.folder / folder).glob("*/record.json")
@@ -103,7 +116,23 @@ def test_ranks_on_one_device_are_refused_and_recorded(machine: Machine) -> None:
 
 @EXHAUSTIVE
 def test_a_rank_that_does_not_see_its_device_is_refused_and_recorded(machine: Machine) -> None:
-    record, _ = under_torchrun(machine, "export CUDA_VISIBLE_DEVICES=$LOCAL_RANK", "isolated")
+    script = 'export CUDA_VISIBLE_DEVICES="$((2 * LOCAL_RANK)),$((2 * LOCAL_RANK + 1))"'
+    record, _ = under_torchrun(machine, script, "isolated", ranks=3)
     assert record.error is not None
-    assert record.error.rank == 1
-    assert "rank 1 takes GPU 1 of its node, but sees 1 (CUDA_VISIBLE_DEVICES=1)" in record.error.message
+    assert record.error.rank == 2
+    assert "rank 2 takes GPU 2 of its node, but sees 2 (CUDA_VISIBLE_DEVICES=4,5)" in record.error.message
+
+
+@pytest.mark.parametrize("backend", ["ddp", "fsdp1", "fsdp", "zero3", "accelerate-zero2"])
+def test_ranks_that_see_their_own_gpu_alone_train_as_those_that_see_all(
+    machine: Machine, backend: str
+) -> None:
+    hashes = []
+    for script in ("export CUDA_VISIBLE_DEVICES=$LOCAL_RANK", "true"):
+        through = (*TORCHRUN, *through_shell(script))
+        folder = f"own-{backend}-{len(hashes)}"
+        done = machine.harness(*RUN, "--backend", backend, "--runs", folder, launched_by=through)
+        assert done.returncode == 0, done.stderr
+        (path,) = (machine.folder / folder).glob("*/record.json")
+        hashes.append([rank.final_digest for rank in read_record(path).ranks])
+    assert hashes[0] == hashes[1]

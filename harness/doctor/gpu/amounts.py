@@ -69,7 +69,9 @@ def driver_agrees(evidence: Evidence) -> Finding:
     besides = [
         moment.device_used_bytes - moment.reserved_bytes
         for moment in moments
-        if moment.device_used_bytes is not None and moment.reserved_bytes is not None
+        if moment.device_used_bytes is not None
+        and moment.device_used_of != "device"
+        and moment.reserved_bytes is not None
     ]
     if not besides:
         unknown = [moment.device_used_unknown for moment in moments if moment.device_used_unknown]

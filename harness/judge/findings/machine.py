@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from harness.judge import measures
 from harness.judge.findings.finding import Finding, Kind
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 from harness.judge.speed import node_threads, shares_cores
-from harness.judge.wording import counted
+from harness.judge.wording import counted, listed
 from harness.record import Record
 
 LEAST_CORES = 0.2
@@ -38,13 +40,27 @@ KINDS = (
         "share one machine's processors (containers, namespaces) each count all of them, unnoticed.",
         fix="Use fewer ranks or a lower `runtime.threads_per_rank`. Losses, bytes and memory stay valid.",
     ),
+    Kind(
+        id="numa-unbound",
+        title="Ranks are not bound to a NUMA node, or to that of their GPU",
+        cause="The system may move a rank to processors whose memory, or whose path to the GPU, is that of "
+        "another socket: pinned memory, optimizer states on the host and kernel launches get slower, "
+        "and times vary from run to run.",
+        confirm="`ranks[].placement` of the record: processors of the rank's affinity mask, their NUMA "
+        "nodes, and the NUMA node of its GPU. Reported if the processors lie on several NUMA nodes although "
+        "those of one would do for the rank's threads, or if none of them lies on the GPU's.",
+        fix="Slurm: `--cpu-bind=cores` or `--gpu-bind=closest`; otherwise start each rank through `numactl "
+        "--cpunodebind=N --membind=N`, with the node that `nvidia-smi topo -m` names. Losses, bytes and "
+        "memory stay valid.",
+    ),
 )
 
 
 def find(runs: Runs) -> list[Finding]:
     """One finding per run beside which other work used processors, or that had too few cores."""
     left = max((node_threads(row.record) for row in runs.rows), default=0)
-    found = [_busy(row, left) for row in runs.rows] + [_shared(row) for row in runs.rows]
+    found = [_busy(row, left) for row in runs.rows]
+    found += [judge(row) for judge in (_shared, _unbound) for row in runs.rows]
     return [finding for finding in found if finding is not None]
 
 
@@ -60,6 +76,33 @@ def _shared(row: Row) -> Finding | None:
         "speed and scaling say little about the strategies",
         values={"threads": threads, "cores": cores},
     )
+
+
+def _unbound(row: Row) -> Finding | None:
+    record = row.record
+    if record.on_stub or not measures.timed_steps(record):
+        return None
+    threads = record.world.threads_per_rank if record.world.device == "cpu" else 1
+    places = {rank.rank: rank.placement for rank in record.ranks if rank.placement is not None}
+    far = [r for r, p in places.items() if p.numa_nodes and p.device_numa_node not in (None, *p.numa_nodes)]
+    loose = [
+        r for r, p in places.items()
+        if len(p.numa_nodes) > 1 and p.processor_count // len(p.numa_nodes) >= threads
+    ]  # fmt: skip
+    if not far and not loose:
+        return None
+    worst = far or loose
+    nodes = sorted({node for rank in worst for node in places[rank].numa_nodes})
+    text = f"{_numbered('rank', worst)} may run on processors of {_numbered('NUMA node', nodes)} " + (
+        "only, and the GPU lies on another" if far else "in turn"
+    )
+    values = {"ranks": {str(rank): places[rank].model_dump() for rank in worst}}
+    return Finding(id="numa-unbound", about=row.cell, text=text, values=values)
+
+
+def _numbered(name: str, numbers: Sequence[int]) -> str:
+    """'rank 3', 'ranks 0 and 1'."""
+    return f"{name if len(numbers) == 1 else name + 's'} {listed([str(number) for number in numbers])}"
 
 
 def _busy(row: Row, left: int) -> Finding | None:

@@ -36,6 +36,7 @@ from harness.rank.observing.facts import (
 from harness.rank.observing.live import Live, Optimizers, effective_of, recognise
 from harness.rank.observing.probing import Probing
 from harness.rank.observing.step import Step
+from harness.rank.placement import placement
 from harness.record import LayoutPart, ModelPart, ObservationPart
 from harness.run_directory.events import DoneEvent, FailureEvent, FinalEvent, ObservationEvent, SetupEvent
 from harness.run_directory.observed import LOSS
@@ -224,6 +225,7 @@ class Writing:
             claim=strategy_of(found.live.base) if found.live.base and found.live.has_form else None,
             host=socket.gethostname(),
             device_name=device_name(self.world),
+            placement=placement(self.world.device),
             accelerator=describe_accelerator(self.world.device),
             layout=found.layout,
             model=found.model,

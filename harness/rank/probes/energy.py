@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from harness.forms.flops import is_stub
-from harness.rank.probes.process_memory import nvml
+from harness.rank.probes.process_memory import device_handle, nvml
 from harness.rank.probes.time import boot
 from harness.record import EnergyPart
 
@@ -37,7 +37,7 @@ class DeviceEnergy:
         if self.unknown is not None:
             return
         try:
-            self._handle = self._library.nvmlDeviceGetHandleByUUID(self._uuid)
+            self._handle = device_handle(self._library, self._uuid)
             self._first = self._library.nvmlDeviceGetTotalEnergyConsumption(self._handle)
         except (self._library.NVMLError, AttributeError) as error:
             self.unknown = f"NVML has no energy counter for this device: {error}"
@@ -209,4 +209,4 @@ def gpu_energy() -> DeviceEnergy:
     device = torch.cuda.get_device_properties(torch.cuda.current_device())
     if is_stub(device.name):
         return DeviceEnergy("a CUDA stub draws no power", "")
-    return DeviceEnergy(nvml(), f"GPU-{device.uuid}")
+    return DeviceEnergy(nvml(), str(device.uuid))

@@ -48,7 +48,8 @@ class AllocatorProbe(ABC):
     def limit(self, limit_bytes: int) -> None:
         """Refuse allocations above this many bytes with torch's out-of-memory error, as a full device does.
 
-        Raises HarnessError where that cannot be done.
+        Of a device it is the memory in use as the driver counts it: context and NCCL's buffers are part of
+        it, as far as they exist when this is called. Raises HarnessError where that cannot be done.
         """
 
     @property
@@ -102,6 +103,24 @@ class CudaAllocatorProbe(AllocatorProbe):
     def reserved_peak_bytes(self) -> int:
         return max(self._reserved_peak, torch.cuda.max_memory_reserved())
 
+    def held_bytes(self) -> dict[str, int]:
+        """Of `record.MemoryPart`: blocks that are not free to be served, and what is held of the device.
+
+        active: served, or freed while another stream may still use them (`Tensor.record_stream`).
+        """
+        statistics = torch.cuda.memory_stats()
+        return {
+            "active_bytes": int(statistics["active_bytes.all.current"]),
+            "active_peak_bytes": int(statistics["active_bytes.all.peak"]),
+            "reserved_bytes": torch.cuda.memory_reserved(),
+            "reserved_peak_bytes": torch.cuda.max_memory_reserved(),
+        }
+
+    def device_bytes(self) -> tuple[int, int]:
+        """Free and total memory of the device, whoever uses it."""
+        free, total = torch.cuda.mem_get_info()
+        return free, total
+
     def allocation_retries(self) -> int:
         return int(torch.cuda.memory_stats()["num_alloc_retries"])
 
@@ -112,7 +131,9 @@ class CudaAllocatorProbe(AllocatorProbe):
                 f"runtime.memory_limit is {limit_bytes} bytes, but the device has {total}; "
                 "lower it or leave it out"
             )
-        torch.cuda.set_per_process_memory_fraction(limit_bytes / total)
+        free, whole = self.device_bytes()
+        outside = max(0, whole - free - torch.cuda.memory_reserved())
+        torch.cuda.set_per_process_memory_fraction(max(0, limit_bytes - outside) / total)
 
 
 class CpuAllocatorProbe(AllocatorProbe):

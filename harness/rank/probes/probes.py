@@ -319,12 +319,13 @@ class Instruments:
         )
 
     def before_training(self, request: RunRequest) -> None:
-        """Have freed memory kept from now on, and put the limit of a CPU run into force.
+        """Have freed memory kept from now on, and put the limit of memory into force.
 
-        No earlier, since models are built on the host.
+        On the CPU no earlier, since models are built on the host; on a device once more, since NCCL has taken
+        its part by now.
         """
         keep_freed_memory()
-        if request.memory_limit_bytes is not None and request.device == "cpu":
+        if request.memory_limit_bytes is not None:
             self.allocator.limit(request.memory_limit_bytes)
 
     def write(self, events: EventWriter) -> None:

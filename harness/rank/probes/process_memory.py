@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import torch
@@ -18,22 +18,24 @@ from harness.rank.probes.memory import AllocatorProbe, CudaAllocatorProbe
 
 @dataclass(frozen=True, kw_only=True)
 class DriverUse:
-    """Memory of one process on its device as the driver counts it, contexts and NCCL's buffers included."""
+    """Memory of a device in use as the driver counts it, contexts and NCCL's buffers included."""
 
     used_bytes: int | None = None
+    of: Literal["process", "device"] | None = None
+    """Whose memory it is: of this process, or of all programs on the device. None: not known."""
     unknown: str | None = None
-    """Why `used_bytes` is None."""
+    """Why the figure is not that of this process alone."""
 
 
 def process_memory(allocator: AllocatorProbe) -> dict[str, Any]:
     """Fields of `record.MemoryPart`; device figures are left out without CUDA."""
     figures: dict[str, Any] = {"host_resident_bytes": psutil.Process().memory_info().rss}
     if isinstance(allocator, CudaAllocatorProbe):
-        device = torch.cuda.get_device_properties(torch.cuda.current_device())
-        driver = driver_use(nvml(), f"GPU-{device.uuid}", os.getpid())
-        figures["reserved_bytes"] = torch.cuda.memory_reserved()
+        figures |= allocator.held_bytes()
+        driver = device_use(allocator)
         figures["num_alloc_retries"] = allocator.allocation_retries()
         figures["device_used_bytes"] = driver.used_bytes
+        figures["device_used_of"] = driver.of
         figures["device_used_unknown"] = driver.unknown
         figures["pinned_bytes"] = pinned_bytes()
     return figures
@@ -48,7 +50,29 @@ def pinned_bytes() -> int | None:
     return None if current is None else int(current)
 
 
-def driver_use(library: Any, device_uuid: str, process_id: int) -> DriverUse:
+def device_use(allocator: CudaAllocatorProbe) -> DriverUse:
+    """What the driver says of this process, or of its device where it cannot tell processes apart.
+
+    A rank has its device to itself, as `require_own_devices` checks, so that the device's figure is the
+    rank's, unless a program that is not of this run uses the device too.
+    """
+    uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+    own = driver_use(nvml(), uuid, os.getpid())
+    if own.used_bytes is not None:
+        return own
+    free, total = allocator.device_bytes()
+    return DriverUse(used_bytes=total - free, of="device", unknown=own.unknown)
+
+
+def device_handle(library: Any, uuid: str) -> Any:
+    """NVML's handle of the device, or of the MIG instance, that CUDA names by this UUID. Raises NVMLError."""
+    try:
+        return library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    except library.NVMLError:
+        return library.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
+
+
+def driver_use(library: Any, uuid: str, process_id: int) -> DriverUse:
     """Ask NVML what a process that computes on a device uses there.
 
     library: pynvml after `nvmlInit`, or a sentence why there is none. The driver numbers processes as the
@@ -57,7 +81,7 @@ def driver_use(library: Any, device_uuid: str, process_id: int) -> DriverUse:
     if isinstance(library, str):
         return DriverUse(unknown=library)
     try:
-        handle = library.nvmlDeviceGetHandleByUUID(device_uuid)
+        handle = device_handle(library, uuid)
         processes = library.nvmlDeviceGetComputeRunningProcesses(handle)
     except library.NVMLError as error:
         return DriverUse(unknown=f"NVML: {error}")
@@ -70,7 +94,7 @@ def driver_use(library: Any, device_uuid: str, process_id: int) -> DriverUse:
         )
     if own[0].usedGpuMemory is None:
         return DriverUse(unknown="the driver does not tell the memory of a process on this device")
-    return DriverUse(used_bytes=int(own[0].usedGpuMemory))
+    return DriverUse(used_bytes=int(own[0].usedGpuMemory), of="process")
 
 
 @cache

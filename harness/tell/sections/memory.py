@@ -18,19 +18,30 @@ from harness.tell.tables import LABELS
 
 
 def fragmentation_bytes(moment: MemoryPart) -> int | None:
-    """What the caching allocator holds of the device and serves to nobody."""
-    if moment.reserved_bytes is None or moment.allocated_bytes is None:
-        return None
-    return moment.reserved_bytes - moment.allocated_bytes
+    """What the caching allocator holds of the device and nobody uses or waits for."""
+    used = moment.allocated_bytes if moment.active_bytes is None else moment.active_bytes
+    return None if moment.reserved_bytes is None or used is None else moment.reserved_bytes - used
 
 
 FIGURES: tuple[tuple[str, str, str, Callable[[MemoryPart], int | None]], ...] = (
-    ("reserved", "reserved", "what the caching allocator holds of the device", lambda m: m.reserved_bytes),
-    ("fragmentation", "fragmented", "reserved, but served to nobody at that moment", fragmentation_bytes),
+    (
+        "active_peak",
+        "active",
+        "allocated, and freed while another stream may still use it: the most in use at once",
+        lambda m: m.active_peak_bytes,
+    ),
+    (
+        "reserved",
+        "reserved",
+        "what the caching allocator holds of the device",
+        lambda m: _most(m.reserved_bytes, m.reserved_peak_bytes),
+    ),
+    ("fragmentation", "fragmented", "reserved, but not active at that moment", fragmentation_bytes),
     (
         "device_used",
         "driver",
-        "the process's device memory as the driver counts it, context and NCCL included",
+        "device memory in use as the driver counts it, context and NCCL included; an allocation fails where "
+        "it would exceed the device's memory",
         lambda m: m.device_used_bytes,
     ),
     ("pinned", "pinned", "page-locked host memory that torch allocated", lambda m: m.pinned_bytes),
@@ -43,6 +54,10 @@ FIGURES: tuple[tuple[str, str, str, Callable[[MemoryPart], int | None]], ...] = 
     ),
 )
 """Key, title, meaning and value at one moment."""
+
+
+def _most(*sizes: int | None) -> int | None:
+    return max((size for size in sizes if size is not None), default=None)
 
 
 def process_memory_blocks(comparison: Comparison) -> list[Block]:
@@ -73,7 +88,7 @@ def process_memory_blocks(comparison: Comparison) -> list[Block]:
     return [
         Paragraph(text),
         Table(key="process_memory", columns=columns, rows=body),
-        *([Paragraph(f"The driver's figure is not known: {'; '.join(unknown)}.")] if unknown else []),
+        *([Paragraph(f"{_whose(records)}: {'; '.join(unknown)}.")] if unknown else []),
     ]
 
 
@@ -81,6 +96,13 @@ def _by_rank(record: Record, value: Callable[[MemoryPart], int | None]) -> list[
     """The largest over a rank's moments, of each rank that has any."""
     found = ([size for m in part.memory if (size := value(m)) is not None] for part in record.ranks)
     return [max(sizes) for sizes in found if sizes]
+
+
+def _whose(records: Sequence[Record]) -> str:
+    moments = (m for record in records for part in record.ranks for m in part.memory)
+    if any(m.device_used_of == "device" for m in moments):
+        return "The driver's figure is that of all programs on the device, not of the process alone"
+    return "The driver's figure is not known"
 
 
 def _unknown(records: Sequence[Record]) -> list[str]:

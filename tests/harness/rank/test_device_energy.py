@@ -7,7 +7,7 @@ import pytest
 
 from harness.rank.probes.energy import DeviceEnergy
 
-UUID = "GPU-1"
+UUID = "uuid"
 
 
 class Nvml:
@@ -22,7 +22,7 @@ class Nvml:
         self._energy, self._samples = list(energy), samples
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        assert uuid == UUID
+        assert uuid == f"GPU-{UUID}"
         return uuid
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:

@@ -18,7 +18,7 @@ class Driver:
     class NVMLError(Exception):
         pass
 
-    def __init__(self, *processes: Process, device: str = "GPU-1") -> None:
+    def __init__(self, *processes: Process, device: str = "GPU-uuid") -> None:
         self._processes, self._device = list(processes), device
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
@@ -31,8 +31,13 @@ class Driver:
 
 
 def test_the_drivers_figure_is_that_of_the_own_process() -> None:
-    use = driver_use(Driver(Process(7, 100), Process(8, 2000)), "GPU-1", 8)
-    assert (use.used_bytes, use.unknown) == (2000, None)
+    use = driver_use(Driver(Process(7, 100), Process(8, 2000)), "uuid", 8)
+    assert (use.used_bytes, use.of, use.unknown) == (2000, "process", None)
+
+
+def test_a_mig_instance_is_asked_by_its_own_name() -> None:
+    use = driver_use(Driver(Process(8, 2000), device="MIG-uuid"), "uuid", 8)
+    assert use.used_bytes == 2000
 
 
 @pytest.mark.parametrize(
@@ -42,11 +47,11 @@ def test_the_drivers_figure_is_that_of_the_own_process() -> None:
         (Driver(Process(7, 100)), "names 1 processes on this device, none with this process's id"),
         (Driver(), "names 0 processes"),
         (Driver(Process(8, None)), "does not tell the memory of a process"),
-        (Driver(device="GPU-2"), "NVML: Not Found"),
+        (Driver(device="GPU-other"), "NVML: Not Found"),
     ],
 )
 def test_an_unknown_figure_says_why(library: object, reason: str) -> None:
-    use = driver_use(library, "GPU-1", 8)
+    use = driver_use(library, "uuid", 8)
     assert use.used_bytes is None
     assert reason in str(use.unknown)
 

@@ -3,6 +3,7 @@ from typing import Any
 from harness.judge.comparison import Comparison
 from harness.judge.findings.catalogue import kinds
 from harness.judge.findings.groups import role_of, statements
+from harness.record import PlacementPart
 from tests.records import ENVIRONMENT, make_record
 from tests.timed_records import processors, ranks
 from tests.timed_records import run as timed_run
@@ -89,3 +90,38 @@ def test_work_on_cores_that_the_ranks_leave_free_is_not_told() -> None:
 def test_what_others_used_counts_more_than_the_load_before_the_run() -> None:
     assert "busy-machine" not in beside(0.0, load_average=30.0)
     assert "busy-machine" in beside(4.0, load_average=0.1)
+
+
+def unbound(*places: PlacementPart, device: str = "cpu", threads: int = 1) -> list[str]:
+    """What is said of two ranks in these places."""
+    record = timed_run()
+    parts = [
+        part.model_copy(update={"placement": place}) for part, place in zip(record.ranks, places, strict=True)
+    ]
+    world = record.world.model_copy(update={"device": device, "threads_per_rank": threads})
+    record = record.model_copy(update={"ranks": parts, "world": world})
+    return [f.text for f in Comparison([record]).findings if f.id == "numa-unbound"]
+
+
+def place(*numa_nodes: int, gpu: int | None = None, count: int = 8) -> PlacementPart:
+    return PlacementPart(
+        processors=f"0-{count - 1}", processor_count=count, numa_nodes=list(numa_nodes), device_numa_node=gpu
+    )
+
+
+def test_ranks_that_the_system_may_move_between_sockets_are_told() -> None:
+    moved = ["ranks 0 and 1 may run on processors of NUMA nodes 0 and 1 in turn"]
+    assert unbound(place(0, 1), place(0, 1)) == moved
+    assert unbound(place(0, 1, gpu=0), place(0, 1, gpu=1), device="cuda", threads=8) == moved
+
+
+def test_a_rank_far_from_its_gpu_is_told() -> None:
+    (text,) = unbound(place(0, gpu=0), place(0, gpu=1), device="cuda")
+    assert text == "rank 1 may run on processors of NUMA node 0 only, and the GPU lies on another"
+
+
+def test_bound_ranks_and_those_that_need_several_nodes_are_not_told() -> None:
+    assert unbound(place(0), place(1)) == []
+    assert unbound(place(0, gpu=0), place(1, gpu=1), device="cuda") == []
+    assert unbound(place(0, 1), place(0, 1), threads=8) == []
+    assert unbound(place(), place()) == []
