@@ -215,7 +215,7 @@ def _strategy(backend: str) -> StrategyKind:
 def _checkpointing(row: Row) -> bool | str:
     """Ours for what a page says; 'some blocks' without their share counts as every other one."""
     words = row.activation_ckpt.lower()
-    if every := re.search(r"every (\d+)(?:nd|rd|th)? (?:layer|block)", words):
+    if every := re.search(r"every (\d+)(?:[nrt][dh])? (?:layer|block)", words):
         return f"every-{every[1]}" if int(every[1]) > 1 else True
     if any(text in words for text in ("some blocks", "every other", "every second")):
         return "every-2"

@@ -585,7 +585,7 @@ def _emulated(record: Record) -> list[Sighting]:
         packages=("torch",),
         cause="transport",
         since="torch 2.13, csrc/distributed/c10d/ProcessGroupGloo.cpp; confirmed by bytes on a wire "
-        "(docs/bytes-on-the-wire.md)",
+        "(docs/communication.md)",
     )
     return [Sighting(behaviour=behaviour, figure=moved / counted)]
 
