@@ -11,15 +11,13 @@ from tests.adapters.test_traps import ADAPTED
 from .planted import BF16, DIVIDED, LIBRARIES, TRAPS, Trap
 
 HEAD = """\
-# Planted mistakes
-
 Every row is a mistake that was made on purpose in a test, and what names it: the id of a
 [finding](findings.md), or `unsupported` where the harness refuses with the reason. Rows with a number have
 occurred in public; 'unseen' are kinds of defects for which no finding was written, 'late' are defects that
 begin after three correct steps. A cell in which nothing is wrong must raise none of them:
 `tests/traps/test_clean*.py` run every backend so.
 
-[The gallery](../reports/traps/README.md) has the reports of many of them. This page is generated from the
+[The gallery](../reports/traps/README.md) has the reports of many of them. This section is generated from the
 tests' own lists; `pytest --update-golden` rewrites it.
 
 """
