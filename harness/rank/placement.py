@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
+from harness.rank.probes.process_memory import status_value
 from harness.record import PlacementPart
 
 NODES = Path("/sys/devices/system/node")
@@ -16,16 +15,15 @@ PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 def placement(device: str) -> PlacementPart | None:
     """Of this process; None where the system does not tell (not Linux)."""
-    if not hasattr(os, "sched_getaffinity"):
-        return None
-    return placed(os.sched_getaffinity(0), _address() if device == "cuda" else None)
+    processors = status_value("Cpus_allowed_list")
+    return None if processors is None else placed(processors, _address() if device == "cuda" else None)
 
 
 def placed(
-    processors: Iterable[int], pci_address: str | None, nodes: Path = NODES, devices: Path = PCI_DEVICES
+    processors: str, pci_address: str | None, nodes: Path = NODES, devices: Path = PCI_DEVICES
 ) -> PlacementPart:
-    """processors: those that the process may use. pci_address: of its GPU, such as '0000:3b:00.0'."""
-    own = set(processors)
+    """processors: '0-3,8', those that the process may use. pci_address: '0000:3b:00.0', of its GPU."""
+    own = read_list(processors)
     of_nodes = {
         int(folder.name[len("node") :]): read_list(_text(folder / "cpulist"))
         for folder in sorted(nodes.glob("node[0-9]*"))
@@ -33,7 +31,7 @@ def placed(
     gpu_node = _text(devices / pci_address / "numa_node") if pci_address else ""
     known = gpu_node.isdecimal()  # -1: the firmware does not say
     return PlacementPart(
-        processors=written_list(own),
+        processors=processors,
         processor_count=len(own),
         numa_nodes=sorted(node for node, theirs in of_nodes.items() if own & theirs),
         device_numa_node=int(gpu_node) if known else None,
@@ -44,17 +42,6 @@ def read_list(text: str) -> set[int]:
     """The numbers of '0-3,8', as the kernel writes sets of processors."""
     pieces = (piece.partition("-") for piece in text.split(",") if piece)
     return {number for first, _, last in pieces for number in range(int(first), int(last or first) + 1)}
-
-
-def written_list(numbers: Iterable[int]) -> str:
-    """'0-3,8' of {0, 1, 2, 3, 8}."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def _text(path: Path) -> str:

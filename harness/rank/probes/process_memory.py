@@ -120,12 +120,17 @@ def anonymous_bytes() -> int | None:
 
     Mapped pages of a file of weights are left out: they are the system's cache, once for all ranks.
     """
+    kib = status_value("RssAnon")
+    return None if kib is None else int(kib) * 1024
+
+
+def status_value(name: str) -> str | None:
+    """The first word that the kernel says of this process under a name; None where it does not tell."""
     try:
         lines = STATUS.read_text(encoding="ascii").splitlines()
     except OSError:
         return None
-    kib = next((line.split()[1] for line in lines if line.startswith("RssAnon:")), None)
-    return None if kib is None else int(kib) * 1024
+    return next((line.split()[1] for line in lines if line.startswith(f"{name}:")), None)
 
 
 class HostPeak:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import mean
 from typing import Any
 
@@ -98,17 +98,19 @@ def _by_rank(record: Record, value: Callable[[MemoryPart], int | None]) -> list[
     return [max(sizes) for sizes in found if sizes]
 
 
+def _moments(records: Sequence[Record]) -> Iterator[MemoryPart]:
+    return (moment for record in records for part in record.ranks for moment in part.memory)
+
+
 def _whose(records: Sequence[Record]) -> str:
-    moments = (m for record in records for part in record.ranks for m in part.memory)
-    if any(m.device_used_of == "device" for m in moments):
+    if any(moment.device_used_of == "device" for moment in _moments(records)):
         return "The driver's figure is that of all programs on the device, not of the process alone"
     return "The driver's figure is not known"
 
 
 def _unknown(records: Sequence[Record]) -> list[str]:
     """Reasons, each once."""
-    moments = (m for record in records for part in record.ranks for m in part.memory)
-    return sorted({m.device_used_unknown for m in moments if m.device_used_unknown})
+    return sorted({m.device_used_unknown for m in _moments(records) if m.device_used_unknown})
 
 
 KINDS = (
