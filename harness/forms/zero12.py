@@ -86,6 +86,8 @@ class _Partition:
     """Parameters in it."""
     straddling: int
     """What the parameters that reach into it have outside of it."""
+    unreached: int
+    """All of those parameters that no gradient reaches."""
 
     @property
     def padding(self) -> int:
@@ -102,7 +104,8 @@ def updated_tensors(workload: Workload) -> list[list[int]]:
 
 
 def _partition(workload: Workload) -> _Partition:
-    flat = own = inside = straddling = 0
+    flat = own = inside = straddling = unreached = 0
+    left_out = workload.layout.unreached or frozenset()
     for group in workload.layout.groups():
         length = ceil_to(elements(group), START_ALIGNMENT_ELEMENTS * workload.world_size)
         piece = length // workload.world_size
@@ -111,7 +114,8 @@ def _partition(workload: Workload) -> _Partition:
         own += piece
         inside += part
         straddling += elements(touched) - part
-    return _Partition(flat=flat, own=own, inside=inside, straddling=straddling)
+        unreached += elements(tensor for tensor in touched if tensor.name in left_out)
+    return _Partition(flat=flat, own=own, inside=inside, straddling=straddling, unreached=unreached)
 
 
 def _gradients(workload: Workload, piece: _Partition) -> list[Term]:
@@ -119,11 +123,10 @@ def _gradients(workload: Workload, piece: _Partition) -> list[Term]:
     straddling = 0 if accumulated > width else piece.straddling * width
     rest = "rest of parameters that straddle the partition's ends"
     surplus = piece.inside * (accumulated - width)
-    zeros = [t for group in _touched(workload) for t in group if t not in workload.layout.reached]
     return [
         Term(kind="gradients", name="partition", bytes=piece.inside * width),
         # `all_grad_tensors` has them whole, beside the room that `grads_in_partition` keeps for them.
-        Term(kind="gradients", name=ZEROS, bytes=elements(zeros) * width, extra=True),
+        Term(kind="gradients", name=ZEROS, bytes=piece.unreached * width, extra=True),
         Term(kind="gradients", name=FP32_SURPLUS, bytes=surplus, extra=True),
         Term(kind="gradients", name=rest, bytes=straddling, extra=True),
         Term(kind="gradients", name=PADDING, bytes=piece.padding * accumulated, extra=True),
@@ -133,17 +136,6 @@ def _gradients(workload: Workload, piece: _Partition) -> list[Term]:
 def keeps_plain_gradients(workload: Workload) -> bool:
     """Whether gradients of a partition stay on the device, in the dtype in which they come."""
     return workload.offload == "none" and gradient_accumulation_bytes(workload) == workload.compute_bytes
-
-
-def _touched(workload: Workload) -> list[list[Tensor]]:
-    """By group, the parameters that reach into the rank's partition."""
-    found = []
-    for group in workload.layout.groups():
-        piece = (
-            ceil_to(elements(group), START_ALIGNMENT_ELEMENTS * workload.world_size) // workload.world_size
-        )
-        found.append(_reaching_into(group, piece * workload.rank, piece)[0])
-    return found
 
 
 def _offloaded_gradients(workload: Workload, piece: _Partition) -> list[Term]:
