@@ -11,16 +11,22 @@ from pathlib import Path
 from tqdm import tqdm
 
 from benchmarks.published.judge import judge
+from benchmarks.published.mapping import map_row
 from benchmarks.published.page import render, scatter
 from benchmarks.published.rows import read_rows
 from harness.errors import HarnessError
+from harness.plan.profiles import missing_profiles, trace_ahead
 from harness.tell.pictures.drawing import draw
 
 
 def main(data: Path, folder: Path) -> None:
     """Judge every row; leave the page and its pictures in the folder."""
     rows = read_rows(data)
-    judged = [judge(row) for row in tqdm(rows, unit="row")]
+    mapped = [map_row(row) for row in rows]
+    profiles = missing_profiles(one.memory_scenario for one in mapped if one.memory_scenario)
+    with tqdm(total=len(profiles), unit="profile", desc="activations", disable=not profiles) as bar:
+        trace_ahead(profiles, lambda: bar.update() and None)
+    judged = [judge(one) for one in tqdm(mapped, unit="row")]
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     for source in dict.fromkeys(row.source for row in rows):

@@ -9,7 +9,7 @@ from itertools import combinations
 from statistics import mean, median
 from typing import Literal
 
-from benchmarks.published.mapping import Mapped, map_row
+from benchmarks.published.mapping import Mapped
 from benchmarks.published.rows import Row
 from harness.errors import HarnessError
 from harness.plan.limits import Verdict
@@ -69,9 +69,9 @@ SEEN_BY_CONSTANTS = frozenset(
 """(source, model) that `harness/plan/constants.py` names."""
 
 
-def judge(row: Row) -> Judged:
+def judge(mapped: Mapped) -> Judged:
     """Predict memory and speed of a row as far as the model covers it."""
-    mapped = map_row(row)
+    row = mapped.row
     if mapped.scenario is None:
         return Judged(mapped=mapped, memory_reason=mapped.not_covered)
     try:

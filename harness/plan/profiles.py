@@ -8,12 +8,14 @@ import lzma
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 from harness.backends.presets import ACCELERATOR_PRECISION, preset_changes
@@ -31,6 +33,8 @@ from harness.plan.scenario import Scenario
 
 TRACER = "harness.rank.probes.activation_trace"
 TRACING_SECONDS = 300
+MOST_TRACERS, WORTH_A_PROCESS = 4, 6
+"""Processes at most, and the profiles that pay for the import of torch in one more."""
 ERROR_LINE = re.compile(r"[A-Za-z_.]+(Error|Exception)\b: ")
 Trace = Callable[[str], str]
 """Takes a request and returns a profile, as `worker.activation_trace.profile_text` does; by default in a new
@@ -47,16 +51,39 @@ def traced(request: str, trace: Trace | None = None) -> ActivationProfile:
     return _traced(request, trace or _trace)
 
 
-def trace_ahead(requests: Iterable[str]) -> None:
-    """Trace what is not kept yet in one process, which imports torch once; failures come with `traced`."""
+def trace_ahead(requests: Iterable[str], each: Callable[[], None] = lambda: None) -> None:
+    """Trace what is not kept yet in a few processes, which import torch once; failures come with `traced`.
+
+    `each` is called for every one that is done.
+    """
     missing = [request for request in dict.fromkeys(requests) if not _file(request).exists()]
+    tracers = min(MOST_TRACERS, os.cpu_count() or 1, -(-len(missing) // WORTH_A_PROCESS))
     if not missing:
         return
-    with suppress(HarnessError, ValueError):
-        found = json.loads(_trace("[" + ",".join(missing) + "]"))
-        for request, text in zip(missing, found, strict=True):
-            if text is not None:
-                _keep(request, text)
+    with ThreadPoolExecutor(tracers) as pool:
+        list(pool.map(lambda index: _trace_all(missing[index::tracers], each), range(tracers)))
+
+
+def _trace_all(requests: Sequence[str], each: Callable[[], None]) -> None:
+    """One process that answers with a line for each request."""
+    environment = safe_environment() | {"CUDA_VISIBLE_DEVICES": ""}
+    with subprocess.Popen(
+        module_command(TRACER), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        text=True, env=environment,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        watch = Timer(TRACING_SECONDS + len(requests), process.kill)
+        watch.start()
+        try:
+            with suppress(BrokenPipeError), process.stdin:
+                process.stdin.write("[" + ",".join(requests) + "]")
+            for request, line in zip(requests, process.stdout, strict=False):
+                if (text := json.loads(line)) is not None:
+                    _keep(request, text)
+                each()
+        finally:
+            watch.cancel()
 
 
 @lru_cache(maxsize=256)
@@ -238,18 +265,26 @@ def find_profile(
     return traced(found, trace) if isinstance(found, str) else found
 
 
-def trace_scenarios(scenarios: Iterable[Scenario]) -> None:
-    """Trace the profiles of scenarios that are not there yet, all in one process."""
-    requests = []
+def trace_scenarios(scenarios: Iterable[Scenario], each: Callable[[], None] = lambda: None) -> None:
+    """Trace the profiles of scenarios that are not there yet, together."""
+    trace_ahead(missing_profiles(scenarios), each)
+
+
+def missing_profiles(scenarios: Iterable[Scenario]) -> list[str]:
+    """What has to be traced for scenarios, each once."""
+    requests: dict[str, None] = {}
     for scenario in scenarios:
         workload = scenario.workload()
-        with suppress(HarnessError):
-            found = _shipped_or_request(
-                _local(workload, scenario.model.config),
-                **_variant(workload, scenario.job.model, scenario.job.adapter),
-            )
-            requests += [found] if isinstance(found, str) else []
-    trace_ahead(requests)
+        between = blocks_between(workload.activation_checkpointing) or 1
+        variant = _variant(workload, scenario.job.model, scenario.job.adapter)
+        for again in (False, True) if between > 1 else (variant["checkpointing"],):
+            with suppress(HarnessError):
+                found = _shipped_or_request(
+                    _local(workload, scenario.model.config), **(variant | {"checkpointing": again})
+                )
+                if isinstance(found, str) and not _file(found).exists():
+                    requests[found] = None
+    return list(requests)
 
 
 def _shipped_or_request(

@@ -580,14 +580,15 @@ def profile_text(request_text: str) -> str:
 
 
 def main() -> None:
-    """Read a request from standard input, write the profile; of a list of requests a list of texts."""
+    """Read a request from standard input, write the profile; of a list of requests a line for each."""
     text = sys.stdin.read()
     requests = json.loads(text)
-    if isinstance(requests, list):
-        text = json.dumps([_text_or_none(json.dumps(request)) for request in requests])
-    else:
-        text = profile_text(text)
-    sys.stdout.write(text)
+    if not isinstance(requests, list):
+        sys.stdout.write(profile_text(text))
+        return
+    for request in requests:
+        sys.stdout.write(json.dumps(_text_or_none(json.dumps(request))) + "\n")
+        sys.stdout.flush()
 
 
 def _text_or_none(request: str) -> str | None:
