@@ -13,7 +13,8 @@ from typing import Literal
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion
 
-Effect = Literal["wrong", "default", "traffic", "states", "time", "unsupported"]
+Effect = Literal["wrong", "default", "traffic", "states", "time", "unsupported", "not run"]
+NOT_RUN = "no option asks for it; a DeepSpeed file that does is refused"
 IN_CLOSED_FORM = "the closed form has it, and reports name it where a run shows it"
 
 
@@ -29,7 +30,7 @@ class LibraryFact:
     effect: Effect
     """wrong: trains something else without an error, here too. default: does another thing than one expects.
     traffic: other bytes or dtypes cross the network. states: ranks hold other bytes. time: it waits.
-    unsupported: the library cannot."""
+    unsupported: the library cannot. not run: the library has what `id` names, the harness no option."""
     what: str
     source: str
     """Which version's source or run shows it; reports quote it."""
@@ -267,6 +268,25 @@ FACTS = (
         what="module by module", cost="as many gathers per forward pass as one per block",
         source="DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py", stages=(3,),
     ),
+    *(
+        LibraryFact(
+            id=name, library="deepspeed", versions=">=0.19.8", effect="not run", what=what, handled=NOT_RUN,
+            source=source,
+        )
+        for name, what, source in (
+            ("qwZ", "ZeRO++ quantizes weights by a CUDA kernel; what it rounds has no closed form here",
+             "DeepSpeed 0.19.8, QuantizerBuilder"),
+            ("qgZ", "ZeRO++ quantizes gradients by a CUDA kernel; what it rounds has no closed form here",
+             "DeepSpeed 0.19.8, QuantizerBuilder"),
+            ("MiCS", "removed from DeepSpeed; fsdp-hybrid and fsdp1-hybrid shard within groups of ranks and "
+             "replicate across them as it did", "DeepSpeed 0.19.8 refuses 'mics_shard_size'"),
+            ("DeepCompile", "CUDA only; what its passes gather ahead has no closed form here",
+             "DeepSpeed 0.19.8, is_deepcompile_supported"),
+            ("SuperOffload", "CUDA only, where it was not run", "DeepSpeed 0.19.8, superoffload_stage3.py"),
+            ("ZenFlow", "scrambles the model: after `initialize`, matrices hold their transposes' bytes, so "
+             "that another model trains; use offload=optimizer", "run with DeepSpeed 0.19.8 at stage 2"),
+        )
+    ),
 )  # fmt: skip
 
 
@@ -288,6 +308,17 @@ def traps_of(versions: Mapping[str, str]) -> list[LibraryFact]:
         for entry in FACTS
         if entry.effect in ("wrong", "default") and entry.includes(versions.get(entry.library, ""))
     ]
+
+
+def not_run() -> list[LibraryFact]:
+    """What a library has and no run can have."""
+    return [entry for entry in FACTS if entry.effect == "not run"]
+
+
+def why_not_run(name: str) -> str | None:
+    """'MiCS is not run: ...' of a feature by the name that people type; None: it is none of those."""
+    found = [entry for entry in not_run() if entry.id.lower() == name.lower()]
+    return f"{found[0].id} is not run: {found[0].what} ({found[0].source})" if found else None
 
 
 def absent(packages: Collection[str]) -> list[str]:

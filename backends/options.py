@@ -155,11 +155,10 @@ class Fsdp2HybridOptions(HybridOptions, Fsdp2Options):
 class ZeroOptions(BackendOptions):
     """DeepSpeed ZeRO. Sizes are in elements, as in DeepSpeed's own configuration."""
 
-    offload: Literal["none", "optimizer", "cpu", "nvme", "nvme-all", "superoffload", "zenflow"] = Field(
+    offload: Literal["none", "optimizer", "cpu", "nvme", "nvme-all"] = Field(
         "none",
         description="optimizer: its states live in host memory; cpu: at stage 3 the weights too; "
-        "nvme: at stage 3 the optimizer's states in files; nvme-all: the weights too; superoffload and "
-        "zenflow are not run (harness backends says why)",
+        "nvme: at stage 3 the optimizer's states in files; nvme-all: the weights too",
     )
     adam: Literal["deepspeed"] | None = Field(
         None,
@@ -239,10 +238,6 @@ class Zero3Options(ZeroOptions):
     buffer_size: PositiveInt | None = Field(
         None, description="elements of each; default: the largest piece of a weight in a file of a rank"
     )
-    qwz: bool | None = Field(None, description="quantized weights of ZeRO++: not run")
-    qgz: bool | None = Field(None, description="quantized gradients of ZeRO++: not run")
-    mics: PositiveInt | None = Field(None, description="ranks of a shard group of MiCS: not run")
-    deepcompile: bool | None = Field(None, description="DeepSpeed's compiler passes: not run")
     leaf_module: Literal["blocks"] | None = Field(
         None, description="blocks: each transformer block is gathered at once, instead of module by module"
     )

@@ -18,7 +18,7 @@ from .base import Backend, BackendOptions, Preset, World
 from .built_in import ENTRIES
 from .entry import ENTRY_POINT_GROUP, Entry, UnknownBackend
 from .explain import InvalidYaml, Unsupported, choices, did_you_mean, explain, parse_value
-from .library_facts import unsupported
+from .library_facts import unsupported, why_not_run
 from .mesh import Mesh
 from .strategy import StrategyKind
 
@@ -151,7 +151,9 @@ def parse(label: str) -> tuple[Entry, BackendOptions]:
         return entry, options_class.model_validate(values)
     except ValidationError as error:
         place = f"option '{{}}' of backend '{name}'"
-        raise UnknownBackend(explain(error, options_class, place)) from error
+        asked = [why_not_run(word) for option in values.items() for word in map(str, option)]
+        why = next((f". {reason}" for reason in asked if reason), "")
+        raise UnknownBackend(explain(error, options_class, place) + why) from error
 
 
 def _available(given: str, known: Mapping[str, Entry]) -> str:

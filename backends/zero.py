@@ -39,7 +39,6 @@ from .floating_inputs import refuse_batch_norm
 from .hybrid import unmet_second_copy
 from .loading import fill_zero3, reserve_parameters, this_device
 from .model_source import Loading, ModelSource, model_source
-from .not_run import reasons_not_run
 from .optimizer_kinds import BLOCK_ELEMENTS, is_quantised
 from .options import ZeroOptions, gathers_blocks
 from .precision import cast_parameters, compute_dtype
@@ -145,7 +144,6 @@ class ZeroBackend(Backend):
         if self.stage == 0 and self.zero_options.offload != "none":
             return ["ZeRO-Offload needs stage 1, 2 or 3; stage 0 has nothing to offload"]
         return [
-            *reasons_not_run(self.zero_options.model_dump()),
             *self._unmet_adam(),
             *self._unmet_swapping(),
             *unmet_buffers(self.zero_options),

@@ -11,7 +11,7 @@ from itertools import combinations
 from pathlib import Path
 
 from benchmarks.packed_page import DOCS, packed, run, table, with_tables, write
-from harness.backends.not_run import NOT_RUN
+from harness.backends.library_facts import why_not_run
 from harness.forms.terms import STATE_KINDS
 from harness.judge.states import all_kinds
 from harness.record import Record
@@ -88,7 +88,7 @@ def records() -> dict[str, Record]:
 
 def page_with_tables(page: str, ran: Mapping[str, Record]) -> str:
     """The page with its tables between their marks."""
-    tables = (_bytes_table(ran), _states_table(ran), _pairs_table(ran), _not_run())
+    tables = (_bytes_table(ran), _states_table(ran), _pairs_table(ran), f"{why_not_run('MiCS')}.")
     return with_tables(page, "benchmarks.equivalences", tables)
 
 
@@ -119,11 +119,6 @@ def _pairs_table(ran: Mapping[str, Record]) -> str:
             body.append([f"`{one}`", f"`{other}`", _yes(sent), _yes(states)])
     headers = ["one", "other", "same bytes by group", "same weights and gradients held"]
     return "Pairs that share either; every other pair shares neither:\n\n" + table(body, headers)
-
-
-def _not_run() -> str:
-    (mics,) = (feature for feature in NOT_RUN if feature.option == "mics")
-    return f"`{mics.label}`: unsupported: {mics.name}: {mics.why}."
 
 
 def _size(count: int | None) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from harness.backends.not_run import reasons_not_run
+from harness.backends.library_facts import why_not_run
 
 AUTO = "auto"
 """DeepSpeed's files: Accelerate or Trainer fills the value in."""
@@ -70,16 +70,12 @@ class Off:
     """A feature that no run has; its key or section is accepted where it is empty or switched off."""
 
     feature: str
-    option: str | None = None
-    """'qwz=true': the option under which `backends.not_run` says why."""
 
     @property
     def why(self) -> str:
         """Why no run has it."""
-        name, _, value = (self.option or "").partition("=")
-        reasons = reasons_not_run({name: True if value == "true" else value}) if name else []
-        if reasons:
-            return f"unsupported: {'; '.join(reasons)}; leave it out or switch it off"
+        if reason := why_not_run(self.feature):
+            return f"unsupported: {reason}; leave it out or switch it off"
         return (
             f"unsupported: no backend, option or setting of this version has {self.feature}; leave it out or "
             "switch it off"

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from harness.backends import registry
-from harness.backends.not_run import NOT_RUN
+from harness.backends.library_facts import not_run
 from harness.cli.options import common, json_option
 from harness.cli.output import echo
 from harness.record.provenance import package_versions
@@ -16,8 +16,6 @@ from harness.tell.narrow import fitted
 
 PRESET, ROW = "preset", "row"
 """The options of all backends."""
-NEVER_RUN = tuple(feature.option for feature in NOT_RUN if feature.option != "offload")
-"""Options that only name what is not run."""
 
 
 @click.command()
@@ -48,21 +46,21 @@ def backends(as_json: bool) -> int:
             }
         )
     if as_json:
-        not_run = [{"label": f.label, "name": f.name, "reason": f.reason} for f in NOT_RUN]
-        echo(json.dumps({"backends": documents, "unsupported": not_run}, indent=1))
+        never = [{"name": fact.id, "reason": fact.what, "source": fact.source} for fact in not_run()]
+        echo(json.dumps({"backends": documents, "not_run": never}, indent=1))
         return 0
     lines = [
         (
             d["name"],
             d["summary"],
-            ", ".join(name for name in d["options"] if name not in (PRESET, ROW, *NEVER_RUN)) or "-",
+            ", ".join(name for name in d["options"] if name not in (PRESET, ROW)) or "-",
             ", ".join(f"{n} {v or 'missing'}" for n, v in d["versions"].items()),
         )
         for d in documents
     ]
     headers = ("backend", "what it is", "options", "versions")
     echo(fitted(lines, headers))
-    echo("\n" + fitted([(f.label, f"unsupported: {f.reason}") for f in NOT_RUN], ("not run", "why")))
+    echo("\n" + fitted([(fact.id, fact.what) for fact in not_run()], ("not run", "why")))
     echo(f"\nEvery backend but {registry.REFERENCE} also takes {PRESET}: NAME:{PRESET}=library-defaults.")
     echo(f"Every backend takes {ROW}: NAME:{ROW}=TEXT keeps it apart from rows with the same options.")
     return 0

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.backends import library_facts
-from harness.backends.library_facts import FACTS, explain, fact, holds, unsupported
+from harness.backends import library_facts, registry
+from harness.backends.library_facts import FACTS, explain, fact, holds, not_run, unsupported
 from harness.judge.comparison import Comparison
 from harness.judge.findings.catalogue import kinds
 from harness.record import Record
@@ -41,6 +41,18 @@ def test_texts_name_the_first_version_of_the_table() -> None:
 def test_an_unknown_library_is_taken_as_its_newest() -> None:
     assert holds("zero-broadcasts-bytes", {})
     assert not holds("zero-broadcasts-bytes", {"deepspeed": "0.19.7"})
+
+
+@pytest.mark.parametrize(
+    "label",
+    ["zero3:qwz=true", "zero3:qgz=true", "zero3:mics=2", "zero3:deepcompile=true",
+     "zero3:offload=superoffload", "zero2:offload=zenflow"],
+)  # fmt: skip
+def test_what_is_not_run_is_refused_with_its_reason(label: str) -> None:
+    with pytest.raises(registry.UnknownBackend) as refused:
+        registry.canonical_label(label)
+    (named,) = [entry for entry in not_run() if entry.id.lower() in label]
+    assert f"{named.id} is not run: {named.what} ({named.source})" in str(refused.value)
 
 
 def of_version(version: str, accumulation_steps: int, label: str = "zero2") -> Record:

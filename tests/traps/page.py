@@ -35,7 +35,7 @@ class Planted:
     test: str
 
 
-NOT_RUN = "tests/backends/test_not_run.py::test_it_is_unsupported_with_its_name_and_version"
+NOT_RUN = "tests/backends/test_library_facts.py::test_what_is_not_run_is_refused_with_its_reason"
 ELSEWHERE = [
     Planted(
         name="T15 volume", what="replicas of a built-in backend never reduced over: bytes are missing",

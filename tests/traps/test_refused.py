@@ -2,7 +2,6 @@
 
 import os
 import time
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,9 @@ from tests.harness.cli.command_line import SHORT, harness_process
 pytestmark = pytest.mark.long(seconds=15)
 
 SAYS = {
-    "zero2:offload=zenflow": ("ZenFlow", "scrambles the model", version("deepspeed")),
     "zero2:adam=deepspeed,offload=optimizer": (CPU_ADAM, "no process holds it", "remove it"),
 }
-"""ZenFlow's scrambled model, and the lock of a build that was killed."""
+"""The lock of a build that was killed."""
 
 
 def test_each_is_a_row_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from harness.backends.base import BackendOptions, Precision, World
 from harness.backends.explain import Unsupported
 from harness.backends.extensions import runs_cpu_adam, unmet_cpu_adam, unmet_files
 from harness.backends.hybrid import unmet_hybrid, unmet_second_copy
-from harness.backends.not_run import reasons_not_run
 from harness.backends.pipeline.cut import PIPELINED_MODELS, not_whole, why_not_cut, why_not_scheduled
 from harness.backends.pipeline_options import PipelineOptions
 from harness.backends.strategy import StrategyKind
@@ -43,7 +42,6 @@ def why_unsupported(
         if unmet:
             return unmet[0]
     if unmet := [
-        *reasons_not_run(options.model_dump()),
         *unmet_second_copy(world, options),
         *unmet_cpu_adam(options),
         *unmet_files(options, strategy.zero_stage or 0),

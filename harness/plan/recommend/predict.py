@@ -9,7 +9,6 @@ from typing import Any, get_args
 from harness.backends import registry
 from harness.backends.entry import Entry
 from harness.backends.hybrid import SECOND_COPY
-from harness.backends.not_run import reasons_not_run
 from harness.backends.pipeline_options import parts_of
 from harness.backends.strategy import StrategyKind
 from harness.errors import HarnessError
@@ -151,7 +150,7 @@ def _offloads(entry: Entry) -> list[str]:
     field = entry.options_class().model_fields.get("offload")
     offered = [str(value) for value in get_args(field.annotation)] if field else ["none"]
     # How fast a disk is that NVMe offload would use, no question says.
-    offered = [v for v in offered if not v.startswith("nvme") and not reasons_not_run({"offload": v})]
+    offered = [v for v in offered if not v.startswith("nvme")]
     strategy = entry.strategy
     # Below stage 3 DeepSpeed keeps weights on the device in either case.
     below_stage_3 = strategy is not None and strategy.zero_stage in (1, 2)
