@@ -11,6 +11,7 @@ from harness.cli.options import EXIT_STRICT, PATH, common, json_option
 from harness.cli.output import echo
 from harness.diagnose import diagnosis as diagnosing
 from harness.diagnose.diagnosis import CLEAN, PARTED, Diagnosis
+from harness.diagnose.jobs import JobsDiagnosis, diagnose_jobs
 from harness.diagnose.pair import read_pair
 from harness.nested import finite
 
@@ -19,20 +20,36 @@ from harness.nested import finite
 @click.argument("first", type=PATH)
 @click.argument("second", type=PATH)
 @click.option("--strict", is_flag=True, help="Exit with 3 if the runs differ by more than noise.")
+@click.option(
+    "--rerun", "reruns", is_flag=True,
+    help="Of runs of different jobs: run the first again with one setting of the second at a time.",
+)  # fmt: skip
 @json_option
 @common
-def diagnose(first: Path, second: Path, strict: bool, as_json: bool) -> int:
-    """Explain why two runs of one job differ, given their folders.
+def diagnose(first: Path, second: Path, strict: bool, reruns: bool, as_json: bool) -> int:
+    """Explain why two runs differ, given their folders.
 
-    Lists the settings that differ, the first step, the tensors and the ratio of the difference, or reports
-    that there is none beyond noise. Reruns both on this machine, and the reference if noise was not
-    measured. Of an observed script only the records are compared.
+    Of one job: the settings in force that differ, the first step, the tensors and the ratio of the
+    difference, or that there is none beyond noise. Reruns both on this machine, and the reference if noise
+    was not measured. Of different jobs: the settings that differ and the figure that differs first; --rerun
+    finds the setting that makes the difference. Of an observed script only the records are compared.
     """
     pair = read_pair(first, second)
-    diagnosis = diagnosing.diagnose(pair, lambda text: echo(text, err=True))
+
+    def say(text: str) -> None:
+        echo(text, err=True)
+
+    one_job = pair[0].record.job_id == pair[1].record.job_id or any(run.is_script for run in pair)
+    diagnosis: Diagnosis | JobsDiagnosis = (
+        diagnosing.diagnose(pair, say) if one_job else diagnose_jobs(pair, say, reruns=reruns)
+    )
     if as_json:
         runs = {"runs": [run.record.run_id for run in pair]}
         echo(json.dumps(finite(runs | diagnosis.as_json()), indent=1))
+    elif isinstance(diagnosis, JobsDiagnosis):
+        echo(diagnosis.verdict())
+        for sentence in diagnosis.sentences():
+            echo(f"- {sentence}")
     else:
         _print(diagnosis)
     return EXIT_STRICT if strict and not diagnosis.clean else 0

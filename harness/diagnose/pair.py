@@ -11,14 +11,10 @@ from harness.judge.cell import Cell
 from harness.judge.parity import has_dropout
 from harness.judge.rows import reason
 from harness.launch.cells import canonical_label
-from harness.nested import differences
 from harness.record import Record
 from harness.record.archive import archive_of
 from harness.record.record_files import place_of_runs
 from harness.record.store import read_runs
-
-SHOWN_FIELDS = 5
-"""Settings that an error line names; more are counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +36,10 @@ class Run:
 
 
 def read_pair(first: Path, second: Path) -> tuple[Run, Run]:
-    """Read two runs of one job.
+    """Read two runs.
 
     Raises HarnessError for a path without one record, a run that did not finish, a backend that is not
-    installed, different jobs (naming the settings that differ), different devices, and dropout.
+    installed, a script beside a run of another model, different devices, and dropout.
     """
     pair = _read(first), _read(second)
     for run in pair:
@@ -62,10 +58,6 @@ def read_pair(first: Path, second: Path) -> tuple[Run, Run]:
     left, right = (run.record for run in pair)
     if any(run.is_script for run in pair):
         _require_one_model(left, right)
-    elif left.job_id != right.job_id:
-        raise HarnessError(
-            f"these are runs of different jobs: {_fields(left, right)}; give two runs of one job"
-        )
     devices = [run.record.world.device for run in pair]
     if devices[0] != devices[1]:
         raise HarnessError(
@@ -98,13 +90,3 @@ def _read(path: Path) -> Run:
     raise HarnessError(
         f"'{path}' holds {len(found) + len(unreadable)} records; give the folder of one run, such as {one}"
     )
-
-
-def _fields(left: Record, right: Record) -> str:
-    """'training.precision fp32 against bf16-mixed; ...'."""
-    jobs = left.job.model_dump(), right.job.model_dump()
-    found = [f"{'.'.join(keys)} {one} against {other}" for keys, one, other in differences(*jobs)]
-    if not found:
-        return "their settings are equal, but not the contents of the files that they name"
-    more = len(found) - SHOWN_FIELDS
-    return "; ".join(found[:SHOWN_FIELDS]) + (f"; and {more} more" if more > 0 else "")

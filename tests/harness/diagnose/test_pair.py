@@ -77,14 +77,6 @@ def test_a_cell_that_failed_or_is_unsupported(sound: Path, tmp_path: Path) -> No
     assert "refused is unsupported (needs a GPU)" in refusal(sound, refused)
 
 
-def test_runs_of_different_jobs_say_which_fields_differ(sound: Path, tmp_path: Path) -> None:
-    other = write(tmp_path / "other", job_id="b" * 12, training={"precision": "bf16-mixed", "seed": 3})
-    line = refusal(sound, other)
-    assert "training.precision fp32 against bf16-mixed; training.seed 0 against 3" in line
-    same = write(tmp_path / "same", job_id="c" * 12)
-    assert "the contents of the files" in refusal(sound, same)
-
-
 def test_a_job_with_dropout(tmp_path: Path, sound: Path) -> None:
     assert "dropout" in refusal(sound, write(tmp_path / "dropout", model={"dropout": 0.1}))
 
