@@ -49,7 +49,7 @@ def render_again(reports: Path, folder: Path | None = None) -> list[str]:
         for report in (archive.with_name(name) for name in REPORTS):
             if report.exists():
                 name = archive.parent.relative_to(reports).as_posix()
-                asked = read_manifest(report.read_text(encoding="utf-8"), report)[0].question
+                asked = read_manifest(report.read_text(encoding="utf-8"), report).manifest.question
                 written = write_report(
                     runs, report, question=question_of(name) or asked, subject=SUBJECTS.get(name, ""),
                     folders=[archive],

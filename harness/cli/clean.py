@@ -88,7 +88,7 @@ def _in_reports(folder: Path) -> set[Path]:
     found: set[Path] = set()
     for path in (path for pattern in REPORTS for path in folder.glob(pattern)):
         try:
-            manifest, _ = read_manifest(read_plain(path, MOST_REPORT_BYTES).decode(), path)
+            manifest = read_manifest(read_plain(path, MOST_REPORT_BYTES).decode(), path).manifest
         except (HarnessError, OSError, UnicodeDecodeError):
             continue
         found |= {(folder / entry.path).parent.resolve() for entry in manifest.records}

@@ -1,4 +1,4 @@
-"""What a report carries so that it can be computed again: one line of JSON, hidden in its text."""
+"""What a report carries so that it can be computed again: JSON hidden in its text or in a file next to it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import re
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
+from harness.bounds import MOST_REPORT_BYTES
 from harness.errors import HarnessError
+from harness.files import read_plain
 from harness.job.experiment import Price, Question
 from harness.record import Record
 from harness.record.record_files import RecordFiles
@@ -74,12 +76,46 @@ class Manifest(BaseModel):
         return values
 
     def line(self) -> str:
-        """The line that a writer hides; nothing in it can end a comment or begin a tag."""
+        """The line that a writer hides."""
+        return _hidden(self._values())
+
+    def file(self) -> str:
+        """The same for a file next to the report, which `pointer` names."""
+        return json.dumps(self._values(), indent=1) + "\n"
+
+    def pointer(self) -> str:
+        """The line that a writer hides where the manifest is a file next to the report."""
+        file = self.file().encode()
+        return _hidden({"manifest": manifest_name(Path(self.name)), "sha256": digest(file)})
+
+    def _values(self) -> dict[str, Any]:
         unset = {"price_per_gpu_hour"} if self.price_per_gpu_hour is None else set()
-        text = json.dumps(self.model_dump(exclude=unset), separators=(",", ":"))
-        for character, code in (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026"), ("--", "-\\u002d")):
-            text = text.replace(character, code)
-        return MARK + text
+        return self.model_dump(exclude=unset)
+
+
+class Carried(NamedTuple):
+    """The manifest that a report carries."""
+
+    manifest: Manifest
+    line: int
+    """Of the report, counted from 1: where the manifest is, or the name of its file."""
+    file: str = ""
+    """Next to the report; empty: the line holds the manifest."""
+    is_changed: bool = False
+    """Whether the file's digest is not the one in the report."""
+
+
+def _hidden(values: dict[str, Any]) -> str:
+    """A line in which nothing can end a comment or begin a tag."""
+    text = json.dumps(values, separators=(",", ":"))
+    for character, code in (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026"), ("--", "-\\u002d")):
+        text = text.replace(character, code)
+    return MARK + text
+
+
+def manifest_name(report: Path) -> str:
+    """File name of a markdown report's manifest."""
+    return f"{report.stem}.manifest.json"
 
 
 def digest(data: bytes) -> str:
@@ -152,8 +188,8 @@ def paths_from(folder: Path) -> Callable[[Path], str]:
     return lambda path: os.path.relpath(os.path.realpath(path), start).replace(os.sep, "/")
 
 
-def read_manifest(text: str, report: Path) -> tuple[Manifest, int]:
-    """The manifest in a report's text, and its line number, counted from 1.
+def read_manifest(text: str, report: Path) -> Carried:
+    """The manifest in a report's text, or in the file next to the report that the text names.
 
     Raises HarnessError if there is none: the file is no report, or the line was removed.
     """
@@ -165,11 +201,28 @@ def read_manifest(text: str, report: Path) -> tuple[Manifest, int]:
             "removed; write it with `harness report`"
         )
     # LaTeX has it first, the others last: a name within a command may hold such a line too.
-    number, values = candidates[0 if candidates[0][0] == 1 else -1]
+    number, hidden = candidates[0 if candidates[0][0] == 1 else -1]
     try:
-        return Manifest.model_validate(json.loads(values)), number
-    except (json.JSONDecodeError, ValidationError) as error:
+        values = json.loads(hidden)
+        if "manifest" not in values:
+            return Carried(Manifest.model_validate(values), number)
+        name = Path(str(values["manifest"])).name
+        data = _beside(report, name)
+        changed = digest(data) != values.get("sha256")
+        return Carried(Manifest.model_validate(json.loads(data)), number, name, changed)
+    except (ValueError, TypeError) as error:
         raise HarnessError(
             f"report '{report}', line {number}: the list of its records cannot be read; "
             "write the report again with `harness report`"
+        ) from error
+
+
+def _beside(report: Path, name: str) -> bytes:
+    try:
+        return read_plain(report.with_name(name), MOST_REPORT_BYTES)
+    except OSError as error:
+        raise HarnessError(
+            f"report '{report}' needs '{report.with_name(name)}', which lists its records "
+            f"({error.strerror or error}); keep the files together, or write the report again with "
+            "`harness report`"
         ) from error

@@ -17,7 +17,7 @@ from harness.record.record_files import RECORD_NAME
 from harness.record.store import try_writing
 from harness.safe_text import described
 from harness.tell.document import Document
-from harness.tell.manifest import Format, Manifest, digest, make_manifest, read_manifest
+from harness.tell.manifest import Format, Manifest, digest, make_manifest, manifest_name, read_manifest
 from harness.tell.outline import details_document
 from harness.tell.pictures.drawing import draw
 from harness.tell.sections.records import records_section
@@ -79,10 +79,10 @@ def write_report(
     output.parent.mkdir(parents=True, exist_ok=True)
     stale = _earlier_pictures(output, manifest)
     # A stream has no folder of its own, so the report's text alone goes there.
-    beside = {} if stream_number(output) is not None else rendered.files
+    files = {} if stream_number(output) is not None else rendered.files
     try:
         write_all_atomically(
-            {output.parent / name: data for name, data in beside.items()} | {output: rendered.text}
+            {output.parent / name: data for name, data in files.items()} | {output: rendered.text}
         )
     except OSError as error:
         raise HarnessError(f"report '{error.filename}' cannot be written: {error.strerror}") from error
@@ -121,7 +121,7 @@ def prepare_report(
     manifest = manifest.model_copy(
         update={"pictures": {names[key, f]: digest(b) for key, of in images.items() for f, b in of.items()}}
     )
-    return manifest, render(document, manifest, images, output)
+    return manifest, render(document, manifest, images, output, beside=stream_number(output) is None)
 
 
 def _earlier_pictures(output: Path, manifest: Manifest) -> list[Path]:
@@ -129,7 +129,7 @@ def _earlier_pictures(output: Path, manifest: Manifest) -> list[Path]:
     if stream_number(output) is not None or not output.is_file():
         return []
     try:
-        earlier, _ = read_manifest(read_plain(output, MOST_REPORT_BYTES).decode(), output)
+        earlier = read_manifest(read_plain(output, MOST_REPORT_BYTES).decode(), output).manifest
     except (OSError, UnicodeDecodeError, HarnessError):
         return []
     found = []
@@ -192,19 +192,22 @@ def details_name(output: Path) -> str:
     return f"{output.stem}.details{output.suffix}"
 
 
-def render(document: Document, manifest: Manifest, images: Images, output: Path) -> Rendered:
-    """The bytes of the report and of the files next to it."""
+def render(
+    document: Document, manifest: Manifest, images: Images, output: Path, *, beside: bool = True
+) -> Rendered:
+    """The bytes of the report and of the files next to it; `beside`: its manifest among these."""
     names = picture_names(images, output)
     pictures = {names[key, form]: data for key, of in images.items() for form, data in of.items()}
     match manifest.format:
         case "md":
             shown = {key: names[key, "svg"] for key in images}
             details = details_name(output)
-            text = render_markdown(document, shown, manifest.line(), details)
-            if document.details is None:
-                return Rendered(text=text, files=pictures)
-            beside = render_details(document.details, shown, output.name).encode()
-            return Rendered(text=text, files={**pictures, details: beside})
+            carried = manifest.pointer() if beside else manifest.line()
+            files = {**pictures, **({manifest_name(output): manifest.file().encode()} if beside else {})}
+            text = render_markdown(document, shown, carried, details)
+            if document.details is not None:
+                files[details] = render_details(document.details, shown, output.name).encode()
+            return Rendered(text=text, files=files)
         case "html":
             shown = {key: data_address(of["svg"]) for key, of in images.items()}
             return Rendered(text=render_html(document, shown, manifest.line()), files={})

@@ -25,7 +25,7 @@ from harness.record import Record
 from harness.record.record_files import RecordFiles
 from harness.record.store import parse_record, read_record
 from harness.tell.document import Document
-from harness.tell.manifest import Manifest, RecordEntry, digest, neighbours, read_manifest
+from harness.tell.manifest import Carried, Manifest, RecordEntry, digest, neighbours, read_manifest
 from harness.tell.outline import PICTURE_KEYS
 from harness.tell.pictures.drawing import RENDERER, renderer
 from harness.tell.report import (
@@ -68,14 +68,14 @@ class Verification:
         return {"holds": not problems, "problems": problems, "notes": self.notes}
 
 
-def check_records(
-    report: Path, text: str, manifest: Manifest, manifest_line: int, result: Verification
-) -> dict[str, Record]:
+def check_records(report: Path, text: str, carried: Carried, result: Verification) -> dict[str, Record]:
     """Records by path, those left out that are missing or cannot be read."""
-    check = _Check(report, text.split("\n"), manifest, manifest_line, RecordFiles(), result)
+    if carried.file:
+        text = _read_text(report.with_name(carried.file))
+    check = _Check(report, text.split("\n"), carried, RecordFiles(), result)
     records: dict[str, Record] = {}
     runs: dict[tuple[str, bool], str] = {}
-    for entry in manifest.records:
+    for entry in carried.manifest.records:
         if (record := check.read(entry)) is None:
             continue
         records[entry.path] = record
@@ -91,17 +91,17 @@ def check_records(
 class _Check:
     report: Path
     lines: list[str]
-    manifest: Manifest
-    manifest_line: int
+    """Of the file that lists the records."""
+    carried: Carried
     files: RecordFiles
     result: Verification
 
     def tell(self, entry: RecordEntry, what: str) -> None:
         """Add a problem, at the first line that names the run."""
+        name, listed = self.carried.file or self.report.name, None if self.carried.file else self.carried.line
         lines = enumerate(self.lines, 1)
-        named = (n for n, text in lines if entry.run_id in text and n != self.manifest_line)
-        line = next(named, self.manifest_line)
-        self.result.problems.append(Problem(self.report.name, line, what))
+        line = next((n for n, text in lines if entry.run_id in text and n != listed), listed)
+        self.result.problems.append(Problem(name, line, what))
 
     def read(self, entry: RecordEntry) -> Record | None:
         """A listed record, compared with what is listed; None if it is missing or cannot be read."""
@@ -125,17 +125,18 @@ class _Check:
 
     def neighbours(self, jobs: set[str]) -> None:
         """Records that appeared after the report was written."""
-        known = {entry.path for entry in self.manifest.records} | set(self.manifest.left_out)
-        for path in neighbours(self.manifest.records, self.report.parent, self.files):
+        manifest = self.carried.manifest
+        known = {entry.path for entry in manifest.records} | set(manifest.left_out)
+        for path in neighbours(manifest.records, self.report.parent, self.files):
             if path in known:
                 continue
             try:
                 same_job = read_record(self.report.parent / path, self.files).job_id in jobs
             except HarnessError:
                 same_job = True
-            if same_job or PurePosixPath(path).parent.parent.as_posix() in self.manifest.folders:
+            if same_job or PurePosixPath(path).parent.parent.as_posix() in manifest.folders:
                 what = f"record {path} lies next to the records of the report and is not in it"
-                self.result.problems.append(Problem(self.report.name, self.manifest_line, what))
+                self.result.problems.append(Problem(self.report.name, self.carried.line, what))
             else:
                 what = f"record {path}, of another job, lies next to the records of the report"
                 self.result.notes.append(what)
@@ -270,8 +271,12 @@ def verify(report: Path, *, pictures_by_digest: bool = False) -> Verification:
         what = "lines end in CRLF, which `harness report` does not write; the rest was compared without"
         result.problems.append(Problem(report.name, text[: text.index("\r\n")].count("\n") + 1, what))
         text = text.replace("\r\n", "\n")
-    manifest, manifest_line = _find_manifest(report, text)
-    records = check_records(report, text, manifest, manifest_line, result)
+    carried = _find_manifest(report, text)
+    manifest, manifest_line = carried.manifest, carried.line
+    if carried.is_changed:
+        what = f"{carried.file}, the list of records, was changed: its SHA-256 is not the one here"
+        result.problems.append(Problem(report.name, manifest_line, what))
+    records = check_records(report, text, carried, result)
     _check_unlisted_pictures(report, manifest, manifest_line, result)
     if manifest.left_out:
         count = counted(len(manifest.left_out), "record")
@@ -283,7 +288,7 @@ def verify(report: Path, *, pictures_by_digest: bool = False) -> Verification:
     redraw = manifest.drawing == renderer()
     if not redraw and IMAGE_FORMATS[manifest.format]:
         _report_other_drawing(report.name, manifest, manifest_line, pictures_by_digest, result)
-    _compare(report, text, document, manifest, manifest_line, redraw, result)
+    _compare(report, text, document, carried, redraw, result)
     if manifest.harness != version("sharding-harness"):
         result.notes.append(
             f"written by sharding-harness {manifest.harness}, checked by {version('sharding-harness')}: "
@@ -300,15 +305,15 @@ def _compare(
     report: Path,
     text: str,
     document: Document,
-    manifest: Manifest,
-    manifest_line: int,
+    carried: Carried,
     redraw: bool,
     result: Verification,
 ) -> None:
     """Compare the text, and every file next to it, with what the records give."""
+    manifest, manifest_line = carried.manifest, carried.line
     name = report.parent / manifest.name
     images = draw_all(document, manifest.format)
-    rendered = render(document, manifest, images, name)
+    rendered = render(document, manifest, images, name, beside=bool(carried.file))
     names = picture_names(images, name)
     shown = as_drawn_here(text, rendered.text) if redraw else text
     _compare_text(report.name, shown, rendered.text, redraw, result)
@@ -400,13 +405,13 @@ def _owner_of_details(report: Path) -> Path | None:
     return owner if mark and details_name(owner) == report.name and owner.is_file() else None
 
 
-def _find_manifest(report: Path, text: str) -> tuple[Manifest, int]:
+def _find_manifest(report: Path, text: str) -> Carried:
     """The manifest within the text; that of a CSV report is a file next to it."""
     of_csv = report.with_suffix(f".{MANIFEST}.csv")
     if of_csv.is_file():
-        manifest, line = read_manifest(_read_text(of_csv), of_csv)
-        if manifest.name == report.name:
-            return manifest, line
+        found = read_manifest(_read_text(of_csv), of_csv)
+        if found.manifest.name == report.name:
+            return found
     return read_manifest(text, report)
 
 

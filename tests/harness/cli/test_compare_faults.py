@@ -99,7 +99,7 @@ def test_run_folder_that_was_renamed_counts_and_is_reported(tmp_path: Path) -> N
     done = compare(tmp_path, "sound", "--report", "report.md")
     assert done.returncode == 0, done.stderr
     assert "3 of 3 cells have a record" in done.stderr
-    assert "best run" in (tmp_path / "report.md").read_text()
+    assert "best run" in (tmp_path / "report.manifest.json").read_text()
 
 
 def test_two_comparisons_at_once_run_no_cell_twice(tmp_path: Path) -> None:

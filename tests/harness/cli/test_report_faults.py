@@ -48,7 +48,7 @@ def test_odd_record_is_passed_over_by_name(tmp_path: Path) -> None:
     done = harness("report", "runs", "-o", "report.md", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "unexpected" not in done.stderr
-    assert "sound" in (tmp_path / "report.md").read_text()
+    assert "sound" in (tmp_path / "report.manifest.json").read_text()
 
 
 def test_report_of_no_readable_record_fails(tmp_path: Path) -> None:

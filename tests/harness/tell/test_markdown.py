@@ -127,7 +127,7 @@ def test_agreement_is_told(tmp_path: Path) -> None:
 
 
 def test_records_are_linked_relative_to_the_report(tmp_path: Path) -> None:
-    text = report_of(tmp_path, [make_record()]).read_text()
+    text = report_of(tmp_path, [make_record()]).with_name("report.manifest.json").read_text()
     assert "runs/0/record.json" in text
     assert str(tmp_path) not in text
 

@@ -40,7 +40,7 @@ def comparison_of(folder: str) -> Comparison:
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_report_states_no_speed_unless_it_was_asked_and_no_order_without_enough_runs(folder: str) -> None:
     report = REPORTS / folder / "report.md"
-    question = read_manifest(report.read_text(encoding="utf-8"), report)[0].question
+    question = read_manifest(report.read_text(encoding="utf-8"), report).manifest.question
     comparison = comparison_of(folder)
     excluded: tuple[str, ...] = ()
     if not speeds_are_asked(question):

@@ -8,11 +8,11 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.record.store import write_record
-from harness.tell.manifest import digest
+from harness.tell.manifest import Manifest, digest
 from harness.tell.report import SUFFIXES, details_name, write_report
 from harness.tell.verify import pictures_within, same_picture, verify
 from harness.tell.writers.html import data_address
-from tests.harness.tell.published import edit, found, line_of_picture, write_runs
+from tests.harness.tell.published import edit, found, line_of_picture, point_to_the_list, write_runs
 from tests.records import make_record
 
 pytestmark = pytest.mark.long(seconds=25)
@@ -84,7 +84,7 @@ def test_space_in_a_record_is_an_edit(copy: Path) -> None:
     (problem,) = verify(copy / "report.md").problems
     assert "was changed" in problem.what
     assert problem.line is not None
-    assert "run-ddp-1" in (copy / "report.md").read_text().splitlines()[problem.line - 1]
+    assert "run-ddp-1" in (copy / problem.file).read_text().splitlines()[problem.line - 1]
 
 
 def test_removed_record_is_named(copy: Path) -> None:
@@ -201,11 +201,12 @@ def test_svg_of_other_values_does_not_hold(copy: Path, pattern: str, replace) ->
 
 
 def drawn_by_another(folder: Path) -> None:
-    for name, times in (("report.md", 1), ("report.details.md", 1), ("report.html", 2)):
+    for name, times in (("report.manifest.json", 1), ("report.details.md", 1), ("report.html", 2)):
         text = (folder / name).read_text()
         changed = re.sub(r"(vl-convert-python )[\w.]+\w", r"\g<1>1.2.3", text)
         assert changed.count("1.2.3") == times
         (folder / name).write_text(changed)
+    point_to_the_list(folder)
 
 
 @pytest.mark.parametrize("name", ["report.md", "report.html"])
@@ -237,16 +238,37 @@ def test_file_without_its_list_of_records_is_no_report(copy: Path, change: Calla
 
 
 def test_list_of_records_that_was_damaged_is_an_error(copy: Path) -> None:
-    edit(copy / "report.md", '"sha256":', '"sha":')
+    edit(copy / "report.manifest.json", '"sha256":', '"sha":')
     with pytest.raises(HarnessError, match="cannot be read"):
         verify(copy / "report.md")
 
 
+def test_list_of_records_that_is_missing_or_was_changed_is_named(copy: Path) -> None:
+    listed = copy / "report.manifest.json"
+    edit(listed, '"question": "all"', '"question":  "all"')
+    problems = found(verify(copy / "report.md"))
+    assert "report.manifest.json, the list of records, was changed" in problems[0]
+    listed.unlink()
+    with pytest.raises(HarnessError, match=r"needs '.*report\.manifest\.json', which lists its records"):
+        verify(copy / "report.md")
+
+
+def test_report_that_holds_its_list_of_records_needs_no_file_of_it(copy: Path) -> None:
+    """A report written to a stream, or before the list was a file of its own."""
+    text, listed = (copy / "report.md").read_text(), copy / "report.manifest.json"
+    inline = Manifest.model_validate_json(listed.read_text()).line()
+    listed.unlink()
+    (copy / "report.md").write_text(re.sub(r"harness-report: \{.*\}", lambda _: inline, text))
+    assert found(verify(copy / "report.md")) == []
+
+
 def test_record_taken_out_of_report_and_list_alike_is_still_beside(copy: Path) -> None:
     """Whoever drops an unwelcome run must delete its record too."""
-    path = copy / "report.md"
+    path = copy / "report.manifest.json"
     text = path.read_text()
-    path.write_text(re.sub(r'\{"path":"runs/run-ddp-1/[^}]*\},', "", text))
+    path.write_text(re.sub(r'\{\s*"path": "runs/run-ddp-1/[^}]*\},\s*', "", text))
+    point_to_the_list(copy)
+    path = copy / "report.md"
     assert any("runs/run-ddp-1/record.json" in p and "lies next to" in p for p in found(verify(path)))
 
 

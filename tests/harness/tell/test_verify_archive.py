@@ -1,6 +1,7 @@
 """A report of records in an archive: what is done to the archive is named like what is done to a folder."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from harness.record.record_files import ARCHIVE_NAME, RECORD_NAME
 from harness.record.store import archive_runs
 from harness.tell.report import write_report
 from harness.tell.verify import verify
-from tests.harness.tell.published import edit, found, write_runs
+from tests.harness.tell.published import edit, found, point_to_the_list, write_runs
 from tests.records import make_record
 
 Files = dict[str, bytes]
@@ -62,7 +63,7 @@ def test_one_byte_of_a_packed_record_is_an_edit(copy: Path) -> None:
     (problem,) = verify(copy / "report.md").problems
     assert f"record {ARCHIVE_NAME}/{name} was changed" in problem.what
     assert problem.line is not None
-    assert "run-ddp-1" in (copy / "report.md").read_text().splitlines()[problem.line - 1]
+    assert "run-ddp-1" in (copy / problem.file).read_text().splitlines()[problem.line - 1]
 
 
 def test_edited_figure_of_a_packed_record_is_named_with_what_it_changes(copy: Path) -> None:
@@ -93,9 +94,10 @@ def test_record_that_was_put_in_is_named(job_id: str, copy: Path) -> None:
 
 
 def test_record_taken_out_of_report_and_list_alike_is_still_in_the_archive(copy: Path) -> None:
-    text = (copy / "report.md").read_text()
-    entry = text[text.index(f'{{"path":"{ARCHIVE_NAME}/run-ddp-1/') :].partition("},")[0] + "},"
-    edit(copy / "report.md", entry, "")
+    listed = copy / "report.manifest.json"
+    entry = re.findall(rf'\{{\s*"path": "{ARCHIVE_NAME}/run-ddp-1/[^}}]*\}},\s*', listed.read_text())[0]
+    edit(listed, entry, "")
+    point_to_the_list(copy)
     problems = found(verify(copy / "report.md"))
     assert any(f"{ARCHIVE_NAME}/run-ddp-1/record.json lies next to" in problem for problem in problems)
 

@@ -10,7 +10,7 @@ from harness.errors import HarnessError
 from harness.record.store import write_record
 from harness.tell.report import write_report
 from harness.tell.verify import verify
-from tests.harness.tell.published import edit, found, line_of_picture, write_runs
+from tests.harness.tell.published import edit, found, line_of_picture, point_to_the_list, write_runs
 from tests.records import LOSSES, make_record, make_steps
 
 
@@ -109,9 +109,10 @@ def test_removed_finding_is_named(tmp_path: Path) -> None:
 
 def test_status_that_only_the_list_of_records_tells_is_checked(copy: Path) -> None:
     """The list and the table that is made of it agree; the record does not."""
-    text = (copy / "report.md").read_text()
-    changed = re.sub(r'("run_id":"run-ddp-1","status":)"ok"', r'\1"failed"', text)
-    (copy / "report.md").write_text(changed)
+    text = (copy / "report.manifest.json").read_text()
+    changed = re.sub(r'("run_id": "run-ddp-1",\s*"status": )"ok"', r'\1"failed"', text)
+    (copy / "report.manifest.json").write_text(changed)
+    point_to_the_list(copy)
     edit(copy / "report.details.md", "| run-ddp-1 | ok |", "| run-ddp-1 | failed |")
     (problem,) = verify(copy / "report.md").problems
     assert "is of run run-ddp-1, ok; listed as run run-ddp-1, failed" in problem.what
@@ -137,9 +138,11 @@ def test_run_that_counts_twice_is_named(baseline: bool, tmp_path: Path) -> None:
 
 def test_digests_of_pictures_that_were_edited_are_named(copy: Path) -> None:
     """Else --pictures-by-digest would accept another picture later."""
-    for name in ("report.md", "report.html"):
-        text = (copy / name).read_text()
-        line = edit(copy / name, re.findall(r'svg":"([0-9a-f]{64})', text)[0], "0" * 64)
+    for name, listed in (("report.md", "report.manifest.json"), ("report.html", "report.html")):
+        digest = re.findall(r'svg": ?"([0-9a-f]{64})', (copy / listed).read_text())[0]
+        line = edit(copy / listed, digest, "0" * 64)
+        if listed != name:
+            line = point_to_the_list(copy)
         problems = verify(copy / name).problems
         assert [(p.line, "digests" in p.what) for p in problems] == [(line, True)]
 
