@@ -211,7 +211,8 @@ def _present_by_any_rank(record: Record, store: Store, as_json: bool, view: View
 def _present_run(record: Record, store: Store, as_json: bool, view: View) -> int:
     if record.error is not None and record.error.kind == "JobError":
         store.discard(record.run_id)
-        raise HarnessError(record.error.message)
+        where = "" if record.error.rank is None else f" (rank {record.error.rank})"
+        raise HarnessError(f"{record.error.message}{where}")
     if as_json:
         echo(record.model_dump_json(indent=1))
     path = store.record_path(record)

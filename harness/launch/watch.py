@@ -92,6 +92,8 @@ class _Usage:
 
     processor_seconds: float
     moved_bytes: int
+    wants_to_go_on: bool
+    """Whether a main thread had a processor, waited for one, or for a disk."""
 
 
 class Idleness:
@@ -101,6 +103,9 @@ class Idleness:
         self._processes = processes
         self._since: float | None = None
         self._before: dict[int, _Usage] = {}
+        self._wanted: set[int] = set()
+        """Ranks that wanted to go on at the last look; who does at two has work, though none of it got done.
+        One look may meet a thread that only wakes up to wait on."""
 
     def reset(self) -> None:
         """Begin anew with the next call of `seconds`."""
@@ -113,11 +118,12 @@ class Idleness:
             self._since = None
             return 0.0
         usage = {rank: _usage(process) for rank, process in processes.items()}
-        since = self._since
+        wanted = {rank for rank, of_rank in usage.items() if of_rank.wants_to_go_on}
+        still, self._wanted, since = wanted & self._wanted, wanted, self._since
         if since is None or usage.keys() != self._before.keys():
             self._since, self._before = now, usage
             return 0.0
-        if any(_worked(self._before[rank], usage[rank], now - since) for rank in usage):
+        if still or any(_worked(self._before[rank], usage[rank], now - since) for rank in usage):
             self._since, self._before = now, usage
             return 0.0
         return now - since
@@ -131,22 +137,23 @@ def _worked(before: _Usage, after: _Usage, seconds: float) -> bool:
 
 
 def _usage(process: int) -> _Usage:
-    seconds, moved = 0.0, 0
+    seconds, moved, wants_to_go_on = 0.0, 0, False
     try:
         rank = psutil.Process(process)
         family = [rank, *rank.children(recursive=True)]
     except psutil.Error:
-        return _Usage(seconds, moved)
+        return _Usage(seconds, moved, wants_to_go_on)
     for member in family:
         try:
             times, counters = member.cpu_times(), member.io_counters()
+            wants_to_go_on |= member.status() in (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
         except psutil.Error:
             continue
         seconds += times.user + times.system + times.children_user + times.children_system
         # Not `read_chars`, which counts /proc. What is read from a cache takes processor time; what a network
         # brings is written to files.
         moved += counters.write_chars + counters.read_bytes + counters.write_bytes
-    return _Usage(seconds, moved)
+    return _Usage(seconds, moved, wants_to_go_on)
 
 
 STATE_SIGNAL = signal.SIGUSR2

@@ -36,6 +36,7 @@ from harness.rank.environment import device_name, join_process_group, prepare_pr
 from harness.rank.events import EventWriter
 from harness.rank.failure_words import failure_message
 from harness.rank.loop import Loop, describe_data
+from harness.rank.models.changes import while_compiling
 from harness.rank.models.description import Built
 from harness.rank.models.model import model_config
 from harness.rank.placement import placement
@@ -47,6 +48,7 @@ from harness.rank.probes.process_memory import HostPeak
 from harness.rank.probes.time import phase_timer
 from harness.rank.probes.weights import combined, digest_share, digest_weights
 from harness.rank.signals import SignalThread
+from harness.rank.telling import tell_through
 from harness.record import ObservedPart, SetupMemoryPart, WeightsPart
 from harness.record.model import weights_differ
 from harness.record.workload import NOT_CLAIMED, of_job
@@ -235,18 +237,21 @@ def run_rank(run_directory: Path, on_termination: Callable[[], None] | None = No
         sys.stderr.write(f"events cannot be written: {error}\n")
         return EVENTS_LOST
     telling.signals.on_state_asked(run_directory, world.rank)
+    tell_through(telling.position.hear)
     try:
         prepare_process(request, world)
         _train(request, run_directory, world, telling)
     except Unsupported as reason:
         telling.events.write(UnsupportedEvent(reasons=[described(reason)]))
     except HarnessError as error:
-        return _fail(telling, run_directory, error, "failed")
+        return _fail(telling, run_directory, request.backend, error, "failed")
     except BaseException as error:
         if not isinstance(error, torch.OutOfMemoryError | MemoryError):
             with suppress(Exception):  # of an exception that cannot be shown
                 traceback.print_exc()
-        return _fail(telling, run_directory, error, "oom" if is_out_of_memory(error) else "failed")
+        return _fail(
+            telling, run_directory, request.backend, error, "oom" if is_out_of_memory(error) else "failed"
+        )
     return 0
 
 
@@ -280,6 +285,7 @@ def _train(request: RunRequest, run_directory: Path, world: World, telling: _Tel
     with counter.counting("setup"), HostPeak() as of_engine:
         facts, example = samples.facts, samples.batch([0, 0])
         engine, built = prepare_engine(request, world, backend, facts, observer, weights, example)
+    while_compiling(lambda: position.within("compile"))
     loop = _loop(request, run_directory, world, samples, sampler, engine, instruments, telling)
     begin_training(loop, request.resume)
     initial, host_memory = digest_initial_weights(request, engine, counter, of_engine)
@@ -398,14 +404,18 @@ def _config_writer(config: Any) -> Callable[[Path], None]:
 
 
 def _fail(
-    telling: _Telling, run_directory: Path, error: BaseException, status: Literal["oom", "failed"]
+    telling: _Telling,
+    run_directory: Path,
+    backend: str,
+    error: BaseException,
+    status: Literal["oom", "failed"],
 ) -> int:
     """Write why this rank ends; its exit code."""
     telling.signals.note_collectives()
     failure = FailureEvent(
         status=status,
         error_kind=encodable(type(error).__name__),
-        message=failure_message(error, run_directory),
+        message=failure_message(error, run_directory, backend),
         at=time.time(),
         step=telling.position.position.step,
         phase=telling.position.position.phase,

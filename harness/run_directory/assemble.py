@@ -40,7 +40,7 @@ from harness.run_directory.events import (
 )
 from harness.run_directory.nodes import environment_of
 from harness.run_directory.out_of_memory import line_of_out_of_memory
-from harness.run_directory.rank_state import log_tail, read_log, read_position, shown_text
+from harness.run_directory.rank_state import Position, log_tail, read_log, read_position, shown_text
 from harness.run_directory.request import (
     RunRequest,
     checkpoint_folder,
@@ -280,7 +280,7 @@ def _error(run_directory: Path, cause: Cause) -> ErrorPart:
         step, phase = (position.step, position.phase) if position else (None, None)
     return ErrorPart(
         kind=failure.error_kind if failure else "Exit",
-        message=failure.message if failure else _exit_message(cause.exit_code),
+        message=failure.message if failure else _exit_message(cause.exit_code, position),
         rank=rank,
         exit_code=cause.exit_code,
         step=step,
@@ -289,17 +289,21 @@ def _error(run_directory: Path, cause: Cause) -> ErrorPart:
     )
 
 
-def _exit_message(code: int | None) -> str:
+def _exit_message(code: int | None, position: Position | None) -> str:
+    doing = position.doing if position is not None else None
+    within = f" in {doing}" if doing else ""
     if code is None:
-        return "the rank vanished without having finished; who started it did not see how it ended"
+        return f"the rank vanished{within} without having finished; who started it did not see how it ended"
     if code in TERMINATED:
-        return "the rank was terminated by SIGTERM, which its launcher had not sent"
+        return f"the rank was terminated{within} by SIGTERM, which its launcher had not sent"
     if code < 0:
         hint = " (the kernel's out-of-memory killer ends processes so)" if code == -9 else ""
-        return f"the rank was killed by {signal_name(code)}{hint}"
+        return f"the rank was killed{within} by {signal_name(code)}{hint}"
     if code == EVENTS_LOST:
         why = "is the disk full, or the folder read-only?"
         return f"the rank could not write its events ({why}) and ended with exit code {code}"
+    if doing:
+        return f"{doing} ended the rank with exit code {code}; return what it makes instead"
     return f"the rank ended with exit code {code} without having finished"
 
 

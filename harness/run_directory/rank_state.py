@@ -1,7 +1,7 @@
 """Where a rank is: one small file per rank, rewritten in place, that outlives the rank however it ends.
 
-The first line holds step and phase. When the rank is asked for more, its stacks follow, and a line about
-the collective that it waits in.
+The first line holds step and phase, and which function of the job's own runs. When the rank is asked for
+more, its stacks follow, and a line about the collective that it waits in.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +27,7 @@ from harness.record import Part
 from harness.run_directory.request import rank_state
 from harness.safe_text import MOST_LOG_TAIL_BYTES, capped_tail, redacted
 
-HEAD_BYTES = 64
+HEAD_BYTES = 256
 STEP_PHASES = ("data", "forward", "backward", "step")
 """Phases that every training step has; others have a time limit of their own."""
 EVALUATION = "evaluation"
@@ -43,6 +44,8 @@ class Position:
 
     phase: str
     step: int | None
+    doing: str | None = None
+    """Code of the job's own that runs, such as "model.factory 'm.py:build'"."""
 
     @property
     def in_step(self) -> bool:
@@ -74,6 +77,7 @@ class PositionWriter:
     def __init__(self, run_directory: Path, rank: int) -> None:
         self._step: int | None = None
         self._phase = "start"
+        self._doing: str | None = None
         self._file: int | None = None
         try:
             self._file = os.open(rank_state(run_directory, rank), os.O_WRONLY | os.O_CREAT, 0o666)
@@ -84,7 +88,7 @@ class PositionWriter:
     @property
     def position(self) -> Position:
         """Where this rank is."""
-        return Position(phase=self._phase, step=self._step)
+        return Position(phase=self._phase, step=self._step, doing=self._doing)
 
     def begin_step(self, step: int | None) -> None:
         """What follows belongs to this training step; None: to none."""
@@ -93,11 +97,30 @@ class PositionWriter:
     def enter(self, phase: str) -> None:
         """A phase begins."""
         self._phase = phase
+        self._write()
+
+    @contextmanager
+    def within(self, phase: str) -> Iterator[None]:
+        """A phase in the midst of another."""
+        before = self._phase
+        self.enter(phase)
+        yield
+        self.enter(before)
+
+    def hear(self, said: Mapping[str, Any]) -> None:
+        """What `harness.rank.telling` says."""
+        if "doing" in said:
+            self._doing = said["doing"]
+            self._write()
+
+    def _write(self) -> None:
         if self._file is None:
             return
         step = "-" if self._step is None else self._step
+        head = f"{step} {self._phase}" + (f"\t{self._doing}" if self._doing else "")
+        line = head.encode(errors="replace")[: HEAD_BYTES - 1].ljust(HEAD_BYTES - 1)
         try:
-            os.pwrite(self._file, f"{step} {phase}".ljust(HEAD_BYTES - 1).encode() + b"\n", 0)
+            os.pwrite(self._file, line + b"\n", 0)
         except OSError:  # a full disk ends no run: it only loses its positions
             self._file = None
 
@@ -113,10 +136,12 @@ def read_head(run_directory: Path, rank: int) -> bytes:
 
 def read_position(run_directory: Path, rank: int) -> Position | None:
     """Where a rank is, or was when it ended; None: it never said."""
-    step, _, phase = read_head(run_directory, rank).decode(errors="replace").strip().partition(" ")
+    head, _, doing = read_head(run_directory, rank).decode(errors="replace").strip().partition("\t")
+    step, _, phase = head.partition(" ")
     if not phase.strip():
         return None
-    return Position(phase=phase.strip(), step=int(step) if step.isdecimal() else None)
+    number = int(step) if step.isdecimal() else None
+    return Position(phase=phase.strip(), step=number, doing=doing or None)
 
 
 def read_state(run_directory: Path, rank: int) -> RankState:

@@ -81,15 +81,19 @@ def late_ranks(
 ) -> Late | None:
     """The ranks that did not arrive where the others wait; None: that cannot be told.
 
-    In this order: processes that have ended, processes that are stopped, ranks in no collective while others
-    wait in one, ranks outside of torch.distributed while others wait in it, ranks that have begun fewer
-    collectives, and ranks in an earlier step or phase.
+    In this order: processes that have ended, processes that are stopped, ranks in a factory of the job and in
+    no collective while others are elsewhere, ranks in no collective while others wait in one, ranks outside
+    of torch.distributed while others wait in it, ranks that have begun fewer collectives, and ranks in an
+    earlier step or phase.
     """
     if gone:
         return Late(ranks=tuple(gone), why="gone without having finished")
     if stopped:
         return Late(ranks=tuple(stopped), why="stopped by SIGSTOP")
     waiting = [rank for rank, state in states.items() if state.collective is not None]
+    within = tuple(rank for rank, state in states.items() if _doing(state) and rank not in waiting)
+    if within and len(within) < len(states):
+        return Late(ranks=within, why="in code of the job's own, which has not returned")
     others = tuple(rank for rank in states if rank not in waiting)
     if waiting and others:
         return Late(ranks=others, why="in no collective, while others wait in one")
@@ -110,6 +114,10 @@ def late_ranks(
     return Late(ranks=tuple(r for r, place in places.items() if place == min(known)), why="behind the others")
 
 
+def _doing(state: RankState) -> str | None:
+    return state.position.doing if state.position is not None else None
+
+
 def _place(state: RankState) -> tuple[int, int] | None:
     position = state.position
     if position is None:
@@ -127,6 +135,8 @@ def _sentences(late: Late | None, states: Mapping[int, RankState], unseen: Seque
         said = ["the ranks wait in different collectives"]
     elif late is None and len(waits) == len(states):
         said = ["all ranks wait in the same collective: a broken network, or an overloaded machine"]
+    elif late is None and (within := [state for state in states.values() if _doing(state)]):
+        said = [f"code of the job's own has not returned ({_where(within[0])})"]
     elif late is None:
         said = ["no rank is behind the others"]
     else:
@@ -144,7 +154,8 @@ def _where(state: RankState) -> str:
     if state.position is None:
         return "not yet started"
     step = f"step {state.position.step}, " if state.position.step is not None else ""
-    return f"{step}{state.position.phase}"
+    doing = f", in {state.position.doing}" if state.position.doing else ""
+    return f"{step}{state.position.phase}{doing}"
 
 
 def _part(rank: int, state: RankState, note: StuckNote) -> RankStatePart:

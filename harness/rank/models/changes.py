@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -104,6 +107,17 @@ def compiler_facts() -> dict[str, Any]:
         "graph_breaks": int(sum(counters["graph_break"].values())),
         "recompilations": sum(1 for metric in get_compilation_metrics() if metric.recompile_reason),
     }
+
+
+def while_compiling(phase: Callable[[], AbstractContextManager[None]]) -> None:
+    """Be within `phase` whenever this process compiles: for the first call, and again for other shapes."""
+    if "torch._dynamo" not in sys.modules:
+        return
+    from torch._dynamo.callback import on_compile_end, on_compile_start
+
+    entered = ExitStack()
+    on_compile_start(lambda _: entered.enter_context(phase()))
+    on_compile_end(lambda _: entered.close())
 
 
 PACKAGE = "torchao"

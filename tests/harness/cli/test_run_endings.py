@@ -192,3 +192,40 @@ def test_timeout_stops_the_run(start: Start) -> None:
     assert len(record.steps) >= 1
     assert running.process.returncode == 1
     assert stderr.splitlines()[-1].startswith("harness: run timeout:")
+
+
+OWN = """
+import os, torch
+from torch import nn
+
+def model(leave):
+    if os.environ.get("RANK") == "1":
+        leave = getattr(os, leave, None) or exit
+        leave(7)
+    return nn.Linear(4, 1)
+
+def samples():
+    return [{"x": torch.ones(4), "target": torch.ones(1)}] * 8
+
+def loss():
+    return lambda model, batch: (model(batch["x"]) - batch["target"]).square().mean()
+"""
+
+
+@pytest.mark.parametrize(
+    ("leave", "said"),
+    [
+        ("_exit", "(rank 1, setup): model.factory 'own.py:model' ended the rank with exit code 7"),
+        ("exit", "model.factory 'own.py:model' called sys.exit(7); return what it makes instead (rank 1)"),
+    ],
+)
+def test_factory_that_ends_one_rank_is_named(tmp_path: Path, leave: str, said: str) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "job.yaml").write_text(
+        f"task: custom\nmodel: {{factory: 'own:model', arguments: {{leave: {leave}}}}}\n"
+        "data: {factory: 'own:samples'}\nloss: {factory: 'own:loss', reduction: mean, targets: samples}\n"
+        "training: {steps: 2, global_batch_size: 4}\n"
+    )
+    done = harness("run", "--config", "job.yaml", "--backend", "ddp", "--nproc", "2", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert said in done.stderr

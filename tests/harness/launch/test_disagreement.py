@@ -69,10 +69,11 @@ def test_rank_that_others_wait_for_at_the_store_is_late() -> None:
 
 
 def test_all_in_the_same_collective_is_no_rank_s_fault(tmp_path: Path) -> None:
+    from harness.run_directory.rank_state import HEAD_BYTES
     from harness.run_directory.request import rank_state
 
     for rank in range(2):
-        head = "2 backward".ljust(63) + "\n"
+        head = "2 backward".ljust(HEAD_BYTES - 1) + "\n"
         rank_state(tmp_path, rank).write_text(
             head + 'collectives: {"pending": "gloo all_reduce number 41", "enqueued": {"0": 41}}\n'
         )

@@ -1,13 +1,18 @@
 """Ranks that stand still are found in steps and seconds, and the record says where each of them is."""
 
+import ctypes
+import multiprocessing
 import os
+import platform
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
-from harness.launch.watch import StartWatch
+from harness.launch.watch import Idleness, StartWatch
 from harness.record import ErrorPart, Record
 from harness.run_directory.assemble import assemble
 from harness.run_directory.rank_state import Position, RankState
@@ -165,6 +170,108 @@ def test_ranks_that_do_nothing_in_one_phase_are_found_and_those_that_work_are_no
     assert (record.status, error_of(record).phase) == ("timeout", None)
     assert "no rank moved, computed, read or wrote" in error_of(record).message
     assert "waiting" in error_of(record).ranks[0].stack
+
+
+FACTORY = "model.factory 'm.py:build'"
+
+
+def test_factory_that_hangs_on_one_rank_is_named_and_not_the_rank_that_waits_for_it(tmp_path: Path) -> None:
+    def hangs(rank: Rank) -> None:
+        rank.position.enter("setup")
+        rank.position.hear({"doing": FACTORY})
+        time.sleep(60)
+
+    def waits(rank: Rank) -> None:
+        rank.position.enter("setup")
+        rank.wait_forever()
+
+    error = error_of(run(tmp_path, hangs, waits, idle_timeout_seconds=2))
+    assert (error.kind, error.rank, error.phase) == ("Stuck", 0, "setup")
+    said = f"rank 0 is in code of the job's own, which has not returned (setup, in {FACTORY})"
+    assert said in error.message
+    assert "in hangs" in error.ranks[0].stack
+
+
+def test_factory_that_hangs_on_every_rank_is_named(tmp_path: Path) -> None:
+    def hangs(rank: Rank) -> None:
+        rank.position.enter("load data")
+        rank.position.hear({"doing": FACTORY})
+        time.sleep(60)
+
+    error = error_of(run(tmp_path, hangs, hangs, idle_timeout_seconds=2))
+    assert (error.kind, error.rank) == ("Stuck", None)
+    assert f"code of the job's own has not returned (load data, in {FACTORY})" in error.message
+
+
+@pytest.mark.parametrize(
+    ("leave", "said"),
+    [
+        (lambda: os._exit(0), f"{FACTORY} ended the rank with exit code 0; return what it makes instead"),
+        (lambda: os._exit(7), f"{FACTORY} ended the rank with exit code 7; return what it makes instead"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), f"the rank was killed in {FACTORY} by SIGKILL"),
+    ],
+)
+def test_factory_that_ends_its_rank_is_named(tmp_path: Path, leave: Callable[[], None], said: str) -> None:
+    def leaves(rank: Rank) -> None:
+        rank.position.enter("setup")
+        rank.position.hear({"doing": FACTORY})
+        leave()
+
+    def waits(rank: Rank) -> None:
+        rank.position.hear({"doing": FACTORY})
+        rank.position.hear({"doing": None})
+        rank.miss_a_peer()
+
+    error = error_of(run(tmp_path, waits, leaves))
+    assert (error.rank, error.phase) == (1, "setup")
+    assert error.message.startswith(said)
+
+
+def starved() -> None:
+    """Computes on a processor that another process, of higher rank, has for itself."""
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    while True:
+        pass
+
+
+def waiting_for_the_disk() -> None:
+    """Cannot be interrupted, as in a read from a server that is gone: the parent of `vfork` waits so."""
+    clone, vfork = 56, 0x4000
+    if ctypes.CDLL(None).syscall(clone, vfork | signal.SIGCHLD, 0, 0, 0, 0) == 0:
+        time.sleep(60)
+
+
+def asleep() -> None:
+    time.sleep(60)
+
+
+def busy() -> None:
+    while True:
+        pass
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="system calls have other numbers")
+@pytest.mark.parametrize(("rank", "idles"), [(starved, False), (waiting_for_the_disk, False), (asleep, True)])
+def test_who_has_no_processor_or_waits_for_the_disk_does_not_idle(
+    rank: Callable[[], None], idles: bool
+) -> None:
+    context, processor = multiprocessing.get_context("fork"), min(os.sched_getaffinity(0))
+    processes = [context.Process(target=target) for target in (busy, rank)]
+    for process in processes:
+        process.start()
+        os.sched_setaffinity(process.pid or 0, {processor})
+    try:
+        idleness = Idleness(lambda: {0: processes[1].pid or 0})
+        started = time.monotonic()
+        while time.monotonic() < started + 2:
+            time.sleep(0.5)
+            idle = idleness.seconds(time.monotonic())
+        assert (idle > 1) == idles
+    finally:
+        for member in psutil.Process().children(recursive=True):
+            member.kill()
+        for process in processes:
+            process.join()
 
 
 def test_an_evaluation_batch_may_last_as_long_as_steps_do(tmp_path: Path) -> None:

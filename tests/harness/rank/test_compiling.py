@@ -1,14 +1,18 @@
 import copy
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.callback import callback_handler
 
 from harness.backends.base import SetupContext, World
 from harness.backends.options import SingleOptions
 from harness.backends.single import SingleBackend
 from harness.job.job import Job
-from harness.rank.models.changes import is_compiled
+from harness.rank.models.changes import is_compiled, while_compiling
+from harness.run_directory.rank_state import PositionWriter, read_position
 from tests.harness.rank.test_model import SMALL, built, job
 
 
@@ -54,3 +58,24 @@ def test_what_computes_is_compiled(compiled: str, precision: str | None) -> None
 
 def test_a_copy_of_a_compiled_module_is_not_compiled() -> None:
     assert not is_compiled(copy.deepcopy(built(compiled_job("block"))))
+
+
+def test_compiling_is_a_phase_of_its_own_each_time(tmp_path: Path) -> None:
+    seen: list[str] = []
+    position = PositionWriter(tmp_path, 0)
+
+    def compiler(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., object]:
+        found = read_position(tmp_path, 0)
+        seen.append(found.phase if found else "")
+        return graph.forward
+
+    double = torch.compile(lambda tensor: tensor * 2, backend=compiler, dynamic=False)
+    while_compiling(lambda: position.within("compile"))
+    try:
+        for phase, length in (("forward", 2), ("step", 3), ("step", 3)):
+            position.enter(phase)
+            double(torch.ones(length))
+            assert position.position.phase == phase
+    finally:
+        callback_handler.clear()
+    assert seen == ["compile", "compile"]
