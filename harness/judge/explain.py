@@ -14,6 +14,7 @@ from harness.judge.effective import master_dtypes, optimizer_groups, reduce_dtyp
 from harness.judge.noise import Limits
 from harness.judge.wording import percent
 from harness.record import Record
+from harness.record.workload import known_strategy
 
 UNDIVIDED = ("eager",)
 """Kernels that neither torch's `context_parallel` nor DeepSpeed's Ulysses divides among ranks."""
@@ -34,6 +35,7 @@ def first_loss_cause(record: Record, values: dict[str, Any]) -> Explanation:
     return (
         _undivided_attention(record, differs, values)
         or _stale_weights(record, differs, values)
+        or _read_outside(record, differs, values)
         or Explanation(
             kind="diverged",
             text=f"{differs} from equal weights and samples: the forward pass computes something else "
@@ -65,6 +67,20 @@ def _stale_weights(record: Record, differs: str, values: dict[str, Any]) -> Expl
         kind="diverged",
         text=f"{differs}: forward passes use other weights than the masters, see weights-in-use-stale",
         values=values,
+    )
+
+
+def _read_outside(record: Record, differs: str, values: dict[str, Any]) -> Explanation | None:
+    """Weights that the loss reads where a rank holds a part of them; None: there are none."""
+    names = record.layout.read_outside if record.layout is not None else None
+    strategy = known_strategy(record)
+    if not names or strategy is None or strategy.facts.stage < 3:
+        return None
+    return Explanation(
+        kind="weights-read-outside",
+        text=f"{differs}: the loss reads {_some(names)} outside of the model's forward pass, where a rank "
+        "holds its part alone",
+        values=values | {"parameters": names},
     )
 
 

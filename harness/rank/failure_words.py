@@ -4,63 +4,168 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import nn
 
 from harness.safe_text import described
 
-NOT_DETERMINISTIC = "does not have a deterministic implementation"
-"""In the error of torch's `alertNotDeterministic`."""
-USE_OTHER_KERNELS = (
-    "set training.deterministic=false: an operator has no deterministic kernel on CUDA, and repeats of a run "
-    "will differ by rounding"
+
+@dataclass(frozen=True, kw_only=True)
+class _Model:
+    """What libraries' errors do not tell of the model, as it was before one of them touched it."""
+
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    dtypes: dict[str, str] = field(default_factory=dict)
+    trained: list[str] = field(default_factory=list)
+    places: dict[str, list[str]] = field(default_factory=dict)
+    """Of each module with parameters of its own or below that stands in several places, all of them."""
+
+
+_noted = _Model()
+
+
+def note_parameters(model: nn.Module) -> None:
+    """Note names, whole shapes, dtypes and modules that stand in several places."""
+    global _noted
+    places: dict[int, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if any(True for _ in module.parameters()):
+            places.setdefault(id(module), []).append(name)
+    several = [names for names in places.values() if len(names) > 1]
+    outer = [names for names in several if names[0].rpartition(".")[0] not in {n for o in several for n in o}]
+    named = dict(model.named_parameters())
+    _noted = _Model(
+        shapes={name: tuple(parameter.shape) for name, parameter in named.items()},
+        dtypes={name: str(parameter.dtype).removeprefix("torch.") for name, parameter in named.items()},
+        trained=[name for name, parameter in named.items() if parameter.requires_grad],
+        places={names[0]: names for names in outer},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """Words of a library's error, and what to say of it: which parameter, why, what to do."""
+
+    words: tuple[str, ...]
+    say: Callable[[str, str], str]
+    """Of the error's text and the backend."""
+
+
+def _scalar(_text: str, _backend: str) -> str:
+    names = [name for name, shape in _noted.shapes.items() if not shape]
+    return (
+        f"{_named(names)} has no dimension, which this backend cannot cut or send; give it shape (1,), as "
+        "torch.ones(1), or run ddp"
+    )
+
+
+EXPECTED_SHAPE = re.compile(r"expected shape compatible with \[([\d, ]+)\]")
+
+
+def _read_outside(text: str, _backend: str) -> str:
+    found = EXPECTED_SHAPE.search(text)
+    shape = tuple(map(int, re.findall(r"\d+", found[1]))) if found else None
+    names = [name for name, own in _noted.shapes.items() if own and shape in (None, own)]
+    read = _named(names or list(_noted.shapes))
+    return (
+        f"the loss, or code outside of the model's forward pass, reads {read}, of which a rank holds a part "
+        "there; compute that in forward and return it, use optimizer.weight_decay for an L2 penalty, or run "
+        "ddp, zero1 or zero2"
+    )
+
+
+def _flat(_text: str, backend: str) -> str:
+    if "fsdp1" not in backend:
+        return ""
+    if _noted.places:
+        first, names = next(iter(_noted.places.items()))
+        return (
+            f"module '{first}' stands in the model {len(names)} times (also as {_quoted(names[1:])}), and "
+            "FSDP1 gathers its weights at the first place alone; give each place a module of its own, or run "
+            "fsdp, ddp or a ZeRO backend"
+        )
+    return (
+        "a weight is read outside of the module that holds it, where FSDP1 has a flat part of it; call that "
+        "module instead, or run ddp, zero1 or zero2"
+    )
+
+
+def _mixed(_text: str, _backend: str) -> str:
+    ((usual, _),) = Counter(_noted.dtypes.values()).most_common(1) or [("", 0)]
+    others = [name for name, dtype in _noted.dtypes.items() if dtype != usual]
+    if not others:
+        return ""
+    kinds = ", ".join(sorted({_noted.dtypes[name] for name in others}))
+    return (
+        f"{_named(others)} is {kinds}, the others {usual}, and FSDP cuts one dtype per unit; build the model "
+        "in one dtype (model.float()), or run ddp or a ZeRO backend"
+    )
+
+
+def _unused(text: str, _backend: str) -> str:
+    found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", text)
+    indices = map(int, found[1].split()) if found else ()
+    names = [_noted.trained[index] for index in indices if index < len(_noted.trained)]
+    return (
+        f"no gradient reaches {_named(names)} in some step, which DDP waits for; have the loss use it, "
+        "freeze it (requires_grad_(False)), or run fsdp or a ZeRO backend"
+    )
+
+
+def _twice(text: str, _backend: str) -> str:
+    found = re.search(r"with name (\S+)", text)
+    return (
+        f"{_named([found[1]] if found else [])} takes part in several backward passes of one step, as under "
+        "reentrant checkpointing of a shared module; use checkpoint(..., use_reentrant=False), or run fsdp"
+    )
+
+
+def _deterministic(_text: str, _backend: str) -> str:
+    return (
+        "set training.deterministic=false: an operator has no deterministic kernel on CUDA, and repeats of a "
+        "run will differ by rounding"
+    )
+
+
+KNOWN = (
+    Known(words=("support scalar parameters", "self.dim() cannot be 0 to view"), say=_scalar),
+    Known(
+        words=("got mixed torch.Tensor and DTensor", "got [0] but expected shape compatible with"),
+        say=_read_outside,
+    ),
+    Known(
+        words=("must be a matrix, got 1-D tensor", "'weight' must be 2-D", "same shape as normalized_shape"),
+        say=_flat,
+    ),
+    Known(words=("uniform dtype", "uniform original parameter dtype"), say=_mixed),
+    Known(words=("Expected to have finished reduction in the prior iteration",), say=_unused),
+    Known(words=("Expected to mark a variable ready only once",), say=_twice),
+    Known(words=("does not have a deterministic implementation",), say=_deterministic),
 )
 CUT_SHORT = "inline_container.cc"
 """In the error of `torch.save` that could not write all of a file; it does not say why."""
 NO_ROOM_BYTES = 2**16
 
 
-SCALAR = ("support scalar parameters", "self.dim() cannot be 0 to view")
-"""In the errors of FSDP and of DeepSpeed's first broadcast."""
-CUT_WEIGHTS = ("got mixed torch.Tensor and DTensor", "got [0] but expected shape compatible with")
-"""In the errors of FSDP2 and ZeRO-3 where whole weights were expected."""
-EXPECTED_SHAPE = re.compile(r"expected shape compatible with \[([\d, ]+)\]")
-_shapes: dict[str, tuple[int, ...]] = {}
-
-
-def note_parameters(model: nn.Module) -> None:
-    """Note names and whole shapes, which libraries' errors do not tell."""
-    _shapes.clear()
-    _shapes.update((name, tuple(parameter.shape)) for name, parameter in model.named_parameters())
-
-
 def _named(names: Sequence[str]) -> str:
+    return f"parameter {_quoted(names)}" if names else "a parameter"
+
+
+def _quoted(names: Sequence[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"parameter {', '.join(repr(name) for name in names[:3])}{more}" if names else "a parameter"
+    return f"{', '.join(repr(name) for name in names[:3])}{more}"
 
 
-def failure_message(error: BaseException, run_directory: Path) -> str:
-    """What to tell of an exception that ends a rank."""
+def failure_message(error: BaseException, run_directory: Path, backend: str) -> str:
+    """What to tell of an exception that ends a rank of this backend."""
     text = described(error)
-    if any(words in text for words in SCALAR):
-        return (
-            f"{_named([name for name, shape in _shapes.items() if not shape])} has no dimension, which this "
-            "backend cannot cut or send; give it shape (1,), as torch.ones(1), or run ddp "
-            f"({text})"
-        )
-    if any(words in text for words in CUT_WEIGHTS):
-        found = EXPECTED_SHAPE.search(text)
-        shape = tuple(map(int, re.findall(r"\d+", found[1]))) if found else None
-        names = [name for name, own in _shapes.items() if own and shape in (None, own)]
-        return (
-            f"the loss, or code outside of the model's forward pass, reads {_named(names or list(_shapes))}, "
-            "of which a rank holds a part there; compute that in forward and return it, use "
-            f"optimizer.weight_decay for an L2 penalty, or run ddp, zero1 or zero2 ({text})"
-        )
-    if NOT_DETERMINISTIC in text:
-        return f"{USE_OTHER_KERNELS} ({text})"
+    for known in KNOWN:
+        if any(words in text for words in known.words) and (said := known.say(text, backend)):
+            return f"{said} ({text})"
     if CUT_SHORT in text and shutil.disk_usage(run_directory).free < NO_ROOM_BYTES:
         return f"No space left on device for what torch.save writes below '{run_directory}' ({text})"
     return text

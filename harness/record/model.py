@@ -71,6 +71,9 @@ class LayoutPart(Part):
     unit_calls: list[UnitCall] | None = []
     """Runs of the blocks and of the whole model, whose name is '', in the order in which they begin; []: each
     runs once and has a backward pass; None: not known."""
+    read_outside: list[str] | None = []
+    """Names of the parameters that the loss reads while no module runs, such as for a penalty; None: not
+    known."""
 
     @model_validator(mode="before")
     @classmethod

@@ -88,6 +88,16 @@ KINDS = (
         fix='`attn_implementation="sdpa"` (model.attention=sdpa).',
     ),
     Kind(
+        id="weights-read-outside",
+        title="The loss reads weights of which a rank holds a part",
+        cause="FSDP1 has whole weights within the forward pass of their unit only. Code outside of it, such "
+        "as a penalty on `model.parameters()`, gets each rank's own part without a word; ZeRO-3 and FSDP2 "
+        "end with an error.",
+        confirm="`layout.read_outside` of the record names them; the loss differs in the first step.",
+        fix="Compute it in the model's forward pass and return it, use optimizer.weight_decay for an L2 "
+        "penalty, or run ddp, zero1 or zero2.",
+    ),
+    Kind(
         id="loss-scale",
         title="Losses are scaled by a constant factor",
         cause="The reported loss was divided by the world size or the accumulation steps, or summed.",

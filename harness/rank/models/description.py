@@ -124,6 +124,7 @@ def describe_layout(
         uses=traced.uses,
         unreached=traced.unreached,
         unit_calls=traced.unit_calls,
+        read_outside=traced.read_outside,
     )
 
 

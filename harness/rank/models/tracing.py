@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.backends.base import Batch, Unsupported
@@ -41,11 +42,12 @@ class TracedStep:
     without_gradient: list[str] | None = field(default_factory=list)
     unreached: list[str] | None = field(default_factory=list)
     unit_calls: list[UnitCall] | None = field(default_factory=list)
+    read_outside: list[str] | None = field(default_factory=list)
 
 
 REGULAR = TracedStep()
 """Every module runs once, tied weights at each of their names, and every parameter gets a gradient."""
-UNKNOWN = TracedStep(uses=None, without_gradient=None, unreached=None, unit_calls=None)
+UNKNOWN = TracedStep(uses=None, without_gradient=None, unreached=None, unit_calls=None, read_outside=None)
 
 
 class ValuesDecide(Exception):
@@ -93,6 +95,7 @@ def _with_values(job: Job, model: nn.Module, example: Batch) -> TracedStep:
         without_gradient=None,
         unreached=None if traced.unreached else [],
         unit_calls=traced.unit_calls,
+        read_outside=traced.read_outside,
     )
 
 
@@ -182,6 +185,11 @@ class _Calls:
         self._model = model
         self._open: list[Call] = []
 
+    @property
+    def within(self) -> bool:
+        """Whether a module runs."""
+        return bool(self._open)
+
     def __enter__(self) -> _Calls:
         self._handles: list[Any] = []
         for name, module in self._model.named_modules():
@@ -210,6 +218,23 @@ class _Calls:
             tensor.register_hook(lambda _, call=call: setattr(call, "reached", True))
 
 
+class _ReadsOutside(TorchFunctionMode):
+    """Notes which parameters something with a gradient is computed from while no module runs."""
+
+    def __init__(self, model: nn.Module, calls: _Calls) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self._calls = calls
+        self._known = {id(parameter): name for name, parameter in model.named_parameters()}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not self._calls.within and tensors_with_gradient(result):
+            read = tensors_with_gradient([*args, *(kwargs or {}).values()])
+            self.names.update(self._known[id(tensor)] for tensor in read if id(tensor) in self._known)
+        return result
+
+
 def _copy(model: nn.Module, device: str) -> nn.Module:
     """A copy, so that what its forward pass changes in the model is changed in the copy; on meta without
     memory."""
@@ -225,7 +250,7 @@ def _trace(job: Job, model: nn.Module, example: Batch) -> TracedStep:
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     batch = {name: value.to(device) for name, value in example.items()}
     with AnswersForMeta(trusts_yes=job.model.factory is None and job.loss.factory is None) as answers:
-        with _Calls(model) as calls:
+        with _Calls(model) as calls, _ReadsOutside(model, calls) as outside:
             loss = loss_function(job, model)(model, batch)
         if answers.has_guessed:
             raise ValuesDecide
@@ -239,6 +264,7 @@ def _trace(job: Job, model: nn.Module, example: Batch) -> TracedStep:
         without_gradient=_without_backward(calls.made),
         unreached=[names[id(p)] for p in trained if p.grad is None],
         unit_calls=_unit_calls(model, calls.made),
+        read_outside=sorted(outside.names),
     )
 
 

@@ -29,7 +29,7 @@ def test_a_file_cut_short_on_a_full_disk_is_called_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, said: bool
 ) -> None:
     monkeypatch.setattr(failure_words.shutil, "disk_usage", lambda _: Usage(free))
-    text = failure_message(TORCH_SAVE, tmp_path)
+    text = failure_message(TORCH_SAVE, tmp_path, "ddp")
     assert ("No space left on device" in text) == said
     assert str(TORCH_SAVE) in text
 
@@ -41,24 +41,63 @@ class Scaled(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
 
 
+class Shared(nn.Module):
+    """One block in two places, one in another dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        block = nn.Sequential(nn.Linear(4, 4))
+        self.blocks = nn.ModuleList([block, block, nn.Linear(4, 4, dtype=torch.bfloat16)])
+        self.blocks[0][0].bias.requires_grad_(False)
+
+
+LINEAR = "mat2 must be a matrix, got 1-D tensor"
+
+
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("model", "backend", "words", "told"),
     [
+        (Scaled, "fsdp", "fully_shard doesn't support scalar parameters. Change", "'scale' has no dimension"),
+        (Scaled, "zero2", "self.dim() cannot be 0 to view Float as Byte", "'scale' has no dimension"),
         (
-            "fully_shard doesn't support scalar parameters. Change",
-            "parameter 'scale' has no dimension",
+            Scaled, "zero3", "got [0] but expected shape compatible with [1, 32]",
+            "reads parameter 'first.weight', of which",
         ),
-        ("self.dim() cannot be 0 to view Float as Byte", "parameter 'scale' has no dimension"),
-        ("got [0] but expected shape compatible with [1, 32]", "reads parameter 'first.weight', of which"),
         (
-            "aten.x got mixed torch.Tensor and DTensor, need",
+            Scaled, "fsdp", "aten.x got mixed torch.Tensor and DTensor, need",
             "reads parameter 'first.weight', 'first.bias', of which",
         ),
+        (Shared, "fsdp1", LINEAR, "module 'blocks.0' stands in the model 2 times (also as 'blocks.1'), and"),
+        (Scaled, "accelerate-fsdp1", LINEAR, "a weight is read outside of the module that holds it"),
+        (
+            Shared, "fsdp1",
+            "Must flatten tensors with uniform dtype but got torch.bfloat16 and torch.float32",
+            "parameter 'blocks.2.weight', 'blocks.2.bias' is bfloat16, the others float32, and",
+        ),
+        (
+            Shared, "ddp",
+            "Expected to have finished reduction in the prior iteration before starting a new one. Parameter "
+            "indices which did not receive grad for rank 1: 1 2",
+            "no gradient reaches parameter 'blocks.2.weight', 'blocks.2.bias' in some step",
+        ),
+        (
+            Shared, "ddp",
+            "Expected to mark a variable ready only once. Parameter at index 0 with name "
+            "blocks.0.0.weight has",
+            "parameter 'blocks.0.0.weight' takes part in several backward passes",
+        ),
     ],
-)
-def test_words_about_a_parameter_name_it_and_say_what_to_do(words: str, told: str, tmp_path: Path) -> None:
-    note_parameters(Scaled())
-    message = failure_message(RuntimeError(words), tmp_path)
+)  # fmt: skip
+def test_words_about_a_parameter_name_it_and_say_what_to_do(
+    model: type[nn.Module], backend: str, words: str, told: str, tmp_path: Path
+) -> None:
+    note_parameters(model())
+    message = failure_message(RuntimeError(words), tmp_path, backend)
     assert told in message
     assert message.endswith(f"({words})")
-    assert "or run ddp" in message
+    assert ", or run " in message
+
+
+def test_words_that_say_enough_are_left_as_they_are(tmp_path: Path) -> None:
+    note_parameters(Scaled())
+    assert failure_message(RuntimeError(LINEAR), tmp_path, "ddp") == LINEAR

@@ -85,6 +85,24 @@ def test_other_models_are_regular() -> None:
     assert trace_step(Job(), Shared(), None, None) == REGULAR
 
 
+def penalised(coefficient: float = 1.0) -> Callable[..., Tensor]:
+    """A loss with a penalty on weights, as `loss.factory`."""
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        with torch.no_grad():
+            sum(parameter.norm() for parameter in model.parameters())  # for a log, of no matter
+        return model(batch["input_ids"]).sum() + coefficient * model[1].weight.square().sum()
+
+    return loss
+
+
+def test_weights_that_the_loss_reads_beside_the_model_are_named() -> None:
+    loss = {"factory": f"{__name__}:penalised", "reduction": "mean", "targets": "samples"}
+    own = job("custom").model_dump() | {"loss": loss}
+    found = trace_step(Job.model_validate(own), Chain(), None, IDS)
+    assert (found.read_outside, found.unreached, found.uses) == (["1.weight"], [], {})
+
+
 def test_a_model_that_reads_values_runs_with_them_and_says_only_what_no_data_change() -> None:
     found = traced(Chain(lambda x: x.tolist()))
     assert (found.uses, found.without_gradient) == (None, None)

@@ -1,5 +1,6 @@
 from harness.judge.comparison import Comparison
 from harness.judge.findings.divergence import _exceeded, find
+from harness.record.model import LayoutPart
 from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights
 
 BEYOND = (
@@ -39,3 +40,13 @@ def test_a_run_that_diverged_tells_what_lies_beyond() -> None:
     assert "(a gradient norm differs by 50 %, " in found.message
     assert "a loss differs by 5.0e-01 nats per token, " in found.message
     assert list(found.values["exceeded"]) == ["loss", "norm"]
+
+
+def test_a_loss_that_reads_cut_weights_beside_the_model_is_the_cause() -> None:
+    steps = make_steps([LOSSES[0] - 2.5, *LOSSES[1:]], NORMS)
+    other = make_record(label="fsdp1", steps=steps)
+    layout = LayoutPart(parameters=[], decaying=[], buffers=[], blocks=[], read_outside=["first.weight"])
+    other = other.model_copy(update={"layout": layout})
+    found = {finding.id: finding.text for finding in find(Comparison([make_record(), other]))}
+    assert found["diverged"].endswith("see weights-read-outside")
+    assert "the loss reads first.weight outside of the model's forward pass" in found["weights-read-outside"]
