@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.published_reports import PUBLISHED, Published
+from benchmarks.sent_packages import section
 from harness.errors import HarnessError
 
 TEMPLATE = Path(__file__).with_name("reports_page.template")
@@ -39,7 +40,7 @@ def main() -> None:
 def page(folder: Path) -> str:
     """The page of a folder of published reports; those that are not there are left out."""
     entries = [_entry(folder, published) for published in PUBLISHED if (folder / published.name).is_dir()]
-    return TEMPLATE.read_text(encoding="utf-8").replace(HERE, "\n\n".join(entries))
+    return TEMPLATE.read_text(encoding="utf-8").replace(HERE, "\n\n".join([*entries, section(folder)]))
 
 
 def with_results(readme: str, folder: Path) -> str:

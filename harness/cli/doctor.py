@@ -17,12 +17,14 @@ from harness.cli.arguments import split_backends
 from harness.cli.options import PATH, common, json_option
 from harness.cli.output import echo
 from harness.doctor.check import SelfCheck, cover, document, self_check
-from harness.doctor.gpu.bundle import check_bundle, write_bundle
+from harness.doctor.gpu.bundle import PACKED, check_bundle, write_bundle
 from harness.doctor.gpu.catalogue import answer_all
 from harness.doctor.gpu.check import Answer
 from harness.doctor.gpu.evidence import Evidence
-from harness.doctor.gpu.runs import gather
+from harness.doctor.gpu.matrices import AT_SIZE, Compared, compare_all, matrices
+from harness.doctor.gpu.runs import gather, ranks_on
 from harness.errors import HarnessError
+from harness.fabric.result import FABRIC_NAME, OPERATIONS, write_result
 from harness.gpus.found import Gpus, find_gpus
 from harness.judge.rows import reason
 from harness.judge.wording import ranks
@@ -36,8 +38,15 @@ from harness.tell.narrow import fitted
 PACKAGES = ("sharding-harness", "torch", "transformers", "deepspeed", "accelerate", "nvidia-ml-py")
 
 
-def examine_gpus(minutes: float, bundle: Path | None, *, as_json: bool) -> int:
-    """Run the checks; 1 if one failed, else 0. Raises HarnessError where no GPU can be used."""
+CHECKS_SHARE = 0.4
+"""Of the minutes of --full, which the comparisons take up."""
+
+
+def examine_gpus(minutes: float, bundle: Path | None, size: Path | None, *, as_json: bool) -> int:
+    """Run the checks, with a configuration `size` comparisons too; 1 if a check failed, else 0.
+
+    Raises HarnessError where no GPU can be used.
+    """
     if bundle is not None:
         check_bundle(bundle)
     gpus = find_gpus()
@@ -46,21 +55,75 @@ def examine_gpus(minutes: float, bundle: Path | None, *, as_json: bool) -> int:
         if bundle is not None:
             _bundle_without_runs(bundle, gpus, why_not)
         raise HarnessError(f"no GPU can be checked: {why_not}; `harness doctor` checks this machine's CPU")
+    asked = [] if size is None else matrices(ranks_on(gpus), str(size))
     begin = time.monotonic()
     with scratch_folder("doctor") as folder:
-        evidence = gather(folder, gpus, 60 * minutes, lambda text: echo(text, err=True))
-        answers = answer_all(evidence)
-        document = _document(evidence, answers, time.monotonic() - begin)
-        lines = _lines(document, answers)
-        if bundle is not None:
-            write_bundle(bundle, folder, document, lines)
-    for line in lines:
+        found = _Found(folder, bundle, begin)
+        share, operations = (CHECKS_SHARE, ",".join(OPERATIONS)) if asked else (1.0, "all_reduce")
+        evidence = gather(folder, gpus, 60 * minutes * share, _say, operations)
+        found.take_checks(evidence)
+        if not evidence.is_interrupted:
+            ends, gpu = begin + 60 * minutes, gpus.devices[0].name
+            for compared in compare_all(asked, folder / "compared", folder / PACKED, ends, _say, gpu):
+                found.take_comparison(compared)
+    for line in found.lines():
         echo(line, err=as_json)
     if as_json:
-        echo(json.dumps(document, indent=1))
+        echo(json.dumps(found.document(), indent=1))
     if bundle is not None:
         echo(f"bundle: {bundle}", err=True)
-    return 1 if any(answer.verdict == "failed" for answer in answers) else 0
+    if found.is_interrupted:
+        raise KeyboardInterrupt
+    return 1 if any(answer.verdict == "failed" for answer in found.answers) else 0
+
+
+def _say(text: str) -> None:
+    echo(text, err=True)
+
+
+class _Found:
+    """What is known so far; the bundle is written again whenever that is more."""
+
+    def __init__(self, folder: Path, bundle: Path | None, begin: float) -> None:
+        self._folder, self._bundle, self._begin = folder, bundle, begin
+        self._compared: list[Compared] = []
+        self.answers: list[Answer] = []
+        self.is_interrupted = False
+
+    def take_checks(self, evidence: Evidence) -> None:
+        self._evidence, self.answers = evidence, answer_all(evidence)
+        self.is_interrupted = evidence.is_interrupted
+        self._pack()
+
+    def take_comparison(self, compared: Compared) -> None:
+        self._compared.append(compared)
+        self.is_interrupted = compared.is_interrupted
+        self._pack()
+
+    def document(self) -> dict[str, Any]:
+        """Of `doctor --gpu --json`."""
+        document = _document(self._evidence, self.answers, time.monotonic() - self._begin)
+        if self._compared:
+            document["comparisons"] = {c.matrix.name: c.as_json() for c in self._compared}
+        return document
+
+    def lines(self) -> list[str]:
+        lines = _lines(self.document(), self.answers)
+        for compared in self._compared:
+            lines += [
+                "",
+                f"{compared.matrix.name}: compare --config {compared.matrix.config}",
+                *compared.lines,
+            ]
+            lines += [f"not all of it ran: {compared.missing}"] if compared.missing else []
+        return lines
+
+    def _pack(self) -> None:
+        if self._bundle is not None:
+            if self._evidence.fabric is not None:
+                (self._folder / PACKED).mkdir(exist_ok=True)
+                write_result(self._evidence.fabric, self._folder / PACKED / FABRIC_NAME)
+            write_bundle(self._bundle, self._folder, self.document(), self.lines())
 
 
 def _bundle_without_runs(bundle: Path, gpus: Gpus, why_not: str) -> None:
@@ -115,6 +178,7 @@ def _lines(document: dict[str, Any], answers: Sequence[Answer]) -> list[str]:
 
 
 RANKS = 2
+MINUTES, FULL_MINUTES = 2.0, 10.0
 
 
 @click.command()
@@ -122,14 +186,26 @@ RANKS = 2
     "--backends", help="Comma-separated names to try, third-party ones included; default: all built-in."
 )
 @click.option("--gpu", is_flag=True, help="Check this machine's GPUs instead: see docs/doctor.md.")
-@click.option("--bundle", type=PATH, help="With --gpu: pack the results for a bug report, FILE.tar.xz.")
+@click.option("--full", is_flag=True, help="With --gpu: compare six strategies at two sizes too.")
 @click.option(
-    "--minutes", type=click.FloatRange(0.1), default=2.0, show_default=True,
-    help="With --gpu: start no further run after these.",
+    "--config", "size", type=PATH, metavar="FILE",
+    help="With --full: the larger job and its strategies; default: @gpu-node, 1.1 B parameters.",
 )  # fmt: skip
+@click.option("--bundle", type=PATH, help="With --gpu: pack the results to send them, FILE.tar.xz.")
+@click.option(
+    "--minutes", type=click.FloatRange(0.1), help="With --gpu: end after these; default: 2, with --full 10."
+)
 @json_option
 @common
-def doctor(backends: str | None, gpu: bool, bundle: Path | None, minutes: float, as_json: bool) -> int:
+def doctor(
+    backends: str | None,
+    gpu: bool,
+    full: bool,
+    size: Path | None,
+    bundle: Path | None,
+    minutes: float | None,
+    as_json: bool,
+) -> int:
     """Show what this machine can run, known traps of its versions, and whether to trust results.
 
     Runs a tiny job under every backend that fits this machine and two minutes, and three planted defects;
@@ -139,9 +215,14 @@ def doctor(backends: str | None, gpu: bool, bundle: Path | None, minutes: float,
     if gpu:
         if backends is not None:
             raise HarnessError("--gpu runs backends of its own choice; leave out --backends")
-        return examine_gpus(minutes, bundle, as_json=as_json)
-    if bundle is not None:
-        raise HarnessError("--bundle packs the results of --gpu; add --gpu")
+        if size is not None and not full:
+            raise HarnessError("--config names the larger job of --full; add --full")
+        return examine_gpus(
+            minutes or (FULL_MINUTES if full else MINUTES), bundle, (size or Path(AT_SIZE)) if full else None,
+            as_json=as_json,
+        )  # fmt: skip
+    if bundle is not None or full or size is not None:
+        raise HarnessError("--full, --config and --bundle belong to the check of GPUs; add --gpu")
     named = split_backends(backends) if backends is not None else []
     return examine([] if named == ["all"] else named, as_json=as_json)
 

@@ -1,4 +1,4 @@
-"""Packs what a check of a GPU machine found, for a bug report: text without secrets."""
+"""Packs what a check of a GPU machine found, to be sent: text without secrets, hosts, users and folders."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.doctor.gpu.anonymous import anonymous, anonymous_document
 from harness.errors import HarnessError
 from harness.record.archive import SUFFIX, write_archive
 from harness.record.store import try_writing
-from harness.run_directory.rank_state import read_log, shown_text
-from harness.safe_text import harmless
+from harness.run_directory.rank_state import read_log
 
-FOLDER = "doctor"
+FOLDER, CHECKS = "doctor", "checks"
 TOLD = ("record.json", "*.log", "*.device.json", "request.json")
-"""Files of a run that are packed; traces are large and say little more."""
+"""Files of a check's run that are packed; traces are large and say little more."""
+PACKED = "packed"
+"""Folder of comparisons that are packed as they are."""
 QUESTIONS = {
     "nvidia-smi.txt": ("nvidia-smi",),
     "nvidia-smi-topology.txt": ("nvidia-smi", "topo", "-m"),
@@ -39,18 +41,27 @@ def check_bundle(path: Path) -> None:
 def write_bundle(path: Path, folder: Path, document: Mapping[str, Any], lines: Iterable[str]) -> None:
     """Pack the runs in `folder`, the document of `--json`, the lines that were printed, and the topology.
 
-    folder: may lack, where no run was made.
+    folder: may be empty, where no run was made.
     """
-    files = {"doctor.json": json.dumps(document, indent=1), "doctor.txt": "\n".join(lines) + "\n"}
+    texts = {"doctor.txt": "\n".join(lines) + "\n"}
+    documents: dict[str, Any] = {"doctor.json": document}
     for pattern in ("*.log", *(f"*/*/{told}" for told in TOLD)):
         for file in sorted(folder.glob(pattern)):
-            # Of a log, the end; documents are packed whole, to stay JSON.
-            is_log = file.suffix == ".log"
-            text = read_log(file) if is_log else file.read_text(encoding="utf-8", errors="replace")
-            files[str(file.relative_to(folder))] = text
-    files |= {name: _ask(command) for name, command in QUESTIONS.items()}
-    safe = {name: shown_text(harmless(text)).encode() for name, text in files.items()}
-    write_archive(path, safe, folder=FOLDER)
+            name = f"{CHECKS}/{file.relative_to(folder)}"
+            if file.suffix == ".log":
+                texts[name] = read_log(file)  # its end
+                continue
+            text = file.read_text(encoding="utf-8", errors="replace")
+            try:
+                documents[name] = json.loads(text)
+            except ValueError:  # the rank was killed while it wrote
+                texts[name] = text
+    texts |= {name: _ask(command) for name, command in QUESTIONS.items()}
+    packed = folder / PACKED
+    files = {str(file.relative_to(packed)): file.read_bytes() for file in packed.rglob("*") if file.is_file()}
+    files |= {name: anonymous(text).encode() for name, text in texts.items()}
+    files |= {name: json.dumps(anonymous_document(d), indent=1).encode() for name, d in documents.items()}
+    write_archive(path, files, folder=FOLDER)
 
 
 def _ask(command: tuple[str, ...]) -> str:

@@ -37,6 +37,8 @@ class Evidence:
     """From the planted lack of memory to the record that says so."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """Why a run, or the measurement of the network, was not made."""
+    is_interrupted: bool = False
+    """The user ended it: what was measured until then is there."""
 
     @property
     def is_stub(self) -> bool:

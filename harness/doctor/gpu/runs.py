@@ -16,6 +16,7 @@ from harness.doctor.gpu.evidence import (
     FABRIC,
     FULL,
     ON_CPU,
+    RUNS,
     SHARDED,
     SINGLE,
     ZERO,
@@ -51,19 +52,30 @@ BACKENDS = {SINGLE: SINGLE, AGAIN: SINGLE, ZERO: ZERO, FULL: "planted-out-of-mem
 MOST_RANKS = 8
 """That share the global batch."""
 FABRIC_ARGUMENTS = (
-    "--device", "cuda", "--max-size", "64MB", "--operations", "all_reduce", "--repeats", "10",
+    "--device", "cuda", "--max-size", "64MB", "--repeats", "10",
     "--warmup", "3", "--seconds-per-row", "1",
 )  # fmt: skip
 CPU_LOG = "cpu.log"
 END_SECONDS = 20.0
 """For a run on the CPU that is not needed any more."""
-OUT_OF_TIME = "the time was used up (--minutes)"
+OUT_OF_TIME, INTERRUPTED = "the time was used up (--minutes)", "interrupted"
 
 
-def gather(folder: Path, gpus: Gpus, seconds: float, report: Callable[[str], None]) -> Evidence:
-    """Make all runs in `folder`; what cannot begin within so many seconds is left out."""
-    ranks = max(size for size in (1, 2, 4, 8) if size <= min(gpus.count, MOST_RANKS))
-    gathering = _Gathering(folder, Evidence(gpus=gpus, ranks=ranks), time.monotonic() + seconds, report)
+def ranks_on(gpus: Gpus) -> int:
+    """Ranks of the runs on several GPUs."""
+    return max(size for size in (1, 2, 4, 8) if size <= min(gpus.count, MOST_RANKS))
+
+
+def gather(
+    folder: Path, gpus: Gpus, seconds: float, report: Callable[[str], None], operations: str = "all_reduce"
+) -> Evidence:
+    """Make all runs in `folder`; what cannot begin within so many seconds is left out.
+
+    operations: of the network, as `harness fabric` takes them.
+    """
+    gathering = _Gathering(
+        folder, Evidence(gpus=gpus, ranks=ranks_on(gpus)), time.monotonic() + seconds, report, operations
+    )
     return gathering.all()
 
 
@@ -75,6 +87,7 @@ class _Gathering:
     empty: Evidence
     ends: float
     report: Callable[[str], None]
+    operations: str
     records: dict[str, Record] = field(default_factory=dict)
     notes: dict[str, tuple[DeviceNote, ...]] = field(default_factory=dict)
     kernels: dict[str, Kernels] = field(default_factory=dict)
@@ -83,6 +96,19 @@ class _Gathering:
     fabric: FabricResult | None = None
 
     def all(self) -> Evidence:
+        """What all runs showed, or those until the user interrupts."""
+        is_interrupted = False
+        try:
+            self._make_all()
+        except KeyboardInterrupt:
+            is_interrupted = True
+            self.missing |= {name: INTERRUPTED for name in (*RUNS, FABRIC) if name not in self.records}
+        return replace(
+            self.empty, records=self.records, notes=self.notes, kernels=self.kernels, fabric=self.fabric,
+            seconds_to_notice=self.seconds_to_notice, missing=self.missing, is_interrupted=is_interrupted,
+        )  # fmt: skip
+
+    def _make_all(self) -> None:
         """Run on the CPU while `single` runs; what is timed runs alone."""
         on_cpu = self._start_on_cpu()
         try:
@@ -96,10 +122,6 @@ class _Gathering:
         products = () if self.empty.is_stub else ("measure.matmul_peak=true",)
         self._run(SHARDED, (*WATCHED, *products), self.empty.ranks)
         self._measure_network()
-        return replace(
-            self.empty, records=self.records, notes=self.notes, kernels=self.kernels, fabric=self.fabric,
-            seconds_to_notice=self.seconds_to_notice, missing=self.missing,
-        )  # fmt: skip
 
     def _run(self, name: str, settings: tuple[str, ...], ranks: int) -> None:
         if (why := self._why_not(name)) is not None:
@@ -166,9 +188,9 @@ class _Gathering:
         if (why := self._why_not(FABRIC)) is not None:
             self.missing[FABRIC] = why
             return
-        self.report(f"fabric: all-reduce over {self.empty.ranks}")
+        self.report(f"fabric: {self.operations} over {self.empty.ranks}")
         try:
-            self.fabric = start_ranks(self.empty.ranks, FABRIC_ARGUMENTS)
+            self.fabric = start_ranks(self.empty.ranks, (*FABRIC_ARGUMENTS, "--operations", self.operations))
         except HarnessError as error:
             self.missing[FABRIC] = str(error)
 

@@ -36,9 +36,9 @@ def packed(tmp_path: Path) -> dict[str, str]:
 def test_it_holds_records_logs_answers_and_the_topology(tmp_path: Path) -> None:
     files = packed(tmp_path)
     assert set(files) == {
-        "doctor/doctor.json", "doctor/doctor.txt", "doctor/fsdp/run/record.json",
-        "doctor/fsdp/run/request.json",
-        "doctor/cpu.log", "doctor/fsdp/run/rank-00000.log", "doctor/nvidia-smi.txt",
+        "doctor/doctor.json", "doctor/doctor.txt", "doctor/checks/fsdp/run/record.json",
+        "doctor/checks/fsdp/run/request.json",
+        "doctor/checks/cpu.log", "doctor/checks/fsdp/run/rank-00000.log", "doctor/nvidia-smi.txt",
         "doctor/nvidia-smi-topology.txt",
     }  # fmt: skip
     assert json.loads(files["doctor/doctor.json"])["failed"] == ["norm"]
@@ -49,7 +49,7 @@ def test_its_records_can_be_read(tmp_path: Path) -> None:
     packed(tmp_path)
     with tarfile.open(tmp_path / "out.tar.xz") as tar:
         tar.extractall(tmp_path / "unpacked")
-    ((_, record),), problems = read_runs([tmp_path / "unpacked" / "doctor" / "fsdp"])
+    ((_, record),), problems = read_runs([tmp_path / "unpacked" / "doctor" / "checks" / "fsdp"])
     assert (record.backend.label, problems) == ("fsdp", [])
 
 

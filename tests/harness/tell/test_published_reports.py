@@ -48,7 +48,8 @@ def test_a_published_report_is_read_in_minutes(folder: Path) -> None:
 
 
 def test_published_reports_have_titles_of_their_own() -> None:
-    titles = [(folder / "report.md").read_text(encoding="utf-8").partition("\n")[0] for folder in PUBLISHED]
+    own = [folder for folder in PUBLISHED if ROOT / "reports" / "gpu" not in folder.parents]
+    titles = [(folder / "report.md").read_text(encoding="utf-8").partition("\n")[0] for folder in own]
     assert sorted(set(titles)) == sorted(titles)
 
 
