@@ -35,10 +35,11 @@ class SingleOptions(BackendOptions):
         None,
         description="samples per forward pass instead of the job's: the same sums in another order",
     )
-    precision: Literal["fp32", "cast"] | None = Field(
+    precision: Literal["fp64", "fp32", "cast"] | None = Field(
         None,
-        description="at a mixed precision, instead of autocast: fp32 computes in fp32 from the same initial "
-        "weights; cast computes with low-precision copies of the weights, as ZeRO and FSDP do",
+        description="fp64 computes in double precision from the same initial weights. At a mixed precision, "
+        "instead of autocast: fp32 computes in fp32, cast with low-precision copies of the weights, as ZeRO "
+        "and FSDP do",
     )
     norm: Literal["fp32"] | None = Field(
         None,

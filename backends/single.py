@@ -151,6 +151,17 @@ def _node(value: Any) -> Any:
     return _Identity.apply(value) if isinstance(value, Tensor) and value.requires_grad else value
 
 
+def in_double(compute_loss: Callable[[nn.Module, Batch], Tensor]) -> Callable[[nn.Module, Batch], Tensor]:
+    """The loss of a batch whose floating numbers are float64."""
+
+    def compute(module: nn.Module, batch: Batch) -> Tensor:
+        return compute_loss(
+            module, {name: t.double() if t.is_floating_point() else t for name, t in batch.items()}
+        )
+
+    return compute
+
+
 class SingleBackend(Backend):
     """No distribution at all."""
 
@@ -169,9 +180,12 @@ class SingleBackend(Backend):
     ) -> Engine:
         model = build_model()
         precision = getattr(self.options, "precision", None)
-        if precision == "fp32":
+        if precision in ("fp32", "fp64"):
             context = replace(context, precision="fp32")
-            model.float()
+            model.to(dtype=torch.float64 if precision == "fp64" else torch.float32)
+        if precision == "fp64":
+            torch.set_default_dtype(torch.float64)
+            context = replace(context, compute_loss=in_double(context.compute_loss))
         cast = precision == "cast" and context.precision.endswith("-mixed")
         if getattr(self.options, "backward", None) == "reordered":
             reorder_backward(model)

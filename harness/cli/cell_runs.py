@@ -13,7 +13,7 @@ from harness.cli.output import echo
 from harness.cli.preflight import foresee, say_repeated, say_whole, show
 from harness.cli.progress import MatrixProgress
 from harness.job.experiment import Experiment
-from harness.launch.cells import Cell, is_refused
+from harness.launch.cells import Cell, is_refused, with_same_split
 from harness.launch.external import OthersRecords, claimed, forget_dead_claims
 from harness.launch.launcher import LocalLauncher, modules_to_preload, run_cell
 from harness.launch.owner import forget_never_begun, record_abandoned
@@ -23,6 +23,12 @@ from harness.record.store import Store
 if TYPE_CHECKING:
     from harness.plan.fit.comparison import LargestBatches
     from harness.plan.preflight import Forecast
+
+
+SPLIT = (
+    "the loss depends on how the batch is split: the reference runs again with as many samples at once as "
+    "the ranks take"
+)
 
 
 class MissingCells:
@@ -63,10 +69,15 @@ class MissingCells:
         done = dict(known)
         while True:
             done |= self.run([cell for cell in cells if cell.key not in done])
-            smaller = batches.after(cells, done) if batches is not None and not self.interrupted else cells
-            if smaller == cells:
+            wanted = cells
+            if not self.interrupted:
+                asked = batches.after(cells, done) if batches is not None else cells
+                wanted = with_same_split(asked, done, self._experiment, self._device)
+                if len(wanted) > len(asked):
+                    self._view.say(SPLIT)
+            if wanted == cells:
                 return [done[cell.key] for cell in cells if cell.key in done]
-            cells = smaller
+            cells = wanted
 
     def run(self, cells: Sequence[Cell]) -> dict[str, Record]:
         """Records by cell."""

@@ -31,6 +31,7 @@ from harness.launch.launcher import LocalLauncher, modules_to_preload
 from harness.record import Record, WorldPart
 from harness.record.record_files import RecordFiles
 from harness.record.store import read_record
+from harness.record.together import is_another_computation
 
 FIRST_STEPS = 4
 """Most defects act from the start, long before losses show them."""
@@ -130,6 +131,11 @@ class NoiseRuns:
     """None: it could not be run here."""
     repeats: tuple[Record, ...]
 
+    @property
+    def label(self) -> str:
+        """Of the run that others are held to."""
+        return self.reference.backend.label if self.reference is not None else REFERENCE
+
     def noise(self, fallback: Record) -> Noise:
         """The limits of the job; without a reference the lower bounds, in the size of `fallback`."""
         return measure_noise(self.reference or fallback, self.repeats)
@@ -137,7 +143,7 @@ class NoiseRuns:
     def baseline(self, pair: tuple[Run, Run]) -> tuple[Run, Run]:
         """The pair with the run first that is the reference, else the only one that agrees with it."""
         for run, other in (pair, pair[::-1]):
-            if run.record.backend.label == REFERENCE:
+            if run.record.backend.label == self.label:
                 return run, other
         noise = self.noise(pair[0].record)
         reference = JudgedRun.of(self.reference) if self.reference is not None else None
@@ -148,7 +154,7 @@ class NoiseRuns:
     def derivation(self, baseline: Record) -> tuple[str, ...]:
         """Where the limits come from, one sentence each."""
         sentences = self.noise(baseline).derivation
-        if baseline.backend.label == REFERENCE:
+        if baseline.backend.label == self.label:
             return sentences
         return (
             *sentences,
@@ -162,7 +168,7 @@ class NoiseRuns:
         from each other.
         """
         noise = self.noise(baseline)
-        if baseline.backend.label == REFERENCE:
+        if baseline.backend.label == self.label:
             return noise.widest(other)
         return sum_of(noise.widest(baseline), noise.widest(other))
 
@@ -184,15 +190,49 @@ def sum_of(left: Limits, right: Limits) -> Limits:
 
 
 def find_noise_runs(
-    pair: tuple[Run, Run], labels: Sequence[str], run_missing: Callable[[list[str]], list[Record]]
+    pair: tuple[Run, Run],
+    labels: Callable[[Record | None], Sequence[str]],
+    run_missing: Callable[[list[str]], list[Record]],
 ) -> NoiseRuns:
-    """The reference and its repetitions: of the pair, of the folders around it, and the rest run now."""
+    """The reference and its repetitions: of the pair, of the folders around it, and the rest run now.
+
+    `labels`: which, by the plain reference; the first is what the pair is held to.
+    """
     known = _records_nearby(pair)
-    missing = [label for label in labels if label not in {record.backend.label for record in known}]
-    if missing:
-        known += run_missing(missing)
-    reference = next((record for record in known if record.backend.label == REFERENCE), None)
-    return NoiseRuns(reference=reference, repeats=tuple(r for r in known if r is not reference))
+
+    def add(wanted: Sequence[str]) -> None:
+        missing = [label for label in wanted if label not in {record.backend.label for record in known}]
+        if missing:
+            known.extend(run_missing(missing))
+
+    def labelled(label: str) -> Record | None:
+        return next((record for record in known if record.backend.label == label), None)
+
+    add([REFERENCE])
+    plain = labelled(REFERENCE)
+    wanted = labels(plain)
+    add(wanted)
+    reference = labelled(wanted[0])
+    repeats = [record for record in known if record is not reference]
+    if reference is not None and reference is not plain and plain is not None:
+        reference = reference.model_copy(update={"split": plain.split})
+        repeats = [record for record in repeats if not is_another_computation(record, reference)]
+    return NoiseRuns(reference=reference, repeats=tuple(repeats))
+
+
+def in_one_split(pair: tuple[Run, Run], noise_runs: NoiseRuns, say: Say) -> tuple[Run, Run]:
+    """The pair, with the plain reference replaced by the one that takes as many samples at once."""
+    reference = noise_runs.reference
+    if reference is None or reference.backend.label == REFERENCE:
+        return pair
+    found: list[Run] = []
+    for run in pair:
+        if run.record.backend.label == REFERENCE:
+            instead = f"{reference.backend.label} stands for {REFERENCE}"
+            say(f"the loss depends on how the batch is split: {instead}")
+            run = Run(path=run.path, record=reference)
+        found.append(run)
+    return found[0], found[1]
 
 
 def _records_nearby(pair: tuple[Run, Run]) -> list[Record]:
@@ -377,12 +417,18 @@ def diagnose(pair: tuple[Run, Run], say: Say) -> Diagnosis:
     if any(run.is_script for run in pair):
         return _of_records(pair)
     some = pair[0].record
-    labels = reference_labels(pair[0].record, pair[1].record)
+    records = [run.record for run in pair]
+    labels = [REFERENCE, *(record.backend.label for record in records)]
     launcher = LocalLauncher(
         some.world.device,
-        modules_to_preload(experiment_of(some), [*labels, *(run.record.backend.label for run in pair)]),
+        modules_to_preload(experiment_of(some), labels),
     )
-    noise_runs = find_noise_runs(pair, labels, lambda missing: run_references(some, missing, launcher, say))
+    noise_runs = find_noise_runs(
+        pair,
+        lambda plain: reference_labels(plain, records),
+        lambda missing: run_references(some, missing, launcher, say),
+    )
+    pair = in_one_split(pair, noise_runs, say)
     baseline, other = noise_runs.baseline(pair)
     limits = noise_runs.limits(baseline.record, other.record)
     found = distance(baseline.record, other.record)
@@ -449,7 +495,7 @@ def _rerun_all(
     last = min(len(run.record.steps) for run in (baseline, other)) - 1
     steps = steps_to_examine(parting, last)
     wanted: list[Record] = [baseline.record, other.record]
-    wanted += [r for r in _references(noise_runs) if r is not baseline.record]
+    wanted += [r for r in _references(noise_runs) if r.run_id != baseline.record.run_id]
     for record in wanted:
         require_room(record)
     return [rerun(record, steps, launcher, say) for record in wanted]
@@ -463,16 +509,16 @@ def _references(noise_runs: NoiseRuns) -> list[Record]:
 
 def _noise(reruns: Sequence[Rerun], baseline: Run, noise_runs: NoiseRuns) -> dict[int, TensorNoise]:
     """By step, what the reference's repetitions make of noise; without a reference, the lower bounds."""
-    is_reference = baseline.record.backend.label == REFERENCE
+    is_reference = baseline.record.backend.label == noise_runs.label
     made = [reruns[0], *reruns[2:]] if is_reference else reruns[2:]
     by_label = {run.record.backend.label: run for run in made}
-    reference = by_label.get(REFERENCE, reruns[0])
+    reference = by_label.get(noise_runs.label, reruns[0])
     repeats = [run for run in by_label.values() if run is not reference]
     return {
         step: TensorNoise(
             reference=examined,
-            splits=[r.examined[step] for r in repeats if "precision" not in _options(r)],
-            others=[r.examined[step] for r in repeats if "precision" in _options(r)],
+            splits=[r.examined[step] for r in repeats if not _is_low(r)],
+            others=[r.examined[step] for r in repeats if _is_low(r)],
             precision=baseline.record.job.training.precision,
             factor=1.0 if is_reference else 2.0,
         )
@@ -480,8 +526,9 @@ def _noise(reruns: Sequence[Rerun], baseline: Run, noise_runs: NoiseRuns) -> dic
     }
 
 
-def _options(run: Rerun) -> list[str]:
-    return [name for name, value in run.record.backend.options.items() if value is not None]
+def _is_low(run: Rerun) -> bool:
+    """Whether it shows what a low precision changes."""
+    return run.record.backend.options.get("precision") in ("fp32", "cast")
 
 
 def _unlike_records(runs: Sequence[Run], reruns: Sequence[Rerun], limits: Limits) -> list[str]:

@@ -15,11 +15,12 @@ from harness.gpus.found import find_gpus
 from harness.job.batch import BatchLayout, reference_layout
 from harness.job.experiment import Experiment, MeasureSection, RuntimeSection
 from harness.judge.rows import reason
-from harness.launch.cells import make_cell, noise_labels
+from harness.launch.cells import make_cell, noise_labels, same_split_labels
 from harness.launch.launcher import LocalLauncher, run_cell
 from harness.record import Record
 from harness.record.run_id import run_folder
 from harness.record.store import Store
+from harness.record.together import is_another_computation, samples_at_once
 from harness.run_directory.assemble import assemble
 from harness.run_directory.events import ExaminedEvent, Tail
 from harness.run_directory.request import RunRequest, rank_file
@@ -121,10 +122,29 @@ def experiment_of(record: Record) -> Experiment:
     )
 
 
-def reference_labels(*records: Record) -> list[str]:
-    """The reference of the job of these runs and the repetitions of it that measure noise."""
+def reference_labels(reference: Record | None, records: Sequence[Record]) -> list[str]:
+    """The reference that these runs are held to, and the repetitions of it that measure noise.
+
+    `reference`: the plain one. Where the loss hangs on the split of a batch, theirs is taken. Raises
+    HarnessError if they have several then, or draw random numbers for each part.
+    """
+    experiment = experiment_of(records[0])
     parts = {record.world.mesh.size("tensor") for record in records}
-    return [REFERENCE, *noise_labels(_reference_layout(records[0]), experiment_of(records[0]), parts)]
+    if reference is None or not any(is_another_computation(record, reference) for record in records):
+        return [REFERENCE, *noise_labels(_reference_layout(records[0]), experiment, parts)]
+    samples = {samples_at_once(record) for record in records if record.backend.label != REFERENCE}
+    if len(samples) > 1:
+        taken = " and ".join(f"{samples_at_once(r)} in {r.run_id}" for r in records)
+        raise HarnessError(
+            f"the loss depends on how the batch is split, and these runs take other numbers of samples at "
+            f"once: {taken}; give two runs with one"
+        )
+    if reference.split is not None and reference.split.is_random:
+        raise HarnessError(
+            "the loss depends on how the batch is split and draws random numbers for each part, so two runs "
+            "differ by chance; fix the numbers, or make them depend on the sample alone"
+        )
+    return same_split_labels(samples.pop(), experiment, parts)
 
 
 def run_references(record: Record, labels: Iterable[str], launcher: LocalLauncher, say: Say) -> list[Record]:

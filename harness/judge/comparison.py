@@ -11,11 +11,12 @@ from harness.judge.cell import Cell
 from harness.judge.effective import SETTINGS, Effect, Setting
 from harness.judge.findings.catalogue import find_all
 from harness.judge.findings.finding import Finding
-from harness.judge.noise import Noise
+from harness.judge.noise import Noise, is_variant
 from harness.judge.ranking import Ranking
 from harness.judge.repeats import Place, Runs, rankings, repeat_spreads
 from harness.judge.rows import Row, make_rows
 from harness.record import Record
+from harness.record.together import samples_at_once
 
 NAMES = frozenset(setting.name for setting in SETTINGS)
 
@@ -148,8 +149,11 @@ class Comparison(Runs):
 
     @cached_property
     def noises(self) -> dict[str, Noise]:
-        """What counts as rounding, by job; jobs without a reference have none."""
-        return {row.record.job_id: row.noise for row in self.rows if row.noise is not None}
+        """What counts as rounding, by job; jobs without a reference have none.
+
+        Where a loss hangs on the split of the batch, also of each run of the reference with ranks' split.
+        """
+        return {_judged_by(row): row.noise for row in self.rows if row.noise is not None}
 
     @cached_property
     def rankings(self) -> dict[Place, Ranking]:
@@ -189,6 +193,14 @@ class Comparison(Runs):
             "settings": [setting.as_json() for setting in self.settings],
             "findings": [finding.as_json() for finding in self.findings],
         }
+
+
+def _judged_by(row: Row) -> str:
+    """The job, and of a reference in other parts than its own how many samples it takes at once."""
+    reference = row.reference.record if row.reference is not None else None
+    if reference is None or not is_variant(reference):
+        return row.record.job_id
+    return f"{row.record.job_id}, {samples_at_once(reference)} at once"
 
 
 def _not_comparable(row: Row) -> dict[str, Any]:

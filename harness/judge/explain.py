@@ -14,6 +14,7 @@ from harness.judge.effective import master_dtypes, optimizer_groups, reduce_dtyp
 from harness.judge.noise import Limits
 from harness.judge.wording import percent
 from harness.record import Record
+from harness.record.together import micro_batches
 from harness.record.workload import known_strategy
 
 UNDIVIDED = ("eager",)
@@ -86,12 +87,6 @@ def _read_outside(record: Record, differs: str, values: dict[str, Any]) -> Expla
 
 SCALE_TOLERANCE = 5e-3
 """Relative. Low precision moves a norm by a few thousandths; factors differ by small integers."""
-
-
-def micro_batches(record: Record) -> int:
-    """Into which a pipeline cuts the batch of a micro-step; 1: it is none."""
-    effective = record.backend.effective
-    return int(effective.details.get("micro_batches") or 1) if effective else 1
 
 
 def known_factors(mesh: Mesh, accumulation_steps: int, parts: int = 1) -> dict[str, float]:

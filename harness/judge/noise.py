@@ -15,9 +15,9 @@ from typing import Any
 
 from harness.backends.registry import REFERENCE
 from harness.judge.distance import Distance, distance, movement
-from harness.judge.job_equivalence import is_another_computation
 from harness.judge.wording import percent
 from harness.record import Record
+from harness.record.together import is_another_computation
 
 
 def differing_answers(reference: Record, other: Record) -> int | None:
@@ -192,7 +192,7 @@ def _adds_up_parts(record: Record) -> bool:
 
 def _other_precision(record: Record) -> bool:
     options = record.backend.options
-    return options.get("precision") is not None or options.get("states") is not None
+    return options.get("precision") in ("fp32", "cast") or options.get("states") is not None
 
 
 def _limits(

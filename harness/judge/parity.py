@@ -44,12 +44,17 @@ class Judgement:
 
 
 def judge(
-    reference: Run | None, run: Run, noise: Noise | None = None, *, stand_in: Run | None = None
+    reference: Run | None,
+    run: Run,
+    noise: Noise | None = None,
+    *,
+    stand_in: Run | None = None,
+    unjudged: str | None = None,
 ) -> Judgement:
     """Compare a run with the reference of its job; `noise` is that job's, else the lower bounds.
 
     Where the reference has no result, `stand_in` is the run that it must be the same job as: its losses
-    are not judged then.
+    are not judged then. `unjudged`: why the losses cannot be those of this reference.
     """
     record = run.record
     if record.status not in ("ok", "diverged"):
@@ -70,6 +75,8 @@ def judge(
     expected, record = aligned_runs(reference.record, record)
     if has_dropout(expected) or has_dropout(record):
         return _unjudged("dropout is active: runs differ by chance")
+    if unjudged is not None:
+        return _unjudged(unjudged)
     noise = noise or measure_noise(expected, ())
     both = traces(expected, record) if run.record.resumed else aligned(reference.series, run.series)
     found = distance(expected, record, both)

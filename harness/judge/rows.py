@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,10 +12,10 @@ from harness.judge.cell import Cell
 from harness.judge.expected import unjudged_amounts
 from harness.judge.job_equivalence import job_differences
 from harness.judge.metrics import METRICS
-from harness.judge.noise import Noise, is_repetition, is_variant, measure_noise
+from harness.judge.noise import Noise, is_variant
 from harness.judge.occasions import occasions
 from harness.judge.parity import Judgement, judge
-from harness.judge.resumed import from_step
+from harness.judge.references import References
 from harness.judge.run import Run
 from harness.judge.run_conditions import labelled, varying, words
 from harness.record import ErrorPart, Record
@@ -119,17 +119,6 @@ def make_rows(records: Iterable[Record]) -> list[Row]:
     """
     records = in_order(records)
     references = _references(records)
-    noises = {
-        job_id: measure_noise(
-            reference,
-            [
-                r
-                for r in records
-                if r.job_id == job_id and r is not reference and is_repetition(r) and r.resumed is None
-            ],
-        )
-        for job_id, reference in references.items()
-    }
     stand_ins = _stand_ins(records, references)
     listed = [r for r in records if not (is_variant(r) and r.job_id in references)]
     suffixes = dict(zip(map(id, listed), _label_suffixes(listed), strict=True))
@@ -137,26 +126,26 @@ def make_rows(records: Iterable[Record]) -> list[Row]:
         id(r): Run(record=r, label=labelled(r.backend.label, suffixes.get(id(r), "")), occasion=occasion)
         for r, occasion in zip(records, occasions(records), strict=True)
     }
+    known = {
+        job_id: References.of(runs[id(reference)], (runs[id(r)] for r in records if r.job_id == job_id))
+        for job_id, reference in references.items()
+    }
     rows = []
     for record in listed:
-        run, noise = runs[id(record)], noises.get(record.job_id)
-        judge_by = _reference_of(record, runs.get(id(references.get(record.job_id))))
+        run, of_job = runs[id(record)], known.get(record.job_id)
+        found = of_job.of_run(run) if of_job is not None else None
+        judge_by, noise = (found.reference, found.noise) if found is not None else (None, None)
         stand_in = runs.get(id(stand_ins.get(record.job_id)))
         rows.append(
             Row(
                 run=run, label_suffix=suffixes[id(record)], reference=judge_by, noise=noise,
-                judgement=judge(judge_by, run, noise, stand_in=stand_in),
+                judgement=judge(
+                    judge_by, run, noise, stand_in=stand_in, unjudged=found.unjudged if found else None
+                ),
                 same_job_as=stand_in if record.job_id in stand_ins else judge_by,
             )
         )  # fmt: skip
     return rows
-
-
-def _reference_of(record: Record, reference: Run | None) -> Run | None:
-    """The reference, from the step on at which a resumed run began."""
-    if reference is None or record.resumed is None:
-        return reference
-    return replace(reference, record=from_step(reference.record, record.resumed.step))
 
 
 def _references(records: Iterable[Record]) -> dict[str, Record]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,6 +39,7 @@ from harness.record.provenance import (
     package_versions,
 )
 from harness.record.run_id import as_name
+from harness.record.together import depends_on_split, samples_at_once
 from harness.run_directory.request import Resume, RunRequest
 from harness.run_directory.resume import require_same_job
 
@@ -53,19 +54,41 @@ def noise_labels(layout: BatchLayout, experiment: Experiment, parts: Iterable[in
 
     `parts`: over how many ranks layers are cut, of which each rounds its part of a sum.
     """
-    labels = []
     other = another_split(layout)
-    if other is not None:
-        options = f"micro_batch_size={other.micro_batch_size},norm=fp32,backward=reordered"
-        labels.append(f"{registry.REFERENCE}:{options}")
+    options = [f"micro_batch_size={other.micro_batch_size},{REORDERED}"] if other is not None else []
+    return _references(options + _roundings(experiment, parts))
+
+
+def same_split_labels(samples: int, experiment: Experiment, parts: Iterable[int] = ()) -> list[str]:
+    """The reference with the ranks' split, `samples` at once, and repetitions of it that measure rounding.
+
+    For a loss that hangs on the split: none of them changes it, and one computes in double precision.
+    """
+    options = [""]
+    if experiment.compare.noise_runs:
+        roundings = _roundings(experiment, parts)
+        exact = [] if roundings else ["precision=fp64"]
+        options += [REORDERED, *exact, *roundings]
+    return _references(",".join(filter(None, (f"micro_batch_size={samples}", o))) for o in options)
+
+
+REORDERED = "norm=fp32,backward=reordered"
+
+
+def _roundings(experiment: Experiment, parts: Iterable[int]) -> list[str]:
+    """Options of repetitions that round elsewhere."""
+    options = []
     if experiment.training.precision != "fp32":
-        labels.append(f"{registry.REFERENCE}:precision=fp32")
+        options.append("precision=fp32")
     if experiment.training.precision.endswith("-mixed"):
-        labels.append(f"{registry.REFERENCE}:precision=cast")
-        labels += [f"{registry.REFERENCE}:partial_sums={n}" for n in sorted(parts) if n > 1]
+        options += ["precision=cast", *(f"partial_sums={n}" for n in sorted(parts) if n > 1)]
     if experiment.optimizer.rounds_states:
-        labels.append(f"{registry.REFERENCE}:states=fp32")
-    return labels
+        options.append("states=fp32")
+    return options
+
+
+def _references(options: Iterable[str]) -> list[str]:
+    return [f"{registry.REFERENCE}:{some}" for some in options]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +235,35 @@ def _key(parts: Mapping[str, Any]) -> str:
 def _in_force(limit: int | None, measure: MeasureSection, device: str) -> int | None:
     """A limit of memory; on the CPU only where allocations are counted."""
     return limit if device == "cuda" or measure.probed_steps else None
+
+
+def with_same_split(
+    cells: Sequence[Cell], records: Mapping[str, Record], experiment: Experiment, device: str
+) -> list[Cell]:
+    """The cells, with runs of the reference in the ranks' split where the loss was found to hang on it."""
+    added: dict[str, Cell] = {}
+    for cell in cells:
+        record = records.get(cell.key)
+        if cell.backend != registry.REFERENCE or record is None or not _can_be_cut(record):
+            continue
+        own = experiment.model_copy(update=dict(cell.job))
+        of_job = [other for other in cells if other.job_id == cell.job_id]
+        runs = [records[other.key] for other in of_job if other.key in records]
+        for samples in sorted(
+            {samples_at_once(run) for run in runs if run.backend.name != registry.REFERENCE}
+        ):
+            parts = {run.world.mesh.size("tensor") for run in runs}
+            for label in same_split_labels(samples, own, parts):
+                made = make_cell(own, label, 1, cell.layout, 0, device, measure=own.measure.losses_alone())
+                added.setdefault(made.key, made)
+    present = {cell.key for cell in cells}
+    return [*cells, *(cell for key, cell in added.items() if key not in present)]
+
+
+def _can_be_cut(reference: Record) -> bool:
+    """Whether the split decides the loss, and nothing random does."""
+    is_random = reference.split is not None and reference.split.is_random
+    return reference.status == "ok" and depends_on_split(reference) and not is_random
 
 
 def make_request(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from torch import nn
@@ -21,6 +22,7 @@ from harness.rank.models.losses import loss_function
 from harness.rank.models.model import model_config
 from harness.rank.models.optimizer import decaying_names, frozen_names
 from harness.rank.models.sequence_part import divide_sequence
+from harness.rank.models.splitting import split_dependence
 from harness.rank.models.tracing import trace_step
 from harness.rank.observer import Observer
 from harness.run_directory.request import RunRequest
@@ -34,10 +36,12 @@ def prepare_engine(
     observer: Observer,
     weights_folder: Path,
     example: Batch | None = None,
+    first_batch: tuple[Callable[[Sequence[int]], Batch], Sequence[int]] | None = None,
 ) -> tuple[Engine, Built]:
     """The engine, and what the record says of the bare model that it was given.
 
     weights_folder: for files of initial weights, shared by the ranks of a machine. example: two samples.
+    first_batch: of the reference, what makes a batch of samples, and those of the first step.
     """
     built = Built()
     job = request.job
@@ -48,6 +52,8 @@ def prepare_engine(
         note_parameters(model)
         decaying.append(decaying_names(model, job.optimizer))
         built.describe(model, decaying[-1], trace_step(job, model, config, example), whole)
+        if first_batch is not None:
+            built.split = split_dependence(job, model, *first_batch)
         loss = divide_sequence(job, model, world, loss_function(job, model))
         if _multiplies_in_fp8(job, backend):
             narrow_products(model)

@@ -284,7 +284,8 @@ def _train(request: RunRequest, run_directory: Path, world: World, telling: _Tel
     position.enter("setup")
     with counter.counting("setup"), HostPeak() as of_engine:
         facts, example = samples.facts, samples.batch([0, 0])
-        engine, built = prepare_engine(request, world, backend, facts, observer, weights, example)
+        first = (samples.batch, sampler.step_ids(0)) if request.backend == registry.REFERENCE else None
+        engine, built = prepare_engine(request, world, backend, facts, observer, weights, example, first)
     while_compiling(lambda: position.within("compile"))
     loop = _loop(request, run_directory, world, samples, sampler, engine, instruments, telling)
     begin_training(loop, request.resume)
@@ -308,6 +309,7 @@ def _train(request: RunRequest, run_directory: Path, world: World, telling: _Tel
             accelerator=describe_accelerator(world.device),
             model=built.model,
             layout=built.layout,
+            split=built.split,
             data=describe_data(samples, sampler),
             steps=loop.steps,
             host_memory=host_memory,

@@ -19,6 +19,7 @@ from harness.record.model import (
     LayoutPart,
     ModelPart,
     ObservedPart,
+    SplitPart,
     TensorPart,
     WeightsPart,
 )

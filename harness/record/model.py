@@ -165,6 +165,27 @@ class WeightsPart(Part):
     """Those of them that are not their master, rounded to their dtype."""
 
 
+class SplitPart(Part):
+    """Whether the gradient of a batch hangs on how the batch is cut, as the reference measured it."""
+
+    difference: float
+    """Distance of the gradient of a batch from the sum over its two halves, relative."""
+    repetition: float
+    """The same of the batch taken twice: more than rounding where the loss draws random numbers."""
+    rounding: float
+    """What rounding explains at most."""
+
+    @property
+    def is_random(self) -> bool:
+        """Whether one batch has another gradient each time."""
+        return not self.repetition <= self.rounding
+
+    @property
+    def depends(self) -> bool:
+        """Whether the loss is no sum over samples."""
+        return self.is_random or not self.difference <= self.rounding
+
+
 class ObservedPart(Part):
     """What the harness saw of a run without asking the backend; None: it could not see."""
 

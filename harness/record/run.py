@@ -15,7 +15,7 @@ from harness.forms.flops import is_stub
 from harness.forms.terms import OwnForms
 from harness.job.experiment import Price, Question
 from harness.record.environment import EnvironmentPart
-from harness.record.model import DataPart, LayoutPart, ModelPart, ObservedPart, WeightsPart
+from harness.record.model import DataPart, LayoutPart, ModelPart, ObservedPart, SplitPart, WeightsPart
 from harness.record.part import Part
 from harness.record.ranks import (
     AnswersPart,
@@ -329,6 +329,8 @@ class Record(Part):
     """Master weights before the first step."""
     final_weights: WeightsPart | None = None
     """Master weights after the last step."""
+    split: SplitPart | None = None
+    """None: not measured, as in all runs but the reference, or a sum over samples by construction."""
     observed: ObservedPart | None = None
     observation: ObservationPart | None = None
     """How the run was observed; None: the harness ran its own loop."""

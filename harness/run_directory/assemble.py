@@ -363,6 +363,7 @@ def _record(
         layout=setup.layout if setup else None,
         model=setup.model if setup else None,
         data=setup.data if setup else None,
+        split=setup.split if setup else None,
         initial_weights=setup.initial_weights if setup else None,
         final_weights=final.weights if final else None,
         observed=_observed(events, _mesh(request)),

@@ -34,6 +34,7 @@ from harness.record import (
     PlacementPart,
     ProcessorPart,
     SetupMemoryPart,
+    SplitPart,
     StepPart,
     WeightsPart,
     Window,
@@ -88,6 +89,7 @@ class SetupEvent(Part):
     layout: LayoutPart | None = None
     """None: the backend did not build the model."""
     model: ModelPart | None = None
+    split: SplitPart | None = None
     data: DataPart | None
     """None: not known of an observed script."""
     steps: int | None

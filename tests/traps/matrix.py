@@ -13,12 +13,14 @@ from harness.backends import registry
 from harness.doctor.check import ABOUT_TIME
 from harness.job.batch import batch_layout, reference_layout
 from harness.job.config import load_experiment
+from harness.job.experiment import Experiment
 from harness.judge.comparison import Comparison
 from harness.judge.findings.finding import Finding
-from harness.launch.cells import canonical_label, make_cell, noise_labels, tensor_sizes
+from harness.launch.cells import canonical_label, make_cell, noise_labels, same_split_labels, tensor_sizes
 from harness.launch.launcher import run_cell
 from harness.record import Record
 from harness.record.store import Store
+from harness.record.together import depends_on_split, samples_at_once
 from tests.forkserver import launcher
 from tests.plugins import register
 
@@ -31,6 +33,14 @@ TINY = [
     "schedule.warmup_steps=1", "measure.warmup_steps=1", "measure.probed_steps=2",
     "runtime.threads_per_rank=1", "runtime.device=cpu",
 ]  # fmt: skip
+OF_MODEL = 2
+"""So many of them at the beginning are about the model and its samples."""
+
+
+def experiment_of(settings: Sequence[str]) -> Experiment:
+    """The tiny job with these settings; a model of its own replaces the model."""
+    own = any(setting.startswith("model.factory=") for setting in settings)
+    return load_experiment(None, [*TINY[OF_MODEL if own else 0 :], *settings])
 
 
 class Matrix:
@@ -49,12 +59,16 @@ class Matrix:
 
     def compare(self, labels: Sequence[str], world_size: int, settings: Sequence[str] = ()) -> Comparison:
         """Rows of these backends beside the reference and its repetitions."""
-        experiment = load_experiment(None, [*TINY, *settings])
+        experiment = experiment_of(settings)
         layout = reference_layout(batch_layout(experiment.training, world_size), experiment.training)
         parts = tensor_sizes(labels, world_size)
         references = [registry.REFERENCE, *noise_labels(layout, experiment, parts)]
         records = [self._reference(label, world_size, settings) for label in references]
-        return Comparison([*records, *(self.record(label, world_size, settings) for label in labels)])
+        runs = [self.record(label, world_size, settings) for label in labels]
+        if depends_on_split(records[0]):
+            wanted = [x for run in runs for x in same_split_labels(samples_at_once(run), experiment, parts)]
+            records += [self._reference(label, world_size, settings) for label in dict.fromkeys(wanted)]
+        return Comparison([*{record.run_id: record for record in records}.values(), *runs])
 
     def findings(self, labels: Sequence[str], world_size: int, settings: Sequence[str] = ()) -> list[Finding]:
         comparison = self.compare(labels, world_size, settings)
@@ -65,7 +79,7 @@ class Matrix:
         return [finding for finding in comparison.findings if finding.id not in ABOUT_TIME]
 
     def _reference(self, label: str, world_size: int, settings: Sequence[str]) -> Record:
-        experiment = load_experiment(None, [*TINY, *settings])
+        experiment = experiment_of(settings)
         layout = reference_layout(batch_layout(experiment.training, world_size), experiment.training)
         key = (label, 1, (*settings, str(layout)))
         if key not in self._records:
@@ -73,7 +87,7 @@ class Matrix:
         return self._records[key]
 
     def _run(self, label: str, world_size: int, settings: Sequence[str]) -> Record:
-        experiment = load_experiment(None, [*TINY, *settings])
+        experiment = experiment_of(settings)
         layout = batch_layout(experiment.training, world_size)
         if registry.parse(label)[0].name == registry.REFERENCE:
             world_size, layout = 1, reference_layout(layout, experiment.training)

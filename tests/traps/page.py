@@ -8,7 +8,7 @@ from tabulate import tabulate
 
 from tests.adapters.test_traps import ADAPTED
 
-from .planted import BF16, DIVIDED, LIBRARIES, TRAPS, Trap
+from .planted import BF16, DIVIDED, LIBRARIES, OWN_JOBS, TRAPS, Trap
 
 HEAD = """\
 Every row is a mistake that was made on purpose in a test, and what names it: the id of a
@@ -22,6 +22,7 @@ tests' own lists; `pytest --update-golden` rewrites it.
 
 """
 RUNS = "tests/traps/test_traps.py::test_a_planted_trap_is_named"
+JOBS = "tests/traps/test_own_jobs.py::test_a_planted_trap_is_named"
 ADAPTERS = "tests/adapters/test_traps.py::test_a_planted_mistake_is_named"
 
 
@@ -109,6 +110,7 @@ ELSEWHERE = [
 def rows() -> list[list[str]]:
     """Of each mistake its name, what was done, ranks, precision, finding and test, in order of names."""
     found = [_row(trap, RUNS) for trap in (*TRAPS, *DIVIDED, *LIBRARIES)]
+    found += [_row(trap, JOBS) for trap in OWN_JOBS]
     found += [_row(trap, ADAPTERS) for trap in ADAPTED]
     found += [[p.name, p.what, "", "", f"`{p.finding}`", f"`{p.test}`"] for p in ELSEWHERE]
     return sorted(found, key=lambda row: (not row[0].startswith("T"), row[0]))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from .own_jobs import settings_of
+
 UNCLIPPED = "training.gradient_clipping=null"
 ACCUMULATED = "training.accumulation_steps=4"
 BF16 = "training.precision=bf16-mixed"
@@ -210,3 +212,17 @@ LIBRARIES = [
          what="Trainer asked for FSDP2 on the CPU, where it runs DDP"),
 ]  # fmt: skip
 """What DeepSpeed and Trainer do on their own account: not in the published gallery."""
+SPLITS = {
+    "contrastive loss": settings_of("contrastive", "towers"),
+    "batch statistics": settings_of("mean", statistics=True),
+    "mixup": settings_of("mixup"),
+    "weighted mean": settings_of("weighted"),
+}
+"""Jobs whose loss depends on how the batch is split."""
+OWN_JOBS = [
+    Trap(name=f"one rank dropped, {name}", label="planted-GradientsOfOneRankDropped",
+         finding="gradient-differs", says="the first gradient norm is", also=("batch-norm",),
+         settings=settings, what=f"the gradients of rank 1 are dropped in a job with {name}")
+    for name, settings in SPLITS.items()
+]  # fmt: skip
+"""In jobs of the user's own: not in the published gallery."""

@@ -11,7 +11,8 @@ from harness.judge.findings.finding import Finding
 from harness.record import Record
 from tests.records import make_ranks, make_record, make_steps
 
-from .matrix import Matrix, padded_documents
+from .matrix import Matrix
+from .named import assert_named
 from .planted import ACCUMULATED, BF16, DIVIDED, LIBRARIES, TRAPS, Trap
 
 pytestmark = pytest.mark.long(seconds=60)
@@ -32,21 +33,8 @@ IN_BF16 = [
     ],
     ids=lambda trap: trap.name,
 )
-def test_a_planted_trap_is_named(trap: Trap, matrix: Matrix, tally, tmp_path_factory) -> None:
-    tally["planted"][1] += 1
-    settings = trap.settings
-    if trap.padded:
-        path = matrix.store.root.parent / "documents.jsonl"
-        settings += ("data.source=jsonl", f"data.path={padded_documents(path)}")
-    found = matrix.findings([*trap.compared_with, trap.label], trap.world_size, settings)
-    named = [f for f in found if f.id == trap.finding and trap.says in f.message]
-    label = trap.label.replace("=true", "=True")
-    assert named, [(f.id, f.message) for f in found]
-    assert all(f.backends == (label,) for f in found), found
-    ids = [f.id for f in found if f.id != "diverged" or trap.finding == "diverged"]
-    assert ids[0] == trap.finding
-    assert set(ids) <= {trap.finding, *trap.also}
-    tally["planted"][0] += 1
+def test_a_planted_trap_is_named(trap: Trap, matrix: Matrix, tally) -> None:
+    assert_named(trap, matrix, tally)
 
 
 @pytest.mark.parametrize(

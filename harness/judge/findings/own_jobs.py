@@ -5,9 +5,9 @@ from __future__ import annotations
 from harness.backends.registry import REFERENCE
 from harness.job.model import CODE_SWITCH
 from harness.judge.findings.finding import Finding, Kind, labels
-from harness.judge.job_equivalence import batch_statistics, is_another_computation
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
+from harness.record.together import batch_statistics, is_another_computation
 
 BYTES = "bytes"
 
@@ -17,14 +17,16 @@ KINDS = (
         title="The model normalises over micro-batches, whose samples depend on the ranks",
         cause="BatchNorm takes mean and variance over the samples of one rank's micro-batch. With another "
         "micro-batch the same global batch is another computation, so losses differ from those of one "
-        "process. Each rank also keeps running statistics of its own samples, which evaluation uses: DDP "
-        "copies those of rank 0 to all ranks before each forward pass (`broadcast_buffers`), ZeRO and FSDP "
-        "leave them apart, and no strategy reduces them.",
+        "process that takes more samples at once; `compare` repeats the reference with as many. Each rank "
+        "also keeps running statistics of its own samples, which evaluation uses: DDP copies those of rank 0 "
+        "to all ranks before each forward pass (`broadcast_buffers`), ZeRO and FSDP leave them apart, and no "
+        "strategy reduces them.",
         confirm="The values hold the number of such layers and the micro-batches of the run and of the "
         "reference. With equal ones losses and gradients agree; evaluation losses still differ. That ranks "
         "compute with equal weights is not checked for such a model.",
-        fix="Set `training.micro_batch_size`, which the reference then uses too. For statistics over all "
-        "ranks use `torch.nn.SyncBatchNorm` (CUDA only), or a model with GroupNorm or LayerNorm.",
+        fix="`training.micro_batch_size` keeps the samples at once equal over numbers of ranks. For "
+        "statistics over all ranks use `torch.nn.SyncBatchNorm` (CUDA only), or a model with GroupNorm or "
+        "LayerNorm.",
     ),
     Kind(
         id="bytes-for-pretrained",

@@ -8,11 +8,11 @@ from typing import Any
 from harness.backends.library_facts import fact
 from harness.judge.effective import GROUPS, SettingDifference, reduce_dtypes
 from harness.judge.findings.finding import Finding, Kind
-from harness.judge.job_equivalence import batch_statistics
 from harness.judge.noise import is_repetition
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 from harness.record import Record
+from harness.record.together import batch_statistics
 
 KINDS = (
     Kind(

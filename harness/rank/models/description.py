@@ -15,7 +15,7 @@ from harness.rank.factories import configuration
 from harness.rank.models.changes import uses_checkpointing
 from harness.rank.models.optimizer import frozen_names
 from harness.rank.models.tracing import REGULAR, TracedStep
-from harness.record import AttentionPart, GeometryPart, LayoutPart, ModelPart, TensorPart
+from harness.record import AttentionPart, GeometryPart, LayoutPart, ModelPart, SplitPart, TensorPart
 
 
 @dataclass
@@ -24,6 +24,7 @@ class Built:
 
     model: ModelPart | None = None
     layout: LayoutPart | None = None
+    split: SplitPart | None = None
 
     def describe(
         self,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, copysign, floor, log1p, log10
 from statistics import median
 from typing import Any
 
 from harness.judge.comparison import Comparison
+from harness.judge.noise import is_variant
 from harness.judge.repeats import Repeats
 from harness.judge.wording import counted, listed, ranks
+from harness.record import Record
 from harness.tell.document import Picture
 from harness.tell.formats import number, scientific
 from harness.tell.pictures.bars import as_given
@@ -189,22 +191,29 @@ class Line:
 def loss_lines(comparison: Comparison) -> list[Line]:
     """Of every cell with a finite loss, in their order."""
     groups = comparison.groups
-    references = {group.record.job_id: _loss_curve(group) for group in reversed(groups) if group.is_reference}
+    references = {
+        group.record.job_id: _loss_curve(row.record for row in group.rows)
+        for group in reversed(groups)
+        if group.is_reference
+    }
     lines = []
     for group in groups:
-        losses = _loss_curve(group)
+        losses = _loss_curve(row.record for row in group.rows)
         expected = {} if group.is_reference else references.get(group.record.job_id, {})
+        cut = [r.record for row in group.rows if (r := row.reference) is not None and is_variant(r.record)]
+        if cut:
+            expected = _loss_curve(cut)
         if losses:
             differences = {step: loss - expected[step] for step, loss in losses.items() if step in expected}
             lines.append(Line(group=group, losses=losses, differences=differences))
     return lines
 
 
-def _loss_curve(group: Repeats) -> Curve:
+def _loss_curve(records: Iterable[Record]) -> Curve:
     """Median loss of each step over the repeats that reached it with a finite loss."""
     found: dict[int, list[float]] = {}
-    for row in group.rows:
-        for step in row.record.steps:
+    for record in records:
+        for step in record.steps:
             if step.loss is not None:
                 found.setdefault(step.step, []).append(step.loss)
     return {step: median(losses) for step, losses in found.items()}

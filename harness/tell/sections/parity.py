@@ -11,6 +11,7 @@ from harness.judge.cell import Cell, name_cells
 from harness.judge.comparison import Comparison
 from harness.judge.noise import BAND_FACTOR, CUT_BAND, TIGHT_FACTOR, UNMEASURED_FACTOR, Level, Limits, Noise
 from harness.judge.wording import listed
+from harness.record.together import depends_on_split
 from harness.tell.document import Block, Column, Folded, Heading, Items, Paragraph, Section, Table
 from harness.tell.formats import number, scientific, short
 from harness.tell.pictures.loss import loss_picture
@@ -59,6 +60,11 @@ FOUND = (
     f"in other places than the reference, but not more often; {UNMEASURED_FACTOR:g} for tight if the "
     "reference did not run with another split."
 )
+AT_ONCE = (
+    " The loss depends on how the batch is split: in double precision the gradient of a batch is not the sum "
+    "over its halves. A run is then judged by the reference with as many samples at once, and its limits are "
+    "measured without another split: in double precision, and in another order of sums."
+)
 MEASURES = (
     ("loss", "loss"), ("norm", "gradient norm"), ("update", "distance moved"), ("weights", "final weights"),
 )  # fmt: skip
@@ -100,6 +106,8 @@ def levels_section(comparison: Comparison) -> Section | None:
     element = ELEMENT if any(noise.band is not None for noise in noises.values()) else ""
     cut = CUT if any(noise.cut_band is not None for noise in noises.values()) else ""
     found = FOUND.format(also="".join(further), cut=cut, element=element)
+    if any(depends_on_split(row.reference.record) for row in comparison.rows if row.reference is not None):
+        found += AT_ONCE
     blocks: list[Block] = [Paragraph(JUDGED), Items(MEANINGS), Paragraph(found)]
     blocks.append(_limits(noises))
     blocks.append(

@@ -1,0 +1,94 @@
+"""Whether the gradient of a batch hangs on how the batch is cut, which no strategy could then hide."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from harness.backends.base import Batch
+from harness.job.job import DEFAULT_TASK, Job
+from harness.rank.models.losses import ComputeLoss, loss_function
+from harness.record import SplitPart
+
+SAMPLES = 8
+"""Of the batch that is cut in two."""
+MOST_PARAMETERS = 50_000_000
+"""Of a model that is copied in double precision, on the CPU."""
+ROUNDING = 100 * 2.0**-23
+"""Code of the user's own may cast to fp32 amid double precision: so many roundings of that."""
+FP32_ROUNDING = 2.0**-10
+"""Where the code takes fp32 only."""
+
+
+def split_dependence(
+    job: Job, model: nn.Module, batch_of: Callable[[Sequence[int]], Batch], ids: Sequence[int]
+) -> SplitPart | None:
+    """Compare the gradient of a batch with that of its halves, in double precision where the code takes it.
+
+    None where the loss is a sum over samples by construction, and where it cannot be measured.
+    """
+    if job.task == DEFAULT_TASK and job.model.factory is None and job.loss.factory is None:
+        return None
+    parameters = list(model.parameters())
+    if (
+        len(ids) < 2
+        or any(p.is_meta for p in parameters)
+        or sum(p.numel() for p in parameters) > MOST_PARAMETERS
+    ):
+        return None
+    ids, half = ids[:SAMPLES], len(ids[:SAMPLES]) // 2
+    parts = [batch_of(some) for some in (ids, ids[:half], ids[half:])]
+    for double, rounding in ((True, ROUNDING), (False, FP32_ROUNDING)):
+        try:
+            with torch.random.fork_rng(devices=[]), double_precision(on=double):
+                return _measured(job, copy.deepcopy(model), parts, rounding, double=double)
+        except Exception:  # code of the user's own: the run itself says what is wrong
+            continue
+    return None
+
+
+@contextmanager
+def double_precision(*, on: bool = True) -> Iterator[None]:
+    """New tensors are float64."""
+    before = torch.get_default_dtype()
+    if on:
+        torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def doubled(batch: Batch) -> Batch:
+    """A batch whose floating numbers are float64."""
+    return {name: value.double() if value.is_floating_point() else value for name, value in batch.items()}
+
+
+def _measured(
+    job: Job, model: nn.Module, parts: Sequence[Batch], rounding: float, *, double: bool
+) -> SplitPart | None:
+    model = (model.double() if double else model.float()).train()
+    compute = loss_function(job, model)
+    batch, *halves = [doubled(part) for part in parts] if double else parts
+    whole = _gradient(model, compute, [batch])
+    size = float(whole.norm())
+    if not size or not torch.isfinite(whole).all():
+        return None
+    again, cut = _gradient(model, compute, [batch]), _gradient(model, compute, halves)
+    return SplitPart(
+        difference=float((cut - whole).norm()) / size,
+        repetition=float((again - whole).norm()) / size,
+        rounding=rounding,
+    )
+
+
+def _gradient(model: nn.Module, compute: ComputeLoss, batches: Sequence[Batch]) -> Tensor:
+    """Of the summed losses, with respect to all that trains."""
+    model.zero_grad(set_to_none=True)
+    for batch in batches:
+        compute(model, batch).sum().backward()  # type: ignore[no-untyped-call]
+    return torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])

@@ -1,0 +1,86 @@
+"""A run is held to the reference with its split where the loss hangs on the split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.judge.comparison import Comparison
+from harness.judge.rows import Row
+from harness.record import Record, SplitPart
+from tests.records import LOSSES, make_record, make_steps, make_weights
+
+DEPENDS = SplitPart(difference=0.3, repetition=0.0, rounding=1e-5)
+RANDOM = SplitPart(difference=0.3, repetition=0.2, rounding=1e-5)
+ADDS_UP = SplitPart(difference=2e-7, repetition=0.0, rounding=1e-5)
+CUT, EXACT = "single:micro_batch_size=4", "single:micro_batch_size=4,precision=fp64"
+HALF = 0.5
+"""What the split changes of each loss."""
+
+
+def of_reference(label: str, losses: Sequence[float], samples: int, **changes: Any) -> Record:
+    record = make_record(label=label, steps=make_steps(losses), run_id=f"run-{label}", **changes)
+    world = record.world.model_copy(update={"micro_batch_size": samples, "accumulation_steps": 8 // samples})
+    return record.model_copy(update={"world": world})
+
+
+def row_of(split: SplitPart, losses: Sequence[float], cuts: Sequence[str] = (CUT, EXACT)) -> Row:
+    halves = [loss - HALF for loss in LOSSES]
+    records = [of_reference("single", LOSSES, 8, split=split)]
+    records += [of_reference(label, halves, 4) for label in cuts]
+    run = make_record(label="ddp", steps=make_steps(losses), final_weights=make_weights("c" * 64))
+    return Comparison([*records, run]).rows[-1]
+
+
+def test_a_run_is_held_to_the_reference_with_its_split() -> None:
+    row = row_of(DEPENDS, [loss - HALF for loss in LOSSES])
+    assert row.reference is not None
+    assert row.reference.record.backend.label == CUT
+    assert row.judgement.parity == "tight"
+    assert row_of(DEPENDS, [loss - HALF + 1e-3 for loss in LOSSES]).judgement.parity == "diverged"
+
+
+def test_what_another_split_changes_is_no_noise() -> None:
+    row = row_of(DEPENDS, [loss - HALF for loss in LOSSES])
+    assert row.noise is not None
+    assert row.noise.tight.loss < 1e-4
+    (level,) = row.noise.levels
+    assert level.repetitions == (EXACT,)
+
+
+def test_a_loss_over_all_ranks_is_held_to_that_of_the_whole_batch() -> None:
+    row = row_of(DEPENDS, LOSSES)
+    assert row.reference is not None
+    assert row.reference.record.backend.label == "single"
+    assert row.judgement.parity == "tight"
+
+
+def test_without_such_a_reference_it_is_unjudged_and_both_losses_are_said() -> None:
+    row = row_of(DEPENDS, [loss - HALF for loss in LOSSES], cuts=())
+    assert row.judgement.parity == "unjudged"
+    assert row.judgement.reason == (
+        "the loss depends on how the batch is split: 4.25 in step 3 with 4 samples at once, 4.75 in step 3 "
+        "with 8 samples at once in the reference; no record of single:micro_batch_size=4, which 'compare' "
+        "runs for this"
+    )
+
+
+def test_random_parts_are_unjudged_whatever_ran() -> None:
+    row = row_of(RANDOM, [loss - HALF for loss in LOSSES])
+    assert row.judgement.parity == "unjudged"
+    assert "draws random numbers" in str(row.judgement.reason)
+
+
+def test_a_sum_over_samples_is_held_to_the_whole_batch_and_its_splits_are_noise() -> None:
+    row = row_of(ADDS_UP, [loss + 1e-4 for loss in LOSSES], cuts=())
+    assert row.judgement.parity == "diverged"
+    assert row.reference is not None
+    assert row.reference.record.backend.label == "single"
+
+
+def test_limits_of_each_split_are_told_apart() -> None:
+    halves = [loss - HALF for loss in LOSSES]
+    records = [of_reference("single", LOSSES, 8, split=DEPENDS), of_reference(CUT, halves, 4)]
+    comparison = Comparison([*records, make_record(label="ddp", steps=make_steps(halves))])
+    job = records[0].job_id
+    assert list(comparison.noises) == [job, f"{job}, 4 at once"]

@@ -1,0 +1,84 @@
+"""Whether a loss is a sum over samples shows in the gradients of a batch and of its halves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from harness.backends.base import Batch
+from harness.job.job import Job
+from harness.rank.models.splitting import split_dependence
+from harness.record import SplitPart
+from tests.traps import own_jobs
+
+SAMPLES = own_jobs.samples()
+JOBS = "tests.traps.own_jobs"
+
+
+def batch_of(ids: Sequence[int]) -> Batch:
+    return {name: torch.stack([SAMPLES[i][name] for i in ids]) for name in SAMPLES[0]}
+
+
+def measured(loss: str, model: str = "classifier", arguments: dict | None = None, **rest) -> SplitPart:
+    torch.manual_seed(0)
+    built = getattr(own_jobs, model)(**rest)
+    job = Job.model_validate(
+        {
+            "task": "custom", "model": {"factory": f"{JOBS}:{model}", "arguments": rest},
+            "data": {"factory": f"{JOBS}:samples"},
+            "loss": {
+                "factory": f"{JOBS}:{loss}", "reduction": "mean", "targets": "samples",
+                "arguments": arguments or {},
+            },
+        }
+    )  # fmt: skip
+    before = [tensor.clone() for tensor in (*built.parameters(), *built.buffers())]
+    found = split_dependence(job, built, batch_of, list(range(16)))
+    after = [*built.parameters(), *built.buffers()]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert torch.get_default_dtype() is torch.float32
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("loss", "model", "rest"),
+    [
+        ("contrastive", "towers", {}),
+        ("mean", "classifier", {"statistics": True}),
+        ("mixup", "classifier", {}),
+        ("weighted", "classifier", {}),
+    ],
+)
+def test_a_loss_of_the_batch_depends_on_the_split(loss: str, model: str, rest: dict) -> None:
+    found = measured(loss, model, **rest)
+    assert found.depends
+    assert not found.is_random
+    assert found.difference > 0.01
+
+
+def test_a_mean_over_samples_does_not() -> None:
+    found = measured("mean")
+    assert not found.depends
+    assert found.difference < 1e-6
+
+
+def test_random_numbers_are_told_from_the_split() -> None:
+    assert measured("mixup", arguments={"random": True}).is_random
+
+
+def test_code_that_takes_fp32_only_is_measured_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    def only_fp32():
+        def compute(model, batch):
+            if batch["left"].dtype != torch.float32:
+                raise TypeError("fp32 only")
+            return own_jobs.contrastive()(model, batch)
+
+        return compute
+
+    monkeypatch.setattr(own_jobs, "fp32_only", only_fp32, raising=False)
+    found = measured("fp32_only", "towers")
+    assert found.depends
+    assert found.rounding == 2.0**-10

@@ -1,0 +1,53 @@
+"""Jobs of the user's own: what depends on the split of a batch is judged by a reference with that split."""
+
+from __future__ import annotations
+
+import pytest
+
+from .matrix import Matrix
+from .named import assert_named
+from .own_jobs import settings_of
+from .planted import OWN_JOBS, SPLITS, Trap
+
+pytestmark = pytest.mark.long(seconds=60)
+FEW = ("contrastive loss", "batch statistics")
+"""The others are exhaustive."""
+
+
+def _marked(name: str) -> tuple[pytest.MarkDecorator, ...]:
+    return () if any(few in name for few in FEW) else (pytest.mark.exhaustive,)
+
+
+@pytest.mark.parametrize(
+    "trap", [pytest.param(t, marks=_marked(t.name)) for t in OWN_JOBS], ids=lambda trap: trap.name
+)
+def test_a_planted_trap_is_named(trap: Trap, matrix: Matrix, tally) -> None:
+    assert_named(trap, matrix, tally)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=_marked(name)) for name in SPLITS])
+def test_a_sound_run_whose_loss_depends_on_the_split_agrees(name: str, matrix: Matrix, tally) -> None:
+    comparison = matrix.compare(["ddp", "zero2"], 2, SPLITS[name])
+    reference, *rows = comparison.rows
+    assert reference.record.split is not None
+    assert reference.record.split.difference > 1e3 * reference.record.split.rounding
+    assert [row.judgement.parity in ("exact", "tight") for row in rows] == [True, True], rows
+    found = [f.id for f in matrix.findings(["ddp", "zero2"], 2, SPLITS[name])]
+    assert set(found) <= {"batch-norm"}
+    tally["clean"][1] += 2
+
+
+def test_random_parts_of_a_batch_are_not_judged(matrix: Matrix) -> None:
+    (_, row) = matrix.compare(["ddp"], 2, settings_of("mixup", loss_random=True)).rows
+    assert row.judgement.parity == "unjudged"
+    assert str(row.judgement.reason).startswith("the loss depends on how the batch is split: ")
+    assert "with 4 samples at once" in str(row.judgement.reason)
+    assert "draws random numbers" in str(row.judgement.reason)
+
+
+def test_a_mean_over_samples_does_not_depend_on_the_split(matrix: Matrix) -> None:
+    reference, row = matrix.compare(["ddp"], 2, settings_of("mean")).rows
+    assert reference.record.split is not None
+    assert not reference.record.split.depends
+    assert row.judgement.parity in ("exact", "tight")
+    assert row.reference is reference.run
