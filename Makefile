@@ -12,7 +12,7 @@ SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorde
 # What a target runs of tests that have an exhaustive part: one representative of each kind, or the rest.
 WHICH := "not exhaustive"
 
-.PHONY: compare fuzz resume-trial disk-trial test labs test-exhaustive test-journeys test-docs test-browser test-cluster test-cluster-exhaustive gpu-stub-environment test-gpu-stub test-gpu-stub-exhaustive traps gallery gallery-gpu-stub faults lint docs bench publish reports clean
+.PHONY: compare mutants fuzz resume-trial disk-trial test labs test-exhaustive test-journeys test-docs test-browser test-cluster test-cluster-exhaustive gpu-stub-environment test-gpu-stub test-gpu-stub-exhaustive traps gallery gallery-gpu-stub faults lint docs bench publish reports clean
 
 compare: $(READY)
 	$(BIN)/harness compare --config configs/default.yaml --runs runs --report runs/report.md
@@ -27,6 +27,10 @@ test-exhaustive: $(READY)
 # The journeys that `make test` leaves out: a minute of processor time each. Further observed scripts: `make test-exhaustive`.
 test-journeys: $(READY)
 	$(BIN)/pytest $(SIDE_BY_SIDE) -m exhaustive tests/journeys --ignore tests/journeys/test_observe.py
+
+# Plants over a hundred small faults in a copy of this tree, one after the other; a test must notice each.
+mutants: $(READY)
+	$(BIN)/python -m tests.mutants
 
 # Hostile input by every way in: 20,000 inputs from a seed that is printed. Several minutes.
 FUZZED ?= 20000

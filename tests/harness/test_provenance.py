@@ -56,6 +56,14 @@ def test_fingerprint_of_the_code_is_of_sources_that_exist(name: str) -> None:
     assert (ROOT / name).exists()
 
 
+def test_no_other_variable_of_the_environment_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NCCL_DEBUG", "OMP_NUM_THREADS", "HOME_ADDRESS", "WANDB_API_KEY"):
+        monkeypatch.setenv(name, "set")
+    recorded = provenance.environment().variables
+    assert recorded["NCCL_DEBUG"] == recorded["OMP_NUM_THREADS"] == "set"
+    assert not {"HOME_ADDRESS", "WANDB_API_KEY", "PATH"} & recorded.keys()
+
+
 def test_files_of_a_folder_are_read_once_while_they_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

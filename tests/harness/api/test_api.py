@@ -8,10 +8,11 @@ import pytest
 
 import harness
 from harness.api.command import answer, assignments
+from harness.api.results import Results
 from harness.api.runs import several_jobs
 from tests.docs.markdown import ROOT
 from tests.harness.cli.command_line import harness as command
-from tests.records import make_record
+from tests.records import make_record, make_weights
 
 PUBLISHED = ROOT / "reports" / "default"
 HEAVY = ("torch", "transformers", "pandas", "pydantic", "click", "deepspeed")
@@ -54,6 +55,12 @@ def test_published_runs_are_the_rows_of_the_comparison() -> None:
     assert len(steps) == sum(len(row.record.steps) for row in results.comparison.rows)
     assert set(steps.run_id) == set(frame.run_id)
     assert list(results.to_frame("findings").id) == [found.id for found in results.findings]
+
+
+def test_a_frame_says_which_runs_are_not_the_same_job() -> None:
+    other = make_record(label="ddp", initial_weights=make_weights("d" * 64))
+    results = Results([(Path(record.run_id), record) for record in (make_record(), other)])
+    assert list(results.to_frame().same_job) == [True, False]
 
 
 def test_a_table_that_does_not_exist_is_refused() -> None:

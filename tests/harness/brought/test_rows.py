@@ -211,6 +211,9 @@ def refusal(folder: Path, kind: str, document: dict[str, Any]) -> str:
         ("deepspeed", {"zero_optimization": {"stage": 3}, "compile": {"deepcompile": True}}, "DeepCompile"),
         ("deepspeed", {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}},
          "at stage 3 only"),
+        ("deepspeed", {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"},
+                                             "offload_param": {"device": "cpu"}}},
+         "weights are offloaded at stage 3 only"),
         ("deepspeed", {"compile": {"disable": False, "backend": "cudagraphs"}}, "inductor"),
         ("deepspeed", {"gradient_clipping": "much"}, "give a number"),
         ("accelerate", {"distributed_type": "NO"}, "'single'"),
@@ -316,6 +319,12 @@ def test_an_absent_key_has_the_default_of_the_installed_deepspeed(tmp_path: Path
     assert (job.training.initial_loss_scale, job.training.loss_scale_growth_interval) == (65536, 1000)
     document["optimizer"] = {"type": "AdamW", "params": {"torch_adam": True}}
     assert job_of(tmp_path, "deepspeed", document).optimizer.weight_decay == 0.01  # torch.optim.AdamW's
+
+
+def test_a_given_key_keeps_its_value_beside_the_defaults_of_absent_ones(tmp_path: Path) -> None:
+    document = {"optimizer": {"type": "Adam", "params": {"lr": 5e-4}}, "gradient_clipping": 0.5}
+    job = job_of(tmp_path, "deepspeed", document)
+    assert (job.optimizer.learning_rate, job.training.gradient_clipping) == (5e-4, 0.5)
 
 
 def test_a_setting_of_the_configuration_wins_over_a_default(tmp_path: Path) -> None:

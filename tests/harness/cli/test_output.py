@@ -4,6 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from harness.cli.output import echo
 from tests.records import make_record
 
 from .command_line import HARNESS, environment, harness
@@ -40,6 +43,15 @@ def test_full_standard_output_is_one_line() -> None:
         )
     assert done.returncode == 1
     assert done.stderr == "harness: standard output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("err", [False, True])
+def test_whatever_is_printed_holds_neither_secrets_nor_escapes(
+    err: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    echo("https://user:hunter22@example.org \x1b[2J", err=err)
+    printed = capsys.readouterr()
+    assert (printed.err if err else printed.out) == "https://***@example.org \\u001b[2J\n"
 
 
 def test_terminal_escapes_of_records_are_spelled_out(tmp_path: Path) -> None:

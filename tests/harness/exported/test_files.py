@@ -8,7 +8,7 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.exported.folder import exported_files, require_exportable
-from harness.exported.strategies import torch_values
+from harness.exported.strategies import FSDP1_NAMES, torch_values
 from harness.job.batch import batch_layout
 from harness.job.config import load_experiment
 from harness.launch.cells import canonical_label
@@ -70,12 +70,20 @@ def test_each_tool_has_its_files(tool: Any, label: str, names: set[str]) -> None
         ("torchrun", "single", [], "cannot be exported"),
         ("torchrun", "ddp", ["model.compile=block"], "a job with model.compile=block cannot be exported"),
         ("torchrun", "fsdp", ["training.activation_checkpointing=every-2"], "every-2 cannot be exported"),
+        ("torchrun", "ddp", ["adapter.kind=lora"], "a job with an adapter cannot be exported"),
         ("torchrun", "ddp", ["task=seq2seq", "data.source=squad", "data.path=x"], "causal-lm"),
     ],
 )
 def test_what_cannot_be_exported_says_so(tool: Any, label: str, assignments: list[str], says: str) -> None:
     with pytest.raises(HarnessError, match=says):
         require_exportable(tool, label, load_experiment(None, assignments))
+
+
+@pytest.mark.parametrize("sharding", FSDP1_NAMES)
+def test_a_program_shards_as_the_backend_of_its_run_does(sharding: str) -> None:
+    from harness.backends.fsdp1 import STRATEGIES
+
+    assert FSDP1_NAMES[sharding] == STRATEGIES[sharding].name
 
 
 def test_options_that_a_program_cannot_have_are_refused() -> None:

@@ -58,6 +58,15 @@ def test_model_states_leave_out_gathered_weights_and_buffers() -> None:
     assert measures.model_state_bytes(make_record(ranks=[rank.model_copy(update={"memory": [moment]})])) == 15
 
 
+def test_model_states_are_those_of_the_rank_that_holds_most() -> None:
+    record = make_record(label="ddp", world_size=2)
+    held = [
+        rank.model_copy(update={"memory": [rank.memory[0].model_copy(update={"kinds": {"weights": size}})]})
+        for rank, size in zip(record.ranks, (3, 5), strict=True)
+    ]
+    assert measures.model_state_bytes(record.model_copy(update={"ranks": held})) == 5
+
+
 def test_sent_bytes_are_ring_bytes_per_probed_step_and_rank() -> None:
     communication = make_communication(4, "all_reduce", 4000) + make_communication(4, "all_gather", 800)
     record = make_record(

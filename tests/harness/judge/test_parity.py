@@ -166,6 +166,7 @@ def test_wrong_gradient_norm_with_the_same_loss_has_diverged(factor: float) -> N
     assert judgement.parity == "diverged"
     assert judgement.loss_difference == 0.0
     assert judgement.norm_difference == pytest.approx(abs(factor - 1))
+    assert judgement.first_divergent_step == 0
 
 
 @pytest.mark.parametrize("factor", [2.0, 0.5])
@@ -178,9 +179,9 @@ def test_missing_gradient_norm_where_the_reference_has_one_has_diverged() -> Non
     assert judged(steps=steps, final_weights=make_weights("c" * 64)).parity == "diverged"
 
 
-def test_lost_loss_has_diverged() -> None:
-    steps = make_steps((*LOSSES[:2], None, None), (*NORMS[:2], None, None))
-    judgement = judged(status="diverged", steps=steps)
+@pytest.mark.parametrize("norms", [NORMS, (*NORMS[:2], None, None)], ids=["norms stay", "norms too"])
+def test_lost_loss_has_diverged(norms: tuple[float | None, ...]) -> None:
+    judgement = judged(status="diverged", steps=make_steps((*LOSSES[:2], None, None), norms))
     assert judgement.parity == "diverged"
     assert judgement.loss_difference == 0.0
 

@@ -65,10 +65,15 @@ def test_equal_cells_raise_a_false_alarm_in_at_most_one_of_twenty_comparisons(ce
     drawn = np.take_along_axis(drawn, np.argsort(np.median(drawn, axis=2))[:, :, np.newaxis], axis=1)
     others, fastest = drawn[:, :-1], np.repeat(drawn[:, -1:], cells - 1, axis=1)
     found = chances(others.reshape(-1, runs), fastest.reshape(-1, runs)).reshape(tries, cells - 1)
-    assert significance(others[0, 0].tolist(), fastest[0, 0].tolist(), pairs_among(cells)) == (
-        "beyond noise" if found[0, 0] <= (1 - LEVEL) / pairs_among(cells) else "within noise"
-    )
-    alarms = np.count_nonzero(found.min(axis=1) <= (1 - LEVEL) / pairs_among(cells))
+    least = (1 - LEVEL) / pairs_among(cells)
+    alone = np.argwhere((found > least) & (found <= 1 - LEVEL))[:1]
+    """Beyond noise if these were the only two cells."""
+    for place, other in [(0, 0), *alone.tolist()]:
+        judged = significance(
+            others[place, other].tolist(), fastest[place, other].tolist(), pairs_among(cells)
+        )
+        assert judged == ("beyond noise" if found[place, other] <= least else "within noise")
+    alarms = np.count_nonzero(found.min(axis=1) <= least)
     assert alarms / tries <= 0.05 + 3 * (0.05 * 0.95 / tries) ** 0.5
 
 

@@ -2,8 +2,8 @@
 
 from harness.labs.catalogue import find_lab
 from harness.labs.tables import OF_RECORDS, LabTable, cells, fill
-from harness.record import Record
-from tests.records import make_record, make_steps
+from harness.record import GeometryPart, LayoutPart, Record
+from tests.records import make_model, make_record, make_steps
 
 
 def columns(table: LabTable) -> list[dict[str, str]]:
@@ -62,11 +62,19 @@ def test_a_run_that_failed_is_named_below_every_table() -> None:
 
 
 def test_the_efficiency_of_weak_scaling_counts_the_work() -> None:
-    """Twice as fast with half the work of a GPU is an efficiency of one half of what the times say."""
-    fast, slow = (
-        make_record(label="fsdp1", world_size=n, steps=make_steps(seconds=s)) for n, s in ((2, 0.5), (1, 0.5))
+    """As long a step with half the work of a GPU is an efficiency of one half."""
+    shape = GeometryPart(multiplying_parameters=1000, layers=2, attention_width=8)
+    known = {
+        "model": make_model(geometry=shape),
+        "layout": LayoutPart(parameters=[], buffers=[], blocks=[], decaying=[]),
+    }
+    one, two = (
+        make_record(label="fsdp1", world_size=n, steps=make_steps(seconds=0.5)).model_copy(update=known)
+        for n in (1, 2)
     )
-    (table,) = fill(find_lab("custom-gpt-weak"), [slow, fast])
-    assert [cell.ranks for cell in cells([slow, fast])] == [1, 2]
+    (table,) = fill(find_lab("custom-gpt-weak"), [one, two])
+    assert [cell.ranks for cell in cells([one, two])] == [1, 2]
     assert [row["GPUs"] for row in columns(table)] == ["1", "2"]
+    assert [row["Work of a GPU"] for row in columns(table)] == ["1.00", "0.50"]
+    assert [row["Efficiency (%)"] for row in columns(table)] == ["100.0", "50.0"]
     assert any("the other way round" in note for note in table.notes)

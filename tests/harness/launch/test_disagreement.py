@@ -8,7 +8,8 @@ import pytest
 
 from harness.record import ErrorPart
 from harness.run_directory.assemble import assemble
-from harness.run_directory.rank_state import Position, RankState
+from harness.run_directory.rank_state import HEAD_BYTES, Position, RankState
+from harness.run_directory.request import rank_state
 from harness.run_directory.stuck import StuckNote, late_ranks, stuck_error
 from tests.fake_ranks import Behaviour, FakeLauncher, Rank, a_request
 
@@ -68,15 +69,25 @@ def test_rank_that_others_wait_for_at_the_store_is_late() -> None:
     assert late_ranks({0: waits, 1: waits}, []) is None
 
 
-def test_all_in_the_same_collective_is_no_rank_s_fault(tmp_path: Path) -> None:
-    from harness.run_directory.rank_state import HEAD_BYTES
-    from harness.run_directory.request import rank_state
+def write_waiting(folder: Path, rank: int) -> None:
+    """The state of a rank that waits in a collective."""
+    head = "2 backward".ljust(HEAD_BYTES - 1) + "\n"
+    rank_state(folder, rank).write_text(
+        head + 'collectives: {"pending": "gloo all_reduce number 41", "enqueued": {"0": 41}}\n'
+    )
 
+
+def test_a_rank_that_cannot_be_seen_is_not_blamed_by_one_that_waits(tmp_path: Path) -> None:
+    write_waiting(tmp_path, 0)
+    seen = stuck_error(tmp_path, 2, StuckNote(reason="no rank moved"))
+    unseen = stuck_error(tmp_path, 2, StuckNote(reason="no rank moved", unseen_ranks=[1]))
+    assert (seen.rank, unseen.rank) == (1, None)
+    assert "rank 1 may be at fault" in unseen.message
+
+
+def test_all_in_the_same_collective_is_no_rank_s_fault(tmp_path: Path) -> None:
     for rank in range(2):
-        head = "2 backward".ljust(HEAD_BYTES - 1) + "\n"
-        rank_state(tmp_path, rank).write_text(
-            head + 'collectives: {"pending": "gloo all_reduce number 41", "enqueued": {"0": 41}}\n'
-        )
+        write_waiting(tmp_path, rank)
     error = stuck_error(tmp_path, 2, StuckNote(reason="no rank moved"))
     assert error.rank is None
     assert "all ranks wait in the same collective" in error.message

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from harness.plan.limits import Limits
-from harness.plan.memory import MemoryPrediction, MemoryTerm, Moment
+from harness.plan.memory import MemoryPrediction, MemoryTerm, Moment, host_bytes
 from harness.plan.preflight import judged, setup_bytes, size, telling_demand, tightest_demand
 from harness.record import PredictionPart
 from tests.harness.plan.plans import llama, scenario
@@ -87,6 +87,15 @@ def test_ranks_on_the_cpu_share_the_memory_of_the_host() -> None:
     assert part.verdict == "does not fit"
     larger = judged(plan, prediction(30 * GB), Limits(host_bytes=1000 * GB))
     assert (larger.host_bytes, larger.verdict) == (16 * 30 * GB, "fits")
+
+
+def test_the_host_holds_what_all_ranks_of_its_node_offload() -> None:
+    alone, node, nodes = (
+        host_bytes(scenario("zero3", world_size=size, options={"offload": "cpu"})) for size in (1, 8, 16)
+    )
+    assert alone > 12 * llama().parameters
+    assert node == pytest.approx(alone, rel=1e-3)
+    assert nodes == pytest.approx(node / 2, rel=1e-3)
 
 
 def test_offloaded_states_count_on_the_host() -> None:

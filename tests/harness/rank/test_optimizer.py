@@ -81,6 +81,14 @@ def test_empty_group_is_left_out() -> None:
     assert len(optimizer.param_groups) == 1
 
 
+def test_frozen_weights_are_not_given_to_the_optimizer() -> None:
+    model, section = small_model(), OptimizerSection()
+    frozen = frozenset({"0.weight", "1.bias"})
+    optimizer = build_adamw(model.named_parameters(), section, decaying_names(model, section), frozen)
+    given = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    assert {name for name, p in model.named_parameters() if id(p) not in given} == frozen
+
+
 def test_constants_reach_the_optimizer() -> None:
     section = OptimizerSection(learning_rate=2e-3, beta1=0.8, beta2=0.9, epsilon=1e-6)
     optimizer = build_adamw(small_model().named_parameters(), section, frozenset())

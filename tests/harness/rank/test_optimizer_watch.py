@@ -73,12 +73,14 @@ def test_content_sums_do_not_depend_on_order_or_on_the_cut() -> None:
     assert (sum(parts) - whole) % 2**64 == 0
 
 
-@pytest.mark.parametrize("which", ["tokens", "labels", "swapped tails", "repeated"])
+@pytest.mark.parametrize("which", ["tokens", "labels", "swapped tails", "another order", "repeated"])
 def test_content_sums_tell_other_samples(which: str) -> None:
     tokens, labels = batch(), batch()
     if which == "swapped tails":
         tokens[0, 3:], tokens[1, 3:] = batch()[1, 3:], batch()[0, 3:]
         labels = tokens
+    elif which == "another order":
+        tokens[0] = labels[0] = batch()[0].flip(0)
     elif which == "repeated":
         tokens = labels = batch()[[0, 0, 2, 3]]
     else:

@@ -55,6 +55,17 @@ def test_events_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert tail.broken_lines == 0
 
 
+def test_a_line_that_is_still_written_is_read_once_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00000.jsonl"
+    line = DoneEvent().model_dump_json().encode() + b"\n"
+    path.write_bytes(line[:5])
+    tail = Tail(path)
+    assert tail.read() == []
+    path.write_bytes(line)
+    assert tail.read() == [DoneEvent()]
+    assert tail.broken_lines == 0
+
+
 def test_numbers_that_are_not_finite_are_null() -> None:
     evaluation = EvaluationEvent(step=1, loss_sum=math.nan, target_tokens=8, samples=2, seconds=1.0)
     assert json.loads(evaluation.model_dump_json())["loss_sum"] is None

@@ -15,7 +15,7 @@ from harness.judge.comparison import Comparison
 from harness.record import EnvironmentPart
 from harness.record.store import write_record
 from harness.tell.before_after import before_after
-from harness.tell.document import Document
+from harness.tell.document import Column, Document, Section, Table
 from harness.tell.outline import SECTIONS, details_document
 from harness.tell.pictures.drawing import draw
 from harness.tell.report import write_report
@@ -177,6 +177,17 @@ def test_csv_reads_back_as_written(name: str) -> None:
     lines = list(csv.DictReader(io.StringIO(report(name, "csv"), newline="")))
     assert lines[1]["backend"] == f"ddp:{name}"
     assert not any(value.startswith("=") for value in lines[1].values() if value)
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "plain"])
+def test_no_text_of_a_csv_file_is_a_formula_and_numbers_stay(text: str) -> None:
+    table = Table(
+        key="results", columns=[Column("text", "text"), Column("number", "number")], rows=[[text, -1]]
+    )
+    main, _ = render_csv(Document("Title", [Section("part", "Part", [table])]), "manifest")
+    shown, number = list(csv.reader(io.StringIO(main, newline="")))[1]
+    assert shown == (text if text == "plain" else f"'{text}")
+    assert number == "-1"
 
 
 def test_json_reads_back_as_written(name: str) -> None:

@@ -39,6 +39,16 @@ def test_cells_that_are_tied_as_fastest_are_named_together() -> None:
     assert "zero3 slowest at 46 % of ddp" in text
 
 
+def test_a_cell_of_too_few_runs_is_tied_with_none() -> None:
+    text = speed(
+        *repeats("ddp", 0.5, 0.5, 0.51, 0.52, 0.52),
+        *repeats("fsdp", 0.505, 0.505, 0.515, 0.525, 0.525),
+        *repeats("zero3", 0.6),
+    )
+    assert "ddp and fsdp are statistically tied as fastest (1,988 to 2,008 tokens/s)" in text
+    assert "too few runs to judge zero3" in text
+
+
 def test_those_that_runs_do_not_tell_from_the_slowest_are_named_with_it() -> None:
     text = speed(
         *repeats("ddp", 0.5, 0.5, 0.51, 0.52, 0.52),

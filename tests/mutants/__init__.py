@@ -1,0 +1,1 @@
+"""Small faults of the source, each of which a test must notice."""

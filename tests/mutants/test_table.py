@@ -1,0 +1,34 @@
+"""The table of faults fits the source as it is."""
+
+import re
+from collections import Counter
+
+import pytest
+
+from tests.mutants.table import MUTANTS, ROOT, Mutant
+
+LEAST = 20
+LEAST_OF_A_SUBSYSTEM = 2
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_fault_fits_its_file_and_names_tests_that_exist(mutant: Mutant) -> None:
+    """Where the text has changed: give the fault's new text, or plant it elsewhere (`make mutants`)."""
+    given = (ROOT / mutant.file).read_text(encoding="utf-8")
+    assert mutant.stale(given) is None
+    changed = mutant.applied(given)
+    assert changed != given
+    compile(changed, mutant.file, "exec")
+    for node in mutant.nodes:
+        path, _, function = node.partition("[")[0].partition("::")
+        text = (ROOT / path).read_text(encoding="utf-8")
+        assert re.search(rf"^def {function or 'test_.*'}\(", text, re.MULTILINE), node
+
+
+def test_every_subsystem_has_faults() -> None:
+    folders = {path.name for path in (ROOT / "harness").iterdir() if any(path.glob("[a-z]*.py"))}
+    counts = Counter(mutant.subsystem for mutant in MUTANTS)
+    assert len(MUTANTS) >= LEAST
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+    few = {folder for folder in {*folders, "harness"} if counts[folder] < LEAST_OF_A_SUBSYSTEM}
+    assert few == set()
