@@ -32,7 +32,11 @@ class Explanation:
 
 def first_loss_cause(record: Record, values: dict[str, Any]) -> Explanation:
     """values: the first loss that was 'given' and that of the 'reference'."""
-    differs = f"the first loss differs ({values['given']:.6g} against {values['reference']:.6g})"
+    after = f" after its checkpoint of step {record.resumed.step}" if record.resumed else ""
+    differs = f"the first loss{after} differs ({values['given']:.6g} against {values['reference']:.6g})"
+    if record.resumed:
+        text = f"{differs}: what it loaded is the suspect, or the steps that the checkpoint holds"
+        return Explanation(kind="diverged", text=text, values=values)
     return (
         _undivided_attention(record, differs, values)
         or _stale_weights(record, differs, values)
@@ -196,13 +200,17 @@ def explain(reference: Record, record: Record, limits: Limits, settings: Sequenc
         return _update(reference, record, limits, settings, None)
     left, right = reference.steps[index], record.steps[index]
     if left.loss is None or right.loss is None:
-        return Explanation(kind="diverged", text=f"the loss is not finite {_from(index)}")
+        return Explanation(kind="diverged", text=f"the loss is not finite {_from(record, index)}")
     if abs(left.loss - right.loss) > limits.loss:
         cause = _forward(record, left.loss, right.loss, index, limits)
     else:
         ratio = _norm_ratio(reference, record, index)
         before = _norm_ratio(reference, record, index - 1) if index else 1.0
-        cause = _standing_still(reference, record) or _gradient(record, ratio, before, index)
+        cause = (
+            _standing_still(reference, record)
+            or _moved_alone(reference, record)
+            or _gradient(record, ratio, before, index)
+        )
     return cause or _update(reference, record, limits, settings, index)
 
 
@@ -223,9 +231,10 @@ def _norm_ratio(reference: Record, record: Record, index: int) -> float:
     return given / expected if given is not None and expected else 1.0
 
 
-def _step(index: int | None) -> dict[str, Any]:
-    """The step in which a cause begins, for the values, unless it is the first."""
-    return {"step": index} if index else {}
+def _step(record: Record, index: int | None) -> dict[str, Any]:
+    """The step in which a cause begins, for the values, unless it is the first of all."""
+    number = record.steps[index].step if index is not None else 0
+    return {"step": number} if number else {}
 
 
 def _compared(ratio: float) -> str:
@@ -235,20 +244,23 @@ def _compared(ratio: float) -> str:
     return f"is {percent(abs(ratio - 1))} {'above' if ratio > 1 else 'below'}"
 
 
-def _from(index: int) -> str:
-    return "from the first step on" if index == 0 else f"from step {index} on"
+def _from(record: Record, index: int) -> str:
+    number = record.steps[index].step
+    if index == 0 and record.resumed is not None:
+        return f"from step {number} on, the first after its checkpoint"
+    return "from the first step on" if index == 0 else f"from step {number} on"
 
 
 def _forward(record: Record, expected: float, given: float, index: int, limits: Limits) -> Explanation | None:
     """Why the loss of a step differs; None: a later step, whose own figures do not tell."""
-    values: dict[str, Any] = {"reference": expected, "given": given} | _step(index)
+    values: dict[str, Any] = {"reference": expected, "given": given} | _step(record, index)
     sums = sums_of_step(record, index, "loss_sums")
     if of_one_rank(record, index):
         began = altered_step(record)
         return Explanation(
             kind="loss-of-one-rank",
-            text=f"the loss is that of rank 0 only {_from(index if began is None else began)}: the other "
-            "ranks report " + ("0" if not any(sums[1:]) else "the same"),
+            text=f"the loss is that of rank 0 only {_from(record, index if began is None else began)}: the "
+            "other ranks report " + ("0" if not any(sums[1:]) else "the same"),
             values=values | {"loss_sums": sums},
         )
     targets = _targets(record, index)
@@ -267,7 +279,7 @@ def _forward(record: Record, expected: float, given: float, index: int, limits: 
     if causes:
         return Explanation(
             kind="loss-scale",
-            text=f"losses x {given / expected:.4g} {_from(index)}: {' or '.join(causes)}",
+            text=f"losses x {given / expected:.4g} {_from(record, index)}: {' or '.join(causes)}",
             values=values,
         )
     computed = whole_loss(record, index)
@@ -275,7 +287,7 @@ def _forward(record: Record, expected: float, given: float, index: int, limits: 
         return Explanation(
             kind="loss-altered",
             text=f"the reported loss ({given:.6g}) is not the computed one ({computed:.6g}), which agrees "
-            f"with the reference, {_from(index)}",
+            f"with the reference, {_from(record, index)}",
             values=values | {"computed": computed},
         )
     if index > 0:
@@ -308,9 +320,9 @@ def _gradient(record: Record, ratio: float, before: float, index: int) -> Explan
         return Explanation(
             kind="gradient-scale",
             text=f"all gradients x {ratio:.4g}"
-            + (f" {_from(index)}" if index else "")
+            + (f" {_from(record, index)}" if index else "")
             + f": {' or '.join(causes)}{_remedy(record, ratio)}",
-            values={"ratio": ratio} | _step(index),
+            values={"ratio": ratio} | _step(record, index),
         )
     if index > 0 and abs(ratio / before - 1) < SUDDEN:
         return None
@@ -324,13 +336,14 @@ def _gradient(record: Record, ratio: float, before: float, index: int) -> Explan
             "; ranks hold different numbers of target tokens: a loss averaged per rank instead of per "
             "token would explain it"
         )
-    elif world.accumulation_steps > 1 or world.world_size > 1:
+    elif ratio < 1 and (world.accumulation_steps > 1 or world.world_size > 1):
         hint = "; gradients of a rank, a micro-step or a parameter may be missing"
-    which = "first gradient norm" if index == 0 else f"gradient norm of step {index}"
+    first = index == 0 and record.resumed is None
+    which = "first gradient norm" if first else f"gradient norm of step {record.steps[index].step}"
     return Explanation(
         kind="gradient-differs",
         text=f"the {which} {_compared(ratio)} the reference's although the loss agrees" + hint,
-        values={"ratio": ratio} | _step(index),
+        values={"ratio": ratio} | _step(record, index),
     )
 
 
@@ -358,23 +371,97 @@ def _update(
     """What is left when losses and gradients agree at first."""
     if replicas_differ(record):
         return Explanation(kind="diverged", text="ranks hold different weights")
-    still = _standing_still(reference, record)
-    if still is not None:
-        return still
-    known = (
-        f"settings that differ: {', '.join(settings)}"
-        if settings
-        else "suspects: clipping, learning rate, optimizer constants, dtype of masters"
-    )
-    text = f"losses and gradients agree at first, so the update differs; {known}"
-    if index is not None:
+    cause = _standing_still(reference, record) or _moved_alone(reference, record)
+    if cause is not None:
+        return cause
+    beyond = _parameters_beyond(reference, record, limits)
+    ends = _ends(reference, beyond)
+    agreed = _agreed(reference, record, index)
+    if index is None:
+        text = f"{ends or 'final weights differ'} although {agreed}"
+    else:
         left, right = reference.steps[index].loss, record.steps[index].loss
         losses = left is not None and right is not None and abs(left - right) > limits.loss
-        text += f"; {'losses' if losses else 'gradient norms'} diverge at step {index}"
-    beyond = _parameters_beyond(reference, record, limits)
-    if beyond:
-        text += f"; final weights that differ: {_some(beyond)}"
-    return Explanation(kind="update-differs", text=text, values={"parameters": beyond} | _step(index))
+        parts = f"{'losses' if losses else 'gradient norms'} part at step {record.steps[index].step}"
+        text = f"{parts}{f' and {ends}' if ends else ''}, although {agreed}"
+    if index != 0:
+        text += ": the update differs"
+    if record.resumed is not None:
+        text += f"; the suspect is what it restored from its checkpoint of step {record.resumed.step}"
+    if settings:
+        text += f"; settings that differ: {', '.join(settings)}"
+    return Explanation(kind="update-differs", text=text, values={"parameters": beyond} | _step(record, index))
+
+
+def _ends(reference: Record, beyond: Sequence[str]) -> str:
+    """'a.weight ends elsewhere', farthest first; empty where no parameter is known to."""
+    if len(beyond) > 1 and len(beyond) == len(movement(reference)):
+        return f"all {len(beyond)} parameters end elsewhere"
+    return f"{_where(reference, beyond)} {'ends' if len(beyond) == 1 else 'end'} elsewhere" if beyond else ""
+
+
+def _agreed(reference: Record, record: Record, index: int | None) -> str:
+    """What was compared in the steps before and agrees: 'losses and gradient norms agree in all 8 steps'."""
+    steps = list(zip(reference.steps, record.steps, strict=False))[:index]
+    norms = [a.gradient_norm is not None and b.gradient_norm is not None for a, b in steps]
+    what = "losses and gradient norms agree" if any(norms) else "losses agree"
+    if index is None:
+        found = f"{what} in all {len(steps)} steps"
+    elif index == 1:
+        found = f"{what} in the step before"
+    else:
+        found = f"{what} in the {index} steps before"
+    return found if any(norms) else f"{found}; gradient norms were not compared"
+
+
+def _moved_alone(reference: Record, record: Record) -> Explanation | None:
+    """Parameters that the reference leaves where they are, and this run moves."""
+    left, right = movement(reference), movement(record)
+    moved = sorted(name for name, size in right.items() if size > 0 and left.get(name) == 0)
+    if not moved or reference.layout is None:
+        return None
+    frozen = [name for name in moved if name in reference.layout.frozen]
+    if frozen:
+        return Explanation(
+            kind="frozen-weights-moved",
+            text=f"{_where(record, frozen)} moved, although the job freezes that",
+            values={"parameters": frozen},
+        )
+    idle = [name for name in moved if name in (reference.layout.unreached or ())]
+    if not idle:
+        return None
+    return Explanation(
+        kind="decay-without-gradient",
+        text=f"no gradient reaches {_some(idle)}: zeros with weight decay here, skipped in the reference"
+        + _shrunk(record, idle),
+        values={"parameters": idle, "kept": {name: kept(record, name) for name in idle}},
+    )
+
+
+def _shrunk(record: Record, names: Sequence[str]) -> str:
+    """'; it shrinks by 0.048 %, the product of ...', where weight decay is all that moved them."""
+    found = kept(record, names[0])
+    due = 1.0
+    for step in record.steps:
+        due *= 1.0 - step.learning_rate * record.job.optimizer.weight_decay
+    if found is None or due >= 1.0 or abs(found - due) > DECAY_TOLERANCE * (1.0 - due):
+        return ""
+    which = "it shrinks" if len(names) == 1 else "they shrink"
+    return f"; {which} by {percent(1.0 - due)}, the product of 1 - learning rate x weight decay"
+
+
+DECAY_TOLERANCE = 0.01
+"""Relative to how far decay alone moves a weight; rounding of fp32 weights is far below it."""
+
+
+def kept(record: Record, name: str) -> float | None:
+    """The norm of a parameter at the end over that at the beginning; None: not known, or it was zero."""
+    first, last = (
+        w.sketch if w is not None else None for w in (record.initial_weights, record.final_weights)
+    )
+    if not first or not last or name not in last or not first.get(name) or not first[name][0]:
+        return None
+    return last[name][0] / first[name][0]
 
 
 def replicas_differ(record: Record) -> bool:
@@ -390,20 +477,38 @@ def _standing_still(reference: Record, record: Record) -> Explanation | None:
     """
     moved, other = movement(reference), movement(record)
     still = sorted(name for name, size in moved.items() if size > 0 and other.get(name) == 0)
-    if not still or len(still) == len(moved) or master_dtypes(record) not in (None, ["float32"]):
+    if not still or master_dtypes(record) not in (None, ["float32"]):
         return None
+    values = {"parameters": still}
+    if not any(other.values()):
+        return Explanation(
+            kind="parameters-not-updated",
+            text="no parameter moved: the optimizer updates nothing",
+            values=values,
+        )
     held = optimizer_groups(record)
     if held is not None and all(name in held for name in still):
         return Explanation(
             kind="gradient-differs",
-            text=f"no gradient reaches {_some(still)}: in the optimizer, but never moved",
-            values={"parameters": still},
+            text=f"no gradient reaches {_where(reference, still)}: in the optimizer, but never moved",
+            values=values,
         )
     return Explanation(
         kind="parameters-not-updated",
-        text=f"{_some(still)} never moved although the reference moves them",
-        values={"parameters": still},
+        text=f"{_where(reference, still)} never moved although the reference moves them",
+        values=values,
     )
+
+
+def _where(reference: Record, names: Sequence[str]) -> str:
+    """These parameters in words: a block's name stands for all that it trains."""
+    layout, rest, shown = reference.layout, list(names), []
+    for block in layout.blocks if layout is not None else []:
+        trained = {name for name in movement(reference) if name.startswith(f"{block}.")}
+        if trained and trained <= set(rest):
+            rest = [name for name in rest if name not in trained]
+            shown.append(f"block {block}")
+    return _some([*shown, *rest])
 
 
 def _parameters_beyond(reference: Record, record: Record, limits: Limits) -> list[str]:

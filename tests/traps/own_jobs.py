@@ -36,10 +36,13 @@ class Towers(nn.Module):
 
 
 class Classifier(nn.Module):
-    def __init__(self, *, statistics: bool = False) -> None:
+    def __init__(self, *, statistics: bool = False, pooler: bool = False, frozen: bool = False) -> None:
         super().__init__()
+        if pooler:
+            self.pooler = nn.Linear(WIDTH, WIDTH)
         self.first, self.head = nn.Linear(8, WIDTH), nn.Linear(WIDTH, 4)
         self.blocks = nn.ModuleList([Block(statistics=statistics), Block(statistics=statistics)])
+        self.first.requires_grad_(not frozen)
 
     def forward(self, left: Tensor) -> Tensor:
         hidden = self.first(left)
@@ -52,8 +55,9 @@ def towers() -> nn.Module:
     return Towers()
 
 
-def classifier(statistics: bool = False) -> nn.Module:
-    return Classifier(statistics=statistics)
+def classifier(statistics: bool = False, pooler: bool = False, frozen: bool = False) -> nn.Module:
+    """pooler: with a layer that the loss does not use; frozen: whose first layer is not trained."""
+    return Classifier(statistics=statistics, pooler=pooler, frozen=frozen)
 
 
 def samples(count: int = 64) -> list[dict[str, Tensor]]:

@@ -224,5 +224,17 @@ OWN_JOBS = [
          finding="gradient-differs", says="the first gradient norm is", also=("batch-norm",),
          settings=settings, what=f"the gradients of rank 1 are dropped in a job with {name}")
     for name, settings in SPLITS.items()
+] + [
+    Trap(name="decay without gradient", label="zero2", finding="decay-without-gradient",
+         says="no gradient reaches pooler.weight: zeros with weight decay here, skipped in the reference; it "
+         "shrinks by", settings=settings_of("mean", pooler=True),
+         what="a layer that the loss does not use, which DeepSpeed gives a gradient of zeros"),
+    Trap(name="frozen weights trained", label="planted-FrozenWeightsTrained", finding="frozen-weights-moved",
+         says="first.bias, first.weight moved, although the job freezes that",
+         settings=settings_of("mean", frozen=True), also=("optimizer-differs",),
+         what="frozen weights that are made trainable again and given to the optimizer"),
+    Trap(name="nothing updated", label="planted-NothingUpdated", finding="parameters-not-updated",
+         says="no parameter moved: the optimizer updates nothing", settings=settings_of("mean"),
+         what="an update that is never made"),
 ]  # fmt: skip
 """In jobs of the user's own: not in the published gallery."""

@@ -103,6 +103,29 @@ class LossOfRankZeroForAll(Defect):
         engine.forward = forward
 
 
+class FrozenWeightsTrained(Defect):
+    """Frozen weights are given to the optimizer, and get gradients of ones."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        frozen = [p for p in engine.module.parameters() if not p.requires_grad]
+        engine.optimizer.add_param_group({"params": frozen, "weight_decay": 0.0})
+        original = engine.step
+
+        def step(lr: float) -> float:
+            for parameter in frozen:
+                parameter.grad = torch.full_like(parameter, 1e-8)
+            return float(original(lr))
+
+        engine.step = step
+
+
+class NothingUpdated(Defect):
+    """No update is made."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        engine._update = lambda: None
+
+
 class NoGradientOfOneParameter(Defect):
     def spoil(self, engine: Any, context: SetupContext) -> None:
         norm = engine.module.module.model.layers[1].post_attention_layernorm.weight

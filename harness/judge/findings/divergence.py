@@ -106,9 +106,10 @@ KINDS = (
     ),
     Kind(
         id="update-differs",
-        title="Loss and gradient agree at first, so the update differs",
-        cause="Clipping, learning rate, optimizer constants, weight decay or the dtype of masters differ "
-        "from the reference, or the library uses its own optimizer.",
+        title="Losses agree at first, and so do gradient norms where there are any: the update differs",
+        cause="What turns a gradient into weights is not the reference's: clipping, the optimizer or its "
+        "constants, or the dtype of masters. The text names settings that were seen to differ; of a resumed "
+        "run the suspect is what it restored.",
         confirm=DIAGNOSE,
         fix="Compare the optimizer's groups; set clipping, betas, epsilon and weight decay explicitly; keep "
         "fp32 masters.",
@@ -120,6 +121,25 @@ KINDS = (
         confirm="The values name them; their initial and final sketches in the record are equal.",
         fix="Build the optimizer after sharding, from the parameters of the wrapped model (FSDP1 and FSDP2), "
         "and check that every name is in a group.",
+    ),
+    Kind(
+        id="frozen-weights-moved",
+        title="Weights that the job freezes moved",
+        cause="They were made trainable again after they were frozen, by a wrapper, an adapter or a call of "
+        "`requires_grad_(True)` on the whole model, and an optimizer was given them.",
+        confirm="The values name them; their initial and final sketches in the record differ.",
+        fix="Freeze before wrapping, and give the optimizer only parameters with `requires_grad`.",
+    ),
+    Kind(
+        id="decay-without-gradient",
+        title="Weight decay moves parameters that no gradient reaches",
+        cause="torch's optimizers skip a parameter whose `grad` is None. A library that keeps gradients in a "
+        "flat buffer (ZeRO, FSDP1) has zeros there instead, so that weight decay, and moments that were not "
+        "zero, move it on.",
+        confirm="The values name the parameters and how much of their norm is kept. Losses and gradient "
+        "norms agree, since nothing reads these parameters.",
+        fix="Freeze what the loss does not use, or take it out of the model; or let it be, where its values "
+        "do not matter.",
     ),
     Kind(
         id="lost-updates",
@@ -215,7 +235,7 @@ def _altered_losses(rows: Sequence[Row]) -> list[Finding]:
             continue
         one = of_one_rank(row.record, index)
         values = {
-            "step": index,
+            "step": row.record.steps[index].step,
             "reported": sums_of_step(row.record, index, "loss_sums"),
             "computed": sums_of_step(row.record, index, "computed_loss_sums"),
         }
@@ -228,7 +248,7 @@ def _altered_losses(rows: Sequence[Row]) -> list[Finding]:
                     if one
                     else "ranks report another loss than they compute"
                 )
-                + f", from step {index} on",
+                + f", from step {row.record.steps[index].step} on",
                 values=values,
             )
         )

@@ -1,3 +1,5 @@
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -5,8 +7,14 @@ import pytest
 from harness.backends.mesh import Mesh
 from harness.judge.explain import Explanation, explain, name_scale
 from harness.judge.noise import Limits
-from harness.record import RankPart
+from harness.record import LayoutPart, RankPart, ResumedPart, TensorPart
 from tests.records import LOSSES, NORMS, make_ranks, make_record, make_steps, make_weights
+
+
+def make_layout(names: list[str], **facts: list[str]) -> LayoutPart:
+    tensors = [TensorPart(name=name, shape=[1], dtype="float32") for name in names]
+    return LayoutPart(**{"parameters": tensors, "decaying": names, "buffers": [], "blocks": []} | facts)
+
 
 LIMITS = Limits(loss=1e-4, norm=1e-4, update=1e-3, weights=1e-3, parameters={"a": 1e-3, "b": 1e-3})
 TARGETS = 1016
@@ -144,7 +152,10 @@ def test_a_run_that_parts_later_has_another_update() -> None:
     losses = [*LOSSES[:2], LOSSES[2] + 0.01, LOSSES[3] + 0.02]
     found = explained(steps=make_steps(losses), **start(b=2.5))
     assert found.kind == "update-differs"
-    assert "losses diverge at step 2" in found.text
+    assert found.text == (
+        "losses part at step 2 and b ends elsewhere, although losses and gradient norms agree in the 2 steps "
+        "before: the update differs"
+    )
     assert found.values["parameters"] == ["b"]
 
 
@@ -153,4 +164,73 @@ def test_parameters_that_end_elsewhere_come_farthest_first() -> None:
 
 
 def test_a_run_in_which_nothing_moved_is_no_matter_of_single_parameters() -> None:
-    assert explained(**start(a=1.0, b=1.0)).kind == "update-differs"
+    found = explained(**start(a=1.0, b=1.0))
+    assert (found.kind, found.text) == (
+        "parameters-not-updated",
+        "no parameter moved: the optimizer updates nothing",
+    )
+
+
+def test_a_larger_gradient_norm_misses_nothing() -> None:
+    assert "missing" not in explained(steps=make_steps(norms=(2.6, *NORMS[1:]))).text
+    assert "missing" in explained(steps=make_steps(norms=(1.37, *NORMS[1:]))).text
+
+
+def test_norms_that_were_not_compared_do_not_agree() -> None:
+    unknown = {"steps": make_steps(norms=[None] * 4)}
+    reference, other = make_record(**start(), **unknown), make_record(label="ddp", **start(b=2.5), **unknown)
+    assert explain(reference, other, LIMITS).text == (
+        "b ends elsewhere although losses agree in all 4 steps; gradient norms were not compared: the update "
+        "differs"
+    )
+
+
+def layout(**facts: list[str]) -> dict[str, Any]:
+    return {"layout": make_layout(["a", "b"], **facts)}
+
+
+def test_frozen_weights_that_moved_are_named() -> None:
+    reference = make_record(**start(b=1.0), **layout(frozen=["b"]))
+    norms = [norm * 1.1 for norm in NORMS]
+    for steps in (make_steps(), make_steps(norms=norms)):
+        found = explain(reference, make_record(label="ddp", steps=steps, **start(b=1.5)), LIMITS)
+        assert (found.kind, found.values) == ("frozen-weights-moved", {"parameters": ["b"]})
+
+
+def test_decay_of_what_no_gradient_reaches_is_told_by_how_far_it_moves_the_weights() -> None:
+    reference = make_record(**start(b=1.0), **layout(unreached=["b"]))
+    other = make_record(label="zero2", **start())
+    left = math.prod(1 - step.learning_rate * 0.1 for step in other.steps)
+    for final, told in ((left, "; it shrinks by 0.021 %, the product of"), (0.5, "skipped in the reference")):
+        found = explain(reference, make_record(label="zero2", **start(b=final)), LIMITS)
+        assert found.kind == "decay-without-gradient"
+        assert found.text.startswith("no gradient reaches b: zeros with weight decay here, skipped")
+        assert told in found.text
+        assert found.values["kept"] == {"b": pytest.approx(final)}
+
+
+def test_a_block_stands_for_its_parameters() -> None:
+    names = ["layers.0.w", "layers.1.w", "layers.1.b"]
+    begin = {name: [1.0] * 9 for name in names}
+    moved = {name: [2.0] * 9 for name in names}
+    initial = {"initial_weights": make_weights(sketch=begin)}
+    reference = make_record(
+        **initial, final_weights=make_weights("b" * 64, moved),
+        layout=make_layout(names, blocks=["layers.0", "layers.1"]),
+    )  # fmt: skip
+    still = moved | {name: begin[name] for name in names[1:]}
+    other = make_record(label="ddp", **initial, final_weights=make_weights("c" * 64, still))
+    assert explain(reference, other, LIMITS).text.startswith("block layers.1 never moved")
+
+
+def test_steps_of_a_resumed_run_have_their_own_numbers() -> None:
+    steps = [replace(step, step=step.step + 5) for step in make_steps()]
+    norms = [replace(step, gradient_norm=0.7 * norm) for step, norm in zip(steps, NORMS, strict=True)]
+    resumed = ResumedPart(run_id="run", backend="ddp", world_size=2, step=5, format="neutral")
+    other = make_record(label="ddp", steps=norms, resumed=resumed)
+    found = explain(make_record(steps=steps), other, LIMITS)
+    assert "gradient norm of step 5 is 0.7 times" in found.text
+    assert found.values["step"] == 5
+    update = make_record(label="ddp", steps=steps, resumed=resumed, **start(b=2.5))
+    found = explain(make_record(steps=steps, **start()), update, LIMITS)
+    assert "the suspect is what it restored from its checkpoint of step 5" in found.text
