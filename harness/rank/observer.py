@@ -24,6 +24,7 @@ from harness.backends.precision import dtype_name
 from harness.job.job import OptimizerSection
 from harness.rank.accelerator import uses_tf32
 from harness.rank.data.batch_digest import SeenBatch, batch_hash_sum, content_digests
+from harness.rank.data.samples import IGNORED, LABELS
 from harness.rank.environment import is_deterministic
 from harness.rank.factories import configuration
 from harness.rank.live_model import bare_name, largest_dropout, recomputes
@@ -38,6 +39,7 @@ from harness.rank.models.optimizer import (
     stored_dtype,
     wide_bytes,
 )
+from harness.record.model import ModelLossPart
 
 
 class OptimizerWatch:
@@ -139,6 +141,8 @@ class Observer:
         self._instead: Callable[[nn.Module, Batch], Tensor] | None = None
         self._wrapped_compiled = False
         self._kind: OptimizerKind = "adamw"
+        self._returns_loss = False
+        self._model_loss: ModelLossPart | None = None
 
     @property
     def looks_closely(self) -> bool:
@@ -150,9 +154,15 @@ class Observer:
         model: nn.Module,
         loss: ComputeLoss = summed_cross_entropy,
         frozen: frozenset[str] = frozenset(),
+        *,
+        returns_loss: bool = False,
     ) -> None:
-        """Remember the model that a backend received, the job's loss and what it does not train."""
+        """Remember the model that a backend received, the job's loss and what it does not train.
+
+        returns_loss: whether the model, given labels, returns a loss that can stand beside the job's.
+        """
         self._model, self._loss = model, loss
+        self._returns_loss = returns_loss and loss is summed_cross_entropy
         self._elements = {name: parameter.numel() for name, parameter in model.named_parameters()}
         self._frozen = frozen
         self._matrices = block_matrices(model)
@@ -185,8 +195,23 @@ class Observer:
         if self._watch.at_work and not self._wrapped_compiled:
             # What wraps the model may be compiled while the model itself is left as it is.
             self._wrapped_compiled = is_compiled(module)
-        loss = self._loss(module, batch)
+        beside = self._probing and self._returns_loss and not self._wrapped_compiled
+        loss = self._beside_the_models_own(module, batch) if beside else self._loss(module, batch)
         self._losses.append(loss.detach())
+        return loss
+
+    def _beside_the_models_own(self, module: nn.Module, batch: Batch) -> Tensor:
+        """The job's loss of one forward pass in which the model computes its own too."""
+        outputs: list[Any] = []
+
+        def with_labels(**inputs: Any) -> Any:
+            outputs.append(module(**inputs, labels=batch[LABELS]))
+            return outputs[0]
+
+        loss = self._loss(with_labels, batch)  # type: ignore[arg-type]
+        own, targets = getattr(outputs[0], "loss", None), int((batch[LABELS][:, 1:] != IGNORED).sum())
+        if own is not None and targets:
+            self._model_loss = ModelLossPart(model=float(own), job=float(loss) / targets, targets=targets)
         return loss
 
     @contextmanager
@@ -247,7 +272,12 @@ class Observer:
 
     def report(self) -> dict[str, Any]:
         """Everything seen by the end of the training, in the form of `record.ObservedPart`."""
-        return {**self._optimizer_facts(), **self._model_facts(), **_process_facts()}
+        return {
+            **self._optimizer_facts(),
+            **self._model_facts(),
+            **_process_facts(),
+            "model_loss": self._model_loss,
+        }
 
     def _computed_loss(self) -> float:
         return float(torch.stack([loss.double() for loss in self._losses]).sum())

@@ -57,7 +57,8 @@ def prepare_engine(
         loss = divide_sequence(job, model, world, loss_function(job, model))
         if _multiplies_in_fp8(job, backend):
             narrow_products(model)
-        observer.built(model, loss, frozen_names(model))
+        returns_loss = config is not None and job.model.compile == "none" and world.mesh.model_parts == 1
+        observer.built(model, loss, frozen_names(model), returns_loss=returns_loss)
 
     whole = why_whole(job, request.loading)
     loading: Loading = "full" if whole else request.loading

@@ -340,10 +340,12 @@ def _write_final(
 ) -> None:
     instruments.write(events)
     observer = instruments.observer
+    weights = digest_weights(engine) if digests else None
+    probe_loss = observer.probe_loss(engine, loop.probe_batch())
     final = FinalEvent(
-        weights=digest_weights(engine) if digests else None,
+        weights=weights,
         observed=ObservedPart(**observer.report()),
-        probe_loss=observer.probe_loss(engine, loop.probe_batch()),
+        probe_loss=probe_loss,
         answers=answer_questions(loop),
     )
     events.write(final)

@@ -17,6 +17,7 @@ from harness.record.model import (
     DataPart,
     GeometryPart,
     LayoutPart,
+    ModelLossPart,
     ModelPart,
     ObservedPart,
     SplitPart,

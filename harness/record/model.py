@@ -186,6 +186,17 @@ class SplitPart(Part):
         return self.is_random or not self.difference <= self.rounding
 
 
+class ModelLossPart(Part):
+    """The loss that the model returns, beside the job's of the same outputs: of one batch, at the end."""
+
+    model: float
+    """As the model returns it of labels, in nats: a mean over targets, and what else the model adds."""
+    job: float
+    """The mean of the loss that the job trains, in nats per target token."""
+    targets: int
+    """Target tokens of the batch."""
+
+
 class ObservedPart(Part):
     """What the harness saw of a run without asking the backend; None: it could not see."""
 
@@ -202,6 +213,8 @@ class ObservedPart(Part):
     updated_tensors: int | None = None
     """Tensors with a gradient that the optimizers of an observed script were given in one of the first
     steps, on rank 0; None: not looked at."""
+    model_loss: ModelLossPart | None = None
+    """None: the model returns no loss, is compiled or divided, or the job has a loss of its own."""
     master_dtypes: list[str] = []
     """Of the tensors that the optimizer updates."""
     optimizer_state_dtypes: list[str] = []
