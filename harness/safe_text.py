@@ -231,17 +231,23 @@ def capped_tail(text: str, most_bytes: int) -> str:
     return f"[{len(data) - most_bytes} bytes left out] " + data[-most_bytes:].decode(errors="ignore")
 
 
-def described(error: BaseException) -> str:
-    """What an exception says, however badly it behaves when it is asked: encodable, redacted, capped.
-
-    Libraries quote tracebacks of other ranks or processes in messages: their first and last lines stay.
-    """
+def said(error: BaseException) -> str:
+    """What an exception says, however badly it behaves when it is asked; of a long text its ends."""
     try:
         text = str(error) or repr(error)
     except BaseException as second:  # a third party's __str__ may raise anything
         text = f"{type(error).__name__} (its message cannot be shown: {type(second).__name__})"
-    if len(text) > MOST_CONSIDERED:  # patterns of secrets take minutes over 50 MB
+    if len(text) > MOST_CONSIDERED:  # patterns of secrets and of memory take minutes over 50 MB
         text = f"{text[: MOST_CONSIDERED // 2]}\n{text[-MOST_CONSIDERED // 2 :]}"
+    return text
+
+
+def described(error: BaseException) -> str:
+    """What an exception says, encodable, redacted and capped.
+
+    Libraries quote tracebacks of other ranks or processes in messages: their first and last lines stay.
+    """
+    text = said(error)
     if QUOTED_TRACEBACK in text:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         text = f"{lines[0]} ... {lines[-1]}"

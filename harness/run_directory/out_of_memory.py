@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from harness.safe_text import said
+
 # The texts of CUDA and HIP runtimes, NCCL and RCCL, cuBLAS, cuDNN, cuSOLVER and cuSPARSE, torch's allocators
 # of device, pinned and host memory, C++ and the kernel.
 _OUT_OF_MEMORY = re.compile(
@@ -33,7 +35,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
         seen.add(id(current))
-        if isinstance(current, MemoryError) or _named_so(current) or speaks_of_out_of_memory(_text(current)):
+        if isinstance(current, MemoryError) or _named_so(current) or speaks_of_out_of_memory(said(current)):
             return True
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
     return False
@@ -54,10 +56,3 @@ def line_of_out_of_memory(log: str) -> str | None:
 def _named_so(error: BaseException) -> bool:
     """torch.OutOfMemoryError, without torch."""
     return any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # a third party's __str__ may raise anything
-        return ""

@@ -419,7 +419,8 @@ def _read_text(path: Path) -> str:
     try:
         return read_plain(path, MOST_REPORT_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise HarnessError(f"report '{path}' cannot be read: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise HarnessError(f"report '{path}' cannot be read: {why}") from error
 
 
 def _check_unlisted_pictures(

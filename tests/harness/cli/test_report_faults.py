@@ -1,6 +1,7 @@
 """Reports of odd records, on full disks and into places where they must not go."""
 
 import os
+import re
 import resource
 import subprocess
 from pathlib import Path
@@ -110,6 +111,23 @@ def test_pipe_among_the_records_is_passed_over(tmp_path: Path) -> None:
     done = harness("report", "runs", "-o", "report.md", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "1 records" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("show", "fifo"),
+        ("report", "fifo", "-o", "report.md"),
+        ("verify", "fifo"),
+        ("diagnose", "fifo", "fifo"),
+    ],
+)
+def test_pipe_in_place_of_a_record_is_named(tmp_path: Path, words: tuple[str, ...]) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    done = harness(*words, cwd=tmp_path)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert re.search(r"fifo'? cannot be read: it is no plain file$", line)
 
 
 @pytest.mark.parametrize("given", ["/dev/zero", "/dev/null", "fifo"])

@@ -199,7 +199,7 @@ import os, torch
 from torch import nn
 
 def model(leave):
-    if os.environ.get("RANK") == "1":
+    if leave and os.environ.get("RANK") == "1":
         leave = getattr(os, leave, None) or exit
         leave(7)
     return nn.Linear(4, 1)
@@ -207,23 +207,33 @@ def model(leave):
 def samples():
     return [{"x": torch.ones(4), "target": torch.ones(1)}] * 8
 
-def loss():
-    return lambda model, batch: (model(batch["x"]) - batch["target"]).square().mean()
+def loss(megabytes):
+    def compute(model, batch):
+        if megabytes and os.environ.get("RANK") == "1":
+            raise RuntimeError("x" * megabytes * 10**6)
+        return (model(batch["x"]) - batch["target"]).square().mean()
+
+    return compute
 """
 
 
 @pytest.mark.parametrize(
-    ("leave", "said"),
+    ("leave", "megabytes", "said"),
     [
-        ("_exit", "(rank 1, setup): model.factory 'own.py:model' ended the rank with exit code 7"),
-        ("exit", "model.factory 'own.py:model' called sys.exit(7); return what it makes instead (rank 1)"),
+        ("_exit", 0, "(rank 1, setup): model.factory 'own.py:model' ended the rank with exit code 7"),
+        ("exit", 0, "model.factory 'own.py:model' called sys.exit(7); return what it makes instead (rank 1)"),
+        ("", 50, "RuntimeError (rank 1, step 0, forward): xxx"),
     ],
 )
-def test_factory_that_ends_one_rank_is_named(tmp_path: Path, leave: str, said: str) -> None:
+def test_code_of_the_job_that_ends_one_rank_is_named(
+    tmp_path: Path, leave: str, megabytes: int, said: str
+) -> None:
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "job.yaml").write_text(
-        f"task: custom\nmodel: {{factory: 'own:model', arguments: {{leave: {leave}}}}}\n"
-        "data: {factory: 'own:samples'}\nloss: {factory: 'own:loss', reduction: mean, targets: samples}\n"
+        f"task: custom\nmodel: {{factory: 'own:model', arguments: {{leave: '{leave}'}}}}\n"
+        "data: {factory: 'own:samples'}\n"
+        f"loss: {{factory: 'own:loss', arguments: {{megabytes: {megabytes}}}, reduction: mean, "
+        "targets: samples}\n"
         "training: {steps: 2, global_batch_size: 4}\n"
     )
     done = harness("run", "--config", "job.yaml", "--backend", "ddp", "--nproc", "2", cwd=tmp_path)

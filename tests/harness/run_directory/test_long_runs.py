@@ -13,6 +13,7 @@ from harness.record import Record
 from harness.record.store import read_record, write_record
 from harness.run_directory.assemble import Outcome, assemble
 from harness.run_directory.request import RunRequest, rank_file
+from tests.harness.cli.command_line import harness
 
 RANKS = 64
 STEPS = 1000
@@ -63,6 +64,12 @@ def test_it_holds_every_figure_of_every_step_and_rank(
     assert rank.batch_hash_sums == [step["batch_hash_sum"] for step in steps]
     assert rank.gradient_norms == [step["gradient_norm"] for step in steps]
     assert rank.step_seconds == [round(step["seconds"], 9) for step in steps]
+
+
+def test_it_is_shown(record: Record, tmp_path: Path) -> None:
+    done = harness("show", write_record(tmp_path, record), cwd=tmp_path)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert "64 on 1 node(s)" in done.stdout
 
 
 def test_each_part_has_a_line_of_its_own(record: Record, tmp_path: Path) -> None:
