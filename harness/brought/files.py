@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import tomllib
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -58,6 +59,15 @@ def read_yaml(path: Path, what: str) -> GivenFile:
         return _mapping(path, text, parse_value(text), what)
     except InvalidYaml as error:
         raise HarnessError(f"{what} {path} {error}") from error
+
+
+def read_toml(path: Path, what: str) -> GivenFile:
+    """A TOML file, as torchtitan has one. Raises HarnessError."""
+    text = read_settings(path, what)
+    try:
+        return _mapping(path, text, tomllib.loads(text), what)
+    except tomllib.TOMLDecodeError as error:
+        raise HarnessError(f"{what} {path} is not valid TOML: {error}") from error
 
 
 def _parsed(text: str, has_comments: bool) -> Any:

@@ -14,7 +14,7 @@ from harness.backends.presets import Change, preset_changes
 from harness.brought.accelerate import read_accelerate
 from harness.brought.deepspeed import label_of, read_deepspeed
 from harness.brought.deepspeed_keys import COMPUTE_DTYPE
-from harness.brought.files import GivenFile, read_json, read_yaml
+from harness.brought.files import GivenFile, read_json, read_toml, read_yaml
 from harness.brought.job_settings import CUT, explicit, shared, value_of, wishes, with_settings
 from harness.brought.reading import Brought, Refusals
 from harness.brought.rules import (
@@ -86,7 +86,10 @@ def read_files(accelerate: Sequence[Path], deepspeed: Sequence[Path]) -> list[Re
         what, refusals = f"{NAMES[kind]} configuration", Refusals()
         is_json = path.suffix == ".json" or (kind == "deepspeed" and path.suffix not in YAML_SUFFIXES)
         has_comments = kind == "deepspeed"
-        file = read_json(path, what, has_comments=has_comments) if is_json else read_yaml(path, what)
+        if is_json:
+            file = read_json(path, what, has_comments=has_comments)
+        else:
+            file = read_toml(path, what) if path.suffix == ".toml" else read_yaml(path, what)
         _require_kind(kind, file)
         brought = (
             read_deepspeed(file.document, refusals)

@@ -24,6 +24,11 @@ TRAINERS = (
     Trainer(name="LLaMA-Factory", keys=frozenset({"finetuning_type", "dataset_dir", "template"})),
     Trainer(name="LLaMA-Factory", keys=frozenset({"stage", "do_train", "model_name_or_path"}), least=2),
     Trainer(name="nanotron", keys=frozenset({"parallelism", "general", "tokens"}), least=2),
+    Trainer(name="local SGD", keys=frozenset({
+        "local_sgd_steps", "local_sgd", "local_sgd_config", "use_local_sgd", "diloco", "outer_optimizer",
+    })),
+    Trainer(name="torchtitan", keys=frozenset({"job", "parallelism", "training"}), least=2),
+    Trainer(name="NeMo", keys=frozenset({"exp_manager"})),
     Trainer(name="Lightning", keys=frozenset({"trainer", "seed_everything", "model", "data"}), least=2),
     Trainer(name="Megatron", keys=frozenset({
         "tensor_model_parallel_size", "tensor-model-parallel-size", "pipeline_model_parallel_size",

@@ -418,6 +418,10 @@ def test_json_as_deepspeed_itself_reads_it(text: str, tmp_path: Path) -> None:
         ({"model": {"_component_": "torchtune.models.llama"}}, "torchtune", "--backends"),
         ({"parallelism": {"dp": 2}, "general": {}}, "nanotron", "--backends"),
         ({"tensor_model_parallel_size": 2}, "Megatron", "--backends"),
+        ({"local_sgd_steps": 8, "per_device_train_batch_size": 4}, "local SGD", "--backends"),
+        ({"training": {"local_batch_size": 8}, "parallelism": {"tensor_parallel_degree": 2}}, "torchtitan",
+         "--backends"),
+        ({"trainer": {"devices": 8}, "model": {}, "exp_manager": {}}, "NeMo", "--backends"),
         ({"transformer_layer_cls_to_wrap": ["A"], "version": 2, "xla": False}, "Trainer's fsdp_config",
          "'distributed_type: FSDP'"),
     ],
@@ -432,3 +436,11 @@ def test_a_trainer_s_file_is_named_with_what_to_give(
         (note,) = error.value.__notes__
         assert what in str(error.value)
         assert give.lower() in note.lower()
+
+
+def test_a_file_of_torchtitan_is_named_with_what_to_give(tmp_path: Path) -> None:
+    path = tmp_path / "llama3_8b.toml"
+    path.write_text("[training]\nlocal_batch_size = 1\n[parallelism]\ndata_parallel_shard_degree = -1\n")
+    with pytest.raises(HarnessError, match="is a configuration of torchtitan, and none of") as error:
+        read_files([path], [])
+    assert "--backends" in error.value.__notes__[0]
