@@ -3,6 +3,7 @@ from pathlib import Path
 from harness.record import Record
 from harness.record.record_files import ARCHIVE_NAME
 from harness.record.store import read_runs
+from harness.record.workload import known_strategy
 from harness.tell.short.verdict import traffic_sentence
 from tests.harness.tell.short.records import stage_of
 from tests.records import make_communication, make_record
@@ -52,6 +53,20 @@ def test_a_byte_too_many_is_not_as_expected() -> None:
     ]
     text = traffic(alone, ddp.model_copy(update={"comm": comm}))
     assert "; not what the closed form expects: ddp (+16 bytes)." in text
+
+
+def test_norms_of_what_claims_a_strategy_are_set_aside() -> None:
+    records = [record for _, record in read_runs([REPORTS / "default" / ARCHIVE_NAME])[0]]
+    (ddp,) = (record for record in records if record.backend.label == "ddp" and record.repeat == 0)
+    claim = known_strategy(ddp)
+    backend = ddp.backend.model_copy(update={"name": "observed-ddp", "label": "observed-ddp", "claim": claim})
+    comm = [
+        row.model_copy(update={"payload_bytes": row.payload_bytes + 16 * (row.phase == "backward")})
+        for row in ddp.comm
+    ]
+    text = traffic(ddp.model_copy(update={"backend": backend, "comm": comm}))
+    assert "; as expected but for norms and flags: observed-ddp (+" in text
+    assert "not what the closed form expects" not in text
 
 
 def test_cells_without_a_closed_form_are_named_and_not_as_expected() -> None:
