@@ -21,6 +21,7 @@ LEAST_SHARE = 0.04
 REDUCTIONS = ("reduce_scatter", "all_reduce", "reduce")
 AGAIN, ONCE = (1.6, 2.3), (0.75, 1.3)
 """Elements gathered per element reduced: weights gathered for both passes, or for one."""
+CLOSED_FORMS = {"none": "DDP", "grad-op": "weights gathered once", "full-shard": "full sharding"}
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 
 
@@ -90,7 +91,8 @@ def likeness_of(rank: RankTrace, parameters: int | None = None) -> Likeness:
         )  # fmt: skip
         given = "given" if parameters else "reduced per " + found.per
         found.expected_by = (
-            f"the textbook's {sharding} with {found.parameters:,} parameters ({given}) on {size} ranks"
+            f"the closed form of {CLOSED_FORMS[sharding]} with {found.parameters:,} parameters ({given}) on "
+            f"{size} ranks"
         )
     return found
 
@@ -128,7 +130,7 @@ def _name(
     sharding: str | None = None
     if gathered is not None and scattered is not None and scattered.elements:
         ratio = gathered.elements / scattered.elements
-        evidence.append(f"{ratio:.3g} elements are gathered for each one reduced")
+        evidence.append(f"{ratio:.2f} elements are gathered for each one reduced")
         name, sharding = _sharded(ratio, styles)
         if reduced is not None and reduced.elements > scattered.elements:
             name = (
@@ -139,7 +141,7 @@ def _name(
             name, sharding = f"hybrid sharding ({name}, and its shards all-reduced over replicas)", None
     elif gathered is not None and reduced is not None and reduced.elements and gathered.elements:
         ratio = reduced.elements / gathered.elements
-        evidence.append(f"{ratio:.3g} elements are all-reduced for each one gathered")
+        evidence.append(f"{ratio:.2f} elements are all-reduced for each one gathered")
         name = "ZeRO-1 or ZeRO-2 as DeepSpeed does them: gradients all-reduced, updated weights gathered"
         sharding = "grad-op" if not beside else None
     elif reduced is not None and reduced.elements:

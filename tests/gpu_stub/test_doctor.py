@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import tarfile
+import time
+from pathlib import Path
 
 import pytest
 
+from harness.doctor.gpu.matrices import Matrix, compare_all
 from harness.record import Record
 from harness.run_directory.rank_state import WATCH, DeviceNote, device_note
-from tests.gpu_stub.machine import Machine
+from harness.tell.verify import verify
+from tests.gpu_stub.machine import SETTINGS, Machine
 from tests.representatives import EXHAUSTIVE
 
 OK = {
@@ -36,6 +40,27 @@ def test_a_stub_answers_what_does_not_need_a_gpu(machine: Machine) -> None:
     with tarfile.open(bundle) as tar:
         names = [name.rpartition("/")[2] for name in tar.getnames()]
     assert names.count("record.json") == 6
+
+
+@EXHAUSTIVE
+@pytest.mark.long(seconds=60)
+def test_a_comparison_is_packed_with_snapshots(tmp_path: Path) -> None:
+    """What --full adds to the checks: each rank's snapshot is read, and holds the peak that was measured."""
+    small = Matrix(
+        name="at-size", config="@default", backends=("ddp", "fsdp"), ranks=2, device="cuda",
+        settings=(*SETTINGS, "compare.noise_runs=false", "measure.traced_steps=1"),
+    )  # fmt: skip
+    ends = time.monotonic() + 600
+    (compared,) = compare_all([small], tmp_path / "runs", tmp_path / "packed", ends, print, "CUDA stub 0")
+    assert (compared.missing, set(compared.statuses.values())) == (None, {"ok"})
+    assert "no time was predicted: the device is a stub" in compared.lines
+    packed = tmp_path / "packed" / "at-size"
+    rows = {row["backend"]: row for row in json.loads((packed / "predictions.json").read_text())}
+    assert all(row["peak_bytes"] > 0 and row["step_seconds"] is None for row in rows.values())
+    told = (packed / "fsdp-2-0.memory_snapshot.md").read_text()
+    assert f"{rows['fsdp']['peak_bytes'] / 1e6:.3g}" in told
+    assert (packed / "raw" / "fsdp-2-0-memory-snapshot-00001.json").is_file()
+    assert verify(packed / "report.md").problems == []
 
 
 def watched(machine: Machine, label: str) -> tuple[Record, list[DeviceNote]]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from harness.doctor.gpu.packing import pack_matrix
 from harness.doctor.gpu.runs import END_SECONDS, INTERRUPTED, OUT_OF_TIME
+from harness.forms.flops import is_stub
 from harness.import_path import module_command, safe_environment
 from harness.job.config import load_experiment
 from harness.launch.ending import die_with
@@ -163,6 +164,8 @@ def _wait(process: subprocess.Popen[str]) -> None:
 
 def predict(matrix: Matrix, gpu: str) -> dict[str, Any] | str:
     """The document of `harness estimate --json` for this machine's GPU, or why there is none."""
+    if is_stub(gpu):
+        return "the device is a stub"
     count = str(matrix.ranks)
     words = ["--world-size", count, "--gpus-per-node", count, "--gpu", gpu, "--json"]
     try:
@@ -176,4 +179,4 @@ def predict(matrix: Matrix, gpu: str) -> dict[str, Any] | str:
             return document
     except (subprocess.TimeoutExpired, ValueError) as error:
         return f"harness estimate: {type(error).__name__}"
-    return "".join(done.stderr.strip().splitlines()[-1:])
+    return "".join(done.stderr.strip().splitlines()[-1:]).removeprefix("harness: ").partition(". ")[0]
