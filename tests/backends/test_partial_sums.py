@@ -16,6 +16,9 @@ from tests.contract.cases import VOCABULARY, Case, contract_job, global_batches
 
 def loss_and_gradients(parts: int | None, dtype: torch.dtype | None) -> tuple[float, dict[str, Tensor]]:
     job = contract_job(Case(accumulation_steps=1, clipping=None, tied=False))
+    assert isinstance(job.model.config, dict)
+    biased = job.model.config | {"attention_bias": True, "mlp_bias": True}
+    job = job.model_copy(update={"model": job.model.model_copy(update={"config": biased})})
     model = build_model(job, model_config(job, DataFacts(vocabulary_size=VOCABULARY)))
     if parts is not None:
         add_up_parts(model, parts)

@@ -352,9 +352,9 @@ MUTANTS = (
            "harness/run_directory/test_events.py"
            "::test_a_line_that_is_still_written_is_read_once_it_is_whole"),
 
-    Mutant("killed-children", "harness/launch/ending.py",
-           "PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0", "PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0",
-           "What a rank started ends with it, in whatever session or group",
+    Mutant("spared-children", "harness/launch/ending.py",
+           "kill_descendants(before)", "kill_descendants()",
+           "What ran before a run stays when the run ends",
            "harness/launch/test_ending.py::test_daemons_and_sessions_of_their_own_end"),
     Mutant("start-limit", "harness/launch/watch.py",
            "max(self._least_seconds, TIMES_THE_OTHERS * longest)", "TIMES_THE_OTHERS * longest",

@@ -7,7 +7,7 @@ import pytest
 
 from tests.mutants.table import MUTANTS, ROOT, Mutant
 
-LEAST = 20
+LEAST = 80
 LEAST_OF_A_SUBSYSTEM = 2
 
 
