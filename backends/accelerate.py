@@ -19,6 +19,7 @@ from harness.backends.base import (
 )
 from harness.backends.blocks import first_trained, parameter_count
 from harness.backends.ddp import DdpEngine
+from harness.backends.optimizer_groups import set_rates
 from harness.backends.options import NoOptions
 from harness.backends.precision import autocast_dtype, scaler_arguments
 from harness.backends.prepared_zero import PreparedZeroBackend
@@ -163,8 +164,7 @@ class AccelerateZeroBackend(PreparedZeroBackend):
         # With cpu=True Accelerate 1.15 drops the plugin and runs DDP.
         accelerator = make_accelerator(context, cpu=False, deepspeed_plugin=plugin)
         optimizer = build_optimizer(model.named_parameters())
-        for group in optimizer.param_groups:
-            group["lr"] = 0.0
+        set_rates(optimizer, 0.0)
         engine, _ = accelerator.prepare(model, optimizer)
         forget_dummy_step(optimizer)
         return accelerator, engine, dict(plugin.deepspeed_config)

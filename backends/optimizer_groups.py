@@ -35,6 +35,12 @@ def group_rate(group: Mapping[str, Any]) -> float | None:
     return None if rate is None else float(rate)
 
 
+def set_rates(optimizer: Any, rate: float) -> None:
+    """Give every group of an optimizer the job's learning rate of a step."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
 def updated_tensors(optimizer: Any) -> Iterator[Tensor]:
     """What an optimizer was given to update, group by group; any group may be empty."""
     for group in optimizer.param_groups:

@@ -23,7 +23,7 @@ from harness.backends.checkpoints.adam import (
 from harness.backends.checkpoints.torch_pieces import bare_optimizer, whole_pieces
 from harness.backends.gradients import clip, fp32_norm, global_norm, local_shard
 from harness.backends.model_source import Loading
-from harness.backends.optimizer_groups import describe_groups, held_tensors, updated_tensors
+from harness.backends.optimizer_groups import describe_groups, held_tensors, set_rates, updated_tensors
 from harness.backends.optimizer_implementation import optimizer_implementation
 from harness.backends.piece import Piece, Progress
 from harness.backends.precision import autocast_dtype, dtype_name
@@ -104,8 +104,7 @@ class TorchEngine(Engine):
         self._micro_steps = 0 if last_micro_step else self._micro_steps + 1
 
     def step(self, lr: float) -> float:
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        set_rates(self.optimizer, lr)
         self._unscale()
         gradients = self._gradients()
         norm = (

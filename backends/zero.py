@@ -39,6 +39,7 @@ from .floating_inputs import refuse_batch_norm
 from .hybrid import unmet_second_copy
 from .loading import fill_zero3, reserve_parameters, this_device
 from .model_source import Loading, ModelSource, model_source
+from .optimizer_groups import set_rates
 from .optimizer_kinds import BLOCK_ELEMENTS, is_quantised
 from .options import ZeroOptions, gathers_blocks
 from .precision import cast_parameters, compute_dtype
@@ -189,8 +190,7 @@ class ZeroBackend(Backend):
         optimizer = self._optimizer(build_optimizer, model, context.precision)
         # Stage 0 in low precision takes an optimizer step on zero gradients while it sets up: at
         # learning rate 0 that step moves nothing.
-        for group in optimizer.param_groups:
-            group["lr"] = 0.0
+        set_rates(optimizer, 0.0)
         if swaps_into_files(self.zero_options):
             require_swappable(config, self.zero_options, optimizer, context)
         with hooked_without_gather(model) if loading != "full" else nullcontext():

@@ -21,7 +21,7 @@ from .checkpoints.zero_pieces import (
 )
 from .gradients import global_norm
 from .model_source import Loading
-from .optimizer_groups import describe_groups, held_tensors, updated_tensors
+from .optimizer_groups import describe_groups, held_tensors, set_rates, updated_tensors
 from .optimizer_implementation import optimizer_implementation
 from .piece import Piece, Progress
 from .precision import dtype_name
@@ -157,8 +157,7 @@ class ZeroEngine(Engine):
             self.engine.step()  # between boundaries it only counts
 
     def step(self, lr: float) -> float:
-        for group in self.engine.optimizer.param_groups:
-            group["lr"] = lr
+        set_rates(self.engine.optimizer, lr)
         # Stage 0 in fp32 has a bare optimizer behind it and reports no norm.
         own_norm = hasattr(self.engine.optimizer, "_global_grad_norm")
         norm = 0.0 if own_norm else self._unsharded_gradient_norm()

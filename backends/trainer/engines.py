@@ -11,6 +11,7 @@ from harness.backends.accelerate import AccelerateZeroEngine, forget_accelerator
 from harness.backends.base import Batch
 from harness.backends.ddp import DdpEngine
 from harness.backends.fsdp1 import Fsdp1Engine
+from harness.backends.optimizer_groups import set_rates
 from harness.backends.torch_engine import TorchEngine
 from harness.backends.trainer.alone import LIBRARY_ALONE, alone
 from harness.backends.trainer.held import HeldTrainer
@@ -33,8 +34,7 @@ class TrainerTorchEngine(TorchEngine):
         self._micro_steps = 0 if last_micro_step else self._micro_steps + 1
 
     def step(self, lr: float) -> float:
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        set_rates(self.optimizer, lr)
         return self.trainer.step()
 
     def close(self) -> None:
@@ -72,8 +72,7 @@ class TrainerZeroEngine(AccelerateZeroEngine):
         self.trainer.backward(loss)
 
     def step(self, lr: float) -> float:
-        for group in self.engine.optimizer.param_groups:
-            group["lr"] = lr
+        set_rates(self.engine.optimizer, lr)
         norm = self.trainer.step()
         overflowed = getattr(self.engine.optimizer, "overflow", False)
         return float("inf") if overflowed else norm

@@ -19,9 +19,8 @@ from harness.job.job import (
     DEFAULT_STEPS,
     EvaluationSection,
     Job,
-    OptimizerSection,
-    ScheduleSection,
     Task,
     TrainingSection,
 )
 from harness.job.model import DEFAULT_MODEL_CONFIG, AdapterSection, LossSection, ModelSection, Section
+from harness.job.optimizer import OptimizerSection, ScheduleSection

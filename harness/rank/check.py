@@ -13,8 +13,9 @@ from torch import nn
 from harness.backends.explain import suggestion
 from harness.errors import HarnessError, JobError
 from harness.forms.layout import Layout
-from harness.job.job import Job, OptimizerSection
+from harness.job.job import Job
 from harness.job.model import CODE_SWITCH
+from harness.job.optimizer import OptimizerSection
 from harness.rank.data.samples import Sampler, Samples, load_samples
 from harness.rank.loading.skeleton import why_whole
 from harness.rank.loop import describe_data, training_steps
@@ -28,7 +29,7 @@ from harness.rank.models.description import (
 from harness.rank.models.losses import loss_function
 from harness.rank.models.model import model_config
 from harness.rank.models.model_classes import from_config, in_fp32
-from harness.rank.models.optimizer import decaying_names
+from harness.rank.models.optimizer import update_groups
 from harness.rank.models.own_model import build_own_model, declare_blocks
 from harness.rank.models.tracing import trace_step
 from harness.record.workload import layout_of
@@ -65,7 +66,7 @@ def model_facts(job: Job, samples: Samples) -> dict[str, Any]:
     loss_function(job, model)
     layout = describe_layout(
         model,
-        decaying_names(model, job.optimizer),
+        update_groups(model, job.optimizer),
         trace_step(job, model, config, samples.batch([0, 0])),
     )
     return {
@@ -142,7 +143,7 @@ def describe_on_meta(config: Mapping[str, Any], source: str) -> MetaModel:
     return MetaModel(
         architecture=type(model).__name__,
         config=built.to_dict(),
-        layout=layout_of(describe_layout(model, decaying_names(model, OptimizerSection()))),
+        layout=layout_of(describe_layout(model, update_groups(model, OptimizerSection()))),
         multiplying_parameters=geometry.multiplying_parameters,
         layers=geometry.layers,
         attention_width=geometry.attention_width,

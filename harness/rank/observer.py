@@ -7,7 +7,7 @@ so it can look at them whatever the adapter says of itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ from harness.backends.gradients import COUNTED_ELSEWHERE, COUNTED_RANGES, global
 from harness.backends.optimizer_groups import group_constants
 from harness.backends.optimizer_kinds import LOW_BIT
 from harness.backends.precision import dtype_name
-from harness.job.job import OptimizerSection
+from harness.job.optimizer import OptimizerSection, UpdateGroup
 from harness.rank.accelerator import uses_tf32
 from harness.rank.data.batch_digest import SeenBatch, batch_hash_sum, content_digests
 from harness.rank.data.samples import IGNORED, LABELS
@@ -34,7 +34,7 @@ from harness.rank.models.optimizer import (
     MOMENTS,
     MOMENTUM_KEY,
     block_matrices,
-    build_adamw,
+    build_optimizer,
     orthogonalised_in_parts,
     stored_dtype,
     wide_bytes,
@@ -172,11 +172,11 @@ class Observer:
         self,
         named: Iterable[tuple[str, nn.Parameter]],
         section: OptimizerSection,
-        decaying: frozenset[str],
+        updated: Sequence[UpdateGroup],
     ) -> torch.optim.Optimizer:
         """Build the job's optimizer and remember which parameters it was given."""
         pairs = list(named)
-        optimizer = build_adamw(pairs, section, decaying, self._frozen, self._matrices)
+        optimizer = build_optimizer(pairs, section, updated, self._frozen, self._matrices)
         names = {id(parameter): name for name, parameter in pairs}
         self._kind = section.kind
         self._given = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]

@@ -11,7 +11,8 @@ from harness.backends.base import Backend, Batch, Engine, LossScale, SetupContex
 from harness.backends.model_source import Loading
 from harness.backends.registry import parse, strategy_of
 from harness.forms.optimizer_states import why_not
-from harness.job.job import Job, OptimizerSection
+from harness.job.job import Job
+from harness.job.optimizer import OptimizerSection, UpdateGroup
 from harness.rank.data.samples import DataFacts
 from harness.rank.failure_words import note_parameters
 from harness.rank.loading.skeleton import why_whole
@@ -20,7 +21,7 @@ from harness.rank.models.changes import narrow_products
 from harness.rank.models.description import Built
 from harness.rank.models.losses import loss_function
 from harness.rank.models.model import model_config
-from harness.rank.models.optimizer import decaying_names, frozen_names
+from harness.rank.models.optimizer import frozen_names, update_groups
 from harness.rank.models.sequence_part import divide_sequence
 from harness.rank.models.splitting import split_dependence
 from harness.rank.models.tracing import trace_step
@@ -46,12 +47,12 @@ def prepare_engine(
     built = Built()
     job = request.job
     config = model_config(job, facts)
-    decaying: list[frozenset[str]] = []
+    updated: list[tuple[UpdateGroup, ...]] = []
 
     def note(model: nn.Module) -> None:
         note_parameters(model)
-        decaying.append(decaying_names(model, job.optimizer))
-        built.describe(model, decaying[-1], trace_step(job, model, config, example), whole)
+        updated.append(update_groups(model, job.optimizer))
+        built.describe(model, updated[-1], trace_step(job, model, config, example), whole)
         if first_batch is not None:
             built.split = split_dependence(job, model, *first_batch)
         loss = divide_sequence(job, model, world, loss_function(job, model))
@@ -80,7 +81,7 @@ def prepare_engine(
         compile=job.model.compile,
     )
     engine = backend.prepare(
-        source, lambda named: observer.build_optimizer(named, optimizer, decaying[-1]), context
+        source, lambda named: observer.build_optimizer(named, optimizer, updated[-1]), context
     )
     return engine, built
 

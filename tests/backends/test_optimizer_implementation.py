@@ -6,14 +6,14 @@ import torch
 from harness.backends.base import Unsupported
 from harness.backends.fsdp1 import refuse_fused
 from harness.backends.optimizer_implementation import optimizer_implementation
-from harness.job.job import OptimizerSection
-from harness.rank.models.optimizer import build_adamw
+from harness.job.optimizer import OptimizerSection
+from harness.rank.models.optimizer import build_optimizer, update_groups
 
 
 def adamw(name: str, device: str = "cpu") -> torch.optim.AdamW:
     model = torch.nn.Linear(2, 2, device=device)
     section = OptimizerSection.model_validate({"implementation": name})
-    return build_adamw(model.named_parameters(), section, frozenset({"weight"}))
+    return build_optimizer(model.named_parameters(), section, update_groups(model, section))
 
 
 def read_back(optimizer: torch.optim.Optimizer) -> str | None:

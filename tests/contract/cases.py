@@ -10,9 +10,10 @@ import torch
 
 from harness.backends.base import Backend, Engine, SetupContext, World
 from harness.job.job import Job
+from harness.job.optimizer import UpdateGroup
 from harness.rank.data.samples import IGNORED
 from harness.rank.models.losses import ComputeLoss, summed_cross_entropy
-from harness.rank.models.optimizer import build_adamw, decaying_names
+from harness.rank.models.optimizer import build_optimizer, update_groups
 from harness.rank.models.sequence_part import loss_of_part
 from tests.contract.sources import job_source
 
@@ -98,13 +99,15 @@ def train(backend: Backend, case: Case, world: World) -> Trace:
         compute_loss=compute_loss(world),
     )
     job = contract_job(case)
-    decaying: list[frozenset[str]] = []
+    updated: list[tuple[UpdateGroup, ...]] = []
 
     def note(model: torch.nn.Module) -> None:
-        decaying.append(decaying_names(model, job.optimizer))
+        updated.append(update_groups(model, job.optimizer))
 
     source = job_source(job, VOCABULARY, world, note)
-    engine = backend.prepare(source, lambda named: build_adamw(named, job.optimizer, decaying[-1]), context)
+    engine = backend.prepare(
+        source, lambda named: build_optimizer(named, job.optimizer, updated[-1]), context
+    )
     engine.train(True)
     trace = _train(engine, case, world, micro)
     engine.close()

@@ -7,9 +7,10 @@ from pathlib import Path
 import torch
 
 from harness.backends.base import Backend, Engine, SetupContext, World
+from harness.job.optimizer import UpdateGroup
 from harness.rank.data.samples import DataFacts
 from harness.rank.models.model import build_model, model_config
-from harness.rank.models.optimizer import build_adamw, decaying_names
+from harness.rank.models.optimizer import build_optimizer, update_groups
 from tests.contract.cases import (
     GLOBAL_BATCH,
     LEARNING_RATE,
@@ -63,14 +64,14 @@ def _engine(backend: Backend, world: World, precision: str) -> Engine:
         preset="like-for-like",
         compute_loss=compute_loss(world),
     )
-    decaying: list[frozenset[str]] = []
+    updated: list[tuple[UpdateGroup, ...]] = []
 
     def build() -> torch.nn.Module:
         model = build_model(job, model_config(job, DataFacts(vocabulary_size=VOCABULARY)))
-        decaying.append(decaying_names(model, job.optimizer))
+        updated.append(update_groups(model, job.optimizer))
         return model
 
-    engine = backend.prepare(build, lambda named: build_adamw(named, job.optimizer, decaying[-1]), context)
+    engine = backend.prepare(build, lambda named: build_optimizer(named, job.optimizer, updated[-1]), context)
     engine.train(True)
     return engine
 

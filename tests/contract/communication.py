@@ -12,8 +12,9 @@ import torch
 from harness.backends.base import Backend, Effective, Engine, SetupContext, World
 from harness.backends.model_source import Loading
 from harness.job.job import Job
+from harness.job.optimizer import UpdateGroup
 from harness.rank.models.description import Built
-from harness.rank.models.optimizer import build_adamw, decaying_names
+from harness.rank.models.optimizer import build_optimizer, update_groups
 from harness.rank.probes.communication import CommunicationCounter
 from harness.record import LayoutPart, ModelPart
 from tests.contract.cases import (
@@ -159,11 +160,11 @@ def prepare(
     """An engine, and layout and facts of its bare model."""
     job = _job(case)
     built = Built()
-    decaying: list[frozenset[str]] = []
+    updated: list[tuple[UpdateGroup, ...]] = []
 
     def note(model: torch.nn.Module) -> None:
-        decaying.append(decaying_names(model, job.optimizer))
-        built.describe(model, decaying[-1])
+        updated.append(update_groups(model, job.optimizer))
+        built.describe(model, updated[-1])
 
     source = job_source(job, VOCABULARY, world, note, loading)
 
@@ -176,7 +177,9 @@ def prepare(
         preset=case.preset,  # type: ignore[arg-type]
         compute_loss=compute_loss(world),
     )
-    engine = backend.prepare(source, lambda named: build_adamw(named, job.optimizer, decaying[-1]), context)
+    engine = backend.prepare(
+        source, lambda named: build_optimizer(named, job.optimizer, updated[-1]), context
+    )
     engine.train(True)
     assert built.layout is not None
     assert built.model is not None

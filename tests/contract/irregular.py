@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from harness.backends.base import Backend, Effective, SetupContext, World
 from harness.job.job import Job
+from harness.job.optimizer import UpdateGroup
 from harness.rank.loading.source import JobModelSource
 from harness.rank.models.description import Built
 from harness.rank.models.losses import loss_function
-from harness.rank.models.optimizer import build_adamw, decaying_names
+from harness.rank.models.optimizer import build_optimizer, update_groups
 from harness.rank.models.tracing import trace_step
 from harness.rank.probes.communication import CommunicationCounter
 from harness.rank.probes.memory import NoAllocatorProbe, live_bytes_by_kind
@@ -214,14 +215,14 @@ def _batches(case: Irregular, world: World) -> Iterator[list[dict[str, Tensor]]]
 
 def _count(backend: Backend, world: World, case: Irregular) -> CountedStep:
     job, built, counter = job_of(case), Built(), CommunicationCounter(world.layout)
-    decaying: list[frozenset[str]] = []
+    updated: list[tuple[UpdateGroup, ...]] = []
     loss: list[Any] = []
 
     def note(model: nn.Module) -> None:
         example = {key: torch.stack([row[key] for row in samples()[:2]]) for key in samples()[0]}
-        decaying.append(decaying_names(model, job.optimizer))
+        updated.append(update_groups(model, job.optimizer))
         loss.append(loss_function(job, model))
-        built.describe(model, decaying[-1], trace_step(job, model, None, example))
+        built.describe(model, updated[-1], trace_step(job, model, None, example))
 
     folder = Path(os.environ[FOLDER]) / f"irregular-{next(_folders)}"
     source = JobModelSource(job, None, world, loading="full", folder=folder, on_built=note)
@@ -232,7 +233,7 @@ def _count(backend: Backend, world: World, case: Irregular) -> CountedStep:
     )  # fmt: skip
     with counter.counting("setup"):
         engine = backend.prepare(
-            source, lambda named: build_adamw(named, job.optimizer, decaying[-1]), context
+            source, lambda named: build_optimizer(named, job.optimizer, updated[-1]), context
         )
     engine.train(True)
     kinds: dict[str, int] | None = None

@@ -10,9 +10,10 @@ from harness.backends.model_source import Loading
 from harness.job.data import DataSection
 from harness.job.job import Job
 from harness.job.model import ModelSection
+from harness.job.optimizer import UpdateGroup
 from harness.rank.environment import return_freed_memory
 from harness.rank.models.losses import summed_cross_entropy
-from harness.rank.models.optimizer import build_adamw, decaying_names
+from harness.rank.models.optimizer import build_optimizer, update_groups
 from harness.rank.probes.memory import NoAllocatorProbe, live_bytes_by_kind
 from harness.rank.probes.process_memory import HostPeak
 from harness.rank.probes.weights import digest_weights
@@ -68,11 +69,11 @@ def _measure(
 ) -> SetupMemory:
     return_freed_memory()
     job = Job(model=ModelSection(config=config), data=DataSection(sequence_length=32))
-    decaying: list[frozenset[str]] = []
+    updated: list[tuple[UpdateGroup, ...]] = []
     sizes: dict[str, int] = {}
 
     def note(model) -> None:
-        decaying.append(decaying_names(model, job.optimizer))
+        updated.append(update_groups(model, job.optimizer))
         sizes.update((name, 4 * parameter.numel()) for name, parameter in model.named_parameters())
 
     context = SetupContext(
@@ -82,7 +83,7 @@ def _measure(
     with HostPeak() as watched:
         source = job_source(job, vocabulary, world, note, loading)
         engine = backend.prepare(
-            source, lambda named: build_adamw(named, job.optimizer, decaying[-1]), context
+            source, lambda named: build_optimizer(named, job.optimizer, updated[-1]), context
         )
     live = live_bytes_by_kind(engine.state_tensors(), NoAllocatorProbe()).inside or {}
     with HostPeak() as digesting:

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from harness.backends.base import Backend, Engine, SetupContext, World
+from harness.job.optimizer import UpdateGroup
 from harness.rank.data.samples import DataFacts
 from harness.rank.models.losses import summed_cross_entropy
 from harness.rank.models.model import build_model, model_config
-from harness.rank.models.optimizer import build_adamw, decaying_names
+from harness.rank.models.optimizer import build_optimizer, update_groups
 from harness.rank.probes.memory import allocator_probe, live_bytes_by_kind
 from harness.rank.probes.probes import MemoryProbe
 from tests.contract.cases import LEARNING_RATE, VOCABULARY, Case, contract_job, global_batches
@@ -167,14 +168,14 @@ def _engine(backend: Backend, world: World) -> Engine:
         preset="like-for-like", compute_loss=summed_cross_entropy,
     )  # fmt: skip
     job = contract_job(CASE)
-    decaying: list[frozenset[str]] = []
+    updated: list[tuple[UpdateGroup, ...]] = []
 
     def build() -> torch.nn.Module:
         model = build_model(job, model_config(job, DataFacts(vocabulary_size=VOCABULARY)))
-        decaying.append(decaying_names(model, job.optimizer))
+        updated.append(update_groups(model, job.optimizer))
         return model
 
-    engine = backend.prepare(build, lambda named: build_adamw(named, job.optimizer, decaying[-1]), context)
+    engine = backend.prepare(build, lambda named: build_optimizer(named, job.optimizer, updated[-1]), context)
     engine.train(True)
     return engine
 

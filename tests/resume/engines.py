@@ -17,10 +17,11 @@ from harness.backends.base import Engine, LossScale, SetupContext, World
 from harness.backends.checkpoints.portable import load_portable, save_portable
 from harness.backends.piece import Progress
 from harness.job.job import Job
+from harness.job.optimizer import UpdateGroup
 from harness.rank.data.samples import IGNORED, DataFacts
 from harness.rank.models.losses import summed_cross_entropy
 from harness.rank.models.model import build_model, model_config
-from harness.rank.models.optimizer import build_adamw, decaying_names, frozen_names, learning_rate
+from harness.rank.models.optimizer import build_optimizer, frozen_names, learning_rate, update_groups
 
 STEPS = 6
 SAVED_AT = 3
@@ -76,15 +77,15 @@ def make_engine(label: str, world: World, job: Job) -> Engine:
             initial=job.training.initial_loss_scale, growth_interval=job.training.loss_scale_growth_interval
         ),
     )
-    names: list[tuple[frozenset[str], frozenset[str]]] = []
+    names: list[tuple[tuple[UpdateGroup, ...], frozenset[str]]] = []
 
     def build() -> torch.nn.Module:
         model = build_model(job, model_config(job, DataFacts(vocabulary_size=VOCABULARY)))
-        names.append((decaying_names(model, job.optimizer), frozen_names(model)))
+        names.append((update_groups(model, job.optimizer), frozen_names(model)))
         return model
 
     engine = registry.create(label).prepare(
-        build, lambda named: build_adamw(named, job.optimizer, *names[-1]), context
+        build, lambda named: build_optimizer(named, job.optimizer, *names[-1]), context
     )
     engine.train(True)
     return engine

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from harness.backends.base import Unsupported
 from harness.backends.blocks import transformer_blocks
 from harness.backends.precision import dtype_name
+from harness.job.optimizer import UpdateGroup
 from harness.rank.factories import configuration
 from harness.rank.models.changes import uses_checkpointing
 from harness.rank.models.optimizer import frozen_names
@@ -29,13 +30,13 @@ class Built:
     def describe(
         self,
         model: nn.Module,
-        decaying: frozenset[str],
+        updated: Sequence[UpdateGroup],
         traced: TracedStep = REGULAR,
         whole_because: str | None = None,
     ) -> None:
         """Note a model as it was built."""
         self.model = describe_model(model).model_copy(update={"whole_because": whole_because})
-        self.layout = describe_layout(model, decaying, traced)
+        self.layout = describe_layout(model, updated, traced)
 
 
 def describe_model(model: nn.Module) -> ModelPart:
@@ -92,7 +93,7 @@ def is_decoder(architecture: str) -> bool:
 
 def describe_layout(
     model: nn.Module,
-    decaying: frozenset[str],
+    updated: Sequence[UpdateGroup],
     traced: TracedStep = REGULAR,
 ) -> LayoutPart:
     """The tensors of a bare model and its blocks, and what one step does with them."""
@@ -111,7 +112,7 @@ def describe_layout(
     first_names = {id(parameter): name for name, parameter in model.named_parameters()}
     return LayoutPart(
         parameters=describe(model.named_parameters()),
-        decaying=sorted(decaying),
+        decaying=sorted(updated[0].names) if updated else [],
         buffers=describe(model.named_buffers()),
         blocks=blocks,
         tied={

@@ -20,7 +20,7 @@ from harness.backends.base import OptimizerImplementation, Unsupported
 from harness.backends.blocks import transformer_blocks
 from harness.backends.optimizer_kinds import BLOCK_ELEMENTS, LEAST_ELEMENTS, LOW_BIT
 from harness.errors import JobError
-from harness.job.job import OptimizerSection, ScheduleSection
+from harness.job.optimizer import OptimizerSection, ScheduleSection, UpdateGroup
 
 MOMENTUM = 0.95
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -240,13 +240,9 @@ FOREACH_AND_FUSED: dict[OptimizerImplementation, tuple[bool | None, bool | None]
 """Arguments of torch.optim.AdamW."""
 
 
-def decaying_names(model: nn.Module, optimizer: OptimizerSection) -> frozenset[str]:
-    """Names of the parameters that decay. Decided on the whole model: shards lose their dimensions."""
-    return frozenset(
-        name
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad and (optimizer.decay == "all" or parameter.ndim >= 2)
-    )
+def update_groups(model: nn.Module, optimizer: OptimizerSection) -> tuple[UpdateGroup, ...]:
+    """The optimizer's groups of the whole model that is to be trained."""
+    return optimizer.update_groups({n: p.ndim for n, p in model.named_parameters() if p.requires_grad})
 
 
 def frozen_names(model: nn.Module) -> frozenset[str]:
@@ -254,30 +250,27 @@ def frozen_names(model: nn.Module) -> frozenset[str]:
     return frozenset(name for name, parameter in model.named_parameters() if not parameter.requires_grad)
 
 
-def build_adamw(
+def build_optimizer(
     named: Iterable[tuple[str, nn.Parameter]],
     section: OptimizerSection,
-    decaying: frozenset[str],
+    updated: Sequence[UpdateGroup],
     frozen: frozenset[str] = frozenset(),
     matrices: Collection[str] = (),
 ) -> torch.optim.Optimizer:
     """The job's optimizer with every constant explicit; the loop sets the learning rate before each step.
 
-    frozen: names of parameters that it is not given. matrices: names of those that Muon updates.
+    updated: its groups; of other names than theirs nothing decays. frozen: names of parameters that it is
+    not given. matrices: names of those that Muon updates.
     """
-    decay: list[nn.Parameter] = []
-    keep: list[nn.Parameter] = []
-    orthogonal: list[nn.Parameter] = []
     of_muon = matrices if section.kind == "muon" else ()
+    groups: list[dict[str, Any]] = [{"params": [], "weight_decay": group.weight_decay} for group in updated]
+    rest: dict[str, Any] = {"params": [], "weight_decay": 0.0}
+    orthogonal: list[nn.Parameter] = []
+    place = {name: group for group, of_group in zip(groups, updated, strict=True) for name in of_group.names}
     for name, parameter in named:
-        if name in frozen:
-            continue
-        (orthogonal if name in of_muon else decay if name in decaying else keep).append(parameter)
-    groups = [
-        {"params": decay, "weight_decay": section.weight_decay},
-        {"params": keep, "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
+        if name not in frozen:
+            (orthogonal if name in of_muon else place.get(name, rest)["params"]).append(parameter)
+    groups = [group for group in (*groups, rest) if group["params"]]
     if section.kind in LOW_BIT:
         return build_low_bit(groups, section)
     if section.kind == "muon":

@@ -7,9 +7,9 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from harness.forms.layout import Layout
-from harness.job.job import OptimizerSection
+from harness.job.optimizer import OptimizerSection
 from harness.rank.models.description import describe_layout
-from harness.rank.models.optimizer import decaying_names
+from harness.rank.models.optimizer import update_groups
 from harness.record.workload import layout_of as layout_of_part
 
 BLOOM_560M = {
@@ -43,5 +43,5 @@ def _layout(items: tuple[tuple[str, Any], ...]) -> Layout:
     config = CONFIG_MAPPING[values.pop("model_type")](**values)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    described = describe_layout(model, decaying_names(model, OptimizerSection()))
+    described = describe_layout(model, update_groups(model, OptimizerSection()))
     return layout_of_part(described)

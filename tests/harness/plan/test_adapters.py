@@ -8,13 +8,13 @@ from harness.errors import HarnessError
 from harness.forms.families import collectives, model_states
 from harness.forms.layout import Layout
 from harness.forms.workload import Workload
-from harness.job.job import OptimizerSection
 from harness.job.model import AdapterSection
+from harness.job.optimizer import OptimizerSection
 from harness.plan.adapters import DEFAULT_TARGETS, with_adapters
 from harness.rank.data.samples import DataFacts
 from harness.rank.models.description import describe_layout
 from harness.rank.models.model import build_model, model_config
-from harness.rank.models.optimizer import decaying_names
+from harness.rank.models.optimizer import update_groups
 from harness.record.workload import layout_of
 from tests.harness.forms.layouts import LLAMA_SMALL
 from tests.harness.forms.layouts import layout_of as model_layout
@@ -41,7 +41,7 @@ def test_the_layout_is_that_of_the_model_that_peft_builds(architecture: str, tar
 
 def described(job) -> Layout:
     model = build_model(job, model_config(job, DataFacts(vocabulary_size=VOCABULARY)))
-    return layout_of(describe_layout(model, decaying_names(model, OptimizerSection())))
+    return layout_of(describe_layout(model, update_groups(model, OptimizerSection())))
 
 
 def test_targets_must_be_named_and_exist() -> None:

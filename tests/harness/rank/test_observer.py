@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.job.job import OptimizerSection
+from harness.job.optimizer import OptimizerSection
 from harness.rank.models.losses import summed_cross_entropy
-from harness.rank.models.optimizer import decaying_names
+from harness.rank.models.optimizer import update_groups
 from harness.rank.observer import DIGESTED_STEPS, Observer
 from harness.record import ObservedPart
 
@@ -42,7 +42,7 @@ def observed(model: Model, **changes: Any) -> tuple[Observer, torch.optim.AdamW]
     observer.built(model)
     named = [(name, parameter) for name, parameter in model.named_parameters() if name != skip]
     section = OptimizerSection(beta2=0.9)
-    return observer, observer.build_optimizer(named, section, decaying_names(model, section))
+    return observer, observer.build_optimizer(named, section, update_groups(model, section))
 
 
 def train(observer: Observer, model: Model, optimizer: torch.optim.Optimizer, steps: int = 1) -> list[Any]:

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from harness.job.job import OptimizerSection, ScheduleSection
-from harness.rank.models.optimizer import build_adamw, decaying_names, learning_rate
+from harness.job.optimizer import OptimizerSection, ScheduleSection
+from harness.rank.models.optimizer import build_optimizer, learning_rate, update_groups
 
 
 def rates(steps: int, **schedule: object) -> list[float]:
@@ -57,17 +57,19 @@ def test_single_step_has_a_learning_rate() -> None:
 
 
 def test_matrices_decay_and_vectors_do_not() -> None:
-    assert decaying_names(small_model(), OptimizerSection()) == {"0.weight", "2.weight"}
+    assert update_groups(small_model(), OptimizerSection())[0].names == {"0.weight", "2.weight"}
 
 
 def test_everything_decays_where_asked() -> None:
     model = small_model()
-    assert decaying_names(model, OptimizerSection(decay="all")) == dict(model.named_parameters()).keys()
+    assert (
+        update_groups(model, OptimizerSection(decay="all"))[0].names == dict(model.named_parameters()).keys()
+    )
 
 
 def test_every_parameter_is_in_one_group_with_its_decay() -> None:
     model, section = small_model(), OptimizerSection(weight_decay=0.3)
-    optimizer = build_adamw(model.named_parameters(), section, decaying_names(model, section))
+    optimizer = build_optimizer(model.named_parameters(), section, update_groups(model, section))
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     found = {name: decay[id(p)] for name, p in model.named_parameters()}
     assert found == {
@@ -77,7 +79,7 @@ def test_every_parameter_is_in_one_group_with_its_decay() -> None:
 
 def test_empty_group_is_left_out() -> None:
     model, section = small_model(), OptimizerSection(decay="all")
-    optimizer = build_adamw(model.named_parameters(), section, decaying_names(model, section))
+    optimizer = build_optimizer(model.named_parameters(), section, update_groups(model, section))
     assert len(optimizer.param_groups) == 1
 
 
@@ -91,7 +93,7 @@ def test_frozen_weights_are_not_given_to_the_optimizer() -> None:
 
 def test_constants_reach_the_optimizer() -> None:
     section = OptimizerSection(learning_rate=2e-3, beta1=0.8, beta2=0.9, epsilon=1e-6)
-    optimizer = build_adamw(small_model().named_parameters(), section, frozenset())
+    optimizer = build_optimizer(small_model().named_parameters(), section, ())
     group = optimizer.param_groups[0]
     assert (group["lr"], group["betas"], group["eps"]) == (2e-3, (0.8, 0.9), 1e-6)
     assert group["amsgrad"] is False

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from harness.job.job import OptimizerSection
+from harness.job.optimizer import OptimizerSection
 from harness.plan.architectures.catalogue import ARCHITECTURES
 from harness.plan.model import PlannedModel
 from harness.plan.models import catalogue_names, find_entry, from_config, load_model
 from harness.rank.models.description import describe_geometry, describe_layout, is_decoder
-from harness.rank.models.optimizer import decaying_names
+from harness.rank.models.optimizer import update_groups
 from harness.record import GeometryPart
 
 pytestmark = pytest.mark.long(seconds=15)
@@ -54,7 +54,7 @@ def built(config: Mapping[str, Any]) -> Any:
 
 
 def assert_equal(planned: PlannedModel, model: Any) -> None:
-    layout = describe_layout(model, decaying_names(model, OptimizerSection()))
+    layout = describe_layout(model, update_groups(model, OptimizerSection()))
     ours, geometry = planned.layout, describe_geometry(model)
     assert planned.architecture == type(model).__name__
     assert [(t.name, list(t.shape), t.dtype) for t in ours.parameters] == [

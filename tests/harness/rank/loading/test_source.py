@@ -40,7 +40,7 @@ def test_the_skeleton_is_the_model_without_its_weights(architecture: str, tmp_pa
     skeleton, model = source.skeleton(), source()
     assert all(parameter.is_meta for parameter in skeleton.parameters())
     assert describe_model(skeleton) == describe_model(model)
-    assert describe_layout(skeleton, frozenset()) == describe_layout(model, frozenset())
+    assert describe_layout(skeleton, ()) == describe_layout(model, ())
     buffers = dict(skeleton.named_buffers())
     assert all(torch.equal(buffers[name], buffer) for name, buffer in model.named_buffers())
     assert skeleton.training == model.training
