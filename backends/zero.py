@@ -39,7 +39,7 @@ from .floating_inputs import refuse_batch_norm
 from .hybrid import unmet_second_copy
 from .loading import fill_zero3, reserve_parameters, this_device
 from .model_source import Loading, ModelSource, model_source
-from .optimizer_groups import set_rates
+from .optimizer_groups import CONSTANTS, set_rates
 from .optimizer_kinds import BLOCK_ELEMENTS, is_quantised
 from .options import ZeroOptions, gathers_blocks
 from .precision import cast_parameters, compute_dtype
@@ -102,10 +102,6 @@ def require_whole_blocks(optimizer: Any, kind: str, version: str) -> None:
             )
 
 
-CONSTANTS = ("params", "lr", "betas", "eps", "weight_decay", "maximize")
-"""It knows no `maximize`; the key says that it is false, as in the job's."""
-
-
 def cpu_adam(optimizer: torch.optim.Optimizer, *, fp32_states: bool) -> torch.optim.Optimizer:
     """`DeepSpeedCPUAdam` over the same groups, its states in fp32 or in the parameters' dtype.
 
@@ -116,7 +112,9 @@ def cpu_adam(optimizer: torch.optim.Optimizer, *, fp32_states: bool) -> torch.op
 
     if not isinstance(optimizer, torch.optim.AdamW):
         raise Unsupported(f"adam=deepspeed replaces AdamW, not {type(optimizer).__name__}")
-    groups = [{key: group[key] for key in CONSTANTS} for group in optimizer.param_groups]
+    # It knows neither `amsgrad` nor `maximize`; the keys say that they are false, as in the job's.
+    kept = ("params", "lr", *CONSTANTS)
+    groups = [{key: group[key] for key in kept if key in group} for group in optimizer.param_groups]
     first = groups[0]
     replacement: torch.optim.Optimizer = DeepSpeedCPUAdam(
         groups,

@@ -56,7 +56,7 @@ def blocks_without_gradient(workload: Workload) -> str | None:
     frozen = [name for name in blocks if all(map(workload.layout.is_frozen, units[name]))]
     if frozen:
         return (
-            f"{frozen[0]} trains nothing; blocks before the first adapter have no backward pass, and what "
+            f"{frozen[0]} trains nothing; blocks before the first that does have no backward pass, and what "
             "FSDP gathers and prefetches for them was not looked up"
         )
     return None

@@ -66,6 +66,8 @@ class Layout:
     """In the model's order; a tied tensor once, under its first name."""
     decaying: frozenset[str]
     """Names of the parameters that decay: the optimizer has one group of them and one of the rest."""
+    own_groups: tuple[frozenset[str], ...] = ()
+    """Names of the parameters of each optimizer group, where there are others than those two."""
     buffers: tuple[Tensor, ...] = ()
     blocks: tuple[str, ...] = ()
     """Names of the transformer blocks, each of which is wrapped as one unit."""
@@ -124,7 +126,7 @@ class Layout:
         return tensor.name in self.frozen
 
     def groups(self) -> list[list[Tensor]]:
-        """Parameters by optimizer group: those that decay, then the rest; empty groups are left out."""
+        """Parameters by optimizer group, in their order; empty groups are left out."""
         return [list(group) for group in self._groups]
 
     def reached_groups(self) -> list[list[Tensor]]:
@@ -138,9 +140,10 @@ class Layout:
 
     @cached_property
     def _groups(self) -> list[list[Tensor]]:
-        decaying = [t for t in self.trained if t.name in self.decaying]
-        rest = [t for t in self.trained if t.name not in self.decaying]
-        return [group for group in (decaying, rest) if group]
+        every = frozenset(tensor.name for tensor in self.trained)
+        parts = self.own_groups or (self.decaying, every - self.decaying)
+        groups = [[tensor for tensor in self.trained if tensor.name in part] for part in parts]
+        return [group for group in groups if group]
 
     @cached_property
     def _units(self) -> list[tuple[str, list[Tensor]]]:

@@ -50,6 +50,9 @@ class LayoutPart(Part):
     """In the model's order; a tied tensor comes once, under its first name."""
     decaying: list[str]
     """Names of the parameters that decay: the optimizer has one group of them and one of the rest."""
+    groups: list[list[str]] = []
+    """Names of the parameters of each group of the optimizer, where the job says more of them than what
+    decays; any may be empty."""
     buffers: list[TensorPart]
     """Buffers of the model."""
     blocks: list[str]

@@ -93,6 +93,7 @@ def layout_of(part: LayoutPart) -> Layout:
     return Layout(
         parameters=tuple(map(_tensor, part.parameters)),
         decaying=frozenset(part.decaying),
+        own_groups=tuple(map(frozenset, part.groups)),
         buffers=tuple(map(_tensor, part.buffers)),
         blocks=tuple(part.blocks),
         tied=part.tied,

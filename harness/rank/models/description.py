@@ -113,6 +113,7 @@ def describe_layout(
     return LayoutPart(
         parameters=describe(model.named_parameters()),
         decaying=sorted(updated[0].names) if updated else [],
+        groups=[sorted(group.names) for group in updated] if len(updated) > 2 else [],
         buffers=describe(model.named_buffers()),
         blocks=blocks,
         tied={
