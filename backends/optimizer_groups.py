@@ -9,9 +9,12 @@ from torch import Tensor
 
 from harness.backends.gradients import stored_tensors
 
+LR_SCALE = "lr_scale"
+"""Key of a group: its learning rate over the job's; absent: 1."""
 CONSTANTS = (
-    "betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay", "momentum", "dampening",
-    "nesterov", "alpha", "rho", "beta1", "decay_rate", "clip_threshold", "scale_parameter", "relative_step",
+    LR_SCALE, "betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay", "momentum",
+    "dampening", "nesterov", "alpha", "rho", "beta1", "decay_rate", "clip_threshold", "scale_parameter",
+    "relative_step",
 )  # fmt: skip
 """Of a group, what changes the update: of AdamW, SGD, RMSprop, Adafactor, Lion and their like."""
 
@@ -36,9 +39,24 @@ def group_rate(group: Mapping[str, Any]) -> float | None:
 
 
 def set_rates(optimizer: Any, rate: float) -> None:
-    """Give every group of an optimizer the job's learning rate of a step."""
+    """Give every group of an optimizer its share of the job's learning rate of a step."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = _own_rate(group, rate)
+
+
+def _own_rate(group: Mapping[str, Any], rate: float) -> float:
+    return rate * float(group.get(LR_SCALE, 1.0))
+
+
+def rate_in_force(optimizers: Iterable[Any], asked: float) -> float | None:
+    """Of the rates of all groups, over their share, the one farthest from what was asked; None: none."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    rates = [
+        asked if rate == _own_rate(group, asked) else rate / float(group.get(LR_SCALE, 1.0))
+        for group in groups
+        if (rate := group_rate(group)) is not None
+    ]
+    return max(rates, key=lambda rate: abs(rate - asked), default=None)
 
 
 def updated_tensors(optimizer: Any) -> Iterator[Tensor]:

@@ -8,7 +8,7 @@ from pydantic.fields import FieldInfo
 
 from docs.hooks.tables import code, table
 from harness.job.experiment import Experiment
-from harness.job.reference import bounds, in_words, section_model, unit, yaml_value
+from harness.job.reference import bounds, in_words, models_within, section_model, unit, yaml_value
 
 TITLE = "Settings"
 HEAD = """\
@@ -38,6 +38,10 @@ def settings_page() -> str:
     for section, field in Experiment.model_fields.items():
         model = section_model(field)
         named = {f"{section}.{key}": found for key, found in model.model_fields.items()} if model else {}
+        for name, setting in [*named.items()]:
+            # Settings of each item of a list follow the list.
+            for item in models_within(setting.annotation):
+                named |= {f"{name}[].{key}": found for key, found in item.model_fields.items()}
         rows = [_row(name, setting) for name, setting in (named or {section: field}).items()]
         head = ["setting", "type", "default", "unit", "meaning"]
         parts += [f"## {section}", (model.__doc__ if model else None) or "", table(head, rows)]

@@ -258,6 +258,7 @@ def axes_of(job: Job) -> list[str]:
     plain: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
         ("model.compile", job.model.compile, ("none",)),
         ("optimizer.kind", job.optimizer.kind, ("adamw",)),
+        ("optimizer.groups", [group.parameters for group in job.optimizer.groups], ([],)),
         ("training.precision", job.training.precision, ("fp32", "bf16-mixed", "fp16-mixed", "bf16")),
         ("data.document_attention", job.data.document_attention, ("across",)),
         ("loss.chunk_tokens", job.loss.chunk_tokens, (None,)),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
 from harness.backends.base import OptimizerImplementation, OptimizerKind
 from harness.backends.optimizer_kinds import LOW_BIT, NewtonSchulz
+from harness.errors import JobError
 from harness.job.model import Section
 
 
@@ -19,6 +21,35 @@ class UpdateGroup:
 
     names: frozenset[str]
     weight_decay: float
+    rate: float = 1.0
+    """Its learning rate over the job's."""
+
+
+class GroupSection(Section):
+    """Parameters whose names match a pattern, and what of the optimizer's constants is their own."""
+
+    parameters: str = Field(
+        min_length=1,
+        description="pattern of names as in the model, such as *.bias or model.embed_tokens.*; * stands for "
+        "any text, dots included. A parameter is in the first group that matches",
+    )
+    learning_rate: PositiveFloat | None = Field(
+        None, description="peak learning rate, shaped by the schedule as the others'; null: the job's"
+    )
+    weight_decay: NonNegativeFloat | None = Field(
+        None,
+        description="weight decay of all these parameters; null: by `optimizer.weight_decay` and `decay`",
+    )
+    frozen: bool = Field(False, description="whether they keep their initial values")
+
+    @model_validator(mode="after")
+    def _says_something(self) -> GroupSection:
+        own = self.learning_rate is not None or self.weight_decay is not None
+        if self.frozen and own:
+            raise ValueError("`frozen` parameters have no `learning_rate` or `weight_decay`; leave these out")
+        if not (self.frozen or own):
+            raise ValueError("give `learning_rate`, `weight_decay` or `frozen: true`")
+        return self
 
 
 class OptimizerSection(Section):
@@ -47,6 +78,13 @@ class OptimizerSection(Section):
     decay: Literal["matrices", "all"] = Field(
         "matrices", description="parameters that decay: those with two dimensions or more, or all"
     )
+    groups: list[GroupSection] = Field(
+        [],
+        # Documents of earlier jobs stay as they are.
+        exclude_if=lambda groups: not groups,
+        description="parameters with a learning rate or weight decay of their own, or frozen ones; the "
+        "others have the settings above",
+    )
     implementation: OptimizerImplementation = Field(
         "default",
         # Documents of earlier jobs stay as they are.
@@ -66,15 +104,48 @@ class OptimizerSection(Section):
         return self
 
     def update_groups(self, dimensions: Mapping[str, int]) -> tuple[UpdateGroup, ...]:
-        """Groups of the trained parameters: those that decay, then the rest; either may be empty.
+        """Groups of the trained parameters: those that decay, then the rest, then the same of each of
+        `groups`; any may be empty.
 
         dimensions: of each trained parameter of the whole model, since shards lose theirs.
         """
         decaying = frozenset(name for name, count in dimensions.items() if self.decay == "all" or count >= 2)
-        return (
-            UpdateGroup(names=decaying, weight_decay=self.weight_decay),
-            UpdateGroup(names=frozenset(dimensions) - decaying, weight_decay=0.0),
-        )
+        place = self.places(dimensions)
+        found = []
+        for index in (None, *range(len(self.groups))):
+            names = frozenset(name for name in dimensions if place.get(name) == index)
+            own = GroupSection.model_construct(parameters="*") if index is None else self.groups[index]
+            decays = (self.weight_decay, 0.0) if own.weight_decay is None else (own.weight_decay,) * 2
+            rate = (own.learning_rate or self.learning_rate) / self.learning_rate
+            pair = zip((names & decaying, names - decaying), decays, strict=True)
+            found += [UpdateGroup(names=part, weight_decay=decay, rate=rate) for part, decay in pair]
+        return tuple(found)
+
+    @property
+    def freezes(self) -> bool:
+        """Whether any of its groups keeps its values."""
+        return any(group.frozen for group in self.groups)
+
+    def places(self, names: Iterable[str]) -> dict[str, int]:
+        """Which of `groups` a parameter is in, of those that are in any."""
+        matching = ((n, i) for n in names for i, g in enumerate(self.groups) if fnmatchcase(n, g.parameters))
+        return dict(reversed(list(matching)))
+
+    def frozen_among(self, names: Iterable[str]) -> frozenset[str]:
+        """The parameters that `groups` freeze. Raises JobError for a group without any parameter."""
+        every = list(names)
+        place = self.places(every)
+        for index, group in enumerate(self.groups):
+            if index not in place.values():
+                matched = any(fnmatchcase(name, group.parameters) for name in every)
+                why = (
+                    "earlier groups have all that it matches" if matched else "it matches none of the model's"
+                )
+                raise JobError(
+                    f"optimizer.groups: '{group.parameters}' has no parameters: {why}; names are like "
+                    f"'{every[0]}' and '{every[-1]}'"
+                )
+        return frozenset(name for name, index in place.items() if self.groups[index].frozen)
 
     @property
     def rounds_states(self) -> bool:

@@ -10,6 +10,9 @@ from harness.backends.mesh import Dimension
 from harness.forms.optimizer_states import why_not
 from harness.job.job import Job
 
+SHARED: tuple[Dimension, ...] = ("sequence", "pipeline", "tensor")
+"""Along which ranks share samples."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
@@ -46,6 +49,7 @@ LOW_BIT_BNB = Axis(
 ANSWERS = Axis(
     setting="evaluation.answer_tokens=8", is_set=lambda job: job.evaluation.answer_tokens is not None
 )
+GROUPS = Axis(setting="optimizer.groups", is_set=lambda job: bool(job.optimizer.groups))
 AXES = (
     COMPILE_BLOCK, COMPILE_MODEL, ALL_BLOCKS, SOME_BLOCKS, SELECTIVE, CHUNKS, LOW_BIT, LOW_BIT_BNB, ADAPTERS,
     DOCUMENTS,
@@ -73,6 +77,13 @@ REFUSALS = (
         dimension="sequence", axes=(COMPILE_BLOCK, COMPILE_MODEL),
         why="context_parallel and Ulysses replace attention while a model runs, which was not tried with "
         "compiled ones (torch 2.13, DeepSpeed 0.19.8); use model.compile=none",
+    ),
+    *(
+        Refusal(
+            dimension=dimension, axes=(GROUPS,),
+            why="groups of the optimizer were not held to the reference where ranks share samples",
+        )
+        for dimension in SHARED
     ),
     Refusal(
         dimension="sequence", axes=(ANSWERS,),

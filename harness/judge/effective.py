@@ -47,7 +47,7 @@ def optimizer_groups(record: Record) -> dict[str, str] | None:
 
 
 def _constants(group: dict[str, Any]) -> dict[str, str]:
-    keys = ("betas", "eps", "weight_decay", "amsgrad", "maximize", "momentum")
+    keys = ("lr_scale", "betas", "eps", "weight_decay", "amsgrad", "maximize", "momentum")
     return {key: str(group[key]) for key in keys if key in group}
 
 

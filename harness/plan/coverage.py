@@ -10,7 +10,7 @@ from harness.plan.architectures.catalogue import find_architecture
 from harness.plan.model import PlannedModel
 from harness.plan.scenario import Scenario
 
-PREDICTED = ("training.activation_checkpointing", "loss.chunk_tokens")
+PREDICTED = ("training.activation_checkpointing", "loss.chunk_tokens", "optimizer.groups")
 """Settings of `axes_of` that profiles of activations and the time model cover."""
 
 
@@ -62,7 +62,9 @@ def require_activations(model: PlannedModel, job: Job) -> None:
 
 def _why_axes_are_not(job: Job) -> str | None:
     """Settings of a job that change what a step keeps and computes, and that no profile covers."""
-    if not (given := [text for text in axes_of(job) if text.partition("=")[0] not in PREDICTED]):
+    given = [text for text in axes_of(job) if text.partition("=")[0] not in PREDICTED]
+    given += ["frozen optimizer.groups"] if job.optimizer.freezes else []
+    if not given:
         return None
     return (
         f"activations and speed under {' and '.join(given)} are not predicted; model states and traffic are"

@@ -16,13 +16,15 @@ BYTES_VOCABULARY = 257
 def job_model(job: Job, named: str | None = None) -> PlannedModel:
     """The model that `--model` names, else the job's: by name as `load_model` finds it or of `model.config`.
 
-    Of another task than causal-lm, where model or data come from a factory, and where code of the model's
-    folder may run, it is built without weights, which imports torch and reads the job's data: they decide
-    classes and vocabulary. Raises HarnessError; a vocabulary that only a tokenizer knows must be given.
+    Of another task than causal-lm, where model or data come from a factory, where code of the model's folder
+    may run, and where groups of the optimizer freeze parameters, it is built without weights, which imports
+    torch and reads the job's data: they decide classes and vocabulary, and where gradients go. Raises
+    HarnessError; a vocabulary that only a tokenizer knows must be given.
     """
     if named is not None:
         return load_model(named)
-    if job.task != DEFAULT_TASK or job.model.factory or job.data.factory or job.model.trust_remote_code:
+    own = job.model.factory or job.data.factory or job.model.trust_remote_code
+    if job.task != DEFAULT_TASK or own or job.optimizer.freezes:
         return _built(job)
     if job.model.name is not None:
         return load_model(job.model.name)

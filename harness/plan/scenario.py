@@ -19,6 +19,7 @@ from harness.forms.layout import Layout
 from harness.forms.terms import ModelStates
 from harness.forms.workload import Workload
 from harness.job.job import Job
+from harness.job.optimizer import OptimizerSection
 from harness.plan.adapters import with_adapters
 from harness.plan.constants import TimeConstants
 from harness.plan.device import Device, Fabric
@@ -114,9 +115,7 @@ class Scenario:
         if self.job.training.precision == "bf16":
             layout = layout.in_dtype("bfloat16")
         layout = with_adapters(layout, self.job.adapter, str(self.model.config.get("model_type")))
-        if self.job.optimizer.decay == "all":
-            layout = replace(layout, decaying=frozenset(tensor.name for tensor in layout.trained))
-        return layout
+        return _with_groups(layout, self.job.optimizer)
 
     @cached_property
     def mesh(self) -> Mesh:
@@ -173,3 +172,16 @@ class Scenario:
             transport=self.transport,
             options=self.options,
         )
+
+
+def _with_groups(layout: Layout, optimizer: OptimizerSection) -> Layout:
+    """The optimizer's groups of the model, and what they freeze. Raises JobError for a group without any.
+
+    Where gradients go through frozen modules only a traced step tells, which a layout has that was built.
+    """
+    frozen = optimizer.frozen_among([tensor.name for tensor in layout.parameters]) - layout.frozen
+    if frozen:
+        layout = replace(layout, frozen=layout.frozen | frozen, without_gradient=None)
+    groups = optimizer.update_groups({tensor.name: len(tensor.shape) for tensor in layout.trained})
+    own = tuple(group.names for group in groups) if optimizer.groups else ()
+    return replace(layout, decaying=groups[0].names, own_groups=own)

@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from harness.backends.base import Batch, Engine, OptimizerKind
 from harness.backends.gradients import COUNTED_ELSEWHERE, COUNTED_RANGES, global_norm, local_shard
-from harness.backends.optimizer_groups import group_constants
+from harness.backends.optimizer_groups import group_constants, group_rate, rate_in_force
 from harness.backends.optimizer_kinds import LOW_BIT
 from harness.backends.precision import dtype_name
 from harness.job.optimizer import OptimizerSection, UpdateGroup
@@ -143,6 +143,7 @@ class Observer:
         self._kind: OptimizerKind = "adamw"
         self._returns_loss = False
         self._model_loss: ModelLossPart | None = None
+        self._rates: list[list[float | None]] = []
 
     @property
     def looks_closely(self) -> bool:
@@ -236,7 +237,8 @@ class Observer:
 
         Reads tensors of the device, so it stands outside of what is timed.
         """
-        seen: dict[str, Any] = {"applied_learning_rate": self._learning_rate(rate)}
+        seen: dict[str, Any] = {"applied_learning_rate": rate_in_force(self._at_work, rate)}
+        self._rates.append([group_rate(g) for optimizer in self._at_work for g in optimizer.param_groups])
         if self._digests is not None:
             seen["batch_digests"] = self._digests
         if self._batches:
@@ -295,12 +297,6 @@ class Observer:
             return self._watch.optimizers
         return [self._optimizer] if self._optimizer is not None and self._optimizer.state else []
 
-    def _learning_rate(self, asked: float) -> float | None:
-        """Of the rates in force the one farthest from what was asked; None: no optimizer was seen."""
-        groups = [group for optimizer in self._at_work for group in optimizer.param_groups]
-        rates = [float(group["lr"]) for group in groups if group.get("lr") is not None]
-        return max(rates, key=lambda rate: abs(rate - asked), default=None)
-
     def _optimizer_facts(self) -> dict[str, Any]:
         at_work = self._at_work
         facts: dict[str, Any] = {
@@ -320,6 +316,7 @@ class Observer:
         return facts | {
             "optimizer_steps": int(max(steps, default=0)) or None,
             "optimizer_groups": [group for optimizer in at_work for group in self._groups(optimizer)],
+            "learning_rates": self._rates_by_group(),
             "master_dtypes": sorted({dtype_name(parameter.dtype) for parameter in held}),
             "optimizer_state_dtypes": sorted({dtype_name(stored_dtype(tensor)) for tensor in moments}),
             "wide_optimizer_bytes": self._wide_bytes(at_work) if self._kind in LOW_BIT else None,
@@ -327,6 +324,11 @@ class Observer:
             if self._kind == "muon"
             else None,
         }
+
+    def _rates_by_group(self) -> list[list[float | None]]:
+        """Of each group by step; none where all have the same, which the steps tell."""
+        differ = any(len(set(rates)) > 1 for rates in self._rates)
+        return [list(of_group) for of_group in zip(*self._rates, strict=False)] if differ else []
 
     def _wide_bytes(self, at_work: Iterable[torch.optim.Optimizer]) -> int:
         return wide_bytes(

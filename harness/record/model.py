@@ -213,6 +213,8 @@ class ObservedPart(Part):
     """Constants of each group of the optimizers that train, whoever built them, and the names of its
     parameters where they can be known; of an observed script also its last rate, its dtypes and the number
     of its tensors."""
+    learning_rates: list[list[float | None]] = []
+    """Of each of these groups its rate in every step that was taken; []: that of the steps."""
     updated_tensors: int | None = None
     """Tensors with a gradient that the optimizers of an observed script were given in one of the first
     steps, on rank 0; None: not looked at."""

@@ -156,6 +156,18 @@ class Frozen(DdpBackend):
         return super().prepare(build, build_optimizer, context)
 
 
+class OneRate(Defect):
+    """All groups of the optimizer get the job's rate."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        def level(optimizer: Any, *_: Any) -> None:
+            first = optimizer.param_groups[0]
+            for group in optimizer.param_groups:
+                group["lr"] = first["lr"] / first.get("lr_scale", 1.0)
+
+        engine.optimizer.register_step_pre_hook(level)
+
+
 class NeverReduced(Defect):
     def spoil(self, engine: Any, context: SetupContext) -> None:
         engine.module.require_backward_grad_sync = False

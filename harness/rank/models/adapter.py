@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from harness.errors import JobError
 from harness.job.job import Job
 from harness.job.model import ADAPTER_NAME, ALL_LINEAR, AdapterSection
+from harness.rank.models.optimizer import freeze
 
 _A, _B = f".lora_A.{ADAPTER_NAME}.weight", f".lora_B.{ADAPTER_NAME}.weight"
 _BASE = ".base_layer."
@@ -21,14 +22,19 @@ BASE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def add_adapters(job: Job, model: nn.Module) -> None:
-    """Replace the targeted layers of a model by peft's and freeze everything else, in place.
+    """Replace the targeted layers of a model by peft's and freeze everything else, in place; freeze what the
+    optimizer's groups freeze, with or without adapters.
 
     Of a model on the meta device the adapters are there too; otherwise they get their initial values. The
     model keeps its class, and the names of parameters outside of adapted layers. Raises JobError for targets
     that the model does not have or that peft cannot adapt.
     """
-    if not job.adapter.is_present:
-        return
+    if job.adapter.is_present:
+        _inject(job, model)
+    freeze(model, job.optimizer)
+
+
+def _inject(job: Job, model: nn.Module) -> None:
     # peft imports bitsandbytes, which tells of optional kernels for 4-bit weights on CPUs.
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     from peft import inject_adapter_in_model

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from harness.backends.base import OptimizerImplementation, Unsupported
 from harness.backends.blocks import transformer_blocks
+from harness.backends.optimizer_groups import LR_SCALE
 from harness.backends.optimizer_kinds import BLOCK_ELEMENTS, LEAST_ELEMENTS, LOW_BIT
 from harness.errors import JobError
 from harness.job.optimizer import OptimizerSection, ScheduleSection, UpdateGroup
@@ -245,6 +246,22 @@ def update_groups(model: nn.Module, optimizer: OptimizerSection) -> tuple[Update
     return optimizer.update_groups({n: p.ndim for n, p in model.named_parameters() if p.requires_grad})
 
 
+def freeze(model: nn.Module, optimizer: OptimizerSection) -> None:
+    """Freeze what the optimizer's groups freeze. Raises JobError for a group that would have no effect."""
+    named = dict(model.named_parameters())
+    for name in optimizer.frozen_among(named):
+        named[name].requires_grad_(False)
+    place = optimizer.places(named)
+    trained = {place.get(name) for name, parameter in named.items() if parameter.requires_grad}
+    for index, group in enumerate(optimizer.groups):
+        if not group.frozen and index not in trained:
+            raise JobError(
+                f"optimizer.groups: '{group.parameters}' names only parameters that are not trained"
+            )
+    if not trained:
+        raise JobError("optimizer.groups: every parameter is frozen; leave some to be trained")
+
+
 def frozen_names(model: nn.Module) -> frozenset[str]:
     """Names of the parameters that are not trained."""
     return frozenset(name for name, parameter in model.named_parameters() if not parameter.requires_grad)
@@ -263,7 +280,7 @@ def build_optimizer(
     not given. matrices: names of those that Muon updates.
     """
     of_muon = matrices if section.kind == "muon" else ()
-    groups: list[dict[str, Any]] = [{"params": [], "weight_decay": group.weight_decay} for group in updated]
+    groups: list[dict[str, Any]] = [{"params": [], **_constants(group, updated)} for group in updated]
     rest: dict[str, Any] = {"params": [], "weight_decay": 0.0}
     orthogonal: list[nn.Parameter] = []
     place = {name: group for group, of_group in zip(groups, updated, strict=True) for name in of_group.names}
@@ -285,6 +302,12 @@ def build_optimizer(
         foreach=foreach,
         fused=fused,
     )
+
+
+def _constants(group: UpdateGroup, groups: Sequence[UpdateGroup]) -> dict[str, float]:
+    """Of one group; its rate where that of any differs, since libraries want the same keys in all."""
+    rated = {LR_SCALE: group.rate} if any(one.rate != 1 for one in groups) else {}
+    return {"weight_decay": group.weight_decay, **rated}
 
 
 @lru_cache(maxsize=1)
