@@ -147,6 +147,15 @@ class OptimizerSection(Section):
                 )
         return frozenset(name for name, index in place.items() if self.groups[index].frozen)
 
+    def for_closed_forms(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields of a `Workload`; `single:states=fp32` has states of full width."""
+        runs = self.at_full_width() if options.get("states") == "fp32" else self
+        return {
+            "optimizer": runs.kind,
+            "newton_schulz": self.newton_schulz,
+            "optimizer_implementation": self.implementation,
+        }
+
     @property
     def rounds_states(self) -> bool:
         """Whether the update itself rounds to fewer bits than the weights have."""

@@ -158,8 +158,6 @@ class Scenario:
             shard_size=self.shard_size,
             ranks_per_node=self.ranks_per_node,
             precision=training.held_precision,
-            optimizer=self.job.optimizer.kind,
-            newton_schulz=self.job.optimizer.newton_schulz,
             preset=self.preset,
             micro_batch_size=self.micro_batch_size,
             accumulation_steps=self.accumulation_steps,
@@ -167,10 +165,10 @@ class Scenario:
             gradient_clipping=training.gradient_clipping,
             activation_checkpointing=training.activation_checkpointing,
             recomputed_until=recomputed_until(self.model.architecture),
-            optimizer_implementation=self.job.optimizer.implementation,
             device=self.torch_device,
             transport=self.transport,
             options=self.options,
+            **self.job.optimizer.for_closed_forms(self.options),
         )
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from harness.backends.base import OptimizerKind
 from harness.backends.presets import HOOKED_WITHOUT_GATHER
 from harness.backends.registry import strategy_of
 from harness.backends.strategy import StrategyKind
@@ -74,18 +72,10 @@ def of_job(job: Job, *, layout: LayoutPart, architecture: str | None, **world: A
         sequence_length=job.data.sequence_length,
         gradient_clipping=training.gradient_clipping,
         activation_checkpointing=training.activation_checkpointing,
-        optimizer=optimizer_kind(job, world.get("options", {})),
-        newton_schulz=job.optimizer.newton_schulz,
-        optimizer_implementation=job.optimizer.implementation,
         recomputed_until=recomputed_until(architecture),
+        **job.optimizer.for_closed_forms(world.get("options", {})),
         **world,
     )
-
-
-def optimizer_kind(job: Job, options: Mapping[str, Any]) -> OptimizerKind:
-    """The optimizer that runs: `single:states=fp32` has AdamW in place of one of fewer bits."""
-    optimizer = job.optimizer
-    return (optimizer.at_full_width() if options.get("states") == "fp32" else optimizer).kind
 
 
 def layout_of(part: LayoutPart) -> Layout:
