@@ -13,7 +13,7 @@ from docs.hooks.settings import settings, settings_page
 from harness.backends.registry import BUILT_IN
 from harness.cli import COMMANDS
 from harness.job.experiment import Experiment
-from harness.job.reference import in_words, unit
+from harness.job.reference import in_words, models_within, section_model, unit
 from harness.record import Record
 from harness.record.ranks import MemoryPart, StepPart
 
@@ -82,7 +82,9 @@ def test_the_page_follows_a_record_into_all_its_parts() -> None:
     assert {Record, MemoryPart, StepPart} <= set(models())
     assert [name for name, *_ in record_fields(StepPart)] == [field.name for field in fields(StepPart)]
     definitions = TypeAdapter(Record).json_schema()["$defs"]
-    settings_models = {field.annotation.__name__ for field in Experiment.model_fields.values()}
+    sections = [model for field in Experiment.model_fields.values() if (model := section_model(field))]
+    inner = [field.annotation for section in sections for field in section.model_fields.values()]
+    settings_models = {model.__name__ for kind in (*sections, *inner) for model in models_within(kind)}
     assert {model.__name__ for model in models()} >= definitions.keys() - settings_models - {"Job"}
 
 
