@@ -140,7 +140,7 @@ def harness(options: argparse.Namespace, case: str) -> Any:
     from harness.rank.loading.source import JobModelSource
     from harness.rank.models.losses import summed_cross_entropy
     from harness.rank.models.model import model_config
-    from harness.rank.models.optimizer import build_adamw, decaying_names
+    from harness.rank.models.optimizer import build_optimizer, update_groups
     from harness.rank.probes.memory import NoAllocatorProbe, live_bytes_by_kind
 
     name, _, loading = case.partition(":")
@@ -157,11 +157,11 @@ def harness(options: argparse.Namespace, case: str) -> Any:
     if "deepspeed" in backend.packages:
         import deepspeed  # noqa: F401
     import_model(config["model_type"])
-    decaying: list[frozenset[str]] = []
+    updated: list[Any] = []
     units: list[int] = []
 
     def note(model: Any) -> None:
-        decaying.append(decaying_names(model, job.optimizer))
+        updated.append(update_groups(model, job.optimizer))
         units.append(largest_unit(model))
 
     facts = DataFacts(vocabulary_size=config["vocab_size"])
@@ -176,7 +176,7 @@ def harness(options: argparse.Namespace, case: str) -> Any:
 
     def prepare() -> tuple[Any, int, int]:
         engine = backend.prepare(
-            source, lambda named: build_adamw(named, job.optimizer, decaying[-1]), context
+            source, lambda named: build_optimizer(named, job.optimizer, updated[-1]), context
         )
         live = live_bytes_by_kind(engine.state_tensors(), NoAllocatorProbe()).inside or {}
         return engine, sum(live.values()), units[-1]

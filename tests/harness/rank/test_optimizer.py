@@ -86,7 +86,7 @@ def test_empty_group_is_left_out() -> None:
 def test_frozen_weights_are_not_given_to_the_optimizer() -> None:
     model, section = small_model(), OptimizerSection()
     frozen = frozenset({"0.weight", "1.bias"})
-    optimizer = build_adamw(model.named_parameters(), section, decaying_names(model, section), frozen)
+    optimizer = build_optimizer(model.named_parameters(), section, update_groups(model, section), frozen)
     given = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     assert {name for name, p in model.named_parameters() if id(p) not in given} == frozen
 
