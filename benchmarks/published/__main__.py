@@ -1,6 +1,6 @@
 """Predicts published runs and writes a page with tables and pictures.
 
-Usage: python -m benchmarks.published RUNS.csv FOLDER
+Usage: python -m benchmarks.published [FOLDER]
 """
 
 from __future__ import annotations
@@ -18,30 +18,33 @@ from harness.errors import HarnessError
 from harness.plan.profiles import missing_profiles, trace_ahead
 from harness.tell.pictures.drawing import draw
 
+HERE = Path(__file__).parent
+REPORT = HERE.parents[1] / "reports" / "predictions" / "published"
 
-def main(data: Path, folder: Path) -> None:
+
+def main(folder: Path) -> None:
     """Judge every row; leave the page and its pictures in the folder."""
-    rows = read_rows(data)
-    mapped = [map_row(row) for row in rows]
-    profiles = missing_profiles(one.memory_scenario for one in mapped if one.memory_scenario)
+    mapped, ordered = (
+        [map_row(row) for row in read_rows(HERE / name)] for name in ("published_runs.csv", "order_runs.csv")
+    )
+    asked = [one.memory_scenario for one in (*mapped, *ordered) if one.memory_scenario]
+    profiles = missing_profiles(asked)
     with tqdm(total=len(profiles), unit="profile", desc="activations", disable=not profiles) as bar:
         trace_ahead(profiles, lambda: bar.update() and None)
     judged = [judge(one) for one in tqdm(mapped, unit="row")]
+    others = [judge(one) for one in tqdm(ordered, unit="row of order")]
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
-    for source in dict.fromkeys(row.source for row in rows):
+    for source in dict.fromkeys(one.row.source for one in mapped):
         picture = scatter(judged, source)
         if picture is not None:
             (folder / f"predicted.{source}.svg").write_bytes(draw(picture, ("svg",))["svg"])
             drawn.append(source)
-    text = render(judged, data=str(data), folder=str(folder), pictures=drawn)
-    (folder / "README.md").write_text(text, encoding="utf-8")
+    (folder / "README.md").write_text(render(judged, others, pictures=drawn), encoding="utf-8")
 
 
 if __name__ == "__main__":
     try:
-        main(Path(sys.argv[1]), Path(sys.argv[2]))
-    except IndexError:
-        sys.exit(__doc__)
+        main(Path(sys.argv[1]) if len(sys.argv) > 1 else REPORT)
     except HarnessError as error:
         sys.exit(str(error))

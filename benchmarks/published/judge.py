@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import mean, median
 from typing import Literal
@@ -13,7 +13,8 @@ from benchmarks.published.mapping import Mapped
 from benchmarks.published.rows import Row
 from harness.errors import HarnessError
 from harness.plan.limits import Verdict
-from harness.plan.memory import MemoryPrediction, predict_memory
+from harness.plan.memory import MemoryPrediction, predict_memory, reserving
+from harness.plan.scenario import Scenario
 from harness.plan.speed import predict_speed
 
 FULLY_SPECIFIED = "A"
@@ -35,6 +36,8 @@ class Judged:
     tokens_per_second: float | None = None
     memory_reason: str | None = None
     """Why there is no memory."""
+    least_bytes: float | None = None
+    """Where what is recomputed is not said: the peak if every block is, `memory_bytes` if none is."""
 
     @property
     def row(self) -> Row:
@@ -43,7 +46,9 @@ class Judged:
     @property
     def memory_error(self) -> float | None:
         published = self.row.memory_bytes
-        return None if published is None or self.memory_bytes is None else self.memory_bytes / published - 1
+        if published is None or self.memory_bytes is None or self.least_bytes is not None:
+            return None
+        return self.memory_bytes / published - 1
 
     @property
     def speed_error(self) -> float | None:
@@ -51,6 +56,11 @@ class Judged:
         if published is None or self.tokens_per_second is None:
             return None
         return self.tokens_per_second / published - 1
+
+    @property
+    def is_adapted(self) -> bool:
+        """Whether adapters alone were trained."""
+        return "lora" in self.row.method.lower()
 
     @property
     def used_for_constants(self) -> bool:
@@ -74,28 +84,46 @@ def judge(mapped: Mapped) -> Judged:
     row = mapped.row
     if mapped.scenario is None:
         return Judged(mapped=mapped, memory_reason=mapped.not_covered)
+    speed = None
     try:
-        speed = predict_speed(mapped.scenario, mapped.constants)
+        if mapped.speed_not_covered is None:
+            speed = predict_speed(mapped.scenario, mapped.constants)
     except HarnessError as error:
         return Judged(mapped=mapped, memory_reason=str(error).splitlines()[0])
     found = Judged(mapped=mapped, tokens_per_second=speed.tokens_per_second_per_gpu if speed else None)
     if mapped.memory_not_covered is not None:
-        return _with(found, memory_reason=mapped.memory_not_covered)
+        return replace(found, memory_reason=mapped.memory_not_covered)
     try:
-        memory = predict_memory(mapped.memory_scenario or mapped.scenario)
+        peak, overhead = _memory(mapped, mapped.memory_scenario or mapped.scenario)
+        least = _memory(mapped, mapped.least)[0] if mapped.least else None
     except HarnessError as error:
-        return _with(found, memory_reason=str(error).splitlines()[0])
+        return replace(found, memory_reason=str(error).splitlines()[0])
+    if least is not None and peak > MOST_APART * least:
+        return replace(found, memory_reason="bounds more than a factor of 3 apart")
     assert mapped.scenario.device is not None
-    peak, overhead = memory.peak_bytes, memory.device_bytes - memory.peak_bytes
-    if mapped.own_state_bytes is not None:
-        peak = round(mapped.own_state_bytes) + _activation_bytes(memory)
     verdict = Verdict(needed_bytes=peak + overhead, device_bytes=mapped.scenario.device.memory_bytes)
-    return _with(
+    at_least = Verdict(needed_bytes=(least or peak) + overhead, device_bytes=verdict.device_bytes)
+    return replace(
         found,
         memory_bytes=peak + overhead if row.statistic == "device" else peak,
         device_bytes=peak + overhead,
-        fits=verdict.fits,
+        least_bytes=least,
+        fits=verdict.fits if verdict.fits == at_least.fits else None,
     )
+
+
+MOST_APART = 3
+"""Bounds that lie further apart say nothing."""
+
+
+def _memory(mapped: Mapped, scenario: Scenario) -> tuple[int, int]:
+    """The peak as the row's statistic counts, and what lies outside of the allocator."""
+    of_allocator = mapped.row.statistic in ("reserved", "device")
+    memory = predict_memory(reserving(scenario) if of_allocator else scenario)
+    peak = memory.peak_bytes
+    if mapped.own_state_bytes is not None:
+        peak = round(mapped.own_state_bytes) + _activation_bytes(memory)
+    return peak, memory.device_bytes - memory.peak_bytes
 
 
 def _activation_bytes(memory: MemoryPrediction) -> int:
@@ -104,11 +132,6 @@ def _activation_bytes(memory: MemoryPrediction) -> int:
         sum(term.bytes for term in moment.terms if term.kind in ("activations", "data"))
         for moment in memory.moments
     )
-
-
-def _with(judged: Judged, **changes: object) -> Judged:
-    values = {"mapped": judged.mapped, "tokens_per_second": judged.tokens_per_second}
-    return Judged(**(values | changes))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)

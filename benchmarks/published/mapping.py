@@ -14,12 +14,14 @@ from benchmarks.published.rows import Row
 from harness.backends.registry import BUILT_IN
 from harness.backends.strategy import StrategyKind
 from harness.errors import HarnessError
+from harness.forms import losses
+from harness.forms.losses import FAST, LogitBytes
 from harness.job.job import Job
 from harness.plan.attention import EAGER_ONLY
 from harness.plan.constants import TimeConstants, default_constants
 from harness.plan.device import Fabric
 from harness.plan.hardware import Hardware, load_hardware
-from harness.plan.model import PlannedModel
+from harness.plan.model import PlannedModel, decoder
 from harness.plan.models import from_config, load_model
 from harness.plan.scenario import Scenario
 
@@ -37,15 +39,9 @@ bytes, masters and moments, 12 bytes, divided by ZeRO-1."""
 OWN_STATES = (
     "states as the source states them, activations of our job under DeepSpeed, which casts weights as it does"
 )
-OTHER_LOSS = {
-    "santacoder": "transformers 4 computed GPTBigCode's loss in bf16, our job widens the logits to fp32",
-    "mpt-": "llm-foundry's loss is by default flash-attn's kernel (fused_crossentropy), which takes "
-    "bf16 logits; our job holds them and their gradient in fp32",
-}
-"""A word in a model's name -> what its code did otherwise than ours."""
 OLD_ATTENTION_SHARE = 0.33
 """FlashAttention 1 and its triton version: 25 to 40 % of the peak (T. Dao, arXiv 2307.08691, section 1)."""
-GUESSED_FABRICS = {"A100": "HDR200", "H100": "NDR400"}
+GUESSED_FABRICS = {"A100": "HDR200", "H100": "NDR400", "H200": "NDR400"}
 """Networks of runs on several nodes that do not name theirs: as NVIDIA builds such nodes."""
 SOURCE_FABRICS = {"ultrascale-playbook": "EFA-3200"}
 """Source -> network that its text names."""
@@ -68,10 +64,12 @@ class Mapped:
     """Where the run used kernels that the defaults do not describe."""
     not_covered: str | None = None
     """Why nothing is predicted."""
-    other_code: str | None = None
-    """What of the run's memory was computed otherwise than our job does; it is predicted all the same."""
     memory_not_covered: str | None = None
     """Why only the speed is."""
+    speed_not_covered: str | None = None
+    """Why only the memory is."""
+    bounded: bool = False
+    """Whether the page does not say what is recomputed: the scenario keeps all, and memory may be less."""
     assumptions: tuple[str, ...] = ()
 
     @property
@@ -81,6 +79,15 @@ class Mapped:
             return None
         pieces = self.scenario.world_size if self.scenario.strategy.stage == 1 else 1
         return (8 + 12 / pieces) * self.scenario.model.parameters
+
+    @property
+    def least(self) -> Scenario | None:
+        """Of a bounded run the scenario that recomputes every block."""
+        whole = self.memory_scenario
+        if whole is None or not self.bounded:
+            return None
+        training = whole.job.training.model_copy(update={"activation_checkpointing": True})
+        return replace(whole, job=whole.job.model_copy(update={"training": training}))
 
     @property
     def memory_scenario(self) -> Scenario | None:
@@ -95,6 +102,7 @@ class Mapped:
 
 def map_row(row: Row, hardware: Hardware | None = None) -> Mapped:
     """The scenario of a row, or the first reason against it."""
+    row = completed(row)
     reason = _not_covered(row)
     if reason is not None:
         return Mapped(row=row, not_covered=reason)
@@ -106,24 +114,21 @@ def map_row(row: Row, hardware: Hardware | None = None) -> Mapped:
 
 def _not_covered(row: Row) -> str | None:
     """What the row used and a job cannot say, or did not say and needs."""
-    for name, value in (("tensor", row.tp), ("pipeline", row.pp), ("context", row.cp), ("expert", row.ep)):
+    for name, value in (("pipeline", row.pp), ("context", row.cp), ("expert", row.ep)):
         if value not in ("", "0", "1"):
             return f"{name} parallelism"
+    if row.tp not in ("", "0", "1") and row.source == "torchtitan-h100":
+        return "tensor parallelism that also divides norms and the loss"
     for words, reason in (
         (("embedding and head trained",), "adapters with embedding and head trained"),
-        (("float8", "fp8"), "float8"),
         (("int8", "8-bit"), "weights in 8 bits"),
     ):
         if any(word in f"{row.method} {row.precision}".lower() for word in words):
             return reason
-    if row.tier.endswith("-kernels") or "custom kernels" in row.note:
-        return "custom kernels"
-    if row.compile.lower() == "true":
-        return "torch.compile"
-    if "8bit" in row.optimizer.lower() or "paged" in row.optimizer.lower():
-        return "8-bit optimizer"
-    if not row.activation_ckpt or row.activation_ckpt.lower().startswith("as "):
-        return "checkpointing is not said"
+    if "full" in row.method and ("8bit" in row.optimizer.lower() or "step in backward" in row.optimizer):
+        return "8-bit optimizer, updated inside the backward pass"
+    if row.source == "litgpt-hub" and "full" in row.method:
+        return "one GPU or four: the page and its lines disagree"
     if not row.seq_len or not row.micro_batch:
         return "sequence length or micro-batch is not said"
     if _backend(row) not in BUILT_IN:
@@ -131,8 +136,57 @@ def _not_covered(row: Row) -> str | None:
     return None
 
 
+@cache
+def settings() -> dict[str, dict[str, Any]]:
+    """What the programs of some sources did."""
+    found: dict[str, dict[str, Any]] = YAML(typ="safe").load(Path(__file__).with_name("settings.yaml"))
+    return found
+
+
+def completed(row: Row) -> Row:
+    """The row with what its program's code says and its page does not."""
+    own = settings().get(row.source, {})
+    if not own:
+        return row
+    changes = {
+        name: str(own[key][row.id])
+        for name, key in (("micro_batch", "micro_batch"), ("gpu", "gpu"), ("model", "models"))
+        if row.id in own.get(key, {})
+    }
+    if "activation_ckpt" in own and (not row.activation_ckpt or row.activation_ckpt.startswith("as ")):
+        changes["activation_ckpt"] = own["activation_ckpt"]
+    return replace(row, **changes)
+
+
+def _loss(row: Row, strategy: StrategyKind) -> LogitBytes | None:
+    """What the run's loss held; None: what ours does."""
+    own = settings().get(row.source, {})
+    if "foak-fast-kernels" in row.note:
+        return None if "liger" in row.note else FAST
+    name = own.get("loss")
+    if name is None:
+        return None
+    if strategy.zero_stage is not None:
+        name = own.get("loss_under_deepspeed", name)
+    found: LogitBytes = getattr(losses, name)
+    return replace(found, kept=own["kept"]) if "kept" in own else found
+
+
+def _chunk_tokens(row: Row, model: PlannedModel, tokens: int) -> int | None:
+    """Of Liger's fused loss: as many tokens at once as make logits the size of the hidden states.
+
+    liger_kernel, ops/fused_linear_cross_entropy.py: tokens over V / H, both rounded up to a power of two.
+    """
+    if "liger" not in row.note:
+        return None
+    pieces = -(-model.config["vocab_size"] // decoder(model).hidden)
+    return 1 << (-(-tokens // pieces) - 1).bit_length()
+
+
 def _backend(row: Row) -> str:
     name = row.strategy.removesuffix(" on one GPU")
+    if row.tp not in ("", "0", "1") and "pp" not in name and "cp" not in name:
+        return {"tp": "tp", "fsdp2+tp": "fsdp-tp"}.get(name, name)
     if name == "single" and "ds_config_zero3" in row.note and "full" in row.method:
         return "zero3"  # one process, and DeepSpeed's configuration all the same
     return STRATEGIES.get(name, name)
@@ -143,6 +197,14 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
     backend, checkpointing = _backend(row), _checkpointing(row)
     strategy = _strategy(backend)
     precision = _precision(row.precision, strategy)
+    if row.source == "fms-acceleration" and precision == "bf16-mixed" and strategy.family == "single":
+        precision = "bf16"
+        assumptions.append("weights loaded in bf16, which Accelerate widens under FSDP alone")
+    if row.source == "qwen" and "lora" in row.method and strategy.family == "single":
+        precision = "bf16-mixed"
+        assumptions.append(
+            "adapters in fp32 under autocast (peft: autocast_adapter_dtype), frozen weights in bf16"
+        )
     adapter = _adapter(row, precision, assumptions)
     if adapter and strategy.family == "fsdp1":
         # Their wrapping policies leave adapters units of their own, whose frozen neighbours reduce nothing.
@@ -153,12 +215,13 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
     sequence, micro_batch = int(row.seq_len), int(row.micro_batch)
     model = _model(row.model, sequence)
     _check_count(row, model)
-    device = hardware.device(re.sub(r"\s*\(.*\)", "", row.gpu))
+    device = hardware.device(_gpu(row.gpu))
     job = Job.model_validate(
         {
             "model": {"attention": _attention(row)},
             **({"adapter": adapter} if adapter else {}),
             "data": {"sequence_length": sequence},
+            "loss": {"chunk_tokens": _chunk_tokens(row, model, micro_batch * sequence)},
             "training": {
                 "precision": precision,
                 "activation_checkpointing": checkpointing,
@@ -179,10 +242,16 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
         assumptions.append(REDUCED_EVERY_MICRO_STEP[row.source])
     if not row.grad_accum:
         assumptions.append("no accumulation")
+    if why := settings().get(row.source, {}).get("why"):
+        assumptions.append(why)
+    if row.compile.lower() == "true":
+        assumptions.append("compiled code holds what eager code does")
+    if "foak-fast-kernels" in row.note:
+        assumptions.append("of the custom kernels the loss alone changes memory")
     scenario = Scenario(
         model=model,
         job=job,
-        label=backend,
+        label=f"{backend}:tensor={row.tp}" if backend in ("tp", "fsdp-tp") else backend,
         strategy=strategy,
         options=_options(row, backend),
         world_size=row.gpus,
@@ -193,6 +262,7 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
         accumulation_steps=int(row.grad_accum or 1),
         device=device,
         fabric=fabric,
+        loss=_loss(row, strategy),
     )
     text = f"{row.source} {row.note} {row.repo}".lower()
     own = (why for word, why in OWN_IMPLEMENTATIONS.items() if word in text)
@@ -200,10 +270,17 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
         row=row,
         scenario=scenario,
         constants=constants,
-        other_code=next((why for word, why in OTHER_LOSS.items() if word in row.model), None),
+        bounded=not row.activation_ckpt or row.activation_ckpt.lower().startswith(("as ", "not said")),
+        speed_not_covered="float8's rates" if "float8" in row.precision or "FP8" in row.precision else None,
         memory_not_covered=next(own, None) or _other_attention(scenario),
         assumptions=tuple(assumptions),
     )
+
+
+def _gpu(text: str) -> str:
+    """A name of the catalogue. An A100 without its memory had at most 36 GiB in use: the smaller one."""
+    plain = re.sub(r"\s*\(.*\)|( SXM\d?| NVLink)$", "", text)
+    return "A100-40" if plain == "A100" else plain
 
 
 def _strategy(backend: str) -> StrategyKind:
@@ -222,9 +299,6 @@ def _checkpointing(row: Row) -> bool | str:
     return "selective" if words.startswith("selective") else words.startswith("full")
 
 
-ATTENTION_AND_MLP = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-
 def _adapter(row: Row, precision: str, assumptions: list[str]) -> dict[str, Any]:
     """The job's adapter; {} where all weights are trained. GPTQ's int4 counts as nf4: 4.16 and 4.13 bits."""
     method = row.method.lower()
@@ -233,16 +307,19 @@ def _adapter(row: Row, precision: str, assumptions: list[str]) -> dict[str, Any]
     text = f"{method} {row.precision} {row.note}".lower()
     rank = re.search(r"rank (\d+)", text)
     packed = any(word in text for word in ("qlora", "nf4", "int4"))
-    targets = ATTENTION_AND_MLP if "attention and mlp" in text else None
-    if rank is None or targets is None:
+    own = settings().get(row.source, {})
+    named = next(
+        (v for k, v in own.get("lora_of", {}).items() if k in row.model.lower()), own.get("lora", {})
+    )
+    if rank is None and not named:
         assumptions.append("rank 8 or peft's choice of layers where a page names neither")
     base = {"base_dtype": "nf4"} if packed else {} if precision == "bf16" else {"base_dtype": "bf16"}
-    return {"kind": "lora", "rank": int(rank[1]) if rank else 8, **base} | (
-        {"targets": list(targets)} if targets else {}
-    )
+    return {"kind": "lora", "rank": int(rank[1]) if rank else 8, **base} | named
 
 
 def _options(row: Row, backend: str) -> dict[str, Any]:
+    if backend in ("tp", "fsdp-tp"):
+        return {"tensor": int(row.tp)}
     if not row.offload or row.offload.lower() in ("none", "no", "false"):
         return {}
     whole = any(word in row.offload.lower() for word in ("param", "all", "cpu (p"))
@@ -316,6 +393,8 @@ def _check_count(row: Row, model: PlannedModel) -> None:
     if not row.params:
         return
     given = float(row.params)
+    if given < 1e5:  # kempnerforge's column is in units of 1e7
+        given *= 1e7
     if abs(model.parameters / given - 1) > (0.1 if "e9" in row.params or "e6" in row.params else 0.002):
         raise HarnessError(f"geometry unknown: {model.parameters:,} parameters, published {given:,.0f}")
 
@@ -331,9 +410,21 @@ def _own_models() -> dict[str, dict[str, Any]]:
     return found
 
 
+def _gpt(name: str) -> dict[str, Any] | None:
+    """GPT-2's geometry of a name with layers, width and heads; minGPT counts 65 characters."""
+    found = re.search(r"L(\d+) d(\d+) h(\d+)(?: vocab (\d+))?", name)
+    if found is None:
+        return None
+    layers, width, heads, vocabulary = found.groups()
+    return {
+        "model_type": "gpt2", "n_layer": int(layers), "n_embd": int(width), "n_head": int(heads),
+        "vocab_size": int(vocabulary or 65),
+    }  # fmt: skip
+
+
 @cache
 def _model(name: str, sequence: int) -> PlannedModel:
-    own = _own_models().get(name)
+    own = _own_models().get(name) or _gpt(name)
     if own is None:
         plain = re.sub(r"\s*\(.*\)", "", name)
         try:

@@ -9,6 +9,8 @@ from fractions import Fraction
 from itertools import groupby
 from typing import Any
 
+from harness.forms.losses import OURS, LogitBytes
+
 MONOMIALS = ("1", "b", "s", "b s", "s²", "b s²")
 """b: samples of a micro-batch, s: tokens of a sample."""
 SEGMENTS = ("embedding", "block", "head", "loss")
@@ -28,6 +30,9 @@ class Size:
 
     def times(self, factor: int) -> Size:
         return Size(tuple(factor * value for value in self.coefficients))
+
+    def scaled(self, share: Fraction) -> Size:
+        return Size(tuple(round(value * share) for value in self.coefficients))
 
     def at_most(self, other: Size) -> bool:
         """Whether this is at most the other whatever b and s."""
@@ -150,6 +155,30 @@ class ActivationProfile:
             )
 
         return replace(self, head=segment(self.head), loss=segment(self.loss))
+
+    def with_loss(self, of: LogitBytes) -> ActivationProfile:
+        """The same with a loss that holds other bytes per logit; its moments stay in proportion."""
+        # Logits lie below the loss's forward pass, and as long as its backward pass's own gradient of them.
+        below = 2
+        forward = Fraction(of.forward - below, OURS.forward - below)
+        backward = Fraction(of.backward - below, OURS.backward - below)
+        each = self.loss.saved[0].size if self.loss.saved else Size()
+        kept = each.scaled(Fraction(of.kept, OURS.saved))
+        return replace(
+            self,
+            loss=replace(
+                self.loss,
+                saved=tuple(
+                    replace(saved, size=saved.size.scaled(Fraction(of.saved, OURS.saved)))
+                    for saved in self.loss.saved
+                ),
+                forward=tuple(replace(point, live=point.live.scaled(forward)) for point in self.loss.forward),
+                backward=tuple(
+                    replace(point, live=point.live.scaled(backward)) for point in self.loss.backward
+                ),
+            ),
+            kept=self.kept + kept,
+        )
 
     def saved_bytes(self, layers: int, micro_batch: int, sequence: int) -> int:
         """All that is held between forward and backward pass."""

@@ -77,7 +77,8 @@ DEVICE_PEAKS = (
     _nvidia("H100", fp32=67, tf32=494.5, bf16=989.5, fp8=1979, sheet=_H100),
     _nvidia("H800", "PCIe", fp32=51, tf32=378, bf16=756.5, fp8=1513, sheet="NVIDIA H800 specification"),
     _nvidia("H800", fp32=67, tf32=494.5, bf16=989.5, fp8=1979, sheet="NVIDIA H800 specification"),
-    # The sheet prints the rates of 72 GPUs, with sparsity.
+    # The sheets print the rates of 72 GPUs, and most with sparsity.
+    _nvidia("GB300", fp32=80, tf32=1250, bf16=2500, fp8=5000, sheet="NVIDIA GB300 NVL72 datasheet, per GPU"),
     _nvidia("GB200", fp32=80, tf32=1250, bf16=2500, fp8=5000, sheet="NVIDIA GB200 NVL72 datasheet, per GPU"),
     # Hopper with 78 of the H100's 132 multiprocessors; NVIDIA publishes no sheet.
     _nvidia("H20", fp32=44, tf32=74, bf16=148, fp8=296, sheet="NVIDIA H20 specification of vendors"),
@@ -86,6 +87,8 @@ DEVICE_PEAKS = (
     _nvidia("A100", "64GB", fp32=22.4, tf32=179.1, bf16=358.2, sheet="custom A100 of Leonardo"),
     _nvidia("A100", fp32=19.5, tf32=156, bf16=312, sheet="NVIDIA A100 Tensor Core GPU datasheet"),
     _nvidia("A800", fp32=19.5, tf32=156, bf16=312, sheet="NVIDIA A800 specification"),
+    _nvidia("A5000", fp32=27.8, tf32=55.6, bf16=111.1, sheet="NVIDIA RTX A5000 datasheet"),
+    _nvidia("6000", "ADA", fp32=91.1, tf32=182.1, bf16=364.2, fp8=728.5, sheet="NVIDIA RTX 6000 Ada"),
     _nvidia("A6000", fp32=38.7, tf32=77.4, bf16=154.8, sheet="NVIDIA RTX A6000 datasheet"),
     # GeForce: products with fp32 accumulation, which training uses, at half the rate of those without.
     _nvidia("4090", fp32=82.6, tf32=82.6, bf16=165.2, fp8=330.3, sheet="NVIDIA Ada architecture whitepaper"),
@@ -117,6 +120,11 @@ DEVICE_PEAKS = (
         words=("MI300X",),
         teraflops={"float32": 163.4, "tf32": 653.7, "bfloat16": 1307.4, "float16": 1307.4},
         sheet="AMD Instinct MI300X data sheet",
+    ),
+    DevicePeak(
+        words=("MI325X",),
+        teraflops={"float32": 163.4, "tf32": 653.7, "bfloat16": 1307.4, "float16": 1307.4, "float8": 2614.9},
+        sheet="AMD Instinct MI325X data sheet",
     ),
 )  # fmt: skip
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from harness.errors import HarnessError
 from harness.forms.activations import ActivationProfile
+from harness.forms.losses import OURS
 from harness.forms.part import samples_at_once
 from harness.forms.peaks.course import Fullest, Phase
 from harness.forms.peaks.families import fullest_moments
@@ -145,6 +146,12 @@ def predict_memory(
         saved=_saved(profile, scenario),
         host_bytes_per_node=host_bytes(scenario),
     )
+
+
+def reserving(scenario: Scenario) -> Scenario:
+    """The scenario whose peak is what the allocator reserves for the loss."""
+    loss = scenario.loss or OURS
+    return replace(scenario, loss=replace(loss, backward=loss.reserved))
 
 
 def _terms(fullest: Fullest) -> tuple[MemoryTerm, ...]:

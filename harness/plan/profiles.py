@@ -160,10 +160,11 @@ def activation_profile(scenario: Scenario, trace: Trace | None = None) -> Activa
     Raises HarnessError if the model has to be traced and cannot be.
     """
     job = scenario.job
-    return workload_profile(
+    found = workload_profile(
         scenario.workload(), scenario.model.config, job.model, trace,
         adapter=job.adapter, chunk_tokens=job.loss.chunk_tokens,
     )  # fmt: skip
+    return found if scenario.loss is None else found.with_loss(scenario.loss)
 
 
 def workload_profile(

@@ -16,6 +16,7 @@ from harness.forms.activations import recomputed_until
 from harness.forms.families import model_states
 from harness.forms.fullest import fullest_rank
 from harness.forms.layout import Layout
+from harness.forms.losses import LogitBytes
 from harness.forms.terms import ModelStates
 from harness.forms.workload import Workload
 from harness.job.job import Job
@@ -51,6 +52,8 @@ class Scenario:
     fabric: Fabric | None = None
     constants: TimeConstants | None = None
     """Of the time model, by a calibration; None: published ones."""
+    loss: LogitBytes | None = None
+    """Of another program; None: the job's own."""
 
     @classmethod
     def of(

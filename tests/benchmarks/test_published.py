@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.published.judge import Judged, by_source, order, summarize
-from benchmarks.published.mapping import map_row
+from benchmarks.published.mapping import completed, map_row
 from benchmarks.published.page import render
 from benchmarks.published.rows import COLUMNS, Row, read_rows
 from harness.errors import HarnessError
+from harness.forms.losses import FAST, LOW_CHUNKS
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "published" / "published_runs.csv"
 ROW = Row(
@@ -51,16 +52,13 @@ def test_memory_of_a_fused_kernel_that_the_model_s_code_lacks_is_not_covered() -
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"tp": "8"}, "tensor parallelism"),
+        ({"pp": "8"}, "pipeline parallelism"),
         (
             {"method": "finetune, lora with embedding and head trained"},
             "adapters with embedding and head trained",
         ),
-        ({"precision": "FP8 hybrid"}, "float8"),
-        ({"compile": "True"}, "torch.compile"),
-        ({"activation_ckpt": ""}, "checkpointing is not said"),
         ({"seq_len": ""}, "sequence length or micro-batch is not said"),
-        ({"optimizer": "PagedAdamW8bit"}, "8-bit optimizer"),
+        ({"optimizer": "PagedAdamW8bit"}, "8-bit optimizer, updated inside the backward pass"),
         ({"strategy": "alpa"}, "strategy 'alpa' is none of ours"),
         (
             {"model": "no-such-model"},
@@ -144,8 +142,8 @@ def test_what_is_recomputed_in_part_is_not_taken_for_none(published: str, checkp
 
 
 def test_adapters_become_the_job_s() -> None:
-    note = "LoRA rank 64 on attention and MLP"
-    mapped = map_row(replace(ROW, method="finetune, qlora (gptq int4)", note=note, strategy="zero2"))
+    changes = {"method": "finetune, qlora (gptq int4)", "note": "LoRA rank 64", "source": "qwen"}
+    mapped = map_row(replace(ROW, **changes, strategy="zero2"))
     assert mapped.scenario is not None
     adapter = mapped.scenario.job.adapter
     assert (adapter.rank, adapter.base_dtype, len(adapter.targets or ())) == (64, "nf4", 7)
@@ -163,15 +161,39 @@ def test_deepspeed_keeps_fp32_masters_whatever_its_bf16_is_called() -> None:
     assert found == {"zero3": "bf16-mixed", "single": "bf16", "fsdp1": "bf16"}
 
 
+def test_what_is_not_said_of_checkpointing_becomes_bounds() -> None:
+    mapped = map_row(replace(ROW, activation_ckpt=""))
+    assert mapped.bounded
+    assert mapped.scenario is not None
+    assert mapped.scenario.job.training.activation_checkpointing is False
+    assert mapped.least is not None
+    assert mapped.least.job.training.activation_checkpointing is True
+    assert map_row(ROW).least is None
+
+
+def test_a_program_s_code_completes_its_page() -> None:
+    found = completed(replace(ROW, source="litgpt-hub", method="finetune, lora", activation_ckpt=""))
+    assert found.activation_ckpt == "none"
+    scenario = map_row(found).scenario
+    assert scenario is not None
+    assert scenario.loss is LOW_CHUNKS
+    custom = map_row(replace(ROW, note="custom kernels: foak-fast-kernels")).scenario
+    liger = map_row(replace(ROW, note="custom kernels: foak-fast-kernels-liger")).scenario
+    assert custom is not None
+    assert custom.loss is FAST
+    assert liger is not None
+    assert liger.job.loss.chunk_tokens == 512  # of 16,384, where V / H is 31.3
+
+
 def test_the_page_names_rows_and_reasons() -> None:
     rows = [
         judged("here", memory=44, tokens=4000),
-        Judged(mapped=map_row(replace(ROW, id="there", compile="True"))),
+        Judged(mapped=map_row(replace(ROW, id="there", pp="2"))),
     ]
-    text = render(rows, data="runs.csv", folder="out", pictures=["somebody"])
+    text = render(rows, pictures=["somebody"])
     assert "| here" in text
     assert "+10.0%" in text
-    assert "- torch.compile (1): there" in text
+    assert "- pipeline parallelism (1): there" in text
     assert "![somebody](predicted.somebody.svg)" in text
 
 
@@ -195,7 +217,7 @@ def test_every_published_row_is_mapped_or_has_a_reason() -> None:
     assert all(row.repo and row.commit and row.path for row in rows)
     mapped = [map_row(row) for row in rows]
     assert all((m.scenario is None) == bool(m.not_covered) for m in mapped)
-    assert sum(m.scenario is not None for m in mapped) > 100
+    assert sum(m.scenario is not None for m in mapped) >= 0.85 * len(rows)
 
 
 def test_states_that_a_source_states_replace_those_of_our_strategy() -> None:

@@ -1,0 +1,41 @@
+"""Losses of other programs, in the place of a job's own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.forms.activations import ActivationProfile, Point
+from harness.forms.losses import FAST, FUSED, OURS, WIDENED_SHIFTED, LogitBytes
+from harness.plan.models import load_model
+from harness.plan.profiles import find_profile
+
+TOKENS = 4096
+
+
+@pytest.fixture(scope="module")
+def profile() -> ActivationProfile:
+    return find_profile(
+        load_model("llama-3.1-8b").config, route="cast", attention="sdpa", checkpointing=True,
+        single_sample=True, device="cuda",
+    )  # fmt: skip
+
+
+def most(points: tuple[Point, ...]) -> float:
+    """Bytes per logit, those below the segment not counted."""
+    return max(point.live.bytes(1, TOKENS) for point in points) / TOKENS / 128256
+
+
+def test_a_job_s_own_loss_is_what_tracing_shows(profile: ActivationProfile) -> None:
+    assert most(profile.loss.forward) + 2 == pytest.approx(OURS.forward, rel=0.01)
+    assert most(profile.loss.backward) + 2 == pytest.approx(OURS.backward, rel=0.01)
+
+
+@pytest.mark.parametrize("other", [FAST, FUSED, WIDENED_SHIFTED])
+def test_another_loss_holds_its_bytes_per_logit(profile: ActivationProfile, other: LogitBytes) -> None:
+    changed = profile.with_loss(other)
+    assert most(changed.loss.forward) + 2 == pytest.approx(other.forward, rel=0.01)
+    assert most(changed.loss.backward) + 2 == pytest.approx(other.backward, rel=0.01)
+    kept = profile.with_loss(replace(other, kept=4)).kept - profile.kept
+    assert kept.bytes(1, TOKENS) == pytest.approx(4 * TOKENS * 128256, rel=0.01)
