@@ -122,7 +122,7 @@ ENTRIES = [
         StrategyKind(family="single", sharding="single"), default=True,
     ),
     _entry(
-        "ddp", "ddp:DdpBackend", "NoOptions", "DistributedDataParallel: nothing sharded",
+        "ddp", "ddp:DdpBackend", "DdpOptions", "DistributedDataParallel: nothing sharded",
         StrategyKind(family="ddp"), default=True, short_check=True,
     ),
     _zero(0, "nothing", default=True),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.backends.base import (
@@ -15,10 +16,11 @@ from harness.backends.base import (
     Engine,
     SetupContext,
     TensorKind,
+    Unsupported,
 )
 from harness.backends.blocks import first_trained, parameter_count
 from harness.backends.loading import this_device
-from harness.backends.options import NoOptions
+from harness.backends.options import DdpOptions
 from harness.backends.presets import ddp_changes
 from harness.backends.single import grad_scaler
 from harness.backends.torch_engine import Strategy, TorchEngine
@@ -27,16 +29,23 @@ from harness.backends.torch_engine import Strategy, TorchEngine
 class DdpBackend(Backend):
     """DDP with autocast; gradients cross the wire in the dtype of the weights."""
 
-    Options: ClassVar[type[BackendOptions]] = NoOptions
+    Options: ClassVar[type[BackendOptions]] = DdpOptions
 
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
     ) -> Engine:
+        if getattr(self.options, "static_graph", False) and context.accumulation_steps > 1:
+            raise Unsupported(
+                f"static_graph with accumulation: a first micro-step under no_sync fails in DDP's reducer "
+                f"(torch {torch.__version__}); leave static_graph out, or set training.accumulation_steps=1"
+            )
         model = build_model()
         count = parameter_count(model)
         device = this_device(context.world)
         model.to(device)
         arguments: dict[str, Any] = {c.setting: c.value for c in ddp_changes(context.preset)}
+        unused = ("find_unused_parameters", "static_graph")
+        arguments |= {name: True for name in unused if getattr(self.options, name, False)}
         ddp = DistributedDataParallel(
             model, device_ids=[device.index] if device.type == "cuda" else None, **arguments
         )

@@ -19,6 +19,7 @@ COST_ALONE = frozenset(
         "use_multi_rank_bucket_allreduce", "stage3_max_live_parameters", "stage3_prefetch_bucket_size",
         "stage3_max_reuse_distance", "stage3_param_persistence_threshold", "leaf_module",
         "memory_efficient_linear", "forward_prefetch", "backward_prefetch", "limit_all_gathers", "prefetch",
+        "find_unused_parameters", "static_graph",
     }
 )  # fmt: skip
 """Options that decide when and how bytes move: losses may change with them by the order of sums only."""
@@ -26,6 +27,20 @@ COST_ALONE = frozenset(
 
 class NoOptions(BackendOptions):
     """This backend has no options of its own."""
+
+
+class DdpOptions(BackendOptions):
+    """Arguments of DistributedDataParallel for models that do not use every parameter in every step."""
+
+    find_unused_parameters: bool = Field(
+        False,
+        description="true: search the graph of each step for parameters that the loss does not use, which "
+        "otherwise fails from the second step on; costs the search and an all-reduce of a map",
+    )
+    static_graph: bool = Field(
+        False,
+        description="true: take the parameters of the first step for those of every step, without a search",
+    )
 
 
 class SingleOptions(BackendOptions):

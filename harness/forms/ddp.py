@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.forms.dtypes import DTYPE_BYTES
-from harness.forms.layout import Tensor
+from harness.forms.layout import Tensor, elements
 from harness.forms.loading import with_pickled_plans
 from harness.forms.states import replica_terms
 from harness.forms.terms import BUFFERS, GRADIENTS, Collective, ModelStates, Term, Volume, over_steps, states
@@ -19,6 +19,7 @@ BROADCAST_BUCKET_BYTES = 250 * 2**20
 """`broadcast_bucket_size` of DistributedDataParallel.__init__."""
 REBUILT = "bucket order broadcast"
 USED_PARAMETERS = "map of used parameters"
+ROOM = "room in buckets for gradients that never come"
 BUCKETS_BESIDE_GRADIENTS = "DDP's buckets, beside the gradients"
 
 
@@ -31,6 +32,11 @@ def model_states(workload: Workload) -> ModelStates:
     """
     terms = replica_terms(workload)
     views = workload.like_for_like and workload.strategy.of_route.sets_bucket_view
+    if wraps(workload) and views:
+        # Gradients are parts of buckets, which have room for those that never come.
+        left_out = workload.layout.trained_count - elements(workload.layout.reached)
+        room = Term(kind="gradients", name=ROOM, bytes=left_out * workload.master_bytes, extra=True)
+        terms += [room] if left_out else []
     if wraps(workload) and not views:
         size = workload.layout.trained_count * workload.master_bytes
         terms.append(Term(kind="communication", name=BUCKETS_BESIDE_GRADIENTS, bytes=size, extra=True))
@@ -94,7 +100,8 @@ def _setup(workload: Workload) -> list[Collective]:
 
 def _step(workload: Workload, step: int) -> list[Collective]:
     reductions = _reductions(workload)
-    found = _rebuilt_buckets(workload) if step == (1 if reductions == 1 else 0) else []
+    rebuilds = step == (1 if reductions == 1 else 0) and not _searches(workload)
+    found = _rebuilt_buckets(workload) if rebuilds else []
     # `require_forward_param_sync` is left true by the last forward pass that synchronised; the forward
     # passes of an evaluation leave it false.
     if not workload.window.follows_evaluation(step):
@@ -112,7 +119,15 @@ def _step(workload: Workload, step: int) -> list[Collective]:
                 calls=reductions if one_bucket else None,
             )
         )
-    return found + _used_parameters(workload)
+    return found + _used_parameters(workload, step)
+
+
+def _searches(workload: Workload) -> bool:
+    """Whether DDP looks for unused parameters in each step; it never rebuilds its buckets then.
+
+    `Reducer::should_rebuild_buckets` and `dynamic_graph_find_unused` (reducer.hpp).
+    """
+    return bool(workload.options.get("find_unused_parameters")) and not workload.options.get("static_graph")
 
 
 def _reductions(workload: Workload) -> int:
@@ -124,12 +139,15 @@ def _reductions(workload: Workload) -> int:
     return workload.accumulation_steps if alone else 1
 
 
-def _used_parameters(workload: Workload) -> list[Collective]:
-    """Trainer sets `find_unused_parameters` for models of transformers unless it is told otherwise.
+def _used_parameters(workload: Workload, step: int) -> list[Collective]:
+    """Where DDP searches in each step, and in the first of a static graph.
 
-    `Reducer::all_reduce_local_used_map` (reducer.cpp) then reduces one int32 per parameter.
+    `Reducer::all_reduce_local_used_map` (reducer.cpp) then reduces one int32 per parameter. Trainer sets
+    `find_unused_parameters` for models of transformers unless it is told otherwise.
     """
-    if workload.strategy.route != "trainer" or workload.like_for_like:
+    by_trainer = workload.strategy.route == "trainer" and not workload.like_for_like
+    first_of_static = bool(workload.options.get("static_graph")) and step == 0
+    if not (by_trainer or _searches(workload) or first_of_static):
         return []
     size = DTYPE_BYTES["int32"] * len(workload.layout.trained)
     return [

@@ -178,12 +178,15 @@ def reduced_bytes(record: Record) -> int:
 def reduced_dtypes(record: Record) -> list[str]:
     """Dtypes in which gradients crossed the wire in the probed steps, sorted; empty: nothing crossed.
 
-    What adds up to less than a hundredth of the bytes is norms and flags, not gradients; so are scalars.
-    Along 'tensor' ranks add up activations and their gradients.
+    What adds up to less than a hundredth of the bytes is norms and flags, not gradients; so are scalars, and
+    integers, such as DDP's map of used parameters. Along 'tensor' ranks add up activations and their
+    gradients.
     """
     sizes: dict[str, int] = {}
     for row in record.comm:
         if row.payload_bytes <= SCALAR_BYTES * row.calls or row.role == "tensor":
+            continue
+        if row.dtype.startswith(("int", "uint", "bool")):
             continue
         if row.phase in ("backward", "step") and row.op in REDUCTIONS and row.group_size > 1:
             sizes[row.dtype] = sizes.get(row.dtype, 0) + row.payload_bytes

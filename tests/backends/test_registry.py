@@ -115,7 +115,7 @@ def test_unknown_option_is_refused_with_suggestion() -> None:
 
 
 def test_backend_without_options_of_its_own_says_so() -> None:
-    assert refused("ddp:offload=cpu").endswith("Allowed: preset, row")
+    assert refused("accelerate-ddp:offload=cpu").endswith("Allowed: preset, row")
 
 
 @pytest.mark.parametrize("label", ["zero3:offload", "zero3:offload=", "zero3:offload= "])

@@ -172,8 +172,11 @@ CASES = {
 REFUSED = {
     "Ddp": {"unused head", "idle expert"},  # without find_unused_parameters
     "Fsdp1": {"shared block", "shared block, accumulated"},
+    "static_graph": {"frozen encoder, accumulated", "shared block, accumulated"},
 }
-"""By the class of the backend: cases that the library cannot run."""
+"""By the class of the backend, or its option: cases that the library cannot run."""
+UNUSED = ("find_unused_parameters", "static_graph")
+"""Options with which DDP takes parameters that get no gradient."""
 
 
 @dataclass
@@ -200,7 +203,9 @@ def job_of(case: Irregular) -> Job:
 
 def count_irregular(backend: Backend, world: World) -> dict[str, CountedStep]:
     """One step of every case that the library does not refuse."""
-    refused = REFUSED.get(type(backend).__name__.removesuffix("Backend"), set())
+    kind = type(backend).__name__.removesuffix("Backend")
+    kind = next((name for name in UNUSED if getattr(backend.options, name, False)), kind)
+    refused = REFUSED.get(kind, set())
     return {name: _count(backend, world, case) for name, case in CASES.items() if name not in refused}
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.backends import registry
 from harness.forms.terms import STATE_KINDS
 from harness.judge.expected import expected_states
 from harness.judge.volume import volume_differences, why_unknown
@@ -17,7 +18,9 @@ from tests.records import make_record
 
 pytestmark = pytest.mark.long(seconds=40)
 
-BACKENDS = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp1")
+FINDING, STATIC = "ddp:find_unused_parameters=true", "ddp:static_graph=true"
+BACKENDS = ("ddp", FINDING, STATIC, "zero1", "zero2", "zero3", "fsdp", "fsdp1")
+OPTION = {FINDING: "find_unused_parameters", STATIC: "static_graph"}
 GATHERED_AGAIN = {
     # Nothing of the frozen encoder (27,912 with it); the head's 33 elements are padded to 34.
     ("zero3", "frozen encoder"): 17_800,
@@ -39,11 +42,14 @@ UNKNOWN = {
 
 
 def record_of(name: str, case: str, ranks: list[CountedStep]) -> Record:
+    entry, options = registry.parse(name)
     record = make_record(
         label=name,
         world_size=len(ranks),
         layout=ranks[0].layout,
-        backend=BackendPart(label=name, name=name, effective=ranks[0].effective),
+        backend=BackendPart(
+            label=name, name=entry.name, options=options.model_dump(), effective=ranks[0].effective
+        ),
         comm=[CommunicationPart(rank=rank, **row) for rank, part in enumerate(ranks) for row in part.rows],
         windows=WindowsPart(warmup=PROBED_STEP, probed=1, timed=0),
     )
@@ -85,4 +91,4 @@ def test_traffic_and_states_follow_what_runs(name: str, tmp_path: Path) -> None:
                 if row.rank == 0 and row.phase == "backward" and row.op == "all_gather"
             ]
             assert sum(row.payload_bytes for row in rows) == wanted
-    assert set(per_rank[0]) == set(CASES) - REFUSED.get(name.title(), set())
+    assert set(per_rank[0]) == set(CASES) - REFUSED.get(OPTION.get(name, name.title()), set())

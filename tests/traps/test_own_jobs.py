@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from .clean import not_as_wanted
 from .matrix import Matrix
 from .named import assert_named
 from .own_jobs import settings_of
@@ -34,6 +35,14 @@ def test_a_sound_run_whose_loss_depends_on_the_split_agrees(name: str, matrix: M
     assert [row.judgement.parity in ("exact", "tight") for row in rows] == [True, True], rows
     found = [f.id for f in matrix.findings(["ddp", "zero2"], 2, SPLITS[name])]
     assert set(found) <= {"batch-norm"}
+    tally["clean"][1] += 2
+
+
+def test_an_unused_layer_is_no_fault_where_it_is_skipped(matrix: Matrix, tally) -> None:
+    labels, settings = ["ddp:find_unused_parameters=True", "fsdp"], settings_of("mean", pooler=True)
+    assert [f.message for f in matrix.findings(labels, 2, settings)] == []
+    rows = matrix.compare(labels, 2, settings).rows
+    assert not not_as_wanted(rows, exact_sums=True)
     tally["clean"][1] += 2
 
 

@@ -93,6 +93,11 @@ def layout_of(live: Live, optimizers: Optimizers) -> LayoutPart:
         tied={one.name: first[one.key] for one in named if first[one.key] != one.name},
         frozen=frozen,
         without_gradient=None if frozen else [],
+        # What runs, and where gradients go, is not traced of a script.
+        uses=None if frozen else {},
+        unreached=None if frozen else [],
+        unit_calls=None if frozen else [],
+        read_outside=None,
     )
 
 
