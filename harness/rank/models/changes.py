@@ -115,9 +115,9 @@ def while_compiling(phase: Callable[[], AbstractContextManager[None]]) -> None:
         return
     from torch._dynamo.callback import on_compile_end, on_compile_start
 
-    entered = ExitStack()
-    on_compile_start(lambda _: entered.enter_context(phase()))
-    on_compile_end(lambda _: entered.close())
+    entered = ExitStack()  # older versions of torch give the callbacks no argument
+    on_compile_start(lambda *_: entered.enter_context(phase()))
+    on_compile_end(lambda *_: entered.close())
 
 
 PACKAGE = "torchao"
