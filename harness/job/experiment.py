@@ -46,7 +46,7 @@ class Limits(Section):
     phase_timeout_seconds: PositiveFloat = Field(
         570.0,
         description="the same outside of training steps and evaluations: no rank moved for so many seconds "
-        "of the start or a checkpoint",
+        "of the start, a checkpoint or torch.compile at work",
     )
     start_timeout_seconds: PositiveFloat = Field(
         60.0,
