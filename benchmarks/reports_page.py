@@ -23,9 +23,11 @@ COLUMNS = {
     "sent MB": "sent per step, MB",
     "parity": "parity",
     "peak MB": "peak here, MB",
-    "speed": "speed here, of ddp",
+    "speed": "speed here / ddp",
 }
 """The beginning of a column's name in the report -> its name in README.md."""
+LEFT_OUT = ("fsdp1", "accelerate-")
+"""Beginnings of rows that say nothing new to a stranger."""
 _LINK = re.compile(r" \[[^\]]*\]\([^)]*\)$")
 _PICTURE = re.compile(r"!\[(?P<alt>[^\]]*)\]\((?P<file>[^)]+\.svg)\)")
 
@@ -61,7 +63,7 @@ def _for_strangers(table: list[str]) -> list[str]:
     """The columns that carry over to other machines first, under names that need no legend."""
     rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table]
     order = [next(n for n, name in enumerate(rows[0]) if name.startswith(begin)) for begin in COLUMNS]
-    chosen = [[row[n] for n in order] for row in rows]
+    chosen = [[row[n] for n in order] for row in rows if not row[0].startswith(LEFT_OUT)]
     chosen[0] = list(COLUMNS.values())
     return [f"| {' | '.join(row)} |" for row in chosen]
 

@@ -24,8 +24,8 @@ from harness.errors import HarnessError
 from harness.fabric.result import read_fabric
 from harness.forms.network import crossover_bandwidth, seconds_over_link
 from harness.judge.measures import step_seconds
-from harness.judge.ranking import Ranking, ranking
-from harness.judge.statistics import pairs_among, runs_to_judge
+from harness.judge.ranking import ByRound, Ranking
+from harness.judge.statistics import interval_runs
 from harness.record import Record
 from harness.record.record_files import ARCHIVE_NAME
 from harness.record.store import read_runs
@@ -41,7 +41,7 @@ KNOWN = "unshaped"
 """The link whose step times enter the prediction."""
 SLOWEST_OF_INTEREST = 125e3
 """Bytes per second. Strategies that differ by a few scalars cross at speeds that no link has."""
-REPEATS = runs_to_judge(pairs_among(len(BACKENDS)))
+REPEATS = interval_runs()
 """The fewest runs of each backend with which they can be put into an order."""
 STEPS = 20
 RANKS_PER_NODE = 2
@@ -95,7 +95,7 @@ class Link:
     @property
     def order(self) -> Ranking:
         """The order of the backends as far as their runs support one."""
-        return ranking({backend: {0: self.seconds(backend)} for backend in BACKENDS})
+        return _ranking({backend: self.seconds(backend) for backend in BACKENDS})
 
     def crossing_bytes(self, backend: str) -> float:
         """Bytes per step to the other node, from the node that sends most."""
@@ -166,7 +166,7 @@ def tell(links: dict[str, Link]) -> str:
                     _milliseconds(foretold[b]), _milliseconds(link.seconds(b)), f"{error:+.0%}",
                 ]
             )  # fmt: skip
-        prediction = ranking({backend: {0: seconds} for backend, seconds in foretold.items()})
+        prediction = _ranking(foretold)
         swaps += _swaps(name, known.order, {"predicted": prediction, "measured": link.order})
         orders += [[name, "predicted", _order(prediction)], [name, "measured", _order(link.order)]]
     columns = (
@@ -181,8 +181,8 @@ def tell(links: dict[str, Link]) -> str:
         [
             _table(bandwidths, ("link", "all-reduce bus bandwidth, Mbit/s")),
             _table(lines, columns),
-            "Order of step times. `<`: each backend before it is ahead of each after it, beyond noise and "
-            "without\noverlap of their runs; `~`: not shown to differ in all pairs.",
+            "Order of step times. `<`: each backend before it is ahead of each after it, in all "
+            "rounds\ntogether; `~`: not shown to differ in all pairs.",
             _table(orders, ("link", "", "order")),
             "Pairs whose order differs from the unshaped link beyond noise, predicted or measured:",
             _table(swaps, ("link", "", "faster now", "than")) if swaps else _none(links),
@@ -193,6 +193,14 @@ def tell(links: dict[str, Link]) -> str:
             else _none({KNOWN: known}),
         ]
     )
+
+
+def _ranking(seconds: dict[str, list[float]]) -> Ranking:
+    """The order of backends of step times in the order of the rounds."""
+    rounds: dict[str, ByRound] = {
+        backend: {(0, n): value for n, value in enumerate(of)} for backend, of in seconds.items()
+    }
+    return Ranking(rounds, BACKENDS[0])
 
 
 def _none(links: dict[str, Link]) -> str:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from statistics import median
 from typing import Any, Literal
 
 from harness.backends.explain import choices
@@ -13,12 +14,19 @@ from harness.errors import HarnessError
 from harness.judge.cell import Cell
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import Metric, metrics_in
-from harness.judge.occasions import occasions
-from harness.judge.ranking import difference, significance_on_occasions
+from harness.judge.occasions import ByOccasion, occasions
 from harness.judge.repeats import Repeats
 from harness.judge.run import Run
 from harness.judge.run_conditions import labelled, varying, words
-from harness.judge.statistics import Interval, value_range
+from harness.judge.statistics import (
+    Interval,
+    Significance,
+    Stratum,
+    is_testable,
+    shown_interval,
+    stratified_significance,
+    value_range,
+)
 from harness.nested import leaves
 from harness.record import Record
 
@@ -165,9 +173,36 @@ def _judge(
         return "beyond noise"
     if left.keys().isdisjoint(right):
         left, right = ({0: list(chain.from_iterable(side.values()))} for side in (left, right))
-    tested = significance_on_occasions(right, left, cells)
-    held = difference(right, left, cells)
+    tested = stratified_significance(_strata(right, left), cells)
+    held = _difference(right, left, cells)
     return "inconclusive" if tested == "beyond noise" and held == "within noise" else held
+
+
+def _difference(values: ByOccasion, base: ByOccasion, comparisons: int) -> Significance:
+    """Whether both sides differ beyond noise, on the level that their occasions allow.
+
+    Besides the test each shared occasion must order them alike; on a single one their intervals must not
+    overlap. An order that the medians over all runs contradict is none.
+    """
+    strata = _strata(values, base)
+    if not is_testable(strata, comparisons):
+        return "not judged"
+    overall = [median(chain.from_iterable(side.values())) for side in (values, base)]
+    rises = {median(left) > median(right) for left, right in strata} | {overall[0] > overall[1]}
+    overlap = len(strata) == 1 and _overlap(*strata[0])
+    if len(rises) > 1 or overlap:
+        return "within noise"
+    return stratified_significance(strata, comparisons)
+
+
+def _strata(values: ByOccasion, base: ByOccasion) -> list[Stratum]:
+    both = sorted(occasion for occasion in values if values[occasion] and base.get(occasion))
+    return [(values[occasion], base[occasion]) for occasion in both]
+
+
+def _overlap(left: Sequence[float], right: Sequence[float]) -> bool:
+    one, other = shown_interval(left), shown_interval(right)
+    return one is None or other is None or (one.low <= other.high and other.low <= one.high)
 
 
 def _by_occasion(side: Repeats, metric: Metric, numbers: Mapping[Run, int]) -> dict[int, list[float]]:

@@ -186,12 +186,28 @@ class Comparison(Runs):
         return {
             "job_id": ids[0] if len(ids) == 1 else None,
             "job_ids": ids,
-            "rows": [row.as_json() for row in self.rows],
+            "rows": [row.as_json() | self._speed(row) for row in self.rows],
             "not_comparable": [_not_comparable(row) for row in self.not_comparable.rows],
             "noise": {job_id: noise.as_json() for job_id, noise in self.noises.items()},
             "repeat_spreads": self.repeat_spreads,
             "settings": [setting.as_json() for setting in self.settings],
             "findings": [finding.as_json() for finding in self.findings],
+        }
+
+    def _speed(self, row: Row) -> dict[str, Any]:
+        """How the cell of a run compares in speed with the base of its place; nulls where it does not."""
+        place = row.record.job_id, row.record.world.world_size, row.label_suffix
+        order = self.comparable.rankings.get(place)
+        ratio = None
+        if order is not None and row.is_comparable and row.label in order.names and len(order.names) > 1:
+            ratio = order.ratio(row.label, order.base)
+        extent = ratio.extent if ratio else None
+        return {
+            "speed_base": order.base if order and ratio else None,
+            "speed_ratio": ratio.middle if ratio else None,
+            "speed_ratio_low": extent.low if extent else None,
+            "speed_ratio_high": extent.high if extent else None,
+            "speed_order": ratio.order if ratio else None,
         }
 
 

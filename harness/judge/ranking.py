@@ -1,7 +1,8 @@
 """Which cells may be put into an order: the one place that decides it for tables, sentences and pictures.
 
-Two cells are ordered only if the test finds their difference beyond noise and no interval that is shown of
-them contradicts it. All others are tied, or not judged where so few runs could show no difference.
+A round holds one run of every cell, made in one go, so cells are compared within rounds: by the ratio of
+their speeds in each. The questions are fixed beforehand, each cell against the base of its place; pairs
+without the base are a family of their own, for the sentences that need them.
 """
 
 from __future__ import annotations
@@ -10,69 +11,97 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, pairwise
+from math import exp, inf, log
 from statistics import median
+from typing import Literal, TypeAlias
 
-from harness.judge.occasions import ByOccasion
-from harness.judge.statistics import (
-    Significance,
-    Stratum,
-    is_testable,
-    pairs_among,
-    runs_to_judge,
-    shown_interval,
-    stratified_significance,
-)
+import numpy as np
+
+from harness.judge.statistics import LEVEL, Interval, interval_runs, sign_flip_chances, walsh
+
+EQUAL = 0.05
+"""Cells are equal where the interval of their ratio lies within so much of 1."""
+Order = Literal["faster", "slower", "equal", "open"]
+Round: TypeAlias = tuple[int, ...]
+"""Occasion first, then the number of the repeat."""
+ByRound: TypeAlias = Mapping[Round, float]
+"""A figure of one cell in each round, of which less is better: seconds of a step or token."""
+Pair: TypeAlias = tuple[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """The speed of one cell over that of another in the same rounds."""
+
+    rounds: int
+    middle: float | None = None
+    """Hodges-Lehmann estimate; None: they share no round."""
+    extent: Interval | None = None
+    """At `LEVEL`; None: too few rounds for one."""
+    order: Order = "open"
+
+    @property
+    def mirrored(self) -> Ratio:
+        """The second over the first."""
+        return Ratio(
+            rounds=self.rounds, middle=1 / self.middle if self.middle else None,
+            extent=Interval(1 / self.extent.high, 1 / self.extent.low) if self.extent else None,
+            order={"faster": "slower", "slower": "faster"}.get(self.order, self.order),  # type: ignore[arg-type]
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """The order of some cells by their figures, as far as their runs support one; the least is first."""
+    """The order of some cells by speed, as far as their rounds support one; the fastest is first."""
 
-    values: Mapping[str, ByOccasion]
-    """Figures of the runs of each cell by occasion, of which less is better: seconds of a step."""
+    values: Mapping[str, ByRound]
+    base: str
+    """The cell that each of the others is compared with."""
+
+    @cached_property
+    def to_base(self) -> Mapping[str, Ratio]:
+        """Each other cell against the base."""
+        found = self._family([(name, self.base) for name in self.values if name != self.base])
+        return {name: ratio for (name, _), ratio in found.items()}
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The cells by their medians: an order to list them in, which claims nothing."""
-        known = [name for name, values in self.values.items() if any(values.values())]
-        return tuple(sorted(known, key=self.median))
+        """The cells by their ratio to the base: an order to list them in, which claims nothing."""
 
-    def median(self, name: str) -> float:
-        """Of all runs of a cell."""
-        return median([value for values in self.values[name].values() for value in values])
+        def place(name: str) -> tuple[float, float]:
+            ratio = 1.0 if name == self.base else self.to_base[name].middle
+            return (-(ratio or 0.0), median(self.values[name].values()))
 
-    @property
-    def comparisons(self) -> int:
-        """How many pairs are compared: the best of the cells is sought, so every pair may be the one."""
-        return pairs_among(len(self.names))
-
-    @property
-    def runs_needed(self) -> int:
-        """The fewest runs of each cell, on one occasion, with which a difference can be shown."""
-        return runs_to_judge(self.comparisons)
+        return tuple(sorted((name for name, values in self.values.items() if values), key=place))
 
     @cached_property
-    def judgements(self) -> Mapping[tuple[str, str], Significance]:
-        """Every pair, the one of the smaller median first."""
-        return {
-            (left, right): difference(self.values[left], self.values[right], self.comparisons)
-            for left, right in combinations(self.names, 2)
-        }
+    def _others(self) -> Mapping[Pair, Ratio]:
+        return self._family(list(combinations([name for name in self.names if name != self.base], 2)))
 
-    def judgement(self, left: str, right: str) -> Significance:
-        """Whether two cells differ: a cell is tied with itself."""
+    def ratio(self, left: str, right: str) -> Ratio:
+        """The speed of the first over that of the second; a cell equals itself."""
         if left == right:
-            return "within noise"
-        return self.judgements.get((left, right)) or self.judgements[right, left]
+            return Ratio(rounds=len(self.values[left]), middle=1.0, extent=Interval(1.0, 1.0), order="equal")
+        if right == self.base:
+            return self.to_base[left]
+        if left == self.base:
+            return self.to_base[right].mirrored
+        found = self._others.get((left, right))
+        return found if found is not None else self._others[right, left].mirrored
 
     def is_ahead(self, left: str, right: str) -> bool:
-        """Whether the first may be said to be better than the second."""
-        return self.judgements.get((left, right)) == "beyond noise"
+        """Whether the first may be said to be faster than the second."""
+        return self.names.index(left) < self.names.index(right) and self.ratio(left, right).order == "faster"
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that a cell shares with the base, of the cell that shares fewest."""
+        return min((ratio.rounds for ratio in self.to_base.values()), default=0)
 
     @property
     def is_judged(self) -> bool:
-        """Whether there were enough runs to test any pair."""
-        return any(found != "not judged" for found in self.judgements.values())
+        """Whether there were enough rounds to answer any question."""
+        return any(ratio.extent is not None for ratio in self.to_base.values())
 
     @cached_property
     def leaders(self) -> tuple[str, ...]:
@@ -97,44 +126,47 @@ class Ranking:
         ]
         return tuple(self.names[first:last] for first, last in pairwise([0, *cuts, len(self.names)]))
 
+    def _family(self, pairs: Sequence[Pair]) -> dict[Pair, Ratio]:
+        """Questions that are answered together, at `LEVEL` for all of them."""
+        logs = {pair: self._logs(*pair) for pair in pairs}
+        rounds = sorted({key for of_pair in logs.values() for key in of_pair})
+        if not rounds:
+            return {pair: Ratio(rounds=0) for pair in pairs}
+        table = np.array([[of_pair.get(key, 0.0) for of_pair in logs.values()] for key in rounds])
+        chances = sign_flip_chances(table) if len(rounds) >= interval_runs() else [1.0] * len(pairs)
+        return {pair: _ratio(logs[pair], chance) for pair, chance in zip(pairs, chances, strict=True)}
 
-def ranking(values: Mapping[str, ByOccasion]) -> Ranking:
-    """The order of cells by figures of their runs, of which less is better."""
-    return Ranking(values)
+    def _logs(self, left: str, right: str) -> dict[Round, float]:
+        ours, theirs = self.values[left], self.values[right]
+        both = [key for key in ours if 0 < ours[key] < inf and 0 < theirs.get(key, 0.0) < inf]
+        return {key: log(theirs[key] / ours[key]) for key in both}
 
 
-def difference(values: ByOccasion, base: ByOccasion, comparisons: int = 1) -> Significance:
-    """Whether two cells differ beyond noise, on the level that their occasions allow.
+def _ratio(logs: Mapping[Round, float], chance: float) -> Ratio:
+    """`chance`: that equal cells would differ so much, for all questions of the family together.
 
-    Runs are compared within the occasions that both cells have: by the permutation test, and besides each
-    shared occasion must order them alike. On a single occasion their intervals must not overlap. An order
-    that the medians over all runs contradict is none.
+    An order must hold on each occasion by itself.
     """
-    strata = _shared(values, base)
-    if not is_testable(strata, comparisons):
-        return "not judged"
-    signs = {_sign(median(left) - median(right)) for left, right in strata}
-    signs.add(_sign(_overall(values) - _overall(base)))
-    overlap = len(strata) == 1 and _overlap(*strata[0])
-    if signs not in ({1}, {-1}) or overlap:
-        return "within noise"
-    return stratified_significance(strata, comparisons)
-
-
-def significance_on_occasions(values: ByOccasion, base: ByOccasion, comparisons: int = 1) -> Significance:
-    """What the test alone finds, within the occasions that both have."""
-    return stratified_significance(_shared(values, base), comparisons)
-
-
-def _shared(values: ByOccasion, base: ByOccasion) -> list[Stratum]:
-    both = sorted(occasion for occasion in values if values[occasion] and base.get(occasion))
-    return [(values[occasion], base[occasion]) for occasion in both]
+    if not logs:
+        return Ratio(rounds=0)
+    middle, extent = walsh(list(logs.values()))
+    if extent is None:
+        return Ratio(rounds=len(logs), middle=exp(middle))
+    low, high = exp(extent.low), exp(extent.high)
+    occasions = {key[0] for key in logs}
+    signs = {np.sign(median(v for key, v in logs.items() if key[0] == number)) for number in occasions}
+    order: Order = "open"
+    if low >= 1 - EQUAL and high <= 1 + EQUAL:
+        order = "equal"
+    elif chance <= 1 - LEVEL and len(signs) == 1 and not low <= 1 <= high:
+        order = "faster" if middle > 0 else "slower"
+    return Ratio(rounds=len(logs), middle=exp(middle), extent=Interval(low, high), order=order)
 
 
 def frontier(peaks: Mapping[str, float], order: Ranking) -> list[str]:
-    """Cells in rising peak of memory, each beyond noise ahead of all before it: what more memory buys.
+    """Cells in rising peak of memory, each faster than all before it: what more memory buys.
 
-    The first needs least memory; of equal ones it is the one with the smaller median.
+    The first needs least memory; of equal ones it is the one that is listed first.
     """
     place = {name: number for number, name in enumerate(order.names)}
     found: list[str] = []
@@ -142,16 +174,3 @@ def frontier(peaks: Mapping[str, float], order: Ranking) -> list[str]:
         if all(order.is_ahead(name, other) for other in found):
             found.append(name)
     return found
-
-
-def _overlap(left: Sequence[float], right: Sequence[float]) -> bool:
-    one, other = shown_interval(left), shown_interval(right)
-    return one is None or other is None or (one.low <= other.high and other.low <= one.high)
-
-
-def _overall(values: ByOccasion) -> float:
-    return median([value for of_occasion in values.values() for value in of_occasion])
-
-
-def _sign(value: float) -> int:
-    return (value > 0) - (value < 0)

@@ -13,7 +13,7 @@ from harness.judge.distance import aligned
 from harness.judge.metrics import BY_KEY, METRICS, SPEED, STEP, Metric
 from harness.judge.occasions import Spread, spread
 from harness.judge.parity import Parity
-from harness.judge.ranking import Ranking, ranking
+from harness.judge.ranking import Ranking, Round
 from harness.judge.rows import Row
 from harness.judge.run import Run
 from harness.judge.speed import shares_cores
@@ -124,18 +124,23 @@ class Repeats:
         """One figure per repeat, those that have none left out."""
         return [value for row in self.rows if (value := row.figures[key]) is not None]
 
-    def clock(self, key: str) -> dict[int, list[float]]:
-        """The figures of the repeats by occasion, of rates the seconds per unit: what is compared."""
-        found: dict[int, list[float]] = {}
+    def by_round(self, key: str) -> dict[Round, float]:
+        """The figure of each repeat by its round, of rates the seconds per unit: what is compared."""
+        found: dict[Round, float] = {}
         for row in self.rows:
             if (value := row.figures[key]) is not None:
-                found.setdefault(row.run.occasion, []).extend(BY_KEY[key].clock([value]))
+                number = row.run.occasion, row.record.repeat
+                nth = sum(known[:2] == number for known in found)
+                (found[*number, nth],) = BY_KEY[key].clock([value])
         return found
 
     @cached_property
     def spread(self) -> Spread:
         """How far the mean timed steps of the repeats lie apart, within and between occasions."""
-        return spread(self.clock(STEP))
+        found: dict[int, list[float]] = {}
+        for (occasion, *_), seconds in self.by_round(STEP).items():
+            found.setdefault(occasion, []).append(seconds)
+        return spread(found)
 
     def median(self, key: str) -> float | None:
         """Median over the repeats."""
@@ -164,6 +169,10 @@ def rivals(groups: Sequence[Repeats]) -> dict[Place, list[Repeats]]:
     return found
 
 
+BASE = "ddp"
+"""Cells are compared with this backend at the same place; where it is not, with the first that is listed."""
+
+
 def rankings(groups: Sequence[Repeats]) -> dict[Place, Ranking]:
     """Of each place the order of its rivals by seconds per token, which step times and rates share."""
     return {place: rank_speeds(compared) for place, compared in rivals(groups).items()}
@@ -171,7 +180,8 @@ def rankings(groups: Sequence[Repeats]) -> dict[Place, Ranking]:
 
 def rank_speeds(groups: Sequence[Repeats]) -> Ranking:
     """The order of cells of one place by seconds per token."""
-    return ranking({group.label: group.clock(SPEED) for group in groups})
+    base = next((group for group in groups if group.backend == BASE), groups[0])
+    return Ranking({group.label: group.by_round(SPEED) for group in groups}, base.label)
 
 
 def place_to_compare(groups: Sequence[Repeats]) -> Place | None:

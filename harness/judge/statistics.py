@@ -1,4 +1,4 @@
-"""Repeats: median, 95th percentile, interval of the median, and which differences are beyond noise.
+"""Repeats: median, 95th percentile, intervals, and which differences are beyond noise.
 
 Whole runs are compared, never the steps within a run: steps of one run share their machine, moment and
 placement and would make noise look smaller than it is. Nothing here supposes how runs are distributed.
@@ -82,9 +82,49 @@ def runs_to_judge(comparisons: int = 1) -> int:
     return next(runs for runs in count(1) if comparisons * 2 / comb(2 * runs, runs) <= 1 - LEVEL)
 
 
-def pairs_among(cells: int) -> int:
-    """How many comparisons are made where the best of some cells is sought: every pair may be the one."""
-    return max(1, comb(cells, 2))
+def walsh(values: Sequence[float]) -> tuple[float, Interval | None]:
+    """The Hodges-Lehmann estimate of the middle and its interval; None below `interval_runs()` values.
+
+    The estimate is the median of the means of all pairs (Walsh averages); the interval leaves out as many of
+    them at each end as Wilcoxon's signed-rank test allows, exactly.
+    """
+    found = np.array(values, float)
+    averages = np.sort(((found[:, None] + found) / 2)[np.tril_indices(len(found))])
+    middle = float(np.median(averages))
+    if len(found) < interval_runs():
+        return middle, None
+    chances = np.ones(1)
+    for rank in range(1, len(found) + 1):
+        chances = np.convolve(chances, [0.5, *[0.0] * (rank - 1), 0.5])
+    out = int(np.count_nonzero(np.cumsum(chances) <= (1 - LEVEL) / 2)) - 1
+    return middle, Interval(float(averages[out]), float(averages[-1 - out]))
+
+
+def sign_flip_chances(differences: Sequence[Sequence[float]] | np.ndarray) -> list[float]:
+    """For each column, how often chance alone makes a difference as clear as this one in any column.
+
+    Rows are rounds; equal cells may swap within one, so all columns change sign together, round by round,
+    which keeps what they share. Step-down max-T (Westfall and Young, 1993): a difference that is shown is
+    left out for those less clear. A missing figure is zero.
+    """
+    table = np.asarray(differences, float)
+    rounds, columns = table.shape
+    scale = np.sqrt((table**2).sum(axis=0))
+    table = table / np.where(scale > 0, scale, 1.0)
+    if 2**rounds <= MOST_DIVISIONS:
+        signs = 1.0 - 2.0 * ((np.arange(2**rounds)[:, None] >> np.arange(rounds)) & 1)
+    else:
+        drawn = np.random.default_rng(SEED).choice([-1.0, 1.0], (MOST_DIVISIONS - 1, rounds))
+        signs = np.vstack([np.ones(rounds), drawn])
+    clear = np.abs(signs @ table)
+    order = np.argsort(-clear[0], kind="stable")
+    chances = np.zeros(columns)
+    largest = 0.0
+    for place, column in enumerate(order):
+        most = clear[:, order[place:]].max(axis=1)
+        largest = max(largest, float(np.mean(most >= clear[0, column] - 1e-12)))
+        chances[column] = largest
+    return chances.tolist()
 
 
 def significance(values: Sequence[float], base: Sequence[float], comparisons: int = 1) -> Significance:

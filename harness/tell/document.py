@@ -71,6 +71,8 @@ class Shown:
 
     value: Any
     text: str
+    is_strong: bool = False
+    """Emphasised, where a format can."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +107,16 @@ class Table:
         return [
             [cell.text if isinstance(cell, Shown) else column.show(cell) for column, cell in self._pairs(row)]
             for row in self.rows
+        ]
+
+    def written(self, escape: Callable[[str], str], strong: str) -> list[list[str]]:
+        """The same for a format; `strong` holds a text that is emphasised there, as '**{}**'."""
+        return [
+            [
+                strong.format(text) if isinstance(cell, Shown) and cell.is_strong else text
+                for cell, text in zip(row, map(escape, texts), strict=True)
+            ]
+            for row, texts in zip(self.rows, self.texts(), strict=True)
         ]
 
     def values(self) -> list[list[Any]]:

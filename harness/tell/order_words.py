@@ -1,45 +1,82 @@
-"""What may be said of an order and of the occasions behind it, for every sentence and caption."""
+"""What may be said of an order and of the occasions behind it, for every table, sentence and caption."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
-from harness.judge.ranking import Ranking
-from harness.judge.repeats import Place
-from harness.judge.wording import counted, listed, percent, ranks
+from harness.judge.ranking import EQUAL, Ranking
+from harness.judge.repeats import BASE
+from harness.judge.statistics import LEVEL, interval_runs
+from harness.judge.wording import counted, listed
+from harness.tell.document import Column, Shown
+from harness.tell.formats import number, percent
 
 ONE_OCCASION = "one occasion: changes between days are not in these intervals"
+OPEN = "~"
+LEGEND = f"median ratio to the base in the same round, {percent(LEVEL)} interval; bold: settled; {OPEN}: open"
+SHARES = {1 / 5: "a fifth", 1 / 4: "a quarter", 1 / 3: "a third", 1 / 2: "half", 2 / 3: "two thirds"}
+NEAR = 0.05
+"""Relative, within which a share has a name."""
+
+
+def ratio_column(orders: Iterable[Ranking]) -> Column:
+    """'speed / ddp', or by the first cell that is listed where that was the base."""
+    return Column("speed_ratio", f"speed / {bases_words(orders)}", number)
+
+
+def bases_words(orders: Iterable[Ranking]) -> str:
+    """'ddp'; 'the first' where places have several bases."""
+    bases = {order.base.partition(" (")[0] for order in orders if len(order.names) > 1} or {BASE}
+    return bases.pop() if len(bases) == 1 else "the first"
+
+
+def ratio_cell(order: Ranking | None, label: str) -> Shown | None:
+    """'0.38 (0.33 to 0.44)', marked where it is open; None where the cell is compared with none."""
+    if order is None or len(order.names) < 2 or label not in order.names:
+        return None
+    if label == order.base:
+        return Shown(1.0, "1")
+    ratio = order.ratio(label, order.base)
+    if ratio.middle is None:
+        return None
+    extent = f" ({_ratio(ratio.extent.low)} to {_ratio(ratio.extent.high)})" if ratio.extent else ""
+    mark = OPEN if ratio.order == "open" else ""
+    return Shown(ratio.middle, f"{mark}{_ratio(ratio.middle)}{extent}", is_strong=not mark)
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.2f}" if 0.01 <= value < 10 else number(value)
+
+
+def fastest_words(order: Ranking) -> str:
+    """'ddp and zero0 are fastest (equal within 5 %)'; those that none is shown to be ahead of."""
+    first, leaders = order.names[0], order.leaders
+    if len(leaders) == 1:
+        return f"{first} is fastest"
+    if all(order.ratio(first, name).order == "equal" for name in leaders):
+        return f"{listed(leaders)} are fastest (equal within {percent(EQUAL)})"
+    return f"fastest is one of {listed(leaders)} (their order is open)"
 
 
 def slowest_words(order: Ranking) -> str:
-    """'zero3 slowest at 31 % of ddp'; empty where the last by its median may be the fastest.
+    """'zero3 is slowest, at a quarter of ddp'; empty where the last may be the fastest.
 
-    Of several that none is shown to be slower than, the one of the lowest median, and who is tied with it.
+    Of several that none is shown to be slower than, each may be it.
     """
-    name, first, tied = order.names[-1], order.names[0], order.trailers[:-1]
+    name = order.names[-1]
     if name in order.leaders:
         return ""
-    share = percent(order.median(first) / order.median(name))
-    if not tied:
-        return f"{name} slowest at {share} of {first}"
-    return f"{name} lowest at {share} of {first}, statistically tied with {listed(tied)}"
+    base = order.base if order.base != name else order.names[0]
+    share = order.ratio(name, base).middle or 0.0
+    if len(order.trailers) > 1:
+        return f"slowest is one of {listed(order.trailers)}, {name} at {percent(share)} of {base}"
+    named = [words for value, words in SHARES.items() if abs(share / value - 1) <= NEAR]
+    return f"{name} is slowest, at {named[0] if named else percent(share)} of {base}"
 
 
 def unranked_words(order: Ranking) -> str:
-    """Why cells that were not judged are in no order: 'too few runs to rank 5 cells: each needs 6'."""
-    return f"too few runs to rank {counted(len(order.names), 'cell')}: each needs {order.runs_needed}"
-
-
-def runs_needed_words(rankings: Mapping[Place, Ranking]) -> str:
-    """'7 runs of each of the 10 cells on 2 ranks'; one number for each place, empty without any pair."""
-    needed = {
-        (place[1], len(order.names), order.runs_needed): None
-        for place, order in rankings.items()
-        if len(order.names) > 1
-    }
-    return listed(
-        [f"{runs} runs of each of the {cells} cells on {ranks(size)}" for size, cells, runs in needed]
-    )
+    """Why cells are in no order: 'too few rounds to rank 5 cells: 3 of 6'."""
+    return f"too few rounds to rank {counted(len(order.names), 'cell')}: {order.rounds} of {interval_runs()}"
 
 
 def occasions_words(occasions: int) -> str:

@@ -18,6 +18,7 @@ from harness.judge.statistics import median_interval, percentile_95, value_range
 from harness.judge.wording import both
 from harness.tell.document import Column, Shown, Table
 from harness.tell.formats import megabytes, milliseconds, number, percent, scientific, short
+from harness.tell.order_words import ratio_cell, ratio_column
 
 _TEXTS: dict[Unit, Callable[[float | None], str]] = {
     "tokens/s": number,
@@ -45,15 +46,11 @@ def figure_column(
     return Column(key, title or metric.title, show, optional=optional, only_values=only_values)
 
 
-BASE = "ddp"
-"""Ratios are those to this backend on the same ranks."""
-
-
 LABELS = (Column("backend", "backend", align="left"), Column("world_size", "ranks"))
 
 
 RESULTS = metrics_in("results", "data")
-SPEEDS = {"of_fastest", *(metric.key for metric in RESULTS if metric.unit in (*RATES, "seconds"))}
+SPEEDS = {"speed_ratio", *(metric.key for metric in RESULTS if metric.unit in (*RATES, "seconds"))}
 """Columns of the results that are figures of speed."""
 AMOUNTS = ("peak_bytes", SENT)
 """Columns of the results that closed forms judge."""
@@ -84,11 +81,8 @@ NOT_COMPARABLE_COLUMNS = (
     Column("other", "the other", align="left"),
     Column("beside", "which is", align="left"),
 )
-WITHIN_NOISE = "≈"
-NOT_JUDGED = "?"
 WITHOUT_FORM = "†"
 WITHOUT_FORM_MEANS = "bytes and memory not judged: the backend claims no closed form"
-MARKS = {"beyond noise": "", "within noise": WITHIN_NOISE, "not judged": NOT_JUDGED}
 
 
 def main_table(comparison: Comparison, style: str = "simple") -> str:
@@ -130,7 +124,8 @@ def results_table(comparison: Comparison, *, speeds: bool = True) -> Table:
     """One line per job, backend and world size; without `speeds` no figure that a busy machine changes."""
     groups = comparison.groups
     jobs = list(dict.fromkeys(group.record.job_id for group in groups))
-    columns = _columns() if len(jobs) < 2 else [Column("job_id", "job", align="left"), *_columns()]
+    columns = _columns(comparison)
+    columns = columns if len(jobs) < 2 else [Column("job_id", "job", align="left"), *columns]
     body = []
     for group in groups:
         line = _line(group, comparison.rankings.get(group.place))
@@ -195,14 +190,14 @@ def cell_line(row: Row) -> str:
     return ", ".join(parts)
 
 
-def _columns() -> list[Column]:
+def _columns(comparison: Comparison) -> list[Column]:
     """Of the results: the metrics of the main table, then those for programs only."""
     columns = [*LABELS, Column("status", "status", align="left")]
     for metric in RESULTS:
         title = f"{metric.title} (spread)" if _has_spread(metric) else metric.title
         columns.append(figure_column(metric.key, title, only_values="results" not in metric.shown))
         if metric.key == SPEED:
-            columns.append(Column("of_fastest", "of highest", percent))
+            columns.append(ratio_column(comparison.rankings.values()))
     return [*columns, Column("parity", "parity", align="left")]
 
 
@@ -213,7 +208,7 @@ def _line(group: Repeats, order: Ranking | None) -> list[Any]:
         value = _with_spread(group, metric) if _has_spread(metric) else group.figures[metric.key]
         line.append(_marked(metric, value) if is_unjudged and metric.key in AMOUNTS else value)
         if metric.key == SPEED:
-            line.append(_of_highest(group, order))
+            line.append(ratio_cell(order, group.label))
     return [*line, group.parity]
 
 
@@ -239,16 +234,3 @@ def _with_spread(group: Repeats, metric: Metric) -> Shown | None:
         return None
     most, least = max(values), min(values)
     return Shown(most, f"{figure_text(metric, most)} ({figure_text(metric, most - least)})")
-
-
-def _of_highest(group: Repeats, order: Ranking | None) -> Shown | None:
-    """The median throughput relative to the highest of its place; None where it is compared with none."""
-    if order is None or len(order.names) < 2 or group.label not in order.names:
-        return None
-    highest = order.names[0]
-    ratio = order.median(highest) / order.median(group.label)
-    found = [order.judgement(group.label, n) for n in order.names if n != group.label]
-    judged = (
-        max(found, key=list(MARKS).index) if group.label == highest else order.judgement(group.label, highest)
-    )
-    return Shown(ratio, f"{percent(ratio)} {MARKS[judged]}".rstrip())

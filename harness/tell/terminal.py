@@ -11,11 +11,10 @@ from harness.judge.metrics import SENT, SPEED
 from harness.tell.document import Column, Table
 from harness.tell.narrow import WIDTH, narrow
 from harness.tell.no_text import NO_TEXT, of_no_text
+from harness.tell.order_words import OPEN
 from harness.tell.sections.settings import TITLE
 from harness.tell.tables import (
     NOT_COMPARABLE,
-    NOT_JUDGED,
-    WITHIN_NOISE,
     WITHOUT_FORM,
     WITHOUT_FORM_MEANS,
     main_table,
@@ -24,7 +23,7 @@ from harness.tell.tables import (
 )
 
 PEAK = "peak_bytes"
-SHOWN = ("job_id", "backend", "world_size", "status", SPEED, "of_fastest", PEAK, SENT, "parity")
+SHOWN = ("job_id", "backend", "world_size", "status", SPEED, "speed_ratio", PEAK, SENT, "parity")
 """Columns without --wide."""
 LEVELS = {
     "exact": "equal to the reference bit for bit",
@@ -34,10 +33,6 @@ LEVELS = {
     "unjudged": "no reference to compare with",
 }
 """Of parity."""
-MARKS = {
-    WITHIN_NOISE: "no difference beyond noise",
-    NOT_JUDGED: "too few runs to tell from noise, see --repeats",
-}
 
 
 def terminal_table(comparison: Comparison, *, wide: bool = False) -> str:
@@ -65,11 +60,10 @@ def legend(table: Table, *, wide: bool = False, no_text: bool = False) -> list[s
 
 def _found(table: Table, rows: list[list[str]]) -> Iterator[str]:
     keys = [column.key for column in table.columns]
-    if "of_fastest" in keys:
-        texts = [row[keys.index("of_fastest")] for row in rows]
-        for mark, meaning in MARKS.items():
-            if any(text.endswith(mark) for text in texts):
-                yield f"{mark}: {meaning}"
+    if "speed_ratio" in keys:
+        place = keys.index("speed_ratio")
+        if any(row[place].startswith(OPEN) for row in rows):
+            yield f"{OPEN}: order open, see --repeats"
     if any(text.partition(" ")[0].endswith(WITHOUT_FORM) for row in rows for text in row):
         yield f"{WITHOUT_FORM}: {WITHOUT_FORM_MEANS}"
     if "parity" in keys:

@@ -10,7 +10,7 @@ from typing import Any
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import SPEED
 from harness.judge.ranking import Ranking, frontier
-from harness.judge.repeats import Repeats, place_to_compare, rank_speeds
+from harness.judge.repeats import BASE, Repeats, place_to_compare, rank_speeds
 from harness.judge.wording import listed, ranks
 from harness.tell.document import Picture
 from harness.tell.formats import number
@@ -20,7 +20,6 @@ from harness.tell.pictures.cells import MOST_CELLS, MOST_NAMED, Row, cell_row
 from harness.tell.pictures.curves import LINE, along, beside
 from harness.tell.pictures.drawing import GREY
 
-BASE = "ddp"
 WIDTH, HEIGHT = 600, 360
 MARGIN = 0.08
 Point = tuple[float, float]
@@ -69,8 +68,8 @@ def _frontier_words(best: Sequence[str], order: Ranking) -> str:
     if not order.is_judged:
         return f"No frontier is drawn: {unranked_words(order)}."
     if len(best) == 1:
-        return f"No cell that needs more memory than {best[0]} is faster beyond noise."
-    return f"Dashed: Pareto frontier, each step faster beyond noise: {listed(best, len(best))}."
+        return f"No cell that needs more memory than {best[0]} is shown to be faster."
+    return f"Dashed: Pareto frontier, each step shown to be faster: {listed(best, len(best))}."
 
 
 def _drawn(groups: Sequence[Repeats], best: Sequence[str]) -> list[Repeats]:

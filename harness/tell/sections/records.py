@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 from harness.judge.comparison import Comparison
-from harness.judge.statistics import LEAST_FOR_P95, LEVEL, MOST_DIVISIONS, interval_runs
+from harness.judge.ranking import EQUAL
+from harness.judge.statistics import LEAST_FOR_P95, LEVEL, interval_runs
 from harness.record.record_files import RECORD_NAME
 from harness.tell.document import Block, Column, Items, Paragraph, Section, Shown, Table
 from harness.tell.formats import percent
@@ -82,14 +83,14 @@ _SPEEDS = [
     "where it would be the largest. 'Time' shows medians and percentiles of single steps.",
     f"least and most: of the runs, as measured. From {interval_runs()} runs on, also an interval that holds "
     f"the true median at {percent(LEVEL)}, between order statistics (sign test).",
-    "beyond noise: in a two-sided permutation test of the mean timed steps of runs (never of steps), chance "
-    f"alone makes two cells differ this much in at most {percent(1 - LEVEL)} of cases, divided by the number "
-    "of pairs among the cells, since the fastest is chosen after the fact, and the intervals or ranges of "
-    "the cells do not overlap. The test is exact up to "
-    f"{MOST_DIVISIONS:,} divisions of the runs (9 runs of each); beyond, it takes a fixed sample. Runs of "
-    "several occasions are divided within each, and each must order the cells alike. 'Results' says how "
-    "many runs a difference takes; with fewer nothing is judged, and no order is stated. The test cannot "
-    "separate cells from what changed on the machine between their runs.",
+    "speed: each cell is compared with the base (ddp, or the first that is listed) within each round, which "
+    "holds one run of every cell. The ratio is the Hodges-Lehmann estimate over rounds, its interval that of "
+    f"Wilcoxon's signed-rank test at {percent(LEVEL)}; below {interval_runs()} rounds there is none. equal: "
+    f"the interval lies within {percent(EQUAL)} of 1. faster, slower: in a test that swaps all cells with "
+    "the base round by round (step-down max-T), chance makes any cell of the table differ this much in at "
+    f"most {percent(1 - LEVEL)} of cases, the interval leaves 1 out, and each occasion agrees. Sentences "
+    "about two cells without the base rest on the same test of all such pairs. No test separates a cell "
+    "from what changed on the machine within every round.",
 ]
 _COMMON = [
     "MB is 1e6 bytes; n/a means not measured.",

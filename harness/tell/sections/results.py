@@ -10,18 +10,14 @@ from harness.judge.expected import unjudged_amounts
 from harness.judge.occasions import PAUSE_SECONDS
 from harness.judge.repeats import Repeats, job_marks
 from harness.judge.rows import reason
-from harness.judge.statistics import LEVEL
 from harness.judge.surprises import surprises
 from harness.judge.wording import counted, listed
 from harness.record import Record
 from harness.tell.document import Block, Column, Folded, Items, Paragraph, Section, Table
-from harness.tell.formats import percent
-from harness.tell.order_words import occasions_words, runs_needed_words
+from harness.tell.order_words import LEGEND, occasions_words
 from harness.tell.pictures.throughput import throughput_picture
 from harness.tell.pictures.trade_off import trade_off_picture
 from harness.tell.tables import (
-    NOT_JUDGED,
-    WITHIN_NOISE,
     WITHOUT_FORM,
     WITHOUT_FORM_MEANS,
     results_table,
@@ -49,13 +45,9 @@ def results_section(comparison: Comparison) -> Section:
     spread = spread_table(comparison)
     if spread is not None:
         runs = max(len(group.rows) for group in comparison.groups)
-        needed = runs_needed_words(comparison.rankings)
         text = (
-            "of highest: median throughput relative to the highest of the same job and number of ranks; n/a "
-            "for the reference, for a cell without another to compare with, and for one that diverged, since "
-            f"it did other work. {WITHIN_NOISE}: tied with it at {percent(LEVEL)} for all cells together. "
-            f"{NOT_JUDGED}: too few runs to test a difference against noise"
-            f"{f', which takes {needed}' if needed else ''}."
+            f"speed: {LEGEND}. n/a for the reference, for a cell without another to compare with, and for "
+            "one that diverged, since it did other work."
         )
         occasions = (
             f"Runs stem from {occasions_words(comparison.occasions)}. A pause of more than "

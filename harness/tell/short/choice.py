@@ -14,9 +14,9 @@ from harness.job.experiment import Question
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import SENT, SPEED
 from harness.judge.pipeline import pipeline_use
-from harness.judge.ranking import difference, frontier
-from harness.judge.repeats import Repeats, place_to_compare, rivals
-from harness.judge.statistics import Significance, runs_to_judge
+from harness.judge.ranking import Ranking, Ratio, frontier
+from harness.judge.repeats import Repeats, place_to_compare, rank_speeds, rivals
+from harness.judge.statistics import interval_runs
 from harness.judge.volume import sent_per_step
 from harness.judge.wording import counted, listed, percent, ranks
 from harness.record import Record
@@ -57,7 +57,7 @@ def cell_facts(group: Repeats) -> CellFacts:
     return CellFacts(
         label=group.label,
         runs=len(group.values(SPEED)),
-        token_seconds=median(second for seconds in group.clock(SPEED).values() for second in seconds),
+        token_seconds=median(group.by_round(SPEED).values()),
         collectives=calls_per_step(record),
         gathers=calls_per_step(record, GATHER),
         sent_bytes=group.median(SENT),
@@ -90,8 +90,8 @@ class SettingEffect:
     """'stage3_max_live_parameters=1000000000'; a preset changes several settings at once."""
     closed: float | None
     """Share of the gap to the fastest that it closes: 1 closes it, below 0 widens it; None: no gap."""
-    difference: Significance
-    """Of its throughput to the slowest cell's, over all effects and the gap together."""
+    difference: Ratio
+    """Of its speed to the slowest cell's, over all effects and the gap together."""
 
     @property
     def is_preset(self) -> bool:
@@ -107,17 +107,15 @@ class SlowestExplanation:
     fastest: CellFacts
     ratio: float
     """Time per token of the slowest over that of the fastest."""
-    gap: Significance
-    """Whether their throughputs differ by more than noise."""
+    gap: Ratio
+    """Of the fastest's speed to the slowest's."""
     effects: tuple[SettingEffect, ...]
     """Largest share first; empty: no setting was varied."""
-    runs_needed: int
-    """Of each cell, to judge all of these differences."""
 
     @property
     def is_tested(self) -> bool:
         """Whether any setting was varied and could be judged."""
-        return self.gap == "beyond noise" and any(e.difference != "not judged" for e in self.effects)
+        return self.gap.order == "faster" and any(e.difference.extent for e in self.effects)
 
     @property
     def sentence(self) -> str:
@@ -148,8 +146,8 @@ def explain_slowest(comparison: Comparison) -> SlowestExplanation | None:
 
 
 def _explanation(slowest: Repeats, fastest: Repeats, own: Sequence[Repeats]) -> SlowestExplanation:
-    tests = len(own) + 1
-    gap = _difference(fastest, slowest, tests)
+    cells = {group.label: group.by_round(SPEED) for group in (slowest, fastest, *own)}
+    ratios = Ranking(cells, slowest.label).to_base
     slow, fast = cell_facts(slowest), cell_facts(fastest)
     behind = slow.token_seconds - fast.token_seconds
     effects = [
@@ -157,20 +155,15 @@ def _explanation(slowest: Repeats, fastest: Repeats, own: Sequence[Repeats]) -> 
             facts=(facts := cell_facts(group)),
             changed=_changed(slowest.record, group.record),
             closed=(slow.token_seconds - facts.token_seconds) / behind if behind > 0 else None,
-            difference=_difference(group, slowest, tests),
+            difference=ratios[group.label],
         )
         for group in own
     ]
     return SlowestExplanation(
-        slowest=slow, fastest=fast, ratio=slow.token_seconds / fast.token_seconds, gap=gap,
+        slowest=slow, fastest=fast, gap=ratios[fastest.label],
+        ratio=ratios[fastest.label].middle or slow.token_seconds / fast.token_seconds,
         effects=tuple(sorted(effects, key=lambda effect: effect.facts.token_seconds)),
-        runs_needed=runs_to_judge(tests),
     )  # fmt: skip
-
-
-def _difference(group: Repeats, base: Repeats, comparisons: int = 1) -> Significance:
-    """Of seconds per token, by the test that every order of cells rests on."""
-    return difference(group.clock(SPEED), base.clock(SPEED), comparisons)
 
 
 def _throughput(group: Repeats) -> float:
@@ -193,7 +186,7 @@ def _slowest_varied(candidates: Sequence[Repeats], bases: Sequence[Repeats]) -> 
         for group in candidates
         if any(group is base for base in bases)
         and _implementation(group.record) == _implementation(slowest.record)
-        and _difference(group, slowest) != "beyond noise"
+        and rank_speeds([slowest, group]).ratio(group.label, slowest.label).order != "faster"
     ]
     return slowest if slowest in varied or not varied else min(varied, key=_throughput)
 
@@ -233,9 +226,9 @@ def _changed(base: Record, record: Record) -> str:
 
 def _gap(found: SlowestExplanation) -> str:
     slow, fast = found.slowest.label, found.fastest.label
-    if found.gap == "within noise":
-        return f"{slow} is statistically tied with {fast}, which shards the same states."
-    untested = ", not tested against noise" if found.gap == "not judged" else ""
+    if found.gap.order in ("equal", "slower") or (found.gap.extent and found.gap.order == "open"):
+        return f"{slow} is not shown to be slower than {fast}, which shards the same states."
+    untested = "" if found.gap.extent else ", not tested against noise"
     return f"{slow} takes {found.ratio:.2f} x the time of {fast}, which shards the same states{untested}."
 
 
@@ -257,20 +250,20 @@ def _facts(found: SlowestExplanation) -> list[str]:
 
 
 def _effects(found: SlowestExplanation) -> list[str]:
-    if found.gap == "within noise":
+    if found.gap.extent and found.gap.order != "faster":
         return []
     if not found.effects:
         return ["No setting was changed by itself, so the cause is not tested."]
     if not found.is_tested:
         return [
-            f"Its settings were changed one at a time, but fewer than {found.runs_needed} runs of each cell "
+            f"Its settings were changed one at a time, but fewer than {interval_runs()} rounds "
             "cannot show what the gap comes from."
         ]
-    judged = [effect for effect in found.effects if effect.difference == "beyond noise"]
+    judged = [effect for effect in found.effects if effect.difference.order in ("faster", "slower")]
     alone = [effect for effect in found.effects if not effect.is_preset]
     closing = [e for e in judged if e.closed is not None and e.closed > 0]
     widening = [e for e in judged if e.closed is not None and e.closed <= 0]
-    none = [effect for effect in found.effects if effect.difference == "within noise"]
+    none = [e for e in found.effects if e.difference.extent and e not in judged]
     sentences = []
     if closing:
         shares = [f"{_name(effect)} closes {percent(effect.closed or 0.0)} of the gap" for effect in closing]
@@ -278,7 +271,7 @@ def _effects(found: SlowestExplanation) -> list[str]:
     if widening:
         sentences.append(f"{listed([_name(e) for e in widening])} made it slower.")
     if none:
-        sentences.append(f"{listed([_name(e) for e in none])} changed nothing beyond noise.")
+        sentences.append(f"{listed([_name(e) for e in none])} changed nothing that these rounds show.")
     if not alone:
         sentences.append("No setting was changed by itself, so the cause is not tested.")
     elif not closing:
@@ -402,13 +395,12 @@ def _speed(where: Stage) -> str:
     order, peaks = where.order, where.figures(peak)
     if order is None or not order.is_judged or len(order.names) < 2:
         return ""
-    best = order.names[0]
     steps = frontier(peaks, order)
     shares = ", ".join(
-        f"{label} {whole_percent(order.median(best) / order.median(label))} at {megabytes(peaks[label])} MB"
+        f"{label} {whole_percent(order.ratio(label, order.base).middle)} at {megabytes(peaks[label])} MB"
         for label in reversed(steps)
     )
-    text = f"Pareto frontier of speed, relative to {best}, and peak memory: {shares}"
+    text = f"Pareto frontier of speed, relative to {order.base}, and peak memory: {shares}"
     return sentence(text, "measure speed again on your GPUs" if where.on_cpu else "")
 
 
@@ -418,7 +410,7 @@ def _slowest(comparison: Comparison) -> str:
     Empty where the runs do not show that it is slower.
     """
     found = explain_slowest(comparison)
-    return found.sentence if found is not None and found.gap == "beyond noise" else ""
+    return found.sentence if found is not None and found.gap.order == "faster" else ""
 
 
 def _growth(where: Stage) -> str:

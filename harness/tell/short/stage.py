@@ -10,8 +10,7 @@ from harness.backends.registry import PLANTED
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import SENT, SPEED
 from harness.judge.ranking import Ranking
-from harness.judge.repeats import Place, Repeats, place_to_compare
-from harness.tell.tables import BASE
+from harness.judge.repeats import BASE, Place, Repeats, place_to_compare
 
 
 @dataclass(frozen=True)

@@ -10,18 +10,18 @@ from harness.job.experiment import Question
 from harness.judge.comparison import Comparison
 from harness.judge.expected import unjudged_amounts
 from harness.judge.metrics import SENT, SPEED, STEP
-from harness.judge.repeats import Repeats, job_marks
+from harness.judge.repeats import BASE, Repeats, job_marks
 from harness.judge.wording import ranks
 from harness.tell.document import Block, Column, Heading, Line, Section, Shown, Table
 from harness.tell.formats import NOT_AVAILABLE, percent
+from harness.tell.order_words import LEGEND, ratio_cell, ratio_column
 from harness.tell.sections.parity import dash
 from harness.tell.short.stage import bytes_frontier, peak, stage
 from harness.tell.short.words import unwrapped
-from harness.tell.tables import BASE, LABELS, WITHOUT_FORM, WITHOUT_FORM_MEANS, figure_column
+from harness.tell.tables import LABELS, WITHOUT_FORM, WITHOUT_FORM_MEANS, figure_column
 
 MOST_ROWS = 16
 """Beyond these only cells that the verdict compares are shown."""
-TIED, UNTESTED = "≈", "?"
 Read = Callable[[Repeats], float | None]
 
 
@@ -34,7 +34,6 @@ class _Figure:
     read: Read
     show: Callable[[Any], str]
     is_ratio: bool = False
-    is_time: bool = False
 
 
 def _median(key: str) -> Read:
@@ -50,11 +49,11 @@ def _largest(key: str) -> Read:
     return lambda group: group.figures[key]
 
 
-def _of_base(key: str, title: str, read: Read, *, is_time: bool = False) -> _Figure:
-    return _Figure(f"{key}_of_{BASE}", f"{title} / {BASE}", read, percent, True, is_time)
+def _of_base(key: str, title: str, read: Read) -> _Figure:
+    return _Figure(f"{key}_of_{BASE}", f"{title} / {BASE}", read, percent, True)
 
 
-SPEED_RATIO = _of_base(SPEED, "speed", _median(SPEED), is_time=True)
+SPEED_RATIO = _Figure("speed_ratio", "", _median(SPEED), percent)
 PEAK_RATIO = _of_base("peak_bytes", "peak", peak)
 STATES_RATIO = _of_base("model_state_bytes", "states", _median("model_state_bytes"))
 SENT_RATIO = _of_base(SENT, "sent", _median(SENT))
@@ -134,11 +133,13 @@ def _repeats(group: Repeats, native: Repeats | None) -> bool:
 
 def _table(key: str, comparison: Comparison, groups: Sequence[Repeats], wanted: Sequence[_Figure]) -> Table:
     bases = {group.place: group for group in groups if group.label == BASE and group.succeeded}
+    orders = [comparison.comparable.rankings.get(group.place) for group in groups]
+    speeds = ratio_column([order for order in orders if order])
     figures = [f for f in wanted if bases or not f.is_ratio]
     columns = [
         LABELS[0],
         replace(LABELS[1], only_values=True),
-        *(Column(f.key, f.title, f.show) for f in figures),
+        *(speeds if f is SPEED_RATIO else Column(f.key, f.title, f.show) for f in figures),
         Column("parity", "parity", align="left"),
     ]
     rows = [
@@ -149,31 +150,15 @@ def _table(key: str, comparison: Comparison, groups: Sequence[Repeats], wanted: 
 
 
 def _value(comparison: Comparison, group: Repeats, figure: _Figure, base: Repeats | None) -> Any:
+    if figure is SPEED_RATIO:
+        return ratio_cell(comparison.comparable.rankings.get(group.place), group.label)
     is_other_work = group.parity == "diverged" and figure.key in (SPEED, STEP)
     value = figure.read(group) if group.succeeded and not is_other_work else None
     if not figure.is_ratio:
         has_no_form = value is not None and figure in AMOUNTS and unjudged_amounts(group.record)
         return Shown(value, f"{figure.show(value)}{WITHOUT_FORM}") if has_no_form else value
     divisor = figure.read(base) if base is not None else None
-    if value is None or not divisor:
-        return None
-    if not figure.is_time:
-        return value / divisor
-    return _speed(comparison, group, base, value / divisor)
-
-
-def _speed(
-    comparison: Comparison, group: Repeats, base: Repeats | None, share: float
-) -> Shown | float | None:
-    """The share with a mark where the runs show no difference to the base; None for other work."""
-    order = comparison.comparable.rankings.get(group.place)
-    if order is None or base is None or not {group.label, base.label} <= set(order.names):
-        return None
-    if group is base:
-        return share
-    judged = order.judgement(group.label, base.label)
-    mark = {"within noise": f" {TIED}", "not judged": f" {UNTESTED}"}.get(judged, "")
-    return Shown(share, f"{percent(share)}{mark}")
+    return value / divisor if value is not None and divisor else None
 
 
 def _state(group: Repeats) -> str:
@@ -188,8 +173,7 @@ def _note(tables: Sequence[Table], left: int) -> str:
     notes = {
         f"Ratios are to {BASE} on the same ranks.": any(key.endswith(f"_of_{BASE}") for key in keys),
         f"{NOT_AVAILABLE}: not measured or not comparable.": NOT_AVAILABLE in texts,
-        f"{TIED}: no difference to {BASE} beyond noise.": any(text.endswith(f" {TIED}") for text in texts),
-        f"{UNTESTED}: too few runs to test.": any(text.endswith(f" {UNTESTED}") for text in texts),
+        f"speed: {LEGEND}.": "speed_ratio" in keys,
         f"{WITHOUT_FORM}: {WITHOUT_FORM_MEANS}.": any(text.endswith(WITHOUT_FORM) for text in texts),
         f"{left} more rows.": left > 0,
     }

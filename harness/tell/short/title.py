@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from harness.forms.flops import STUB
 from harness.job.experiment import Question
 from harness.judge.comparison import Comparison
-from harness.judge.repeats import Repeats
+from harness.judge.repeats import BASE, Repeats
 from harness.judge.scaling import strong_scaling, weak_scaling
 from harness.judge.wording import listed
 from harness.record import Record
-from harness.tell.tables import BASE
 
 QUESTIONS: dict[Question, str] = {
     "speed": "which strategy is fastest?",

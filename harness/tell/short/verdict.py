@@ -17,13 +17,12 @@ from harness.judge.ranking import Ranking
 from harness.judge.repeats import Repeats, rank_speeds
 from harness.judge.scaling import Point, strong_scaling, weak_scaling
 from harness.judge.speed import shares_cores
-from harness.judge.statistics import LEVEL, median_interval
 from harness.judge.volume import volume_differences
 from harness.judge.wording import counted, listed, ranks
 from harness.record import Record
 from harness.tell.document import Items, Line, Section
 from harness.tell.formats import megabytes, number, percent, scientific
-from harness.tell.order_words import ONE_OCCASION, slowest_words, unranked_words
+from harness.tell.order_words import ONE_OCCASION, fastest_words, slowest_words, unranked_words
 from harness.tell.short.stage import Stage, peak, sent_once, stage
 from harness.tell.short.words import levels, names, ratio, sentence, shortened
 
@@ -207,7 +206,7 @@ NOTHING_TIMED = "No speed to compare: no configuration that trains the same mode
 
 
 def speed_sentence(stage: Stage) -> str:
-    """The fastest, those tied with it and the slowest; or why there is no order."""
+    """The fastest and the slowest, as far as the rounds show them; or why there is no order."""
     timed = stage.timed
     if not timed:
         return ON_STUB if any(group.record.on_stub for group in stage.groups) else NOTHING_TIMED
@@ -229,26 +228,10 @@ def _order(order: Ranking, timed: dict[str, Repeats]) -> str:
         return f"only {first.label} was timed, at {highest} tokens/s"
     if not order.is_judged:
         return f"medians are {least} to {highest} tokens/s; {unranked_words(order)}"
-    leaders = [n for n in order.leaders if order.judgement(first.label, n) == "within noise"]
-    slowest = [words for words in (slowest_words(order),) if words]
-    unjudged = [f"too few runs to judge {names(rest)}" for rest in (_unjudged_speeds(order),) if rest]
-    if len(leaders) == len(order.names):
-        return f"all {len(leaders)} are statistically tied at {least} to {highest} tokens/s"
-    if len(leaders) == 1:
-        claim = "has the highest median," if unjudged else "is fastest at"
-        head = f"{first.label} {claim} {highest} tokens/s{_interval(first)}"
-    else:
-        slowest_leader = min(timed[name].median(SPEED) or 0.0 for name in leaders)
-        head = (
-            f"{names(leaders)} are statistically tied as fastest "
-            f"({number(slowest_leader)} to {highest} tokens/s)"
-        )
-    return "; ".join([head, *slowest, *unjudged])
-
-
-def _unjudged_speeds(order: Ranking) -> list[str]:
-    """Cells that may be the fastest, since too few runs of them were made."""
-    return [n for n in order.leaders if order.judgement(order.names[0], n) == "not judged"]
+    head = fastest_words(order)
+    if head.startswith(first.label):
+        head = f"{head}, at {highest} tokens/s"
+    return "; ".join(filter(None, [head, slowest_words(order)]))
 
 
 def reference_words(stage: Stage) -> list[str]:
@@ -269,13 +252,6 @@ def reference_words(stage: Stage) -> list[str]:
     if others != {threads}:
         cut = f" with {counted(threads, 'thread')} (ranks use {listed(sorted(map(str, others)))})"
     return [f"one process{cut} reaches {number(timed[0].median(SPEED))} tokens/s"]
-
-
-def _interval(group: Repeats) -> str:
-    found = median_interval(group.values(SPEED))
-    if found is None:
-        return ""
-    return f" ({percent(LEVEL)} interval {number(found.low)} to {number(found.high)})"
 
 
 def _caveats(groups: Sequence[Repeats]) -> list[str]:

@@ -114,6 +114,7 @@ class _Row:
     values: Sequence[Any]
     """Of the columns for people."""
     texts: Sequence[str]
+    """As HTML."""
     by_key: Mapping[str, Any]
     """Of all columns."""
 
@@ -127,7 +128,8 @@ def table_html(table: Table, cells: Sequence[ReportCell]) -> str:
     shown = table.for_people()
     keys = [column.key for column in table.columns]
     everything = [dict(zip(keys, values, strict=True)) for values in table.values()]
-    rows = [_Row(*of) for of in zip(shown.values(), shown.texts(), everything, strict=True)]
+    texts = shown.written(text_html, "<b>{}</b>")
+    rows = [_Row(*of) for of in zip(shown.values(), texts, everything, strict=True)]
     groups = [list(of) for _, of in groupby(rows, key=lambda row: row.group)]
     if len(groups) > len({row.group for row in rows}):
         groups = [rows]
@@ -172,7 +174,7 @@ def _lines(rows: Sequence[_Row], table: Table, of_cells: _Finder) -> str:
 
 def _cell(text: str, value: Any, key: str, side: Align) -> str:
     shape = ' class="long"' if len(text) > LONG_TEXT else _side(side)
-    return f"<td{shape}{_order(value, key)}>{text_html(text)}</td>"
+    return f"<td{shape}{_order(value, key)}>{text}</td>"
 
 
 def _order(value: Any, key: str) -> str:

@@ -101,9 +101,9 @@ def _table(table: Table) -> str:
         BREAKING if of_column else column.align[0]
         for of_column, column in zip(breaks, table.columns, strict=True)
     )
-    head = _row([column.title for column in table.columns])
+    head = _row([_cell(column.title) for column in table.columns])
     caption = f"\n\n{latex_text(table.caption)}" if table.caption else ""
-    pages = [[_row(line) for line in page] for page in _pages(texts, breaks)]
+    pages = [[_row(line) for line in page] for page in _pages(table.written(_cell, r"\textbf{{{}}}"), breaks)]
     return "\n\n".join(_tabular(sides, head, page) for page in pages) + caption
 
 
@@ -131,7 +131,7 @@ def _tabular(sides: str, head: str, lines: list[str]) -> str:
 
 
 def _row(cells: list[str]) -> str:
-    return " & ".join(map(_cell, cells)) + r" \\"
+    return " & ".join(cells) + r" \\"
 
 
 def _cell(text: str) -> str:

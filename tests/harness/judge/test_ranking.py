@@ -1,119 +1,126 @@
 import math
 from collections.abc import Sequence
-from itertools import combinations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import SPEED, STEP
-from harness.judge.ranking import difference, frontier, ranking
+from harness.judge.ranking import EQUAL, ByRound, Ranking, frontier
 from harness.record import Record
-from harness.tell.order_words import runs_needed_words, slowest_words, unranked_words
+from harness.tell.order_words import fastest_words, ratio_cell, slowest_words, unranked_words
 from tests.records import make_record, make_steps
 
-FAST, SLOW = [1.0, 1.01, 1.02, 1.03, 1.04], [2.0, 2.01, 2.02, 2.03, 2.04]
-BETWEEN = [1.0, 1.2, 1.5, 1.9, 2.2]
+DRIFT = [1.0, 1.3, 0.8, 2.0, 1.1, 3.0, 0.9]
+"""Of a machine, over rounds: more than cells differ."""
+NOISE = [1.0, 1.02, 0.99, 1.01, 0.98, 1.01, 1.0]
 
 
-def one(**runs: Sequence[float]) -> dict[str, dict[int, Sequence[float]]]:
-    return {name: {0: values} for name, values in runs.items()}
+def rounds(seconds: float, noise: Sequence[float] = NOISE, shift: int = 0) -> dict[tuple[int, ...], float]:
+    """Seconds of a cell on a machine that drifts; `shift` moves its own noise."""
+    return {(0, n): seconds * drift * noise[(n + shift) % len(noise)] for n, drift in enumerate(DRIFT)}
 
 
-def test_cells_that_are_apart_are_in_tiers() -> None:
-    order = ranking(one(slow=SLOW, fast=FAST))
-    assert order.tiers == (("fast",), ("slow",))
-    assert (order.leaders, order.trailers) == (("fast",), ("slow",))
-    assert order.is_ahead("fast", "slow")
-    assert not order.is_ahead("slow", "fast")
+def order_of(**cells: ByRound) -> Ranking:
+    """The first is the base."""
+    return Ranking(cells, next(iter(cells)))
 
 
-def test_a_cell_that_is_tied_with_both_sides_joins_them_and_its_rivals_stay_ordered() -> None:
-    order = ranking(one(fast=FAST, slow=SLOW, between=BETWEEN))
-    assert order.tiers == (("fast", "between", "slow"),)
-    assert order.is_ahead("fast", "slow")
-    assert order.leaders == ("fast", "between")
-    assert order.trailers == ("between", "slow")
+UNLIKE = [1.0, 2.0, 0.5, 1.6, 0.6, 1.2, 0.8]
+"""Noise that hides an order."""
 
 
-def test_the_slowest_is_named_with_those_that_are_tied_with_it() -> None:
-    order = ranking(one(fast=FAST, slow=SLOW, slower=[value + 0.005 for value in SLOW]))
-    assert slowest_words(order) == "slower lowest at 50 % of fast, statistically tied with slow"
-    assert slowest_words(ranking(one(fast=FAST, slow=SLOW))) == "slow slowest at 50 % of fast"
-    assert slowest_words(ranking(one(fast=FAST, between=BETWEEN))) == ""
+def test_cells_are_compared_within_rounds() -> None:
+    """The runs of both overlap by far; in each round one is ahead by a tenth."""
+    order = order_of(ddp=rounds(1.0), fsdp=rounds(1.1, shift=3))
+    assert max(order.values["ddp"].values()) > 2 * min(order.values["fsdp"].values())
+    ratio = order.ratio("fsdp", "ddp")
+    assert (ratio.order, ratio.rounds) == ("slower", 7)
+    assert ratio.middle == pytest.approx(1 / 1.1, rel=0.02)
+    assert ratio.extent is not None
+    assert ratio.extent.low < 1 / 1.1 < ratio.extent.high < 1
+    assert order.ratio("ddp", "fsdp").order == "faster"
+    assert order.tiers == (("ddp",), ("fsdp",))
 
 
-def test_runs_that_overlap_are_in_no_order() -> None:
-    """As zero2 and ddp of a published page, whose medians were 119 and 123 ms."""
-    order = ranking(one(zero2=[0.110, 0.119, 0.131, 0.125], ddp=[0.112, 0.123, 0.128, 0.135]))
-    assert order.tiers == (("zero2", "ddp"),)
-    assert order.judgement("ddp", "zero2") == "within noise"
+def test_cells_whose_interval_lies_close_to_one_are_equal() -> None:
+    order = order_of(ddp=rounds(1.0), zero0=rounds(1.001, shift=3), zero3=rounds(4.0, shift=1))
+    assert order.ratio("zero0", "ddp").order == "equal"
+    assert (order.leaders, order.trailers) == (("ddp", "zero0"), ("zero3",))
+    assert fastest_words(order) == "ddp and zero0 are fastest (equal within 5 %)"
+    assert slowest_words(order) == "zero3 is slowest, at a quarter of ddp"
+    assert EQUAL == 0.05
 
 
-def test_so_few_runs_that_nothing_could_be_shown_state_no_order() -> None:
-    order = ranking(one(fast=[1.0, 1.0, 1.0], slow=[9.0, 9.0, 9.0]))
-    assert (order.tiers, order.is_judged) == ((("fast", "slow"),), False)
-    assert unranked_words(order) == "too few runs to rank 2 cells: each needs 4"
+def test_a_difference_that_the_rounds_do_not_settle_is_open() -> None:
+    order = order_of(ddp=rounds(1.0), fsdp=rounds(1.3, UNLIKE), zero3=rounds(9.0))
+    assert order.ratio("fsdp", "ddp").order == "open"
+    assert fastest_words(order) == "fastest is one of ddp and fsdp (their order is open)"
+    cells = [ratio_cell(order, name) for name in ("ddp", "fsdp", "zero3")]
+    assert [cell.text[0] for cell in cells if cell] == ["1", "~", "0"]
+    assert [cell.is_strong for cell in cells if cell] == [False, False, True]
 
 
-def test_a_difference_beyond_chance_whose_intervals_overlap_is_no_order() -> None:
-    fast = [*(1.0 + 0.01 * n for n in range(8)), 1.9]
-    slow = [*(2.0 + 0.01 * n for n in range(8)), 1.5]
-    assert difference({0: fast}, {0: slow}) == "beyond noise"
-    assert difference({0: fast[-6:]}, {0: slow[-6:]}) == "within noise"
+def test_several_may_be_slowest() -> None:
+    order = order_of(ddp=rounds(1.0), fsdp=rounds(3.0, UNLIKE), zero3=rounds(3.5))
+    assert order.trailers == ("fsdp", "zero3")
+    assert slowest_words(order) == "slowest is one of fsdp and zero3, zero3 at 29 % of ddp"
 
 
-def test_cells_are_compared_within_occasions() -> None:
-    """Days differ by more than the cells do, which are apart on each day."""
-    fast = {0: [1.0, 1.01, 1.02], 1: [3.0, 3.01, 3.02]}
-    slow = {0: [1.1, 1.11, 1.12], 1: [3.1, 3.11, 3.12]}
-    assert difference({0: [*fast[0], *fast[1]]}, {0: [*slow[0], *slow[1]]}) == "within noise"
-    assert difference(fast, slow) == "beyond noise"
+def test_fewer_than_six_rounds_have_a_ratio_and_no_interval() -> None:
+    few = {name: dict(list(of.items())[:5]) for name, of in (("a", rounds(1.0)), ("b", rounds(9.0)))}
+    order = Ranking(few, "a")
+    assert (order.is_judged, order.tiers) == (False, (("a", "b"),))
+    assert order.to_base["b"].middle == pytest.approx(1 / 9)
+    assert order.to_base["b"].extent is None
+    assert unranked_words(order) == "too few rounds to rank 2 cells: 5 of 6"
+
+
+def test_a_round_in_which_a_cell_has_no_figure_is_left_out_for_it_alone() -> None:
+    lacking = {key: value for key, value in rounds(2.0).items() if key != (0, 3)}
+    order = order_of(ddp=rounds(1.0), fsdp=lacking, zero3=rounds(3.0))
+    assert [order.to_base[name].rounds for name in ("fsdp", "zero3")] == [6, 7]
+    assert [order.to_base[name].order for name in ("fsdp", "zero3")] == ["slower", "slower"]
+
+
+def test_cells_that_share_no_round_are_compared_with_nothing() -> None:
+    order = order_of(ddp=rounds(1.0), fsdp={(1, *key[1:]): value for key, value in rounds(2.0).items()})
+    assert order.ratio("fsdp", "ddp").middle is None
+    assert ratio_cell(order, "fsdp") is None
+    assert not order.is_judged
 
 
 def test_an_order_that_does_not_hold_on_each_occasion_is_none() -> None:
-    fast = {0: [1.0, 1.01, 1.02, 1.03], 1: [1.0, 1.01, 1.02, 1.03], 2: [2.0]}
-    slow = {0: [2.0, 2.01, 2.02, 2.03], 1: [2.0, 2.01, 2.02, 2.03], 2: [1.9]}
-    assert difference(fast, slow) == "within noise"
-    assert difference({0: fast[0], 1: fast[1]}, {0: slow[0], 1: slow[1]}) == "beyond noise"
+    other = {(1, 0): 1.0}
+    ours, theirs = {**rounds(1.0), **other}, {**rounds(2.0), (1, 0): 0.9}
+    assert order_of(ddp=ours, fsdp=theirs).ratio("fsdp", "ddp").order == "open"
+    assert order_of(ddp=ours, fsdp={**theirs, (1, 0): 2.1}).ratio("fsdp", "ddp").order == "slower"
 
 
-def test_cells_that_never_ran_on_one_occasion_are_not_judged() -> None:
-    assert difference({0: FAST}, {1: SLOW}) == "not judged"
-
-
-def test_no_order_contradicts_the_medians_that_are_shown() -> None:
-    fast = {0: FAST, 1: [9.0] * 20}
-    assert difference(fast, {0: SLOW}) == "within noise"
-
-
-def test_memory_buys_speed_only_where_each_step_is_beyond_noise() -> None:
-    values = one(lean=SLOW, middle=BETWEEN, fat=FAST, fatter=[value - 0.001 for value in FAST])
+def test_memory_buys_speed_only_where_each_step_is_shown() -> None:
+    order = order_of(
+        lean=rounds(2.0), middle=rounds(1.5, UNLIKE), fat=rounds(1.0), fatter=rounds(0.999, shift=2)
+    )
     peaks = {"lean": 1.0, "middle": 2.0, "fat": 3.0, "fatter": 4.0}
-    more = {name: {0: [*runs[0], *(value + 0.005 for value in runs[0])]} for name, runs in values.items()}
-    assert frontier(peaks, ranking(more)) == ["lean", "fat"]
-    assert frontier(peaks, ranking({n: {0: r[0][:1]} for n, r in values.items()})) == ["lean"]
+    assert frontier(peaks, order) == ["lean", "fat"]
+    single = Ranking({name: {(0, 0): of[0, 0]} for name, of in order.values.items()}, "lean")
+    assert frontier(peaks, single) == ["lean"]
 
 
-FIGURES = st.lists(st.floats(0.01, 10.0), min_size=1, max_size=6)
-
-
-CELL = st.dictionaries(st.integers(0, 2), FIGURES, min_size=1)
+CELL = st.dictionaries(st.tuples(st.integers(0, 1), st.integers(0, 7)), st.floats(0.01, 10.0), min_size=1)
 
 
 @settings(deadline=None)
 @given(st.dictionaries(st.sampled_from("abcde"), CELL, min_size=1))
-def test_no_order_goes_in_a_circle_or_against_the_medians(values: dict[str, dict[int, list[float]]]) -> None:
-    order = ranking(values)
+def test_no_order_goes_in_a_circle(values: dict[str, dict[tuple[int, ...], float]]) -> None:
+    order = Ranking(values, next(iter(values)))
     assert sorted(name for tier in order.tiers for name in tier) == sorted(values)
     assert order.leaders
     assert order.trailers
     for earlier, tier in enumerate(order.tiers):
         for later in order.tiers[earlier + 1 :]:
             assert all(order.is_ahead(left, right) for left in tier for right in later)
-    for left, right in order.judgements:
-        if order.is_ahead(left, right):
-            assert order.median(left) < order.median(right)
 
 
 STEPS = st.tuples(st.floats(0.01, 10.0), st.floats(0.01, 10.0))
@@ -130,24 +137,34 @@ def runs(label: str, timed: Sequence[tuple[float, float]]) -> list[Record]:
 
 
 @settings(deadline=None)
-@given(st.lists(st.lists(STEPS, min_size=1, max_size=4), min_size=2, max_size=4))
-def test_rates_and_step_times_rank_no_two_cells_oppositely(cells: list[list[tuple[float, float]]]) -> None:
-    records = [record for n, timed in enumerate(cells) for record in runs(f"fsdp:prefetch={n}", timed)]
-    comparison = Comparison(records)
-    figures = [group.figures for group in comparison.groups]
-    for left, right in combinations(figures, 2):
-        steps, rates = ([side[key] or 0.0 for side in (left, right)] for key in (STEP, SPEED))
-        if not math.isclose(*steps):
-            assert (steps[0] < steps[1]) == (rates[0] > rates[1])
+@given(st.lists(st.lists(STEPS, min_size=7, max_size=8), min_size=2, max_size=4))
+def test_rates_and_step_times_have_one_order(cells: list[list[tuple[float, float]]]) -> None:
+    comparison = Comparison(record for n, of in enumerate(cells) for record in runs(f"fsdp:prefetch={n}", of))
     (order,) = comparison.rankings.values()
-    shown = {group.label: group.figures[STEP] or 0.0 for group in comparison.groups}
-    for left, right in order.judgements:
-        assert not order.is_ahead(left, right) or shown[left] < shown[right]
+    for group in comparison.groups:
+        steps, rates = group.by_round(STEP), group.by_round(SPEED)
+        base = next(other for other in comparison.groups if other.label == order.base)
+        for key in steps.keys() & base.by_round(STEP).keys():
+            ratios = [of[key] / base.by_round(name)[key] for of, name in ((steps, STEP), (rates, SPEED))]
+            assert math.isclose(*ratios, rel_tol=1e-9)
 
 
 def test_the_reference_is_ranked_with_none() -> None:
     alone = make_record(label="single", world_size=1)
-    comparison = Comparison([alone, *(make_record(label=label, world_size=1) for label in ("ddp", "fsdp"))])
+    comparison = Comparison([alone, *(make_record(label=label, world_size=1) for label in ("fsdp", "ddp"))])
     (order,) = comparison.rankings.values()
-    assert order.names == ("ddp", "fsdp")
-    assert runs_needed_words(comparison.rankings) == "4 runs of each of the 2 cells on 1 rank"
+    assert (order.names, order.base) == (("ddp", "fsdp"), "ddp")
+
+
+def test_programs_get_the_ratio_of_each_cell_and_its_order() -> None:
+    made = [
+        make_record(label=label, repeat=n, run_id=f"{label}-{n}", steps=make_steps(seconds=seconds * drift))
+        for label, seconds in (("ddp", 1.0), ("zero3", 4.0))
+        for n, drift in enumerate(DRIFT)
+    ]
+    rows = Comparison([make_record(label="single"), *made]).as_json()["rows"]
+    names = ("speed_base", "speed_ratio", "speed_ratio_low", "speed_ratio_high", "speed_order")
+    found = {row["backend"]: [row[name] for name in names] for row in rows}
+    assert found["single"] == [None] * 5
+    assert found["ddp"] == ["ddp", 1.0, 1.0, 1.0, "equal"]
+    assert found["zero3"] == ["ddp", *[pytest.approx(0.25)] * 3, "slower"]

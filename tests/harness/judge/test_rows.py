@@ -16,6 +16,8 @@ ROW_KEYS = {
     "predicted_peak_bytes", "parity",
     "parity_reason", "not_judged",
 }  # fmt: skip
+SPEED_KEYS = {"speed_base", "speed_ratio", "speed_ratio_low", "speed_ratio_high", "speed_order"}
+"""Of the cell, in the document."""
 
 
 def test_a_row_holds_every_key_whatever_the_run_gave() -> None:
@@ -31,6 +33,7 @@ def test_document_is_json_and_holds_the_job() -> None:
     assert set(document) == {
         "job_id", "job_ids", "rows", "not_comparable", "noise", "repeat_spreads", "settings", "findings",
     }  # fmt: skip
+    assert all(set(row) == ROW_KEYS | SPEED_KEYS for row in document["rows"])
     assert document["job_id"] == "0123456789ab"
     assert [row["parity"] for row in document["rows"]] == ["exact", "exact"]
 

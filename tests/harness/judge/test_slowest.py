@@ -57,7 +57,7 @@ def test_without_variants_facts_are_stated_and_no_cause() -> None:
     found = explained(base())
     assert (found.slowest.label, found.fastest.label) == ("zero3", "fsdp")
     assert found.ratio == pytest.approx(2.0)
-    assert found.gap == "beyond noise"
+    assert found.gap.order == "faster"
     assert (found.slowest.collectives, found.fastest.collectives) == (83, 15)
     assert (found.slowest.gathers, found.slowest.units, found.slowest.prefetch) == (83, 39, "none")
     assert found.effects == ()
@@ -83,11 +83,11 @@ def test_the_share_of_the_gap_that_a_setting_closes_is_measured() -> None:
     assert shares["leaf_module=blocks"] == pytest.approx(0.6)
     assert shares["stage3_max_live_parameters=1000"] == pytest.approx(0.0, abs=1e-9)
     assert shares["stage3_max_reuse_distance=1000"] == pytest.approx(-0.25)
-    assert [effect.difference for effect in found.effects] == ["beyond noise", "within noise", "beyond noise"]
+    assert [effect.difference.order for effect in found.effects] == ["faster", "equal", "slower"]
     assert found.is_tested
     assert found.sentence.endswith(
         "leaf_module=blocks closes 60 % of the gap. stage3_max_reuse_distance=1000 made it slower. "
-        "stage3_max_live_parameters=1000 changed nothing beyond noise."
+        "stage3_max_live_parameters=1000 changed nothing that these rounds show."
     )
 
 
@@ -99,18 +99,12 @@ def test_settings_that_change_nothing_leave_the_gap_unexplained() -> None:
 
 def test_too_few_runs_show_no_cause_however_large_the_difference() -> None:
     found = explained([*base(3), *runs("zero3:leaf_module=blocks", 1.0, 3)])
-    assert (found.gap, found.effects[0].difference) == ("not judged", "not judged")
+    assert (found.gap.extent, found.effects[0].difference.extent) == (None, None)
     assert found.effects[0].closed == pytest.approx(1.0)
     assert not found.is_tested
     assert "not tested against noise" in found.sentence
-    assert "fewer than 5 runs of each cell cannot show" in found.sentence
+    assert "fewer than 6 rounds cannot show" in found.sentence
     assert "closes" not in found.sentence
-
-
-def test_more_settings_need_more_runs() -> None:
-    variants = [f"zero3:stage3_max_live_parameters={n}" for n in range(1, 9)]
-    found = explained([*base(), *(record for label in variants for record in runs(label, 2.0))])
-    assert found.runs_needed > explained(base()).runs_needed
 
 
 def test_a_preset_is_said_to_change_several_settings() -> None:
@@ -132,8 +126,8 @@ def test_a_variant_is_no_candidate_for_the_slowest() -> None:
 def test_a_tie_is_no_gap() -> None:
     level = [*runs("single", 1.0, 1), *runs("fsdp", 1.0), *runs("zero3", 1.0001)]
     found = explained([*level, *runs("zero3:leaf_module=blocks", 0.5)])
-    assert found.gap == "within noise"
-    assert found.sentence.startswith("zero3 is statistically tied with fsdp")
+    assert found.gap.order == "equal"
+    assert found.sentence.startswith("zero3 is not shown to be slower than fsdp")
     assert "closes" not in found.sentence
 
 

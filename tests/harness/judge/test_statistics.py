@@ -1,21 +1,24 @@
+from itertools import product
+from math import comb
 from typing import TypeAlias
 
 import numpy as np
 import pytest
 from numpy.typing import ArrayLike
-from scipy.stats import permutation_test
+from scipy.stats import permutation_test, wilcoxon
 
 from harness.judge.statistics import (
     LEVEL,
     Interval,
     chance,
     median_interval,
-    pairs_among,
     percentile_95,
     runs_to_judge,
+    sign_flip_chances,
     significance,
     stratified_significance,
     value_range,
+    walsh,
 )
 
 Floats: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
@@ -65,13 +68,11 @@ def test_equal_cells_raise_a_false_alarm_in_at_most_one_of_twenty_comparisons(ce
     drawn = np.take_along_axis(drawn, np.argsort(np.median(drawn, axis=2))[:, :, np.newaxis], axis=1)
     others, fastest = drawn[:, :-1], np.repeat(drawn[:, -1:], cells - 1, axis=1)
     found = chances(others.reshape(-1, runs), fastest.reshape(-1, runs)).reshape(tries, cells - 1)
-    least = (1 - LEVEL) / pairs_among(cells)
+    least = (1 - LEVEL) / comb(cells, 2)
     alone = np.argwhere((found > least) & (found <= 1 - LEVEL))[:1]
     """Beyond noise if these were the only two cells."""
     for place, other in [(0, 0), *alone.tolist()]:
-        judged = significance(
-            others[place, other].tolist(), fastest[place, other].tolist(), pairs_among(cells)
-        )
+        judged = significance(others[place, other].tolist(), fastest[place, other].tolist(), comb(cells, 2))
         assert judged == ("beyond noise" if found[place, other] <= least else "within noise")
     alarms = np.count_nonzero(found.min(axis=1) <= least)
     assert alarms / tries <= 0.05 + 3 * (0.05 * 0.95 / tries) ** 0.5
@@ -79,7 +80,7 @@ def test_equal_cells_raise_a_false_alarm_in_at_most_one_of_twenty_comparisons(ce
 
 @pytest.mark.parametrize(("cells", "runs"), [(2, 4), (3, 5), (5, 6), (19, 8)])
 def test_runs_that_are_apart_differ_once_there_are_enough(cells: int, runs: int) -> None:
-    pairs = pairs_among(cells)
+    pairs = comb(cells, 2)
     slow, fast = [1.0 + 0.01 * n for n in range(runs)], [2.0 + 0.01 * n for n in range(runs)]
     assert runs_to_judge(pairs) == runs
     assert significance(slow, fast, pairs) == "beyond noise"
@@ -161,3 +162,65 @@ def test_days_that_differ_raise_no_more_false_alarms(runs: tuple[int, ...]) -> N
         days = [generator.lognormal(day, 0.1, (2, count)).tolist() for day, count in enumerate(runs)]
         alarms += stratified_significance([(left, right) for left, right in days]) == "beyond noise"
     assert alarms / 400 <= 0.05 + 3 * (0.05 * 0.95 / 400) ** 0.5
+
+
+def test_walsh_averages_give_the_estimate_and_interval_of_published_tables() -> None:
+    """Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, example 3.3 (nine patients)."""
+    before = [1.83, 0.50, 1.62, 2.48, 1.68, 1.88, 1.55, 3.06, 1.30]
+    after = [0.878, 0.647, 0.598, 2.05, 1.06, 1.29, 1.06, 3.14, 1.29]
+    middle, extent = walsh([y - x for x, y in zip(before, after, strict=True)])
+    assert middle == pytest.approx(-0.46, abs=0.005)
+    assert extent is not None
+    assert (extent.low, extent.high) == (pytest.approx(-0.786, abs=5e-4), pytest.approx(-0.010, abs=5e-4))
+    assert walsh([1.0, 2.0, 3.0, 4.0, 9.0]) == (pytest.approx(3.0), None)
+
+
+@pytest.mark.parametrize("rounds", [6, 7, 12, 25])
+def test_the_interval_of_ratios_holds_what_the_signed_rank_test_does_not_reject(rounds: int) -> None:
+    values = np.random.default_rng(rounds).lognormal(0, 1, rounds)
+    _, extent = walsh(values.tolist())
+    assert extent is not None
+    for bound, inside in ((extent.low, 1e-9), (extent.high, -1e-9)):
+        assert wilcoxon(values - bound - inside, method="exact").pvalue > 1 - LEVEL
+        assert wilcoxon(values - bound + inside, method="exact").pvalue <= 1 - LEVEL
+
+
+def test_flips_of_whole_rounds_judge_all_questions_together() -> None:
+    """Against a loop over all flips: step-down, the clearest first."""
+    table = np.random.default_rng(2).normal([0.0, 1.0, 3.0], 1.0, (7, 3))
+    scale = np.sqrt((table**2).sum(axis=0))
+    seen = np.abs(table.sum(axis=0)) / scale
+    flipped = [
+        np.abs((np.array(of)[:, None] * table).sum(axis=0)) / scale for of in product((1, -1), repeat=7)
+    ]
+    expected, left, largest = dict.fromkeys(range(3), 0.0), [0, 1, 2], 0.0
+    for column in sorted(range(3), key=lambda n: -seen[n]):
+        largest = max(largest, float(np.mean([max(of[left]) >= seen[column] - 1e-12 for of in flipped])))
+        expected[column] = largest
+        left.remove(column)
+    assert sign_flip_chances(table) == pytest.approx(list(expected.values()))
+
+
+def test_one_question_is_the_sign_flip_test_of_scipy() -> None:
+    for rounds in (7, 20):
+        values = np.random.default_rng(rounds).normal(0.3, 1.0, rounds)
+        by_scipy = permutation_test((values,), np.mean, permutation_type="samples", n_resamples=20_000)
+        (found,) = sign_flip_chances(values[:, None])
+        assert found == pytest.approx(by_scipy.pvalue, abs=0 if rounds == 7 else 0.02)
+
+
+@pytest.mark.parametrize("rounds", [6, 7, 15])
+def test_equal_cells_raise_a_false_alarm_in_at_most_one_of_twenty_tables(rounds: int) -> None:
+    """Ten cells beside a base whose noise they share, heavy-tailed, with a machine that drifts."""
+    generator = np.random.default_rng(rounds)
+    alarms, tries = 0, 400
+    for _ in range(tries):
+        drift = np.linspace(0, generator.normal(), rounds)
+        logs = generator.standard_t(2, (rounds, 11)) * 0.1 + drift[:, None]
+        alarms += min(sign_flip_chances(logs[:, 1:] - logs[:, :1])) <= 1 - LEVEL
+    assert alarms / tries <= 0.05 + 3 * (0.05 * 0.95 / tries) ** 0.5
+
+
+def test_seven_rounds_settle_eleven_questions() -> None:
+    table = np.random.default_rng(1).normal(1.0, 0.3, (7, 11))
+    assert sign_flip_chances(table) == [2 / 2**7] * 11

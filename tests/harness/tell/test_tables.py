@@ -35,7 +35,7 @@ def test_figures_of_a_run_are_in_their_columns() -> None:
     (_, line) = lines(make_record(), make_record(label="ddp"))
     assert line == {
         "backend": "ddp", "world_size": "2", "status": "ok", "tokens_per_second": "2,048",
-        "of_fastest": "n/a", "step_seconds": "500", "peak_bytes": "2.00 (0.001)",
+        "speed_ratio": "n/a", "step_seconds": "500", "peak_bytes": "2.00 (0.001)",
         "model_state_bytes": "0.016", "sent_bytes_per_step": "0.004",
         "expected_sent_bytes_per_step": line["expected_sent_bytes_per_step"],
         "textbook_sent_bytes_per_step": "0.004", "max_loss_difference": "0",
@@ -63,17 +63,18 @@ def test_repeats_share_a_line_with_medians_and_the_worst_parity() -> None:
     assert line["parity"] == "tight"
 
 
-def test_difference_within_the_noise_is_marked() -> None:
+def test_a_speed_is_a_ratio_to_ddp_with_its_interval() -> None:
     found = lines(
-        *timed("ddp", 1000, 1000, 1100, 1200, 1200), *timed("fsdp", 1050, 1050, 1120, 1150, 1150),
-        *timed("zero3", 5, 5, 6, 7, 7),
-    )  # fmt: skip
-    assert [line["of_fastest"] for line in found] == ["98 % ≈", "0.5 %", "100 % ≈"]
+        *timed("ddp", *[1000, 1010] * 3), *timed("fsdp", *[1020, 1000] * 3), *timed("zero3", *[5, 6] * 3)
+    )
+    assert [line["speed_ratio"] for line in found] == [
+        "1", "0.00545 (0.005 to 0.00594)", "1.00 (0.99 to 1.02)",
+    ]  # fmt: skip
 
 
-def test_difference_of_three_runs_is_not_judged() -> None:
+def test_the_ratio_of_few_rounds_is_open() -> None:
     found = lines(*timed("ddp", 1000, 1001, 1002), *timed("fsdp", 2000, 2001, 2002))
-    assert [line["of_fastest"] for line in found] == ["50 % ?", "100 % ?"]
+    assert [line["speed_ratio"] for line in found] == ["1", "~2.00"]
 
 
 def test_spread_holds_the_range_of_the_runs_and_the_percentile_of_the_steps() -> None:

@@ -46,7 +46,7 @@ def test_one_digit_in_a_table_is_named_by_its_line(copy: Path, name: str) -> Non
 
 
 def test_verdict_sentence_that_was_changed_is_named(copy: Path) -> None:
-    line = edit(copy / "report.md", "too few runs to rank", "too many runs to rank")
+    line = edit(copy / "report.md", "too few rounds to rank", "too many rounds to rank")
     assert found(verify(copy / "report.md"))[0].startswith(f"report.md, line {line}: reads")
 
 

@@ -34,7 +34,7 @@ def test_rows_in_another_order_are_named(copy: Path) -> None:
             {
                 "| peak MB/rank (spread) |": "| peak GB/rank (spread) |",
                 "| least | most |": "| most | least |",
-                "of highest: median": "of lowest: median",
+                "speed: each cell": "speed: no cell",
                 "MB is 1e6 bytes": "MB is 1e9 bytes",
                 "parameter_dtype: float32": "parameter_dtype: bfloat16",
                 "<details><summary>ddp, 2 ranks": "<details open><summary>ddp, 2 ranks",

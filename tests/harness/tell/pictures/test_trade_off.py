@@ -21,7 +21,7 @@ def test_without_ddp_axes_are_absolute_and_begin_at_zero() -> None:
     assert channel["title"] == "peak memory of a rank, MB"
 
 
-def test_a_frontier_is_drawn_through_cells_that_are_faster_beyond_noise() -> None:
+def test_a_frontier_is_drawn_through_cells_that_are_shown_to_be_faster() -> None:
     runs = [
         timed(label, seconds + n / 1000, repeat=n, ranks=make_ranks_of(peak))
         for label, seconds, peak in (("fsdp", 1.0, 10**6), ("ddp", 0.5, 2 * 10**6), ("zero3", 1.0, 3 * 10**6))
@@ -30,7 +30,7 @@ def test_a_frontier_is_drawn_through_cells_that_are_faster_beyond_noise() -> Non
     picture = made(trade_off_picture(compared(*runs)))
     on_it = {row["name"] for row in rows_of(picture) if row["on_frontier"]}
     assert on_it == {"fsdp", "ddp"}
-    assert "Pareto frontier, each step faster beyond noise: fsdp and ddp" in picture.caption
+    assert "Pareto frontier, each step shown to be faster: fsdp and ddp" in picture.caption
 
 
 def make_ranks_of(peak: int) -> list[RankPart]:
@@ -40,7 +40,7 @@ def make_ranks_of(peak: int) -> list[RankPart]:
 
 def test_of_single_runs_no_frontier_is_drawn() -> None:
     picture = made(trade_off_picture(compared(timed("ddp", 0.5), timed("zero3", 1.0))))
-    assert "No frontier is drawn: too few runs" in picture.caption
+    assert "No frontier is drawn: too few rounds" in picture.caption
 
 
 def test_of_many_cells_the_fastest_are_drawn_and_the_caption_says_so() -> None:

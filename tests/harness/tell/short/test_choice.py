@@ -69,7 +69,7 @@ def test_what_ranks_hold_and_send_is_answered_without_speed() -> None:
 def test_speed_is_advised_only_where_the_runs_support_an_order() -> None:
     few = [*repeats("ddp", 0.5), *repeats("zero3", 1.0)]
     assert "Speed here" not in advice("speed", *few)
-    more = [*repeats("ddp", 0.5, 0.51, 0.51, 0.52), *repeats("zero3", 1.0, 1.1, 1.1, 1.2)]
+    more = [*repeats("ddp", *[0.5, 0.51] * 3), *repeats("zero3", *[1.0, 1.1] * 3)]
     assert "measure speed again on your GPUs" in advice("speed", *more)["Speed here"]
 
 

@@ -2,7 +2,7 @@ from harness.job.experiment import Question
 from harness.judge.comparison import Comparison
 from harness.record import Record
 from harness.tell.document import Heading, Line, Table
-from harness.tell.short.summary import FIGURES, MOST_ROWS, TIED, UNTESTED, summary_cells, summary_section
+from harness.tell.short.summary import FIGURES, MOST_ROWS, summary_cells, summary_section
 from tests.harness.tell.short.records import repeats
 from tests.records import NORMS, make_communication, make_record, make_steps, make_weights
 
@@ -66,26 +66,25 @@ def test_the_reference_is_no_row_next_to_others() -> None:
     assert list(shown(table)) == ["single"]
 
 
-def test_a_speed_that_does_not_differ_beyond_noise_or_cannot_be_tested_is_marked() -> None:
+def test_a_speed_has_the_interval_of_its_ratio_and_a_mark_where_it_is_open() -> None:
     (table,) = tables(
         "speed",
         *repeats("ddp", 0.5, 0.5, 0.51, 0.52, 0.52, 0.53),
         *repeats("fsdp", 0.505, 0.505, 0.515, 0.525, 0.525, 0.53),
+        *repeats("zero2", 0.505, 0.605, 0.315, 0.525, 0.325, 0.93),
         *repeats("zero3", 1.0, 1.01, 1.02, 1.03, 1.04, 1.05),
         *repeats("zero1", 0.7),
     )
-    found = {name: row["tokens_per_second_of_ddp"] for name, row in shown(table).items()}
-    assert found["ddp"] == "100 %"
-    assert found["fsdp"].endswith(f" {TIED}")
-    assert found["zero3"] == "50 %"
-    assert found["zero1"].endswith(f" {UNTESTED}")
+    assert [column.title for column in table.columns][2] == "speed / ddp"
+    assert {name: row["speed_ratio"] for name, row in shown(table).items()} == {
+        "ddp": "1", "fsdp": "0.99 (0.99 to 1.00)", "zero2": "~0.99 (0.57 to 1.62)",
+        "zero3": "0.50 (0.50 to 0.50)", "zero1": "~0.71",
+    }  # fmt: skip
+    assert table.written(str, "**{}**")[3][2] == "**0.50 (0.50 to 0.50)**"
 
 
-def test_marks_are_explained_where_they_stand() -> None:
-    text = note(*repeats("ddp", 0.5), *repeats("fsdp", 0.6))
-    assert f"{UNTESTED}: too few runs to test." in text
-    assert TIED not in text
-    assert UNTESTED not in note(make_record(label="ddp"))
+def test_without_a_pair_nothing_is_said_of_speeds() -> None:
+    assert "bold: settled" in note(*repeats("ddp", 0.5), *repeats("fsdp", 0.6))
 
 
 def test_cells_that_did_other_work_have_no_speed_and_their_parity_is_told() -> None:
@@ -94,12 +93,12 @@ def test_cells_that_did_other_work_have_no_speed_and_their_parity_is_told() -> N
     failed = make_record(label="zero2", status="failed", steps=[], ranks=[], comm=[], windows=None)
     (table,) = tables("speed", make_record(), make_record(label="ddp"), wrong, failed)
     rows = shown(table)
-    assert (rows["zero1"]["tokens_per_second_of_ddp"], rows["zero1"]["parity"]) == ("n/a", "diverged")
+    assert (rows["zero1"]["speed_ratio"], rows["zero1"]["parity"]) == ("n/a", "diverged")
     assert (rows["zero2"]["tokens_per_second"], rows["zero2"]["parity"]) == ("n/a", "failed")
 
 
 def test_what_was_not_asked_is_no_column() -> None:
-    speeds = {"tokens_per_second", "step_seconds", "tokens_per_second_of_ddp"}
+    speeds = {"tokens_per_second", "step_seconds", "speed_ratio"}
     unasked: tuple[Question, ...] = ("memory", "parity")
     for question in unasked:
         (table,) = tables(question, make_record(), make_record(label="ddp"))
