@@ -25,3 +25,11 @@ def test_a_rank_out_of_memory(backend: str, variable: str, value: str, said: str
     assert record.error is not None
     assert (record.status, record.error.rank) == ("oom", 1), record.error
     assert said in record.error.message
+
+
+def test_memory_beyond_the_limit_of_a_job_is_not_served(machine: Machine) -> None:
+    """`runtime.memory_limit` ends a rank on CUDA as a full device does."""
+    record = machine.run("ddp", settings=["runtime.memory_limit=1MB"])
+    assert (record.status, record.world.memory_limit_bytes) == ("oom", 10**6), record.error
+    assert record.error is not None
+    assert "CUDA out of memory" in record.error.message

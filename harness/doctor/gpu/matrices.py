@@ -16,6 +16,7 @@ from typing import Any
 
 from harness.doctor.gpu.packing import pack_matrix
 from harness.doctor.gpu.runs import END_SECONDS, INTERRUPTED, OUT_OF_TIME
+from harness.errors import HarnessError
 from harness.forms.flops import is_stub
 from harness.import_path import module_command, safe_environment
 from harness.job.config import load_experiment
@@ -93,7 +94,12 @@ def compare_all(
         except KeyboardInterrupt:
             missing, is_interrupted = INTERRUPTED, True
         found = Store(runs).runs()[0]
-        lines = pack_matrix(found, packed / matrix.name, predict(matrix, gpu)) if found else []
+        lines: list[str] = []
+        try:
+            if found:
+                lines = pack_matrix(found, packed / matrix.name, predict(matrix, gpu))
+        except (HarnessError, OSError) as error:
+            lines = [f"not packed: {error}"]
         statuses = {record.run_id: record.status for _, record in found}
         yield Compared(
             matrix=matrix, missing=missing, lines=lines, statuses=statuses, is_interrupted=is_interrupted

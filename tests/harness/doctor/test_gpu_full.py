@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import subprocess
 import sys
 import tarfile
 import tempfile
@@ -19,11 +20,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from harness.cli import doctor as command
-from harness.doctor.gpu import matrices
+from harness.doctor.gpu import matrices, runs
 from harness.doctor.gpu.anonymous import anonymous, anonymous_document, forget_names
+from harness.doctor.gpu.evidence import AGAIN, SINGLE
 from harness.doctor.gpu.matrices import Compared, Matrix
 from harness.doctor.gpu.runs import OUT_OF_TIME
-from tests.harness.cli.command_line import SMALL, harness
+from tests.harness.cli.command_line import INTERRUPTED, SMALL, harness
 from tests.harness.doctor.gpu_evidence import sound
 
 pytestmark = pytest.mark.long(seconds=25)
@@ -184,3 +186,27 @@ def test_paths_and_hosts_are_masked_and_figures_are_not(
 def test_options_that_would_be_ignored_are_refused(words: list[str], said: str) -> None:
     result = CliRunner().invoke(command.doctor, words)
     assert (result.exit_code, said in result.stderr) == (1, True)
+
+
+def test_what_was_measured_before_an_interruption_is_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    evidence = sound()
+
+    def run(self: Any, name: str, *_: object) -> None:
+        if name not in (SINGLE, AGAIN):
+            raise KeyboardInterrupt
+        self.records[name] = evidence.records[name]
+
+    monkeypatch.setattr(runs._Gathering, "_run", run)
+    monkeypatch.setattr(runs._Gathering, "_start_on_cpu", lambda _: subprocess.Popen(["true"]))
+    monkeypatch.setattr(runs._Gathering, "_take_from_cpu", lambda *_: None)
+    monkeypatch.setattr(command, "find_gpus", lambda: evidence.gpus)
+    bundle = tmp_path / "sent.tar.xz"
+    result = CliRunner().invoke(command.doctor, ["--gpu", "--full", "--bundle", str(bundle)])
+    assert result.exit_code == INTERRUPTED
+    document = json.loads(dict(unpacked(bundle.read_bytes()))["doctor/doctor.json"])
+    verdicts = {check["id"]: (check["verdict"], check["detail"]) for check in document["checks"]}
+    assert verdicts["repeat"][0] == "ok"
+    assert verdicts["traffic"] == ("skipped", "interrupted")
+    assert "comparisons" not in document
