@@ -150,6 +150,14 @@ MUTANTS = (
            "Of what predictions cannot tell apart the one with the fewest moving parts is recommended",
            "harness/plan/recommend/test_ranking.py"
            "::test_of_what_predictions_cannot_tell_apart_the_fewest_moving_parts_lead"),
+    Mutant("loosest-group", "harness/plan/limits.py",
+           "return min(found, default=None)", "return max(found, default=None)",
+           "The tightest control group limits a process",
+           "harness/plan/test_limits.py::test_the_tightest_group_above_a_process_limits_it"),
+    Mutant("tight-share", "harness/plan/limits.py",
+           "TIGHT_SHARE = 0.9\n", "TIGHT_SHARE = 0.97\n",
+           "Above nine tenths of a device a prediction says 'tight'",
+           "harness/plan/test_verdict.py::test_the_answer_follows_from_the_margin"),
 
     Mutant("timed-windows", "harness/judge/measures.py",
            'if step.window == "timed"', 'if step.window != "warmup"',
@@ -226,6 +234,24 @@ MUTANTS = (
            "A library that accumulates over other micro-steps than the loop is a finding",
            "harness/judge/findings/test_precision.py"
            "::test_accumulation_that_the_library_does_not_share_with_the_loop"),
+    Mutant("lost-to-others", "harness/judge/disturbance.py",
+           "lost = [min(_held_up_seconds(part), taken[part.boot]) for part in known]",
+           "lost = [_held_up_seconds(part) for part in known]",
+           "A rank that waits for its peers' cores has not lost them to other programs",
+           "harness/judge/test_disturbance.py"
+           "::test_a_rank_loses_no_more_than_it_waited_nor_than_others_used"),
+    Mutant("used-by-ranks", "harness/judge/disturbance.py",
+           "used - sum(part.process_seconds for part in parts))", "used)",
+           "What the ranks used themselves did not go to others",
+           "harness/judge/test_disturbance.py::test_what_no_rank_used_went_to_others"),
+    Mutant("occasion-of-long-run", "harness/judge/occasions.py",
+           "ended = max(start + _least_seconds(records[index]),", "ended = max(start,",
+           "A run that lasts for hours is no pause between occasions",
+           "harness/judge/test_occasions.py::test_a_run_that_lasts_for_hours_is_no_pause"),
+    Mutant("band-factor", "harness/judge/noise.py",
+           "BAND_FACTOR = 3.0", "BAND_FACTOR = 30.0",
+           "A low precision explains three times what it was seen to change",
+           "harness/judge/test_parity.py::test_the_band_is_what_the_precision_was_seen_to_change"),
 
     Mutant("megabytes", "harness/tell/formats.py",
            "number(value / 1e6)", "number(value / 2**20)",
@@ -355,6 +381,10 @@ MUTANTS = (
            "A line that a rank is still writing is read once it is whole",
            "harness/run_directory/test_events.py"
            "::test_a_line_that_is_still_written_is_read_once_it_is_whole"),
+    Mutant("foreign-checkpoint", "harness/run_directory/checkpoint.py",
+           "if key is None or not hmac.compare_digest(_seal(self.files, key), self.seal):", "if key is None:",
+           "No checkpoint that somebody else wrote executes code",
+           "resume/test_runs.py::test_a_native_checkpoint_that_is_not_as_it_was_saved_needs_trust"),
 
     Mutant("spared-children", "harness/launch/ending.py",
            "kill_descendants(before)", "kill_descendants()",
@@ -441,6 +471,25 @@ MUTANTS = (
            "(value - self._last[zone]) % span if span else", "(value - self._last[zone]) if span else",
            "A counter of energy that wrapped goes on",
            "harness/rank/test_rapl.py::test_a_counter_that_wrapped_goes_on"),
+    Mutant("padded-targets", "harness/rank/models/sequence_part.py",
+           "(0, 1 + padding), value=IGNORED)", "(0, 1 + padding), value=0)",
+           "Where ranks divide samples nothing is predicted of padding",
+           "harness/rank/test_sequence_part.py"
+           "::test_samples_of_an_odd_length_are_padded_where_nothing_is_predicted"),
+    Mutant("positions-of-part", "harness/rank/models/sequence_part.py",
+           "positions=positions[:, own]", "positions=positions[:, :length]",
+           "A rank's part of a sample keeps its places in the whole sample",
+           "harness/rank/test_sequence_part.py"
+           "::test_parts_of_the_loss_add_up_to_the_loss_of_the_whole_sample"),
+    Mutant("next-token", "harness/rank/models/losses.py",
+           "logits_of(output)[:, :-1], batch[LABELS][:, 1:])", "logits_of(output), batch[LABELS])",
+           "The loss is that of the next token",
+           "harness/rank/test_model.py"
+           "::test_loss_sums_the_cross_entropy_of_the_next_token_over_targets_only"),
+    Mutant("prompt-learned", "harness/rank/data/samples.py",
+           '"text": [IGNORED] * len(prompt) + text,', '"text": prompt + text,',
+           "Targets never include the prompt",
+           "harness/rank/test_samples.py::test_targets_never_include_the_prompt"),
 
     Mutant("norm-of-shards", "backends/gradients.py",
            "        dist.all_reduce(total, group=group)\n", "",
@@ -583,6 +632,10 @@ MUTANTS = (
            'or name.startswith("-") or', "or",
            "CUDA ends a list of devices at the first that is negative",
            "harness/gpus/test_signs.py::test_named_devices_are_a_sign"),
+    Mutant("device-twice", "harness/gpus/found.py",
+           "if len(set(names)) < len(names):", "if False:",
+           "A selection that names a device twice is refused",
+           "harness/gpus/test_found.py::test_a_selection_that_is_not_what_it_seems_is_refused"),
 
     Mutant("token-length", "harness/safe_text.py",
            'r"hf_[A-Za-z0-9]{16,}"', 'r"hf_[A-Za-z0-9]{64,}"',
@@ -639,6 +692,10 @@ MUTANTS = (
            'if "Invalid job id" not in str(error):', "if False:",
            "A controller that does not answer has not forgotten its jobs",
            "harness/slurm/test_client.py::test_a_controller_that_does_not_answer_has_not_forgotten_its_jobs"),
+    Mutant("slurm-twice", "harness/slurm/submission.py",
+           "            jobs[run.request.run_id] = job\n", "            pass\n",
+           "A job that began before it could be noted is not submitted twice",
+           "harness/slurm/test_runs.py::test_a_job_that_began_unnoted_is_not_submitted_twice"),
 
     Mutant("snapshot-peak", "harness/snapshots/account.py",
            "if allocated > found.allocated:", "if allocated < found.allocated:",

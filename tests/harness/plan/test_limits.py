@@ -26,6 +26,7 @@ def test_the_tightest_group_above_a_process_limits_it(tmp_path: Path) -> None:
     root = tmp_path / "groups"
     group(root, "job", memory__max="1000", memory__current="400", memory__stat="anon 1\ninactive_file 50\n")
     group(root, "job/step", memory__max="max", memory__current="300")
+    group(root, ".", memory__max="9000", memory__current="500")
     assert control_group_headroom(root, membership(tmp_path, "0::/job/step")) == 650
 
 
