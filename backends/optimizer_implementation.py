@@ -1,4 +1,4 @@
-"""Which of torch's three implementations of Adam an optimizer runs, read back from its own groups."""
+"""Which of torch's three implementations of Adam or SGD an optimizer runs, read back from its own groups."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch.optim.optimizer import _default_to_fused_or_foreach
 
 
 def optimizer_implementation(optimizer: torch.optim.Optimizer, updated: Sequence[Tensor]) -> str | None:
-    """'for-loop', 'foreach' or 'fused', several if groups differ; None if it is not torch's Adam.
+    """'for-loop', 'foreach' or 'fused', several if groups differ; None if it is neither torch's Adam nor SGD.
 
     `updated` are tensors that the optimizer updates: where a group leaves the choice open, torch decides by
     their types and devices.
     """
-    if not isinstance(optimizer, torch.optim.Adam):
+    if not isinstance(optimizer, (torch.optim.Adam, torch.optim.SGD)):
         return None
     found = {_of_group(group, updated) for group in optimizer.param_groups}
     return " and ".join(sorted(found))
 
 
 def _of_group(group: dict[str, Any], updated: Sequence[Tensor]) -> str:
-    """As `adam` of torch 2.13 (`optim/adam.py`) dispatches: it never chooses fused by itself."""
+    """As torch 2.13 dispatches (`optim/adam.py`, `optim/sgd.py`): it never chooses fused by itself."""
     fused, foreach = group.get("fused"), group.get("foreach")
     if fused is None and foreach is None:
         differentiable = bool(group.get("differentiable"))

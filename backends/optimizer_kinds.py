@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+OF_TORCH = ("adamw", "adam", "sgd")
+"""Kinds that torch has, in three implementations each."""
 LOW_BIT = ("adamw-8bit", "adamw-8bit-bnb")
 """Kinds that keep moments in 8 bits."""
 LEAST_ELEMENTS = 4096

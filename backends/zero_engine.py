@@ -111,16 +111,18 @@ def forgotten_loss_scale(engine: Any) -> float:
 
 
 def forget_dummy_step(optimizer: torch.optim.Optimizer) -> None:
-    """Set Adam's step count back to zero.
+    """Set the optimizer's states back to zero, its step count too.
 
-    `FP16_UnfusedOptimizer.initialize_optimizer_states` (DeepSpeed 0.19) steps once on zero gradients,
-    so that training would begin at t = 2 with moments of zero: the first updates come out wrong.
+    `FP16_UnfusedOptimizer.initialize_optimizer_states` (DeepSpeed 0.19) steps once on zero gradients, so that
+    Adam would begin at t = 2: the first updates come out wrong. Of Adam and SGD that add weight decay to
+    gradients the moments would be those of the decay.
     """
     for state in optimizer.state.values():
-        if isinstance(state.get("step"), Tensor):
-            state["step"].zero_()
-        elif "step" in state:
-            state["step"] = 0
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                value.zero_()
+            elif key == "step":
+                state[key] = 0
 
 
 class ZeroEngine(Engine):

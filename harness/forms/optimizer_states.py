@@ -33,6 +33,8 @@ def with_optimizer(workload: Workload, expected: ModelStates) -> ModelStates:
     """The same states with the moments of the optimizer that the job has."""
     if workload.optimizer == "muon":
         return _with_muon(workload, expected)
+    if workload.optimizer == "sgd":
+        return _with_sgd(workload, expected)
     if workload.optimizer not in LOW_BIT:
         return expected
     by_torchao = workload.optimizer == "adamw-8bit"
@@ -64,8 +66,9 @@ def with_optimizer(workload: Workload, expected: ModelStates) -> ModelStates:
 def why_not(optimizer: OptimizerKind, strategy: StrategyKind, precision: str = "fp32") -> str | None:
     """Why an optimizer, or a precision, does not run under a strategy; None: it does."""
     shares_samples = strategy.sequence is not None or strategy.family == "pipeline"
-    if shares_samples and (precision == "fp8" or optimizer == "muon"):
-        setting = "training.precision=fp8" if precision == "fp8" else "optimizer.kind=muon"
+    others = ("adam", "sgd")
+    if shares_samples and (precision == "fp8" or optimizer in ("muon", *others)):
+        setting = "training.precision=fp8" if precision == "fp8" else f"optimizer.kind={optimizer}"
         return f"{setting} was not held to the reference where ranks divide samples or layers"
     if precision == "fp8" and strategy.family.endswith("tensor"):
         return (
@@ -76,6 +79,8 @@ def why_not(optimizer: OptimizerKind, strategy: StrategyKind, precision: str = "
             "optimizer.kind=adamw-8bit-bnb: the kernels of bitsandbytes (0.50) take no DTensor, which is "
             "what FSDP2 and tensor parallelism hand to the optimizer; adamw-8bit (torchao) runs there"
         )
+    if optimizer in others and strategy.family.endswith("tensor"):
+        return f"optimizer.kind={optimizer} was not held to the reference where ranks cut layers"
     return _why_no_muon(strategy) if optimizer == "muon" else None
 
 
@@ -112,6 +117,18 @@ def with_whole_matrices(workload: Workload, volume: Volume) -> Volume:
         return gathered("step", MUON, sizes, dtype, role=role)
 
     return replace(volume, collectives=(*volume.collectives, *over_steps(workload, step)))
+
+
+def _with_sgd(workload: Workload, expected: ModelStates) -> ModelStates:
+    """One momentum where Adam has two moments, or nothing, and no counters (torch 2.13, `optim/sgd.py`)."""
+    kept = [
+        replace(term, name=term.name.replace("Adam's moments", "momentum"), bytes=term.bytes // ADAM_MOMENTS)
+        if term.kind == "optimizer"
+        else term
+        for term in expected.terms
+        if term.kind != "optimizer" or (workload.momentum and COUNTERS not in term.name)
+    ]
+    return states(kept, expected.files)
 
 
 def _with_muon(workload: Workload, expected: ModelStates) -> ModelStates:

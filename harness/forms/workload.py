@@ -99,6 +99,8 @@ class Workload:
     optimizer: OptimizerKind = "adamw"
     newton_schulz: NewtonSchulz = "fp32"
     """Precision in which Muon orthogonalises."""
+    momentum: float = 0.0
+    """Of SGD, which keeps nothing without it."""
     optimizer_implementation: OptimizerImplementation = "default"
     """As the job has it; 'default': torch chooses by device."""
     original_parameters: bool = True

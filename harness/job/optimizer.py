@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
 from harness.backends.base import OptimizerImplementation, OptimizerKind
-from harness.backends.optimizer_kinds import LOW_BIT, NewtonSchulz
+from harness.backends.optimizer_kinds import LOW_BIT, OF_TORCH, NewtonSchulz
 from harness.errors import JobError
 from harness.job.model import Section
 
@@ -52,17 +52,25 @@ class GroupSection(Section):
         return self
 
 
+ADAMS = tuple(kind for kind in get_args(OptimizerKind) if kind != "sgd")
+EFFECTIVE: dict[str, tuple[str, ...]] = {
+    "implementation": OF_TORCH, "newton_schulz": ("muon",), "momentum": ("sgd",),
+    **dict.fromkeys(("beta1", "beta2", "epsilon"), ADAMS),
+}  # fmt: skip
+"""Settings that only some kinds have."""
+
+
 class OptimizerSection(Section):
-    """AdamW, or Muon beside it, every constant explicit."""
+    """AdamW or another optimizer, every constant explicit."""
 
     kind: OptimizerKind = Field(
         "adamw",
         # Documents of earlier jobs stay as they are.
         exclude_if=lambda value: value == "adamw",
-        description="adamw: torch's, moments in the dtype of the weights that it updates; adamw-8bit: "
-        "torchao's, moments in blocks of 256 with 8 bits each (needs the extra low-bit); adamw-8bit-bnb: "
-        "bitsandbytes', likewise (extra qlora); muon: matrices of blocks by Muon, updates scaled to the "
-        "size of AdamW's, everything else by AdamW",
+        description="adamw: torch's, moments in the dtype of the weights that it updates; adam and sgd: "
+        "torch's, which add weight decay to gradients; adamw-8bit: torchao's, moments in blocks of 256 with "
+        "8 bits each (needs the extra low-bit); adamw-8bit-bnb: bitsandbytes', likewise (extra qlora); muon: "
+        "matrices of blocks by Muon, updates scaled to the size of AdamW's, everything else by AdamW",
     )
     newton_schulz: NewtonSchulz = Field(
         "fp32",
@@ -74,7 +82,17 @@ class OptimizerSection(Section):
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of the first moment")
     beta2: float = Field(0.95, ge=0, lt=1, description="decay of the second moment")
     epsilon: PositiveFloat = Field(1e-8, description="added to the root of the second moment")
-    weight_decay: NonNegativeFloat = Field(0.1, description="decoupled weight decay")
+    momentum: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        # Documents of earlier jobs stay as they are.
+        exclude_if=lambda value: not value,
+        description="of `kind: sgd`; 0: it keeps no states",
+    )
+    weight_decay: NonNegativeFloat = Field(
+        0.1, description="weight decay; decoupled from gradients but for adam and sgd"
+    )
     decay: Literal["matrices", "all"] = Field(
         "matrices", description="parameters that decay: those with two dimensions or more, or all"
     )
@@ -97,10 +115,9 @@ class OptimizerSection(Section):
 
     @model_validator(mode="after")
     def _settings_take_effect(self) -> OptimizerSection:
-        if self.kind != "adamw" and self.implementation != "default":
-            raise ValueError(f"`implementation` would be ignored by `kind: {self.kind}`; leave it out")
-        if self.kind != "muon" and self.newton_schulz != "fp32":
-            raise ValueError(f"`newton_schulz` would be ignored by `kind: {self.kind}`; leave it out")
+        for key, kinds in EFFECTIVE.items():
+            if self.kind not in kinds and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"`{key}` would be ignored by `kind: {self.kind}`; leave it out")
         return self
 
     def update_groups(self, dimensions: Mapping[str, int]) -> tuple[UpdateGroup, ...]:
@@ -153,6 +170,7 @@ class OptimizerSection(Section):
         return {
             "optimizer": runs.kind,
             "newton_schulz": self.newton_schulz,
+            "momentum": self.momentum,
             "optimizer_implementation": self.implementation,
         }
 
@@ -163,7 +181,7 @@ class OptimizerSection(Section):
 
     def at_full_width(self) -> OptimizerSection:
         """The same without that rounding."""
-        kind: OptimizerKind = "muon" if self.kind == "muon" else "adamw"
+        kind: OptimizerKind = "adamw" if self.kind in LOW_BIT else self.kind
         return self.model_copy(update={"kind": kind, "newton_schulz": "fp32"})
 
 

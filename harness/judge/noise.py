@@ -181,9 +181,11 @@ def _other_sign(reference: Record) -> float:
     Adam's first update is the learning rate with the sign of the gradient, whatever its size: twice the
     learning rate lie between the two. One of 1,024 elements was seen to make all of a matrix's distance.
     """
-    if reference.job.optimizer.kind == "muon":
+    optimizer = reference.job.optimizer
+    if optimizer.kind in ("muon", "sgd"):
         return 0.0
-    return 2.0 * max((step.learning_rate for step in reference.steps), default=0.0)
+    scales = [g.learning_rate / optimizer.learning_rate for g in optimizer.groups if g.learning_rate]
+    return 2.0 * max([1.0, *scales]) * max((step.learning_rate for step in reference.steps), default=0.0)
 
 
 def _adds_up_parts(record: Record) -> bool:

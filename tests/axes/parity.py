@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.judge.states import RankStates, rank_states
+from harness.judge.volume import volume_differences, why_unknown
 from harness.launch.cells import canonical_label
 from harness.record import Record
 from tests.traps.matrix import Matrix
@@ -23,3 +25,19 @@ def assert_parity(
     low = any(word in setting for setting in settings for word in ("bf16", "8bit", "fp8"))
     assert set(levels.values()) <= {"exact", "tight", *(["band"] if low else [])}, levels
     return {row.record.backend.label: row.record for row in rows}
+
+
+def assert_as_derived(
+    matrix: Matrix, settings: Sequence[str], labels: Sequence[str]
+) -> dict[str, RankStates]:
+    """States and traffic of two ranks are the closed forms', to the byte. Return the states of rank 0."""
+    found = {}
+    for label in labels:
+        record = matrix.record(label, 2, settings)
+        of_ranks = rank_states(record)
+        for states in of_ranks:
+            assert states.expected is not None
+            assert states.measured_bytes == states.expected.model_state_bytes, (label, states.rank)
+        assert (why_unknown(record), volume_differences(record)) == (None, []), label
+        found[label] = of_ranks[0]
+    return found

@@ -9,10 +9,9 @@ from harness.cli import harness
 from harness.job.config import load_experiment
 from harness.job.pairs import why_refused
 from harness.judge.states import rank_states
-from harness.judge.volume import volume_differences, why_unknown
-from tests.traps.matrix import TINY, Matrix
+from tests.traps.matrix import TINY
 
-from .parity import assert_parity
+from .parity import assert_as_derived, assert_parity
 
 pytestmark = pytest.mark.long(seconds=30)
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp1")
@@ -24,16 +23,6 @@ FROZEN = (
     "optimizer.groups=[{parameters: model.embed_tokens.*, frozen: true}, {parameters: '*self_attn*', "
     "frozen: true}, {parameters: model.layers.0.*, learning_rate: 2.0e-4}]"
 )
-
-
-def assert_as_derived(matrix: Matrix, settings: list[str], labels: tuple[str, ...]) -> None:
-    """States and traffic of every rank are the closed forms', to the byte."""
-    for label in labels:
-        record = matrix.record(label, 2, settings)
-        for states in rank_states(record):
-            assert states.expected is not None
-            assert states.measured_bytes == states.expected.model_state_bytes, (label, states.rank)
-        assert (why_unknown(record), volume_differences(record)) == (None, []), label
 
 
 def test_groups_with_rates_and_decay_of_their_own_train_the_same(matrix) -> None:

@@ -1,4 +1,4 @@
-"""The job's AdamW with its weight-decay groups, and its learning rate at every step."""
+"""The job's optimizer with its groups, and its learning rate at every step."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ FOREACH_AND_FUSED: dict[OptimizerImplementation, tuple[bool | None, bool | None]
     "foreach": (True, False),
     "fused": (False, True),
 }
-"""Arguments of torch.optim.AdamW."""
+"""Arguments of torch's optimizers."""
 
 
 def update_groups(model: nn.Module, optimizer: OptimizerSection) -> tuple[UpdateGroup, ...]:
@@ -293,15 +293,11 @@ def build_optimizer(
     if section.kind == "muon":
         return build_muon(orthogonal, groups, section)
     foreach, fused = FOREACH_AND_FUSED[section.implementation]
-    return torch.optim.AdamW(
-        groups,
-        lr=section.learning_rate,
-        betas=(section.beta1, section.beta2),
-        eps=section.epsilon,
-        amsgrad=False,
-        foreach=foreach,
-        fused=fused,
-    )
+    shared: dict[str, Any] = {"lr": section.learning_rate, "foreach": foreach, "fused": fused}
+    if section.kind == "sgd":
+        return torch.optim.SGD(groups, momentum=section.momentum, dampening=0.0, nesterov=False, **shared)
+    adam = torch.optim.Adam if section.kind == "adam" else torch.optim.AdamW
+    return adam(groups, betas=(section.beta1, section.beta2), eps=section.epsilon, amsgrad=False, **shared)
 
 
 def _constants(group: UpdateGroup, groups: Sequence[UpdateGroup]) -> dict[str, float]:

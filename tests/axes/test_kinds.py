@@ -1,0 +1,69 @@
+"""SGD and Adam beside AdamW: weight decay added to gradients, other states."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from harness.cli import harness
+from harness.job.job import Job
+from harness.job.pairs import why_refused
+from harness.judge.states import rank_states
+from tests.traps.matrix import TINY
+
+from .parity import assert_as_derived, assert_parity
+
+pytestmark = pytest.mark.long(seconds=40)
+STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp1")
+PLAIN_SGD = ["optimizer.kind=sgd", "optimizer.learning_rate=0.1"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "states"),
+    [
+        (PLAIN_SGD, "torch.optim.sgd.SGD", 0),
+        ([*PLAIN_SGD, "optimizer.momentum=0.9"], "torch.optim.sgd.SGD", 1),
+        (["optimizer.kind=adam"], "torch.optim.adam.Adam", 2),
+    ],
+)
+def test_every_strategy_trains_as_one_process_and_holds_what_is_derived(
+    settings, name, states, matrix
+) -> None:
+    records = assert_parity(matrix, settings, STRATEGIES)
+    assert {record.backend.effective.optimizer for record in records.values()} == {name}
+    found = assert_as_derived(matrix, settings, STRATEGIES)["ddp"]
+    assert found.measured.get("optimizer", 0) // found.measured["weights"] == states
+
+
+@pytest.mark.parametrize("settings", [[*PLAIN_SGD, "optimizer.momentum=0.9"], ["optimizer.kind=adam"]])
+def test_low_precision_of_stage_0_forgets_the_step_that_it_takes_while_it_sets_up(settings, matrix) -> None:
+    given = [*settings, "training.precision=bf16-mixed", "optimizer.weight_decay=1.0"]
+    assert_parity(matrix, given, ["ddp", "zero0"])
+
+
+@pytest.mark.parametrize("label", ["zero2", "zero3", "fsdp1"])
+def test_an_estimate_has_the_momentum_of_a_run(label: str, matrix) -> None:
+    settings = [*PLAIN_SGD, "optimizer.momentum=0.9"]
+    sets = [word for setting in (*TINY, *settings) for word in ("--set", setting)]
+    command = ["estimate", "--backends", label, "--world-size", "2", "--json", *sets]
+    (row,) = json.loads(CliRunner().invoke(harness, command).stdout)["rows"]
+    expected = rank_states(matrix.record(label, 2, settings))[0].expected
+    assert row["optimizer_bytes"] == sum(
+        t.bytes for t in expected.terms if t.kind in ("optimizer", "masters")
+    )
+
+
+@pytest.mark.parametrize("label", ["pp", "cp", "tp", "autotp-zero1"])
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_strategies_that_were_not_held_to_the_reference_are_unsupported(kind: str, label: str) -> None:
+    job = Job.model_validate({"optimizer": {"kind": kind}})
+    assert "was not held to the reference" in why_refused(label, 2, job)
+
+
+@pytest.mark.parametrize(
+    ("given", "ignored"),
+    [({"momentum": 0.9}, "momentum"), ({"kind": "sgd", "beta1": 0.8}, "beta1")],
+)  # fmt: skip
+def test_settings_of_another_kind_are_refused(given, ignored) -> None:
+    with pytest.raises(ValueError, match=f"`{ignored}` would be ignored by"):
+        Job.model_validate({"optimizer": given})
