@@ -212,6 +212,7 @@ LIBRARIES = [
          what="Trainer asked for FSDP2 on the CPU, where it runs DDP"),
 ]  # fmt: skip
 """What DeepSpeed and Trainer do on their own account: not in the published gallery."""
+EVALUATED = ("evaluation.every_steps=3", "evaluation.samples=10")
 SPLITS = {
     "contrastive loss": settings_of("contrastive", "towers"),
     "batch statistics": settings_of("mean", statistics=True),
@@ -233,6 +234,9 @@ OWN_JOBS = [
          says="first.bias, first.weight moved, although the job freezes that",
          settings=settings_of("mean", frozen=True), also=("optimizer-differs",),
          what="frozen weights that are made trainable again and given to the optimizer"),
+    Trap(name="held-out samples dropped", label="planted-LastHeldOutSampleDropped",
+         finding="held-out-loss-differs", says="the held-out loss after 3 steps is", settings=EVALUATED,
+         what="the last sample of each evaluation batch left out of the sum and not of the count"),
     Trap(name="nothing updated", label="planted-NothingUpdated", finding="parameters-not-updated",
          says="no parameter moved: the optimizer updates nothing", settings=settings_of("mean"),
          what="an update that is never made"),

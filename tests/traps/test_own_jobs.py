@@ -11,7 +11,7 @@ from .own_jobs import settings_of
 from .planted import OWN_JOBS, SPLITS, Trap
 
 pytestmark = pytest.mark.long(seconds=60)
-FEW = ("contrastive loss", "batch statistics", "decay", "frozen", "nothing")
+FEW = ("contrastive loss", "batch statistics", "decay", "frozen", "nothing", "held-out")
 """The others are exhaustive."""
 
 

@@ -119,6 +119,21 @@ class FrozenWeightsTrained(Defect):
         engine.step = step
 
 
+class LastHeldOutSampleDropped(Defect):
+    """Evaluation masks the last sample of each batch and still divides by all targets."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        original = engine.forward
+
+        def forward(batch: Batch) -> torch.Tensor:
+            if not torch.is_grad_enabled():
+                batch = batch | {"labels": batch["labels"].clone()}
+                batch["labels"][-1] = -100
+            return original(batch)
+
+        engine.forward = forward
+
+
 class NothingUpdated(Defect):
     """No update is made."""
 
