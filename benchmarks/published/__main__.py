@@ -1,4 +1,4 @@
-"""Predicts published runs and writes a page with tables and pictures.
+"""Predicts published runs and writes a page with tables and pictures, and the errors that answers cite.
 
 Usage: python -m benchmarks.published [FOLDER]
 """
@@ -10,12 +10,13 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from benchmarks.published.judge import judge
+from benchmarks.published.judge import errors_text, judge
 from benchmarks.published.mapping import map_row
 from benchmarks.published.page import render, scatter
 from benchmarks.published.rows import read_rows
 from harness.errors import HarnessError
 from harness.plan.profiles import missing_profiles, trace_ahead
+from harness.plan.trust import ERRORS
 from harness.tell.pictures.drawing import draw
 
 HERE = Path(__file__).parent
@@ -33,6 +34,7 @@ def main(folder: Path) -> None:
         trace_ahead(profiles, lambda: bar.update() and None)
     judged = [judge(one) for one in tqdm(mapped, unit="row")]
     others = [judge(one) for one in tqdm(ordered, unit="row of order")]
+    ERRORS.write_text(errors_text(judged), encoding="utf-8")
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     for source in dict.fromkeys(one.row.source for one in mapped):

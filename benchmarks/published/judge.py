@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import mean, median
-from typing import Literal
+from typing import Any, Literal
 
 from benchmarks.published.mapping import Mapped
 from benchmarks.published.rows import Row
@@ -132,6 +133,30 @@ def _activation_bytes(memory: MemoryPrediction) -> int:
         sum(term.bytes for term in moment.terms if term.kind in ("activations", "data"))
         for moment in memory.moments
     )
+
+
+def errors_of(judged: Iterable[Judged]) -> list[dict[str, Any]]:
+    """What answers say of their own error: of each run that no constant was estimated from."""
+    return [
+        {
+            "run": one.row.id, "adapted": one.is_adapted, "family": one.mapped.scenario.strategy.family,
+            "statistic": one.row.statistic, "tokens": int(one.row.seq_len),
+            "memory": _rounded(one.memory_error), "speed": _rounded(one.speed_error),
+        }
+        for one in judged
+        if one.mapped.scenario is not None
+        and not one.used_for_constants
+        and not (one.memory_error is None and one.speed_error is None)
+    ]  # fmt: skip
+
+
+def errors_text(judged: Iterable[Judged]) -> str:
+    """The same as a file with a line for each run."""
+    return "[\n" + ",\n".join(json.dumps(one) for one in errors_of(judged)) + "\n]\n"
+
+
+def _rounded(error: float | None) -> float | None:
+    return None if error is None else round(error, 3)
 
 
 @dataclass(frozen=True, kw_only=True)

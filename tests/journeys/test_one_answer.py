@@ -52,8 +52,9 @@ def test_where_the_presets_differ_both_winners_are_named(journey: Journey) -> No
     asked = ("--model", "llama-3.1-8b", "--gpus", "4", "--gpu", "A100-80", "--tokens-per-step", "256K")
     done = journey.harness("recommend", *asked, "--json")
     answer = json.loads(done.stdout)
-    first, use, other, *_ = done.stderr.splitlines()
-    assert "runtime.preset=library-defaults" in first
+    use, _, title, other, *_ = done.stderr.splitlines()
+    assert "runtime.preset=library-defaults" in title
+    assert use.endswith(", with the libraries' own defaults")
     assert answer["best"][0]["backend"] == "fsdp"
     assert use.startswith("Use fsdp, ")
     winner = answer["other_preset"]["best"]["backend"]

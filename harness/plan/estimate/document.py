@@ -10,6 +10,7 @@ from harness.plan.estimate.question import Question
 from harness.plan.estimate.row import EstimateRow
 from harness.plan.memory import MemoryPrediction, MemoryTerm
 from harness.plan.speed import SpeedPrediction
+from harness.plan.trust import trust_in
 
 
 def document(asked: Question, rows: Sequence[EstimateRow]) -> dict[str, Any]:
@@ -36,6 +37,7 @@ def document(asked: Question, rows: Sequence[EstimateRow]) -> dict[str, Any]:
         "fabric": None if fabric is None else {"name": fabric.name, "source": fabric.source},
         "remarks": list(asked.remarks),
         "rows": [_row(row) for row in rows],
+        "trust": next((trust_in(row.scenario).as_json() for row in rows if row.scenario), None),
     }
 
 

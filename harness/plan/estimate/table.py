@@ -12,6 +12,7 @@ from harness.plan.attention import attention_kernel
 from harness.plan.estimate.document import formulae
 from harness.plan.estimate.question import Question
 from harness.plan.estimate.row import EstimateRow
+from harness.plan.trust import trust_in
 from harness.tell.formats import NOT_AVAILABLE
 from harness.tell.narrow import WIDTH, fitted, narrow
 
@@ -73,6 +74,8 @@ def estimate_lines(asked: Question, rows: Sequence[EstimateRow], *, details: boo
     for world_size in asked.world_sizes:
         of_size = [row for row in rows if row.world_size == world_size]
         lines += [*_of_size(asked, world_size, of_size), ""]
+    if asked.device is not None and (first := next((row.scenario for row in rows if row.scenario), None)):
+        lines += [part for line in trust_in(first).lines() for part in _wrapped(line)]
     if details:
         for row in rows:
             lines += _details(row)

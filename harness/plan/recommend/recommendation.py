@@ -15,10 +15,11 @@ from harness.errors import HarnessError
 from harness.judge.wording import listed, percent
 from harness.plan.limits import TIGHT_SHARE
 from harness.plan.recommend.guide import Advice, advise, guide_line
-from harness.plan.recommend.predict import Configuration, Predictors
+from harness.plan.recommend.predict import Configuration, Predictors, scenario_of
 from harness.plan.recommend.question import Question
 from harness.plan.recommend.ranking import CLOSE_SHARE, Ranking, rank
 from harness.plan.speed import gpu_hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
+from harness.plan.trust import PUBLISHED, Trust, trust_in
 
 SITE = "SITE.yaml"
 
@@ -120,6 +121,8 @@ class Recommendation:
     other_preset: Preset
     other_best: Configuration | None
     """What would be recommended if that preset planned."""
+    trust: Trust | None = None
+    """How wrong such answers have been; None: nothing fits."""
 
     def as_json(self) -> dict[str, Any]:
         question, ranking = self.question, self.ranking
@@ -163,6 +166,7 @@ class Recommendation:
             },
             "guide": self.guide,
             "uncertain": list(self.uncertain),
+            "trust": self.trust.as_json() if self.trust else None,
             "commands": {"compare": list(self.commands.compare), "slurm": list(self.commands.slurm)},
         }
 
@@ -194,7 +198,18 @@ def recommend(question: Question, typed: Typed, predictors: Predictors | None = 
         commands=commands(question, best, typed),
         other_preset=other,
         other_best=next(iter(_best(rank(replace(question, preset=other), predictors))), None),
+        trust=_trust(question, best[0]) if best else None,
     )
+
+
+def _trust(question: Question, best: Configuration) -> Trust:
+    size, checkpointing = best.micro_batch_size, best.checkpointing
+    found = trust_in(scenario_of(question, best.variant, size, checkpointing=checkpointing))
+    given = [
+        remark for remark in (best.speed.remarks if best.speed else ()) if remark.startswith("constants: ")
+    ]
+    own = next((remark for remark in given if remark != f"constants: {PUBLISHED}"), None)
+    return replace(found, assumption=own) if own else found
 
 
 def _data_parallel(question: Question, found: Sequence[Configuration]) -> list[Configuration]:

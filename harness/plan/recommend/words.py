@@ -19,6 +19,10 @@ PLANNED_WITH = {
     "library-defaults": "each library's own defaults (runtime.preset=library-defaults)",
     "like-for-like": "libraries set alike (runtime.preset=like-for-like)",
 }
+SHORTLY = {
+    "library-defaults": "with the libraries' own defaults",
+    "like-for-like": "with libraries set alike",
+}
 HEADERS = (
     "", "backend", "batch", "accum.", "ckpt", "GB", "free GB", "fit", "host GB", "tokens/s", "MFU", "step s",
     "exposed", "GPU h", "kWh",
@@ -36,8 +40,10 @@ TOOLS = {
 def recommendation_lines(answer: Recommendation) -> Iterator[str]:
     """All that is said, a line each."""
     question = answer.question
-    yield _title(question)
     yield from _what_to_use(answer)
+    yield _title(question)
+    yield from _beside(answer)
+    yield from _how_wrong(answer)
     yield from (f"note: {remark}" for remark in question.remarks)
     if answer.best:
         yield ""
@@ -64,14 +70,23 @@ def recommendation_lines(answer: Recommendation) -> Iterator[str]:
 
 
 def _what_to_use(answer: Recommendation) -> Iterator[str]:
-    """The answer in a sentence; a second one where it is tight."""
+    """The answer in a sentence, and the runner-up in another."""
     if not answer.best:
         yield "no configuration fits" if answer.ranking.too_large else "no configuration can be ranked"
+        return
+    best, *others = answer.best
+    yield f"Use {_in_words(best)}, {SHORTLY[answer.question.preset]}"
+    if others:
+        yield f"Runner-up: {_in_words(others[0])}"
+
+
+def _beside(answer: Recommendation) -> Iterator[str]:
+    """What speaks for another configuration."""
+    if not answer.best:
         if answer.other_best:
             yield f"With runtime.preset={answer.other_preset} fits {_in_words(answer.other_best)}"
         return
     best, with_room = answer.best[0], answer.ranking.with_room
-    yield f"Use {_in_words(best)}"
     if best.is_tight:
         share = percent(1 - TIGHT_SHARE)
         yield (
@@ -91,18 +106,29 @@ def _what_to_use(answer: Recommendation) -> Iterator[str]:
         yield f"With runtime.preset={answer.other_preset} instead: {_in_words(answer.other_best)}"
 
 
+def _how_wrong(answer: Recommendation) -> Iterator[str]:
+    if answer.trust is not None:
+        yield from answer.trust.lines()
+
+
 def _in_words(configuration: Configuration) -> str:
+    """'fsdp, micro-batch 1, accumulation 64: 75.7 of 85.1 GB, about 3,500 tokens/s a GPU'."""
     checkpointing = ", with checkpointing" if configuration.checkpointing else ""
     rate = (
-        f"{configuration.tokens_per_second_per_gpu:,.0f} tokens/s per GPU"
+        f"about {about(configuration.tokens_per_second_per_gpu)} tokens/s a GPU"
         if configuration.speed
         else "no speed predicted"
     )
     return (
         f"{configuration.label}, micro-batch {configuration.micro_batch_size}, accumulation "
-        f"{configuration.accumulation_steps}{checkpointing}: {rate}, {gigabytes(configuration.needed_bytes)} "
-        f"of {gigabytes(configuration.memory_bytes)} GB"
+        f"{configuration.accumulation_steps}{checkpointing}: {gigabytes(configuration.needed_bytes)} of "
+        f"{gigabytes(configuration.memory_bytes)} GB, {rate}"
     )
+
+
+def about(rate: float) -> str:
+    """Two digits: more are worth nothing."""
+    return f"{float(f'{rate:.2g}'):,.0f}" if rate >= 1 else f"{rate:.2g}"
 
 
 def table(question: Question, configurations: Sequence[Configuration], best: int) -> str:

@@ -1,0 +1,84 @@
+"""What answers say of their own error comes from published runs, which are predicted here again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import benchmarks.published
+from benchmarks.published.judge import errors_of, judge
+from benchmarks.published.mapping import Mapped, map_row
+from benchmarks.published.rows import read_rows
+from harness.job.job import Job
+from harness.plan.constants import default_constants
+from harness.plan.profiles import missing_profiles, trace_ahead
+from harness.plan.trust import ENOUGH, published_errors, trust_in
+from tests.harness.plan.plans import scenario
+
+RUNS = Path(benchmarks.published.__file__).with_name("published_runs.csv")
+FIGURES = ("memory", "speed")
+
+
+def again(mapped: list[Mapped]) -> None:
+    found = {one["run"]: one for one in errors_of(map(judge, mapped))}
+    kept = {str(one["run"]): one for one in published_errors()}
+    for name, one in found.items():
+        for figure in FIGURES:
+            if one[figure] is not None:
+                assert one[figure] == pytest.approx(kept[name][figure], abs=0.0011), (name, figure)
+
+
+def test_every_tenth_run_without_tracing_has_the_kept_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # the profiles that ship, whatever was traced here
+    mapped = [map_row(row) for row in read_rows(RUNS)[::10]]
+    asked = [one for one in mapped if one.memory_scenario is not None]
+    shipped = [one for one in asked if not missing_profiles([one.memory_scenario])]  # type: ignore[list-item]
+    speeds = [replace(one, memory_not_covered="needs a trace") for one in asked if one not in shipped]
+    assert len(speeds) > ENOUGH
+    again([*shipped, *speeds])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.long(seconds=120)
+def test_every_run_has_the_kept_error() -> None:
+    mapped = [map_row(row) for row in read_rows(RUNS)]
+    trace_ahead(missing_profiles(one.memory_scenario for one in mapped if one.memory_scenario))
+    again(mapped)
+    kept = {one["run"] for one in published_errors()}
+    assert kept == {one["run"] for one in errors_of(map(judge, mapped))}
+
+
+def test_an_answer_says_how_wrong_runs_like_it_were() -> None:
+    trust = trust_in(scenario("fsdp1", 8))
+    alike = [run for run in published_errors() if not run["adapted"] and run["family"] == "fsdp1"]
+    speeds = [run["speed"] for run in alike if run["tokens"] >= 1024 and run["speed"] is not None]
+    assert trust.speed is not None
+    assert trust.speed.runs == len(speeds) >= ENOUGH
+    first, second = trust.lines()
+    assert first.startswith("how wrong such answers were: allocated ±")
+    assert f"({len(speeds)} published runs" in first
+    assert second == "largest assumption: training keeps up 90 % of the best matrix rate of A100-80"
+
+
+def test_the_largest_assumption_is_the_one_of_the_question() -> None:
+    plain = scenario("fsdp", 8)
+    short = plain.job.data.model_copy(update={"sequence_length": 256})
+    assert plain.device is not None
+    texts = {
+        "short": replace(plain, job=plain.job.model_copy(update={"data": short})),
+        "no run on L40S": replace(plain, device=replace(plain.device, name="L40S")),
+        "4 bits": replace(
+            plain, job=Job.model_validate({"adapter": {"kind": "lora", "base_dtype": "nf4"},
+                                           "data": {"sequence_length": 4096}}),
+        ),
+        "my runs": replace(
+            plain, constants=replace(default_constants(plain.device), origin="my runs", fitted=("a",))
+        ),
+    }  # fmt: skip
+    for word, asked in texts.items():
+        assert word in (trust_in(asked).assumption or ""), word
+    assert trust_in(replace(plain, device=None)).assumption is None
