@@ -22,6 +22,7 @@ REDUCTIONS = ("reduce_scatter", "all_reduce", "reduce")
 AGAIN, ONCE = (1.6, 2.3), (0.75, 1.3)
 """Elements gathered per element reduced: weights gathered for both passes, or for one."""
 CLOSED_FORMS = {"none": "DDP", "grad-op": "weights gathered once", "full-shard": "full sharding"}
+SCATTERED = "ZeRO-1 and ZeRO-2 that scatter gradients in place of all-reducing them"
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 
 
@@ -90,9 +91,10 @@ def likeness_of(rank: RankTrace, parameters: int | None = None) -> Likeness:
             weight_bytes=max((element_bytes(d) or 0 for d in weights), default=0),
         )  # fmt: skip
         given = "given" if parameters else "reduced per " + found.per
+        all_reduced = sharding == "grad-op" and "reduce_scatter" not in large
+        form = SCATTERED if all_reduced else CLOSED_FORMS[sharding]
         found.expected_by = (
-            f"the closed form of {CLOSED_FORMS[sharding]} with {found.parameters:,} parameters ({given}) on "
-            f"{size} ranks"
+            f"the closed form of {form} with {found.parameters:,} parameters ({given}) on {size} ranks"
         )
     return found
 
@@ -111,7 +113,7 @@ def _volumes(calls: Sequence[Call]) -> dict[str, _Volume]:
         volume = volumes.setdefault(call.operation, _Volume())
         volume.payload += call.payload_bytes
         volume.calls += 1
-        if call.dtype in FLOATS:
+        if call.dtype in FLOATS and call.elements > 1:  # one is a norm, a loss or a flag
             volume.elements += call.elements
             volume.sizes.append(call.payload_bytes)
             volume.dtypes.add(call.dtype or "")

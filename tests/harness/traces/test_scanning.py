@@ -11,6 +11,7 @@ import pytest
 from harness.errors import HarnessError
 from harness.traces.analysis import RankTrace, read_trace
 from harness.traces.scanning import nanoseconds
+from harness.traces.strategy import likeness_of
 from tests.harness.cli.command_line import harness
 
 
@@ -172,3 +173,17 @@ def test_a_rank_given_twice_is_refused_and_a_baseline_compares(tmp_path: Path) -
     ]  # fmt: skip
     assert (tmp_path / "out.trace.svg").is_file()
     assert "out.trace.svg" in (tmp_path / "out.md").read_text(encoding="utf-8")
+
+
+def test_zero_of_deepspeed_is_held_against_a_textbook_that_scatters(tmp_path: Path) -> None:
+    """Norms are no part of what is reduced; an all-reduce and a gather are 3/2 of a scatter and a gather."""
+    called = [("allreduce", 4096, 4096), ("allreduce", 1, 1), ("_allgather_base", 2048, 4096)]
+    events = []
+    for number, (name, size, out) in enumerate(called):
+        told = {"Collective name": name, "In msg nelems": size, "Out msg nelems": out, "Group size": 2}
+        events.append(event("kernel", "ncclDevKernel", number, 1, **told, dtype="Float"))
+    like = likeness_of(one(written(tmp_path, events)))
+    assert (like.parameters, like.unit_bytes) == (4096, [4 * 4096])
+    assert like.expected_by.startswith("the closed form of ZeRO-1 and ZeRO-2 that scatter gradients")
+    assert like.expected_bytes == 4 * 4096
+    assert like.sent_bytes == pytest.approx(1.5 * 4 * 4096, abs=8)
