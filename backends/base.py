@@ -60,7 +60,7 @@ class World:
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
 Preset = Literal["like-for-like", "library-defaults"]
 Compile = Literal["none", "block", "model"]
-OptimizerKind = Literal["adamw", "adam", "sgd", "adamw-8bit", "adamw-8bit-bnb", "muon"]
+OptimizerKind = Literal["adamw", "adam", "sgd", "adamw-8bit", "adamw-8bit-bnb", "muon", "own"]
 OptimizerImplementation = Literal["default", "for-loop", "foreach", "fused"]
 Batch = dict[str, "Tensor"]
 TensorKind = Literal["weights", "gathered", "gradients", "masters", "optimizer", "buffers", "communication"]

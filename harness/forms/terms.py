@@ -120,6 +120,8 @@ class ModelStates:
     """Parts of the model states."""
     files: tuple[Term, ...] = ()
     """Parts that lie in files instead."""
+    unknown: str | None = None
+    """Why the optimizer's states are not among the terms; None: they are."""
 
     def kinds(self, *, host: bool | None = None) -> dict[str, int]:
         """Bytes by kind; `host` True or False: only what lies there or on the device."""

@@ -63,7 +63,7 @@ DEFAULT_GLOBAL_BATCH_SIZE = 8
 DEFAULT_STEPS = 20
 NAMED_FILES = (("model", "name"), ("data", "path"), ("data", "tokenizer"))
 """Settings that name a local file or folder, or something of the Hugging Face hub."""
-FACTORIES = (("model", "factory"), ("data", "factory"), ("loss", "factory"))
+FACTORIES = (("model", "factory"), ("data", "factory"), ("loss", "factory"), ("optimizer", "factory"))
 """Settings that name a function of the user's own."""
 
 

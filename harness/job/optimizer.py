@@ -12,7 +12,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, mod
 from harness.backends.base import OptimizerImplementation, OptimizerKind
 from harness.backends.optimizer_kinds import LOW_BIT, OF_TORCH, NewtonSchulz
 from harness.errors import JobError
-from harness.job.model import Section
+from harness.job.model import Factory, Section, arguments_field, factory_field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +52,9 @@ class GroupSection(Section):
         return self
 
 
-ADAMS = tuple(kind for kind in get_args(OptimizerKind) if kind != "sgd")
+ADAMS = tuple(kind for kind in get_args(OptimizerKind) if kind not in ("sgd", "own"))
 EFFECTIVE: dict[str, tuple[str, ...]] = {
-    "implementation": OF_TORCH, "newton_schulz": ("muon",), "momentum": ("sgd",),
+    "implementation": OF_TORCH, "newton_schulz": ("muon",), "momentum": ("sgd",), "arguments": ("own",),
     **dict.fromkeys(("beta1", "beta2", "epsilon"), ADAMS),
 }  # fmt: skip
 """Settings that only some kinds have."""
@@ -70,8 +70,13 @@ class OptimizerSection(Section):
         description="adamw: torch's, moments in the dtype of the weights that it updates; adam and sgd: "
         "torch's, which add weight decay to gradients; adamw-8bit: torchao's, moments in blocks of 256 with "
         "8 bits each (needs the extra low-bit); adamw-8bit-bnb: bitsandbytes', likewise (extra qlora); muon: "
-        "matrices of blocks by Muon, updates scaled to the size of AdamW's, everything else by AdamW",
+        "matrices of blocks by Muon, updates scaled to the size of AdamW's, everything else by AdamW; own: "
+        "what `factory` returns",
     )
+    factory: Factory | None = factory_field(
+        "an optimizer of `groups`, given by that name: a list of params, lr and weight_decay"
+    )
+    arguments: dict[str, Any] = arguments_field()
     newton_schulz: NewtonSchulz = Field(
         "fp32",
         # Documents of earlier jobs stay as they are.
@@ -113,8 +118,16 @@ class OptimizerSection(Section):
         ),
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _factory_is_own(cls, values: Any) -> Any:
+        has_factory = isinstance(values, dict) and values.get("factory") is not None
+        return {"kind": "own", **values} if has_factory else values
+
     @model_validator(mode="after")
     def _settings_take_effect(self) -> OptimizerSection:
+        if (self.kind == "own") != (self.factory is not None):
+            raise ValueError("`factory` and `kind: own` need each other; give both or neither")
         for key, kinds in EFFECTIVE.items():
             if self.kind not in kinds and getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(f"`{key}` would be ignored by `kind: {self.kind}`; leave it out")

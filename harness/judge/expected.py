@@ -38,7 +38,8 @@ def expected_states(record: Record, rank: int) -> ModelStates | None:
         return None
     if families.underived(workload) is not None:
         return None
-    return families.model_states(workload)
+    found = families.model_states(workload)
+    return None if found.unknown is not None else found
 
 
 def _keeps_other_states(record: Record) -> bool:

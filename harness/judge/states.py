@@ -76,10 +76,12 @@ def expected_model_state_bytes(record: Record) -> int | None:
 
 
 def textbook(record: Record) -> dict[str, float] | None:
-    """What the ZeRO paper counts per kind; None for an unknown strategy or size."""
+    """What the ZeRO paper counts per kind; None for an unknown strategy, size or optimizer."""
     effective, strategy = record.backend.effective, known_strategy(record)
     precision = record.job.training.held_precision
     if effective is None or strategy is None or record.world.dimensions or precision is None:
+        return None
+    if record.job.optimizer.kind == "own":
         return None
     parts = record.world.mesh.model_parts
     shards = parts if parts > 1 else record.backend.shard_size or record.world.world_size

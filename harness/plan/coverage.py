@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from harness.errors import HarnessError
 from harness.forms.activations import blocks_between
+from harness.forms.optimizer_states import OWN_STATES
 from harness.forms.peaks.families import has_course
 from harness.job.job import DEFAULT_TASK, Job, axes_of
 from harness.plan.architectures.catalogue import find_architecture
@@ -66,6 +67,5 @@ def _why_axes_are_not(job: Job) -> str | None:
     given += ["frozen optimizer.groups"] if job.optimizer.freezes else []
     if not given:
         return None
-    return (
-        f"activations and speed under {' and '.join(given)} are not predicted; model states and traffic are"
-    )
+    left = f"activations and speed under {' and '.join(given)} are not predicted; "
+    return left + ("model states and traffic are" if job.optimizer.factory is None else OWN_STATES)

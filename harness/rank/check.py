@@ -29,7 +29,7 @@ from harness.rank.models.description import (
 from harness.rank.models.losses import loss_function
 from harness.rank.models.model import model_config
 from harness.rank.models.model_classes import from_config, in_fp32
-from harness.rank.models.optimizer import update_groups
+from harness.rank.models.optimizer import build_optimizer, frozen_names, update_groups
 from harness.rank.models.own_model import build_own_model, declare_blocks
 from harness.rank.models.tracing import trace_step
 from harness.record.workload import layout_of
@@ -64,6 +64,10 @@ def model_facts(job: Job, samples: Samples) -> dict[str, Any]:
     add_adapters(job, model)
     hold_frozen(job, model)
     loss_function(job, model)
+    if job.optimizer.factory is not None:
+        build_optimizer(
+            model.named_parameters(), job.optimizer, update_groups(model, job.optimizer), frozen_names(model)
+        )
     layout = describe_layout(
         model,
         update_groups(model, job.optimizer),

@@ -167,7 +167,7 @@ class EstimateRow:
     @property
     def textbook_state_bytes(self) -> float | None:
         """Model states as the ZeRO paper counts them (`harness.forms.textbook`)."""
-        if self.scenario is None or self.scenario.mesh.shares_samples:
+        if self.scenario is None or self.scenario.mesh.shares_samples or self.scenario.states.unknown:
             return None
         scenario, workload = self.scenario, self.scenario.workload()
         return sum(
@@ -207,8 +207,10 @@ class EstimateRow:
         return pipeline.bubble_of(self.scenario.workload())
 
     def state_bytes(self, *kinds: str) -> int | None:
-        """Model states of some kinds on the device, between backward pass and update."""
+        """Model states of some kinds on the device, between backward pass and update; None: not known."""
         if self.states is None or self.scenario is None:
+            return None
+        if self.states.unknown is not None and "optimizer" in kinds:
             return None
         on_host = self.scenario.torch_device == "cpu"
         by_kind = self.states.kinds() if on_host else self.states.kinds(host=False)

@@ -160,6 +160,8 @@ def _answer(asked: Question, rows: Sequence[EstimateRow]) -> str:
 
 def _answer_of_states(rows: Sequence[EstimateRow]) -> str:
     """Where peaks are not predicted: a verdict is there only where model states alone are too large."""
+    if any(row.states is not None and row.states.unknown for row in rows):
+        return "memory is not predicted"
     too_large = [row.label for row in rows if row.verdict is not None]
     fit = f"all but {', '.join(too_large)}" if too_large else "all"
     return f"memory is not predicted; model states of {fit} fit"

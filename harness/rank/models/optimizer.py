@@ -22,6 +22,7 @@ from harness.backends.optimizer_groups import LR_SCALE
 from harness.backends.optimizer_kinds import BLOCK_ELEMENTS, LEAST_ELEMENTS, LOW_BIT
 from harness.errors import JobError
 from harness.job.optimizer import OptimizerSection, ScheduleSection, UpdateGroup
+from harness.rank.factories import call_factory
 
 MOMENTUM = 0.95
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -288,6 +289,8 @@ def build_optimizer(
         if name not in frozen:
             (orthogonal if name in of_muon else place.get(name, rest)["params"]).append(parameter)
     groups = [group for group in (*groups, rest) if group["params"]]
+    if section.factory is not None:
+        return _own_optimizer(section.factory, groups, section)
     if section.kind in LOW_BIT:
         return build_low_bit(groups, section)
     if section.kind == "muon":
@@ -304,6 +307,32 @@ def _constants(group: UpdateGroup, groups: Sequence[UpdateGroup]) -> dict[str, f
     """Of one group; its rate where that of any differs, since libraries want the same keys in all."""
     rated = {LR_SCALE: group.rate} if any(one.rate != 1 for one in groups) else {}
     return {"weight_decay": group.weight_decay, **rated}
+
+
+class _Groups(list[dict[str, Any]]):
+    """Told by name in an error."""
+
+    def __repr__(self) -> str:
+        return "(those of the job)"
+
+
+def _own_optimizer(
+    factory: str, groups: list[dict[str, Any]], section: OptimizerSection
+) -> torch.optim.Optimizer:
+    """Raises JobError for what is no optimizer of these tensors."""
+    given = _Groups({"lr": section.learning_rate, **group} for group in groups)
+    tensors = {id(parameter) for group in groups for parameter in group["params"]}
+    made = call_factory("optimizer.factory", factory, {"groups": given, **section.arguments})
+    if not isinstance(made, torch.optim.Optimizer):
+        raise JobError(
+            f"optimizer.factory '{factory}' returned a {type(made).__name__}; return an optimizer of torch"
+        )
+    if {id(parameter) for group in made.param_groups for parameter in group["params"]} != tensors:
+        raise JobError(
+            f"optimizer.factory '{factory}' returned an optimizer of other tensors than those of `groups`; "
+            "hand it all of them"
+        )
+    return made
 
 
 @lru_cache(maxsize=1)

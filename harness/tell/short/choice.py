@@ -293,9 +293,8 @@ def states_on(record: Record, world_size: int) -> int | None:
     if workload is None or workload.strategy.facts.has_replicas or record.world.dimensions:
         return None
     other = replace(workload, world_size=world_size, shard_size=world_size, ranks_per_node=None)
-    return max(
-        families.model_states(replace(other, rank=rank)).model_state_bytes for rank in range(world_size)
-    )
+    held = [families.model_states(replace(other, rank=rank)) for rank in range(world_size)]
+    return None if held[0].unknown else max(of_rank.model_state_bytes for of_rank in held)
 
 
 def sent_with(record: Record, accumulation_steps: int) -> float | None:
