@@ -50,9 +50,8 @@ def test_what_it_will_keep_is_not_available_in_an_estimate() -> None:
 
 
 def test_recommend_refuses_with_the_reason() -> None:
-    result = ask(
-        "recommend", "--model", "gpt2", "--gpus", "2", "--gpu", "H100-80", "--tokens-per-step", "4096"
-    )
+    asked = ["--model", "gpt2", "--gpus", "2", "--gpu", "H100-80", "--tokens-per-step", "4096"]
+    result = CliRunner().invoke(harness, ["recommend", *asked, "--set", LION])
     assert result.exit_code == 1
     assert "counted in a run, not predicted" in " ".join(result.output.split())
 

@@ -45,7 +45,8 @@ def test_groups_that_differ_are_both_named() -> None:
 
 def test_another_optimizer_is_not_judged() -> None:
     parameters = list(torch.nn.Linear(2, 2).parameters())
-    assert read_back(torch.optim.SGD(parameters, lr=0.1, foreach=True)) is None
+    assert read_back(torch.optim.Adagrad(parameters, lr=0.1, foreach=True)) is None
+    assert read_back(torch.optim.SGD(parameters, lr=0.1, foreach=True)) == "foreach"
 
 
 def test_fsdp1_refuses_fused_under_its_loss_scaler() -> None:
