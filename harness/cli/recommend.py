@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+from tqdm import tqdm
 
 from harness.cli.hardware import calibrate_options, calibrated_constants, named_fabric
 from harness.cli.options import PATH, common, config_option, json_option, set_option
 from harness.cli.output import begin, echo
 from harness.job.config import load_experiment
+
+if TYPE_CHECKING:
+    from harness.plan.memory import MemoryPrediction
+    from harness.plan.scenario import Scenario
 
 
 @click.command()
@@ -53,6 +60,8 @@ def recommend(
     """
     begin("tracing the model's activations")
     from harness.plan.hardware import load_hardware
+    from harness.plan.memory import predict_memory
+    from harness.plan.profiles import trace_scenarios
     from harness.plan.recommend.predict import Predictors
     from harness.plan.recommend.question import ask, find_model, model_settings, read_count
     from harness.plan.recommend.recommendation import Typed
@@ -74,8 +83,21 @@ def recommend(
         tokens=tokens,
     )
     typed = Typed(config=config, assignments=assignments, model_settings=model_settings(model))
-    predictors = Predictors(speed=partial(predict_speed, constants=constants))
-    answer = recommended(question, typed, predictors)
+    with tqdm(unit=" predictions", file=sys.stderr, leave=False, mininterval=1, disable=None) as bar:
+
+        def one_more() -> None:
+            bar.update()
+
+        def memory(scenario: Scenario) -> MemoryPrediction:
+            one_more()
+            return predict_memory(scenario)
+
+        predictors = Predictors(
+            memory=memory,
+            speed=partial(predict_speed, constants=constants),
+            ahead=lambda scenarios: trace_scenarios(scenarios, one_more),
+        )
+        answer = recommended(question, typed, predictors)
     echo("\n".join(recommendation_lines(answer)), err=as_json)
     if as_json:
         echo(json.dumps(answer.as_json(), indent=1))
