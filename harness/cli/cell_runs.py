@@ -58,6 +58,7 @@ class MissingCells:
         self.files = {id(record): path for path, record in found}
         """The file of each record by the id of the object."""
         self.interrupted = False
+        self._launcher: LocalLauncher | None = None
 
     def records(
         self, cells: Sequence[Cell], known: Mapping[str, Record], batches: LargestBatches | None
@@ -84,9 +85,10 @@ class MissingCells:
         done: dict[str, Record] = {}
         if not cells:
             return done
-        launcher = LocalLauncher(
-            self._device, modules_to_preload(self._experiment, [cell.backend for cell in cells])
-        )
+        if self._launcher is None:
+            preload = modules_to_preload(self._experiment, [cell.backend for cell in cells])
+            self._launcher = LocalLauncher(self._device, preload)
+        launcher = self._launcher
         jobs = {cell.job_id: cell.job for cell in cells}
         facts = {job_id: launcher.check(job.model_dump_json()) for job_id, job in jobs.items()}
         foreseen = foresee(cells, facts, self._experiment, launcher, force=self._force)

@@ -43,6 +43,7 @@ from harness.cli.output import echo
 from harness.cli.preflight import force_option
 from harness.cli.price import priced
 from harness.cli.progress import duration
+from harness.cli.rounds import Until, add_rounds, parse_until
 from harness.errors import HarnessError
 from harness.files import stream_number
 from harness.given_cells import plan_with_files
@@ -249,6 +250,11 @@ RECORDS_SUFFIX = ".runs"
 @backends_option
 @click.option("--nproc", help="Numbers of ranks, comma-separated: 2,4.")
 @repeats_option
+@click.option("--precision", help="Add rounds until each speed is in order and known to so many percent: 3%.")
+@click.option(
+    "--max-minutes", type=click.FloatRange(0, min_open=True),
+    help="Add rounds until each speed is in order; start none after so long.",
+)  # fmt: skip
 @set_option
 @runs_option
 @click.option(
@@ -279,6 +285,8 @@ def compare(
     backends: str | None,
     nproc: str | None,
     repeats: int | None,
+    precision: str | None,
+    max_minutes: float | None,
     assignments: tuple[str, ...],
     runs: Path,
     report: Path | None,
@@ -296,13 +304,14 @@ def compare(
 ) -> int:
     """Run the missing cells of backends x world sizes x repeats and compare them all."""
     _require_no_launcher()
+    until = parse_until(precision, max_minutes)
     experiment = load_experiment(config, with_trace(assignments, trace))
     view.begin("checking the job, its data and this machine")
     device = resolve_device(experiment.runtime.device)
     asked = split_backends(backends) if backends is not None else experiment.compare.backends
     sizes = numbers(nproc, "--nproc", "ranks") if nproc is not None else experiment.compare.world_sizes
     resume = found_checkpoint(resume_from, runs, trusted=trust_checkpoint)
-    _require_equal_batches(batch, resume is not None, given)
+    _require_equal_batches(batch, resume is not None, given, adds_rounds=until != Until())
     experiment, rows = given.rows(experiment, view)
     count = repeats or experiment.compare.repeats
     cells = plan_with_files(experiment, asked, rows, sizes, count, device, resume=resume)
@@ -320,6 +329,12 @@ def compare(
     fresh = fresh and job is None
     runs_made = MissingCells(store, experiment, device, found, fresh=fresh, force=force, view=view)
     records = runs_made.records(cells, known, batches)
+    if until != Until():
+
+        def planned(rounds: int) -> list[Cell]:
+            return plan_with_files(experiment, asked, rows, sizes, rounds, device, resume=resume)
+
+        records = add_rounds(planned, runs_made, known, records, until, view)
     runs_shown = [(runs_made.files[id(record)], record) for record in records]
     comparison = _show(runs_shown, report, experiment.compare, as_json, view)
     if runs_made.interrupted:
@@ -327,9 +342,10 @@ def compare(
     return EXIT_STRICT if strict and _any_bad(comparison.rows) else 0
 
 
-def _require_equal_batches(batch: str, resumes: bool, given: GivenFiles) -> None:
+def _require_equal_batches(batch: str, resumes: bool, given: GivenFiles, *, adds_rounds: bool) -> None:
     """Raise HarnessError for what decides batches by itself next to --batch largest."""
     other = "--resume-from" if resumes else "a file of settings" if given.count else None
+    other = "--precision or --max-minutes" if adds_rounds else other
     if batch == "largest" and other is not None:
         raise HarnessError(f"--batch largest and {other} exclude each other; leave one out")
 

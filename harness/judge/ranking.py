@@ -21,6 +21,9 @@ from harness.judge.statistics import LEVEL, Interval, interval_runs, sign_flip_c
 
 EQUAL = 0.05
 """Cells are equal where the interval of their ratio lies within so much of 1."""
+STOP = 0.01
+"""The most chance at which no more rounds are needed: whoever looks ten times on the way to a hundred rounds
+and stops at the first order takes chance for one in 5 % of cases (Pocock, 1977)."""
 Order = Literal["faster", "slower", "equal", "open"]
 Round: TypeAlias = tuple[int, ...]
 """Occasion first, then the number of the repeat."""
@@ -39,6 +42,15 @@ class Ratio:
     extent: Interval | None = None
     """At `LEVEL`; None: too few rounds for one."""
     order: Order = "open"
+    chance: float = 1.0
+    """That equal cells would differ so much, for all questions of the family together."""
+
+    def is_settled(self, precision: float | None) -> bool:
+        """Whether more rounds are of no use: the order is found, and half the interval within `precision`."""
+        if self.extent is None or not self.middle or self.order == "open":
+            return False
+        half = (self.extent.high - self.extent.low) / 2 / self.middle
+        return (self.order == "equal" or self.chance <= STOP) and (precision is None or half <= precision)
 
     @property
     def mirrored(self) -> Ratio:
@@ -47,6 +59,7 @@ class Ratio:
             rounds=self.rounds, middle=1 / self.middle if self.middle else None,
             extent=Interval(1 / self.extent.high, 1 / self.extent.low) if self.extent else None,
             order={"faster": "slower", "slower": "faster"}.get(self.order, self.order),  # type: ignore[arg-type]
+            chance=self.chance,
         )  # fmt: skip
 
 
@@ -143,10 +156,7 @@ class Ranking:
 
 
 def _ratio(logs: Mapping[Round, float], chance: float) -> Ratio:
-    """`chance`: that equal cells would differ so much, for all questions of the family together.
-
-    An order must hold on each occasion by itself.
-    """
+    """An order must hold on each occasion by itself."""
     if not logs:
         return Ratio(rounds=0)
     middle, extent = walsh(list(logs.values()))
@@ -160,7 +170,7 @@ def _ratio(logs: Mapping[Round, float], chance: float) -> Ratio:
         order = "equal"
     elif chance <= 1 - LEVEL and len(signs) == 1 and not low <= 1 <= high:
         order = "faster" if middle > 0 else "slower"
-    return Ratio(rounds=len(logs), middle=exp(middle), extent=Interval(low, high), order=order)
+    return Ratio(rounds=len(logs), middle=exp(middle), extent=Interval(low, high), order=order, chance=chance)
 
 
 def frontier(peaks: Mapping[str, float], order: Ranking) -> list[str]:

@@ -1,0 +1,122 @@
+"""`compare --precision` and `--max-minutes`: more rounds of the cells whose speeds are not settled."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING
+
+from harness.bounds import MOST_REPEATS
+from harness.cli.cell_runs import MissingCells
+from harness.cli.options import View
+from harness.errors import HarnessError
+from harness.judge.wording import counted, listed
+from harness.launch.cells import Cell
+from harness.record import Record
+
+if TYPE_CHECKING:
+    from harness.judge.ranking import Ratio
+
+FIRST_LOOK = 8
+"""Rounds below which no order is clear enough to stop."""
+GROWTH = 1.25
+"""Rounds at a look over those at the look before: few looks, few chances to be misled."""
+Name = tuple[str, str, int]
+"""Job, backend and ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Until:
+    """When no round is added any more."""
+
+    precision: float | None = None
+    """Half an interval over its ratio; None: any, if the order is settled."""
+    deadline: float | None = None
+    """By the monotonic clock; None: none."""
+
+
+def parse_until(precision: str | None, minutes: float | None) -> Until:
+    """What was asked; minutes count from now on. Raises HarnessError."""
+    return Until(
+        precision=parse_precision(precision) if precision is not None else None,
+        deadline=time.monotonic() + 60 * minutes if minutes is not None else None,
+    )
+
+
+def parse_precision(text: str) -> float:
+    """'3%' as 0.03. Raises HarnessError."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
+    if found is None or not 0 < float(found[1]) < 100:
+        raise HarnessError(
+            f"--precision was given '{text}'; give half the width of an interval in percent, such as 3%"
+        )
+    return float(found[1]) / 100
+
+
+def add_rounds(
+    plan: Callable[[int], list[Cell]], made: MissingCells, known: Mapping[str, Record],
+    records: Sequence[Record], until: Until, view: View,
+) -> list[Record]:  # fmt: skip
+    """The records, with those of added rounds.
+
+    `plan`: the cells of so many rounds; `known`: records that are used instead of a run. A cell that is
+    settled is left out of later rounds; its base is not.
+    """
+    found = {record.cell: record for record in records}
+    rounds = 1 + max((record.repeat for record in records), default=0)
+    look, longest = max(rounds, FIRST_LOOK), 0.0
+    wanted, bases = _compared(list(found.values()))
+    while wanted and not made.interrupted:
+        if rounds >= look:
+            now, _ = _compared(list(found.values()))
+            wanted = {name: now[name] for name in wanted if not now[name].is_settled(until.precision)}
+            look = ceil(rounds * GROWTH)
+            if not wanted:
+                view.say(f"speeds are settled after {counted(rounds, 'round')}")
+                break
+        open_ = listed([f"{label} on {size}{_words(ratio)}" for (_, label, size), ratio in wanted.items()])
+        began = time.monotonic()
+        if rounds >= MOST_REPEATS or (until.deadline is not None and began + longest > until.deadline):
+            view.say(f"no further round after {counted(rounds, 'round')}; open: {open_}")
+            break
+        rounds += 1
+        view.say(f"round {rounds}; open: {open_}")
+        names = {*wanted, *bases}
+        cells = [
+            cell
+            for cell in plan(rounds)
+            if cell.repeat == rounds - 1 and (cell.job_id, cell.backend, cell.world_size) in names
+        ]
+        found |= {cell.key: known[cell.key] for cell in cells if cell.key in known}
+        found |= made.run([cell for cell in cells if cell.key not in found])
+        longest = max(longest, time.monotonic() - began)
+    return list(found.values())
+
+
+def _compared(records: Sequence[Record]) -> tuple[dict[Name, Ratio], set[Name]]:
+    """Each cell that has a speed, with its ratio to the base of its place; and these bases."""
+    from harness.judge.comparison import Comparison
+
+    comparison = Comparison(records).comparable
+    ratios: dict[Name, Ratio] = {}
+    bases = set()
+    for group in comparison.groups:
+        order = comparison.rankings.get(group.place)
+        name = group.record.job_id, group.record.backend.label, group.world_size
+        if order is None or group.label not in order.names:
+            continue
+        if group.label == order.base:
+            bases.add(name)
+        else:
+            ratios[name] = order.to_base[group.label]
+    return ratios, bases
+
+
+def _words(ratio: Ratio) -> str:
+    """' (0.81, 0.61 to 1.03)'; empty while there are too few rounds."""
+    if ratio.extent is None or ratio.middle is None:
+        return ""
+    return f" ({ratio.middle:.2f}, {ratio.extent.low:.2f} to {ratio.extent.high:.2f})"

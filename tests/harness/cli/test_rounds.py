@@ -1,0 +1,101 @@
+"""`harness compare --precision` and `--max-minutes`: which cells run again, and until when."""
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.cli.rounds import FIRST_LOOK, Until, add_rounds, parse_precision
+from harness.errors import HarnessError
+from harness.record import Record
+from tests.records import make_record, make_steps
+
+from .command_line import refused
+
+SECONDS = {"ddp": 1.0, "zero0": 1.001, "fsdp": 1.1, "zero3": 4.0}
+DRIFT = (1.0, 1.4, 0.7, 1.2, 2.0)
+
+
+class Machine:
+    """In place of ranks: a speed that drifts, and noise of a tenth in fsdp's runs."""
+
+    def __init__(self) -> None:
+        self.interrupted = False
+        self.ran: list[tuple[str, int]] = []
+
+    def cells(self, rounds: int) -> list[Any]:
+        return [
+            SimpleNamespace(
+                job_id="0123456789ab", backend=label, world_size=2, repeat=repeat, key=f"{label}-{repeat}"
+            )
+            for repeat in range(rounds)
+            for label in ("single", *SECONDS)
+        ]
+
+    def run(self, cells: list[Any]) -> dict[str, Record]:
+        self.ran += [(cell.backend, cell.repeat) for cell in cells]
+        return {cell.key: self.record(cell.backend, cell.repeat) for cell in cells}
+
+    def record(self, label: str, repeat: int) -> Record:
+        noise = 1 + 0.1 * math.sin(7.0 * repeat) if label == "fsdp" else 1 + 0.01 * math.sin(5.0 * repeat)
+        seconds = SECONDS.get(label, 1.0) * DRIFT[repeat % len(DRIFT)] * noise
+        record = make_record(
+            label=label, repeat=repeat, run_id=f"{label}-{repeat}", steps=make_steps(seconds=seconds)
+        )
+        return record.model_copy(update={"cell": f"{label}-{repeat}"})
+
+    def rounds_of(self, label: str) -> int:
+        return 1 + max((repeat for name, repeat in self.ran if name == label), default=0)
+
+
+def added(machine: Machine, until: Until, said: list[str]) -> list[Record]:
+    begin = [machine.record(label, 0) for label in ("single", *SECONDS)]
+    made: Any = machine
+    view: Any = SimpleNamespace(say=said.append)
+    return add_rounds(machine.cells, made, {}, begin, until, view)
+
+
+def test_rounds_are_added_for_the_cells_that_are_open_and_their_base_until_all_are_settled() -> None:
+    machine, said = Machine(), list[str]()
+    records = added(machine, Until(), said)
+    assert machine.rounds_of("zero3") == machine.rounds_of("zero0") == FIRST_LOOK
+    assert machine.rounds_of("fsdp") == machine.rounds_of("ddp") > FIRST_LOOK
+    assert "single" not in {label for label, _ in machine.ran}
+    assert said[0] == "round 2; open: zero0 on 2, zero3 on 2 and fsdp on 2"
+    assert said[-1] == f"speeds are settled after {machine.rounds_of('ddp')} rounds"
+    assert len(records) == 5 + len(machine.ran)
+
+
+def test_a_precision_takes_more_rounds_than_an_order() -> None:
+    coarse, fine = Machine(), Machine()
+    added(coarse, Until(), [])
+    added(fine, Until(precision=0.02), [])
+    assert fine.rounds_of("fsdp") > coarse.rounds_of("fsdp")
+
+
+def test_no_round_begins_after_the_time_and_what_is_open_is_told() -> None:
+    machine, said = Machine(), list[str]()
+    added(machine, Until(deadline=0.0), said)
+    assert machine.ran == []
+    assert said == ["no further round after 1 round; open: zero0 on 2, zero3 on 2 and fsdp on 2"]
+
+
+def test_an_interruption_ends_it() -> None:
+    machine = Machine()
+    machine.interrupted = True
+    added(machine, Until(), [])
+    assert machine.ran == []
+
+
+def test_a_precision_is_percent() -> None:
+    assert parse_precision("3%") == 0.03
+    for text in ("3", "0%", "x%", "100 %"):
+        with pytest.raises(HarnessError, match="give half the width of an interval in percent, such as 3%"):
+            parse_precision(text)
+
+
+def test_what_excludes_each_other_is_refused(tmp_path: Path) -> None:
+    error = refused(tmp_path, "compare", "--precision", "3%", "--batch", "largest")
+    assert "--batch largest and --precision or --max-minutes exclude each other" in error
