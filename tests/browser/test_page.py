@@ -34,11 +34,10 @@ def test_the_page_asks_for_nothing_but_itself_and_logs_nothing(browser: Browser,
     assert browser.messages() == []
 
 
-def test_scope_verdict_and_picture_are_on_the_first_screen(browser: Browser) -> None:
-    for selector in ("#scope p", "#verdict li", ".pictures figure img"):
+def test_verdict_picture_and_scope_are_on_the_first_screen(browser: Browser) -> None:
+    for selector in ("#verdict li", "#verdict figure img"):
         assert browser.box(selector)["bottom"] <= WIDE[1], selector
-    assert browser.box("#summary")["top"] < WIDE[1]
-    assert browser.box("#summary table")["top"] < WIDE[1] - 100
+    assert browser.box("#scope p")["top"] < WIDE[1]
 
 
 @pytest.mark.parametrize("size", [NARROW, WIDE])

@@ -10,7 +10,7 @@ from harness.judge.findings.finding import Finding, Kind
 from harness.judge.metrics import metrics_in
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
-from harness.judge.wording import percent
+from harness.judge.wording import listed, percent
 
 DIAGNOSE = "`harness diagnose RUN_A RUN_B` reruns the step and compares gradients and updates by parameter."
 
@@ -265,15 +265,18 @@ def _lost_updates(rows: Sequence[Row]) -> list[Finding]:
             continue
         moved = sum(value**2 for value in movement(row.record).values()) ** 0.5
         expected = sum(value**2 for value in movement(row.reference.record).values()) ** 0.5
-        still = [name for name, size in movement(row.record).items() if size == 0]
+        sizes = movement(row.record)
+        still = [name for name, size in sizes.items() if size == 0]
         if expected and (moved < LOST_SHARE * expected or still):
+            dtypes = listed(masters)
+            one = f"{len(still)} of {len(sizes)} tensors, such as {still[0]}, never changed" if still else ""
+            far = f"weights moved {moved / expected:.0%} as far as the reference's"
+            parts = [one, far if moved < LOST_SHARE * expected else ""]
             found.append(
                 Finding(
                     id="lost-updates",
                     about=row.cell,
-                    text=f"weights moved {moved / expected:.0%} of the reference's "
-                    f"distance, and {len(still)} of {len(movement(row.record))} parameters not at all: "
-                    f"updates vanish in {', '.join(masters)} weights",
+                    text=f"{' and '.join(filter(None, parts))}: {dtypes} rounded updates away",
                     values={"moved": moved, "reference": expected, "parameters_that_stood_still": still},
                 )
             )

@@ -80,7 +80,7 @@ def text_after(field: str, text: str = "text") -> Layer:
 
 
 def tick(field: str, *, colour: str = GREY) -> Layer:
-    """An upright stroke that is higher than the bar."""
+    """A vertical mark that is higher than the bar."""
     return {
         "mark": {"type": "tick", "thickness": 2.5, "size": STEP - 2, "color": colour, "opacity": 1},
         "transform": [{"filter": f"isValid(datum.{field})"}],

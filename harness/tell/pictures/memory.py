@@ -46,7 +46,7 @@ def memory_picture(comparison: Comparison) -> Picture | None:
         "else that the peak holds."
     )
     if any(row["expected"] is not None for row in ends):
-        text += " Upright strokes: model states expected in closed form."
+        text += " Vertical marks: model states expected in closed form."
     if limit is not None:
         text += f" Device limit: {number(limit)} MB."
     if cut is not None:

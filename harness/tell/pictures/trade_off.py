@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from harness.judge.comparison import Comparison
@@ -22,6 +24,8 @@ from harness.tell.pictures.drawing import GREY
 
 WIDTH, HEIGHT = 600, 360
 MARGIN = 0.08
+FAR = 4.0
+"""Times the median: a cell beyond it would press the others into one column but for a logarithmic axis."""
 Point = tuple[float, float]
 
 
@@ -46,7 +50,8 @@ def trade_off_picture(comparison: Comparison) -> Picture | None:
     drawn = _drawn(groups, best)
     rows = [_row(group, drawn, base, best) for group in drawn]
     unit = f", % of {BASE}" if base else ""
-    titles = (f"peak memory of a rank{unit or ', MB'}", f"throughput{unit or ', tokens/s'}")
+    scale = " (logarithmic)" if is_far([row["memory"] for row in rows]) else ""
+    titles = (f"peak memory of a rank{unit or ', MB'}{scale}", f"throughput{unit or ', tokens/s'}")
     where = ranks(place[1])
     return Picture(
         key="trade-off",
@@ -105,35 +110,54 @@ class _Panel:
 
     across: Point
     up: Point
+    is_logarithmic: bool
+    """Across."""
 
     def pixel(self, x: float, y: float) -> Point:
-        right = (x - self.across[0]) / (self.across[1] - self.across[0])
-        return WIDTH * right, HEIGHT * (1 - y / self.up[1])
+        low, high, at = map(self._even, (*self.across, x))
+        return WIDTH * (at - low) / (high - low), HEIGHT * (1 - y / self.up[1])
 
     def x(self, pixel: float) -> float:
-        return self.across[0] + pixel / WIDTH * (self.across[1] - self.across[0])
+        low, high = map(self._even, self.across)
+        at = low + pixel / WIDTH * (high - low)
+        return math.exp(at) if self.is_logarithmic else at
+
+    def _even(self, x: float) -> float:
+        return math.log(x) if self.is_logarithmic else x
 
     def y(self, pixel: float) -> float:
         return self.up[1] * (1 - pixel / HEIGHT)
 
     def channels(self, x: str, y: str, titles: tuple[str, str]) -> dict[str, Any]:
-        fields = zip("xy", (x, y), titles, (self.across, self.up), strict=True)
+        kinds = ("log" if self.is_logarithmic else "linear", "linear")
+        fields = zip("xy", (x, y), titles, (self.across, self.up), kinds, strict=True)
         return {
             channel: {
                 "field": field,
                 "type": "quantitative",
                 "title": title,
-                "scale": {"domain": list(domain), "nice": False, "zero": False},
+                "scale": {"type": kind, "domain": list(domain), "nice": False}
+                | ({} if kind == "log" else {"zero": False}),
             }
-            for channel, field, title, domain in fields
+            for channel, field, title, domain, kind in fields
         }
 
 
 def _panel(rows: Sequence[Row], *, from_zero: bool) -> _Panel:
     memories = [row["memory"] for row in rows]
+    up = (0.0, (1 + MARGIN) * max(r["rate"] for r in rows))
+    if is_far(memories):
+        margin = (max(memories) / min(memories)) ** MARGIN
+        across = (min(memories) / margin, max(memories) * margin)
+        return _Panel(across=across, up=up, is_logarithmic=True)
     margin = MARGIN * ((max(memories) - min(memories)) or max(memories) or 1.0)
     low = 0.0 if from_zero else min(memories) - margin
-    return _Panel(across=(low, max(memories) + margin), up=(0.0, (1 + MARGIN) * max(r["rate"] for r in rows)))
+    return _Panel(across=(low, max(memories) + margin), up=up, is_logarithmic=False)
+
+
+def is_far(memories: Sequence[float]) -> bool:
+    """Whether one lies so far from the others that only a logarithmic axis shows these."""
+    return min(memories) > 0 and max(memories) > FAR * median(memories)
 
 
 def _named(rows: Sequence[Row], panel: _Panel) -> list[Row]:

@@ -54,7 +54,7 @@ def _row(group: Repeats, groups: Sequence[Repeats]) -> Row:
 
 
 def _ticks(rows: Sequence[Row]) -> str:
-    text = "Upright strokes: the textbook's closed form."
+    text = "Vertical marks: the textbook's closed form."
     judged = [row for row in rows if row["expected"] is not None]
     if any(row["unexpected"] is not None for row in rows):
         return f"{text} Red: what this implementation is expected to send, where it sent something else."

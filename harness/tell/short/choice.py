@@ -1,31 +1,28 @@
-"""Which strategy to use and why: does it fit, then the links, then accumulation."""
+"""Which strategy to use, and why the slowest is slow."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from statistics import fmean, median
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
-from harness.forms import families
 from harness.forms.terms import STEP_PHASES
-from harness.forms.workload import Window, Workload
 from harness.job.experiment import Question
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import SENT, SPEED
-from harness.judge.pipeline import pipeline_use
 from harness.judge.ranking import Ranking, Ratio, frontier
 from harness.judge.repeats import Repeats, place_to_compare, rank_speeds, rivals
 from harness.judge.statistics import interval_runs
-from harness.judge.volume import sent_per_step
-from harness.judge.wording import counted, listed, percent, ranks
+from harness.judge.wording import counted, listed, percent
 from harness.record import Record
-from harness.record.workload import known_strategy, of_record
+from harness.record.workload import known_strategy
 from harness.tell.document import Items, Line, Section
 from harness.tell.formats import megabytes
 from harness.tell.formats import percent as whole_percent
-from harness.tell.short.stage import Stage, bytes_frontier, peak, sent_once, stage
-from harness.tell.short.words import ends, levels, names, ratio, sentence
+from harness.tell.short.decision import decision_blocks
+from harness.tell.short.stage import Stage, peak, stage
+from harness.tell.short.words import sentence
 
 GATHER = "all_gather"
 
@@ -284,51 +281,8 @@ def _name(effect: SettingEffect) -> str:
     return f"{effect.changed}{several}"
 
 
-def states_on(record: Record, world_size: int) -> int | None:
-    """Bytes of model states of the rank that would hold most on so many ranks; None: no closed form.
-
-    Hybrid strategies and meshes have none: their groups may stay as they are or grow.
-    """
-    workload = _built_in(record)
-    if workload is None or workload.strategy.facts.has_replicas or record.world.dimensions:
-        return None
-    other = replace(workload, world_size=world_size, shard_size=world_size, ranks_per_node=None)
-    held = [families.model_states(replace(other, rank=rank)) for rank in range(world_size)]
-    return None if held[0].unknown else max(of_rank.model_state_bytes for of_rank in held)
-
-
-def sent_with(record: Record, accumulation_steps: int) -> float | None:
-    """Ring bytes that a rank sends in an ordinary step of so many micro-steps, mean over the ranks; None: no
-    closed form."""
-    workload = _built_in(record)
-    if workload is None:
-        return None
-    other = replace(workload, accumulation_steps=accumulation_steps, window=Window())
-    ranks = record.world.world_size if record.world.dimensions else 1  # of which one stands for all
-    sent = [
-        sent_per_step(of_rank, families.collectives(of_rank))
-        for of_rank in (replace(other, rank=rank) for rank in range(ranks))
-    ]
-    return None if None in sent else fmean(part for part in sent if part is not None)
-
-
-def _built_in(record: Record) -> Workload | None:
-    """The workload of a built-in backend; a third party's own forms hold for its run alone."""
-    if record.backend.own_forms is not None or record.backend.effective is None:
-        return None
-    workload = of_record(record)
-    if workload is None or workload.strategy.family not in families.FAMILIES:
-        return None
-    return workload
-
-
-Traffic = Callable[[Repeats], float | None]
 ASKED: tuple[Question, ...] = ("all", "speed", "memory", "footprint")
 SPEEDS: tuple[Question, ...] = ("all", "speed")
-MANY_RANKS = 64
-MICRO_STEPS = 8
-MOST_LEVELS = 4
-MOST_STEPS = 3
 
 
 def choice_section(comparison: Comparison, question: Question) -> Section | None:
@@ -336,57 +290,12 @@ def choice_section(comparison: Comparison, question: Question) -> Section | None
     where = stage(comparison)
     if question not in ASKED or where is None or where.size == 1 or len(where.groups) < 2:
         return None
-    lines = [Line(_growth(where), "Does it fit", "model_states")]
-    speeds = [Line(_speed(where), "Speed here", "time"), Line(_slowest(comparison), "Slowest", "time")]
-    if question != "memory":
-        lines = [
-            Line(_ladder(where), "Take", "results"),
-            *(speeds if question in SPEEDS else []),
-            *lines,
-            Line(_links(where), "Slow links", "communication_volume"),
-            Line(_accumulation(where), "Accumulation", "communication_volume"),
-        ]
-    found = [line for line in lines if line.text]
-    return Section("choice", "Which to use", [Items(found)]) if found else None
-
-
-def _ladder(where: Stage) -> str:
-    """The cells to try in turn without accumulation and with it: the first that fits."""
-    least = min(where.figures(sent_once).values(), default=0.0)
-    if not least:
-        return ""
-    once, several = (_steps(where, traffic, least) for traffic in (sent_once, _accumulated))
-    text = f"the first whose peak per rank fits, with its traffic: {once}"
-    if several not in ("", once):
-        text = f"{text}; with {MICRO_STEPS} micro-steps per update {several}"
-    return "; ".join(filter(None, (text, _bubbles(where)))) + "."
-
-
-def _bubbles(where: Stage) -> str:
-    """What neither peak nor traffic shows of pipelines: how long their ranks wait by the schedule alone."""
-    found = {
-        group.label: use.expected_bubble
-        for group in where.groups
-        if (use := pipeline_use(group.record)) is not None
-    }
-    if not found:
-        return ""
-    waits = ", ".join(
-        f"{names(labels)} {whole_percent(share)}" for labels, share in levels(found, whole_percent)
-    )
-    return f"not in these figures: the bubble, in which ranks of a pipeline wait: {waits} of the passes"
-
-
-def _steps(where: Stage, traffic: Traffic, least: float) -> str:
-    """'ddp 38.5 MB (1 x), fsdp 31.3 MB (1.5 x)': peak, and traffic over the least of one micro-step."""
-    return ", ".join(
-        f"{group.label} {megabytes(peak(group))} MB ({ratio(traffic(group) or 0.0, least)})"
-        for group in bytes_frontier(where, traffic)[:MOST_STEPS]
-    )
-
-
-def _accumulated(group: Repeats) -> float | None:
-    return sent_with(group.record, MICRO_STEPS)
+    speeds = [Line(_slowest(comparison), "Slowest", "time")]
+    if not where.on_cpu:  # else a speed is no advice
+        speeds.insert(0, Line(_speed(where), "Speed here", "time"))
+    lines = [line for line in speeds if line.text and question in SPEEDS]
+    blocks = [*decision_blocks(where, question), *([Items(lines)] if lines else [])]
+    return Section("choice", "Which to use", blocks) if blocks else None
 
 
 def _speed(where: Stage) -> str:
@@ -410,41 +319,3 @@ def _slowest(comparison: Comparison) -> str:
     """
     found = explain_slowest(comparison)
     return found.sentence if found is not None and found.gap.order == "faster" else ""
-
-
-def _growth(where: Stage) -> str:
-    """Closed-form model states on more ranks."""
-    found = where.figures(lambda group: states_on(group.record, MANY_RANKS))
-    shown = levels(found, megabytes)
-    if not shown:
-        return ""
-    parts = [f"{names(labels)} {megabytes(value)} MB" for labels, value in ends(shown, MOST_LEVELS)]
-    open_ends = [group.label for group in where.groups if group.record.world.dimensions]
-    return sentence(
-        f"model states per rank on {ranks(MANY_RANKS)}, calculated: {', '.join(parts)}",
-        f"not of {names(open_ends)}: they depend on how many ranks share samples" if open_ends else "",
-    )
-
-
-def _links(where: Stage) -> str:
-    """Who sends least and how much more the others send."""
-    found = where.figures(sent_once)
-    value = min(found.values(), default=0.0)
-    shown = levels(found, lambda sent: ratio(sent, value)) if value else []
-    if len(shown) < 2:
-        return ""
-    (least, _), *others = shown
-    more = ", ".join(
-        f"{names(labels)} {ratio(sent, value)}" for labels, sent in ends(others, MOST_LEVELS - 1)
-    )
-    verb = "sends" if len(least) == 1 else "send"
-    return f"{names(least)} {verb} least ({megabytes(value)} MB per rank and step); {more} of that."
-
-
-def _accumulation(where: Stage) -> str:
-    """Closed-form traffic with several micro-steps per update: who gathers or reduces in each."""
-    shown = levels(where.figures(_accumulated), megabytes)
-    if len(shown) < 2:
-        return ""
-    parts = [f"{names(labels)} {megabytes(value)} MB" for labels, value in ends(shown, MOST_LEVELS + 1)]
-    return sentence(f"with {MICRO_STEPS} micro-steps per update a rank sends, calculated: {', '.join(parts)}")

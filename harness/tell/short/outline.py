@@ -25,7 +25,7 @@ from harness.tell.sections.results import KEY, TITLE
 from harness.tell.short.choice import choice_section
 from harness.tell.short.summary import MOST_ROWS, summary_section
 from harness.tell.short.title import job_words, rank_words, title
-from harness.tell.short.verdict import verdict_section
+from harness.tell.short.verdict import trust_lines, verdict_section
 from harness.tell.short.words import fitting, shortened
 from harness.tell.writers.markdown import render_markdown
 
@@ -63,7 +63,7 @@ ON_CPU = "bytes, states and parity carry over to GPUs, peaks and speeds do not"
 
 
 def scope_section(comparison: Comparison, question: Question) -> Section | None:
-    """One line; None without runs."""
+    """What ran and where, and whether its figures can be trusted; None without runs."""
     if not comparison.rows:
         return None
     worlds = [row.record.world for row in comparison.rows]
@@ -77,7 +77,8 @@ def scope_section(comparison: Comparison, question: Question) -> Section | None:
         text += f": {ON_STUB}"
     elif any(world.device == "cpu" for world in worlds):
         text += f": {ON_CPU}"
-    return Section("scope", "Scope", [Line(f"{text}.", details="machine")])
+    trust = Items(trust_lines(comparison, question))
+    return Section("scope", "Scope", [Line(f"{text}.", details="machine"), trust])
 
 
 def _preset(worlds: Sequence[WorldPart]) -> str:
@@ -170,10 +171,10 @@ def _warning(alike: Sequence[Statement]) -> Line:
 
 
 SECTIONS: tuple[Callable[[Comparison, Question], Section | None], ...] = (
-    scope_section,
     verdict_section,
-    summary_section,
+    scope_section,
     choice_section,
+    summary_section,
     surprises_section,
     warnings_section,
     check_section,
@@ -186,14 +187,14 @@ MOST_PICTURES = 4
 
 
 PICTURES: dict[Question, tuple[Callable[[Comparison], Picture | None], ...]] = {
-    "all": (throughput_picture, memory_picture, volume_picture, loss_picture),
+    "all": (memory_picture, volume_picture, loss_picture, throughput_picture),
     "speed": (throughput_picture, volume_picture, memory_picture),
     "memory": (memory_picture,),
     "footprint": (memory_picture, volume_picture),
     "parity": (loss_picture,),
     "scaling": (lambda c: strong_picture(strong_scaling(c)), lambda c: weak_picture(weak_scaling(c))),
 }
-"""At most `MOST_PICTURES` each; they follow the results and are not repeated in the details."""
+"""At most `MOST_PICTURES` each: one with the verdict, the others after the results, none in the details."""
 
 
 def short_document(
@@ -206,6 +207,9 @@ def short_document(
     made = {make: make(comparison, question) for make in SECTIONS}
     pictures = [p for make in PICTURES[question] if (p := make(comparison.comparable)) is not None]
     shown = {picture.key for picture in pictures}
+    verdict = made[verdict_section]
+    if verdict is not None:
+        made[verdict_section] = replace(verdict, blocks=[*verdict.blocks, *pictures[:1]])
     without = [replace(section, blocks=_without(section.blocks, shown)) for section in details.sections]
     rest = [section for section in without if section.blocks]
     whole = Document(
@@ -214,7 +218,7 @@ def short_document(
     for most_rows in ROWS:
         results = summary_section(comparison, question, most_rows)
         if results is not None:
-            made[summary_section] = replace(results, blocks=[*results.blocks, *pictures])
+            made[summary_section] = replace(results, blocks=[*results.blocks, *pictures[1:]])
         whole = replace(whole, sections=[section for section in made.values() if section is not None])
         if words_of(whole) <= MOST_WORDS:
             break

@@ -12,6 +12,8 @@ from harness.judge.metrics import SENT, SPEED
 from harness.judge.ranking import Ranking
 from harness.judge.repeats import BASE, Place, Repeats, place_to_compare
 
+Read = Callable[[Repeats], float | None]
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -91,15 +93,25 @@ def sent_once(group: Repeats) -> float | None:
     return group.median(SENT)
 
 
-def bytes_frontier(where: Stage, traffic: Callable[[Repeats], float | None] = sent_once) -> list[Repeats]:
-    """Cells in rising traffic and falling peak memory: each needs less memory than all that send no more.
+def states(group: Repeats) -> float | None:
+    """Bytes of model states of the rank that holds most."""
+    return group.median("model_state_bytes")
+
+
+def memory_to_decide(where: Stage) -> Read:
+    """The memory to decide by: the peak, or of CPU ranks, whose peaks do not carry over, the model states."""
+    return states if where.on_cpu else peak
+
+
+def bytes_frontier(where: Stage, traffic: Read = sent_once, memory: Read = peak) -> list[Repeats]:
+    """Cells in rising traffic and falling memory: each needs less memory than all that send no more.
 
     Both figures are counts, which other machines share; of equal cells the first of the comparison is kept.
     """
     known = [
-        (_rounded(sent), _rounded(most), number, group)
+        (rounded(sent), rounded(most), number, group)
         for number, group in enumerate(where.groups)
-        if (sent := traffic(group)) is not None and (most := peak(group)) is not None
+        if (sent := traffic(group)) is not None and (most := memory(group)) is not None
     ]
     found: list[Repeats] = []
     least: float | None = None
@@ -110,7 +122,7 @@ def bytes_frontier(where: Stage, traffic: Callable[[Repeats], float | None] = se
     return found
 
 
-def _rounded(value: float) -> float:
+def rounded(value: float) -> float:
     """As it is shown, so that figures that read alike are alike."""
     return float(f"{value:.3g}")
 

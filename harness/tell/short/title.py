@@ -18,7 +18,7 @@ QUESTIONS: dict[Question, str] = {
     "footprint": "what does a rank hold and send?",
     "parity": "do the losses agree?",
     "scaling": "how does it scale?",
-    "all": "memory, speed, communication and loss of each strategy",
+    "all": "what does each strategy cost, and does it change the training?",
 }
 CHANGED: dict[Question, str] = {
     "speed": "speed",

@@ -1,74 +1,100 @@
-"""The verdict: three to six sentences that answer the question, each with where its evidence is."""
+"""The verdict, which answers the question, and why it may be trusted; each with where its evidence is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from harness.backends.registry import PLANTED
-from harness.forms.network import EMULATED
+from harness.backends.strategy import ROUTE_PREFIXES
 from harness.job.experiment import Question
 from harness.judge.cell import Cell, name_cells
 from harness.judge.comparison import Comparison
-from harness.judge.expected import unjudged_amounts
 from harness.judge.findings.catalogue import kinds
 from harness.judge.findings.groups import statements
-from harness.judge.metrics import EXPECTED_SENT, SENT, SPEED, TRANSPORT_SENT
+from harness.judge.metrics import EXPECTED_SENT, SENT, SPEED
 from harness.judge.ranking import Ranking
 from harness.judge.repeats import Repeats, rank_speeds
 from harness.judge.scaling import Point, strong_scaling, weak_scaling
 from harness.judge.speed import shares_cores
 from harness.judge.volume import volume_differences
 from harness.judge.wording import counted, listed, ranks
-from harness.record import Record
 from harness.tell.document import Items, Line, Section
 from harness.tell.formats import megabytes, number, percent, scientific
 from harness.tell.order_words import ONE_OCCASION, fastest_words, slowest_words, unranked_words
-from harness.tell.short.stage import Stage, peak, sent_once, stage
-from harness.tell.short.words import levels, names, ratio, sentence, shortened
+from harness.tell.short.stage import Stage, memory_to_decide, peak, rounded, sent_once, stage
+from harness.tell.short.words import ratio, sentence, shortened
 
 
-def memory_sentence(stage: Stage) -> str:
-    """Peak and model states per rank, as far as they were measured."""
-    return sentence(*_peaks(stage), *_states(stage))
+def costs_sentence(stage: Stage, *, with_traffic: bool) -> str:
+    """Who holds least, relative to DDP: of CPU ranks model states, as their peaks do not carry over."""
+    read, on = memory_to_decide(stage), f"on {ranks(stage.size)}"
+    known = [(value, group) for group in stage.groups if (value := read(group)) is not None]
+    if not known:
+        return "Memory was not measured."
+    noun = "of model states per rank" if stage.on_cpu else "per rank at its peak"
+    if len({megabytes(value) for value, _ in known}) == 1:
+        return f"Every configuration holds {megabytes(known[0][0])} MB {noun} {on}."
+    second = sent_once if with_traffic else peak
+    least, best = min(
+        known,
+        key=lambda pair: (rounded(pair[0]), pair[1].label.startswith(ROUTE_PREFIXES), second(pair[1]) or 0),
+    )
+    base = next((pair for pair in known if pair[1] is stage.base and pair[1] is not best), None)
+    text = f"{best.label} holds least {on}: {megabytes(least)} MB {noun}"
+    if base is not None:
+        text += f", {percent(least / base[0])} of ddp's {megabytes(base[0])} MB"
+    clauses = [text]
+    if with_traffic and (sent := sent_once(best)):
+        than = _next_to(sent, sent_once(base[1]) if base else None)
+        clauses.append(f"it sends {megabytes(sent)} MB per step{than}")
+    if not with_traffic and stage.on_cpu and (most := peak(best)):
+        of_base = peak(base[1]) if base else None
+        share = f", {percent(most / of_base)} of ddp's" if of_base else ""
+        clauses.append(f"its peak here was {megabytes(most)} MB{share}")
+    return "; ".join(clauses) + "."
 
 
-def _peaks(stage: Stage) -> list[str]:
-    found = levels(stage.figures(peak), megabytes)
-    if not found:
-        return ["peak memory was not measured"]
-    (least, value), (most, largest) = found[0], found[-1]
-    if len(found) == 1:
-        return [f"every cell peaks at {megabytes(value)} MB per rank on {ranks(stage.size)}"]
-    verb = "peaks" if len(least) == 1 else "peak"
-    base = stage.base and peak(stage.base)
-    related = f", {percent(value / base)} of ddp's {megabytes(base)} MB" if base and base != value else ""
-    return [
-        f"least memory on {ranks(stage.size)}: {names(least)} {verb} at {megabytes(value)} MB per rank"
-        f"{related}",
-        *([f"most: {names(most)} at {megabytes(largest)} MB"] if base != largest else []),
-    ]
+def _next_to(sent: float, of_base: float | None) -> str:
+    """', as much as ddp', ', 1.5 x ddp's'; empty where DDP's is not known."""
+    if not of_base:
+        return ""
+    if megabytes(sent) == megabytes(of_base):
+        return ", as much as ddp"
+    return f", {ratio(sent, of_base)} of ddp's {megabytes(of_base)} MB"
 
 
-def _states(stage: Stage) -> list[str]:
-    found = levels(stage.figures(lambda group: group.median("model_state_bytes")), megabytes)
-    if not found:
-        return []
-    least, value = found[0]
-    groups = [g for g in stage.groups if g.median("expected_model_state_bytes") is not None]
-    off = [
-        group.label
-        for group in groups
-        if group.median("expected_model_state_bytes") != group.median("model_state_bytes")
-    ]
-    text = f"model states are smallest under {names(least)}, {megabytes(value)} MB"
-    if len(found) == 1:
-        text = f"model states are {megabytes(value)} MB"
-    if off:
-        return [text, f"states differ from the closed form in {names(off)}"]
-    without = [group.label for group in stage.groups if unjudged_amounts(group.record)]
-    equal = f"all {'other ' if without else ''}states equal the closed form to the byte"
-    unknown = [f"no closed form for {names(without)}"] if without else []
-    return [text, *([equal] if groups else []), *unknown]
+def checks_sentence(comparison: Comparison) -> str:
+    """How many checks of losses, model states and bytes hold, and which do not; empty without any."""
+    cells = [g for g in comparison.comparable.groups if g.succeeded and not g.is_reference]
+    agree = [group.parity != "diverged" for group in cells if group.parity != "unjudged"]
+    states = {group.cell: off for group in cells if (off := _states_off(group)) is not None}
+    sent = {group.cell: off for group in cells if (off := _bytes_off(group)) is not None}
+    claimed = {g.cell for g in cells if abs(sent.get(g.cell, 0)) >= 1 and _all_as_claimed(g)}
+    checks = {
+        "train as one process does": agree,
+        "hold the expected model states": [not off for off in states.values()],
+        "send the expected bytes": [abs(off) < 1 or cell in claimed for cell, off in sent.items()],
+    }
+    parts = [f"{sum(good)} of {len(good)} {what}" for what, good in checks.items() if good]
+    every = [one for good in checks.values() for one in good]
+    without = [group.cell for group in cells if group.cell not in states or group.cell not in sent]
+    other_states = [cell for cell, off in states.items() if off]
+    extra = {cell: f"{cell} ({off:+,.0f} bytes)" for cell, off in sent.items() if abs(off) >= 1}
+    other_bytes = [text for cell, text in extra.items() if cell not in claimed]
+    norms = [text for cell, text in extra.items() if cell in claimed]
+    return sentence(
+        f"{sum(every)} of {len(every)} checks hold: {listed(parts)}" if every else "",
+        f"other model states: {name_cells(other_states, MOST_NAMES)}" if other_states else "",
+        f"other bytes: {listed(other_bytes, MOST_NAMES)}" if other_bytes else "",
+        f"as expected but for norms and flags: {listed(norms, MOST_NAMES)}" if norms else "",
+        f"no closed form for {name_cells(without, MOST_NAMES)}" if without else "",
+    )
+
+
+def _states_off(group: Repeats) -> float | None:
+    """Model states minus those expected; None where either is unknown."""
+    found, expected = group.median("model_state_bytes"), group.median("expected_model_state_bytes")
+    return None if found is None or expected is None else found - expected
 
 
 NORM = "max_grad_norm_difference"
@@ -166,7 +192,6 @@ def _excluded(groups: Sequence[Repeats]) -> list[str]:
     return [f"not comparable: {cells} ran a different job"]
 
 
-MOST_CURVES = 6
 Curves = Sequence[Sequence[Point]]
 
 
@@ -184,18 +209,19 @@ def _speed_up(point: Point) -> str:
 
 
 def _sentence(kind: str, figure: str, curves: Curves, show: Callable[[Point], str]) -> list[str]:
-    """Medians of the runs at the most ranks that each backend has, in the order of the records."""
+    """Medians of the runs at the most ranks; of more than two backends the first and the last."""
     if not curves:
         return []
     ends = [curve[-1] for curve in curves]
     size = max(point.group.world_size for point in ends)
     last = [point for point in ends if point.group.world_size == size]
-    shown = ", ".join(f"{point.curve} {show(point)}" for point in last[:MOST_CURVES])
-    more = f" and {len(last) - MOST_CURVES} more" if len(last) > MOST_CURVES else ""
+    last.sort(key=lambda point: -(point.speed_up if figure == "speed-up" else point.weak_efficiency))
+    words = [f"{point.curve} {show(point)}" for point in last]
+    shown = ", ".join(words) if len(words) <= 2 else f"most {words[0]}, least {words[-1]}"
     first = min(point.base.world_size for point in last)
     inside = " (efficiency)" if figure == "speed-up" else ""
     runs = min(len(point.group.values(SPEED)) for point in last)
-    text = f"{kind} from {first} to {ranks(size)}, {figure}{inside}: {shown}{more}"
+    text = f"{kind} from {first} to {ranks(size)}, {figure}{inside}: {shown}"
     return [sentence(text, f"medians of {counted(runs, 'run')}, not tested against noise")]
 
 
@@ -264,44 +290,10 @@ def _caveats(groups: Sequence[Repeats]) -> list[str]:
     return clauses
 
 
-def traffic_sentence(stage: Stage) -> str:
-    """Empty where one rank has nobody to send to."""
-    if stage.size == 1:
-        return ""
-    found = levels(stage.figures(sent_once), megabytes)
-    if not found:
-        return "Communication was not counted."
-    (least, value), (most, largest) = found[0], found[-1]
-    if len(found) == 1:
-        text = f"every cell sends {megabytes(value)} MB per rank and step on {ranks(stage.size)}"
-    else:
-        verb = "sends" if len(least) == 1 else "send"
-        text = (
-            f"least traffic on {ranks(stage.size)}: {names(least)} {verb} {megabytes(value)} MB per rank and "
-            f"step (ring algorithm); most: {names(most)}, {megabytes(largest)} MB"
-            f"{f' ({ratio(largest, value)})' if value else ''}"
-        )
-    return sentence(text, *_expected(stage), *_emulated(stage))
-
-
-def _expected(stage: Stage) -> list[str]:
-    differences = {group.label: _bytes_off(group) for group in stage.groups}
-    other = {label: most for label, most in differences.items() if most and abs(most) >= 1}
-    claimed = {g.label for g in stage.groups if all(_is_as_claimed(row.record) for row in g.rows)} & {*other}
-    off = [f"{label} ({most:+,.0f} bytes)" for label, most in other.items() if label not in claimed]
-    norms = [f"{label} ({other[label]:+,.0f} bytes)" for label in other if label in claimed]
-    without = [label for label, most in differences.items() if most is None]
-    unknown = [f"no closed form for {names(without)}"] if without else []
-    aside = [f"as expected but for norms and flags: {names(norms)}"] if norms else []
-    if off:
-        return [f"not what the closed form expects: {names(off)}", *aside, *unknown]
-    exact = len(without) + len(norms) < len(differences)
-    return [*(["as expected to the byte"] if exact else []), *aside, *unknown]
-
-
-def _is_as_claimed(record: Record) -> bool:
+def _all_as_claimed(group: Repeats) -> bool:
     """Whether it sends what its strategy does; of a script or another's backend, norms and flags aside."""
-    return record.backend.claim is not None and volume_differences(record) == []
+    records = [row.record for row in group.rows]
+    return all(r.backend.claim is not None and volume_differences(r) == [] for r in records)
 
 
 def _bytes_off(group: Repeats) -> float | None:
@@ -311,25 +303,13 @@ def _bytes_off(group: Repeats) -> float | None:
     return max(found, key=abs, default=None)
 
 
-def _emulated(stage: Stage) -> list[str]:
-    """What a transport sends that implements a collective as another one; empty where none does."""
-    pairs = [(g.median(SENT), g.median(TRANSPORT_SENT), g) for g in stage.groups]
-    more = [(real, g) for ring, real, g in pairs if ring is not None and real is not None and real != ring]
-    if not more:
-        return []
-    most, group = max(more, key=lambda pair: pair[0])
-    transport = group.record.world.collectives
-    instead = listed([f"{op} as {other}" for op, other in EMULATED[transport].items()]).replace("_", "-")
-    return [f"{transport} implements {instead} and sends up to {megabytes(most)} MB"]
-
-
 PARTS: dict[Question, tuple[str, ...]] = {
-    "all": ("parity", "memory", "speed", "traffic"),
-    "speed": ("speed", "parity", "traffic"),
-    "memory": ("memory", "parity"),
-    "footprint": ("memory", "traffic", "parity"),
+    "all": ("costs", "speed"),
+    "speed": ("speed",),
+    "memory": ("costs",),
+    "footprint": ("costs",),
     "parity": ("cause", "parity"),
-    "scaling": ("scaling", "parity"),
+    "scaling": ("scaling",),
 }
 """What is answered, the answer first."""
 MOST_WARNINGS = 6
@@ -341,30 +321,37 @@ NOTHING_RAN = "No configuration completed, so there is nothing to compare."
 
 def verdict_section(comparison: Comparison, question: Question) -> Section:
     """What a reader should take away."""
-    lines = [line for part in PARTS[question] for line in _part(comparison, part)]
+    lines = [line for part in PARTS[question] for line in _part(comparison, part, question)]
     if stage(comparison) is None:
         lines.append(Line(NOTHING_RAN))
     elif question != "scaling":
         lines.append(Line(_one_of_several(comparison)))
-    lines += [Line(endings_sentence(comparison), details="results")]
-    lines += [Line(_warnings(comparison), details="findings")]
     return Section("verdict", "Verdict", [Items([line for line in lines if line.text])])
 
 
-def _part(comparison: Comparison, part: str) -> list[Line]:
+def trust_lines(comparison: Comparison, question: Question) -> list[Line]:
+    """Whether the figures can be trusted: same training, n of n checks, what completed, what was found."""
+    lines = [] if question == "parity" else _part(comparison, "parity", question)
+    lines += [
+        Line(checks_sentence(comparison), details="results"),
+        Line(endings_sentence(comparison), details="results"),
+        Line(_warnings(comparison), details="findings"),
+    ]
+    return [line for line in lines if line.text]
+
+
+def _part(comparison: Comparison, part: str, question: Question) -> list[Line]:
     where = stage(comparison)
     match part:
         case "parity":
-            return [Line(parity_sentence(comparison), details="levels" if comparison.noises else "results")]
+            details = "levels" if comparison.noises else "results"
+            return [Line(parity_sentence(comparison), details=details)]
         case "cause":
             return [Line(text, details="findings") for text in _cause(comparison)]
-        case "memory" if where is not None:
-            return [Line(memory_sentence(where), details="results")]
+        case "costs" if where is not None:
+            return [Line(costs_sentence(where, with_traffic=question != "memory"), details="results")]
         case "speed" if where is not None:
             return [Line(speed_sentence(where), details="results")]
-        case "traffic" if where is not None:
-            sent = traffic_sentence(where)
-            return [Line(sent, details="communication_volume")] if sent else []
         case "scaling":
             found = scaling_sentences(comparison)
             return [Line(text, details="scaling") for text in found] or [Line(NOT_SCALED)]

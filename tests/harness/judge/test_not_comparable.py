@@ -57,8 +57,8 @@ def test_the_report_sets_it_apart_from_verdict_tables_and_pictures() -> None:
     assert document.details is not None
     short = render_markdown(document, pictures, "", "details.md")
     text = render_details(document.details, pictures, "report.md")
-    verdict = short.partition("## Verdict")[2].partition("## ")[0]
-    assert "zero1" in verdict
+    verdict, scope = (short.partition(f"## {name}")[2].partition("## ")[0] for name in ("Verdict", "Scope"))
+    assert "zero1" in scope
     assert "zero1" not in verdict.partition("Speed on")[2].partition("\n")[0]
     assert "zero1" not in short.partition("## Results")[2].partition("\n## ")[0]
     assert "| zero1" in text.partition("## Not comparable, and why")[2].partition("##")[0]

@@ -10,7 +10,7 @@ from harness.judge.volume import expected_sent_bytes_per_step
 from harness.record import Record
 from harness.record.record_files import ARCHIVE_NAME
 from harness.record.store import read_runs
-from harness.tell.short.choice import sent_with, states_on
+from harness.tell.short.decision import sent_with, states_on
 from tests.records import make_record
 
 REPORTS = Path(__file__).resolve().parents[3] / "reports"

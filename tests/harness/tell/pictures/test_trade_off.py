@@ -21,6 +21,21 @@ def test_without_ddp_axes_are_absolute_and_begin_at_zero() -> None:
     assert channel["title"] == "peak memory of a rank, MB"
 
 
+def test_a_cell_far_from_the_others_makes_the_axis_logarithmic() -> None:
+    """Else it would press all others into one column."""
+    peaks = {"ddp": 4 * 10**6, "fsdp": 3 * 10**6, "zero3": 2 * 10**8}
+    runs = [
+        timed(label, 0.5 + n / 10, ranks=make_ranks_of(peak)) for n, (label, peak) in enumerate(peaks.items())
+    ]
+    picture = made(trade_off_picture(compared(*runs)))
+    channel = picture.chart()["layer"][0]["encoding"]["x"]
+    assert channel["scale"]["type"] == "log"
+    assert channel["title"].endswith("(logarithmic)")
+    assert {"ddp", "fsdp", "zero3"} <= set(texts(picture))
+    near = made(trade_off_picture(compared(*runs[:2]))).chart()["layer"][0]["encoding"]["x"]
+    assert near["scale"]["type"] == "linear"
+
+
 def test_a_frontier_is_drawn_through_cells_that_are_shown_to_be_faster() -> None:
     runs = [
         timed(label, seconds + n / 1000, repeat=n, ranks=make_ranks_of(peak))

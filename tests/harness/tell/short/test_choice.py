@@ -1,11 +1,18 @@
+from pathlib import Path
+
 from harness.job.experiment import Question
 from harness.judge.comparison import Comparison
 from harness.record import Record
-from harness.tell.document import Items
+from harness.record.record_files import ARCHIVE_NAME
+from harness.record.store import read_runs
+from harness.tell.document import Block, Items, Line, Table
 from harness.tell.short.choice import choice_section
+from harness.tell.short.decision import NONE_FITS
 from tests.harness.tell.short.records import repeats
 from tests.pipelines import make_pipeline
 from tests.records import make_communication, make_ranks, make_record
+
+REPORTS = Path(__file__).resolve().parents[4] / "reports"
 
 
 def cell(label: str, sent: int, peak: int) -> Record:
@@ -26,53 +33,82 @@ CELLS = [
 ]
 
 
-def advice(question: Question, *records: Record) -> dict[str, str]:
+def blocks(question: Question, *records: Record) -> list[Block]:
     section = choice_section(Comparison(records), question)
-    if section is None:
-        return {}
-    (block,) = section.blocks
-    assert isinstance(block, Items)
-    return {line.name: line.text for line in block.lines()}
+    return [] if section is None else list(section.blocks)
 
 
-def test_cells_are_named_in_the_order_to_try_and_none_that_another_beats() -> None:
-    assert advice("all", *CELLS)["Take"] == (
-        "the first whose peak per rank fits, with its traffic: ddp 9.00 MB (1 x), fsdp 3.00 MB (1.5 x)."
-    )
+def table(key: str, question: Question, *records: Record) -> list[list[str]]:
+    found = [block for block in blocks(question, *records) if isinstance(block, Table) and block.key == key]
+    return found[0].texts() if found else []
 
 
-def test_of_pipelines_the_bubble_is_named_which_neither_peak_nor_traffic_shows() -> None:
+def advice(question: Question, *records: Record) -> dict[str, str]:
+    items = [block for block in blocks(question, *records) if isinstance(block, Items)]
+    return {line.name: line.text for item in items for line in item.lines()}
+
+
+def on_gpu(record: Record) -> Record:
+    return record.model_copy(update={"world": record.world.model_copy(update={"device": "cuda"})})
+
+
+def published(folder: str) -> list[Record]:
+    return [record for _, record in read_runs([REPORTS / folder / ARCHIVE_NAME])[0]]
+
+
+def test_a_threshold_is_a_row_and_a_cell_that_another_beats_has_none() -> None:
+    assert table("decision", "all", *map(on_gpu, CELLS)) == [
+        ["1", "from 9.00", "ddp", "4.00"],
+        ["1", "from 3.00", "fsdp", "6.00"],
+        ["1", "less", NONE_FITS, ""],
+    ]
+
+
+def test_of_cpu_ranks_the_thresholds_are_model_states() -> None:
+    default = published("default")
+    assert table("decision", "all", *default) == [
+        ["1", "from 6.96", "fsdp-grad-op", "3.48"],
+        ["1", "less", NONE_FITS, ""],
+        ["8", "from 13.9", "ddp", "3.48"],
+        ["8", "from 10.4", "zero1", "5.22"],
+        ["8", "from 6.96", "fsdp-grad-op", "15.7"],
+        ["8", "less", NONE_FITS, ""],
+    ]
+    assert ["zero3", "0.272", "41.7"] in table("elsewhere", "all", *default)
+
+
+def test_of_pipelines_the_bubble_is_named_which_neither_memory_nor_traffic_shows() -> None:
     run = make_pipeline()
     of_as_many_samples = run.world.model_copy(update={"micro_batch_size": 8})
-    text = advice("all", *CELLS, run.model_copy(update={"world": of_as_many_samples}))["Take"]
-    assert text.endswith("the bubble, in which ranks of a pipeline wait: pp 20 % of the passes.")
-    assert "bubble" not in advice("all", *CELLS)["Take"]
-
-
-def test_who_sends_least_on_slow_links_is_named_with_the_ratio_of_the_others() -> None:
-    text = advice("speed", *CELLS)["Slow links"]
-    assert text == "ddp sends least (4.00 MB per rank and step); zero1 and fsdp 1.5 x of that."
+    pipeline = run.model_copy(update={"world": of_as_many_samples})
+    lines = [block.text for block in blocks("all", *CELLS, pipeline) if isinstance(block, Line)]
+    assert any(
+        line.endswith("ranks of a pipeline wait pp 20 % of the passes (the bubble).") for line in lines
+    )
+    assert not any("bubble" in block.text for block in blocks("all", *CELLS) if isinstance(block, Line))
 
 
 def test_a_question_on_memory_is_not_answered_with_speed_or_traffic() -> None:
-    assert set(advice("memory", *CELLS)) <= {"Does it fit"}
-    assert advice("parity", *CELLS) == {}
-    assert advice("scaling", *CELLS) == {}
+    records = published("bloom-560m")
+    assert table("decision", "memory", *records) == []
+    assert table("elsewhere", "memory", *records)[-1] == ["fsdp and fsdp1", "69.9"]
+    assert advice("memory", *records) == {}
+    assert blocks("parity", *records) == blocks("scaling", *records) == []
 
 
 def test_what_ranks_hold_and_send_is_answered_without_speed() -> None:
-    found = advice("footprint", *CELLS)
-    assert {"Take", "Slow links"} <= set(found)
-    assert not {"Speed here", "Slowest"} & set(found)
+    assert table("decision", "footprint", *CELLS)
+    assert advice("footprint", *CELLS) == {}
 
 
-def test_speed_is_advised_only_where_the_runs_support_an_order() -> None:
+def test_speed_is_advised_only_on_gpus_and_where_the_runs_support_an_order() -> None:
     few = [*repeats("ddp", 0.5), *repeats("zero3", 1.0)]
-    assert "Speed here" not in advice("speed", *few)
+    assert "Speed here" not in advice("speed", *map(on_gpu, few))
     more = [*repeats("ddp", *[0.5, 0.51] * 3), *repeats("zero3", *[1.0, 1.1] * 3)]
-    assert "measure speed again on your GPUs" in advice("speed", *more)["Speed here"]
+    assert "Pareto frontier" in advice("speed", *map(on_gpu, more))["Speed here"]
+    assert "Speed here" not in advice("speed", *more)
 
 
 def test_with_one_cell_or_one_rank_nothing_is_to_be_chosen() -> None:
-    assert advice("all", make_record(), make_record(label="ddp")) == {}
-    assert advice("all", *(make_record(label=label, world_size=1) for label in ("ddp", "fsdp"))) == {}
+    assert blocks("all", make_record(), make_record(label="ddp")) == []
+    assert blocks("all", *(make_record(label=label, world_size=1) for label in ("ddp", "fsdp"))) == []

@@ -88,7 +88,7 @@ def test_the_words_are_those_of_the_file_without_its_list_of_records() -> None:
 
 def test_the_sections_are_in_the_order_of_a_reader() -> None:
     keys = [section.key for section in document(FEW, "all").sections]
-    order = ["scope", "verdict", "summary", "choice", "surprises", "warnings", "check"]
+    order = ["verdict", "scope", "choice", "summary", "surprises", "warnings", "check"]
     assert keys == [key for key in order if key in keys]
     assert {"scope", "verdict", "summary", "warnings", "check"} <= set(keys)
 

@@ -1,6 +1,6 @@
 from harness.judge.comparison import Comparison
 from harness.record import Record
-from harness.tell.document import Line
+from harness.tell.document import Items, Line
 from harness.tell.short.outline import scope_section
 from tests.harness.tell.short.records import repeats
 from tests.records import make_record
@@ -9,8 +9,9 @@ from tests.records import make_record
 def scope(*records: Record) -> str:
     section = scope_section(Comparison(records), "all")
     assert section is not None
-    (line,) = section.blocks
+    line, trust = section.blocks
     assert isinstance(line, Line)
+    assert isinstance(trust, Items)
     return line.text
 
 

@@ -3,15 +3,17 @@ from harness.judge.comparison import Comparison
 from harness.judge.findings.groups import statements
 from harness.record import Record
 from harness.tell.document import Items
-from harness.tell.short.verdict import NOT_SCALED, NOTHING_RAN, NOTHING_TIMED, verdict_section
+from harness.tell.short.verdict import NOT_SCALED, NOTHING_RAN, NOTHING_TIMED, trust_lines, verdict_section
 from tests.harness.tell.short.records import growing, repeats
 from tests.records import NORMS, make_effective, make_record, make_steps, make_weights
 
 
 def told(question: Question, *records: Record) -> list[str]:
-    (block,) = verdict_section(Comparison(records), question).blocks
+    """The verdict, then why it may be trusted."""
+    comparison = Comparison(records)
+    (block,) = verdict_section(comparison, question).blocks
     assert isinstance(block, Items)
-    return [line.text for line in block.lines()]
+    return [line.text for line in (*block.lines(), *trust_lines(comparison, question))]
 
 
 def test_three_to_six_sentences() -> None:
@@ -32,8 +34,8 @@ def test_each_question_is_answered_first_and_no_other_is() -> None:
     records = [make_record(), *repeats("ddp", 0.5), *repeats("fsdp", 0.6)]
     begins: dict[Question, str] = {
         "speed": "Speed on 2 ranks",
-        "memory": "Every cell peaks",
-        "all": "All 2 judged",
+        "memory": "Every configuration holds",
+        "all": "Every configuration holds",
     }
     for question, begin in begins.items():
         assert told(question, *records)[0].startswith(begin), question
