@@ -187,11 +187,8 @@ def test_each_check_has_a_fault() -> None:
 
 
 def test_the_page_lists_the_checks() -> None:
-    rows = [
-        line.split(" | ")
-        for line in PAGE.read_text(encoding="utf-8").partition("## GPU check")[2].splitlines()
-        if line.startswith("| `")
-    ]
+    text = PAGE.read_text(encoding="utf-8").partition("## GPU check")[2].partition("\n### ")[0]
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| `")]
     assert [(row[0], row[1]) for row in rows] == [(f"| `{check.id}`", check.question) for check in CHECKS]
 
 
