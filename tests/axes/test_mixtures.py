@@ -1,0 +1,23 @@
+"""Mixtures of experts of transformers, whose data decide which experts compute."""
+
+import pytest
+
+from .parity import assert_as_derived, assert_parity
+
+pytestmark = pytest.mark.long(seconds=40)
+SIZES = (
+    "hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2, num_key_value_heads: 2, "
+    "max_position_embeddings: 16, num_experts_per_tok: 2"
+)
+MIXTRAL = f"model.config={{model_type: mixtral, intermediate_size: 48, num_local_experts: 4, {SIZES}}}"
+QWEN = (
+    "model.config={model_type: qwen3_moe, intermediate_size: 48, moe_intermediate_size: 24, num_experts: 4, "
+    f"{SIZES}}}"
+)
+
+
+@pytest.mark.parametrize("model", [MIXTRAL, QWEN])
+def test_every_strategy_trains_a_mixture_as_one_process_does(model: str, matrix) -> None:
+    labels = ["ddp", "zero2", "zero3", "fsdp"]
+    assert_parity(matrix, [model], [*labels, "zero3:leaf_module=blocks"])
+    assert_as_derived(matrix, [model], labels)
