@@ -70,7 +70,7 @@ def is_causal(module: nn.Module) -> bool:
 
 def layout_of(live: Live, optimizers: Optimizers) -> LayoutPart:
     """Tensors of the whole model."""
-    named = whole_parameters(live.bare)
+    named = whole_parameters(live.whole)
     first: dict[tuple[int, str], str] = {}
     for one in named:
         first.setdefault(one.key, one.name)
@@ -131,7 +131,7 @@ def observed_part(live: Live, optimizers: Optimizers, seen: Seen) -> ObservedPar
     held = [key for key in optimizers.state if isinstance(key, Tensor)]
     model: Any = hugging_face_model(live.bare)
     given = {id(p) for group in optimizers.param_groups for p in group["params"]}
-    whole = whole_parameters(live.bare)
+    whole = whole_parameters(live.whole)
     comparable = given <= {id(one.held) for one in whole}
     kept = {one.name for one in whole if one.trains and id(one.held) not in given}
     return ObservedPart(
@@ -207,13 +207,18 @@ def _blocks(live: Live) -> list[str]:
     """Blocks of a transformer; of another model the units that its weights are gathered in."""
     model = hugging_face_model(live.bare)
     if model is None:
-        units = [bare_name(f"{name}.").removesuffix(".") for name in live.engine.effective().wrap_units]
+        units = map(_bare, live.engine.effective().wrap_units)
         return [unit for unit in units if unit] if live.cuts_units else []
     prefix = next(name for name, found in live.bare.named_modules() if found is model)
     try:
-        return [bare_name(f"{prefix}.{name}" if prefix else name) for name in transformer_blocks(model)]
+        return [_bare(f"{prefix}.{name}" if prefix else name) for name in transformer_blocks(model)]
     except Unsupported:
         return []
+
+
+def _bare(name: str) -> str:
+    """A module's name, itself a wrapper or not."""
+    return bare_name(f"{name}.").removesuffix(".")
 
 
 def _architecture(module: nn.Module) -> str:

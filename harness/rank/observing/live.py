@@ -123,6 +123,13 @@ class Live:
     """What a reader must know of the strategy."""
     cuts_units: bool = False
     """Whether weights are gathered in units of the model."""
+    outer: nn.Module | None = None
+    """What wraps `bare` and knows the whole shapes of its parameters; None: `bare` itself does."""
+
+    @property
+    def whole(self) -> nn.Module:
+        """The model, with what knows the shapes of its parameters."""
+        return self.bare if self.outer is None else self.outer
 
     @property
     def has_form(self) -> bool:
@@ -176,7 +183,7 @@ def recognise(
             return _ddp(module, optimizers, context)
         if isinstance(module, FullyShardedDataParallel):
             engine, base = fsdp1(module, optimizers, context)
-            return Live(engine=engine, bare=module.module, base=base, cuts_units=True)
+            return Live(engine=engine, bare=module.module, base=base, cuts_units=True, outer=module)
         if isinstance(module, FSDPModule):
             engine, base = fsdp2(root, optimizers, context)
             return Live(engine=engine, bare=root, base=base, cuts_units=True)

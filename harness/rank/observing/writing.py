@@ -212,7 +212,7 @@ class Writing:
             effective=effective,
             layout=layout,
             model=model_part(live, layout, effective),
-            trained_elements=trained_elements(live.bare),
+            trained_elements=trained_elements(live.whole),
         )
 
     def _setup_event(self, found: Described) -> SetupEvent:
