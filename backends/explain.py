@@ -21,10 +21,10 @@ Elsewhere = Mapping[str, Sequence[str]]
 """Dotted settings by the name that a person may have given, in small letters."""
 
 
-def available(given: str, allowed: Iterable[str], label: str = "Available") -> str:
-    """The name closest to what was given, then what is allowed: for lists whose end nobody reads."""
+def available(given: str, allowed: Iterable[str], label: str = "Available", meant: Sequence[str] = ()) -> str:
+    """The name closest to what was given, or those that are `meant`, then what is allowed."""
     names = list(allowed)
-    hint = suggestion(given, names)
+    hint = did_you_mean(meant) if meant else suggestion(given, names)
     return f"{hint} {label}: {', '.join(names)}".strip()
 
 
@@ -70,8 +70,7 @@ def _problem(found: Any, model: type[BaseModel], place: str, elsewhere: Elsewher
         section = f" in {'.'.join(location[:-1])}" if location[:-1] else ""
         allowed = _fields_at(model, location[:-1])
         names = elsewhere.get(location[-1].lower().replace("-", "_"), ())
-        listed = f"{', '.join(allowed)}. {did_you_mean(names)}" if names else choices(location[-1], allowed)
-        return f"{shown} is unknown. Allowed{section}: {listed}"
+        return f"{shown} is unknown. {available(location[-1], allowed, f'Allowed{section}', names)}"
     message = found["msg"].removeprefix("Value error, ")
     if not location:
         return message

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import Any, get_args
@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from .base import Backend, BackendOptions, Preset, World
 from .built_in import ENTRIES
 from .entry import ENTRY_POINT_GROUP, Entry, UnknownBackend
-from .explain import InvalidYaml, Unsupported, choices, did_you_mean, explain, parse_value
+from .explain import InvalidYaml, Unsupported, available, explain, parse_value
 from .library_facts import unsupported, why_not_run
 from .mesh import Mesh
 from .strategy import StrategyKind
@@ -141,11 +141,13 @@ def parse(label: str) -> tuple[Entry, BackendOptions]:
     elif name not in known:
         known = entries()  # reads the metadata of every installed distribution: some milliseconds
     if name not in known:
-        raise UnknownBackend(f"backend '{name}' is unknown. Available: {_available(name, known)}")
+        raise UnknownBackend(
+            f"backend '{name}' is unknown. {available(name, known, meant=meant(name, known))}"
+        )
     entry, values = known[name], _values(name, text)
     if values.get("preset") not in (None, *PRESETS):
         given = str(values["preset"])
-        raise UnknownBackend(f"preset '{given}' is unknown. Available: {choices(given, PRESETS)}")
+        raise UnknownBackend(f"preset '{given}' is unknown. {available(given, PRESETS)}")
     options_class = entry.options_class()
     try:
         return entry, options_class.model_validate(values)
@@ -154,11 +156,6 @@ def parse(label: str) -> tuple[Entry, BackendOptions]:
         asked = [why_not_run(word) for option in values.items() for word in map(str, option)]
         why = next((f". {reason}" for reason in asked if reason), "")
         raise UnknownBackend(explain(error, options_class, place) + why) from error
-
-
-def _available(given: str, known: Mapping[str, Entry]) -> str:
-    names = meant(given, known)
-    return f"{', '.join(known)}. {did_you_mean(names)}" if names else choices(given, known)
 
 
 def _values(name: str, given: str) -> dict[str, Any]:
@@ -257,6 +254,6 @@ def claimed_strategy(backend: Backend) -> StrategyKind | None:
     if strategy is None:
         raise UnknownBackend(
             f"{type(backend).__name__} claims to be '{backend.claims}', which is no built-in backend. "
-            f"Available: {choices(backend.claims, BUILT_IN)}"
+            f"{available(backend.claims, BUILT_IN)}"
         )
     return strategy

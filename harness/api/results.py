@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from harness.backends.explain import choices
+from harness.backends.explain import available
 from harness.errors import HarnessError
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import METRICS
@@ -49,7 +49,7 @@ def frame(comparison: Comparison, kind: Kind) -> DataFrame:
             )
         case "findings":
             return DataFrame([found.as_json() for found in comparison.findings], columns=list(FINDING))
-    raise HarnessError(f"table '{kind}' is unknown; available: {choices(str(kind), get_args(Kind))}")
+    raise HarnessError(f"table '{kind}' is unknown. {available(str(kind), get_args(Kind))}")
 
 
 def _run(row: Row) -> dict[str, Any]:

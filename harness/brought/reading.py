@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.backends.explain import choices, suggestion
+from harness.backends.explain import available, suggestion
 from harness.brought.rules import (
     AUTO,
     Chooses,
@@ -61,11 +61,11 @@ class Refusals:
         )
         allowed = {n[depth] for n in names if len(n) > depth and n[:depth] == parts[:depth]}
         where = f" in {'.'.join(parts[:depth])}" if depth and allowed else ""
-        listed = choices(parts[depth], sorted(allowed)) if allowed else "no keys below"
+        listed = available(parts[depth], sorted(allowed), f"Allowed{where}") if allowed else "No keys below"
         text = f"'{'.'.join(parts[: depth + 1])}' is unknown. "
         homes = [".".join(name[:-1]) for name in names if len(name) > 1 and name[-1] == parts[depth]]
         if len(allowed) <= MOST_LISTED:
-            text += f"Allowed{where}: {listed}"
+            text += listed
         elif homes:
             text += f"It belongs in '{homes[0]}'"
         else:

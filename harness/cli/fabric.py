@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from harness.backends.explain import choices
+from harness.backends.explain import available
 from harness.cli.arguments import default_ranks
 from harness.cli.device import resolve_device
 from harness.cli.options import EXIT_GATE, PATH, common, json_option
@@ -110,7 +110,7 @@ def split_operations(text: str | None) -> list[str]:
     names = [name.strip().replace("-", "_") for name in text.split(",") if name.strip()]
     for name in names:
         if name not in OPERATIONS:
-            raise HarnessError(f"operation '{name}' is unknown. Available: {choices(name, OPERATIONS)}")
+            raise HarnessError(f"operation '{name}' is unknown. {available(name, OPERATIONS)}")
     return names or list(OPERATIONS)
 
 

@@ -7,7 +7,7 @@ import textwrap
 
 import click
 
-from harness.backends.explain import choices
+from harness.backends.explain import available
 from harness.cli import completion
 from harness.cli.options import common, json_option
 from harness.cli.output import echo
@@ -52,10 +52,10 @@ def _chosen(given: str | None) -> list[Setting]:
     """Settings of the section, or the one setting, that a person names. Raises HarnessError."""
     section, _, key = (given or "").partition(".")
     if given is not None and section not in sections():
-        raise HarnessError(f"section '{section}' is unknown. Available: {choices(section, sections())}")
+        raise HarnessError(f"section '{section}' is unknown. {available(section, sections())}")
     found = [*all_settings(section or None)]
     if key and key not in (keys := [setting.key for setting in found]):
-        raise HarnessError(f"setting '{given}' is unknown. Available in {section}: {choices(key, keys)}")
+        raise HarnessError(f"setting '{given}' is unknown. {available(key, keys, f'Available in {section}')}")
     return [setting for setting in found if not key or setting.key == key]
 
 

@@ -9,7 +9,7 @@ from itertools import chain
 from statistics import median
 from typing import Any, Literal
 
-from harness.backends.explain import choices
+from harness.backends.explain import available
 from harness.errors import HarnessError
 from harness.judge.cell import Cell
 from harness.judge.comparison import Comparison
@@ -313,9 +313,7 @@ def parse_conditions(text: str) -> list[Condition]:
         measure, sign, percent = match.groups()
         known = [metric.key for metric in metrics_in("changes")]
         if measure not in known:
-            raise HarnessError(
-                f"--fail-on: measure '{measure}' is unknown. Available: {choices(measure, known)}"
-            )
+            raise HarnessError(f"--fail-on: measure '{measure}' is unknown. {available(measure, known)}")
         limit = float(percent) / 100
         if (sign == ">" and limit < 0) or (sign == "<" and limit > 0):
             raise HarnessError(

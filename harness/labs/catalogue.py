@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.backends.explain import choices
+from harness.backends.explain import available
 from harness.errors import HarnessError
 from harness.shipped import MARK, names
 
@@ -131,5 +131,5 @@ def find_lab(name: str) -> Lab:
     """The lab of this name. Raises HarnessError."""
     by_name = {lab.name: lab for lab in LABS}
     if name not in by_name:
-        raise HarnessError(f"lab '{name}' is unknown. Available: {choices(name, by_name)}")
+        raise HarnessError(f"lab '{name}' is unknown. {available(name, by_name)}")
     return by_name[name]

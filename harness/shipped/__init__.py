@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from harness.backends.explain import choices
+from harness.backends.explain import available
 from harness.errors import HarnessError
 
 MARK = "@"
@@ -28,7 +28,7 @@ def resolve(given: Path, kind: Kind) -> Path:
         return given
     if name not in names(kind):
         what = "configuration" if kind == "configs" else "site"
-        raise HarnessError(f"{what} '{name}' is not shipped. Available: {choices(name, names(kind))}")
+        raise HarnessError(f"{what} '{name}' is not shipped. {available(name, names(kind))}")
     return _folder(kind) / f"{name.removeprefix(MARK)}.yaml"
 
 

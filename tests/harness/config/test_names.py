@@ -39,17 +39,17 @@ def test_unknown_key_in_a_file_is_refused_with_suggestion(tmp_path: Path) -> Non
 
 def test_setting_outside_of_its_section_is_refused_with_its_place() -> None:
     assert "'precision' is unknown" in refused("precision=bf16")
-    assert refused("precision=bf16").endswith("Did you mean 'training.precision'?")
-    assert refused("training.learning_rate=1").endswith("Did you mean 'optimizer.learning_rate'?")
-    assert refused("steps=3").endswith("Did you mean 'training.steps'?")
+    assert "Did you mean 'training.precision'?" in refused("precision=bf16")
+    assert "Did you mean 'optimizer.learning_rate'?" in refused("training.learning_rate=1")
+    assert "Did you mean 'training.steps'?" in refused("steps=3")
     both = "Did you mean 'schedule.warmup_steps' or 'measure.warmup_steps'?"
-    assert refused("warmup_steps=3").endswith(both)
+    assert f"is unknown. {both} Allowed: " in refused("warmup_steps=3")
 
 
 def test_name_of_another_tool_is_refused_with_ours() -> None:
     message = refused("training.gradient_accumulation_steps=4")
-    assert message.endswith("Did you mean 'training.accumulation_steps'?")
-    assert refused("training.max-grad-norm=1").endswith("Did you mean 'training.gradient_clipping'?")
+    assert "Did you mean 'training.accumulation_steps'?" in message
+    assert "Did you mean 'training.gradient_clipping'?" in refused("training.max-grad-norm=1")
 
 
 def test_names_of_other_tools_stand_for_settings_that_exist() -> None:
