@@ -8,7 +8,7 @@ from inspect import cleandoc
 import click
 
 from docs.hooks.tables import code, table
-from harness.cli import harness
+from harness.cli import EXAMPLES, harness
 
 TITLE = "Command line"
 HEAD = """\
@@ -43,7 +43,12 @@ def _command(words: str, command: click.Command) -> str:
     usage = " ".join([words, *command.collect_usage_pieces(context)])
     options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
     rows = [_option(option, context) for option in options if not option.hidden]
-    parts = [f"## {words}", cleandoc(command.help or ""), f"```\n{usage}\n```"]
+    example = EXAMPLES.get(words.removeprefix("harness "), "")
+    parts = [
+        f"## {words}",
+        cleandoc(command.help or ""),
+        "\n".join(["```", usage, *filter(None, [example]), "```"]),
+    ]
     if rows:
         parts.append(table(["option", "value", "default", "meaning"], rows))
     return "\n\n".join(parts) + "\n"

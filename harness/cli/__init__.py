@@ -28,6 +28,7 @@ class LazyGroup(click.Group):
             return None
         command = getattr(import_module(f"{self._package}.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
+        give_example(command, cmd_name)
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -52,7 +53,7 @@ COMMANDS = {
     "backends": "List the backends with their options and library versions.",
     "clean": "Remove runs that no comparison would take over: failed, stopped or run again since.",
     "compare": "Run the missing cells of backends x world sizes x repeats and compare them all.",
-    "diagnose": "Explain why two runs of one job differ, given their folders.",
+    "diagnose": "Explain why two runs differ, given their folders.",
     "doctor": "Show what this machine can run, known traps of its versions, and whether to trust results.",
     "estimate": "Predict memory, communication, speed and cost of a job by strategy, without GPUs.",
     "explain": "Explain a finding: its cause, how to confirm it and the fix.",
@@ -75,6 +76,60 @@ COMMANDS = {
     "verify": "Recompute a report from its records and list every line that differs.",
 }
 """Commands, each in the module of its name, with the first sentence of its help."""
+
+
+EXAMPLES = {
+    "backends": "harness backends --json",
+    "clean": "harness clean runs --yes",
+    "compare": "harness compare --backends ddp,zero3,fsdp --nproc 2 --report report.md",
+    "diagnose": "harness diagnose runs/RUN_A runs/RUN_B",
+    "doctor": "harness doctor --gpu",
+    "estimate": "harness estimate --model llama-3.1-8b --world-size 8 --gpu H100-80",
+    "explain": "harness explain slow-rank",
+    "export accelerate": "harness export accelerate --backend fsdp --nproc 2 -o program",
+    "export adapter": "harness export adapter runs/RUN -o adapter",
+    "export deepspeed": "harness export deepspeed --backend zero3 --nproc 2 -o program",
+    "export torchrun": "harness export torchrun --backend fsdp --nproc 2 -o program",
+    "export tracking": "harness export tracking runs --to tensorboard -o tracking",
+    "fabric": "harness fabric --nproc 2 -o fabric.json",
+    "fit": "harness fit --backend zero2 --nproc 2",
+    "init": "harness init job.yaml",
+    "labs list": "harness labs list",
+    "labs run": "harness labs run llama-finetuning",
+    "labs table": "harness labs table llama-finetuning",
+    "list": "harness list runs",
+    "observe": "harness observe -- torchrun --nproc-per-node 2 train.py",
+    "recommend": "harness recommend --model llama-3.1-8b --gpus 8 --gpu H100-80 --tokens-per-step 4M",
+    "report": "harness report runs -o report.md",
+    "run": "harness run --backend zero3 --nproc 2",
+    "settings": "harness settings training",
+    "show": "harness show runs/RUN",
+    "simulate": "harness simulate --backend zero3 --world-size 1024 --model llama-3.1-8b",
+    "slurm cancel": "harness slurm cancel jobs",
+    "slurm collect": "harness slurm collect jobs",
+    "slurm render": "harness slurm render --site @ibex --nodes 1,2",
+    "slurm status": "harness slurm status jobs",
+    "slurm submit": "harness slurm submit jobs",
+    "snapshot": "harness snapshot snapshot.pickle",
+    "trace": "harness trace trace-rank0.json.gz trace-rank1.json.gz",
+    "verify": "harness verify report.md",
+}
+"""With which the help of each command begins."""
+
+
+def give_example(command: click.Command, words: str) -> None:
+    """Let the help of a command, or of those of a group, begin with its example."""
+    if isinstance(command, click.Group):
+        for name, part in command.commands.items():
+            give_example(part, f"{words} {name}")
+    if words not in EXAMPLES:
+        return
+
+    def format_help_text(ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write(f"\n  $ {EXAMPLES[words]}\n")
+        click.Command.format_help_text(command, ctx, formatter)
+
+    command.format_help_text = format_help_text  # type: ignore[method-assign]
 
 
 def main() -> None:

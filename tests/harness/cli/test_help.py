@@ -1,13 +1,15 @@
 """Help: what it loads, and that every command is listed with the first sentence of its own help."""
 
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from harness.cli import COMMANDS, harness
+from harness.cli import COMMANDS, EXAMPLES, harness
 
 HEAVY = {"numpy", "pydantic", "psutil", "tabulate", "torch", "tqdm", "transformers", "yaml"}
 HELP = """
@@ -42,3 +44,24 @@ def test_a_mistyped_command_is_corrected() -> None:
     done = CliRunner().invoke(harness, ["rnu"])
     assert done.exit_code == 2
     assert "Did you mean 'run'?" in done.stderr
+
+
+def every_command(group: click.Group = harness, words: str = "") -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from every_command(command, f"{words}{name} ")
+        elif not command.hidden:
+            yield f"{words}{name}", command
+
+
+def test_the_help_of_every_command_begins_with_an_example_that_it_takes() -> None:
+    for words, command in every_command():
+        shown = CliRunner().invoke(harness, [*words.split(), "--help"]).stdout
+        example = EXAMPLES[words]
+        assert shown.splitlines()[2] == f"  $ {example}", words
+        given = shlex.split(example)[1 + len(words.split()) :]
+        command.make_context(words, given)  # raises where an option is unknown or a required one missing
+    assert len(EXAMPLES) == sum(1 for _ in every_command())
