@@ -178,7 +178,7 @@ def test_headers_nested_without_end_are_refused(tmp_path: Path) -> None:
     assert "no readable tar" in refused(tmp_path / "a.tar.xz", lzma.compress(chain + bytes(1024)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(place=st.integers(0, 4 * 512), value=st.binary(min_size=1, max_size=12), fix=st.booleans())
 def test_any_header_gives_files_or_a_refusal(
     place: int, value: bytes, fix: bool, tmp_path_factory: pytest.TempPathFactory

@@ -28,7 +28,7 @@ def assert_fullest(workload: Workload) -> None:
     assert device_bytes(replace(workload, rank=fullest_rank(workload))) == most
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(shapes=SHAPES, backend=st.sampled_from(SHARDED), world_size=st.sampled_from([1, 2, 4, 6, 8]),
        precision=st.sampled_from(["fp32", "bf16-mixed", "bf16"]), offload=st.booleans())  # fmt: skip
 def test_no_rank_holds_more(

@@ -2,7 +2,7 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.judge.comparison import Comparison
@@ -111,7 +111,6 @@ def test_memory_buys_speed_only_where_each_step_is_shown() -> None:
 CELL = st.dictionaries(st.tuples(st.integers(0, 1), st.integers(0, 7)), st.floats(0.01, 10.0), min_size=1)
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from("abcde"), CELL, min_size=1))
 def test_no_order_goes_in_a_circle(values: dict[str, dict[tuple[int, ...], float]]) -> None:
     order = Ranking(values, next(iter(values)))
@@ -136,7 +135,6 @@ def runs(label: str, timed: Sequence[tuple[float, float]]) -> list[Record]:
     ]  # fmt: skip
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(STEPS, min_size=7, max_size=8), min_size=2, max_size=4))
 def test_rates_and_step_times_have_one_order(cells: list[list[tuple[float, float]]]) -> None:
     comparison = Comparison(record for n, of in enumerate(cells) for record in runs(f"fsdp:prefetch={n}", of))
