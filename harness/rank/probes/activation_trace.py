@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from harness.backends.blocks import transformer_blocks
 from harness.backends.precision import cast_parameters
+from harness.errors import HarnessError
 from harness.forms.activations import (
     MONOMIALS,
     ActivationProfile,
@@ -574,9 +575,19 @@ def _widen_outputs(_: nn.Module, __: Any, output: Any) -> None:
 
 
 def profile_text(request_text: str) -> str:
-    """The profile as JSON; the request is `{"config": ..., "variant": ...}`."""
+    """The profile as JSON; the request is `{"config": ..., "variant": ...}`.
+
+    Raises HarnessError for a model that does not run without data: some kernels of experts do not.
+    """
     request = json.loads(request_text)
-    return json.dumps(to_json(trace_profile(request["config"], Variant(**request["variant"]))))
+    try:
+        profile = trace_profile(request["config"], Variant(**request["variant"]))
+    except Exception as error:
+        why = str(error).partition("\n")[0]
+        raise HarnessError(
+            f"activations of a {request['config'].get('model_type')} cannot be traced without data ({why})"
+        ) from error
+    return json.dumps(to_json(profile))
 
 
 def main() -> None:
