@@ -140,7 +140,7 @@ def compare_until(matrix: Matrix, runs: Path, ends: float, report: Callable[[str
     def end() -> None:
         if process.poll() is None and not told.is_set():
             told.set()
-            process.send_signal(signal.SIGINT)
+            process.terminate()  # SIGINT is ignored below a shell that started it with `&`
 
     timer = threading.Timer(left, end)
     timer.start()
