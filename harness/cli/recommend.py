@@ -69,7 +69,6 @@ def recommend(
     from harness.plan.recommend.words import recommendation_lines
     from harness.plan.speed import predict_speed
 
-    tokens = read_count(tokens_per_step)
     known = load_hardware(hardware)
     device = known.device(gpu)
     constants = calibrated_constants(calibrate, save_calibration, device)
@@ -80,22 +79,19 @@ def recommend(
         gpus_per_node=gpus_per_node,
         device=device,
         fabric=named_fabric(known, fabric),
-        tokens=tokens,
+        tokens=read_count(tokens_per_step),
     )
     typed = Typed(config=config, assignments=assignments, model_settings=model_settings(model))
     with tqdm(unit=" predictions", file=sys.stderr, leave=False, mininterval=1, disable=None) as bar:
 
-        def one_more() -> None:
-            bar.update()
-
         def memory(scenario: Scenario) -> MemoryPrediction:
-            one_more()
+            bar.update()
             return predict_memory(scenario)
 
         predictors = Predictors(
             memory=memory,
             speed=partial(predict_speed, constants=constants),
-            ahead=lambda scenarios: trace_scenarios(scenarios, one_more),
+            ahead=lambda scenarios: trace_scenarios(scenarios, bar.update),
         )
         answer = recommended(question, typed, predictors)
     echo("\n".join(recommendation_lines(answer)), err=as_json)

@@ -51,7 +51,7 @@ def traced(request: str, trace: Trace | None = None) -> ActivationProfile:
     return _traced(request, trace or _trace)
 
 
-def trace_ahead(requests: Iterable[str], each: Callable[[], None] = lambda: None) -> None:
+def trace_ahead(requests: Iterable[str], each: Callable[[], object] = lambda: None) -> None:
     """Trace what is not kept yet in a few processes, which import torch once; failures come with `traced`.
 
     `each` is called for every one that is done.
@@ -64,7 +64,7 @@ def trace_ahead(requests: Iterable[str], each: Callable[[], None] = lambda: None
         list(pool.map(lambda index: _trace_all(missing[index::tracers], each), range(tracers)))
 
 
-def _trace_all(requests: Sequence[str], each: Callable[[], None]) -> None:
+def _trace_all(requests: Sequence[str], each: Callable[[], object]) -> None:
     """One process that answers with a line for each request."""
     environment = safe_environment() | {"CUDA_VISIBLE_DEVICES": ""}
     with subprocess.Popen(
@@ -266,7 +266,7 @@ def find_profile(
     return traced(found, trace) if isinstance(found, str) else found
 
 
-def trace_scenarios(scenarios: Iterable[Scenario], each: Callable[[], None] = lambda: None) -> None:
+def trace_scenarios(scenarios: Iterable[Scenario], each: Callable[[], object] = lambda: None) -> None:
     """Trace the profiles of scenarios that are not there yet, together."""
     trace_ahead(missing_profiles(scenarios), each)
 

@@ -211,7 +211,7 @@ class Observer:
 
         loss = self._loss(with_labels, batch)  # type: ignore[arg-type]
         own, targets = getattr(outputs[0], "loss", None), int((batch[LABELS][:, 1:] != IGNORED).sum())
-        if own is not None and targets:
+        if own is not None and targets and bool((own + loss).isfinite()):
             self._model_loss = ModelLossPart(model=float(own), job=float(loss) / targets, targets=targets)
         return loss
 

@@ -18,7 +18,7 @@ from harness.job.optimizer import UpdateGroup
 from harness.rank.loading.source import JobModelSource
 from harness.rank.models.description import Built
 from harness.rank.models.losses import loss_function
-from harness.rank.models.optimizer import build_optimizer, update_groups
+from harness.rank.models.optimizer import build_optimizer, frozen_names, update_groups
 from harness.rank.models.tracing import trace_step
 from harness.rank.probes.communication import CommunicationCounter
 from harness.rank.probes.memory import NoAllocatorProbe, live_bytes_by_kind
@@ -221,11 +221,13 @@ def _batches(case: Irregular, world: World) -> Iterator[list[dict[str, Tensor]]]
 def _count(backend: Backend, world: World, case: Irregular) -> CountedStep:
     job, built, counter = job_of(case), Built(), CommunicationCounter(world.layout)
     updated: list[tuple[UpdateGroup, ...]] = []
+    frozen: list[frozenset[str]] = []
     loss: list[Any] = []
 
     def note(model: nn.Module) -> None:
         example = {key: torch.stack([row[key] for row in samples()[:2]]) for key in samples()[0]}
         updated.append(update_groups(model, job.optimizer))
+        frozen.append(frozen_names(model))
         loss.append(loss_function(job, model))
         built.describe(model, updated[-1], trace_step(job, model, None, example))
 
@@ -238,7 +240,7 @@ def _count(backend: Backend, world: World, case: Irregular) -> CountedStep:
     )  # fmt: skip
     with counter.counting("setup"):
         engine = backend.prepare(
-            source, lambda named: build_optimizer(named, job.optimizer, updated[-1]), context
+            source, lambda named: build_optimizer(named, job.optimizer, updated[-1], frozen[-1]), context
         )
     engine.train(True)
     kinds: dict[str, int] | None = None

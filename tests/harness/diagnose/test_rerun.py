@@ -39,9 +39,12 @@ def test_hybrid_sharding_keeps_the_shard_groups_of_its_nodes() -> None:
 
 
 def test_noise_needs_another_split_and_at_low_precision_other_precisions() -> None:
-    assert reference_labels(placed()) == ["single", "single:micro_batch_size=4,norm=fp32,backward=reordered"]
+    assert reference_labels(None, [placed()]) == [
+        "single",
+        "single:micro_batch_size=4,norm=fp32,backward=reordered",
+    ]
     mixed = make_record(label="ddp", training={"precision": "bf16-mixed"})
-    assert reference_labels(mixed)[2:] == ["single:precision=fp32", "single:precision=cast"]
+    assert reference_labels(None, [mixed])[2:] == ["single:precision=fp32", "single:precision=cast"]
 
 
 def test_noise_of_cut_layers_is_measured_beside_it_at_low_precision() -> None:
@@ -49,4 +52,4 @@ def test_noise_of_cut_layers_is_measured_beside_it_at_low_precision() -> None:
     record = make_record(label="tp", world_size=4, **mixed)
     dimensions = [DimensionPart(name="data", size=2), DimensionPart(name="tensor", size=2)]
     cut = record.model_copy(update={"world": record.world.model_copy(update={"dimensions": dimensions})})
-    assert reference_labels(make_record(**mixed), cut)[4:] == ["single:partial_sums=2"]
+    assert reference_labels(None, [make_record(**mixed), cut])[4:] == ["single:partial_sums=2"]
