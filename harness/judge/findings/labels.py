@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from harness.backends.registry import REFERENCE
 from harness.judge.findings.finding import Finding, Kind
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
@@ -37,6 +38,8 @@ KINDS = (
 )
 ROUNDING = 2.0**-23
 """Of fp32, in which both are summed."""
+LOW_ROUNDING = 2.0**-8
+"""Of bfloat16, the widest spacing of a precision that runs have."""
 OF_A_TERM = 8
 """Roundings of one target's cross entropy: a maximum, exponentials, their sum, a logarithm, a difference."""
 
@@ -91,10 +94,13 @@ def added_loss(record: Record) -> ModelLossPart | None:
     """The two losses where they differ by more than fp32 sums of the same terms can.
 
     A pairwise sum of n terms is off by at most log2(n) roundings (Higham, Accuracy and Stability of
-    Numerical Algorithms, 4.2); a logarithm of a softmax adds a few, and either side may be off.
+    Numerical Algorithms, 4.2); a logarithm of a softmax adds a few, and either side may be off. Wrappers of
+    a run in low precision also round what the model returns; the reference has none.
     """
     part = record.observed.model_loss if record.observed else None
     if part is None:
         return None
-    roundings = 2 * (math.log2(part.targets) + OF_A_TERM)
-    return part if abs(part.model - part.job) > roundings * ROUNDING * abs(part.job) else None
+    relative = 2 * (math.log2(part.targets) + OF_A_TERM) * ROUNDING
+    if record.backend.name != REFERENCE and record.job.training.precision != "fp32":
+        relative = max(relative, 2 * LOW_ROUNDING)
+    return part if abs(part.model - part.job) > relative * abs(part.job) else None

@@ -47,4 +47,7 @@ def test_rounding_is_no_difference() -> None:
     assert added_loss(of(5.355305194854736, 5.355305333291331)) is None
     assert added_loss(of(5.3562, 5.3553)) is not None
     assert added_loss(make_record()) is None
+    rounded = {"observed": of(5.25, 5.2605).observed, "training": {"precision": "bf16-mixed"}}
+    assert added_loss(make_record(label="accelerate-fsdp", **rounded)) is None, "a wrapper's bfloat16"
+    assert added_loss(make_record(**rounded)) is not None, "the reference has no wrapper"
     assert "model-adds-loss" in {finding.id for finding in Comparison([of(6.0, 5.0)]).findings}
