@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from harness.diagnose.pair import Run
-from harness.diagnose.rerun import Rerun, Say, experiment_of, require_room, rerun
+from harness.diagnose.rerun import Rerun, Say, experiment_of, layout_of, require_room, rerun
 from harness.errors import HarnessError
-from harness.job.batch import BatchLayout, layout_over
+from harness.job.batch import layout_over
 from harness.job.job import Job
 from harness.judge.distance import traces
 from harness.judge.effective import setting_differences
@@ -300,22 +300,17 @@ def with_setting(baseline: Record, other: Record, setting: str) -> Record:
     """The baseline with one setting of the other run. Raises HarnessError where that makes no run."""
     if setting == FILES:
         raise HarnessError("since both jobs name the same files")
-    job, world = baseline.job, (other if setting == BACKEND else baseline).world
+    job, source = baseline.job, other if setting == BACKEND else baseline
     if setting != BACKEND:
         keys = tuple(setting.split("."))
         document = job.model_dump(mode="json")
         _put(document, keys, value_at(other.job.model_dump(mode="json"), keys))
         job = Job.model_validate(document)
-    held = BatchLayout(
-        global_batch_size=job.training.global_batch_size
-        or world.data_size * world.micro_batch_size * world.accumulation_steps,
-        micro_batch_size=world.micro_batch_size,
-        accumulation_steps=world.accumulation_steps,
-    )
-    layout = layout_over(world.data_size, held, job.training)
+    held = layout_of(source)
+    held = replace(held, global_batch_size=job.training.global_batch_size or held.global_batch_size)
+    layout = layout_over(source.world.data_size, held, job.training)
     cut = {"micro_batch_size": layout.micro_batch_size, "accumulation_steps": layout.accumulation_steps}
-    source = other if setting == BACKEND else baseline
-    return source.model_copy(update={"job": job, "world": world.model_copy(update=cut)})
+    return source.model_copy(update={"job": job, "world": source.world.model_copy(update=cut)})
 
 
 def _put(document: dict[str, Any], keys: Keys, value: Any) -> None:

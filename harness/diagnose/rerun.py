@@ -179,12 +179,15 @@ def run_references(record: Record, labels: Iterable[str], launcher: LocalLaunche
     return done
 
 
-def _reference_layout(record: Record) -> BatchLayout:
-    experiment = experiment_of(record)
+def layout_of(record: Record) -> BatchLayout:
+    """How a run cut its global batch."""
     world = record.world
-    cut = BatchLayout(
+    return BatchLayout(
         global_batch_size=world.data_size * world.micro_batch_size * world.accumulation_steps,
         micro_batch_size=world.micro_batch_size,
         accumulation_steps=world.accumulation_steps,
     )
-    return reference_layout(cut, experiment.training)
+
+
+def _reference_layout(record: Record) -> BatchLayout:
+    return reference_layout(layout_of(record), experiment_of(record).training)
