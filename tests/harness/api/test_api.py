@@ -64,7 +64,7 @@ def test_a_frame_says_which_runs_are_not_the_same_job() -> None:
 
 
 def test_a_table_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(harness.HarnessError, match="table 'epochs' is unknown; available: runs, steps"):
+    with pytest.raises(harness.HarnessError, match=r"table 'epochs' is unknown. Available: runs, steps"):
         harness.load(PUBLISHED).to_frame("epochs")  # type: ignore[arg-type]
 
 

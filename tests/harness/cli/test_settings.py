@@ -93,7 +93,7 @@ def test_shipped_files_are_found_by_name_and_others_by_path(tmp_path: Path) -> N
     assert "@default" in names("configs")
     assert "@ibex" in names("sites")
     assert resolve(Path("job.yaml"), "configs") == Path("job.yaml")
-    with pytest.raises(HarnessError, match=r"'@defaults' is not shipped. .* Did you mean '@default'"):
+    with pytest.raises(HarnessError, match=r"'@defaults' is not shipped. Did you mean '@default'\\?"):
         resolve(Path("@defaults"), "configs")
     done = harness("compare", "--config", "@defaults", cwd=tmp_path)
     assert done.returncode == 2
