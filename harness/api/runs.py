@@ -24,6 +24,8 @@ def compare(
     backends: Sequence[str] | None = None,
     nproc: int | Sequence[int] | None = None,
     repeats: int | None = None,
+    precision: float | None = None,
+    max_minutes: float | None = None,
     settings: Mapping[str, Any] | None = None,
     runs: AnyPath = "runs",
     fresh: bool = False,
@@ -32,16 +34,19 @@ def compare(
 ) -> Results:
     """Run the missing cells of backends x numbers of ranks x repeats, and compare them all.
 
-    `config`: YAML file, or '@default'; `settings`: values by dotted name, such as
-    {'training.steps': 40}; `runs`: folder of the records; `fresh`: run every cell, even one with a record;
-    `force`: start what is predicted not to fit; `quiet`: no progress on standard error. A cell that failed
-    has its record, too. Raises HarnessError where the command would exit with an error.
+    `config`: YAML file, or '@default'; `precision`, `max_minutes`: add rounds until each speed is in order
+    and known so well (0.03: within 3 %), but start none after so long; `settings`: values by dotted name,
+    such as {'training.steps': 40}; `runs`: folder of the records; `fresh`: run every cell, even one with a
+    record; `force`: start what is predicted not to fit; `quiet`: no progress on standard error. A cell that
+    failed has its record, too. Raises HarnessError where the command would exit with an error.
     """
     words = ["compare", *_common(config, settings, runs, force=force)]
     words += _option("--backends", None if backends is None else ",".join(backends))
     sizes = [nproc] if isinstance(nproc, int) else nproc
     words += _option("--nproc", None if sizes is None else ",".join(map(str, sizes)))
     words += _option("--repeats", repeats)
+    words += _option("--precision", None if precision is None else f"{100 * precision:.12g}%")
+    words += _option("--max-minutes", max_minutes)
     document = answer([*words, "--fresh"] if fresh else words, quiet=quiet)
     return _read(*map(Path, document["records"]))
 

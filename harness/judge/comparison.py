@@ -12,7 +12,7 @@ from harness.judge.effective import SETTINGS, Effect, Setting
 from harness.judge.findings.catalogue import find_all
 from harness.judge.findings.finding import Finding
 from harness.judge.noise import Noise, is_variant
-from harness.judge.ranking import Ranking
+from harness.judge.ranking import NO_FIGURES, Ranking
 from harness.judge.repeats import Place, Runs, rankings, repeat_spreads
 from harness.judge.rows import Row, make_rows
 from harness.record import Record
@@ -197,18 +197,8 @@ class Comparison(Runs):
     def _speed(self, row: Row) -> dict[str, Any]:
         """How the cell of a run compares in speed with the base of its place; nulls where it does not."""
         place = row.record.job_id, row.record.world.world_size, row.label_suffix
-        order = self.comparable.rankings.get(place)
-        ratio = None
-        if order is not None and row.is_comparable and row.label in order.names and len(order.names) > 1:
-            ratio = order.ratio(row.label, order.base)
-        extent = ratio.extent if ratio else None
-        return {
-            "speed_base": order.base if order and ratio else None,
-            "speed_ratio": ratio.middle if ratio else None,
-            "speed_ratio_low": extent.low if extent else None,
-            "speed_ratio_high": extent.high if extent else None,
-            "speed_order": ratio.order if ratio else None,
-        }
+        order = self.comparable.rankings.get(place) if row.is_comparable else None
+        return dict(NO_FIGURES) if order is None else order.figures(row.label)
 
 
 def _judged_by(row: Row) -> str:

@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import combinations, pairwise
 from math import exp, inf, log
 from statistics import median
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -30,6 +30,10 @@ Round: TypeAlias = tuple[int, ...]
 ByRound: TypeAlias = Mapping[Round, float]
 """A figure of one cell in each round, of which less is better: seconds of a step or token."""
 Pair: TypeAlias = tuple[str, str]
+NO_FIGURES: Mapping[str, Any] = dict.fromkeys(
+    ("speed_base", "speed_ratio", "speed_ratio_low", "speed_ratio_high", "speed_order")
+)
+"""Of a cell that is compared with no other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +105,15 @@ class Ranking:
             return self.to_base[right].mirrored
         found = self._others.get((left, right))
         return found if found is not None else self._others[right, left].mirrored
+
+    def figures(self, label: str) -> dict[str, Any]:
+        """How a cell compares with the base, as programs read it; nothing where there is no other cell."""
+        if len(self.names) < 2 or label not in self.names:
+            return dict(NO_FIGURES)
+        ratio = self.ratio(label, self.base)
+        extent = ratio.extent
+        found = (self.base, ratio.middle, extent and extent.low, extent and extent.high, ratio.order)
+        return dict(zip(NO_FIGURES, found, strict=True))
 
     def is_ahead(self, left: str, right: str) -> bool:
         """Whether the first may be said to be faster than the second."""

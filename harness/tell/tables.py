@@ -11,7 +11,7 @@ from harness.judge.comparison import Comparison
 from harness.judge.expected import unjudged_amounts
 from harness.judge.measures import counts_samples
 from harness.judge.metrics import BY_KEY, RATES, SENT, SPEED, STEP, Metric, Unit, metrics_in
-from harness.judge.ranking import Ranking
+from harness.judge.ranking import NO_FIGURES, Ranking
 from harness.judge.repeats import Repeats
 from harness.judge.rows import Row, reason
 from harness.judge.statistics import median_interval, percentile_95, value_range
@@ -50,7 +50,7 @@ LABELS = (Column("backend", "backend", align="left"), Column("world_size", "rank
 
 
 RESULTS = metrics_in("results", "data")
-SPEEDS = {"speed_ratio", *(metric.key for metric in RESULTS if metric.unit in (*RATES, "seconds"))}
+SPEEDS = {*NO_FIGURES, *(metric.key for metric in RESULTS if metric.unit in (*RATES, "seconds"))}
 """Columns of the results that are figures of speed."""
 AMOUNTS = ("peak_bytes", SENT)
 """Columns of the results that closed forms judge."""
@@ -197,7 +197,8 @@ def _columns(comparison: Comparison) -> list[Column]:
         title = f"{metric.title} (spread)" if _has_spread(metric) else metric.title
         columns.append(figure_column(metric.key, title, only_values="results" not in metric.shown))
         if metric.key == SPEED:
-            columns.append(ratio_column(comparison.rankings.values()))
+            base, _, *more = (Column(key, key, only_values=True) for key in NO_FIGURES)
+            columns += [base, ratio_column(comparison.rankings.values()), *more]
     return [*columns, Column("parity", "parity", align="left")]
 
 
@@ -208,7 +209,8 @@ def _line(group: Repeats, order: Ranking | None) -> list[Any]:
         value = _with_spread(group, metric) if _has_spread(metric) else group.figures[metric.key]
         line.append(_marked(metric, value) if is_unjudged and metric.key in AMOUNTS else value)
         if metric.key == SPEED:
-            line.append(ratio_cell(order, group.label))
+            figures = dict(NO_FIGURES) if order is None else order.figures(group.label)
+            line += (figures | {"speed_ratio": ratio_cell(order, group.label)}).values()
     return [*line, group.parity]
 
 

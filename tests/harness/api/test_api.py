@@ -33,6 +33,11 @@ def test_compare_is_a_function() -> None:
         harness.compare(backends=["zero4"], quiet=True)
 
 
+def test_compare_adds_rounds_as_its_command_does() -> None:
+    with pytest.raises(harness.HarnessError, match="--precision was given '300%'"):
+        harness.compare(precision=3, max_minutes=0.5, quiet=True)
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'comparison_of'"):
         harness.comparison_of  # noqa: B018
