@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.judge.disturbance import PERSISTENT_RUNS, is_beyond_noise
-from harness.judge.findings.finding import Finding, Kind
+from harness.judge.findings.finding import Finding
 from harness.judge.repeats import Place, Repeats, Runs
 from harness.judge.run import Run
 from harness.judge.timings import Seconds
@@ -22,24 +22,6 @@ LEAST_SHARE_OF_STEP = 0.05
 """A smaller share of the step is not reported."""
 SLOWER = 1.25
 """Its median must also be this many times that of the others: cores of one machine differ by less."""
-
-KINDS = (
-    Kind(
-        id="slow-rank",
-        title="One rank is persistently slower and makes the others wait",
-        cause="The rank has more work (longer samples, a larger shard), a slower or hotter device, fewer or "
-        "shared CPU cores, or a slower link.",
-        confirm="The values hold each rank's median. Collectives synchronise the ranks, so step times look "
-        "alike: the comparison uses the time up to the end of the forward pass, data loading, and computing "
-        "in traced steps. What other programs and a hypervisor took from the rank (`ranks[].processors` of "
-        "the record) is subtracted first. Reported if the same rank is more than 1.25 times slower in every "
-        "repeat of the cell, or in every cell of that many ranks, three runs at least; of fewer runs only if "
-        "it is more than twice as slow, since neighbours on the same core go unnoticed. Not judged in "
-        "records without `processors`: older ones, and systems other than Linux.",
-        fix="Check the rank's host and device (clocks, other processes, `runtime.threads_per_rank`); give "
-        "every rank samples of equal length.",
-    ),
-)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,30 +3,10 @@
 from __future__ import annotations
 
 from harness.backends.registry import REFERENCE
-from harness.judge.findings.finding import Finding, Kind
+from harness.judge.findings.finding import Finding
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 from harness.judge.wording import ranks
-
-KINDS = (
-    Kind(
-        id="micro-batch-differs",
-        title="Backends of one world size split the global batch differently",
-        cause="Micro-batch and accumulation were chosen per backend, so speed and memory differ for that "
-        "reason and not because of the strategy.",
-        confirm="The values list each split with its backends.",
-        fix="Give all backends the same `training.micro_batch_size` and `training.accumulation_steps`.",
-    ),
-    Kind(
-        id="accumulation-differs",
-        title="The library and the loop accumulate over different numbers of micro-steps",
-        cause="The configuration of the library has a different number of accumulation steps, so it divides "
-        "the loss, synchronises or steps at the wrong micro-steps.",
-        confirm="`effective.accumulation_steps` against `world.accumulation_steps` of the record.",
-        fix="DeepSpeed: set `gradient_accumulation_steps` to the loop's number; Accelerate: set it in "
-        "`Accelerator` or its DeepSpeedPlugin; torch has no such setting.",
-    ),
-)
 
 
 def find(runs: Runs) -> list[Finding]:

@@ -1,11 +1,14 @@
 """All findings: the modules that look for them, and what each kind means.
 
-A module has KINDS and `find(runs) -> list[Finding]`, a pure function of the runs. To add one, write it
-and name it in MODULES; `docs/findings.md` follows from KINDS.
+A module has `find(runs) -> list[Finding]`, a pure function of the runs. To add one, write it, name it in
+MODULES and explain its kinds in `docs/findings.md`, which every installation brings (`findings.md` here).
 """
 
 from __future__ import annotations
 
+import re
+from functools import cache
+from pathlib import Path
 from types import ModuleType
 
 from harness.judge.findings import (
@@ -84,6 +87,12 @@ MODULES: tuple[ModuleType, ...] = (
     weak_scaling,
 )
 """In the order of the report."""
+PAGE = Path(__file__).with_name("findings.md")
+ENTRY = re.compile(
+    r"^## (?P<id>\S+)\n\n(?P<title>.+)\.\n\n"
+    r"- Cause: (?P<cause>.+)\n- Confirm: (?P<confirm>.+)\n- Fix: (?P<fix>.+)$",
+    re.MULTILINE,
+)
 
 
 def find_all(runs: Runs) -> list[Finding]:
@@ -91,23 +100,8 @@ def find_all(runs: Runs) -> list[Finding]:
     return [finding for module in MODULES for finding in module.find(runs)]
 
 
+@cache
 def kinds() -> dict[str, Kind]:
-    """Every kind of finding by its id."""
-    return {kind.id: kind for module in MODULES for kind in module.KINDS}
-
-
-def explain() -> str:
-    """The text of `docs/findings.md`."""
-    parts = [
-        "# Findings",
-        "Warnings that `compare` and the report print with the numbers. Ids are stable; `compare --json` "
-        "lists them under `findings`, each with the backends it is about and the values behind it.",
-        "Generated from the catalogue in `harness/judge/findings`; `pytest --update-golden` rewrites it.",
-    ]
-    for kind in kinds().values():
-        parts += [
-            f"## {kind.id}",
-            f"{kind.title}.",
-            f"- Cause: {kind.cause}\n- Confirm: {kind.confirm}\n- Fix: {kind.fix}",
-        ]
-    return "\n\n".join(parts) + "\n"
+    """Every kind of finding by its id, in the order of the report: the entries of `docs/findings.md`."""
+    entries = (entry.groupdict() for entry in ENTRY.finditer(PAGE.read_text(encoding="utf-8")))
+    return {entry["id"]: Kind(**entry) for entry in entries}

@@ -6,39 +6,11 @@ from collections.abc import Sequence
 
 from harness.forms.workload import ELSEWHERE
 from harness.judge.effective import EVERY_MICRO_STEP, counted_synchronisation
-from harness.judge.findings.finding import Finding, Kind
+from harness.judge.findings.finding import Finding
 from harness.judge.measures import reduced_bytes
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 from harness.judge.volume import VolumeDifference, volume_differences, volume_of
-
-KINDS = (
-    Kind(
-        id="communication-differs",
-        title="The payload of a collective differs from the closed form of this implementation",
-        cause="Gradients are synchronised in every micro-step, reduced in another dtype, never reduced "
-        "across replicas, or reduced in a group of other ranks; or the library's version differs from the "
-        "one that the closed form was derived from.",
-        confirm="The values list every phase, collective, dtype and group with both figures. A ratio equal "
-        "to the accumulation steps means a synchronisation in every micro-step; the same number of elements "
-        "in another dtype means a reduction in that dtype.",
-        fix="DDP and FSDP1: enter `no_sync()` around forward and backward of every micro-step but the last. "
-        "FSDP2: `set_requires_gradient_sync(False)`. Accelerate: `accumulate()`, or `no_sync()`. Dtype: "
-        "`reduce_dtype` of the mixed precision policy (FSDP), `communication_data_type` (DeepSpeed), the "
-        "communication hook (DDP). Replicas: reduce over both dimensions of the mesh. Another group: the "
-        "ranks of a shard group are neighbours, the rows of the mesh; replica groups are its columns.",
-    ),
-    Kind(
-        id="synchronised-early",
-        title="A third-party backend reduces gradients in every micro-step",
-        cause="Nothing prevents the backward passes of accumulation from synchronising, so gradients cross "
-        "the wire once per micro-step instead of once per step.",
-        confirm="`ranks[].early_reduced_bytes` of the record: payload of reductions in the probed steps "
-        "before their last micro-step. For a backend with a closed form "
-        "`communication-differs` reports the same.",
-        fix="See `communication-differs`.",
-    ),
-)
 
 
 def find(runs: Runs) -> list[Finding]:

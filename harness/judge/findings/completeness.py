@@ -7,24 +7,12 @@ from contextlib import suppress
 
 from harness.bounds import MOST_REPEATS
 from harness.judge.cell import Cell
-from harness.judge.findings.finding import Finding, Kind
+from harness.judge.findings.finding import Finding
 from harness.judge.repeats import Runs
 from harness.judge.wording import listed
 from harness.record import Record
 
 OPTION = "--repeats"
-
-KINDS = (
-    Kind(
-        id="runs-missing",
-        title="Runs of a cell are missing from the records",
-        cause="The comparison was not finished, or records were left out or removed. Selecting runs "
-        "changes the median.",
-        confirm="Runs of a cell are numbered from 0. The values hold the numbers that are missing below the "
-        "highest one, or below the `--repeats` of the recorded command.",
-        fix="Repeat the command, which makes only the missing runs, or report all records of the folder.",
-    ),
-)
 
 
 def find(runs: Runs) -> list[Finding]:

@@ -8,25 +8,12 @@ from typing import Any
 
 from harness.backends.options import COST_ALONE
 from harness.judge.distance import distance
-from harness.judge.findings.finding import Finding, Kind
+from harness.judge.findings.finding import Finding
 from harness.judge.noise import measure_noise
 from harness.judge.parity import has_dropout
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 from harness.judge.wording import words
-
-KINDS = (
-    Kind(
-        id="cost-setting-changes-training",
-        title="A setting that should only decide cost changes what is trained",
-        cause="Overlap, buckets, contiguous gradients and prefetch decide when and how bytes move. Where "
-        "losses or weights change with them by more than another order of sums explains, a reduction read a "
-        "buffer before it was complete, or left some of it out.",
-        confirm="The values hold the settings of both runs, the differences and what they were allowed. "
-        "Repeat both; `harness diagnose RUN RUN` names the first step and the parameters.",
-        fix="Leave the setting at its other value, and report the pair to the library with both versions.",
-    ),
-)
 
 
 def find(runs: Runs) -> list[Finding]:

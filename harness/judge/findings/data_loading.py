@@ -4,25 +4,12 @@ from __future__ import annotations
 
 from statistics import median
 
-from harness.judge.findings.finding import Finding, Kind
+from harness.judge.findings.finding import Finding
 from harness.judge.repeats import Repeats, Runs
 from harness.judge.run import Run
 from harness.judge.timings import DATA, WHOLE
 
 LARGE_SHARE = 0.2
-
-KINDS = (
-    Kind(
-        id="slow-data",
-        title="Fetching batches takes a large share of the step",
-        cause="Batches are made or copied while the device waits.",
-        confirm="The values hold the share of the median step on the rank with the largest share. Reported "
-        "if it exceeds 20 % in every repeat of the cell, after what other programs and a hypervisor took "
-        "from the rank (`ranks[].processors` of the record) is subtracted from its fetching.",
-        fix="Prepare the data before the run, or measure with samples of realistic size; with a tiny "
-        "model the fixed cost of a batch weighs more.",
-    ),
-)
 
 
 def find(runs: Runs) -> list[Finding]:

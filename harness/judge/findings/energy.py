@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.judge.energy import mean_watts
-from harness.judge.findings.finding import Finding, Kind, of_cells
+from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 from harness.record import EnergyPart, RankPart
@@ -12,18 +12,6 @@ LIMIT_MARGIN = 1.1
 """A GPU holds its power limit on average over seconds; the counter is accurate to 5 %."""
 SAMPLES_MARGIN = 0.25
 """Samples are those of the driver's buffer, which may hold only the last seconds of the run."""
-
-KINDS = (
-    Kind(
-        id="implausible-energy",
-        title="The energy of a GPU cannot be right",
-        cause="The counter belongs to another device, is shared by a partitioned GPU, or was reset.",
-        confirm="`ranks[].energy` of the record: joules over seconds is the mean power. Compare it with the "
-        "power limit and with the driver's own samples of that time.",
-        fix="Compare with `nvidia-smi --query-gpu=power.draw,power.limit --format=csv -l 1` during a run; "
-        "update the driver. Leave the energy of this run out.",
-    ),
-)
 
 
 def find(runs: Runs) -> list[Finding]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.forms.dtypes import DTYPE_BYTES
-from harness.judge.findings.finding import Finding, Kind, of_cells
+from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.measures import REDUCTIONS
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
@@ -12,40 +12,6 @@ from harness.record.workload import layout_of
 
 REDUCED_SHARE = 0.05
 """Of the frozen weights. Padding of adapters to the ranks and norms are far below it."""
-
-KINDS = (
-    Kind(
-        id="frozen-weights-reduced",
-        title="Gradients of frozen weights are reduced with those of adapters",
-        cause="The library reduces flat tensors in which adapters and frozen weights lie together. FSDP1 "
-        "flattens a transformer block into one parameter, which has a gradient of its whole length as soon "
-        "as one part of it is trained. DDP and ZeRO do so where frozen weights were not frozen before.",
-        confirm="The values hold the elements that cross the wire per backward pass and those that are "
-        "trained. `memory_kinds` of FSDP1 has gradients of the same size.",
-        fix="Use FSDP2 (`fully_shard`), which reduces parameter by parameter. With FSDP1 give each adapter a "
-        "unit of its own: peft's `fsdp_auto_wrap_policy`. Set `requires_grad_(False)` before wrapping.",
-    ),
-    Kind(
-        id="frozen-dtype-differs",
-        title="Frozen weights are held in a wider dtype than the job asks for",
-        cause="The library casts every parameter to fp32 before it shards them, frozen ones too, so that a "
-        "bf16 model takes twice its memory. Accelerate did so under FSDP2 at mixed precision "
-        "(https://github.com/huggingface/accelerate/issues/3844); 1.15 casts trained ones only.",
-        confirm="`observed.frozen_dtypes` of the record against the dtypes of its `layout`.",
-        fix="Use Accelerate 1.15, wrap with `fully_shard` directly, or leave `mixed_precision` of Accelerate "
-        "at 'no' and give FSDP2 a `MixedPrecisionPolicy`. Otherwise plan with fp32 frozen weights.",
-    ),
-    Kind(
-        id="adapters-cast",
-        title="Adapters compute in a lower precision than the job asks for",
-        cause="The library casts the whole model to one dtype, adapters with the frozen weights. DeepSpeed "
-        "does so under its `bf16` key, also where only the frozen weights were meant to be bf16: initial "
-        "values of adapters and all their products are then rounded.",
-        confirm="`effective.parameter_dtype` of the record against `training.precision` of the job.",
-        fix="Leave the `bf16` key out: DeepSpeed then keeps each parameter's dtype. Or set "
-        "`training.precision: bf16-mixed` for all rows, so that all of them compute so.",
-    ),
-)
 
 
 def find(runs: Runs) -> list[Finding]:

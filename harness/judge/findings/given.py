@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from harness.judge.findings.finding import Finding, Kind, of_cells
+from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 from harness.nested import differences
 from harness.record import GivenPart, Record
-
-KINDS = (
-    Kind(
-        id="exactly-as-given",
-        title="A row has the settings of its own file, so it is not compared like for like",
-        cause="The row runs the file as its library would, which is the default: settings of the file "
-        "replace those of the job, and the libraries' defaults those of the preset.",
-        confirm="The message names each setting with the row's value and that of the other rows; the report "
-        "lists every key of the file under 'Configuration files of other tools'.",
-        fix="For a fair comparison run the file with `--like-for-like`, or give all rows the "
-        "file's settings with `--set`.",
-    ),
-)
 
 
 def find(runs: Runs) -> list[Finding]:

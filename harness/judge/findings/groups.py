@@ -7,17 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.judge.cell import Cell, name_cells
-from harness.judge.findings import (
-    balance,
-    completeness,
-    data_loading,
-    impossible,
-    instrumentation,
-    machine,
-    memory,
-    timing,
-    warmup,
-)
 from harness.judge.findings.finding import Finding
 
 Role = Literal["cause", "consequence", "figures"]
@@ -30,20 +19,12 @@ ROLES: dict[Role, str] = {
 CONSEQUENCES = ("lost-updates", "gradient-differs", "update-differs", "diverged")
 """From the most specific to the most general."""
 ABOUT_FIGURES = frozenset(
-    kind.id
-    for module in (
-        completeness,
-        timing,
-        impossible,
-        warmup,
-        machine,
-        instrumentation,
-        balance,
-        data_loading,
-        memory,
+    (
+        "runs-missing", "nothing-timed", "faster-than-possible", "inconsistent-timing", "warmup-too-short",
+        "busy-machine", "cores-shared", "numa-unbound", "instrumented-timing", "slow-rank", "slow-data",
+        "memory-differs", "memory-grows", "memory-imbalance",
     )
-    for kind in module.KINDS
-)
+)  # fmt: skip
 DOCUMENT = "docs/findings.md"
 
 

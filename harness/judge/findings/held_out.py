@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from harness.judge.findings.finding import Finding, Kind, of_cells
+from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 from harness.record.together import batch_statistics
 
 AGREES = ("exact", "tight", "band")
-
-KINDS = (
-    Kind(
-        id="held-out-loss-differs",
-        title="The loss on held-out samples differs although the training agrees",
-        cause="The evaluation computes something else than the training: samples of a batch are dropped or "
-        "counted twice, ranks average their means, weights are not gathered or are those of before the last "
-        "update, or layers stay in training mode.",
-        confirm="`eval` of the record beside the reference's, step by step. The limit is that of a training "
-        "loss of the same job. Layers that keep running statistics are left out: each rank evaluates with "
-        "its own.",
-        fix="Sum losses and target tokens over ranks and divide once; mask what pads the last batch; call "
-        "`model.eval()`; gather weights on every rank (FSDP1: `summon_full_params`).",
-    ),
-)
 
 
 def find(runs: Runs) -> list[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from harness.judge import measures, speed
-from harness.judge.findings.finding import Finding, Kind
+from harness.judge.findings.finding import Finding
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 
@@ -14,26 +14,6 @@ MEASURED_MARGIN = 1.25
 CLOCK_SHARE = 0.01
 CLOCK_SECONDS = 1e-4
 """The clocks of host and device may differ by so much of a step, and by so much at its borders."""
-
-KINDS = (
-    Kind(
-        id="faster-than-possible",
-        title="Throughput exceeds the peak of the devices: timing is not synchronised",
-        cause="The timer stopped before the device had finished, so it measured only the launch of a step.",
-        confirm="The values hold the least FLOP/s that the tokens need (6 N plus half of the "
-        "attention term, per token) and the peak of the devices.",
-        fix="Synchronise the device (`torch.cuda.synchronize()`) before each reading of the clock, or time "
-        "with CUDA events. With the library's timers, enable their synchronisation.",
-    ),
-    Kind(
-        id="inconsistent-timing",
-        title="Steps are shorter than their phases, so one of the two clocks is wrong",
-        cause="The step's timer does not wait for the device, or phases were timed twice.",
-        confirm="The values hold the seconds of a step and the sum of its phases on the rank where they "
-        "differ most.",
-        fix="Synchronise the device at both ends of the step; read events only then.",
-    ),
-)
 
 
 def find(runs: Runs) -> list[Finding]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from harness.judge import measures
 from harness.judge.cell import Cell
-from harness.judge.findings.finding import Finding, Kind
+from harness.judge.findings.finding import Finding
 from harness.judge.repeats import Runs
 from harness.record import Record
 
@@ -14,17 +14,6 @@ from harness.record import Record
 LIBRARY_LOGGERS = ("comms_logger", "flops_profiler", "wall_clock_breakdown", "dump_state")
 SLOW_VARIABLES = ("CUDA_LAUNCH_BLOCKING", "NCCL_DEBUG", "TORCH_DISTRIBUTED_DEBUG", "TORCH_NCCL_BLOCKING_WAIT")
 OFF = ("", "0", "false", "off", "version", "warn")
-
-KINDS = (
-    Kind(
-        id="instrumented-timing",
-        title="The timed steps of these runs were instrumented differently, so speeds are not comparable",
-        cause="A probe, a library's own logger (DeepSpeed's `comms_logger`, `wall_clock_breakdown` and "
-        "`flops_profiler` synchronise) or a debugging variable was active in only some of them.",
-        confirm="The values list the instrumentation of each run; an empty list is none.",
-        fix="Disable it for all, and instrument only the probed and traced steps.",
-    ),
-)
 
 
 def find(runs: Runs) -> list[Finding]:

@@ -6,36 +6,11 @@ import math
 from collections.abc import Sequence
 
 from harness.backends.registry import REFERENCE
-from harness.judge.findings.finding import Finding, Kind
+from harness.judge.findings.finding import Finding
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 from harness.record import ModelLossPart, Record
 
-KINDS = (
-    Kind(
-        id="labels-misplaced",
-        title="Labels stand at the positions of other tokens",
-        cause="Prompt and answer were tokenised apart, and the answer became the labels of a sequence that "
-        "does not contain it: the model is trained to name, after tokens of the prompt, tokens that it never "
-        "reads. The loss falls all the same.",
-        confirm="The values hold the labels that are not the token at their position, of all samples, and "
-        "`data.targets` of the job.",
-        fix="Tokenise prompt and answer as one sequence, and set the labels of the prompt to -100. Of "
-        "Transformers: `DataCollatorForLanguageModeling`, or `prompt` and `completion` of TRL; a causal "
-        "model shifts the labels by itself.",
-    ),
-    Kind(
-        id="model-adds-loss",
-        title="The model adds a loss that the job does not train",
-        cause="Given labels, the model returns another loss than the mean cross entropy: the load-balancing "
-        "loss of a router (`output_router_logits`, `router_aux_loss_coef`), a z-loss, label smoothing. A "
-        "Trainer trains it; every backend here trains the cross entropy alone, so that they agree.",
-        confirm="The values hold both losses of the batch on which every run was probed at its end. "
-        "`observed.model_loss` of the record.",
-        fix="Switch it off in the model's configuration where it is not wanted, or train it with "
-        "`loss.factory`: a function that returns the model's own loss times the number of targets.",
-    ),
-)
 ROUNDING = 2.0**-23
 """Of fp32, in which both are summed."""
 LOW_ROUNDING = 2.0**-8

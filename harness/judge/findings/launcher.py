@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from harness.judge.findings.finding import Finding, Kind, of_cells
+from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 from harness.record import Record
 
 ID = "launcher-settings-overridden"
-KINDS = (
-    Kind(
-        id=ID,
-        title="Settings of the launcher had no effect",
-        cause="`accelerate launch` hands its configuration to a script in environment variables. The job and "
-        "the backend say everything themselves, so the ranks drop these variables; a script that leaves its "
-        "arguments out would obey them and train something else.",
-        confirm="`environment.launcher_settings` of the record holds all of the launcher's variables. Those "
-        "that agree with what ran, or switch nothing on, are not reported.",
-        fix="Put them into the job: `ACCELERATE_MIXED_PRECISION` is `training.precision`, "
-        "`ACCELERATE_GRADIENT_ACCUMULATION_STEPS` `training.accumulation_steps`, "
-        "`ACCELERATE_GRADIENT_CLIPPING` `training.gradient_clipping`; `FSDP_*` and `ACCELERATE_DEEPSPEED_*` "
-        "are the backend and its options. Or start the ranks with `torchrun`.",
-    ),
-)
 
 NEUTRAL = ("", "no", "none", "false", "0", "default")
 """Values that switch nothing on, in small letters."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.backends.optimizer_kinds import LOW_BIT
-from harness.judge.findings.finding import Finding, Kind, of_cells
+from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 
@@ -11,20 +11,6 @@ WHY = {
     "adamw-8bit": "what a rank updates is no multiple of 256 elements, or below 4,096",
     "adamw-8bit-bnb": "what a rank updates is below 4,096 elements",
 }
-KINDS = (
-    Kind(
-        id="low-bit-states-wide",
-        title="States of an 8-bit optimizer are in full width",
-        cause="torchao quantises a tensor only if it has 4,096 elements or more and a multiple of 256, "
-        "bitsandbytes if it has 4,096; otherwise they keep fp32 moments without a word. FSDP2 hands the "
-        "optimizer rows, FSDP1 parts of flat parameters, which may be too small although the tensor is not. "
-        "DeepSpeed updates flat partitions, whose length follows from the "
-        "number of ranks: the same job has 8-bit states on some world sizes and fp32 on others.",
-        confirm="`observed.wide_optimizer_bytes` of the record; the model states of the report.",
-        fix="Use another number of ranks, or a strategy that updates parameters one by one (DDP, FSDP2); "
-        "with DeepSpeed choose sizes whose sum is a multiple of 256 times the ranks.",
-    ),
-)
 
 
 def find(runs: Runs) -> list[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.judge import measures
-from harness.judge.findings.finding import Finding, Kind
+from harness.judge.findings.finding import Finding
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 from harness.judge.speed import node_threads, shares_cores
@@ -14,46 +14,6 @@ from harness.record import Record
 
 LEAST_CORES = 0.2
 """With so much of its core taken a rank is 1.25 times slower: what counts as a slow rank."""
-
-KINDS = (
-    Kind(
-        id="busy-machine",
-        title="Other work used processors that a run needed",
-        cause="Other programs, other runs, processes of an earlier run, or other guests of the same "
-        "hypervisor kept the processors busy.",
-        confirm="The values hold the cores that anything but the ranks used from the first timed step to the "
-        "end of the training, as Linux counts it (`ranks[].processors` of the record), of nodes the most. "
-        "Reported if that exceeds the cores that the ranks' threads leave free by a fifth of a core, enough "
-        "to make one rank 1.25 times slower. Nodes that share one machine's processors (containers, "
-        "namespaces) count as one node. Records "
-        "without `processors` (older ones, systems other than Linux, runs that timed nothing) are judged by "
-        "the load average of the minute before the run: reported if it exceeds the cores and the threads of "
-        "the largest run of the table combined, since that run may have ended just before.",
-        fix="Measure on an otherwise idle machine: under Slurm `exclusive: true` in the site file.",
-    ),
-    Kind(
-        id="cores-shared",
-        title="Ranks share processor cores",
-        cause="The ranks of a node compute with more threads than it has cores. A rank that waits for a "
-        "collective also waits for a core, so a strategy loses more the more often it communicates.",
-        confirm="`world.ranks_per_node` x `world.threads_per_rank` against `environment.cores`. Nodes that "
-        "share one machine's processors (containers, namespaces) each count all of them, unnoticed.",
-        fix="Use fewer ranks or a lower `runtime.threads_per_rank`. Losses, bytes and memory stay valid.",
-    ),
-    Kind(
-        id="numa-unbound",
-        title="Ranks are not bound to a NUMA node, or to that of their GPU",
-        cause="The system may move a rank to processors whose memory, or whose path to the GPU, is that of "
-        "another socket: pinned memory, optimizer states on the host and kernel launches get slower, "
-        "and times vary from run to run.",
-        confirm="`ranks[].placement` of the record: processors of the rank's affinity mask, their NUMA "
-        "nodes, and the NUMA node of its GPU. Reported if the processors lie on several NUMA nodes although "
-        "those of one would do for the rank's threads, or if none of them lies on the GPU's.",
-        fix="Slurm: `--cpu-bind=cores` or `--gpu-bind=closest`; otherwise start each rank through `numactl "
-        "--cpunodebind=N --membind=N`, with the node that `nvidia-smi topo -m` names. Losses, bytes and "
-        "memory stay valid.",
-    ),
-)
 
 
 def find(runs: Runs) -> list[Finding]:

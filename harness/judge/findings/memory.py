@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.forms.terms import STATE_KINDS
 from harness.judge import measures
-from harness.judge.findings.finding import Finding, Kind
+from harness.judge.findings.finding import Finding
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 from harness.judge.states import all_kinds, rank_states
@@ -75,45 +75,6 @@ FILES = "swapped states"
 """Kind of what lies in files."""
 IMBALANCE = 0.1
 """(largest - smallest) / mean over ranks. Padding of a model worth sharding is far below it."""
-
-KINDS = (
-    Kind(
-        id="memory-differs",
-        title="Measured model states differ from the closed form of the strategy",
-        cause="The library holds something that it did not hold when the form was derived, keeps a copy, or "
-        "uses other dtypes than the job asks for. A third party's backend is held to the strategy that it "
-        "claims, or to the closed forms that it brings; unlisted memory of the size of its weights is then a "
-        "difference too.",
-        confirm="The values hold the kind, both figures and the rank; the table of model states has the "
-        "named terms of the form.",
-        fix="Check dtypes first: masters or optimizer states of half the size are bf16, gradients of "
-        "twice the size are fp32 copies. Then compare the library's version with that of the form.",
-    ),
-    Kind(
-        id="memory-grows",
-        title="Allocated memory grows from step to step",
-        cause="Something keeps a tensor of every step: a loss with its graph in a list, a hook that stores "
-        "activations, gradients that are never freed.",
-        confirm="The values hold the growth per step of each rank, the median over all pairs of probed "
-        "steps; it is there at every moment of the step. A tensor that is kept in only some steps shows "
-        "with five or more probed steps. On CUDA `measure.memory_snapshot: true` names the "
-        "allocating stack.",
-        fix="Store `loss.detach()` or a float, remove hooks after use, call `zero_grad(set_to_none=True)`.",
-    ),
-    Kind(
-        id="memory-imbalance",
-        title="Ranks hold very different amounts of memory",
-        cause="One rank has a larger batch, or keeps something that the others do not. The comparison first "
-        "subtracts what the strategy itself distributes unevenly, if a closed form gives it. Rank 0 alone or "
-        "a mean over ranks would hide the imbalance. On a CPU some of it is chance: gloo finishes a "
-        "collective in its own thread and holds the buffer until then, so peaks can differ between ranks "
-        "that hold the same; the largest call of a step is subtracted for that.",
-        confirm="The message names the ranks that differ most; the values hold peak and model states of "
-        "every rank, and what closed forms expect. A rank that keeps something does so in every repeat, and "
-        "gloo's buffers are not model states.",
-        fix="Check what only that rank does: logging, gathering, its samples.",
-    ),
-)
 
 
 def find(runs: Runs) -> list[Finding]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.forms.terms import STEP_PHASES
-from harness.judge.findings.finding import Finding, Kind, of_cells
+from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 from harness.judge.wording import counted
@@ -12,40 +12,6 @@ from harness.record import Record
 SCALAR_BYTES = 8
 """Of a collective: such as a loss or a count that is gathered for a log. A weight alone is as small, but not
 all of a model's."""
-
-KINDS = (
-    Kind(
-        id="nothing-updated",
-        title="The optimizer of a script updates nothing",
-        cause="The optimizer was made before the model was wrapped: FSDP1 with `use_orig_params=False`, "
-        "FSDP2 and DeepSpeed put other parameters in place of the model's, so that those of the optimizer "
-        "never get a gradient. Or every learning rate is 0 in every step.",
-        confirm="`observed.updated_tensors` of the record is 0 (or `observation.learning_rates` holds zeros "
-        "only), and the losses of equal samples stay equal.",
-        fix="Wrap the model first, then make the optimizer from the wrapped model's `parameters()`. "
-        "Accelerate: prepare model and optimizer in one call. Check that the scheduler leaves its warm-up.",
-    ),
-    Kind(
-        id="empty-group",
-        title="A parameter group of a script's optimizer is empty",
-        cause="A filter by name found nothing: wrapping puts `module.`, `_fsdp_wrapped_module.` or "
-        "`_orig_mod.` before or into the names, so that the parameters fell into another group and train "
-        "with its rate and decay.",
-        confirm="`observed.optimizer_groups` of the record has `tensors: 0` for the group, and another group "
-        "has the names under `parameters`.",
-        fix="Decide the groups on the bare model before it is wrapped, or strip the prefixes from the names.",
-    ),
-    Kind(
-        id="ranks-alone",
-        title="Ranks of a script train without exchanging anything",
-        cause="Each process trains a model of its own: nothing wraps the model or reduces gradients. "
-        "Accelerate given an FSDP plugin and `use_cpu` does so without a word.",
-        confirm="No collective of the probed steps in `comm` of the record moves more than a number. Where "
-        "`ranks[].batch_digests` are equal, ranks even train on the same samples.",
-        fix="Wrap the model in DDP or FSDP, or prepare it with `accelerator.prepare`; check "
-        "`accelerator.distributed_type` and that `torch.distributed` is initialized.",
-    ),
-)
 
 
 def find(runs: Runs) -> list[Finding]:

@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-from harness.judge.findings.finding import Finding, Kind
+from harness.judge.findings.finding import Finding
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
-
-KINDS = (
-    Kind(
-        id="tied-weight-apart",
-        title="A tied weight came apart over the stages of a pipeline",
-        cause="The first stage holds the weight as its embedding, the last as its head. Each computes the "
-        "gradient of its own use; unless the two are added up, the copies are trained apart and the model "
-        "is no longer tied.",
-        confirm="`ranks[].final_digest` of the record differ between ranks of one pipeline, and "
-        "`effective.details.tied_across_stages` names the weight.",
-        fix="Add the gradients of the two ends before clipping and update (the backend `pp` does, as "
-        "Megatron's embedding group), or untie the model: `model.config.tie_word_embeddings=false`.",
-    ),
-)
 
 
 def find(runs: Runs) -> list[Finding]:

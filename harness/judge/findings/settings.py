@@ -5,93 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from harness.backends.library_facts import fact
 from harness.judge.effective import GROUPS, SettingDifference, reduce_dtypes
-from harness.judge.findings.finding import Finding, Kind
+from harness.judge.findings.finding import Finding
 from harness.judge.noise import is_repetition
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 from harness.record import Record
 from harness.record.together import batch_statistics
-
-KINDS = (
-    Kind(
-        id="clipping-differs",
-        title="Gradient clipping differs",
-        cause=f"DeepSpeed {fact('zero-clips-by-default').first} and later clip at 1.0 unless configured "
-        "otherwise, earlier ones do not; torch and Accelerate clip only on request.",
-        confirm="Compare `gradient_norm` (before clipping) with `applied_gradient_norm` (what the optimizer "
-        "received) in the first steps. If neither reached the threshold, see the effective configuration.",
-        fix='Set it explicitly: DeepSpeed `"gradient_clipping": 0.0` for none; torch `clip_grad_norm_`; '
-        "Accelerate's DeepSpeedPlugin `gradient_clipping=`.",
-    ),
-    Kind(
-        id="master-dtype-differs",
-        title="Dtype of masters or optimizer states differs",
-        cause="One backend updates fp32 masters, another updates the low-precision weights directly.",
-        confirm="`observed.master_dtypes` and `observed.optimizer_state_dtypes` of the records.",
-        fix="FSDP: load the model in fp32 and let the mixed-precision policy cast; DeepSpeed: leave "
-        "`bf16_master_weights_and_grads` off. Accelerate 1.0 and later upcasts only with `mixed_precision`.",
-    ),
-    Kind(
-        id="reduce-dtype-differs",
-        title="Gradients are reduced in different dtypes",
-        cause="Defaults differ: DeepSpeed reduces in the model's dtype, FSDP in the parameter dtype of its "
-        "policy, DDP under autocast in fp32.",
-        confirm="See the dtype column of the communication table, and `effective.reduce_dtype`.",
-        fix='DeepSpeed `"communication_data_type": "fp32"`; FSDP `reduce_dtype=torch.float32`; DDP: no '
-        "compression hook."
-        " Accelerate: the same in `FullyShardedDataParallelPlugin(mixed_precision_policy=...)` or in the "
-        "DeepSpeed file.",
-    ),
-    Kind(
-        id="optimizer-differs",
-        title="Optimizer hyperparameters differ",
-        cause="Another optimizer, other betas, epsilon or weight decay, weight decay on other parameters "
-        "(biases, norms), groups whose parameters were swapped, or parameters without an optimizer.",
-        confirm="`effective.optimizer`, `observed.optimizer_groups` and `observed.parameters_left_out` of "
-        "the records; the observed ones cover every torch optimizer that steps, whoever built it.",
-        fix="Pass every constant explicitly; decide decay groups on the unsharded model, since shards lose "
-        "their shapes and FSDP1 with `use_orig_params=False` its groups."
-        " Accelerate: prepare your own optimizer instead of `DummyOptim`.",
-    ),
-    Kind(
-        id="strategy-differs",
-        title="Effective strategy differs from the requested one",
-        cause="The library fell back: FSDP1 takes NO_SHARD on one rank; Accelerate on a CPU runs DDP or "
-        "single processes when given an FSDP plugin.",
-        confirm="`effective.strategy` against `effective.requested_strategy`.",
-        fix="Run on more ranks; check `accelerator.distributed_type` and the type of the prepared model.",
-    ),
-    Kind(
-        id="step-environment-differs",
-        title="Activation checkpointing, attention kernel, compile, TF32 or NCCL differ",
-        cause="One run uses different kernels, which changes speed and rounding (torch.compile fuses "
-        "operations and reorders sums, TF32 rounds the factors of matrix products to 10 bits), "
-        "recomputes activations, which changes speed and memory, or has NCCL take other algorithms, which "
-        "add in another order.",
-        confirm="Compare `observed` and the NCCL variables in `environment.variables` of the records. "
-        "`NVIDIA_TF32_OVERRIDE=0` turns TF32 off whatever the job says.",
-        fix="Use the same settings for all backends.",
-    ),
-    Kind(
-        id="replicas-differ",
-        title="Ranks that should hold equal weights do not",
-        cause="Gradients are not reduced across replicas, or weights of one rank are stale.",
-        confirm="`ranks[].final_digest` and `ranks[].probe_loss` of the record differ between ranks.",
-        fix="FSDP hybrid: check the device mesh and that the replicate group is reduced; DDP: every rank "
-        "must step; DeepSpeed: do not touch weights between its steps."
-        " Accelerate: step the prepared optimizer on every rank.",
-    ),
-    Kind(
-        id="skipped-steps",
-        title="Optimizer steps were skipped",
-        cause="A loss scaler silently skipped updates because gradients were NaN or infinite.",
-        confirm="Steps without a gradient norm in the record.",
-        fix="A few at the start: the scaler is finding its scale; lower `training.initial_loss_scale`. Many: "
-        "use bf16.",
-    ),
-)
 
 BY_SETTING = {
     "gradient clipping": "clipping-differs",

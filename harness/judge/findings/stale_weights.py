@@ -2,25 +2,9 @@
 
 from __future__ import annotations
 
-from harness.judge.findings.finding import Finding, Kind, of_cells
+from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
-
-KINDS = (
-    Kind(
-        id="weights-in-use-stale",
-        title="Forward passes use other weights than the masters",
-        cause="DeepSpeed keeps masters and the weights in use as two tensors, in fp32 too, and copies one to "
-        "the other at the end of a step only. Masters that were set otherwise, as by "
-        "`safe_set_full_fp32_param` or by loading a checkpoint by hand, are not in use before the next "
-        "update: losses and the first gradient are those of the old weights.",
-        confirm="`initial_weights.stale_elements` and `final_weights.stale_elements` of the record count "
-        "weights in use that are not their master rounded to their dtype.",
-        fix="Stages 1 and 2: call `engine.optimizer.update_lp_params()` after setting masters. Stage 3 has "
-        "no such method: set the weights before `deepspeed.initialize`, or write them within "
-        "`deepspeed.zero.GatheredParameters` as well.",
-    ),
-)
 
 
 def find(runs: Runs) -> list[Finding]:

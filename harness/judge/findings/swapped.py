@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 from harness.forms.zero3.states import BUFFER_TERM, READ_TERM, UPDATED_TERM
-from harness.judge.findings.finding import Finding, Kind, of_cells
+from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 from harness.judge.states import rank_states
 
-KINDS = (
-    Kind(
-        id="swapping-frees-no-memory",
-        title="NVMe offload frees no host memory",
-        cause="DeepSpeed swaps sub-groups of the optimizer, and none below 1 MiB per rank, without a word. "
-        "It keeps four page-locked buffers of the size of the largest sub-group: by default one has "
-        "up to 1e9 elements, so that of a smaller model the buffers are as large as masters, moments and "
-        "gradients together. offload=nvme-all adds five for weights, and one as long as all whole weights of "
-        "that sub-group.",
-        confirm="The values hold the bytes in files and in buffers; the terms of the model states list both.",
-        fix="Give `sub_group_size` (elements of a rank): a tenth of its parameters, but above 262,144. A "
-        "model too small for that gains nothing from NVMe: use offload=optimizer.",
-    ),
-)
 BUFFER_TERMS = (BUFFER_TERM, READ_TERM, UPDATED_TERM)
 
 

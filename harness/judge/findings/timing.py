@@ -3,19 +3,8 @@
 from __future__ import annotations
 
 from harness.judge import measures
-from harness.judge.findings.finding import Finding, Kind, labels
+from harness.judge.findings.finding import Finding, labels
 from harness.judge.repeats import Runs
-
-KINDS = (
-    Kind(
-        id="nothing-timed",
-        title="A run was too short for a step to be timed",
-        cause="`measure.warmup_steps`, `measure.probed_steps` and `measure.traced_steps` use up all its "
-        "steps.",
-        confirm="tokens/s and step time are n/a.",
-        fix="Raise `training.steps`, or lower the three settings.",
-    ),
-)
 
 
 def find(runs: Runs) -> list[Finding]:

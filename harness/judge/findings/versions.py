@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 from harness.backends.library_facts import FACTS, LibraryFact
-from harness.judge.findings.finding import Finding, Kind
+from harness.judge.findings.finding import Finding
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 from harness.record.workload import known_strategy
-
-KINDS = (
-    Kind(
-        id="faulty-version",
-        title="A library of this version is known to train something else",
-        cause="A fault of the library that later versions have mended; docs/versions.md has the table.",
-        confirm="The message names the versions, the values the source. Run the same cell with a version "
-        "outside of that range: losses and gradient norms change.",
-        fix="Install a version outside of the range and run the cell again.",
-    ),
-)
 
 
 def find(runs: Runs) -> list[Finding]:

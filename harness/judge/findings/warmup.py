@@ -8,29 +8,11 @@ from statistics import fmean
 
 from harness.judge import measures
 from harness.judge.disturbance import is_beyond_noise
-from harness.judge.findings.finding import Finding, Kind
+from harness.judge.findings.finding import Finding
 from harness.judge.repeats import Repeats, Runs
 from harness.judge.run import Run
 from harness.judge.statistics import LEAST_STEPS, SAME_SHARE, uninstrumented_steps
 from harness.record import Record
-
-KINDS = (
-    Kind(
-        id="warmup-too-short",
-        title="Steps were timed before their duration was steady",
-        cause="The first steps allocate, compile, tune or fill caches, and the warm-up ends before that is "
-        "done.",
-        confirm="The values name the first timed step and the first steady one, of repeats the latest (MSER "
-        "on the running median of the step times); see the seconds of the steps in the record. Reported if "
-        "the timed steps take on average more than 5 % longer than those from the first steady one on, after "
-        "what other programs and a hypervisor took from them (`ranks[].processors` of the record) is "
-        "subtracted, in every repeat of the cell and three at least; of fewer only if the early steps take "
-        "more than twice as long as the steady ones, since a host may change its speed unnoticed. Not judged "
-        "in records without `processors`: older ones, and systems other than Linux.",
-        fix="Raise `measure.warmup_steps` to the first steady step, and `training.steps` with it. If no step "
-        "is steady, measure longer.",
-    ),
-)
 
 
 @dataclass(frozen=True, kw_only=True)

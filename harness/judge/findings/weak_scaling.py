@@ -6,26 +6,12 @@ from itertools import pairwise
 
 from harness.backends.registry import REFERENCE
 from harness.forms.flops import hardware_flops_per_token
-from harness.judge.findings.finding import Finding, Kind
+from harness.judge.findings.finding import Finding
 from harness.judge.repeats import Runs
 from harness.judge.speed import geometry, recomputation
 from harness.record import Record
 
 LARGEST_RATIO = 1.1
-
-KINDS = (
-    Kind(
-        id="uneven-weak-scaling",
-        title="The model grows with the ranks, but the work of a rank does not stay equal",
-        cause="Layers were doubled with the ranks while embedding and output layer stayed, or the batch of a "
-        "rank was not divided as the model grew: steps become shorter or longer with the work, which then "
-        "looks like good or bad scaling.",
-        confirm="The values hold parameters and FLOPs per rank and step by number of ranks; reported if the "
-        "largest is more than 1.1 times the smallest.",
-        fix="Keep the model and let the batch grow with the ranks, or divide by the work: efficiency is "
-        "(time on the fewest ranks / time) x (work of a rank / its work on the fewest ranks).",
-    ),
-)
 
 
 def find(runs: Runs) -> list[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.backends.base import Effective
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.fullest import most_gathered_bytes
-from harness.judge.findings.finding import Finding, Kind
+from harness.judge.findings.finding import Finding
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 from harness.judge.states import all_kinds
@@ -14,20 +14,6 @@ from harness.record.workload import of_record
 
 BLOCKS_AT_ONCE = 2
 """The block that computes, and one gathered ahead; `prefetch=N` of a backend comes on top."""
-
-KINDS = (
-    Kind(
-        id="one-wrap-unit",
-        title="The model is one FSDP unit instead of one per transformer block",
-        cause="No wrap policy reached the blocks, so every forward and backward pass gathers all weights at "
-        "once: no overlap, and the peak memory of an unsharded model.",
-        confirm="The values hold the units that the adapter lists, the blocks, the most and the least "
-        "gathered weights at the end of a module in forward passes, and the size of the root and the "
-        "largest blocks.",
-        fix="FSDP2: call `fully_shard` on each block before the root. FSDP1: `ModuleWrapPolicy` of the "
-        "block's class. Accelerate: `transformer_cls_names_to_wrap`.",
-    ),
-)
 
 
 def find(runs: Runs) -> list[Finding]:
