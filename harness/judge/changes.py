@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import inf
 from statistics import median
 from typing import Any, Literal
 
@@ -14,14 +15,18 @@ from harness.errors import HarnessError
 from harness.judge.cell import Cell
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import Metric, metrics_in
-from harness.judge.occasions import ByOccasion, occasions
+from harness.judge.occasions import ByOccasion, began_at, occasions
+from harness.judge.ranking import ByRound, Ratio, Round, ratios
 from harness.judge.repeats import Repeats
+from harness.judge.rows import Row
 from harness.judge.run import Run
 from harness.judge.run_conditions import labelled, varying, words
 from harness.judge.statistics import (
+    LEVEL,
     Interval,
     Significance,
     Stratum,
+    interval_runs,
     is_testable,
     shown_interval,
     stratified_significance,
@@ -49,8 +54,10 @@ class Change:
     before: float | None
     after: float | None
     extent: Interval | None
-    """Of after / before, of any run of one side and any of the other."""
+    """Of after / before: of any run of one side and any of the other or, by rounds, that of `ratio`."""
     judgement: Judgement
+    ratio: Ratio | None = None
+    """Of after / before in the same rounds; None: too few rounds hold a run of each side."""
 
     @property
     def key(self) -> str:
@@ -59,7 +66,9 @@ class Change:
 
     @property
     def relative(self) -> float | None:
-        """(after - before) / before; None where one is missing or before is zero."""
+        """(after - before) / before, or `ratio` less 1; None where one is missing or before is zero."""
+        if self.ratio is not None and self.ratio.middle is not None:
+            return self.ratio.middle - 1
         if self.before is None or self.after is None or not self.before:
             return None
         return self.after / self.before - 1
@@ -118,7 +127,58 @@ def changes(before: Comparison, after: Comparison) -> list[Change]:
     """Every measure of every cell that both sides have."""
     both = [pair for pair in pairs(before, after) if pair.before is not None and pair.after is not None]
     numbers = joint_occasions(before, after)
-    return [_change(pair, metric, len(both), numbers) for pair in both for metric in metrics_in("changes")]
+    rounds = [_common_rounds(pair, numbers) for pair in both]
+    measured = {metric.key: _by_round(rounds, metric) for metric in metrics_in("changes") if metric.is_timed}
+    return [
+        _change(pair, metric, len(both), numbers, measured.get(metric.key, {}).get(place))
+        for place, pair in enumerate(both)
+        for metric in metrics_in("changes")
+    ]
+
+
+def _common_rounds(pair: Pair, numbers: Mapping[Run, int]) -> dict[Round, tuple[Row, Row]]:
+    """The runs of both sides that were made in turns: between two of a round lies no other round's.
+
+    Of rounds that overlap the one that ended first stays. A side that ran as a whole before the other has
+    numbers of repeats in common with it, and no rounds.
+    """
+    assert pair.before is not None
+    assert pair.after is not None
+    before, after = (
+        {(numbers[row.run], row.record.repeat): row for row in side.rows}
+        for side in (pair.before, pair.after)
+    )
+    spans = []
+    for number in before.keys() & after.keys():
+        times = [began_at(row.record) for row in (before[number], after[number])]
+        known = [time for time in times if time is not None]
+        if len(known) == len(times):
+            spans.append((max(known), min(known), number))
+    found: dict[Round, tuple[Row, Row]] = {}
+    last = -inf
+    for end, start, number in sorted(spans):
+        if start > last:
+            found[number] = before[number], after[number]
+            last = end
+    return found
+
+
+def _by_round(rounds: Sequence[Mapping[Round, tuple[Row, Row]]], metric: Metric) -> dict[int, Ratio]:
+    """After / before of those cells that ran in rounds enough, by place; all are tested together."""
+    asked: dict[int, tuple[ByRound, ByRound]] = {}
+    for place, of_cell in enumerate(rounds):
+        before, after = (
+            {
+                number: metric.clock([value])[0]
+                for number, rows in of_cell.items()
+                if (value := rows[side].figures[metric.key]) is not None
+            }
+            for side in (0, 1)
+        )
+        if len(before.keys() & after.keys()) >= interval_runs():
+            asked[place] = after, before
+    speeds = ratios(asked)
+    return speeds if metric.better == "higher" else {place: of.mirrored for place, of in speeds.items()}
 
 
 def joint_occasions(before: Comparison, after: Comparison) -> dict[Run, int]:
@@ -149,15 +209,27 @@ def settings(before: Comparison, after: Comparison) -> list[Setting]:
     return shared
 
 
-def _change(pair: Pair, metric: Metric, cells: int, numbers: Mapping[Run, int]) -> Change:
+def _change(
+    pair: Pair, metric: Metric, cells: int, numbers: Mapping[Run, int], ratio: Ratio | None
+) -> Change:
     assert pair.before is not None
     assert pair.after is not None
     left, right = pair.before.values(metric.key), pair.after.values(metric.key)
-    before, after = pair.before.median(metric.key), pair.after.median(metric.key)
+    if ratio is None:
+        extent, judgement = _ratios(right, left), _judge(pair.before, pair.after, metric, cells, numbers)
+    else:
+        extent, judgement = ratio.extent, _judge_by_round(ratio)
     return Change(
-        backend=pair.backend, world_size=pair.world_size, metric=metric, before=before, after=after,
-        extent=_ratios(right, left), judgement=_judge(pair.before, pair.after, metric, cells, numbers),
+        backend=pair.backend, world_size=pair.world_size, metric=metric,
+        before=pair.before.median(metric.key), after=pair.after.median(metric.key),
+        extent=extent, judgement=judgement, ratio=ratio,
     )  # fmt: skip
+
+
+def _judge_by_round(ratio: Ratio) -> Judgement:
+    if ratio.is_shown:
+        return "beyond noise"
+    return "inconclusive" if ratio.chance <= 1 - LEVEL else "within noise"
 
 
 def _judge(

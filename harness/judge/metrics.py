@@ -59,6 +59,11 @@ class Metric:
     """Key of a metric that changes in the same way; a verdict names that one only."""
     shown: tuple[Place, ...] = ("data", "changes", "tracking")
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether a busy machine changes it."""
+        return self.unit in (*RATES, "seconds")
+
     def clock(self, values: Sequence[float]) -> list[float]:
         """The values as they are compared: of rates the seconds per unit, so that one clock ranks all."""
         return [_inverse(value) for value in values] if self.unit in RATES else list(values)

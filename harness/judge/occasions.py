@@ -41,7 +41,7 @@ def occasions(records: Sequence[Record]) -> list[int]:
     Runs after a pause belong to another occasion, and so do runs on another host, if no scheduler
     chose it and each host ran several cells. Records whose time cannot be read belong to the first.
     """
-    began = [_began(record) for record in records]
+    began = [began_at(record) for record in records]
     dated = sorted((start, index) for index, start in enumerate(began) if start is not None)
     stretches = [[index for index, start in enumerate(began) if start is None]]
     ended: float | None = None
@@ -72,7 +72,7 @@ def spread(values: ByOccasion) -> Spread:
     )
 
 
-def _began(record: Record) -> float | None:
+def began_at(record: Record) -> float | None:
     """Seconds since 1970 at which the run began or, where that is not known, was asked for."""
     try:
         began = datetime.fromisoformat(record.environment.started_at or record.created_at)

@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import combinations, pairwise
 from math import exp, inf, log
 from statistics import median
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,7 @@ Round: TypeAlias = tuple[int, ...]
 ByRound: TypeAlias = Mapping[Round, float]
 """A figure of one cell in each round, of which less is better: seconds of a step or token."""
 Pair: TypeAlias = tuple[str, str]
+Key = TypeVar("Key")
 NO_FIGURES: Mapping[str, Any] = dict.fromkeys(
     ("speed_base", "speed_ratio", "speed_ratio_low", "speed_ratio_high", "speed_order")
 )
@@ -46,6 +47,8 @@ class Ratio:
     extent: Interval | None = None
     """At `LEVEL`; None: too few rounds for one."""
     order: Order = "open"
+    is_shown: bool = False
+    """Whether they differ, however little: also where the order is `equal`."""
     chance: float = 1.0
     """That equal cells would differ so much, for all questions of the family together."""
 
@@ -63,7 +66,7 @@ class Ratio:
             rounds=self.rounds, middle=1 / self.middle if self.middle else None,
             extent=Interval(1 / self.extent.high, 1 / self.extent.low) if self.extent else None,
             order={"faster": "slower", "slower": "faster"}.get(self.order, self.order),  # type: ignore[arg-type]
-            chance=self.chance,
+            is_shown=self.is_shown, chance=self.chance,
         )  # fmt: skip
 
 
@@ -153,19 +156,23 @@ class Ranking:
         return tuple(self.names[first:last] for first, last in pairwise([0, *cuts, len(self.names)]))
 
     def _family(self, pairs: Sequence[Pair]) -> dict[Pair, Ratio]:
-        """Questions that are answered together, at `LEVEL` for all of them."""
-        logs = {pair: self._logs(*pair) for pair in pairs}
-        rounds = sorted({key for of_pair in logs.values() for key in of_pair})
-        if not rounds:
-            return {pair: Ratio(rounds=0) for pair in pairs}
-        table = np.array([[of_pair.get(key, 0.0) for of_pair in logs.values()] for key in rounds])
-        chances = sign_flip_chances(table) if len(rounds) >= interval_runs() else [1.0] * len(pairs)
-        return {pair: _ratio(logs[pair], chance) for pair, chance in zip(pairs, chances, strict=True)}
+        return ratios({pair: (self.values[pair[0]], self.values[pair[1]]) for pair in pairs})
 
-    def _logs(self, left: str, right: str) -> dict[Round, float]:
-        ours, theirs = self.values[left], self.values[right]
-        both = [key for key in ours if 0 < ours[key] < inf and 0 < theirs.get(key, 0.0) < inf]
-        return {key: log(theirs[key] / ours[key]) for key in both}
+
+def ratios(asked: Mapping[Key, tuple[ByRound, ByRound]]) -> dict[Key, Ratio]:
+    """The speed of each first over its second: questions that are answered together, at `LEVEL` for all."""
+    logs = {key: _logs(*pair) for key, pair in asked.items()}
+    rounds = sorted({number for of_pair in logs.values() for number in of_pair})
+    if not rounds:
+        return {key: Ratio(rounds=0) for key in asked}
+    table = np.array([[of_pair.get(number, 0.0) for of_pair in logs.values()] for number in rounds])
+    chances = sign_flip_chances(table) if len(rounds) >= interval_runs() else [1.0] * len(logs)
+    return {key: _ratio(logs[key], chance) for key, chance in zip(asked, chances, strict=True)}
+
+
+def _logs(ours: ByRound, theirs: ByRound) -> dict[Round, float]:
+    both = [key for key in ours if 0 < ours[key] < inf and 0 < theirs.get(key, 0.0) < inf]
+    return {key: log(theirs[key] / ours[key]) for key in both}
 
 
 def _ratio(logs: Mapping[Round, float], chance: float) -> Ratio:
@@ -178,12 +185,16 @@ def _ratio(logs: Mapping[Round, float], chance: float) -> Ratio:
     low, high = exp(extent.low), exp(extent.high)
     occasions = {key[0] for key in logs}
     signs = {np.sign(median(v for key, v in logs.items() if key[0] == number)) for number in occasions}
+    is_shown = chance <= 1 - LEVEL and len(signs) == 1 and not low <= 1 <= high
     order: Order = "open"
     if low >= 1 - EQUAL and high <= 1 + EQUAL:
         order = "equal"
-    elif chance <= 1 - LEVEL and len(signs) == 1 and not low <= 1 <= high:
+    elif is_shown:
         order = "faster" if middle > 0 else "slower"
-    return Ratio(rounds=len(logs), middle=exp(middle), extent=Interval(low, high), order=order, chance=chance)
+    return Ratio(
+        rounds=len(logs), middle=exp(middle), extent=Interval(low, high), order=order, is_shown=is_shown,
+        chance=chance,
+    )  # fmt: skip
 
 
 def frontier(peaks: Mapping[str, float], order: Ranking) -> list[str]:

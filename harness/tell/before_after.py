@@ -37,6 +37,11 @@ OTHER_OCCASIONS = (
     "No run of one side was made on an occasion of the other: what changed on the machine between them "
     "counts as a change, too."
 )
+BY_ROUND = (
+    " Times and rates of cells whose sides ran in turns are compared within rounds: change is the "
+    f"Hodges-Lehmann estimate of the ratio, least and most its {percent(LEVEL)} interval (Wilcoxon's "
+    "signed-rank test); the test swaps sides round by round, for all cells together (step-down max-T)."
+)
 MOST_OPEN = 3
 """Untested figures that the verdict names."""
 COLUMNS = (
@@ -64,7 +69,7 @@ def before_after(before: Comparison, after: Comparison, *last: Section) -> Docum
         _figures(found),
         _statuses(before, after),
         _sides(before, after),
-        _reading(_on_both_sides(left, right)),
+        _reading(_on_both_sides(left, right), by_round=any(change.ratio for change in found)),
         *last,
     ]
     cells = list(dict.fromkeys([*report_cells(before), *report_cells(after)]))
@@ -233,7 +238,7 @@ def _of_side(block: Block, side: str) -> Block:
     return block
 
 
-def _reading(cells: int) -> Section:
+def _reading(cells: int, *, by_round: bool) -> Section:
     needed = f", which takes {runs_to_judge(cells)} runs on each side" if cells else ""
     counts = listed([metric.title for metric in metrics_in("changes") if metric.is_count])
     text = (
@@ -245,4 +250,4 @@ def _reading(cells: int) -> Section:
         f"not judged: too few runs to show a difference{needed}. --fail-on passes only changes within the "
         "noise: one that is inconclusive or not judged fails if it is beyond the limit."
     )
-    return Section("reading", "How to read the numbers", [Paragraph(text)])
+    return Section("reading", "How to read the numbers", [Paragraph(text + (BY_ROUND if by_round else ""))])

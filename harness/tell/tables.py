@@ -10,7 +10,7 @@ from tabulate import tabulate
 from harness.judge.comparison import Comparison
 from harness.judge.expected import unjudged_amounts
 from harness.judge.measures import counts_samples
-from harness.judge.metrics import BY_KEY, RATES, SENT, SPEED, STEP, Metric, Unit, metrics_in
+from harness.judge.metrics import BY_KEY, SENT, SPEED, STEP, Metric, Unit, metrics_in
 from harness.judge.ranking import NO_FIGURES, Ranking
 from harness.judge.repeats import Repeats
 from harness.judge.rows import Row, reason
@@ -50,7 +50,7 @@ LABELS = (Column("backend", "backend", align="left"), Column("world_size", "rank
 
 
 RESULTS = metrics_in("results", "data")
-SPEEDS = {*NO_FIGURES, *(metric.key for metric in RESULTS if metric.unit in (*RATES, "seconds"))}
+SPEEDS = {*NO_FIGURES, *(metric.key for metric in RESULTS if metric.is_timed)}
 """Columns of the results that are figures of speed."""
 AMOUNTS = ("peak_bytes", SENT)
 """Columns of the results that closed forms judge."""
