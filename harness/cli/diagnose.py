@@ -10,7 +10,7 @@ import click
 from harness.cli.options import EXIT_STRICT, PATH, common, json_option
 from harness.cli.output import echo
 from harness.diagnose import diagnosis as diagnosing
-from harness.diagnose.diagnosis import CLEAN, PARTED, Diagnosis
+from harness.diagnose.diagnosis import Diagnosis
 from harness.diagnose.jobs import JobsDiagnosis, diagnose_jobs
 from harness.diagnose.pair import read_pair
 from harness.nested import finite
@@ -58,7 +58,7 @@ def diagnose(first: Path, second: Path, strict: bool, reruns: bool, as_json: boo
 def _print(diagnosis: Diagnosis) -> None:
     names = f"{diagnosis.other.name} and {diagnosis.baseline.name}"
     if diagnosis.verdict is None:
-        echo(f"{names}: {CLEAN if diagnosis.clean else PARTED}")
+        echo(f"{names}: {diagnosis.outcome}")
     elif diagnosis.verdict.parts:
         echo(f"{names} diverge in step {diagnosis.verdict.step}")
     else:

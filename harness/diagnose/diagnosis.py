@@ -367,6 +367,7 @@ def number(ratio: float) -> str:
 
 CLEAN = "no difference beyond noise"
 PARTED = "the runs differ beyond noise"
+OTHER_TRAINING = "not the same training, though no figure differs beyond noise"
 NOT_RERUN = "an observed script is not run again, so no tensors were compared"
 
 
@@ -391,12 +392,20 @@ class Diagnosis:
     """Of the step that was examined; None for a clean pair, and where a script is one of it."""
     explanation: list[str]
 
+    @property
+    def outcome(self) -> str:
+        """One of three: no difference, another training without one, or a difference beyond noise."""
+        if self.clean:
+            return CLEAN
+        figures = self.beyond or self.parting_step is not None
+        return PARTED if figures or not self.same_job else OTHER_TRAINING
+
     def as_json(self) -> dict[str, Any]:
         """The document of `diagnose --json`, but for the runs as they were given."""
         return {
             "step": self.verdict.step if self.verdict else None,
             "said": self.explanation,
-            "verdict": CLEAN if self.clean else PARTED,
+            "verdict": self.outcome,
             "baseline": self.baseline.record.run_id,
             "parting_step": self.parting_step,
             "distances": asdict(self.found),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.backends.explain import suggestion
@@ -23,11 +23,13 @@ class Run:
 
     path: Path
     record: Record
+    place: str = ""
+    """'first' or 'second' as given, where the other run has the same label and ranks."""
 
     @property
     def name(self) -> str:
-        """'ddp on 2 ranks'."""
-        return str(Cell.of(self.record))
+        """'ddp on 2 ranks', or 'ddp on 2 ranks (first)'."""
+        return f"{Cell.of(self.record)}" + (f" ({self.place})" if self.place else "")
 
     @property
     def is_script(self) -> bool:
@@ -64,6 +66,8 @@ def read_pair(first: Path, second: Path) -> tuple[Run, Run]:
             f"these runs were on {' and '.join(devices)}: kernels differ, not only backends; give two runs "
             "on one kind of device"
         )
+    if pair[0].name == pair[1].name:
+        pair = replace(pair[0], place="first"), replace(pair[1], place="second")
     return pair
 
 

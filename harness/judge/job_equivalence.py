@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress, count
 from operator import attrgetter, itemgetter, ne
 from typing import Any
 
 from harness.judge.resumed import aligned_runs, first_step
-from harness.judge.wording import Digest, differs
+from harness.judge.wording import Digest, counted, differs
 from harness.nested import differences
-from harness.record import RankPart, Record
+from harness.record import RankPart, Record, StepPart
 from harness.record.model import weights_differ
 
 
@@ -224,12 +224,16 @@ def _unlike_peers(record: Record) -> Difference | None:
 
 
 def _learning_rates(reference: Record, record: Record) -> Iterator[Difference]:
+    by_name = _rates_by_parameter(reference), _rates_by_parameter(record)
+    if all(by_name) and any(len(set(rates.values())) > 1 for rates in by_name):
+        yield from _rates_of_groups(reference.steps, *by_name)
+        return
     asked = [step.learning_rate for step in reference.steps]
     recorded = [step.learning_rate for step in record.steps]
-    held = [step.applied_learning_rate for step in record.steps]
-    applied = [rate if seen is None else seen for rate, seen in zip(recorded, held, strict=True)]
     beyond = [
-        (step, rates) for rates in (recorded, applied) if (step := _first_unequal(asked, rates)) is not None
+        (step, rates)
+        for rates in (recorded, _applied_rates(record))
+        if (step := _first_unequal(asked, rates)) is not None
     ]
     if beyond:
         step, rates = min(beyond, key=itemgetter(0))
@@ -239,6 +243,51 @@ def _learning_rates(reference: Record, record: Record) -> Iterator[Difference]:
             given=rates[step],
             kind="learning-rate-differs",
         )
+
+
+def _applied_rates(record: Record) -> list[float | None]:
+    """The rate of each step: as an optimizer held it, else as it was recorded."""
+    return [
+        step.learning_rate if step.applied_learning_rate is None else step.applied_learning_rate
+        for step in record.steps
+    ]
+
+
+def _rates_by_parameter(record: Record) -> dict[str, tuple[float | None, ...]]:
+    """Of each parameter its rate in every step; {}: it is not known which parameters a group holds."""
+    if record.observed is None or any("parameters" not in g for g in record.observed.optimizer_groups):
+        return {}
+    rates = record.observation.learning_rates if record.observation else record.observed.learning_rates
+    groups = record.observed.optimizer_groups
+    of_groups = rates or [_applied_rates(record)] * len(groups)
+    return {
+        name: tuple(of_group)
+        for group, of_group in zip(groups, of_groups, strict=False)
+        for name in group["parameters"]
+    }
+
+
+def _rates_of_groups(
+    steps: Sequence[StepPart],
+    asked: Mapping[str, tuple[float | None, ...]],
+    given: Mapping[str, tuple[float | None, ...]],
+) -> Iterator[Difference]:
+    """The first step in which a parameter has another rate than in the reference."""
+    for place, step in enumerate(steps):
+        other = [
+            name
+            for name in sorted(asked.keys() & given.keys())
+            if place < min(len(asked[name]), len(given[name])) and asked[name][place] != given[name][place]
+        ]
+        if other:
+            yield Difference(
+                field=f"learning rate of step {step.step} for {counted(len(other), 'parameter')}, "
+                f"such as {other[0]}",
+                reference=asked[other[0]][place],
+                given=given[other[0]][place],
+                kind="learning-rate-differs",
+            )
+            return
 
 
 def _steps(reference: Record, record: Record) -> Iterator[Difference]:

@@ -93,7 +93,7 @@ def test_runs_on_different_devices(tmp_path: Path, sound: Path) -> None:
 def test_a_pair_is_read_from_folders_and_files(sound: Path) -> None:
     first, second = read_pair(sound, sound / "record.json")
     assert first.record == second.record
-    assert first.name == "ddp on 2 ranks"
+    assert first.name == "ddp on 2 ranks (first)"
 
 
 def test_a_pair_is_read_from_an_archive(sound: Path, tmp_path: Path) -> None:

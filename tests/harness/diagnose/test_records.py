@@ -4,6 +4,7 @@ from pathlib import Path
 
 from harness.diagnose.diagnosis import (
     NOT_RERUN,
+    OTHER_TRAINING,
     about_job,
     about_replicas,
     about_settings,
@@ -117,3 +118,11 @@ def test_a_script_is_compared_by_its_record_alone() -> None:
     assert "the records part in step 2" in parted.explanation
     assert NOT_RERUN in parted.explanation
     assert said == []
+
+
+def test_another_training_with_equal_figures_is_called_so() -> None:
+    part = ObservationPart(command=["torchrun", "train.py"], frameworks=[], base="ddp")
+    steps = make_steps(changes={2: {"learning_rate": 1.0}})
+    script = make_record(label="observed-ddp", job_id="another", steps=steps)
+    pair = run(label="ddp"), Run(path=Path("s.json"), record=script.model_copy(update={"observation": part}))
+    assert diagnose(pair, lambda _: None).outcome == OTHER_TRAINING

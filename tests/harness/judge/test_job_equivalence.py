@@ -32,3 +32,24 @@ def test_every_field_has_the_verb_of_its_number(
     reference: dict[str, Any], given: dict[str, Any], clause: str
 ) -> None:
     assert first(reference, given) == clause
+
+
+def groups(rates: dict[str, float], steps: int = 4) -> dict[str, Any]:
+    """A run whose optimizer holds each parameter in a group of its own, with a rate of its own."""
+    return {
+        "observed": ObservedPart(
+            optimizer_groups=[{"parameters": [name]} for name in rates],
+            learning_rates=[[rate] * steps for rate in rates.values()],
+        )
+    }
+
+
+def test_rates_are_compared_by_parameter_whatever_the_order_of_the_groups() -> None:
+    rates = {"a": 1e-3, "b": 5e-4}
+    swapped = dict(reversed(rates.items()))
+    assert job_differences(make_record(**groups(rates)), make_record(label="ddp", **groups(swapped))) == []
+    (found,) = job_differences(
+        make_record(**groups(rates)), make_record(label="ddp", **groups({**rates, "b": 1e-3}))
+    )
+    assert found.field == "learning rate of step 0 for 1 parameter, such as b"
+    assert (found.reference, found.given) == (5e-4, 1e-3)
