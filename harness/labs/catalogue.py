@@ -1,41 +1,30 @@
-"""Which labs there are, and which configurations each consists of."""
+"""Which labs there are, their configurations and the columns of their tables: the data of `labs.yaml`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from importlib.resources import files
 from typing import Literal
 
-from harness.backends.explain import available
+from pydantic import BaseModel, ConfigDict
+
+from harness.backends.explain import available, parse_value
 from harness.errors import HarnessError
 from harness.shipped import MARK, names
 
 Variant = Literal["as-intended", "as-written"]
 Scale = Literal["full", "tiny"]
-TableKind = Literal[
-    "scaling",
-    "stages",
-    "strategies",
-    "custom",
-    "weak",
-    "images",
-    "dtypes",
-    "times",
-    "waits",
-    "lecture",
-    "memory",
-]
-KAUST = "https://github.com/kaust-rccl/Dist-DL-training"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lab:
+class Lab(BaseModel):
     """One job of a document, or several that fill one table."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     title: str
     source: str
     """Whose it is, with an address where it is public."""
-    table: TableKind
+    table: str
     full: tuple[str, ...] = ()
     """Names of the configurations; none: arithmetic, no run."""
     tiny: tuple[str, ...] = ()
@@ -63,68 +52,50 @@ class Lab:
         return ("as-intended", "as-written") if written else ("as-intended",)
 
 
-def _same(*parts: str) -> dict[str, tuple[str, ...]]:
-    return {"full": parts, "tiny": parts}
+class Figure(BaseModel):
+    """What stands in a column."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    figure: str
+    digits: int = 2
+    unit: Literal["GB", "MiB", "ms"] | None = None
+    factor: Literal["over-base", "base-over"] | None = None
+    epoch: int | None = None
 
 
-LABS = (
-    Lab(
-        name="bloom-fsdp", title="BLOOM-560M on SQuAD under FSDP, 1 to 8 GPUs",
-        source=f"KAUST, {KAUST}, fsdp/bloom", table="scaling", **_same("bloom-fsdp"),
-    ),
-    Lab(
-        name="bloom-fsdp-guide", title="Every FSDP strategy with and without CPU offload",
-        source="KAUST, text of the FSDP guide; no job of it exists", table="strategies",
-        **_same("bloom-fsdp-guide"),
-    ),
-    Lab(
-        name="bloom-deepspeed", title="BLOOM-560M on SQuAD under ZeRO 0 to 3 with and without offload",
-        source=f"KAUST, {KAUST}, deepspeed", table="stages", **_same("bloom-deepspeed"),
-    ),
-    Lab(
-        name="bloom-deepspeed-scaling", title="ZeRO-2 on 1 to 8 GPUs",
-        source=f"KAUST, {KAUST}, deepspeed", table="stages", **_same("bloom-deepspeed-scaling"),
-    ),
-    Lab(
-        name="custom-gpt", title="A small GPT under FSDP, 1 to 8 GPUs",
-        source=f"KAUST, {KAUST}, fsdp/custom_model", table="custom", **_same("custom-gpt"),
-    ),
-    Lab(
-        name="custom-gpt-weak", title="Weak scaling of a GPT that grows with the GPUs",
-        source=f"KAUST, {KAUST}, fsdp/custom_model/weak_scaling", table="weak",
-        full=tuple(f"custom-gpt-weak-{ranks}" for ranks in (2, 4, 8, 16)),
-        tiny=("custom-gpt-weak-1", "custom-gpt-weak-2"),
-    ),
-    Lab(
-        name="ddp-images", title="An image classifier under DDP, 1 to 8 GPUs",
-        source=f"KAUST, {KAUST}, ddp", table="images", **_same("ddp-images"),
-    ),
-    Lab(
-        name="bert-classification", title="BERT on pairs of sentences under DDP, FSDP and DeepSpeed",
-        source="talk by the lead of Accelerate", table="strategies", **_same("bert-classification"),
-    ),
-    Lab(
-        name="llama-finetuning", title="Llama fine-tuned on 1 to 8 GPUs of two nodes",
-        source="CINECA, course on Accelerate's FSDP, 2026", table="times", full=("llama-finetuning",),
-        tiny=("llama-finetuning", "llama-finetuning-strategies"),
-    ),
-    Lab(
-        name="dtypes", title="Dtypes of weights, gradients and optimizer states in FSDP and DeepSpeed",
-        source="talk by the lead of Accelerate", table="dtypes", **_same("dtypes"),
-    ),
-    Lab(
-        name="model-memory", title="Memory estimate by dtype of bert-base-cased and Llama-3-8B",
-        source="talk by the lead of Accelerate", table="memory",
-    ),
-    Lab(
-        name="fsdp-prefetch", title="Where compute waits for communication, by prefetch and gathers ahead",
-        source="graduate lecture on FSDP", table="waits", **_same("fsdp-prefetch"),
-    ),
-    Lab(
-        name="fsdp-lecture", title="Llama 70B on 128 and 1,280 GPUs: memory and bytes by strategy",
-        source="graduate lecture on FSDP", table="lecture",
-    ),
-)  # fmt: skip
+class Layout(BaseModel):
+    """A table of a hand-out without its figures."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    title: str = ""
+    rows: Literal["setups", "stages", "places", "strategies", "cells", "curves", "read-back"]
+    columns: dict[str, Figure | None]
+    corner: str | None = None
+    """Heading of the figures' names where each is a line and each cell a column."""
+    notes: list[str] = []
+
+
+_DATA = parse_value(files(__package__).joinpath("labs.yaml").read_text(encoding="utf-8"))
+
+
+def _lab(entry: dict[str, object]) -> Lab:
+    both = entry.pop("configurations", ())
+    return Lab.model_validate({"full": both, "tiny": both} | entry)
+
+
+def _layout(entry: dict[str, dict[str, object]]) -> Layout:
+    columns = {
+        title: {"figure": given} if isinstance(given, str) else given
+        for title, given in entry["columns"].items()
+    }
+    return Layout.model_validate(entry | {"columns": columns})
+
+
+LABS = tuple(map(_lab, _DATA["labs"]))
+LAYOUTS = {name: list(map(_layout, tables)) for name, tables in _DATA["tables"].items()}
+"""Tables of measured figures by their names."""
 
 
 def find_lab(name: str) -> Lab:

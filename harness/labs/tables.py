@@ -14,14 +14,12 @@ from harness.judge.comparison import Comparison
 from harness.judge.findings.weak_scaling import work_per_rank
 from harness.judge.repeats import Repeats
 from harness.judge.speed import median_step
-from harness.labs.catalogue import Lab, TableKind
+from harness.labs.catalogue import LAYOUTS, Figure, Lab, Layout
 from harness.plan.estimate import document, question
 from harness.plan.estimate.row import estimate
 from harness.plan.models import load_model
-from harness.record import OverlapPart, Record
+from harness.record import OverlapPart, Record, StepPart
 from harness.tell.narrow import fitted, folded
-
-NO_LOSS: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,10 +41,6 @@ class Facts:
         """Whether it is one process without any strategy."""
         return self.group.is_reference
 
-    def figure(self, key: str) -> float | None:
-        """A metric of the cell by its key."""
-        return self.figures[key]
-
     @cached_property
     def figures(self) -> dict[str, float | None]:
         return self.group.figures
@@ -54,14 +48,19 @@ class Facts:
     @property
     def runtime_seconds(self) -> float | None:
         """Mean timed step times the steps of the job: without set-up and evaluations."""
-        step = self.figure("step_seconds")
+        step = self.figures["step_seconds"]
         return None if step is None else step * len(self.record.steps)
 
-    @property
-    def train_loss(self) -> float | None:
-        """Mean over all steps, as `train_loss` of Transformers' Trainer, in nats."""
-        losses = [step.loss for step in self.record.steps if step.loss is not None]
+    @staticmethod
+    def loss(steps: Sequence[StepPart]) -> float | None:
+        """Mean over steps, as `train_loss` of Transformers' Trainer, in nats."""
+        losses = [step.loss for step in steps if step.loss is not None]
         return sum(losses) / len(losses) if losses else None
+
+    @property
+    def traced(self) -> list[OverlapPart]:
+        """Every traced step of every rank."""
+        return [part for rank in self.record.ranks for part in rank.overlap]
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -167,103 +166,138 @@ def scaled(value: float | None, unit: float) -> float | None:
     return None if value is None else value / unit
 
 
-NOT_POLLED = "memory is not polled: peaks are exact, so averages and modes over time are n/a"
-NO_UTILISATION = "GPU utilization as `nvidia-smi` counts it is no measure of work; the report has model FLOPs"
-ONE_CALLBACK = "there is one clock; W&B's default columns and the callback's would show the same figure"
-RUNTIME = "Runtime: mean timed step times the steps, without set-up and evaluations"
-Row = tuple[str, Facts]
+UNITS = {None: 1.0, "GB": GB, "MiB": MIB, "ms": 1e-3}
 
 
-def scaling_tables(records: Sequence[Record]) -> list[LabTable]:
-    """KAUST `fsdp/bloom`: speed, runtime, their scale factors, loss and memory; then the evaluation."""
-    found = cells(records)
-    rows = _setups(found)
-    base = rows[0][1] if rows else None
-    speed = base.figure("samples_per_second") if base else None
-    body = [
-        [
-            setup, str(cell.ranks), shown(cell.figure("samples_per_second")),
-            shown(ratio(cell.figure("samples_per_second"), speed)),
-            shown(cell.runtime_seconds),
-            shown(ratio(base.runtime_seconds if base else None, cell.runtime_seconds)),
-            shown(cell.train_loss, 4), shown(scaled(cell.figure("peak_bytes"), GB), 4),
-        ]
-        for setup, cell in rows
-    ]  # fmt: skip
-    headers = (
-        "Setup", "Total GPUs", "Samples/s", "Samples/s Scale Factor", "Runtime (s)", "Runtime Scale Factor",
-        "Loss", "GPU Memory Allocated (GB)",
-    )  # fmt: skip
-    notes = [RUNTIME, "Loss: mean over all steps, as Trainer's `train_loss`", *remarks(records)]
-    return [LabTable(headers=headers, rows=body, notes=notes), _evaluation(rows)]
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A cell in a table."""
+
+    name: str
+    cell: Facts
+    base: Facts
+    """What factors are of: the first cell, of its strategy where the rows are curves."""
+
+    def value(self, key: str, epoch: int | None = None) -> Any:
+        """A figure, or a text; None: not measured."""
+        if key == "name":
+            return self.name
+        if epoch is not None:
+            return self.cell.evaluation_loss(epoch)
+        return OWN[key](self) if key in OWN else self.cell.figures[key]
+
+    def shown(self, figure: Figure | None) -> str:
+        if figure is None:
+            return MISSING
+        value = self.value(figure.figure, figure.epoch)
+        if figure.factor is not None:
+            base = Row(name="", cell=self.base, base=self.base).value(figure.figure)
+            value = ratio(value, base) if figure.factor == "over-base" else ratio(base, value)
+        return value if isinstance(value, str) else shown(scaled(value, UNITS[figure.unit]), figure.digits)
 
 
-def _evaluation(rows: Sequence[Row]) -> LabTable:
-    """What the job prints besides: evaluation loss by epoch, evaluated samples/s, exact match and F1."""
-    epochs = max((cell.epochs for _, cell in rows), default=0)
-    headers = [
-        "Setup", *(f"Eval Loss (Epoch {epoch})" for epoch in range(1, epochs + 1)), "Eval Samples/s",
-        "Exact Match (%)", "F1 (%)",
-    ]  # fmt: skip
-    body = [
-        [
-            setup,
-            *(shown(cell.evaluation_loss(epoch), 4) for epoch in range(1, epochs + 1)),
-            shown(cell.figure("evaluation_samples_per_second")),
-            shown(cell.record.answers.exact_match if cell.record.answers else None),
-            shown(cell.record.answers.f1 if cell.record.answers else None),
-        ]
-        for setup, cell in rows
-    ]
-    return LabTable(headers=headers, rows=body, title="Evaluation")
+def _of_step(name: str) -> Callable[[Row], Any]:
+    """Of the traced step of median duration."""
+    return lambda row: getattr(median_step(row.cell.traced), name) if row.cell.traced else None
 
 
-def _setups(found: Sequence[Facts]) -> list[Row]:
-    """The baseline, then each number of ranks, as the hand-out names them."""
+def _effective(name: str, without: str | None = None) -> Callable[[Row], Any]:
+    """What the backend read back; `without` where it has none."""
+    return lambda row: getattr(row.cell.record.backend.effective, name, None) or without
+
+
+def _efficiency(row: Row) -> float | None:
+    work = ratio(_work(row), work_per_rank(row.base.record))
+    times = ratio(row.base.runtime_seconds, row.cell.runtime_seconds)
+    return None if work is None or times is None else 100 * work * times
+
+
+def _work(row: Row) -> float | None:
+    return work_per_rank(row.cell.record)
+
+
+def _layers(row: Row) -> int | None:
+    model = row.cell.record.model
+    return model.geometry.layers if model and model.geometry else None
+
+
+def _hidden(row: Row) -> float | None:
+    """In per cent; None without communication."""
+    step = median_step(row.cell.traced) if row.cell.traced else None
+    if step is None or not step.communication_seconds:
+        return None
+    return 100 * (1 - step.exposed_seconds / step.communication_seconds)
+
+
+def _longest_wait(row: Row) -> str | None:
+    waits = [wait for part in row.cell.traced for wait in part.waits]
+    wait = max(waits, key=lambda wait: wait.seconds, default=None)
+    return f"{wait.name}, {wait.phase}" if wait else None
+
+
+def _state_dtypes(row: Row) -> str | None:
+    observed = row.cell.record.observed
+    return ", ".join(observed.optimizer_state_dtypes) if observed else None
+
+
+OWN: dict[str, Callable[[Row], Any]] = {
+    "ranks": lambda row: str(row.cell.ranks),
+    "nodes": lambda row: str(row.cell.record.world.nodes),
+    "micro_batch_size": lambda row: str(row.cell.record.world.micro_batch_size),
+    "runtime_seconds": lambda row: row.cell.runtime_seconds,
+    "train_loss": lambda row: row.cell.loss(row.cell.record.steps),
+    "last_epoch_loss": lambda row: row.cell.loss(row.cell.record.steps[-(row.cell.steps_per_epoch or 1) :]),
+    "steps_per_epoch": lambda row: row.cell.steps_per_epoch,
+    "exact_match": lambda row: getattr(row.cell.record.answers, "exact_match", None),
+    "f1": lambda row: getattr(row.cell.record.answers, "f1", None),
+    "parameters": lambda row: getattr(row.cell.record.model, "parameters", None),
+    "layers": _layers,
+    "work": _work,
+    "efficiency": _efficiency,
+    "strategy": _effective("strategy"),
+    "parameter_dtype": _effective("parameter_dtype"),
+    "autocast_dtype": _effective("autocast_dtype", "none"),
+    "master_dtype": _effective("master_dtype"),
+    "gradient_dtype": _effective("gradient_dtype"),
+    "reduce_dtype": _effective("reduce_dtype", "nothing"),
+    "optimizer_state_dtypes": _state_dtypes,
+    **{name: _of_step(name) for name in OverlapPart.model_fields if name.endswith("seconds")},
+    "hidden": _hidden,
+    "longest_wait": _longest_wait,
+}
+"""Figures that only hand-outs know, beside the metrics."""
+
+
+def _rows(kind: str, found: Sequence[Facts]) -> list[Row]:
+    """The cells of a lab, named and in the order of a hand-out."""
     first, rest = baseline(found), strategies(found)
-    several = len({cell.group.label for cell in rest}) > 1
-    rows = [("Single Node, Single GPU", first)] if first else []
-    for cell in rest:
-        nodes = cell.record.world.nodes
-        where = "Single Node" if nodes == 1 else f"{nodes} Nodes"
-        gpus = "Single GPU" if cell.ranks == 1 else f"{cell.ranks} GPUs"
-        name = cell.group.label if several else cell.record.backend.name
-        strategy = f", {name}" if several or cell.ranks == 1 else ""
-        rows.append((f"{where}, {gpus}{strategy}", cell))
-    return rows
+    match kind:
+        case "setups":
+            several = len({cell.group.label for cell in rest}) > 1
+            named = [("Single Node, Single GPU", first)] if first else []
+            named += [(_setup(cell, several), cell) for cell in rest]
+        case "stages":
+            named = [*([("Baseline", first)] if first else []), *((_stage(cell), cell) for cell in rest)]
+        case "places":
+            named = [(_place(cell) + " (baseline)" * (cell is rest[0]), cell) for cell in rest]
+        case "curves":
+            labels = dict.fromkeys(cell.group.label for cell in rest)
+            named = [(label, cell) for label in labels for cell in rest if cell.group.label == label]
+        case "read-back":
+            known = [cell for cell in found if cell.record.backend.effective is not None]
+            named = [(cell.group.label, cell) for cell in known]
+        case _:
+            named = [(cell.group.label, cell) for cell in (rest if kind == "strategies" else found)]
+    bases = dict(reversed(named)) if kind == "curves" else {}
+    return [Row(name=name, cell=cell, base=bases.get(name, named[0][1])) for name, cell in named]
 
 
-def stages_tables(records: Sequence[Record]) -> list[LabTable]:
-    """KAUST `deepspeed`: a line per metric, a column per stage, or per number of GPUs."""
-    found = cells(records)
-    first, rest = baseline(found), strategies(found)
-    columns = [*([("Baseline", first)] if first else []), *((_stage(cell), cell) for cell in rest)]
-    epochs = max((cell.epochs for _, cell in columns), default=0)
-    lines: list[tuple[str, Callable[[Facts], str]]] = [
-        ("Final Train Loss", lambda cell: shown(cell.train_loss, 4)),
-        *((f"Eval Loss (Epoch {n})", _eval(n)) for n in range(1, epochs + 1)),
-        ("Train Samples/sec", lambda cell: shown(cell.figure("samples_per_second"))),
-        ("Eval Samples/sec", lambda cell: shown(cell.figure("evaluation_samples_per_second"))),
-        ("Steps per Epoch", lambda cell: shown(cell.steps_per_epoch, 0)),
-        ("Peak GPU Memory (MiB)", lambda cell: shown(scaled(cell.figure("peak_bytes"), MIB))),
-        ("Average GPU Memory (MiB)", lambda _: MISSING),
-        ("Mode for GPU Memory (MiB)", lambda _: MISSING),
-        ("Peak CPU Memory (MiB)", lambda cell: shown(scaled(cell.figure("host_peak_bytes"), MIB))),
-        ("Average CPU Memory (MiB)", lambda _: MISSING),
-        ("Mode for CPU Memory (MiB)", lambda _: MISSING),
-        (
-            "Exact Match (%)",
-            lambda cell: shown(cell.record.answers.exact_match if cell.record.answers else None),
-        ),
-        ("F1 (%)", lambda cell: shown(cell.record.answers.f1 if cell.record.answers else None)),
-    ]
-    body = [[name, *(read(cell) for _, cell in columns)] for name, read in lines]
-    notes = [NOT_POLLED, "Baseline: one process on the job of one rank, if that was run", *remarks(records)]
-    return [LabTable(headers=["Metric", *(name for name, _ in columns)], rows=body, notes=notes)]
-
-
-def _eval(epoch: int) -> Callable[[Facts], str]:
-    return lambda cell: shown(cell.evaluation_loss(epoch), 4)
+def _setup(cell: Facts, several: bool) -> str:
+    nodes = cell.record.world.nodes
+    where = "Single Node" if nodes == 1 else f"{nodes} Nodes"
+    gpus = "Single GPU" if cell.ranks == 1 else f"{cell.ranks} GPUs"
+    name = cell.group.label if several else cell.record.backend.name
+    return f"{where}, {gpus}" + (f", {name}" if several or cell.ranks == 1 else "")
 
 
 def _stage(cell: Facts) -> str:
@@ -272,194 +306,27 @@ def _stage(cell: Facts) -> str:
     return f"{stage}{', offload' if 'offload' in options else ''}, {cell.ranks} GPU{'s' * (cell.ranks > 1)}"
 
 
-def custom_tables(records: Sequence[Record]) -> list[LabTable]:
-    """KAUST `fsdp/custom_model`."""
-    headers = (
-        "Setup", "Total GPUs", "Samples/s (Default)", "Samples/s (Callback)", "GPU Memory (GB, Default)",
-        "GPU Memory (GB, Callback)", "GPU Utilization (%)", "Loss", "Runtime (s)",
-    )  # fmt: skip
-    body = [
-        [
-            setup, str(cell.ranks), MISSING, shown(cell.figure("samples_per_second")), MISSING,
-            shown(scaled(cell.figure("peak_bytes"), GB), 4), MISSING, shown(cell.train_loss, 4),
-            shown(cell.runtime_seconds),
-        ]
-        for setup, cell in _setups(cells(records))
-    ]  # fmt: skip
-    notes = [ONE_CALLBACK, NO_UTILISATION, RUNTIME, *remarks(records)]
-    return [LabTable(headers=headers, rows=body, notes=notes)]
+def _place(cell: Facts) -> str:
+    nodes = cell.record.world.nodes
+    return f"{cell.ranks} GPU{'s' * (cell.ranks > 1)}, {nodes} Node{'s' * (nodes > 1)}"
 
 
-def weak_tables(records: Sequence[Record]) -> list[LabTable]:
-    """KAUST `fsdp/custom_model/weak_scaling`, with the efficiency that its formula means."""
-    found = strategies(cells(records))
-    base = found[0] if found else None
-    headers = (
-        "GPUs", "Num Layers", "Per-GPU Batch", "Total Params", "Samples/s (Callback)",
-        "GPU Memory (GB, Callback)", "GPU Utilization (%)", "Loss", "Runtime (s)", "Efficiency (%)",
-        "Work of a GPU",
-    )  # fmt: skip
-    body = []
-    for cell in found:
-        model, world = cell.record.model, cell.record.world
-        work = ratio(work_per_rank(cell.record), work_per_rank(base.record) if base else None)
-        times = ratio(base.runtime_seconds if base else None, cell.runtime_seconds)
-        efficiency = None if work is None or times is None else 100 * work * times
-        layers = model.geometry.layers if model and model.geometry else None
-        body.append(
-            [
-                str(cell.ranks), shown(layers, 0), str(world.micro_batch_size),
-                shown(model.parameters if model else None, 0), shown(cell.figure("samples_per_second")),
-                shown(scaled(cell.figure("peak_bytes"), GB), 4), MISSING, shown(cell.train_loss, 4),
-                shown(cell.runtime_seconds), shown(efficiency, 1), shown(work),
-            ]
-        )  # fmt: skip
-    notes = [
-        "Efficiency: (runtime on the fewest GPUs / runtime) x (work of a GPU / its work there). The hand-out "
-        "divides the runtimes the other way round, so that a slower run scores higher",
-        "Work of a GPU: FLOPs per step over those on the fewest GPUs; 1 is weak scaling",
-        NO_UTILISATION, RUNTIME, *remarks(records),
-    ]  # fmt: skip
-    return [LabTable(headers=headers, rows=body, notes=notes)]
-
-
-def images_tables(records: Sequence[Record]) -> list[LabTable]:
-    """KAUST `ddp`: images/s and memory of GPU 0, with factors over one GPU."""
-    found = strategies(cells(records))
-    base = found[0] if found else None
-    speed = base.figure("samples_per_second") if base else None
-    body = [
-        [
-            f"{cell.ranks} GPU{'s' * (cell.ranks > 1)}, {cell.record.world.nodes} Node"
-            f"{'s' * (cell.record.world.nodes > 1)}{' (baseline)' * (cell is base)}",
-            shown(_last_epoch_loss(cell), 4), MISSING, shown(cell.figure("samples_per_second")),
-            shown(scaled(cell.figure("peak_bytes"), MIB)), MISSING, MISSING,
-            shown(ratio(cell.figure("samples_per_second"), speed)),
-            shown(ratio(cell.figure("peak_bytes"), base.figure("peak_bytes") if base else None)),
-        ]
-        for cell in found
-    ]  # fmt: skip
-    headers = (
-        "Config", "Train Loss (Epoch 3)", "Train Acc (Epoch 3)", "Throughput (img/s)", "GPU 0 Peak (MiB)",
-        "GPU 0 Avg (MiB)", "GPU 0 Mode (MiB)", "Throughput Scaling vs 1G", "Memory Avg Scaling vs 1G",
-    )  # fmt: skip
-    notes = [
-        "Train Loss: mean over the steps of the last epoch; accuracy is not counted", NOT_POLLED,
-        "GPU 0 Peak: of the rank with the highest; the scaling of memory is that of peaks", *remarks(records),
-    ]  # fmt: skip
-    return [LabTable(headers=headers, rows=body, notes=notes)]
-
-
-def _last_epoch_loss(cell: Facts) -> float | None:
-    steps = cell.record.steps[-(cell.steps_per_epoch or 1) :]
-    losses = [step.loss for step in steps if step.loss is not None]
-    return sum(losses) / len(losses) if losses else None
-
-
-def times_tables(records: Sequence[Record]) -> list[LabTable]:
-    """CINECA: nodes, GPUs, training time, speed-up, for each strategy."""
-    found = strategies(cells(records))
-    body = []
-    for label in dict.fromkeys(cell.group.label for cell in found):
-        curve = [cell for cell in found if cell.group.label == label]
-        body += [
-            [
-                label, str(cell.record.world.nodes), str(cell.ranks), shown(cell.runtime_seconds),
-                shown(ratio(curve[0].runtime_seconds, cell.runtime_seconds)),
-            ]
-            for cell in curve
-        ]  # fmt: skip
-    headers = ("Strategy", "Nodes", "GPUs", "Training time (s)", "Speed-up")
-    return [LabTable(headers=headers, rows=body, notes=[RUNTIME, *remarks(records)])]
-
-
-def strategies_tables(records: Sequence[Record]) -> list[LabTable]:
-    """What the FSDP guide's text compares: memory, traffic and speed by strategy and offload."""
-    headers = (
-        "Strategy", "GPUs", "Ran as", "Peak memory (GB)", "Model states (GB)", "Sent per step (GB)",
-        "Samples/s",
-    )  # fmt: skip
-    body = [
-        [
-            cell.group.label, str(cell.ranks),
-            cell.record.backend.effective.strategy if cell.record.backend.effective else MISSING,
-            shown(scaled(cell.figure("peak_bytes"), GB), 4),
-            shown(scaled(cell.figure("model_state_bytes"), GB), 4),
-            shown(scaled(cell.figure("sent_bytes_per_step"), GB), 4),
-            shown(cell.figure("samples_per_second")),
-        ]
-        for cell in cells(records)
-    ]  # fmt: skip
-    return [LabTable(headers=headers, rows=body, notes=remarks(records))]
-
-
-def dtypes_tables(records: Sequence[Record]) -> list[LabTable]:
-    """The Accelerate talk: the dtype of each part of the model states, read back from what ran."""
-    headers = (
-        "Strategy", "Forward weights", "Autocast", "Master weights", "Gradients", "Reduced in",
-        "Optimizer states",
-    )  # fmt: skip
-    body = []
-    for cell in cells(records):
-        effective, observed = cell.record.backend.effective, cell.record.observed
-        if effective is not None:
-            body.append(
-                [
-                    cell.group.label, effective.parameter_dtype, effective.autocast_dtype or "none",
-                    effective.master_dtype, effective.gradient_dtype or MISSING,
-                    effective.reduce_dtype or "nothing",
-                    ", ".join(observed.optimizer_state_dtypes) if observed else MISSING,
-                ]
-            )  # fmt: skip
-    return [LabTable(headers=headers, rows=body, notes=remarks(records))]
-
-
-MS = 1e-3
-NOTES = (
-    "Of the traced step of median duration among all ranks, which the profiler slows down: computing, "
-    "exposed communication and idling add up to it",
-    "Hidden: share of the communication beside which something computes",
-)
-
-
-def waits_tables(records: Sequence[Record]) -> list[LabTable]:
-    """A line for each strategy with its options."""
-    headers = (
-        "Strategy", "GPUs", "Step (ms)", "Computing (ms)", "Communication (ms)", "Exposed (ms)", "Idle (ms)",
-        "Hidden (%)", "Longest wait for", "Peak memory (GB)",
-    )  # fmt: skip
-    body = [
-        [cell.group.label, str(cell.ranks), *_divided(cell), shown(scaled(cell.figure("peak_bytes"), GB), 4)]
-        for cell in strategies(cells(records))
-    ]
-    return [LabTable(headers=headers, rows=body, notes=[*NOTES, *remarks(records)])]
-
-
-def _divided(cell: Facts) -> list[str]:
-    parts = [part for rank in cell.record.ranks for part in rank.overlap]
-    if not parts:
-        return [MISSING] * 7
-    step = median_step(parts)
-    times = (
-        step.seconds, step.compute_seconds, step.communication_seconds, step.exposed_seconds,
-        step.idle_seconds,
-    )  # fmt: skip
-    return [*(shown(scaled(seconds, MS), 1) for seconds in times), shown(_hidden(step), 0), _longest(parts)]
-
-
-def _hidden(step: OverlapPart) -> float | None:
-    """In per cent; None without communication."""
-    if not step.communication_seconds:
-        return None
-    return 100 * (1 - step.exposed_seconds / step.communication_seconds)
-
-
-def _longest(parts: Sequence[OverlapPart]) -> str:
-    waits = [wait for part in parts for wait in part.waits]
-    if not waits:
-        return MISSING
-    wait = max(waits, key=lambda wait: wait.seconds)
-    return f"{wait.name}, {wait.phase}"
+def measured_table(layout: Layout, records: Sequence[Record]) -> LabTable:
+    """A table of a hand-out, filled in; remarks on the records stand below the untitled one."""
+    rows = _rows(layout.rows, cells(records))
+    epochs = range(1, 1 + max((row.cell.epochs for row in rows), default=0))
+    columns: dict[str, Figure | None] = {}
+    for title, figure in layout.columns.items():
+        if figure is not None and "{epoch}" in title:
+            columns |= {title.format(epoch=n): figure.model_copy(update={"epoch": n}) for n in epochs}
+        else:
+            columns[title] = figure
+    notes = layout.notes if layout.title else [*layout.notes, *remarks(records)]
+    headers, body = [*columns], [[row.shown(figure) for figure in columns.values()] for row in rows]
+    if layout.corner is not None:
+        lines = [[title, *(values[n] for values in body)] for n, title in enumerate(headers)]
+        headers, body = [layout.corner, *(row.name for row in rows)], lines
+    return LabTable(headers=headers, rows=body, notes=notes, title=layout.title)
 
 
 MODELS = ("bert-base-cased", "llama-3-8b")
@@ -470,7 +337,7 @@ LECTURE_STRATEGIES = ("fsdp1-no-shard", "fsdp1-grad-op", "fsdp1", "fsdp1-hybrid"
 LECTURE_RANKS = (128, 1280)
 
 
-def memory_tables() -> list[LabTable]:
+def memory_table() -> LabTable:
     """The Accelerate talk: weights, gradients, both, and with Adam, in one dtype; then mixed precision."""
     headers = ("Model", "Dtype", "Weights", "Gradients", "Backward pass", "Step with Adam")
     body = []
@@ -488,10 +355,10 @@ def memory_tables() -> list[LabTable]:
         "Parameters only; Accelerate also counts buffers, of bert-base-cased 8 KiB of positions",
         "int8 and int4 hold weights; nothing is trained in them",
     )
-    return [LabTable(headers=headers, rows=body, notes=notes)]
+    return LabTable(headers=headers, rows=body, notes=notes)
 
 
-def lecture_tables() -> list[LabTable]:
+def lecture_table() -> LabTable:
     """The FSDP lecture: what a GPU holds and sends, by strategy and number of GPUs, 16-bit compute."""
     settings = ["training.precision=bf16-mixed", "training.micro_batch_size=1", "data.sequence_length=4096"]
     asked = question(
@@ -522,7 +389,7 @@ def lecture_tables() -> list[LabTable]:
         "GPUs; hybrid shards within a node",
         "Ring algorithm, all collectives of a step, the gradient norm included",
     )
-    return [LabTable(headers=headers, rows=body, notes=notes)]
+    return LabTable(headers=headers, rows=body, notes=notes)
 
 
 def _size(count: float | None) -> str:
@@ -532,23 +399,11 @@ def _size(count: float | None) -> str:
     return f"{count / MIB:,.2f} MiB" if count < 2**30 else f"{count / 2**30:,.2f} GiB"
 
 
-OF_RECORDS: dict[TableKind, Callable[[Sequence[Record]], list[LabTable]]] = {
-    "scaling": scaling_tables,
-    "stages": stages_tables,
-    "strategies": strategies_tables,
-    "custom": custom_tables,
-    "weak": weak_tables,
-    "images": images_tables,
-    "dtypes": dtypes_tables,
-    "times": times_tables,
-    "waits": waits_tables,
-}
-OF_ARITHMETIC: dict[TableKind, Callable[[], list[LabTable]]] = {
-    "lecture": lecture_tables,
-    "memory": memory_tables,
-}
+OF_ARITHMETIC: dict[str, Callable[[], LabTable]] = {"lecture": lecture_table, "memory": memory_table}
 
 
 def fill(lab: Lab, records: Sequence[Record]) -> list[LabTable]:
     """The tables of a lab; one of arithmetic needs no records."""
-    return OF_ARITHMETIC[lab.table]() if lab.table in OF_ARITHMETIC else OF_RECORDS[lab.table](records)
+    if lab.table in OF_ARITHMETIC:
+        return [OF_ARITHMETIC[lab.table]()]
+    return [measured_table(layout, records) for layout in LAYOUTS[lab.table]]

@@ -8,8 +8,8 @@ from harness.backends import registry
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
 from harness.job.experiment import Experiment
-from harness.labs.catalogue import LABS, Lab, Scale, find_lab
-from harness.labs.tables import OF_ARITHMETIC, OF_RECORDS, lecture_tables, memory_tables
+from harness.labs.catalogue import LABS, LAYOUTS, Lab, Scale, find_lab
+from harness.labs.tables import OF_ARITHMETIC, lecture_table, memory_table
 from harness.shipped import resolve
 
 RUN = [lab for lab in LABS if lab.needs_runs]
@@ -29,7 +29,7 @@ def test_every_configuration_loads_and_names_backends_that_exist(lab: Lab, scale
     for experiment in experiments(lab, scale):
         for label in experiment.compare.backends:
             registry.parse(label)
-    assert lab.table in OF_RECORDS
+    assert lab.table in LAYOUTS
 
 
 @pytest.mark.parametrize("lab", RUN, ids=lambda lab: lab.name)
@@ -58,7 +58,7 @@ def test_the_as_written_variants_differ_where_the_public_jobs_do() -> None:
 
 def test_the_talk_prints_these_figures_of_bert() -> None:
     """413.18, 413.18, 826.36 MiB and 1.61 GiB, with 8 KiB of buffers that are no parameters."""
-    (table,) = memory_tables()
+    table = memory_table()
     bert = next(row for row in table.rows if row[:2] == ["bert-base-cased", "float32"])
     values = [float(text.split()[0]) for text in bert[2:]]
     assert values[:3] == pytest.approx([413.18, 413.18, 826.36], abs=0.03)
@@ -67,7 +67,7 @@ def test_the_talk_prints_these_figures_of_bert() -> None:
 
 def test_the_lecture_divides_llama_70b_into_these_shares() -> None:
     """fp32 shards: 4 bytes of each parameter over the GPUs, and as many of each of two moments."""
-    (table,) = lecture_tables()
+    table = lecture_table()
     rows = {(row[0], row[1]): row for row in table.rows}
     share = 4 * 70_553_706_496 / 1e9
     for gpus in (128, 1280):
