@@ -12,7 +12,7 @@ SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorde
 # What a target runs of tests that have an exhaustive part: one representative of each kind, or the rest.
 WHICH := "not exhaustive"
 
-.PHONY: compare mutants fuzz resume-trial disk-trial test labs test-exhaustive test-journeys test-docs test-browser test-cluster test-cluster-exhaustive gpu-stub-environment test-gpu-stub test-gpu-stub-exhaustive traps gallery gallery-gpu-stub faults lint docs bench publish reports clean
+.PHONY: compare mutants sweep fuzz resume-trial disk-trial test labs test-exhaustive test-journeys test-docs test-browser test-cluster test-cluster-exhaustive gpu-stub-environment test-gpu-stub test-gpu-stub-exhaustive traps gallery gallery-gpu-stub faults lint docs bench publish reports clean
 
 compare: $(READY)
 	$(BIN)/harness compare --config configs/default.yaml --runs runs --report runs/report.md
@@ -31,6 +31,10 @@ test-journeys: $(READY)
 # Plants over a hundred small faults in a copy of this tree, one after the other; a test must notice each.
 mutants: $(READY)
 	$(BIN)/python -m tests.mutants
+
+# Jobs of fifty shapes that people bring, sound and with a planted fault each: a quarter of an hour.
+sweep: $(READY)
+	$(BIN)/python -m tests.sweep
 
 # Hostile input by every way in: 20,000 inputs from a seed that is printed. Several minutes.
 FUZZED ?= 20000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from statistics import median
 
@@ -115,9 +115,9 @@ def model_state_bytes(record: Record) -> int | None:
     return max(sizes) if sizes else None
 
 
-def sent_bytes_per_step(record: Record) -> float | None:
-    """Ring bytes that a rank sends per probed step, averaged over the ranks."""
-    return _per_step(record, lambda row: ring_sent_bytes(row.op, row.payload_bytes, row.group_size))
+def sent_bytes_per_step(record: Record, rows: Sequence[CommunicationPart] | None = None) -> float | None:
+    """Ring bytes that a rank sends per probed step, averaged over the ranks; of these collectives, or all."""
+    return _per_step(record, lambda row: ring_sent_bytes(row.op, row.payload_bytes, row.group_size), rows)
 
 
 def transport_bytes_per_step(record: Record) -> float | None:
@@ -128,11 +128,16 @@ def transport_bytes_per_step(record: Record) -> float | None:
     )
 
 
-def _per_step(record: Record, sent: Callable[[CommunicationPart], float]) -> float | None:
+def _per_step(
+    record: Record,
+    sent: Callable[[CommunicationPart], float],
+    rows: Sequence[CommunicationPart] | None = None,
+) -> float | None:
     probed = record.windows.probed if record.windows else 0
     if not probed or not record.ranks or not all_ranks_counted(record):
         return None
-    total = sum(sent(row) for row in record.comm if row.phase in STEP_PHASES)
+    counted = record.comm if rows is None else rows
+    total = sum(sent(row) for row in counted if row.phase in STEP_PHASES)
     return total / probed / len(record.ranks)
 
 
@@ -166,11 +171,17 @@ def textbook_bytes_per_step(record: Record) -> float | None:
     )
 
 
+def _reduces(row: CommunicationPart) -> bool:
+    """Whether these collectives add up gradients."""
+    of_gradients = row.phase in ("backward", "step") and row.op in REDUCTIONS and not row.of_job
+    return of_gradients and row.group_size > 1
+
+
 def reduced_bytes(record: Record) -> int:
     """Payload of reductions after forward passes in the probed steps, the largest rank's."""
     sizes: dict[int, int] = {}
     for row in record.comm:
-        if row.phase in ("backward", "step") and row.op in REDUCTIONS and row.group_size > 1:
+        if _reduces(row):
             sizes[row.rank] = sizes.get(row.rank, 0) + row.payload_bytes
     return max(sizes.values(), default=0)
 
@@ -188,7 +199,7 @@ def reduced_dtypes(record: Record) -> list[str]:
             continue
         if row.dtype.startswith(("int", "uint", "bool")):
             continue
-        if row.phase in ("backward", "step") and row.op in REDUCTIONS and row.group_size > 1:
+        if _reduces(row):
             sizes[row.dtype] = sizes.get(row.dtype, 0) + row.payload_bytes
     total = sum(sizes.values())
     return sorted(dtype for dtype, size in sizes.items() if size * 100 >= total)

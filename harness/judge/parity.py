@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from harness.forms.terms import STEP_PHASES
 from harness.judge.distance import Distance, Traces, aligned, distance, traces
 from harness.judge.effective import SettingDifference, setting_differences
 from harness.judge.job_equivalence import Difference, job_differences
@@ -81,8 +82,14 @@ def judge(
     both = traces(expected, record) if run.record.resumed else aligned(reference.series, run.series)
     found = distance(expected, record, both)
     widest = noise.widest(record)
+    level = _level(expected, record, found, noise)
+    if level == "diverged" and (own := _communicates_itself(record)):
+        return _unjudged(
+            f"the job's own code communicates between ranks ({own}), which one process cannot: "
+            f"its first loss is {_first(record)}, {_first(expected)} in the reference"
+        )
     return Judgement(
-        parity=_level(expected, record, found, noise),
+        parity=level,
         loss_difference=found.loss,
         norm_difference=found.norm,
         weights_difference=found.weights,
@@ -91,6 +98,17 @@ def judge(
         exceeded=tuple((name, *values) for name, values in widest.exceeded(found).items()),
         settings=tuple(setting_differences(expected, record)),
     )
+
+
+def _communicates_itself(record: Record) -> str:
+    """What the job's own loss or model sends in a step; '': nothing."""
+    own = {(row.op, row.phase) for row in record.comm if row.of_job and row.group_size > 1}
+    return ", ".join(f"{op} in {phase}" for op, phase in sorted(own) if phase in STEP_PHASES)
+
+
+def _first(record: Record) -> str:
+    loss = record.steps[0].loss if record.steps else None
+    return "not finite" if loss is None else f"{loss:.5g}"
 
 
 def _unjudged(reason: str, differences: Sequence[Difference] = ()) -> Judgement:

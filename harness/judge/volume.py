@@ -11,6 +11,7 @@ from harness.forms.terms import BUFFERS, STEP_PHASES, Volume
 from harness.forms.textbook import TermDifference, explain, textbook_collectives
 from harness.forms.workload import ELSEWHERE, Workload
 from harness.judge.expected import expected_volume
+from harness.judge.measures import sent_bytes_per_step
 from harness.record import CommunicationPart, Record
 from harness.record.workload import known_strategy, of_record
 
@@ -66,6 +67,8 @@ def measured_payload(record: Record, workload: Workload) -> dict[int, dict[Key, 
     """Payload bytes by rank and kind of collective, over the probed steps or the whole run."""
     found: dict[int, dict[Key, int]] = {rank.rank: {} for rank in record.ranks}
     for row in record.comm:
+        if row.of_job:
+            continue
         kinds = found.setdefault(row.rank, {})
         key = _key(row, workload)
         kinds[key] = kinds.get(key, 0) + row.payload_bytes
@@ -164,15 +167,17 @@ def _group_ranks(record: Record, workload: Workload, rank: int, key: Key) -> tup
 
 
 def expected_sent_bytes_per_step(record: Record) -> float | None:
-    """Ring bytes that a rank is expected to send per probed step, mean over the ranks; None: not known."""
+    """Ring bytes that a rank is expected to send per probed step, those of the job's own code as counted.
+
+    Mean over the ranks; None: not known.
+    """
     pair = volume_of(record)
     if pair is None:
         return None
-    if not record.world.dimensions:
-        return sent_per_step(*pair)
     volumes = _volume_by_rank(record, pair[1], range(record.world.world_size))
     sent = [sent_per_step(pair[0], volume) for volume in volumes.values()]
-    return None if None in sent else fmean(part for part in sent if part is not None)
+    of_job = sent_bytes_per_step(record, [row for row in record.comm if row.of_job])
+    return None if None in sent else fmean(part for part in sent if part is not None) + (of_job or 0)
 
 
 def sent_per_step(workload: Workload, volume: Volume) -> float | None:

@@ -30,6 +30,18 @@ def configuration(model: Any) -> Any:
     return config if hasattr(config, "_attn_implementation") else None
 
 
+def brought_packages(job: Job) -> set[str]:
+    """Top-level names of the modules that hold the job's model and loss."""
+    places = [split_factory(f)[0] for f in (job.model.factory, job.loss.factory) if f is not None]
+    names = [_module_name(place, _root(place)) if place.endswith(".py") else place for place in places]
+    return {name.partition(".")[0] for name in names}
+
+
+def _module_name(place: str, root: str) -> str:
+    parts = Path(place).resolve().relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
 def call_factory(setting: str, spelling: str, arguments: Mapping[str, Any]) -> Any:
     """What the function that `setting` names returns. Raises JobError in one line.
 
@@ -86,8 +98,7 @@ def _imported(place: str, shown: str, root: str) -> ModuleType:
     if not place.endswith(".py"):
         return _import(place, shown, place)
     file = Path(place).resolve()
-    parts = file.relative_to(root).with_suffix("").parts
-    name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    name = _module_name(place, root)
     if not file.is_file():
         raise JobError(f"{shown}: there is no file {file}; give module:function of a file that is there")
     module = _import(name, shown, str(file))

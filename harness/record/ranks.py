@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, ConfigDict
+from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from harness.forms.terms import OPERATIONS
@@ -322,6 +322,8 @@ class CommunicationPart(Part):
     """Size of the whole tensors that these calls work on."""
     largest_bytes: int | None = None
     """The same of the largest call; None in records from before it was kept."""
+    of_job: bool = Field(False, exclude_if=lambda value: not value)
+    """Whether code of the job's own, its loss or its model, made the calls: no backend is held to them."""
     role: str = "world"
     """What the group is for: 'world', all ranks; 'shard', those that share one copy of the weights;
     'replica', those that hold the same shard. Where ranks share samples: the dimensions of the mesh along

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.nn.functional import all_gather
 from torch.nn import functional
 
 Compute = Callable[[nn.Module, dict[str, Tensor]], Tensor]
@@ -72,6 +74,26 @@ def contrastive() -> Compute:
     def compute(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         left, right = model(batch["left"], batch["right"])
         return functional.cross_entropy(4 * left @ right.T, torch.arange(len(left), device=left.device))
+
+    return compute
+
+
+def gathered(with_gradient: bool = True) -> Compute:
+    """Each sample among all others of the step, wherever they are."""
+
+    def compute(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        sides = list(model(batch["left"], batch["right"]))
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            for index, own in enumerate(sides):
+                parts = [torch.zeros_like(own) for _ in range(dist.get_world_size())]
+                if with_gradient:
+                    parts = list(all_gather(own))
+                else:
+                    dist.all_gather(parts, own.detach())
+                    parts[dist.get_rank()] = own
+                sides[index] = torch.cat(parts)
+        logits = 4 * sides[0] @ sides[1].T
+        return functional.cross_entropy(logits, torch.arange(len(logits), device=logits.device))
 
     return compute
 

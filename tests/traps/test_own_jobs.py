@@ -60,3 +60,20 @@ def test_a_mean_over_samples_does_not_depend_on_the_split(matrix: Matrix) -> Non
     assert not reference.record.split.depends
     assert row.judgement.parity in ("exact", "tight")
     assert row.reference is reference.run
+
+
+@pytest.mark.parametrize("with_gradient", [True, False])
+def test_what_the_jobs_own_loss_sends_is_no_backends_fault(with_gradient: bool, matrix: Matrix) -> None:
+    settings = settings_of("gathered", "towers", loss_with_gradient=with_gradient)
+    assert [f.message for f in matrix.findings(["ddp", "zero2"], 2, settings)] == []
+    _, *rows = matrix.compare(["ddp", "zero2"], 2, settings).rows
+    for row in rows:
+        own = {row.op for row in row.record.comm if row.of_job and row.phase in ("forward", "backward")}
+        assert "all_gather" in own
+        if with_gradient:
+            assert row.judgement.parity in ("exact", "tight")
+        else:  # each rank takes the gradient of its own samples alone
+            assert row.judgement.parity == "unjudged"
+            assert "the job's own code communicates between ranks (all_gather in forward)" in str(
+                row.judgement.reason
+            )

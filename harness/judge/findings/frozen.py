@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.measures import REDUCTIONS
@@ -11,7 +13,7 @@ from harness.record import LayoutPart, Record
 from harness.record.workload import layout_of
 
 REDUCED_SHARE = 0.05
-"""Of the frozen weights. Padding of adapters to the ranks and norms are far below it."""
+"""Of the frozen weights, beyond what trained ones may be padded by."""
 
 
 def find(runs: Runs) -> list[Finding]:
@@ -26,7 +28,8 @@ def _reduced(row: Row) -> Finding | None:
     layout = layout_of(record.layout)
     reduced = _reduced_elements(record)
     frozen = layout.parameter_count - layout.trained_count
-    if reduced - layout.trained_count <= REDUCED_SHARE * frozen:
+    padding = _most_padding(record)
+    if reduced - layout.trained_count - padding <= REDUCED_SHARE * frozen:
         return None
     ratio = reduced / layout.trained_count
     return Finding(
@@ -36,6 +39,15 @@ def _reduced(row: Row) -> Finding | None:
         f"{layout.trained_count:,} that are trained: frozen weights cross the wire with them",
         values={"reduced_elements": reduced, "trained_elements": layout.trained_count},
     )
+
+
+def _most_padding(record: Record) -> int:
+    """Elements that libraries may add to trained weights so that each divides by the ranks: rows, at most."""
+    if record.layout is None:
+        return 0
+    frozen, ranks = set(record.layout.frozen), record.world.world_size
+    trained = [tensor.shape for tensor in record.layout.parameters if tensor.name not in frozen]
+    return (ranks - 1) * sum(math.prod(shape[1:]) for shape in trained)
 
 
 def _reduced_elements(record: Record) -> int:
@@ -49,7 +61,7 @@ def _reduced_elements(record: Record) -> int:
     passes = steps * (record.world.accumulation_steps if every else 1)
     sums: dict[tuple[int, str, str, str], float] = {}
     for row in record.comm:
-        if row.phase == "backward" and row.op in REDUCTIONS and row.group_size > 1:
+        if row.phase == "backward" and row.op in REDUCTIONS and row.group_size > 1 and not row.of_job:
             key = row.rank, row.op, row.dtype, row.role
             sums[key] = sums.get(key, 0) + row.payload_bytes / DTYPE_BYTES[row.dtype]
     return round(max(sums.values(), default=0) / max(1, passes))

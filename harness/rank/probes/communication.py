@@ -7,11 +7,13 @@ BackendSelect sees each call and redispatches below itself. It cannot see calls 
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -24,6 +26,13 @@ from harness.forms.workload import ELSEWHERE
 from harness.traces.operators import OPERATORS
 
 MESSAGES = ("send", "recv")
+WITH_GRADIENTS = "torch.distributed.nn.functional"
+PASSED_THROUGH = (
+    __name__, "torch._ops", "torch._compile", "torch._dynamo", "torch.overrides",
+    "torch.utils._python_dispatch", "harness.rank.models.tracing",
+    "torch.distributed.distributed_c10d", "torch.distributed.c10d_logger",
+)  # fmt: skip
+"""Between who communicates and the operator."""
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 
 
@@ -35,6 +44,7 @@ class CollectiveKey:
     op: str
     dtype: str
     group: str
+    of_job: bool
 
 
 @dataclass
@@ -55,9 +65,11 @@ class Count:
 class CommunicationCounter:
     """Counts inside `counting` and between `start` and `stop`; `phase` names what the loop is doing."""
 
-    def __init__(self, mesh: Mesh | None = None) -> None:
+    def __init__(self, mesh: Mesh | None = None, packages: Collection[str] = ()) -> None:
         self.mesh = mesh
         """Names the roles of groups where ranks share samples."""
+        self._packages = frozenset(packages)
+        """Names of the modules, or of the packages, that the job brings."""
         self.phase = "setup"
         self.early = False
         """Whether this micro-step is not the last of its step."""
@@ -120,6 +132,7 @@ class CommunicationCounter:
             {
                 "phase": key.phase,
                 "op": key.op,
+                "of_job": key.of_job,
                 "dtype": key.dtype,
                 "group": key.group,
                 "group_ranks": self.groups[key.group],
@@ -147,14 +160,16 @@ class CommunicationCounter:
             op = "permute"
         # Only the root of these two holds the complete tensor; every rank has its piece.
         pieces = group.size() if op in ("gather", "scatter") else 1
+        of_job = bool(self._packages) and called_by(self._packages)
+        reduces = op in REDUCTIONS and not of_job
         with self._lock:
             if group.group_name not in self.groups:
                 self.groups[group.group_name] = dist.get_process_group_ranks(group)
                 self._world_size = dist.get_world_size()
             for dtype, payload in payload_by_dtype(tensors).items():
-                key = CollectiveKey(self._phase_of(op, arguments), op, dtype, group.group_name)
+                key = CollectiveKey(self._phase_of(op, arguments), op, dtype, group.group_name, of_job)
                 self.counts.setdefault(key, Count()).add(payload * pieces)
-                if self.early and self.phase == "backward" and op in REDUCTIONS and group.size() > 1:
+                if self.early and self.phase == "backward" and reduces and group.size() > 1:
                     self.early_reduced_bytes = (self.early_reduced_bytes or 0) + payload
 
     def _phase_of(self, op: str, arguments: tuple[Any, ...]) -> str:
@@ -162,6 +177,20 @@ class CommunicationCounter:
         if op in MESSAGES and self.phase in ("forward", "backward"):
             return PHASES.get(arguments[-1], self.phase)
         return self.phase
+
+
+def called_by(packages: Collection[str]) -> bool:
+    """Whether the code that communicates lies in one of these packages, or is a gradient of torch's
+    collectives with gradients, which no library uses for weights."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name.startswith(WITH_GRADIENTS):
+            return True
+        if not name.startswith(PASSED_THROUGH):
+            return name.partition(".")[0] in packages
+        frame = frame.f_back
+    return False
 
 
 def payload_by_dtype(tensors: Iterable[torch.Tensor]) -> dict[str, int]:

@@ -20,6 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from harness.backends.base import Engine, World
 from harness.rank.environment import keep_freed_memory
 from harness.rank.events import EventWriter
+from harness.rank.factories import brought_packages
 from harness.rank.observer import Observer
 from harness.rank.probes.communication import CommunicationCounter, release_finished_collectives
 from harness.rank.probes.energy import EnergyMeter
@@ -296,7 +297,7 @@ class Instruments:
         allocator = allocator_probe(world.device) if measure.probed_steps else NoAllocatorProbe()
         if request.memory_limit_bytes is not None and world.device == "cuda":
             allocator.limit(request.memory_limit_bytes)
-        counter = CommunicationCounter(world.layout)
+        counter = CommunicationCounter(world.layout, brought_packages(request.job))
         tracer = Tracer(world.device, trace_file(run_directory, world.rank) if measure.trace else None)
         snapshot = Snapshot(snapshot_file(run_directory, world.rank)) if measure.memory_snapshot else None
         observer = Observer()

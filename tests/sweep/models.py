@@ -1,0 +1,343 @@
+"""Models, data and losses of the shapes that people bring: small, and none a model of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+Batch = dict[str, Tensor]
+Compute = Callable[[nn.Module, Batch], Tensor]
+FEATURES, CLASSES, LENGTH, WORDS = 7, 5, 9, 23
+"""Odd on purpose: nothing divides by the ranks."""
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(width), nn.Linear(width, width)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + torch.relu(self.linear(self.norm(hidden)))
+
+
+class Mlp(nn.Module):
+    """`depth` blocks between two layers; each keyword changes the shape in one way."""
+
+    def __init__(
+        self, width: int = 13, depth: int = 2, shared: int = 1, unused: bool = False, frozen: str = "",
+        scalar: bool = False, sides: int = 1,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.first = nn.Linear(FEATURES, width)
+        self.blocks = nn.ModuleList([block for _ in range(depth) for block in [Block(width)] * shared])
+        self.heads = nn.ModuleList([nn.Linear(width, CLASSES) for _ in range(sides)])
+        if unused:
+            self.pooler = nn.Linear(width, width)
+        self.temperature = nn.Parameter(torch.ones(1)) if scalar else None
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(not frozen or not name.startswith(frozen))
+
+    def forward(self, points: Tensor) -> Tensor:
+        hidden = self.first(points)
+        for block in self.blocks:
+            hidden = block(hidden)
+        logits = sum(head(hidden) for head in self.heads)
+        return logits if self.temperature is None else logits * self.temperature
+
+
+class Convolutions(nn.Module):
+    def __init__(self, groups: int = 0) -> None:
+        super().__init__()
+        norm = nn.GroupNorm(groups, 6) if groups else nn.BatchNorm2d(6)
+        self.stem = nn.Conv2d(1, 6, 3, padding=1)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Conv2d(6, 6, 3, padding=1), norm, nn.ReLU())])
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, points: Tensor) -> Tensor:
+        hidden = self.stem(points.unflatten(-1, (1, FEATURES, 1)).expand(-1, -1, -1, 3))
+        for block in self.blocks:
+            hidden = hidden + block(hidden)
+        return self.head(hidden.mean((2, 3)))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: str = "LSTM") -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, 10, padding_idx=0)
+        self.layers = getattr(nn, kind)(10, 11, num_layers=2, batch_first=True)
+        self.head = nn.Linear(11, WORDS)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.head(self.layers(self.words(words))[0])
+
+
+class Encoder(nn.Module):
+    """torch's own transformer layers, with positions as a parameter of the root and a tied output."""
+
+    def __init__(self, tied: bool = True, layers: int = 2) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, 12)
+        self.positions = nn.Parameter(torch.randn(LENGTH, 12) * 0.1)
+        self.layers = nn.ModuleList(
+            [nn.TransformerEncoderLayer(12, 2, 20, dropout=0.0, batch_first=True) for _ in range(layers)]
+        )
+        self.head = nn.Linear(12, WORDS, bias=False)
+        if tied:
+            self.head.weight = self.words.weight
+
+    def forward(self, words: Tensor) -> Tensor:
+        hidden = self.words(words) + self.positions
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.head(hidden)
+
+
+class Experts(nn.Module):
+    """Each sample goes to one of four experts, chosen by its data; some may idle."""
+
+    def __init__(self, experts: int = 4) -> None:
+        super().__init__()
+        self.first, self.router = nn.Linear(FEATURES, 8), nn.Linear(8, experts)
+        self.experts = nn.ModuleList([Block(8) for _ in range(experts)])
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, points: Tensor) -> Tensor:
+        hidden = self.first(points)
+        share = self.router(hidden).softmax(-1)
+        best, chosen = share.max(-1)
+        mixed = torch.zeros_like(hidden)
+        for index, expert in enumerate(self.experts):
+            rows = (chosen == index).nonzero().flatten()
+            if len(rows):
+                mixed = mixed.index_add(0, rows, (expert(hidden[rows]) * best[rows, None]).to(mixed.dtype))
+        return self.head(hidden + mixed)
+
+
+class Autoencoder(nn.Module):
+    """The decoder reads the encoder's weight, transposed, outside of its module."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.encoder, self.bias = nn.Linear(FEATURES, width), nn.Parameter(torch.zeros(FEATURES))
+
+    def forward(self, points: Tensor) -> Tensor:
+        hidden = torch.tanh(self.encoder(points))
+        return functional.linear(hidden, self.encoder.weight.t(), self.bias)
+
+
+class Named(nn.Module):
+    """Parameters in a dictionary and a list, which no module of their own calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrices = nn.ParameterDict({n: torch.randn(FEATURES, FEATURES) * 0.3 for n in ("in", "out")})
+        self.gains = nn.ParameterList([torch.ones(FEATURES) for _ in range(3)])
+        self.head = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, points: Tensor) -> Tensor:
+        for name in ("in", "out"):
+            points = torch.tanh(points @ self.matrices[name])
+        for gain in self.gains:
+            points = points * gain
+        return self.head(points)
+
+
+class Normalised(nn.Module):
+    """Weights that are computed of others, as weight_norm does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([
+            nn.utils.parametrizations.weight_norm(nn.Linear(FEATURES, FEATURES)) for _ in range(2)
+        ])  # fmt: skip
+        self.head = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, points: Tensor) -> Tensor:
+        for block in self.blocks:
+            points = torch.relu(block(points))
+        return self.head(points)
+
+
+class Unet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (FEATURES, 11, 5)
+        self.down = nn.ModuleList([nn.Linear(a, b) for a, b in pairwise(widths)])
+        self.up = nn.ModuleList([nn.Linear(5, 11), nn.Linear(22, FEATURES)])
+        self.head = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, points: Tensor) -> Tensor:
+        wide = torch.relu(self.down[0](points))
+        narrow = torch.relu(self.down[1](wide))
+        up = torch.cat([torch.relu(self.up[0](narrow)), wide], -1)
+        return self.head(torch.relu(self.up[1](up)))
+
+
+class Counting(Mlp):
+    """Keeps a running mean of its inputs in a buffer, which no loss reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(FEATURES))
+
+    def forward(self, points: Tensor) -> Tensor:
+        if self.training:
+            self.seen.lerp_(points.detach().mean(0), 0.1)
+        return super().forward(points)
+
+
+class Preferences(nn.Module):
+    """A policy and its frozen copy: four forward passes a step, as DPO makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.policy, self.reference = Recurrent("GRU"), Recurrent("GRU")
+        self.reference.load_state_dict(self.policy.state_dict())
+        self.reference.requires_grad_(False)
+
+    def forward(self, words: Tensor, reference: bool) -> Tensor:
+        logits = (self.reference if reference else self.policy)(words)[:, :-1]
+        return logits.log_softmax(-1).gather(-1, words[:, 1:, None]).sum((1, 2))
+
+
+class Toggled(nn.Module):
+    """Two branches, of which the sign of the batch's first value chooses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)
+        self.blocks = nn.ModuleList([Block(8), Block(8)])
+
+    def forward(self, points: Tensor) -> Tensor:
+        hidden = self.first(points)
+        return self.head(self.blocks[int(points[0, 0] > 0)](hidden))
+
+
+class Graph(nn.Module):
+    """Messages between the features of a sample, as between nodes of a ring."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(1, 6)
+        self.blocks = nn.ModuleList([nn.Linear(12, 6) for _ in range(3)])
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, points: Tensor) -> Tensor:
+        nodes = self.first(points[..., None])
+        for block in self.blocks:
+            nodes = torch.relu(block(torch.cat([nodes, nodes.roll(1, 1)], -1)))
+        return self.head(nodes.mean(1))
+
+
+class Checkpointed(Mlp):
+    """Recomputes its blocks by itself."""
+
+    def forward(self, points: Tensor) -> Tensor:
+        hidden = self.first(points)
+        for block in self.blocks:
+            hidden = torch.utils.checkpoint.checkpoint(block, hidden, use_reentrant=False)
+        return self.heads[0](hidden)
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "mlp": Mlp, "convolutions": Convolutions, "recurrent": Recurrent, "encoder": Encoder, "experts": Experts,
+    "autoencoder": Autoencoder, "named": Named, "normalised": Normalised, "unet": Unet, "counting": Counting,
+    "preferences": Preferences, "toggled": Toggled, "graph": Graph, "checkpointed": Checkpointed,
+    "linear": lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES)),
+    "double": lambda: Mlp().double(),
+    "prelu": lambda: nn.Sequential(nn.Linear(FEATURES, 9), nn.PReLU(), nn.Linear(9, CLASSES)),
+}  # fmt: skip
+
+
+def model(kind: str = "mlp", **arguments: Any) -> nn.Module:
+    return MODELS[kind](**arguments)
+
+
+def points(count: int = 96) -> list[Batch]:
+    generator = torch.Generator().manual_seed(0)
+    made = torch.randn(count, FEATURES, generator=generator)
+    return [{"points": p, "class_of": (p[:2] > 0).long().sum() + 2 * (p[2] > 1).long()} for p in made]
+
+
+def sentences(count: int = 96, padded: bool = False) -> list[Batch]:
+    """Words and the labels of each, with padding of different lengths."""
+    generator = torch.Generator().manual_seed(0)
+    made = torch.randint(1, WORDS, (count, LENGTH), generator=generator)
+    found = []
+    for index, words in enumerate(made):
+        length = 2 + index % (LENGTH - 2) if padded else LENGTH
+        words[length:] = 0
+        labels = words.roll(-1)
+        labels[length - 1 :] = -100
+        found.append({"words": words, "labels": labels, "worse": words.flip(0)})
+    return found
+
+
+def of_classes(smoothing: float = 0.0, auxiliary: float = 0.0) -> Compute:
+    """auxiliary: weight of a second term, the mean square of the logits."""
+
+    def compute(model: nn.Module, batch: Batch) -> Tensor:
+        logits = model(batch["points"])
+        loss = functional.cross_entropy(logits, batch["class_of"], label_smoothing=smoothing)
+        return loss + auxiliary * logits.square().mean()
+
+    return compute
+
+
+def of_points(kind: str = "mse_loss") -> Compute:
+    """Of an output that should equal the input."""
+    return lambda model, batch: getattr(functional, kind)(model(batch["points"]), batch["points"])
+
+
+def of_words() -> Compute:
+    """The sum over labels that are not padding."""
+
+    def compute(model: nn.Module, batch: Batch) -> Tensor:
+        logits = model(batch["words"]).flatten(0, 1)
+        return functional.cross_entropy(logits, batch["labels"].flatten(), reduction="sum")
+
+    return compute
+
+
+def of_preferences() -> Compute:
+    def compute(model: nn.Module, batch: Batch) -> Tensor:
+        with torch.no_grad():
+            known = [model(words, True) for words in (batch["words"], batch["worse"])]
+        better, worse = (model(words, False) for words in (batch["words"], batch["worse"]))
+        return -functional.logsigmoid(better - worse - known[0] + known[1]).mean()
+
+    return compute
+
+
+def twice() -> Compute:
+    """The same model on two views of a sample, and their distance."""
+
+    def compute(model: nn.Module, batch: Batch) -> Tensor:
+        views = [model(batch["points"]), model(batch["points"].flip(-1))]
+        loss = sum(functional.cross_entropy(view, batch["class_of"]) for view in views)
+        return loss + functional.mse_loss(*views)
+
+    return compute
+
+
+def lion(groups: Iterable[dict[str, Any]], **arguments: Any) -> torch.optim.Optimizer:
+    """An optimizer that nobody ships: the sign of a running mean."""
+    return Sign(groups, {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0.0} | arguments)
+
+
+class Sign(torch.optim.Optimizer):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
+                mean.lerp_(parameter.grad, 1 - group["momentum"])
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                parameter.sub_(group["lr"] * (mean / (mean.abs() + 1e-6)))

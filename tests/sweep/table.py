@@ -1,0 +1,179 @@
+"""The shapes of the sweep: a job each, the backends that run it, and one fault that is planted in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MODULE = "tests.sweep.models"
+BF16, ACCUMULATED = "training.precision=bf16-mixed", "training.accumulation_steps=2"
+COMMON = ("ddp", "zero2", "zero3", "fsdp", "fsdp1")
+UNUSED = ("ddp:find_unused_parameters=True", *COMMON[1:])
+SIMPLE = ("ddp", "zero1", "zero2", "fsdp")
+"""Of jobs whose blocks ZeRO-3 and FSDP1 cannot take."""
+FAULTS = {
+    "GradientsSummed": ("gradient-scale", "gradient-differs", "update-differs"),
+    "DividedTwice": ("gradient-scale", "gradient-differs", "update-differs"),
+    "SameBatchOnEveryRank": ("samples-repeated",),
+    "SeedPerRank": ("initial-weights-differ",),
+    "ScheduleOncePerProcess": ("learning-rate-differs",),
+    "NeverReduced": ("replicas-differ", "gradient-differs"),
+    "StepsAtEveryMicroBatch": ("optimizer-steps-differ",),
+    "GradientsOfOneRankDropped": ("gradient-differs", "gradient-scale"),
+    "StaleWeightsOnOneRank": ("replicas-differ",),
+    "LossOfRankZero": ("loss-of-one-rank",),
+    "LossOfRankZeroForAll": ("loss-of-one-rank",),
+    "NothingUpdated": ("parameters-not-updated",),
+    "OwnClipping": ("clipping-differs", "update-differs"),
+    "LateGradientsOfOneRankDropped": ("gradient-differs",),
+    "LateSameBatchOnEveryRank": ("samples-repeated",),
+    "LateLossOfRankZero": ("loss-of-one-rank",),
+    "LateDecayOnEverything": ("optimizer-differs",),
+    "LastMicroStepSkipped": ("gradient-differs", "gradient-scale"),
+    "Bf16Reduction": ("reduce-dtype-differs", "gradient-differs"),
+    "DecayOnEverything": ("optimizer-differs",),
+    "LastHeldOutSampleDropped": ("held-out-loss-differs",),
+}
+"""Defects of `tests/traps` that any model can have, and the findings that name each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A job and what is done with it."""
+
+    name: str
+    fault: str
+    """A key of FAULTS."""
+    settings: tuple[str, ...]
+    labels: tuple[str, ...] = COMMON
+    world_size: int = 2
+    true: tuple[str, ...] = ()
+    """Findings that are true of a sound run of it: 'batch-norm', or 'frozen-weights-reduced of fsdp1'."""
+
+
+def own(kind: str, loss: str = "of_classes", data: str = "points", **arguments: object) -> tuple[str, ...]:
+    """A job of these factories; arguments of the model, or `loss_...` and `data_...` of the others."""
+    sections = {"model": {"kind": kind}, "loss": {}, "data": {}}
+    for name, value in arguments.items():
+        section, _, rest = name.partition("_")
+        place = section if rest and section in sections else "model"
+        sections[place][rest if place == section else name] = value
+    targets = ("sum", "labels") if loss == "of_words" else ("mean", "samples")
+    return (
+        "task=custom", f"model.factory={MODULE}:model", f"loss.factory={MODULE}:{loss}",
+        f"data.factory={MODULE}:{data}", f"loss.reduction={targets[0]}", f"loss.targets={targets[1]}",
+        *(f"{section}.arguments.{name}={str(value).lower() if isinstance(value, bool) else value}"
+          for section, given in sections.items() for name, value in given.items()),
+    )  # fmt: skip
+
+
+def known(model_type: str, **values: object) -> tuple[str, ...]:
+    """A tiny model of transformers."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = ", ".join(f"{key}: {str(value).lower()}" for key, value in (sizes | values).items())
+    return (f"model.config={{model_type: {model_type}, {text}}}",)
+
+
+LLAMA = known("llama", intermediate_size=48, num_key_value_heads=2, max_position_embeddings=16)
+MIXTRAL = known(
+    "mixtral", intermediate_size=48, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2,
+    max_position_embeddings=16,
+)  # fmt: skip
+WORDS = ("of_words", "sentences")
+SHAPES = [
+    Shape(name="plain layers of odd sizes", fault="GradientsSummed", settings=own("mlp")),
+    Shape(name="odd sizes on 3 ranks", fault="NeverReduced", world_size=3,
+          settings=(*own("mlp", width=11), "training.global_batch_size=12")),
+    Shape(name="4 ranks, bf16, accumulation", fault="LastMicroStepSkipped", world_size=4,
+          settings=(*own("mlp", width=17), BF16, ACCUMULATED, "training.global_batch_size=16")),
+    Shape(name="sgd without momentum", fault="ScheduleOncePerProcess",
+          settings=(*own("mlp"), "optimizer.kind=sgd", "optimizer.momentum=0",
+                    "optimizer.learning_rate=0.1")),
+    Shape(name="sgd with momentum, bf16", fault="GradientsOfOneRankDropped",
+          settings=(*own("unet"), "optimizer.kind=sgd", "optimizer.learning_rate=0.05", BF16)),
+    Shape(name="adam, decay in the gradient", fault="StaleWeightsOnOneRank",
+          settings=(*own("unet"), "optimizer.kind=adam")),
+    Shape(name="an optimizer of one's own", fault="LateGradientsOfOneRankDropped",
+          settings=(*own("mlp"), f"optimizer.factory={MODULE}:lion")),
+    Shape(name="groups with rates of their own", fault="ScheduleOncePerProcess",
+          settings=(*own("mlp"), "optimizer.groups=[{parameters: 'heads.*', learning_rate: 1.0e-2}, "
+                    "{parameters: '*norm*', weight_decay: 0.5}]")),
+    Shape(name="biases alone are trained", fault="GradientsSummed",
+          settings=(*own("mlp"), "optimizer.groups=[{parameters: '*weight', frozen: true}]"),
+          labels=("ddp", "zero1", "zero2", "zero3", "fsdp")),
+    Shape(name="a frozen encoder", fault="LossOfRankZero", settings=own("mlp", frozen="first"),
+          true=("frozen-weights-reduced of fsdp1",)),
+    Shape(name="frozen blocks", fault="SameBatchOnEveryRank", settings=own("mlp", frozen="blocks.0")),
+    Shape(name="a frozen head, bf16", fault="GradientsOfOneRankDropped",
+          settings=(*own("mlp", frozen="heads"), BF16), true=("frozen-weights-reduced of fsdp1",)),
+    Shape(name="an unused layer", fault="GradientsSummed", settings=own("mlp", unused=True), labels=UNUSED,
+          true=("decay-without-gradient", "diverged")),
+    Shape(name="an unused layer, nothing decays", fault="NothingUpdated", labels=UNUSED,
+          settings=(*own("mlp", unused=True), "optimizer.weight_decay=0")),
+    Shape(name="a block used three times", fault="NeverReduced", settings=own("mlp", shared=3)),
+    Shape(name="a block used three times, accumulated, bf16", fault="StepsAtEveryMicroBatch",
+          settings=(*own("mlp", shared=3), BF16, ACCUMULATED)),
+    Shape(name="a tied decoder, read outside of its module", fault="GradientsSummed", labels=SIMPLE,
+          settings=own("autoencoder", "of_points")),
+    Shape(name="ParameterDict and ParameterList", fault="DecayOnEverything", labels=SIMPLE,
+          settings=own("named")),
+    Shape(name="weight norm", fault="LateDecayOnEverything", labels=SIMPLE, settings=own("normalised")),
+    Shape(name="a single layer", fault="SeedPerRank", settings=own("linear"), true=("one-wrap-unit",)),
+    Shape(name="layers in a Sequential, PReLU", fault="OwnClipping", settings=own("prelu")),
+    Shape(name="a parameter of one element", fault="LossOfRankZeroForAll",
+          settings=own("mlp", scalar=True)),
+    Shape(name="two heads added up", fault="LateLossOfRankZero", settings=own("mlp", sides=2)),
+    Shape(name="the model twice a step", fault="GradientsOfOneRankDropped", settings=own("mlp", "twice")),
+    Shape(name="label smoothing and a term of its own", fault="GradientsSummed",
+          settings=own("mlp", loss_smoothing=0.1, loss_auxiliary=0.01)),
+    Shape(name="regression by Huber's loss", fault="DecayOnEverything",
+          settings=(*own("autoencoder", "of_points", loss_kind="huber_loss"),
+                    "training.gradient_clipping=0.1"), labels=SIMPLE),
+    Shape(name="no clipping", fault="OwnClipping",
+          settings=(*own("mlp"), "training.gradient_clipping=null")),
+    Shape(name="a buffer that follows the data", fault="LateSameBatchOnEveryRank", settings=own("counting")),
+    Shape(name="blocks recomputed by the model", fault="Bf16Reduction", settings=own("checkpointed")),
+    Shape(name="a graph of nodes", fault="SeedPerRank", settings=own("graph")),
+    Shape(name="convolutions and GroupNorm", fault="StaleWeightsOnOneRank",
+          settings=own("convolutions", groups=2)),
+    Shape(name="convolutions and BatchNorm", fault="GradientsOfOneRankDropped",
+          settings=own("convolutions"), true=("batch-norm",)),
+    Shape(name="LSTM over padded sentences", fault="SameBatchOnEveryRank",
+          settings=own("recurrent", *WORDS, data_padded=True)),
+    Shape(name="GRU, 3 ranks", fault="GradientsSummed", world_size=3,
+          settings=(*own("recurrent", *WORDS, model_kind="recurrent"), "training.global_batch_size=9")),
+    Shape(name="torch's transformer, tied, positions at the root", fault="LateGradientsOfOneRankDropped",
+          settings=own("encoder", *WORDS)),
+    Shape(name="torch's transformer, padded, bf16", fault="ScheduleOncePerProcess",
+          settings=(*own("encoder", *WORDS, tied=False, data_padded=True), BF16)),
+    Shape(name="a frozen reference and four passes", fault="GradientsOfOneRankDropped",
+          settings=own("preferences", "of_preferences", "sentences")),
+    Shape(name="experts chosen by data", fault="GradientsSummed", labels=UNUSED, settings=own("experts")),
+    Shape(name="one of two branches", fault="NeverReduced", labels=UNUSED, settings=own("toggled")),
+    Shape(name="4 ranks in two groups", fault="StaleWeightsOnOneRank", world_size=4, settings=own("mlp"),
+          labels=("fsdp-hybrid:shard_size=2", "fsdp1-hybrid:shard_size=2", "fsdp:reshard=2", "zero3:hpz=2")),
+    Shape(name="one rank", fault="NothingUpdated", world_size=1, settings=own("mlp"),
+          labels=("ddp", "zero1", "zero2", "zero3", "fsdp")),
+    Shape(name="held-out samples", fault="GradientsSummed",
+          settings=(*own("mlp"), "evaluation.every_steps=3", "evaluation.samples=10")),
+    Shape(name="a large learning rate", fault="GradientsSummed",
+          settings=(*own("mlp"), "optimizer.learning_rate=0.3", "training.steps=12")),
+    Shape(name="LoRA", fault="GradientsOfOneRankDropped", settings=(*LLAMA, "adapter.kind=lora"),
+          labels=("ddp", "zero2", "zero3", "fsdp")),
+    Shape(name="LoRA, bf16, accumulated", fault="StepsAtEveryMicroBatch",
+          settings=(*LLAMA, "adapter.kind=lora", "adapter.targets=[q_proj, v_proj]", BF16, ACCUMULATED),
+          labels=("ddp", "zero2", "zero3", "fsdp")),
+    Shape(name="LoRA on every layer, 3 ranks", fault="NeverReduced", world_size=3,
+          settings=(*LLAMA, "adapter.kind=lora", "adapter.targets=[all-linear]",
+                    "training.global_batch_size=9"), labels=("ddp", "zero2", "zero3", "fsdp")),
+    Shape(name="Mixtral", fault="GradientsSummed", settings=MIXTRAL, labels=UNUSED),
+    Shape(name="Mixtral, bf16", fault="LateDecayOnEverything", settings=(*MIXTRAL, BF16), labels=UNUSED),
+    Shape(name="GPT-2, tied, clipping bites", fault="OwnClipping",
+          settings=(*known("gpt2", n_positions=16), "training.gradient_clipping=0.3")),
+    Shape(name="BLOOM on 4 ranks", fault="LossOfRankZero", world_size=4,
+          settings=known("bloom"), labels=("zero1", "zero2", "zero3", "fsdp-grad-op", "fsdp1-grad-op")),
+    Shape(name="Qwen2 with a tied head", fault="SameBatchOnEveryRank",
+          settings=known("qwen2", intermediate_size=40, num_key_value_heads=1, max_position_embeddings=16,
+                         tie_word_embeddings=True), labels=("accelerate-ddp", "accelerate-fsdp", "fsdp")),
+    Shape(name="recomputed blocks, bf16", fault="GradientsSummed",
+          settings=(*LLAMA, "training.activation_checkpointing=true", BF16)),
+]  # fmt: skip
