@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import sys
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from harness.cli.working import working
 from harness.import_path import leave_current_folder
 
 
@@ -135,10 +138,13 @@ def give_example(command: click.Command, words: str) -> None:
 def main() -> None:
     """Entry point of the `harness` command."""
     leave_current_folder()
+    words = sys.argv[1:]
+    is_silent = not words or words[0] not in COMMANDS or not {"-q", "--quiet"}.isdisjoint(words)
     # A terminated launcher must stop its ranks and write their record, as for Ctrl-C.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
-    harness(prog_name="harness")
+    with contextlib.nullcontext() if is_silent else working(words[0]):
+        harness(prog_name="harness")
 
 
 @click.group(

@@ -60,7 +60,7 @@ from harness.plan.wall_time import ASSUMED, assumed_time
 from harness.record import Record
 from harness.record.provenance import package_versions
 from harness.record.store import Store, keep_runs
-from harness.tell.narrow import narrow
+from harness.tell.narrow import fitted
 
 if TYPE_CHECKING:
     from harness.judge.comparison import Comparison
@@ -109,7 +109,7 @@ def show_plan(
         ]
         for plan in plans
     ]  # fmt: skip
-    echo(narrow(rows, headers, shrinks=("backend", "record"), wide=view.wide))
+    echo(fitted(rows, headers, wide=view.wide))
     echo(_summary(missing, len(plans)), err=True)
     if any(plan.seconds_from == "flops" for plan in missing):
         echo(ASSUMED, err=True)

@@ -14,7 +14,7 @@ from harness.cli.options import common, json_option
 from harness.cli.output import echo
 from harness.errors import HarnessError
 from harness.judge.findings.catalogue import kinds
-from harness.tell.narrow import WIDTH
+from harness.tell.narrow import line_width
 
 
 @click.command()
@@ -42,5 +42,5 @@ def explain(finding: str | None, as_json: bool) -> int:
     echo(f"{kind.id}: {kind.title}.")
     for name in ("cause", "confirm", "fix"):
         text = f"{name.capitalize()}: {getattr(kind, name)}"
-        echo(textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="    "))
+        echo(textwrap.fill(text, line_width(), initial_indent="  ", subsequent_indent="    "))
     return 0

@@ -17,7 +17,7 @@ from harness.judge.rows import Row, reason
 from harness.record import Record
 from harness.record.run import Status
 from harness.tell.formats import megabytes, milliseconds, number
-from harness.tell.narrow import narrow
+from harness.tell.narrow import fitted
 
 
 @click.command("list")
@@ -50,7 +50,7 @@ def list(
             "steps": "steps", "created_at": "started", "reason": "why",
         }  # fmt: skip
     texts = [[_text(key, document[key]) for key in headers] for document in documents]
-    echo(narrow(texts, [*headers.values()], shrinks=("backend", "run"), keeps_end=("run",), wide=wide))
+    echo(fitted(texts, [*headers.values()], wide=wide))
     echo(f"{len(records)} runs; `harness show RUN` has everything about one", err=True)
     return 0
 

@@ -8,6 +8,7 @@ import sys
 
 import click
 
+from harness.cli.working import SPOKEN
 from harness.errors import HarnessError
 from harness.safe_text import harmless, redacted
 from harness.tell.narrow import folded
@@ -19,6 +20,7 @@ def echo(text: str, *, err: bool = False) -> None:
     A pipe whose reader is gone (`harness run 2>&1 | head -1`) swallows what follows; the run goes on. Raises
     HarnessError if standard output cannot be written otherwise.
     """
+    SPOKEN.set()
     try:
         shown = harmless(redacted(text))
         click.echo(folded(shown) if _at_terminal(err) and not shown.startswith("{") else shown, err=err)

@@ -14,7 +14,7 @@ from harness.cli.output import echo
 from harness.errors import HarnessError
 from harness.job.reference import Setting, json_schema, sections
 from harness.job.reference import settings as all_settings
-from harness.tell.narrow import WIDTH
+from harness.tell.narrow import line_width
 
 INDENT = 6
 
@@ -63,8 +63,8 @@ def _lines(setting: Setting) -> list[str]:
     unit = f", {setting.unit}" if setting.unit else ""
     head = f"  {setting.name}: {setting.kind}{unit}, default {setting.default}"
     return [
-        *textwrap.wrap(head, WIDTH, subsequent_indent=" " * 4),
+        *textwrap.wrap(head, line_width(), subsequent_indent=" " * 4),
         *textwrap.wrap(
-            setting.meaning, WIDTH, initial_indent=" " * INDENT, subsequent_indent=" " * INDENT
+            setting.meaning, line_width(), initial_indent=" " * INDENT, subsequent_indent=" " * INDENT
         ),
     ]  # fmt: skip

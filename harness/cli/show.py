@@ -21,7 +21,7 @@ from harness.judge.rows import reason
 from harness.nested import leaves
 from harness.record import ObservationPart, Record
 from harness.tell.formats import megabytes
-from harness.tell.narrow import WIDTH
+from harness.tell.narrow import line_width
 from harness.tell.tables import figure_text
 from harness.tell.terminal import finding_lines
 
@@ -57,7 +57,7 @@ def _beside(lines: Sequence[tuple[str, str]]) -> Iterator[str]:
     width = max((len(name) for name, _ in lines), default=0)
     for name, value in lines:
         head = f"  {name:<{width}}  "
-        pieces = wrap(value, WIDTH - len(head), break_long_words=False, break_on_hyphens=False) or [""]
+        pieces = wrap(value, line_width() - len(head), break_long_words=False, break_on_hyphens=False) or [""]
         yield head + pieces[0]
         yield from (" " * len(head) + piece for piece in pieces[1:])
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.record import GivenPart, GivenSettingPart
 from harness.tell.document import Column, Table
-from harness.tell.narrow import WIDTH, narrow
+from harness.tell.narrow import fitted, line_width
 
 COLUMNS = (
     Column("key", "key", align="left"),
@@ -40,7 +40,7 @@ def given_lines(label: str, part: GivenPart) -> list[str]:
     taken = [s for s in part.settings if s.handling == "taken"]
     rows = [[s.key, text(s.given), text(s.used)] for s in taken]
     if rows:
-        lines.append(narrow(rows, ["key", "given", "used"], shrinks=["given", "used", "key"]))
+        lines.append(fitted(rows, ["key", "given", "used"]))
     for reason, settings in _by_reason(_idle(part)).items():
         keys = ", ".join(f"{s.key}={text(s.given)}" for s in settings)
         lines += _wrapped(f"without a part ({reason}): {keys}")
@@ -56,7 +56,7 @@ def _by_reason(settings: Sequence[GivenSettingPart]) -> dict[str, list[GivenSett
 
 def _wrapped(line: str) -> list[str]:
     return textwrap.wrap(
-        line, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        line, line_width(), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     )  # fmt: skip
 
 

@@ -3,46 +3,21 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
+from shutil import get_terminal_size
 from textwrap import TextWrapper, wrap
 
 WIDTH = 100
-"""Characters of a line without --wide."""
+"""Characters of a line without --wide, and no more where a terminal has them."""
 LEAST = 12
-"""Characters of a column that is shortened or broken."""
+"""Characters of a column whose words break."""
 GAP = "  "
-CUT = "…"
-BREAKS = re.compile(r"(\s+|(?<=[:,])(?=[a-z]))")
-"""Where a cell may break: between words, and between a backend and its options."""
+BREAKS = re.compile(r"((?<!\d to)\s+(?!to \d)|(?<=[:,])(?=[a-z]))")
+"""Where a cell may break: between words, except in '0.54 to 1.15', and between a backend and its options."""
 WHOLE = re.compile(r"\S {2,}\S|^\s*\||^\s+harness ")
 """In a line of a table, or a command to copy."""
-
-
-def narrow(
-    rows: Sequence[Sequence[str]],
-    headers: Sequence[str],
-    *,
-    shrinks: Sequence[str] = (),
-    keeps_end: Sequence[str] = (),
-    alignments: Mapping[str, str] | None = None,
-    wide: bool = False,
-) -> str:
-    """A table of texts; unless `wide`, columns of `shrinks` are cut where it is too wide, in their order.
-
-    Those of `keeps_end` lose their beginning, the others their end. `alignments`: 'left' or 'right' by
-    heading; left where there is none.
-    """
-    table = [[*row] for row in rows]
-    for name in () if wide else shrinks:
-        place = [*headers].index(name)
-        excess = sum(_widths(table, headers)) + len(GAP) * (len(headers) - 1) - WIDTH
-        longest = max((len(row[place]) for row in table), default=0)
-        if excess > 0:
-            most = max(LEAST, len(name), longest - excess)
-            for row in table:
-                row[place] = shortened(row[place], most, keeps_end=name in keeps_end)
-    return _laid_out([headers], table, _right(headers, alignments))
 
 
 def fitted(
@@ -50,12 +25,16 @@ def fitted(
     headers: Sequence[str],
     *,
     alignments: Mapping[str, str] | None = None,
-    width: int = WIDTH,
+    wide: bool = False,
 ) -> str:
     """A table of texts whose cells and headings break at words where it is too wide, the widest column first.
 
-    If that is not enough, columns stand closer, and long words break. `alignments` as of `narrow`.
+    If that is not enough, columns stand closer, and long words break; nothing is cut. `alignments`: 'left' or
+    'right' by heading; left where there is none. `wide`: every row is one line.
     """
+    if wide:
+        return _laid_out([headers], rows, _right(headers, alignments))
+    width = line_width()
     words = _longest_words(rows, headers)
     gap = GAP if sum(words) + len(GAP) * (len(words) - 1) <= width else " "
     most = _broken(_widths(rows, headers), words, width - len(gap) * (len(words) - 1))
@@ -63,8 +42,16 @@ def fitted(
     return _laid_out(_lines_of(headers, most), body, _right(headers, alignments), gap)
 
 
-def folded(text: str, width: int = WIDTH) -> str:
+def line_width() -> int:
+    """Characters of a line: those of the terminal on standard output, 60 at least; 100 elsewhere."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return WIDTH
+    return max(60, min(WIDTH, get_terminal_size((WIDTH, 0)).columns))
+
+
+def folded(text: str) -> str:
     """Sentences broken at words, below the beginning of their line; lines of tables and commands stay."""
+    width = line_width()
     return "\n".join(
         line if len(line) <= width or WHOLE.search(line) else _folded(line, width)
         for line in text.split("\n")
@@ -82,17 +69,9 @@ def _folded(line: str, width: int) -> str:
 
 
 class _Cell(TextWrapper):
-    wordsep_simple_re = BREAKS
+    """Breaks where it may; a longer word at its hyphens, or anywhere."""
 
-    def __init__(self, width: int) -> None:
-        super().__init__(width, break_on_hyphens=False)
-
-
-def shortened(text: str, most: int, *, keeps_end: bool = False) -> str:
-    """A text of at most so many characters; what was cut shows as an ellipsis."""
-    if len(text) <= most:
-        return text
-    return CUT + text[1 - most :] if keeps_end else text[: most - 1] + CUT
+    wordsep_re = BREAKS
 
 
 def _laid_out(

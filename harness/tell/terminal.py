@@ -9,7 +9,7 @@ from harness.judge.comparison import Comparison
 from harness.judge.findings.groups import statements
 from harness.judge.metrics import SENT, SPEED
 from harness.tell.document import Column, Table
-from harness.tell.narrow import WIDTH, narrow
+from harness.tell.narrow import fitted, line_width
 from harness.tell.no_text import NO_TEXT, of_no_text
 from harness.tell.order_words import OPEN
 from harness.tell.sections.settings import TITLE
@@ -55,7 +55,7 @@ def legend(table: Table, *, wide: bool = False, no_text: bool = False) -> list[s
     found = [*([NO_TEXT] if SPEED in columns and no_text else []), *_found(table, rows)]
     more = [] if wide else ["--wide: all columns"]
     text = "; ".join([*found, *more])
-    return textwrap.wrap(text, WIDTH) if rows and text else []
+    return textwrap.wrap(text, line_width()) if rows and text else []
 
 
 def _found(table: Table, rows: list[list[str]]) -> Iterator[str]:
@@ -79,8 +79,7 @@ def _narrow(table: Table, keys: tuple[str, ...] | None = None) -> str:
         [_without_spread(row[n]) if table.columns[n].key == PEAK else row[n] for n in places]
         for row in table.texts()
     ]
-    cut = [title for title in ("backend", "this run", "the other", "field that differs") if title in titles]
-    return narrow(rows, titles, shrinks=cut, alignments=alignments)
+    return fitted(rows, titles, alignments=alignments)
 
 
 def _brief(column: Column) -> str:
@@ -98,7 +97,7 @@ def finding_lines(comparison: Comparison, *, wide: bool = False) -> list[str]:
 
 
 def _wrapped(line: str) -> str:
-    return line if len(line) <= WIDTH else textwrap.fill(line, WIDTH, subsequent_indent="  ")
+    return line if len(line) <= line_width() else textwrap.fill(line, line_width(), subsequent_indent="  ")
 
 
 def where_to_read(comparison: Comparison) -> list[str]:

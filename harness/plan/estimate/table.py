@@ -14,7 +14,7 @@ from harness.plan.estimate.question import Question
 from harness.plan.estimate.row import EstimateRow
 from harness.plan.trust import trust_in
 from harness.tell.formats import NOT_AVAILABLE
-from harness.tell.narrow import WIDTH, fitted, narrow
+from harness.tell.narrow import fitted, line_width
 
 NAMES = frozenset({"label", "scenario"})
 """What of a row is no figure."""
@@ -288,7 +288,7 @@ def _details(row: EstimateRow) -> list[str]:
         return []
     lines = formulae(row)
     cells = [[line["quantity"], _detail(line)] for line in lines]
-    head, rule, *values = narrow(cells, ["what", "value"], alignments={"value": "right"}).splitlines()
+    head, rule, *values = fitted(cells, ["what", "value"], alignments={"value": "right"}).splitlines()
     title = f"{row.label} on {row.world_size} ranks, line by line (bytes unless said otherwise)"
     body = [part for line, text in zip(lines, values, strict=True) for part in (text, *_origin(line))]
     return [title, head, rule, *body, ""]
@@ -298,7 +298,7 @@ def _origin(line: Mapping[str, Any]) -> list[str]:
     """Formula and source of a line, below it."""
     text = "; source: ".join(filter(None, (line["formula"], line["source"])))
     return wrap(
-        text, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False,
+        text, line_width(), initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False,
         break_long_words=False,
     )  # fmt: skip
 
@@ -315,7 +315,7 @@ def _tabulated(table: list[list[str]], headers: list[str]) -> list[str]:
 
 
 def _wrapped(line: str) -> list[str]:
-    return wrap(line, WIDTH, break_on_hyphens=False, break_long_words=False) or [line]
+    return wrap(line, line_width(), break_on_hyphens=False, break_long_words=False) or [line]
 
 
 def _kind(count: int | None, unit: float) -> str:

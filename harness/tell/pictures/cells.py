@@ -28,11 +28,18 @@ def cell_row(group: Repeats, groups: Sequence[Repeats], **fields: Any) -> Row:
         "ranks": group.world_size,
         "nodes": record.world.nodes,
         "precision": record.job.training.precision,
-        "name": shortened(group.backend, LONGEST_LABEL),
+        "name": drawn_name(group.backend, [one.backend for one in groups]),
         "place": place_name(group, groups),
         **look_of_record(record).fields(),
         **fields,
     }
+
+
+def drawn_name(name: str, names: Sequence[str]) -> str:
+    """A name without its middle where it is long, unless another of the names then looks the same."""
+    short = shortened(name, LONGEST_LABEL)
+    alike = any(other != name and shortened(other, LONGEST_LABEL) == short for other in names)
+    return one_line(name) if alike else short
 
 
 def rows_of_all(

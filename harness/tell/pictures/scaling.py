@@ -8,8 +8,8 @@ from typing import Any
 from harness.judge.scaling import Point
 from harness.judge.wording import listed
 from harness.tell.document import Picture
-from harness.tell.formats import percent, shortened
-from harness.tell.pictures.cells import LONGEST_LABEL, MOST_NAMED, Row, cell_row
+from harness.tell.formats import percent
+from harness.tell.pictures.cells import MOST_NAMED, Row, cell_row, drawn_name
 from harness.tell.pictures.curves import Panel
 from harness.tell.pictures.drawing import FAMILIES, GREY, look_of_record
 
@@ -95,7 +95,7 @@ def _rows(curves: Curves, strong: bool) -> list[Row]:
     for index, curve in enumerate(curves):
         last = curve[-1]
         job = f", job {last.group.record.job_id[:6]}" if several else ""
-        name = shortened(last.curve, LONGEST_LABEL) + job
+        name = drawn_name(last.curve, [each[-1].curve for each in curves]) + job
         # The reference may be the first point of a curve: it is drawn as the curve is.
         look = look_of_record(last.group.record)
         for point in curve:

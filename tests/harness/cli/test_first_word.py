@@ -1,4 +1,4 @@
-"""A person who waits at a terminal reads a word before libraries load that take seconds."""
+"""Who waits reads a word before libraries load that take seconds, or a second after the start."""
 
 import contextlib
 import os
@@ -6,11 +6,15 @@ import pty
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from .command_line import environment
+from harness.cli.output import echo
+from harness.cli.working import WORKING_AFTER, working
+
+from .command_line import HARNESS, environment
 
 SLOW = {"accelerate", "datasets", "deepspeed", "matplotlib", "numpy", "torch", "transformers"}
 """Libraries whose import takes from a tenth of a second to several."""
@@ -48,3 +52,24 @@ def test_the_first_word_comes_before_libraries_load(words: list[str], tmp_path: 
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         os.close(ours)
+
+
+def test_a_command_that_is_silent_says_that_it_works(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*HARNESS, "observe", "--", sys.executable, "-c", "input()"], cwd=tmp_path, text=True,
+        env=environment(**{WORKING_AFTER: "0.01"}), stdin=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stderr is not None
+    assert process.stderr.readline() == "harness observe: working\n"
+    process.communicate("\n")
+
+
+def test_a_command_that_has_printed_does_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(WORKING_AFTER, "0.01")
+    echo("[1/2] ddp: ok", err=True)
+    with working("compare"):
+        (waiting,) = (thread for thread in threading.enumerate() if thread.name == "working")
+        waiting.join()
+    assert capsys.readouterr().err == "[1/2] ddp: ok\n"

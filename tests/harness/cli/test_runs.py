@@ -34,21 +34,21 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_list_has_a_line_for_each_run_within_the_width(folder: Path) -> None:
+def test_list_fits_the_width_and_cuts_nothing(folder: Path) -> None:
     done = harness("list", cwd=folder)
     assert done.returncode == 0
     lines = done.stdout.splitlines()
-    assert len(lines) == 2 + 3
     assert max(map(len, lines)) <= WIDTH
-    assert "zero3:off" in done.stdout
-    assert "…" in done.stdout
+    begins = lines[0].index("backend")
+    shown = "".join(line[begins : lines[0].index("ranks")].strip() for line in lines)
+    assert "zero3:offload=cpu,stage3_prefetch_bucket_size=1000000" in shown
 
 
-def test_wide_list_cuts_nothing_and_says_why_a_run_failed(folder: Path) -> None:
+def test_wide_list_has_a_line_for_each_run_and_says_why_one_failed(folder: Path) -> None:
     shown = harness("list", "runs", "--wide", cwd=folder).stdout
     assert "zero3:offload=cpu,stage3_prefetch_bucket_size=1000000" in shown
     assert "ValueError (rank 1): it broke" in shown
-    assert "…" not in shown
+    assert len(shown.splitlines()) == 2 + 3
 
 
 def test_list_is_filtered_by_backend_and_status(folder: Path) -> None:

@@ -1,7 +1,11 @@
 """What a terminal shows: it fits the width, and explains its marks."""
 
+import pytest
+
 from harness.judge.comparison import Comparison
-from harness.tell.narrow import WIDTH, narrow
+from harness.tell import narrow
+from harness.tell.narrow import WIDTH, fitted
+from harness.tell.pictures.cells import drawn_name
 from harness.tell.terminal import terminal_table
 from tests.records import make_record
 
@@ -37,8 +41,31 @@ def test_marks_and_levels_in_the_table_are_explained_and_no_others() -> None:
     assert "band:" not in legend
 
 
-def test_a_cut_column_keeps_the_end_that_tells_runs_apart() -> None:
-    rows = [["x" * 60 + "-tail", "y" * 60]]
-    text = narrow(rows, ["run", "backend"], shrinks=("backend", "run"), keeps_end=("run",))
-    assert "-tail" in text
-    assert max(map(len, text.splitlines())) <= WIDTH
+@pytest.mark.parametrize("width", [80, 100])
+def test_no_label_is_cut(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(narrow, "WIDTH", width)
+    table, _, _ = terminal_table(comparison()).partition("\n~: ")
+    body = table.splitlines()[3:]
+    assert max(map(len, body)) <= width
+    text = "".join(line.split()[0] for line in body if line.split())
+    assert all(label in text for label in LABELS)
+
+
+def test_a_long_word_breaks_at_its_hyphens_and_an_interval_does_not() -> None:
+    rows = [["20261123-100319-fsdp1-hybrid-n2-r0-299849" * 2, "1.04 (0.54 to 1.15)", "word " * 20]]
+    lines = fitted(rows, ["run", "speed", "why"]).splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    assert "(0.54 to 1.15)" in "\n".join(lines)
+    assert lines[2].split()[0].endswith("-")
+    assert "".join(line[: line.find(" ")] for line in lines[2:4]) in rows[0][0]
+
+
+def test_names_of_a_picture_that_would_look_the_same_are_whole() -> None:
+    long = ["zero3:stage3_prefetch_bucket_size=1,offload=cpu", "zero3:stage3_param_persistence=1,offload=cpu"]
+    assert len(drawn_name(long[0], long[:1])) < len(long[0])
+    assert drawn_name(long[0], [*long, "ddp"]).startswith("zero3:stage3_pre")
+    alike = [
+        "fsdp1:auto_wrap=none,backward_prefetch=pre,forward_prefetch=true",
+        "fsdp1:auto_wrap=none,backward_prefetch=post,forward_prefetch=true",
+    ]
+    assert [drawn_name(name, alike) for name in alike] == alike
