@@ -11,8 +11,9 @@ from harness.judge.cell import Cell
 from harness.judge.effective import SETTINGS, Effect, Setting
 from harness.judge.findings.catalogue import find_all
 from harness.judge.findings.finding import Finding
+from harness.judge.metrics import OWN_STEP
 from harness.judge.noise import Noise, is_variant
-from harness.judge.ranking import NO_FIGURES, Ranking
+from harness.judge.ranking import NO_FIGURES, Ranking, Ratio
 from harness.judge.repeats import Place, Runs, rankings, repeat_spreads
 from harness.judge.rows import Row, make_rows
 from harness.record import Record
@@ -159,6 +160,22 @@ class Comparison(Runs):
     def rankings(self) -> dict[Place, Ranking]:
         """The order of the cells of each place by speed, as far as their runs support one."""
         return rankings(self.groups)
+
+    @cached_property
+    def own_rankings(self) -> dict[Place, Ranking]:
+        """The same by the time without what others took from the ranks."""
+        return rankings(self.groups, OWN_STEP)
+
+    @cached_property
+    def other_orders(self) -> list[tuple[Cell, Ratio, Ratio]]:
+        """Cells whose order is another without what others took: the ratio by wall time, and the other."""
+        found = []
+        for place, order in self.rankings.items():
+            own = self.own_rankings[place].to_base
+            for label, wall in order.to_base.items():
+                if wall.extent and own[label].extent and own[label].order != wall.order:
+                    found.append((Cell(label, place[1]), wall, own[label]))
+        return found
 
     @cached_property
     def occasions(self) -> int:

@@ -30,6 +30,8 @@ class Disturbance:
     """By which it may have made the timed steps longer."""
     lost_by_rank: Sequence[float]
     """By which it may have made each rank slower, ranks in the order of the record."""
+    lost_share: float
+    """Of the stretch, what was taken at the least: from the rank that lost most, nothing counted twice."""
 
 
 def disturbance(record: Record) -> Disturbance | None:
@@ -51,6 +53,11 @@ def disturbance(record: Record) -> Disturbance | None:
             min(sum(map(_held_up_seconds, parts)), taken[boot]) for boot, parts in machines.items()
         ),
         lost_by_rank=lost,
+        lost_share=max(
+            _lost_seconds(part, parts) / part.seconds / record.world.threads_per_rank
+            for parts in machines.values()
+            for part in parts
+        ),
     )
 
 
@@ -62,6 +69,15 @@ def is_beyond_noise(factors: Sequence[float]) -> bool:
 def _held_up_seconds(part: ProcessorPart) -> float:
     """At the most: any of what the hypervisor took may have been this rank's."""
     return part.waiting_seconds + part.machine_stolen_seconds
+
+
+def _lost_seconds(part: ProcessorPart, parts: Sequence[ProcessorPart]) -> float:
+    """By one rank's threads: their waiting for other programs, and their share of what was stolen."""
+    busy = sum(part.machine_busy_seconds for part in parts) / len(parts)
+    stolen = sum(part.machine_stolen_seconds for part in parts) / len(parts)
+    ranks = sum(part.process_seconds for part in parts)
+    share = part.process_seconds / max(busy, ranks) if ranks else 0.0
+    return min(part.waiting_seconds, max(0.0, busy - ranks)) + stolen * share
 
 
 def _taken_by_others(parts: Sequence[ProcessorPart]) -> float:

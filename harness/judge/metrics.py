@@ -27,6 +27,8 @@ SPEED = "tokens_per_second"
 """Key of the metric that backends are compared by."""
 STEP = "step_seconds"
 """Key of the mean timed step, from which the rates follow."""
+OWN_STEP = "own_step_seconds"
+"""Key of the same without what other programs and a hypervisor took from the ranks."""
 SENT = "sent_bytes_per_step"
 EXPECTED_SENT = "expected_sent_bytes_per_step"
 TEXTBOOK_SENT = "textbook_sent_bytes_per_step"
@@ -108,6 +110,10 @@ METRICS = (
     Metric(
         key=STEP, title="step ms", unit="seconds", follows=SPEED, read=lambda run, _: run.mean_step_seconds,
         shown=("results", "changes", "tracking"),
+    ),
+    Metric(
+        key=OWN_STEP, title="step ms without others", unit="seconds", follows=SPEED,
+        read=lambda run, _: run.own_step_seconds, shown=("data",),
     ),
     Metric(
         key="peak_bytes", title="peak MB/rank", unit="bytes", name="peak memory of a rank",

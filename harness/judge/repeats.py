@@ -173,15 +173,15 @@ BASE = "ddp"
 """Cells are compared with this backend at the same place; where it is not, with the first that is listed."""
 
 
-def rankings(groups: Sequence[Repeats]) -> dict[Place, Ranking]:
+def rankings(groups: Sequence[Repeats], key: str = SPEED) -> dict[Place, Ranking]:
     """Of each place the order of its rivals by seconds per token, which step times and rates share."""
-    return {place: rank_speeds(compared) for place, compared in rivals(groups).items()}
+    return {place: rank_speeds(compared, key) for place, compared in rivals(groups).items()}
 
 
-def rank_speeds(groups: Sequence[Repeats]) -> Ranking:
-    """The order of cells of one place by seconds per token."""
+def rank_speeds(groups: Sequence[Repeats], key: str = SPEED) -> Ranking:
+    """The order of cells of one place by seconds per token, or by another clock."""
     base = next((group for group in groups if group.backend == BASE), groups[0])
-    return Ranking({group.label: group.by_round(SPEED) for group in groups}, base.label)
+    return Ranking({group.label: group.by_round(key) for group in groups}, base.label)
 
 
 def place_to_compare(groups: Sequence[Repeats]) -> Place | None:

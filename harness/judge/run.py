@@ -93,6 +93,13 @@ class Run:
         """What else used the processors in the timed steps; None where that was not recorded."""
         return disturbance(self.record)
 
+    @property
+    def own_step_seconds(self) -> float | None:
+        """The mean timed step without what others took from CPU ranks; None where that was not recorded."""
+        lost = self.disturbance.lost_share if self.disturbance and self.record.world.device == "cpu" else 1.0
+        mean = self.mean_step_seconds
+        return mean * (1 - lost) if mean is not None and lost < 1 else None
+
     def rank_medians(self, part: str) -> list[float]:
         """Per rank, the median timed step or a part of it; empty where that was not timed."""
         return [] if self.timings is None else self.timings.medians.get(part, [])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from harness.judge.ranking import EQUAL, Ranking
+from harness.judge.comparison import Comparison
+from harness.judge.ranking import EQUAL, Ranking, Ratio
 from harness.judge.repeats import BASE
 from harness.judge.statistics import LEVEL, interval_runs
 from harness.judge.wording import counted, listed
 from harness.tell.document import Column, Shown
-from harness.tell.formats import number, percent
+from harness.tell.formats import NOT_AVAILABLE, number, percent
 
 ONE_OCCASION = "one occasion: changes between days are not in these intervals"
 OPEN = "~"
@@ -39,9 +40,23 @@ def ratio_cell(order: Ranking | None, label: str) -> Shown | None:
     ratio = order.ratio(label, order.base)
     if ratio.middle is None:
         return None
-    extent = f" ({_ratio(ratio.extent.low)} to {_ratio(ratio.extent.high)})" if ratio.extent else ""
     mark = OPEN if ratio.order == "open" else ""
-    return Shown(ratio.middle, f"{mark}{_ratio(ratio.middle)}{extent}", is_strong=not mark)
+    return Shown(ratio.middle, f"{mark}{ratio_text(ratio)}", is_strong=not mark)
+
+
+def clock_words(comparison: Comparison) -> str:
+    """Which orders the time without what others took does not share with wall time; empty where none."""
+    found = [
+        f"{cell} is {own.order}, {ratio_text(own)} (by wall time {wall.order})"
+        for cell, wall, own in comparison.comparable.other_orders
+    ]
+    return f"Without what other programs and the hypervisor took: {listed(found)}." if found else ""
+
+
+def ratio_text(ratio: Ratio) -> str:
+    """'0.38 (0.33 to 0.44)'; n/a without a round in common."""
+    extent = f" ({_ratio(ratio.extent.low)} to {_ratio(ratio.extent.high)})" if ratio.extent else ""
+    return f"{_ratio(ratio.middle)}{extent}" if ratio.middle is not None else NOT_AVAILABLE
 
 
 def _ratio(value: float) -> str:

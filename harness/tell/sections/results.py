@@ -14,7 +14,7 @@ from harness.judge.surprises import surprises
 from harness.judge.wording import counted, listed
 from harness.record import Record
 from harness.tell.document import Block, Column, Folded, Items, Paragraph, Section, Table
-from harness.tell.order_words import LEGEND, occasions_words
+from harness.tell.order_words import LEGEND, clock_words, occasions_words
 from harness.tell.pictures.throughput import throughput_picture
 from harness.tell.pictures.trade_off import trade_off_picture
 from harness.tell.tables import (
@@ -47,7 +47,7 @@ def results_section(comparison: Comparison) -> Section:
         runs = max(len(group.rows) for group in comparison.groups)
         text = (
             f"speed: {LEGEND}. n/a for the reference, for a cell without another to compare with, and for "
-            "one that diverged, since it did other work."
+            f"one that diverged, since it did other work. {clock_words(comparison)}"
         )
         occasions = (
             f"Runs stem from {occasions_words(comparison.occasions)}. A pause of more than "
@@ -56,7 +56,7 @@ def results_section(comparison: Comparison) -> Section:
             "medians of occasions, relative to the median."
         )
         title = f"Repeats and spread: {counted(runs, 'run')} of each cell at most"
-        blocks += [Paragraph(text), Folded(title, [spread, Paragraph(occasions)])]
+        blocks += [Paragraph(text.rstrip()), Folded(title, [spread, Paragraph(occasions)])]
     pictures = (throughput_picture(comparison), trade_off_picture(comparison))
     blocks += [picture for picture in pictures if picture is not None]
     return Section("results", "Results", blocks)

@@ -14,7 +14,7 @@ from harness.judge.repeats import BASE, Repeats, job_marks
 from harness.judge.wording import ranks
 from harness.tell.document import Block, Column, Heading, Line, Section, Shown, Table
 from harness.tell.formats import NOT_AVAILABLE, percent
-from harness.tell.order_words import LEGEND, ratio_cell, ratio_column
+from harness.tell.order_words import LEGEND, clock_words, ratio_cell, ratio_column
 from harness.tell.sections.parity import dash
 from harness.tell.short.stage import bytes_frontier, peak, stage
 from harness.tell.short.words import unwrapped
@@ -93,7 +93,7 @@ def summary_section(comparison: Comparison, question: Question, most_rows: int =
         blocks.append(_table(key, comparison, members, FIGURES[question]))
     left = len([group for group in comparison.groups if not group.is_reference]) - len(groups)
     note = _note([block for block in blocks if isinstance(block, Table)], left)
-    note = note or "Every figure of every cell:"
+    note = f"{note} {clock_words(comparison)}".strip() or "Every figure of every cell:"
     return Section("summary", "Results", [*blocks, Line(note, details="results")])
 
 

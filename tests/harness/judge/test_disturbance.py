@@ -28,6 +28,7 @@ def test_a_rank_loses_no_more_than_it_waited_nor_than_others_used() -> None:
     found = disturbance(of(processors(waiting_seconds=0.5, **used), processors(waiting_seconds=3.0, **used)))
     assert found is not None
     assert found.lost_by_rank == [0.5, 2.0]
+    assert found.lost_share == 0.5
     assert found.lost_seconds == 2.0
 
 
@@ -36,6 +37,7 @@ def test_what_a_hypervisor_took_is_lost_without_waiting() -> None:
     found = disturbance(of(stolen, stolen))
     assert found is not None
     assert found.lost_by_rank == [1.0, 1.0]
+    assert found.lost_share == 0.125  # each rank did half of the work, so half of a second
     assert found.other_cores == pytest.approx(0.25)
 
 

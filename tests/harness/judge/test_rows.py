@@ -8,7 +8,7 @@ from tests.records import ENVIRONMENT, LOSSES, make_record, make_steps
 
 ROW_KEYS = {
     "backend", "world_size", "repeat", "job_id", "status", "reason", "run_id", "tokens_per_second",
-    "samples_per_second", "evaluation_samples_per_second", "step_seconds", "peak_bytes",
+    "samples_per_second", "evaluation_samples_per_second", "step_seconds", "own_step_seconds", "peak_bytes",
     "model_state_bytes", "expected_model_state_bytes",
     "sent_bytes_per_step", "expected_sent_bytes_per_step", "textbook_sent_bytes_per_step",
     "transport_sent_bytes_per_step", "max_loss_difference", "max_grad_norm_difference",

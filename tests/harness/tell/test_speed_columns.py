@@ -4,18 +4,26 @@ import csv
 import io
 import re
 from functools import cache
+from math import log
 from pathlib import Path
+from statistics import median, stdev
 
 import pytest
 
 from harness.judge.comparison import Comparison
+from harness.judge.metrics import OWN_STEP, STEP
 from harness.judge.ranking import NO_FIGURES
 from harness.record.store import read_runs
 from harness.tell.document import Document, Section
-from harness.tell.order_words import LEGEND
+from harness.tell.order_words import LEGEND, clock_words
+from harness.tell.outline import details_document
+from harness.tell.short.outline import short_document
 from harness.tell.tables import results_table
 from harness.tell.terminal import terminal_table
 from harness.tell.writers.csv import render_csv
+from harness.tell.writers.markdown import render_markdown
+from tests.records import make_ranks, make_record, make_steps
+from tests.timed_records import processors
 
 ROOT = Path(__file__).parents[3]
 REPORTS = ("default", "explain-zero3-speed")
@@ -78,3 +86,41 @@ def test_the_terminal_and_the_readme_hold_what_json_says() -> None:
         assert re.search(rf"^ *{re.escape(label)} .* {re.escape(ratio)} ", table, re.MULTILINE), label
         assert in_readme.get(label, ratio).replace("**", "") == ratio
     assert "~: order open, see --repeats" in table
+
+
+def test_time_without_what_others_took_spreads_less() -> None:
+    """Seven rounds beside neighbours; the quiet ones are as long by both clocks, and no order is another."""
+    wall, own = [], []
+    for group in published("default").comparable.groups:
+        times = [(row.figures[STEP], row.figures[OWN_STEP]) for row in group.rows]
+        assert all(0 < mine <= all_ for all_, mine in times)
+        spreads = [stdev(map(log, of_clock)) for of_clock in zip(*times, strict=True)]
+        wall.append(spreads[0])
+        own.append(spreads[1])
+    assert median(own) < median(wall) / 2
+    assert clock_words(published("default")) == ""
+
+
+def test_a_report_says_where_the_clocks_disagree() -> None:
+    """FSDP takes a tenth longer, and neighbours take half of the machine from one or the other of a round."""
+    made = [make_record()]
+    for number in range(7):
+        for label, seconds, lost in (("ddp", 0.5, number % 2 / 2), ("fsdp", 0.55, (1 - number % 2) / 2)):
+            used = processors(
+                process_seconds=4 * (1 - lost), machine_busy_seconds=8 * (1 - lost),
+                machine_stolen_seconds=8 * lost,
+            )  # fmt: skip
+            ranks = [part.model_copy(update={"processors": used}) for part in make_ranks(2)]
+            steps = make_steps(seconds=seconds / (1 - lost))
+            made.append(
+                make_record(label=label, repeat=number, run_id=f"{label}-{number}", steps=steps, ranks=ranks)
+            )
+    said = (
+        "Without what other programs and the hypervisor took: fsdp on 2 ranks is slower, "
+        "0.91 (0.91 to 0.91) (by wall time open)."
+    )
+    comparison = Comparison(made)
+    details = details_document(comparison)
+    for document in (details, short_document(comparison, "all", details)):
+        pictures = {picture.key: f"{picture.key}.svg" for picture in document.pictures()}
+        assert said in render_markdown(document, pictures, "", "")
