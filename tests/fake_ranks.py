@@ -31,7 +31,8 @@ CONNECTION_RESET = "[tcp/pair.cc:547] Read error [127.0.0.1]:1234: Connection re
 class Rank:
     """What a test's rank does next."""
 
-    def __init__(self, folder: Path, rank: int) -> None:
+    def __init__(self, folder: Path, rank: int, turns: Any = None) -> None:
+        self.turns = turns
         dump_stacks_when_asked(folder, rank)
         signals = SignalThread()
         self.log = rank_log(folder, rank)
@@ -83,11 +84,11 @@ class FakeLauncher(LocalLauncher):
         self.device = "cpu"
         self.behaviours = behaviours
 
-    def _start(self, run_directory: Path, request: RunRequest, rank: int, port: int) -> Any:
+    def _start(self, run_directory: Path, request: RunRequest, rank: int, port: int, turns: Any) -> Any:
         def live() -> None:
             os.setpgid(0, 0)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            self.behaviours[rank](Rank(run_directory, rank))
+            self.behaviours[rank](Rank(run_directory, rank, turns))
             os._exit(0)
 
         process = multiprocessing.get_context("fork").Process(target=live)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +17,9 @@ from harness.cli.progress import MatrixProgress
 from harness.job.experiment import Experiment
 from harness.launch.cells import Cell, is_refused, with_same_split
 from harness.launch.external import OthersRecords, claimed, forget_dead_claims
-from harness.launch.launcher import LocalLauncher, modules_to_preload, run_cell
+from harness.launch.launcher import LocalLauncher, modules_to_preload, run_cell, running_cell
 from harness.launch.owner import forget_never_begun, record_abandoned
+from harness.launch.turns import groups, take_turns, was_interrupted
 from harness.record import Record
 from harness.record.store import Store
 
@@ -99,28 +102,42 @@ class MissingCells:
         forget_refused(self._store, self._found, cells)
         others = OthersRecords(self._store.root, self.files.values())
         progress = MatrixProgress(len(cells), sys.stderr, self._view)
+        turns = self._experiment.compare.turns
         try:
-            for cell in cells:
-                done[cell.key] = record = self._record(launcher, cell, others, foreseen, progress)
-                progress.end(_line(record))
-                if record.error is not None and record.error.kind == "Interrupted":
-                    self.interrupted = True
+            for group in groups(cells, turns, self._device, foreseen.parts, self._view.say):
+                with closing(self._records(launcher, group, others, foreseen, progress)) as ends:
+                    for key, record in ends:
+                        done[key] = record
+                        progress.end(key, _line(record))
+                        self.interrupted |= was_interrupted(record)
+                if self.interrupted:
                     break
         finally:
             progress.close()
         return done
 
-    def _record(
-        self, launcher: LocalLauncher, cell: Cell, others: OthersRecords, foreseen: Forecast,
+    def _records(
+        self, launcher: LocalLauncher, group: Sequence[Cell], others: OthersRecords, foreseen: Forecast,
         progress: MatrixProgress,
-    ) -> Record:  # fmt: skip
-        progress.begin(cell)
-        name = f"{cell.backend} on {cell.world_size} ranks"
-        waiting = f"{name}: another comparison on this folder runs it; waiting for its record"
-        with claimed(self._store.root, cell.key, lambda: progress.say(waiting)):
-            return self._made_by_another(others, cell) or self._run(
-                launcher, cell, others, foreseen, progress
-            )
+    ) -> Generator[tuple[str, Record]]:  # fmt: skip
+        """Each cell of a group with its record, as they end."""
+        with ExitStack() as claims:
+            missing = {}
+            # In one order whatever the plan: who waits for a claim holds none that the other waits for.
+            for cell in sorted(group, key=lambda cell: cell.key):
+                name = f"{cell.backend} on {cell.world_size} ranks"
+                waiting = f"{name}: another comparison on this folder runs it; waiting for its record"
+                claims.enter_context(claimed(self._store.root, cell.key, partial(progress.say, waiting)))
+                if (record := self._made_by_another(others, cell)) is not None:
+                    yield cell.key, record
+                else:
+                    missing[cell.key] = cell
+            runs = [missing[cell.key] for cell in group if cell.key in missing]
+            if len(runs) == 1:
+                progress.begin(runs[0])
+                yield runs[0].key, self._run(launcher, runs[0], others, foreseen, progress)
+            elif runs:
+                yield from self._in_turns(launcher, runs, others, foreseen, progress)
 
     def _made_by_another(self, others: OthersRecords, cell: Cell) -> Record | None:
         found = None if self._fresh else others.of_cell(cell.key)
@@ -137,9 +154,30 @@ class MissingCells:
             cell, self._experiment, self._store, launcher, command=command_line(), on_event=progress,
             prediction=foreseen.parts.get(cell.key), refusal=foreseen.refusal(cell.key),
         )  # fmt: skip
+        self._note(record, others)
+        return record
+
+    def _in_turns(
+        self, launcher: LocalLauncher, cells: Sequence[Cell], others: OthersRecords, foreseen: Forecast,
+        progress: MatrixProgress,
+    ) -> Generator[tuple[str, Record]]:  # fmt: skip
+        steps = self._experiment.compare.turns or 1
+        by_key = {cell.key: cell for cell in cells}
+        runs = {
+            key: running_cell(
+                cell, self._experiment, self._store, launcher, command=command_line(), on_event=progress,
+                prediction=foreseen.parts.get(key), refusal=foreseen.refusal(key), takes_turns=True,
+            )
+            for key, cell in by_key.items()
+        }  # fmt: skip
+        with closing(take_turns(runs, steps, lambda key: progress.begin(by_key[key]))) as ends:
+            for key, record in ends:
+                self._note(record, others)
+                yield key, record
+
+    def _note(self, record: Record, others: OthersRecords) -> None:
         path = self.files[id(record)] = self._store.record_path(record)
         others.is_own(path)
-        return record
 
 
 def largest_batches(cells: Sequence[Cell], experiment: Experiment, device: str) -> LargestBatches:

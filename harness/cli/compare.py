@@ -221,6 +221,7 @@ def _wall_seconds(path: Path, record: Record) -> float | None:
     """From the start of a run to its record; None where the file was copied since, or has no time."""
     try:
         seconds = path.stat().st_mtime - datetime.fromisoformat(record.created_at).timestamp()
+        seconds -= record.turns.waited_seconds if record.turns else 0.0
     except (OSError, ValueError):
         return None
     return seconds if 0 < seconds < time.time() and record.status == "ok" else None

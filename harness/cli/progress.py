@@ -28,18 +28,19 @@ class Progress:
         self._stream = stream
         self._terminal = bar and stream.isatty()
         self._plain_lines = plain_lines and not self._terminal
-        self._steps = 0
-        self._words = StepWords(data_size)
+        self.steps = 0
+        """Of the run; 0: not known."""
+        self.words = StepWords(data_size)
         self._bar: tqdm[Any] | None = None
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
         if isinstance(event, SetupEvent):
-            self._steps = event.steps or 0
-            self._words.note(event)
+            self.steps = event.steps or 0
+            self.words.note(event)
             if self._terminal:
                 self._bar = tqdm(
-                    total=self._steps, desc=harmless(self._label), unit="step", file=self._stream, leave=False
+                    total=self.steps, desc=harmless(self._label), unit="step", file=self._stream, leave=False
                 )
         elif isinstance(event, StepEvent):
             self._show(event)
@@ -51,13 +52,13 @@ class Progress:
 
     def _show(self, event: StepEvent) -> None:
         if self._bar is not None:
-            self._bar.set_postfix_str(self._words.of(event), refresh=False)
+            self._bar.set_postfix_str(self.words.of(event), refresh=False)
             self._bar.update()
         elif self._plain_lines:
             done = event.step + 1
-            every = max(1, self._steps // PLAIN_LINES)
-            if done % every == 0 or done == self._steps:
-                echo(f"{self._label}: step {done}/{self._steps}, {self._words.of(event)}", err=True)
+            every = max(1, self.steps // PLAIN_LINES)
+            if done % every == 0 or done == self.steps:
+                echo(f"{self._label}: step {done}/{self.steps}, {self.words.of(event)}", err=True)
 
 
 class StepWords:
@@ -87,16 +88,18 @@ BAR = "{l_bar}{bar}| {n:.1f}/{total_fmt} runs, {elapsed}<{remaining}{postfix}"
 
 
 class MatrixProgress:
-    """Follows the runs of a comparison, one after the other."""
+    """Follows the runs of a comparison, one after the other or in turns."""
 
     def __init__(self, cells: int, stream: TextIO, view: View) -> None:
         self._view = view
         self._stream = stream
         self._cells = cells
         self._done = 0
-        self._steps = 0
-        self._words = StepWords(1)
-        self._lines: Progress | None = None
+        self._cell = ""
+        self._followed: dict[str, Progress] = {}
+        """By key of the cell."""
+        self._shares: dict[str, float] = {}
+        """Of each run, as far as it is."""
         self._started = time.monotonic()
         shows = stream.isatty() and not view.quiet
         self._bar: tqdm[Any] | None = (
@@ -104,35 +107,34 @@ class MatrixProgress:
         )
 
     def begin(self, cell: Cell) -> None:
-        """A run starts."""
-        self._steps, self._words = 0, StepWords(cell.data_size)
-        self._lines = Progress(
-            cell.backend, cell.data_size, self._stream, plain_lines=self._view.verbose, bar=False
-        )
+        """A run starts, or goes on."""
+        self._cell = cell.key
+        if cell.key not in self._followed:
+            self._followed[cell.key] = Progress(
+                cell.backend, cell.data_size, self._stream, plain_lines=self._view.verbose, bar=False
+            )
         if self._bar is not None:
             self._bar.set_description_str(harmless(f"{cell.backend} on {cell.world_size}"))
 
     def __call__(self, event: Event) -> None:
         """Show one event of the run."""
-        if self._bar is None:
-            if self._lines is not None:
-                self._lines(event)
-        elif isinstance(event, SetupEvent):
-            self._steps = event.steps or 0
-            self._words.note(event)
-        elif isinstance(event, StepEvent):
-            self._bar.set_postfix_str(self._words.of(event), refresh=False)
-            self._to(self._done + min(1.0, (event.step + 1) / max(1, self._steps)))
+        followed = self._followed[self._cell]
+        followed(event)
+        if self._bar is not None and isinstance(event, StepEvent):
+            self._bar.set_postfix_str(followed.words.of(event), refresh=False)
+            self._shares[self._cell] = min(1.0, (event.step + 1) / max(1, followed.steps))
+            self._to(self._done + sum(self._shares.values()))
 
-    def end(self, text: str) -> None:
-        """The run has ended; `text` is its line."""
+    def end(self, key: str, text: str) -> None:
+        """The run of a cell has ended; `text` is its line."""
         self._done += 1
+        self._shares.pop(key, None)
         if self._bar is not None:
             self._bar.clear()
         self._view.say(f"[{self._done}/{self._cells}] {text}{self._left()}")
         if self._bar is not None:
             self._bar.set_postfix_str("", refresh=False)
-            self._to(self._done)
+            self._to(self._done + sum(self._shares.values()))
 
     def say(self, text: str) -> None:
         """A line between runs."""

@@ -82,10 +82,11 @@ def began_at(record: Record) -> float | None:
 
 
 def _least_seconds(record: Record) -> float:
-    """How long the run lasted at the least: set-up, steps and evaluations."""
+    """How long the run lasted at the least: set-up, steps and evaluations, and what it waited for turns."""
     setup = max((rank.setup_seconds for rank in record.ranks), default=0.0)
     evaluations = sum(part.seconds or 0.0 for part in record.eval)
     seconds = setup + sum(step.seconds for step in record.steps) + evaluations
+    seconds += record.turns.waited_seconds if record.turns else 0.0
     return seconds if isfinite(seconds) else 0.0
 
 

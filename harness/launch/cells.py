@@ -192,6 +192,7 @@ def make_cell(
     job = with_global_batch(experiment.job(), layout)
     job_id = job.job_id(_content_digests(job, reads_files))
     entry, _ = registry.parse(label)
+    turns = experiment.compare.turns if measure.timed and entry.name != registry.REFERENCE else None
     parts = {
         "job_id": job_id,
         "backend": label,
@@ -211,6 +212,7 @@ def make_cell(
         "optimizer_implementation": job.optimizer.implementation,
         "third_party": module_fingerprint(entry.target) if entry.is_third_party else None,
         **_checkpoint_parts(resume, job, job_id),
+        **({"turns": turns} if turns is not None and machine is None else {}),
     }
     return Cell(
         backend=label, job=job, job_id=job_id, layout=layout, world_size=world_size, repeat=repeat,

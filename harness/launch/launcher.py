@@ -12,14 +12,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from harness.backends import registry
 from harness.errors import HarnessError, JobError
@@ -42,7 +42,7 @@ from harness.run_directory.assemble import (
     record_of_fault,
     remove_remains,
 )
-from harness.run_directory.events import Event, Tail, has_ended_well
+from harness.run_directory.events import Event, Tail, TurnEvent, has_ended_well
 from harness.run_directory.request import LOCAL_RENDEZVOUS, RunRequest, rank_file, rank_log
 from harness.safe_text import harmless, redacted
 from harness.scratch import name_multiprocessing_folder, scratch_folder
@@ -57,6 +57,18 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 EventHandler = Callable[[Event], None]
 Stopped = Literal["timeout", "stuck", "interrupted"] | None
+Result = TypeVar("Result")
+InTurns = Generator[str, TurnEvent, Result]
+"""Goes on until all ranks of a run wait for their turn, yields the run's id, and is sent the turn."""
+
+
+def whole(run: InTurns[Result]) -> Result:
+    """The result of a run that takes no turns."""
+    try:
+        next(run)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    raise RuntimeError("a run that takes no turns waits for one")
 
 
 class LocalLauncher:
@@ -162,11 +174,18 @@ class LocalLauncher:
     ) -> Outcome:
         """Start all ranks, pass rank 0's events on as they come, and return when all have ended."""
         with leaving_none_behind():
-            return self._run(run_directory, request, on_event, port)
+            return whole(self.running(run_directory, request, on_event, port))
 
-    def _run(
-        self, run_directory: Path, request: RunRequest, on_event: EventHandler, port: int | None
-    ) -> Outcome:
+    def running(
+        self,
+        run_directory: Path,
+        request: RunRequest,
+        on_event: EventHandler,
+        port: int | None = None,
+        *,
+        takes_turns: bool = False,
+    ) -> InTurns[Outcome]:
+        """The same in turns; what ranks leave behind is ended by who drives it."""
         port = port or free_port()
         started = time.time()
         processes: dict[int, Any] = {}
@@ -176,18 +195,24 @@ class LocalLauncher:
             watch=Watch(run_directory, request, lambda: _living(processes)),
             tail=Tail(rank_file(run_directory, 0)),
             on_event=on_event,
+            run_id=request.run_id,
         )
         stopped: Stopped = None
         try:
             for rank in range(request.world_size):
-                processes[rank] = self._start(run_directory, request, rank, port)
-            stopped = running.follow()
+                ours, theirs = multiprocessing.Pipe() if takes_turns else (None, None)
+                if ours is not None:
+                    running.calls[rank] = ours
+                processes[rank] = self._start(run_directory, request, rank, port, theirs)
+                if theirs is not None:
+                    theirs.close()
+            stopped = yield from running.follow()
         except KeyboardInterrupt:
             # The ranks are ended and the record is written in seconds: a second Ctrl-C must not lose it.
             for number in STOPPING:
                 signal.signal(number, signal.SIG_IGN)
             stopped = "interrupted"
-        except Exception:  # the folder is gone, or cannot be read any more
+        except BaseException:  # the folder is gone or cannot be read any more, or another run failed so
             end_all(list(processes.values()), started)
             raise
         running.note_ends()
@@ -196,11 +221,13 @@ class LocalLauncher:
         running.pass_events_on()
         return Outcome(exit_codes=codes, ended_at=running.ended_at, stopped=stopped)
 
-    def _start(self, run_directory: Path, request: RunRequest, rank: int, port: int) -> Any:
+    def _start(
+        self, run_directory: Path, request: RunRequest, rank: int, port: int, turns: Connection | None
+    ) -> Any:
         variables = self._variables(request, rank, port)
         process = self._context.Process(  # type: ignore[attr-defined]
             target=enter_rank,
-            args=(str(run_directory), str(rank_log(run_directory, rank)), variables),
+            args=(str(run_directory), str(rank_log(run_directory, rank)), variables, turns),
         )
         process.start()
         return process
@@ -231,16 +258,23 @@ class _Running:
     watch: Watch
     tail: Tail
     on_event: EventHandler
+    run_id: str
+    calls: dict[int, Connection] = field(default_factory=dict)
+    """To ranks that take turns."""
+    waiting: set[int] = field(default_factory=set)
+    """Ranks that wait for their turn."""
     ended_at: dict[int, float] = field(default_factory=dict)
 
-    def follow(self) -> Stopped:
+    def follow(self) -> InTurns[Stopped]:
         """Return when all have ended or must be ended; why they must, else None."""
         deadline: float | None = None
         """Once one has failed."""
         while alive := [p for p in self.processes.values() if p.exitcode is None]:
-            wait([p.sentinel for p in alive], timeout=POLL_SECONDS)
+            calls = [call for rank, call in self.calls.items() if rank not in self.waiting]
+            ready = wait([*(p.sentinel for p in alive), *calls], timeout=POLL_SECONDS)
             require_folder(self.run_directory)
             self.pass_events_on()
+            self._note_waiting(ready)
             if self.note_ends() and deadline is None:
                 deadline = time.monotonic() + GRACE_SECONDS
             if deadline is not None:
@@ -249,7 +283,27 @@ class _Running:
             elif (note := self.watch.must_end()) is not None:
                 ask_where(self.run_directory, _living(self.processes), note)
                 return "timeout" if note.kind == "Timeout" else "stuck"
+            elif len(self.waiting) == len(self.processes):
+                self.watch.rest()
+                turn = yield self.run_id
+                self.watch.go_on()
+                self._give(turn)
         return None
+
+    def _note_waiting(self, ready: Collection[Any]) -> None:
+        for rank, call in list(self.calls.items()):
+            if call in ready:
+                try:
+                    call.recv_bytes()
+                    self.waiting.add(rank)
+                except (EOFError, OSError):  # the rank has ended
+                    del self.calls[rank]
+
+    def _give(self, turn: TurnEvent) -> None:
+        self.waiting.clear()
+        for call in self.calls.values():
+            with suppress(OSError):  # who ended while it waited is seen with the next look
+                call.send_bytes(turn.model_dump_json().encode())
 
     def pass_events_on(self) -> None:
         """Tell of rank 0's events as they come."""
@@ -358,6 +412,29 @@ def run_cell(
 
     `refusal`: why its ranks are not started, which the record then says.
     """
+    with leaving_none_behind():
+        return whole(
+            running_cell(
+                cell, experiment, store, launcher, command=command, on_event=on_event, port=port,
+                prediction=prediction, refusal=refusal,
+            )
+        )  # fmt: skip
+
+
+def running_cell(
+    cell: Cell,
+    experiment: Experiment,
+    store: Store,
+    launcher: LocalLauncher,
+    *,
+    command: list[str],
+    on_event: EventHandler,
+    port: int | None = None,
+    prediction: PredictionPart | None = None,
+    refusal: str | None = None,
+    takes_turns: bool = False,
+) -> InTurns[Record]:
+    """The same, in turns with others if `takes_turns`."""
     load = load_average()
     more = {"prediction": prediction, "launcher_settings": launcher_settings(os.environ)}
     request = make_request(cell, experiment, launcher.device, command).model_copy(update=more)
@@ -370,7 +447,7 @@ def run_cell(
         else:
             for extension in registry.parse(cell.backend)[1].extensions():
                 launcher.build(extension)
-            outcome = launcher.run(directory, request, on_event=on_event, port=port)
+            outcome = yield from launcher.running(directory, request, on_event, port, takes_turns=takes_turns)
             require_folder(directory)
             record = assemble(directory, request, outcome)
     except Exception as error:  # whatever it is, this cell failed, and the others go on

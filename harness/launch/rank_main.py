@@ -12,8 +12,13 @@ from pathlib import Path
 from typing import Any
 
 
-def enter_rank(run_directory: str, log: str, variables: dict[str, str]) -> None:
-    """Run one rank in this fresh process and leave with its exit code."""
+def enter_rank(
+    run_directory: str, log: str, variables: dict[str, str], turns: Connection | None = None
+) -> None:
+    """Run one rank in this fresh process and leave with its exit code.
+
+    `turns`: through which it is given turns; None: it takes none.
+    """
     from harness.rank.signals import dump_stacks_when_asked
 
     _detach(log)
@@ -22,8 +27,9 @@ def enter_rank(run_directory: str, log: str, variables: dict[str, str]) -> None:
     os.environ.update(variables)
     from harness.rank.rank import run_rank
     from harness.rank.start import leave
+    from harness.rank.turns import Turns
 
-    leave(run_rank(Path(run_directory)))
+    leave(run_rank(Path(run_directory), turns=Turns(turns) if turns is not None else None))
 
 
 def enter_check(job: str, log: str, launcher: Connection) -> None:

@@ -192,7 +192,8 @@ class Watch:
         """When the first step and the latest were seen to have ended."""
         self._seen_steps = 0
         self._heads: list[bytes] = []
-        self._began = self._looked = self._moved = now = time.monotonic()
+        self._rested, self._rests_since = 0.0, 0.0
+        self._began = self._looked = self._moved = now = self._now()
         self._start = StartWatch(request.world_size, request.limits.start_timeout_seconds, now)
         self._idleness = Idleness(processes)
 
@@ -202,12 +203,24 @@ class Watch:
             self._steps = event.steps
         if isinstance(event, StepEvent):
             self._step_seconds.append(event.seconds)
-            self._ended_steps = [*self._ended_steps[:1], time.monotonic()]
+            self._ended_steps = [*self._ended_steps[:1], self._now()]
             self._seen_steps += 1
+
+    def rest(self) -> None:
+        """The ranks wait for their turn: its time does not count."""
+        self._rests_since = time.monotonic()
+
+    def go_on(self) -> None:
+        """They have their turn."""
+        self._rested += time.monotonic() - self._rests_since
+        self._idleness.reset()
+
+    def _now(self) -> float:
+        return time.monotonic() - self._rested
 
     def must_end(self) -> StuckNote | None:
         """Why the ranks must be ended; None: they move, or may stand still for a while yet."""
-        now = time.monotonic()
+        now = self._now()
         if now - self._looked < LOOK_SECONDS:
             return None
         if (reason := self._stuck(now)) is not None:

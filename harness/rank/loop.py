@@ -26,9 +26,10 @@ from harness.rank.probes.probes import Probes
 from harness.rank.probes.sketch import sketch
 from harness.rank.probes.time import PhaseTimer
 from harness.rank.probes.tracer import Tracer
+from harness.rank.turns import Turns
 from harness.record import DataPart, Window
 from harness.run_directory.events import EvaluationEvent, ExaminedEvent, StepEvent
-from harness.run_directory.rank_state import EVALUATION, PositionWriter
+from harness.run_directory.rank_state import EVALUATION, TURN, PositionWriter
 
 Sketches = dict[str, list[float]]
 
@@ -122,6 +123,8 @@ class Loop:
     position: PositionWriter
     checkpoint: CheckpointProbe | None = None
     """Saves a checkpoint after the probed steps; None: no checkpoint."""
+    turns: Turns | None = None
+    """None: timed steps are taken one after the other."""
     first_step: int = 0
     """Steps that the checkpoint which the run continues had taken."""
     examine_steps: Sequence[int] = ()
@@ -159,6 +162,8 @@ class Loop:
         self.position.enter("data")
         self.observer.begin_step(step - self.first_step)
         self._trace(wanted=window == "traced")
+        if self.turns is not None and window == "timed":
+            self._take_turn(self.turns)
         self.probes.begin_step(step, window)
         self._synchronise()
         self.tracer.begin_step(step)
@@ -187,6 +192,17 @@ class Loop:
         self.events.write(taken)
         if was_last_probed:
             self._after_probed_steps(step + 1)
+
+    def _take_turn(self, turns: Turns) -> None:
+        """Before a timed step: wait if it begins another turn; the ranks then begin together."""
+        if turns.is_over:
+            self.position.enter(TURN)
+            self._synchronise()
+            self.probes.rest()
+            self.events.write(turns.wait())
+            dist.barrier()
+            self.position.enter("data")
+        turns.count()
 
     def _micro_steps(self, step: int, global_targets: int, hashes: SampleHashes) -> tuple[Tensor, float]:
         """Forward and backward passes of a step; the summed loss of this rank, and seconds of fetching."""

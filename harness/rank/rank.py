@@ -49,6 +49,7 @@ from harness.rank.probes.time import phase_timer
 from harness.rank.probes.weights import combined, digest_share, digest_weights
 from harness.rank.signals import SignalThread
 from harness.rank.telling import tell_through
+from harness.rank.turns import Turns
 from harness.record import ObservedPart, SetupMemoryPart, WeightsPart
 from harness.record.model import weights_differ
 from harness.record.workload import NOT_CLAIMED, of_job
@@ -216,12 +217,14 @@ def _window(request: RunRequest, world: World, loop: Loop) -> Window:
     )
 
 
-def run_rank(run_directory: Path, on_termination: Callable[[], None] | None = None) -> int:
+def run_rank(
+    run_directory: Path, on_termination: Callable[[], None] | None = None, turns: Turns | None = None
+) -> int:
     """Run this rank's part and write its events; return the exit code.
 
     0 also when the backend is unsupported; 1 when it failed or ran out of memory. The events say which.
     `on_termination` is called when the rank is asked to terminate while it trains, after it wrote its
-    measurements.
+    measurements. `turns`: those in which it takes its timed steps.
     """
     request = RunRequest.read(run_directory)
     world = registry.placed(request.backend, world_of(request))
@@ -232,6 +235,7 @@ def run_rank(run_directory: Path, on_termination: Callable[[], None] | None = No
             position=PositionWriter(run_directory, world.rank),
             signals=SignalThread(),
             on_termination=on_termination,
+            turns=turns,
         )
     except OSError as error:
         sys.stderr.write(f"events cannot be written: {error}\n")
@@ -264,6 +268,7 @@ class _Telling:
     position: PositionWriter
     signals: SignalThread
     on_termination: Callable[[], None] | None
+    turns: Turns | None
 
 
 def _train(request: RunRequest, run_directory: Path, world: World, telling: _Telling) -> None:
@@ -398,6 +403,7 @@ def _loop(
         events=telling.events,
         position=telling.position,
         checkpoint=checkpoint if request.measure.saves_checkpoint else None,
+        turns=telling.turns,
         first_step=request.resume.saved.step if request.resume else 0,
         examine_steps=request.examine_steps,
     )

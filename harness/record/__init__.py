@@ -42,6 +42,7 @@ from harness.record.ranks import (
     SavedFormat,
     SetupMemoryPart,
     StepPart,
+    TurnsPart,
     WaitPart,
     Window,
     WindowsPart,

@@ -399,6 +399,21 @@ class WindowsPart(Part):
     """After probed and traced steps, in no statistic: the probes' side effects make them longer."""
 
 
+class TurnsPart(Part):
+    """Timed steps taken in turns with other cells of the round, whose ranks waited meanwhile."""
+
+    steps: int
+    """Timed steps of a turn; the last may have fewer."""
+    places: list[int]
+    """Of each turn, its place among the turns of all these cells, from 0."""
+    beside: list[str]
+    """Run ids of the other cells."""
+    waited_seconds: float
+    """How long rank 0 waited for its turns."""
+    waited_process_seconds: float
+    """Processor time that a rank took meanwhile, all threads together; of the ranks the most."""
+
+
 class AnswerPart(Part):
     """One generated answer and its scores against the nearest of the right ones."""
 

@@ -24,6 +24,7 @@ from harness.record.ranks import (
     RankPart,
     ResumedPart,
     StepPart,
+    TurnsPart,
     WindowsPart,
 )
 from harness.record.settings import RecordedJob, RecordedMeasure
@@ -345,6 +346,8 @@ class Record(Part):
     answers: AnswersPart | None = None
     """Answers to the held-out questions after the training; None: none were asked for, or the run ended."""
     windows: WindowsPart | None = None
+    turns: TurnsPart | None = None
+    """In which turns the timed steps were taken; None: one after the other, by this cell alone."""
     prediction: PredictionPart | None = None
     """None in records from before runs were predicted, and where no prediction could be made."""
     skipped_steps: int = 0

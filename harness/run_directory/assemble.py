@@ -24,6 +24,7 @@ from harness.record import (
     Record,
     Status,
     StepPart,
+    TurnsPart,
     WindowsPart,
     WorldPart,
 )
@@ -374,6 +375,7 @@ def _record(
         ],
         eval=evaluations_of(events, _mesh(request)),
         answers=_answers(events, _mesh(request)),
+        turns=_turns(events),
         windows=WindowsPart(**{name: windows.count(name) for name in WindowsPart.model_fields}),
         skipped_steps=sum(step.gradient_norm is None for step in steps)
         if request.job.training.precision == "fp16-mixed"
@@ -418,6 +420,22 @@ def _world(request: RunRequest, setup: SetupEvent | None) -> WorldPart:
         preset=request.preset,
         memory_limit_bytes=request.memory_limit_bytes,
         dimensions=_dimensions(request),
+    )
+
+
+def _turns(events: Events) -> TurnsPart | None:
+    """As rank 0 was given them."""
+    turns = events[0].turns
+    if not turns:
+        return None
+    return TurnsPart(
+        steps=turns[0].steps,
+        places=[turn.place for turn in turns],
+        beside=sorted({run for turn in turns for run in turn.beside}),
+        waited_seconds=sum(turn.waited_seconds for turn in turns),
+        waited_process_seconds=max(
+            sum(turn.waited_process_seconds for turn in of_rank.turns) for of_rank in events.values()
+        ),
     )
 
 

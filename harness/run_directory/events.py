@@ -155,6 +155,22 @@ class ObservationEvent(Part):
     accumulation_steps: int
 
 
+class TurnEvent(Part):
+    """A turn begins; also what a launcher sends to the ranks that wait for it."""
+
+    kind: Literal["turn"] = "turn"
+    steps: int
+    """Timed steps of the turn."""
+    place: int
+    """Among all turns of these cells."""
+    beside: list[str]
+    """Run ids of the cells whose ranks wait meanwhile."""
+    waited_seconds: Duration = 0.0
+    """How long the rank waited for it."""
+    waited_process_seconds: Duration = 0.0
+    """Processor time that the rank took meanwhile, all threads together."""
+
+
 class EvaluationEvent(Part):
     """One evaluation."""
 
@@ -238,6 +254,7 @@ Event = (
     | FailureEvent
     | SetupEvent
     | StepEvent
+    | TurnEvent
     | ObservationEvent
     | EvaluationEvent
     | CheckpointEvent
@@ -301,6 +318,7 @@ class RankEvents:
 
     setup: SetupEvent | None = None
     steps: list[StepEvent] = field(default_factory=list)
+    turns: list[TurnEvent] = field(default_factory=list)
     evaluations: list[EvaluationEvent] = field(default_factory=list)
     checkpoints: list[CheckpointEvent] = field(default_factory=list)
     measured: MeasuredEvent | None = None
@@ -324,6 +342,8 @@ class RankEvents:
                 self.setup = self.setup or event
             case StepEvent():
                 self.steps.append(event)
+            case TurnEvent():
+                self.turns.append(event)
             case EvaluationEvent():
                 self.evaluations.append(event)
             case ObservationEvent():

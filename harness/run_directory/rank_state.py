@@ -30,6 +30,8 @@ from harness.safe_text import MOST_LOG_TAIL_BYTES, capped_tail, redacted
 HEAD_BYTES = 256
 STEP_PHASES = ("data", "forward", "backward", "step")
 """Phases that every training step has; others have a time limit of their own."""
+TURN = "turn"
+"""Between the steps of two turns."""
 EVALUATION = "evaluation"
 """Begins the phases of an evaluation, one per batch."""
 COLLECTIVES_PREFIX = "collectives: "
@@ -54,7 +56,7 @@ class Position:
     @property
     def is_as_long_as_a_step(self) -> bool:
         """Whether it lasts no longer than a training step: part of one, or one batch of an evaluation."""
-        return self.in_step or self.phase.startswith(EVALUATION)
+        return self.in_step or self.phase == TURN or self.phase.startswith(EVALUATION)
 
 
 @dataclass(frozen=True, kw_only=True)

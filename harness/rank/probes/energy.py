@@ -161,39 +161,54 @@ SECONDS_BETWEEN_READINGS = 10.0
 
 
 class EnergyMeter:
-    """What was used between the first `poll`, which begins, and `end`."""
+    """What was used between each `poll` that begins, the first one or after a `rest`, and `rest` or `end`."""
 
     def __init__(self, device: str) -> None:
         self._device = device
         self._host = RaplMeter()
         self._gpu: DeviceEnergy | None = None
-        self._began: float | None = None
+        self._has_begun = False
+        self._since: float | None = None
+        self._seconds = 0.0
         self._read_at = 0.0
 
     def poll(self) -> None:
         """Begin, or read counters that would wrap; most calls do nothing."""
         now = time.perf_counter()
-        if self._began is None:
-            self._gpu = gpu_energy() if self._device == "cuda" else None
-            self._host.begin()
-            if self._gpu is not None:
-                self._gpu.begin()
-            self._began = self._read_at = time.perf_counter()
+        if self._since is None:
+            self._begin()
+            self._since = self._read_at = time.perf_counter()
         elif now - self._read_at >= SECONDS_BETWEEN_READINGS:
             self._host.poll()
             self._read_at = now
 
+    def _begin(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._gpu = gpu_energy() if self._device == "cuda" else None
+            self._host.begin()
+            if self._gpu is not None:
+                self._gpu.begin()
+        elif self._host.unknown is None:
+            self._host.begin()
+
+    def rest(self) -> None:
+        """Count no further until the next `poll`; a GPU's counter goes on."""
+        if self._since is not None:
+            self._seconds += time.perf_counter() - self._since
+            self._since = None
+            self._host.poll()
+
     def end(self) -> EnergyPart | None:
-        """What was counted since; None: no step was timed."""
-        if self._began is None:
+        """What was counted; None: no step was timed."""
+        if not self._has_begun:
             return None
-        seconds = time.perf_counter() - self._began
-        self._host.poll()
+        self.rest()
         gpu = self._gpu
         if gpu is not None:
             gpu.read()
         return EnergyPart(
-            seconds=seconds,
+            seconds=self._seconds,
             device_joules=gpu.joules if gpu else None,
             device_unknown=gpu.unknown if gpu else None,
             device_sampled_watts=gpu.sampled_watts() if gpu else None,

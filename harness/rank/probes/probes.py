@@ -223,6 +223,12 @@ class Probes:
             if self.energy is not None:
                 self.energy.poll()
 
+    def rest(self) -> None:
+        """Leave what follows, until the next timed step, out of what is counted over the timed steps."""
+        self.processors.rest()
+        if self.energy is not None:
+            self.energy.rest()
+
     def begin_micro_step(self, *, last: bool) -> None:
         """Tell the counter whether this micro-step is the last of its step."""
         self.counter.begin_micro_step(last=last)

@@ -95,34 +95,52 @@ class Reading:
     busy: float
     stolen: float
 
+    def since(self, first: Reading) -> Reading:
+        """What came on top of an earlier one."""
+        return Reading(
+            clock=self.clock - first.clock,
+            process=self.process - first.process,
+            # Threads that ended took their account with them.
+            waiting=max(0.0, self.waiting - first.waiting),
+            busy=self.busy - first.busy,
+            stolen=self.stolen - first.stolen,
+        )
+
 
 class ProcessorAccount:
-    """What happened between `begin` and `end`."""
+    """What happened between each `begin` and the `rest` or `end` that followed."""
 
     def __init__(self, proc: Path = PROC) -> None:
         self._proc = proc
         self._first: Reading | None = None
-        self._has_begun = False
+        self._counts = False
+        self._stretches: list[Reading | None] = []
 
     def begin(self) -> None:
-        """Note where the counters stand; only the first call counts."""
-        if not self._has_begun:
-            self._has_begun = True
+        """Note where the counters stand, unless they count already."""
+        if not self._counts:
+            self._counts = True
             self._first = read(self._proc)
 
+    def rest(self) -> None:
+        """Count no further until the next `begin`."""
+        if self._counts:
+            self._counts = False
+            last = read(self._proc) if self._first is not None else None
+            self._stretches.append(last.since(self._first) if last and self._first else None)
+
     def end(self) -> ProcessorPart | None:
-        """What was counted since; None: nothing was begun, or this system keeps no such accounts."""
-        first = self._first
-        last = read(self._proc) if first is not None else None
-        if first is None or last is None:
+        """What was counted; None: nothing was begun, or this system keeps no such accounts."""
+        self.rest()
+        known = [stretch for stretch in self._stretches if stretch is not None]
+        if not known or len(known) < len(self._stretches):
             return None
         return ProcessorPart(
-            seconds=last.clock - first.clock,
-            process_seconds=last.process - first.process,
-            # Threads that ended took their account with them.
-            waiting_seconds=max(0.0, last.waiting - first.waiting),
-            machine_busy_seconds=last.busy - first.busy,
-            machine_stolen_seconds=last.stolen - first.stolen,
+            seconds=sum(stretch.clock for stretch in known),
+            process_seconds=sum(stretch.process for stretch in known),
+            waiting_seconds=sum(stretch.waiting for stretch in known),
+            machine_busy_seconds=sum(stretch.busy for stretch in known),
+            machine_stolen_seconds=sum(stretch.stolen for stretch in known),
             boot=boot(self._proc),
         )
 

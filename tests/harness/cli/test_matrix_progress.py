@@ -24,9 +24,10 @@ def one_cell() -> Cell:
 def run(stream: Any, view: View) -> None:
     progress = MatrixProgress(2, stream, view)
     for text in ("ddp: ok", "zero3: ok"):
-        progress.begin(one_cell())
+        cell = one_cell()
+        progress.begin(cell)
         time.sleep(0.01)
-        progress.end(text)
+        progress.end(cell.key, text)
     progress.close()
 
 

@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ def test_the_load_of_a_record_is_what_the_run_found(tmp_path: Path, monkeypatch:
     class Launcher:
         device = "cpu"
 
-        def run(self, *_: Any, **__: Any) -> Outcome:
+        def running(self, *_: Any, **__: Any) -> Iterator[str]:
             next(loads)
             return Outcome(exit_codes={0: 1})
+            yield ""
 
     experiment = load_experiment(None, ["compare.noise_runs=false"])
     (cell,) = plan(experiment, ["single"], [1], 1, "cpu")

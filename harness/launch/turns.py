@@ -1,0 +1,124 @@
+"""Cells that take turns: set up one after the other, then some timed steps of each in random order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+
+from harness.backends import registry
+from harness.launch.cells import Cell
+from harness.launch.ending import leaving_none_behind
+from harness.launch.launcher import InTurns
+from harness.record import PredictionPart, Record
+from harness.run_directory.events import TurnEvent
+
+PROCESS_BYTES = 300 * 2**20
+"""Of a rank on the CPU beside what is predicted: the interpreter, and what libraries write to."""
+FILLED = 0.8
+"""The most of a machine's free memory that cells alive at once may take."""
+
+
+def take_turns(
+    runs: Mapping[str, InTurns[Record]], steps: int, on_turn: Callable[[str], None]
+) -> Generator[tuple[str, Record]]:
+    """The record of each cell as it ends, by its key; `on_turn` is told which one goes on.
+
+    Where one is interrupted, all that have begun are, each with its record.
+    """
+    waiting: dict[str, str] = {}
+    with leaving_none_behind():
+        try:
+            for key, place in _order(runs, waiting):
+                on_turn(key)
+                record = _go_on(runs[key], key, waiting, steps, place)
+                if record is not None:
+                    yield key, record
+                    if was_interrupted(record):
+                        break
+        except KeyboardInterrupt:  # between two turns
+            pass
+        except BaseException:
+            for run in runs.values():
+                run.close()
+            raise
+        for key in waiting:
+            try:
+                runs[key].throw(KeyboardInterrupt())
+            except StopIteration as end:
+                yield key, end.value
+
+
+def was_interrupted(record: Record) -> bool:
+    """Whether the user ended the run."""
+    return record.error is not None and record.error.kind == "Interrupted"
+
+
+def _order(runs: Mapping[str, object], waiting: Mapping[str, str]) -> Iterator[tuple[str, int | None]]:
+    """Each cell without a place as it is set up; then those that wait, with the places of their turns."""
+    yield from ((key, None) for key in runs)
+    place = 0
+    while waiting:
+        for key in random.sample(list(waiting), len(waiting)):
+            yield key, place
+            place += 1
+
+
+def _go_on(
+    run: InTurns[Record], key: str, waiting: dict[str, str], steps: int, place: int | None
+) -> Record | None:
+    """Until the cell waits for its next turn, or has its record. `waiting`: run ids by cell."""
+    beside = [run_id for other, run_id in waiting.items() if other != key]
+    try:
+        if place is None:
+            waiting[key] = next(run)
+        else:
+            run.send(TurnEvent(steps=steps, place=place, beside=beside))
+    except StopIteration as end:
+        waiting.pop(key, None)
+        return end.value  # type: ignore[no-any-return]
+    return None
+
+
+def groups(
+    cells: Sequence[Cell], turns: int | None, device: str, parts: Mapping[str, PredictionPart],
+    say: Callable[[str], None],
+) -> list[list[Cell]]:  # fmt: skip
+    """The cells in the order they run; those of one list take turns. `say` is told why some do not.
+
+    `parts`: by cell, what its run is predicted to need.
+    """
+    found: dict[object, list[Cell]] = {}
+    for cell in cells:
+        takes_turns = turns is not None and is_timed_beside_others(cell)
+        of_group = (cell.repeat, cell.world_size, cell.job_id) if takes_turns else cell.key
+        found.setdefault(of_group, []).append(cell)
+    divided: list[list[Cell]] = []
+    for group in found.values():
+        why = _why_whole(group, device, parts) if len(group) > 1 else None
+        if why is not None:
+            say(f"compare.turns: cells on {group[0].world_size} ranks run whole: {why}")
+        divided += [group] if why is None else [[cell] for cell in group]
+    return divided
+
+
+def is_timed_beside_others(cell: Cell) -> bool:
+    """Whether a cell may take turns at all: references are alone, and repetitions for rounding not timed."""
+    return cell.measure.timed and registry.parse(cell.backend)[0].name != registry.REFERENCE
+
+
+def _why_whole(group: Sequence[Cell], device: str, parts: Mapping[str, PredictionPart]) -> str | None:
+    """Why cells are not kept alive at once; None: they are."""
+    if device != "cpu":
+        return "on GPUs ranks that wait hold memory that the driver may count as that of others"
+    predicted = {cell.backend: part for cell in group if (part := parts.get(cell.key)) is not None}
+    if unknown := [cell.backend for cell in group if cell.backend not in predicted]:
+        return f"the memory of {', '.join(unknown)} is not predicted"
+    ranks = sum(cell.world_size for cell in group)
+    needed = sum(part.host_bytes for part in predicted.values()) + PROCESS_BYTES * ranks
+    limits = [part.host_limit_bytes for part in predicted.values() if part.host_limit_bytes is not None]
+    if limits and needed > FILLED * min(limits):
+        return (
+            f"alive at once they need {needed / 1e9:,.1f} GB, and {FILLED:.0%} of the free memory are "
+            f"{FILLED * min(limits) / 1e9:,.1f} GB"
+        )
+    return None

@@ -1,0 +1,144 @@
+"""Cells that take turns, with ranks that need no torch."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.job.config import load_experiment
+from harness.launch.cells import Cell, plan
+from harness.launch.launcher import STOPPING, running_cell
+from harness.launch.turns import groups, take_turns
+from harness.record import PredictionPart, Record
+from harness.record.store import Store
+from harness.run_directory.events import StepEvent, TurnEvent
+from tests.fake_ranks import STEP, Behaviour, FakeLauncher, Rank
+
+STEPS, TURNS = 2, 3
+TURN_OF_BOTH = 2
+"""The first call after both cells were set up."""
+
+
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    """A run that is interrupted lets no second signal through."""
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def in_turns(meanwhile: Callable[[Rank, int], None] = lambda _rank, _turn: None) -> Behaviour:
+    """Trains in turns; `meanwhile` is called as each begins."""
+
+    def behaves(rank: Rank) -> None:
+        for turn in range(TURNS):
+            rank.turns.send_bytes(b"")
+            rank.events.write(TurnEvent.model_validate_json(rank.turns.recv_bytes()))
+            meanwhile(rank, turn)
+            for step in range(STEPS * turn, STEPS * (turn + 1)):
+                rank.events.write(StepEvent(step=step, seconds=0.01, **STEP))
+        rank.done()
+
+    return behaves
+
+
+def dies_in_its_second_turn(rank: Rank, turn: int) -> None:
+    if turn == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dies_as_it_waits(rank: Rank) -> None:
+    rank.turns.send_bytes(b"")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fails_in_setup(rank: Rank) -> None:
+    rank.fail("no such kernel")
+
+
+def planned(names: list[str]) -> list[Cell]:
+    experiment = load_experiment(None, ["compare.turns=2", "compare.noise_runs=false"])
+    return [cell for cell in plan(experiment, names, [2], 1, "cpu") if cell.backend in names]
+
+
+def run(
+    folder: Path, behaviours: dict[str, Behaviour], on_turn: Callable[[int], None] = lambda _: None
+) -> dict[str, Record]:
+    """Records by backend, whose rank 1 behaves as given; rank 0 takes all of its turns."""
+    experiment, store, cells = load_experiment(None, []), Store(folder), planned([*behaviours])
+    runs = {
+        cell.key: running_cell(
+            cell, experiment, store, FakeLauncher({0: in_turns(), 1: behaviours[cell.backend]}),
+            command=["harness"], on_event=lambda _: None, takes_turns=True,
+        )
+        for cell in cells
+    }  # fmt: skip
+    calls = iter(range(100))
+    names = {cell.key: cell.backend for cell in cells}
+    ends = take_turns(runs, STEPS, lambda _: on_turn(next(calls)))
+    return {names[key]: record for key, record in ends}
+
+
+def test_the_record_says_which_turns_and_beside_whom(tmp_path: Path) -> None:
+    records = run(tmp_path, {"ddp": in_turns(), "fsdp": in_turns(), "zero1": in_turns()})
+    ids = {record.run_id for record in records.values()}
+    turns = [record.turns for record in records.values() if record.turns is not None]
+    assert sorted(place for part in turns for place in part.places) == list(range(3 * TURNS))
+    # Each has its turn before any has another one.
+    assert [[place // 3 for place in part.places] for part in turns] == [[0, 1, 2]] * 3
+    for record in records.values():
+        assert record.status == "ok"
+        assert record.turns is not None
+        assert {record.run_id, *record.turns.beside} == ids
+        assert len(record.steps) == STEPS * TURNS
+
+
+@pytest.mark.parametrize("behaviour", [in_turns(dies_in_its_second_turn), dies_as_it_waits, fails_in_setup])
+def test_a_rank_that_ends_takes_no_other_cell_with_it(tmp_path: Path, behaviour: Behaviour) -> None:
+    records = run(tmp_path, {"ddp": behaviour, "fsdp": in_turns()})
+    error = records["ddp"].error
+    assert records["ddp"].status == "failed"
+    assert error is not None
+    assert error.rank == 1
+    assert records["fsdp"].status == "ok"
+    assert len(records["fsdp"].steps) == STEPS * TURNS
+
+
+def test_an_interruption_keeps_the_steps_of_all(tmp_path: Path) -> None:
+    def interrupts(call: int) -> None:
+        if call == TURN_OF_BOTH + 2:
+            raise KeyboardInterrupt
+
+    records = run(tmp_path, {"ddp": in_turns(), "fsdp": in_turns()}, interrupts)
+    assert [(r.error.kind, len(r.steps)) for r in records.values() if r.error] == [("Interrupted", STEPS)] * 2
+    assert {record.run_id for _, record in Store(tmp_path).runs()[0]} == {r.run_id for r in records.values()}
+
+
+def part(host_bytes: int) -> PredictionPart:
+    return PredictionPart(
+        peak_bytes=1, moment="forward/backward", kinds={}, device_bytes=1, host_bytes=host_bytes,
+        host_limit_bytes=8 * 10**9, made_by="x",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("device", "host_bytes", "why"),
+    [("cpu", 10**8, None), ("cpu", 3 * 10**9, "alive at once they need 7.3 GB"), ("cuda", 10**8, "on GPUs")],
+)
+def test_cells_take_turns_where_they_fit_together(device: str, host_bytes: int, why: str | None) -> None:
+    said: list[str] = []
+    cells = planned(["ddp", "fsdp"])
+    found = groups(cells, 2, device, {cell.key: part(host_bytes) for cell in cells}, said.append)
+    assert [len(group) for group in found] == ([2] if why is None else [1, 1])
+    assert (why or "") in "".join(said)
+    assert len(said) == (why is not None)
+
+
+def test_cells_of_unknown_memory_run_whole() -> None:
+    said: list[str] = []
+    cells = planned(["ddp", "fsdp"])
+    assert len(groups(cells, 2, "cpu", {cells[0].key: part(1)}, said.append)) == 2
+    assert said == ["compare.turns: cells on 2 ranks run whole: the memory of fsdp is not predicted"]
