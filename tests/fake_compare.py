@@ -17,6 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 from harness.cli import harness
+from harness.launch.launcher import InTurns
 from harness.run_directory.assemble import Outcome
 from harness.run_directory.request import RunRequest
 from tests.fake_ranks import FakeLauncher, Rank
@@ -75,7 +76,9 @@ class Launcher(FakeLauncher):
     def check(self, job_json: str) -> dict[str, Any]:
         return {"model": {}, "data": {"training_samples": 1_000_000}}
 
-    def run(self, run_directory: Path, request: RunRequest, **settings: Any) -> Outcome:
+    def running(
+        self, run_directory: Path, request: RunRequest, *settings: Any, **more: Any
+    ) -> InTurns[Outcome]:
         if request.backend.startswith("ddp"):
             if self.kind == "unstartable":
                 raise RuntimeError("no process can be started: \udc80\x1b[2J")
@@ -86,7 +89,7 @@ class Launcher(FakeLauncher):
                 self.behaviours = defaultdict(lambda: KINDS[self.kind])
         else:
             self.behaviours = defaultdict(lambda: sound)
-        return super().run(run_directory, request, **settings)
+        return super().running(run_directory, request, *settings, **more)
 
 
 def main(kind: str, arguments: list[str]) -> None:
