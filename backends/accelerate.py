@@ -1,4 +1,4 @@
-"""DDP and ZeRO through Hugging Face Accelerate: its `Accelerator`, its plugins, its backward."""
+"""DDP, ZeRO and FSDP through Hugging Face Accelerate: its `Accelerator`, its plugins, its backward."""
 
 from __future__ import annotations
 
@@ -19,14 +19,23 @@ from harness.backends.base import (
 )
 from harness.backends.blocks import first_trained, parameter_count
 from harness.backends.ddp import DdpEngine
+from harness.backends.fsdp1 import Fsdp1Engine, fsdp1_mixed_precision, refuse_fused
+from harness.backends.fsdp2 import mixed_precision
 from harness.backends.optimizer_groups import set_rates
 from harness.backends.options import NoOptions
 from harness.backends.precision import autocast_dtype, scaler_arguments
+from harness.backends.prepared_fsdp import PreparedFsdpBackend
 from harness.backends.prepared_zero import PreparedZeroBackend
-from harness.backends.presets import ACCELERATOR_PRECISION, accelerate_fsdp_changes, ddp_changes
-from harness.backends.torch_engine import Strategy
+from harness.backends.presets import (
+    ACCELERATOR_PRECISION,
+    accelerate_fsdp_changes,
+    ddp_changes,
+    reduce_dtype_changes,
+)
+from harness.backends.torch_engine import Strategy, TorchEngine
 from harness.backends.zero_engine import ZeroEngine
 
+from .fsdp2 import Fsdp2Engine
 from .zero_engine import forget_dummy_step
 
 _MIXED_PRECISION = {"fp32": "no", "bf16-mixed": "bf16", "fp16-mixed": "fp16", "bf16": "no"}
@@ -171,6 +180,59 @@ class AccelerateZeroBackend(PreparedZeroBackend):
 
     def _engine(self, driver: Any, *arguments: Any) -> ZeroEngine:
         return AccelerateZeroEngine(driver, *arguments)
+
+
+class AccelerateFsdp2Engine(AccelerateEngineMixin, Fsdp2Engine):
+    """fully_shard as Accelerate prepares it."""
+
+
+class AccelerateFsdp1Engine(AccelerateEngineMixin, Fsdp1Engine):
+    """FSDP1 as Accelerate prepares it."""
+
+
+class AccelerateFsdpBackend(PreparedFsdpBackend):
+    """`Accelerator` with a FullyShardedDataParallelPlugin, version 1 or 2."""
+
+    packages = ("torch", "accelerate")
+    library = "accelerate"
+    through = "Accelerate"
+    on_the_cpu = (
+        "ignores an FSDP plugin without an accelerator: it would run DDP (cpu=True) or unsynchronised "
+        "processes under the name of FSDP"
+    )
+
+    def _settings(self, model: nn.Module, context: SetupContext) -> dict[str, Any]:
+        settings = self._common_settings(
+            model, version="fsdp_version", classes="transformer_cls_names_to_wrap"
+        )
+        if reduce_dtype_changes(context.precision, context.preset):
+            policy = mixed_precision(context) if self.version == 2 else fsdp1_mixed_precision(context)
+            settings["mixed_precision_policy"] = policy
+        return settings
+
+    def _prepare(
+        self,
+        model: nn.Module,
+        settings: dict[str, Any],
+        build_optimizer: BuildOptimizer,
+        context: SetupContext,
+    ) -> tuple[Any, Any, Any, Any]:
+        from accelerate.utils import FullyShardedDataParallelPlugin
+
+        accelerator = make_accelerator(
+            context, cpu=False, fsdp_plugin=FullyShardedDataParallelPlugin(**settings)
+        )
+        self._require_fsdp(accelerator)
+        optimizer = build_optimizer(model.named_parameters())
+        if self.version == 1 and context.precision == "fp16-mixed":
+            refuse_fused(optimizer)
+        return accelerator, accelerator, *accelerator.prepare(model, optimizer)
+
+    def _engine(self, driver: Any, *arguments: Any) -> TorchEngine:
+        engine_class = AccelerateFsdp2Engine if self.version == 2 else AccelerateFsdp1Engine
+        engine = engine_class(*arguments)
+        engine.accelerator = driver
+        return engine
 
 
 def forget_accelerator() -> None:

@@ -5,159 +5,121 @@ from __future__ import annotations
 from typing import Any
 
 from harness.backends.entry import Entry
-from harness.backends.strategy import SHARDINGS, Route, Sharding, StrategyKind
+from harness.backends.strategy import ROUTES, Route, Sharding, StrategyKind
+
+IN_DEFAULT_COMPARISON = (
+    "single", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp1", "accelerate-ddp",
+    "accelerate-zero3",
+)  # fmt: skip
+IN_SHORT_CHECK = ("ddp", "zero3", "fsdp")
+LIBRARIES: dict[Route, tuple[str, ...]] = {
+    "native": (), "accelerate": ("accelerate",), "trainer": ("accelerate", "transformers"),
+}  # fmt: skip
+MODULES: dict[Route, tuple[str, str]] = {
+    "accelerate": ("accelerate:Accelerate", "through Accelerate"),
+    "trainer": ("trainer.backends:Trainer", "through transformers.Trainer"),
+}
+"""Of the libraries above a strategy: module and first word of its classes, and what summaries say."""
+SHARDED_BY_STAGE = (
+    "nothing",
+    "optimizer states",
+    "optimizer states and gradients",
+    "optimizer states, gradients and weights",
+)
 
 
 def _entry(
-    name: str, target: str, options: str, summary: str, strategy: StrategyKind, *, default: bool = False,
-    short_check: bool = False, **parameters: Any,
-) -> Entry:  # fmt: skip
+    name: str, target: str, options: str, summary: str, strategy: StrategyKind, **parameters: Any
+) -> Entry:
     """A built-in backend; its packages follow from the strategy."""
-    through = {"native": (), "accelerate": ("accelerate",), "trainer": ("accelerate", "transformers")}
     engine = () if strategy.zero_stage is None else ("deepspeed",)
     return Entry(
         name=name,
         target=f"harness.backends.{target}",
         options=f"harness.backends.{options}" if ":" in options else f"harness.backends.options:{options}",
         summary=summary,
-        packages=("torch", *through[strategy.route], *engine),
+        packages=("torch", *LIBRARIES[strategy.route], *engine),
         parameters=parameters,
         strategy=strategy,
-        in_default_comparison=default,
-        in_short_check=short_check,
+        in_default_comparison=name in IN_DEFAULT_COMPARISON,
+        in_short_check=name in IN_SHORT_CHECK,
     )
 
 
 def _zero(
-    stage: int, sharded: str, route: Route = "native", *, default: bool = False, short_check: bool = False
+    stage: int, prefix: str, target: str, options: str, summary: str, *, layers: str = "", **kind: Any
 ) -> Entry:
-    families: tuple[tuple[str, Sharding], ...] = (
-        ("zero0", "none"), ("zero12", "grad-op"), ("zero12", "grad-op"), ("zero3", "full-shard"),
-    )  # fmt: skip
-    family, sharding = families[stage]
-    strategy = StrategyKind(family=family, sharding=sharding, zero_stage=stage, route=route)
-    options = ("ZeroOptions", "Zero12Options", "Zero12Options", "Zero3Options")[stage]
-    if route == "accelerate":
-        name, target = f"accelerate-zero{stage}", "accelerate:AccelerateZeroBackend"
-        summary = f"DeepSpeed ZeRO stage {stage} through Accelerate"
-    elif route == "trainer":
-        name, target = f"trainer-zero{stage}", "trainer.backends:TrainerZeroBackend"
-        summary = f"DeepSpeed ZeRO stage {stage} through transformers.Trainer"
-    else:
-        name, target = f"zero{stage}", "zero:ZeroBackend"
-        summary = f"DeepSpeed ZeRO stage {stage}: {sharded} sharded"
+    """A ZeRO stage. `options`: how its class begins; `layers`: what its family adds where these are cut."""
+    number = ("", "12", "12", "3")[stage]
+    sharding: Sharding = ("none", "grad-op", "grad-op", "full-shard")[stage]  # type: ignore[assignment]
+    strategy = StrategyKind(family=f"zero{number or 0}{layers}", sharding=sharding, zero_stage=stage, **kind)
+    return _entry(f"{prefix}zero{stage}", target, f"{options}{number}Options", summary, strategy, stage=stage)
+
+
+def _prepared_zero(route: Route) -> list[Entry]:
+    (target, through), prefix = MODULES[route], ROUTES[route].prefix
+    return [
+        _zero(n, prefix, f"{target}ZeroBackend", "Zero", f"DeepSpeed ZeRO stage {n} {through}", route=route)
+        for n in (1, 2, 3)
+    ]
+
+
+def _prepared_ddp(route: Route, summary: str) -> Entry:
+    kind = StrategyKind(family="ddp", route=route)
+    return _entry(f"{ROUTES[route].prefix}ddp", f"{MODULES[route][0]}DdpBackend", "NoOptions", summary, kind)
+
+
+def _prepared_fsdp(route: Route) -> list[Entry]:
+    (target, through), prefix = MODULES[route], ROUTES[route].prefix
+    return [
+        _entry(
+            f"{prefix}{name}", f"{target}FsdpBackend", "AccelerateFsdpOptions", f"{what} {through}",
+            StrategyKind(family=f"fsdp{version}", sharding="full-shard", route=route), version=version,
+        )
+        for name, version, what in (("fsdp", 2, "FSDP2"), ("fsdp1", 1, "FSDP1 FULL_SHARD"))
+    ]  # fmt: skip
+
+
+def _fsdp(version: int, name: str, sharding: Sharding, summary: str, options: str = "") -> Entry:
     return _entry(
-        name, target, options, summary, strategy, default=default, short_check=short_check, stage=stage
-    )
-
-
-def _fsdp2(
-    name: str, sharding: Sharding, summary: str, *, default: bool = False, short_check: bool = False
-) -> Entry:
-    hybrid = "Hybrid" if SHARDINGS[sharding].has_replicas else ""
-    options = "FullShard" if sharding == "full-shard" else hybrid
-    return _entry(
-        name, f"fsdp2:Fsdp2{hybrid}Backend", f"Fsdp2{options}Options", f"fully_shard (FSDP2){summary}",
-        StrategyKind(family="fsdp2", sharding=sharding), default=default, short_check=short_check,
-        sharding=sharding,
-    )  # fmt: skip
-
-
-def _fsdp1(name: str, sharding: Sharding, summary: str, *, default: bool = False) -> Entry:
-    hybrid = "Hybrid" if SHARDINGS[sharding].has_replicas else ""
-    return _entry(
-        name, f"fsdp1:Fsdp1{hybrid}Backend", f"Fsdp1{hybrid}Options", summary,
-        StrategyKind(family="fsdp1", sharding=sharding), default=default, sharding=sharding,
+        name, f"fsdp{version}:Fsdp{version}Backend", f"Fsdp{version}{options}Options", summary,
+        StrategyKind(family=f"fsdp{version}", sharding=sharding), sharding=sharding,
     )  # fmt: skip
 
 
-def _ulysses(stage: int) -> Entry:
-    family, sharding = ("zero3", "full-shard") if stage == 3 else ("zero12", "grad-op")
-    return _entry(
-        f"ulysses-zero{stage}", "ulysses:UlyssesBackend", f"Ulysses{'3' if stage == 3 else '12'}Options",
-        f"DeepSpeed Ulysses (attention divided by heads) with ZeRO stage {stage}",
-        StrategyKind(family=family, sharding=sharding, zero_stage=stage, sequence="exchange"),  # type: ignore[arg-type]
-        stage=stage,
-    )  # fmt: skip
-
-
-def _autotp(stage: int) -> Entry:
-    family, sharding = ("zero3-tensor", "full-shard") if stage == 3 else ("zero12-tensor", "grad-op")
-    options = "AutoTp3Options" if stage == 3 else "AutoTp12Options"
-    return _entry(
-        f"autotp-zero{stage}", "autotp:AutoTpBackend", f"tensor_options:{options}",
-        f"DeepSpeed AutoTP (layers cut over neighbours) with ZeRO stage {stage}",
-        StrategyKind(family=family, sharding=sharding, zero_stage=stage),  # type: ignore[arg-type]
-        stage=stage,
-    )  # fmt: skip
-
-
-def _accelerate_fsdp(name: str, version: int, summary: str) -> Entry:
-    strategy = StrategyKind(family=f"fsdp{version}", sharding="full-shard", route="accelerate")
-    return _entry(
-        name,
-        "accelerate_fsdp:AccelerateFsdpBackend",
-        "AccelerateFsdpOptions",
-        summary,
-        strategy,
-        version=version,
-    )
-
-
-def _trainer_fsdp(name: str, version: int, summary: str) -> Entry:
-    strategy = StrategyKind(family=f"fsdp{version}", sharding="full-shard", route="trainer")
-    return _entry(
-        name,
-        "trainer.backends:TrainerFsdpBackend",
-        "AccelerateFsdpOptions",
-        summary,
-        strategy,
-        version=version,
-    )
-
-
+FSDP2 = "fully_shard (FSDP2)"
 ENTRIES = [
     _entry(
         "single", "single:SingleBackend", "SingleOptions", "one process, whole global batch: the reference",
-        StrategyKind(family="single", sharding="single"), default=True,
+        StrategyKind(family="single", sharding="single"),
     ),
     _entry(
         "ddp", "ddp:DdpBackend", "DdpOptions", "DistributedDataParallel: nothing sharded",
-        StrategyKind(family="ddp"), default=True, short_check=True,
+        StrategyKind(family="ddp"),
     ),
-    _zero(0, "nothing", default=True),
-    _zero(1, "optimizer states", default=True),
-    _zero(2, "optimizer states and gradients", default=True),
-    _zero(3, "optimizer states, gradients and weights", default=True, short_check=True),
-    _fsdp2(
-        "fsdp", "full-shard", ", weights gathered for forward and again for backward", default=True,
-        short_check=True,
+    *(
+        _zero(stage, "", "zero:ZeroBackend", "Zero", f"DeepSpeed ZeRO stage {stage}: {what} sharded")
+        for stage, what in enumerate(SHARDED_BY_STAGE)
     ),
-    _fsdp2("fsdp-grad-op", "grad-op", ", weights kept gathered between forward and backward", default=True),
-    _fsdp2("fsdp-hybrid", "hybrid", " on a 2-D mesh: sharded within, replicated across groups"),
-    _fsdp1("fsdp1", "full-shard", "FSDP1 FULL_SHARD", default=True),
-    _fsdp1("fsdp1-grad-op", "grad-op", "FSDP1 SHARD_GRAD_OP"),
-    _fsdp1("fsdp1-no-shard", "none", "FSDP1 NO_SHARD"),
-    _fsdp1("fsdp1-hybrid", "hybrid", "FSDP1 HYBRID_SHARD"),
-    _fsdp1("fsdp1-hybrid-grad-op", "hybrid-grad-op", "FSDP1 _HYBRID_SHARD_ZERO2"),
-    _entry(
-        "accelerate-ddp", "accelerate:AccelerateDdpBackend", "NoOptions", "DDP through Accelerate",
-        StrategyKind(family="ddp", route="accelerate"), default=True,
+    _fsdp(
+        2, "fsdp", "full-shard", f"{FSDP2}, weights gathered for forward and again for backward", "FullShard"
     ),
-    _zero(1, "optimizer states", "accelerate"),
-    _zero(2, "optimizer states and gradients", "accelerate"),
-    _zero(3, "optimizer states, gradients and weights", "accelerate", default=True),
-    _accelerate_fsdp("accelerate-fsdp", 2, "FSDP2 through Accelerate"),
-    _accelerate_fsdp("accelerate-fsdp1", 1, "FSDP1 FULL_SHARD through Accelerate"),
-    _entry(
-        "trainer-ddp", "trainer.backends:TrainerDdpBackend", "NoOptions", "DDP through transformers.Trainer",
-        StrategyKind(family="ddp", route="trainer"),
+    _fsdp(2, "fsdp-grad-op", "grad-op", f"{FSDP2}, weights kept gathered between forward and backward"),
+    _fsdp(
+        2, "fsdp-hybrid", "hybrid", f"{FSDP2} on a 2-D mesh: sharded within, replicated across groups",
+        "Hybrid",
     ),
-    _trainer_fsdp("trainer-fsdp", 2, "FSDP2 through transformers.Trainer"),
-    _trainer_fsdp("trainer-fsdp1", 1, "FSDP1 FULL_SHARD through transformers.Trainer"),
-    _zero(1, "optimizer states", "trainer"),
-    _zero(2, "optimizer states and gradients", "trainer"),
-    _zero(3, "optimizer states, gradients and weights", "trainer"),
+    _fsdp(1, "fsdp1", "full-shard", "FSDP1 FULL_SHARD"),
+    _fsdp(1, "fsdp1-grad-op", "grad-op", "FSDP1 SHARD_GRAD_OP"),
+    _fsdp(1, "fsdp1-no-shard", "none", "FSDP1 NO_SHARD"),
+    _fsdp(1, "fsdp1-hybrid", "hybrid", "FSDP1 HYBRID_SHARD", "Hybrid"),
+    _fsdp(1, "fsdp1-hybrid-grad-op", "hybrid-grad-op", "FSDP1 _HYBRID_SHARD_ZERO2", "Hybrid"),
+    _prepared_ddp("accelerate", "DDP through Accelerate"),
+    *_prepared_zero("accelerate"),
+    *_prepared_fsdp("accelerate"),
+    _prepared_ddp("trainer", "DDP through transformers.Trainer"),
+    *_prepared_fsdp("trainer"),
+    *_prepared_zero("trainer"),
     _entry(
         "cp", "context_parallel:ContextParallelBackend", "ContextParallelOptions",
         "context parallelism (ring attention) with DistributedDataParallel",
@@ -168,9 +130,13 @@ ENTRIES = [
         "context parallelism (ring attention) with fully_shard (FSDP2)",
         StrategyKind(family="fsdp2", sharding="full-shard", sequence="ring"),
     ),
-    _ulysses(1),
-    _ulysses(2),
-    _ulysses(3),
+    *(
+        _zero(
+            stage, "ulysses-", "ulysses:UlyssesBackend", "Ulysses",
+            f"DeepSpeed Ulysses (attention divided by heads) with ZeRO stage {stage}", sequence="exchange",
+        )
+        for stage in (1, 2, 3)
+    ),
     _entry(
         "pp", "pipeline.backend:PipelineBackend", "pipeline_options:PipelineOptions",
         "pipeline parallel: stages of blocks under a schedule of torch.distributed.pipelining",
@@ -186,7 +152,11 @@ ENTRIES = [
         "FSDP2 on a 2-D mesh: layers cut over neighbours, states sharded across them",
         StrategyKind(family="fsdp2-tensor", sharding="full-shard"),
     ),
-    _autotp(1),
-    _autotp(2),
-    _autotp(3),
+    *(
+        _zero(
+            stage, "autotp-", "autotp:AutoTpBackend", "tensor_options:AutoTp",
+            f"DeepSpeed AutoTP (layers cut over neighbours) with ZeRO stage {stage}", layers="-tensor",
+        )
+        for stage in (1, 2, 3)
+    ),
 ]  # fmt: skip

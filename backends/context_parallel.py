@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._context_parallel import _attention as ring
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .base import BackendOptions, BuildModel, BuildOptimizer, Engine, SetupContext, Unsupported
+from .base import Backend, BuildModel, BuildOptimizer, Engine, SetupContext, Unsupported
 from .ddp import DdpBackend, DdpEngine
 from .fsdp2 import Fsdp2Backend, Fsdp2Engine
 from .options import ContextParallelOptions, FsdpContextParallelOptions, Rotation
@@ -159,37 +159,32 @@ class RingFsdp2Engine(RingEngine, Fsdp2Engine):
     """FSDP2 whose ranks divide samples."""
 
 
-class ContextParallelBackend(DdpBackend):
-    """`context_parallel` within groups of neighbours, DDP over all ranks."""
-
-    Options: ClassVar[type[BackendOptions]] = ContextParallelOptions
+class RingBackend(Backend):
+    """Of neighbours that share samples, whatever reduces gradients over all ranks."""
 
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
     ) -> Engine:
         assert isinstance(self.options, ContextParallelOptions)
-        engine = super().prepare(build_model, build_optimizer, context)
+        engine = super().prepare(build_model, build_optimizer, context)  # type: ignore[safe-super]
         assert isinstance(engine, RingEngine)
         engine.join_ring(self.options.rotation)
         return engine
+
+
+class ContextParallelBackend(RingBackend, DdpBackend):
+    """`context_parallel` within groups of neighbours, DDP over all ranks."""
+
+    Options = ContextParallelOptions
 
     def _engine_class(self) -> type[DdpEngine]:
         return RingDdpEngine
 
 
-class FsdpContextParallelBackend(Fsdp2Backend):
+class FsdpContextParallelBackend(RingBackend, Fsdp2Backend):
     """`context_parallel` within groups of neighbours, FSDP2 over all ranks."""
 
-    Options: ClassVar[type[BackendOptions]] = FsdpContextParallelOptions
-
-    def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
-        assert isinstance(self.options, FsdpContextParallelOptions)
-        engine = super().prepare(build_model, build_optimizer, context)
-        assert isinstance(engine, RingEngine)
-        engine.join_ring(self.options.rotation)
-        return engine
+    Options = FsdpContextParallelOptions
 
     def _engine_class(self) -> type[Fsdp2Engine]:
         return RingFsdp2Engine

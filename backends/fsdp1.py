@@ -37,21 +37,15 @@ from harness.backends.floating_inputs import takes_tokens
 from harness.backends.hybrid import shard_size, unmet_hybrid
 from harness.backends.loading import fill_fsdp1, reserve_parameters, this_device
 from harness.backends.model_source import model_source
-from harness.backends.options import Fsdp1HybridOptions, Fsdp1Options, HybridOptions
+from harness.backends.options import Fsdp1Options, HybridOptions
 from harness.backends.piece import Piece
 from harness.backends.precision import compute_dtype, dtype_name, scaler_arguments
 from harness.backends.prefetch import describe_fsdp1_prefetch, fsdp1_prefetch_arguments
 from harness.backends.presets import reduce_dtype_changes
-from harness.backends.strategy import SHARDINGS, Sharding
+from harness.backends.strategy import FSDP1_STRATEGIES, SHARDINGS, Sharding
 from harness.backends.torch_engine import Strategy, TorchEngine, full_tensor
 
-STRATEGIES: dict[str, ShardingStrategy] = {
-    "none": ShardingStrategy.NO_SHARD,
-    "grad-op": ShardingStrategy.SHARD_GRAD_OP,
-    "full-shard": ShardingStrategy.FULL_SHARD,
-    "hybrid": ShardingStrategy.HYBRID_SHARD,
-    "hybrid-grad-op": ShardingStrategy._HYBRID_SHARD_ZERO2,
-}
+STRATEGIES = {sharding: ShardingStrategy[name] for sharding, name in FSDP1_STRATEGIES.items()}
 
 
 class Fsdp1Backend(Backend):
@@ -102,7 +96,11 @@ class Fsdp1Backend(Backend):
                 f"torch {torch.__version__}: FSDP1 NO_SHARD at mixed precision cannot accumulate gradients "
                 "of tied parameters; under no_sync it shares a low-precision gradient with an fp32 parameter"
             )
-        strategy = replace(self._strategy(fsdp, precision, count, arguments), loading=loading)
+        strategy = replace(
+            fsdp1_strategy(fsdp, {key: _plain(value) for key, value in arguments.items()}, count),
+            requested_name=self.strategy.name,
+            loading=loading,
+        )
         optimizer = build_optimizer(
             (_bare_name(name), parameter) for name, parameter in fsdp.named_parameters()
         )
@@ -137,38 +135,6 @@ class Fsdp1Backend(Backend):
             arguments["cpu_offload"] = CPUOffload(offload_params=True)
         return arguments
 
-    def _strategy(
-        self,
-        fsdp: FullyShardedDataParallel,
-        precision: MixedPrecision | None,
-        count: int,
-        arguments: dict[str, Any],
-    ) -> Strategy:
-        """What runs, as the live model says."""
-        in_force = fsdp.sharding_strategy
-        is_sharded = in_force is not ShardingStrategy.NO_SHARD
-        dtype = first_trained(fsdp).dtype
-        compute = (precision.param_dtype if precision else None) or dtype
-        return Strategy(
-            name=in_force.name,
-            native_config={key: _plain(value) for key, value in arguments.items()},
-            wrap_units=fsdp1_unit_names(fsdp),
-            reduce_dtype=((precision.reduce_dtype or precision.param_dtype) if precision else None) or dtype,
-            parameter_count=count,
-            compute_dtype=compute,
-            autocast=False,
-            offload=["weights", "gradients", "optimizer"] if self._offload else [],
-            requested_name=self.strategy.name,
-            gather_dtype=compute if is_sharded else None,
-            details={
-                "shard_size": torch.distributed.get_world_size(fsdp.process_group) if is_sharded else 1,
-                **describe_fsdp1_prefetch(fsdp),
-            },
-            norm_group=fsdp.process_group if is_sharded else None,
-            skip_synchronisation=fsdp.no_sync,
-            named_full_parameters=partial(fsdp1_full_parameters, fsdp),
-        )
-
     @property
     def _offload(self) -> bool:
         return getattr(self.options, "offload", "none") == "cpu"
@@ -177,13 +143,32 @@ class Fsdp1Backend(Backend):
         return self.options.shard_size if isinstance(self.options, HybridOptions) else None
 
 
-class Fsdp1HybridBackend(Fsdp1Backend):
-    """The hybrid strategies, on a 2-D mesh."""
-
-    Options = Fsdp1HybridOptions
-
-    def __init__(self, options: BackendOptions, *, sharding: Sharding = "hybrid") -> None:
-        super().__init__(options, sharding=sharding)
+def fsdp1_strategy(
+    fsdp: FullyShardedDataParallel, native_config: dict[str, Any], count: int, *, autocast: bool = False
+) -> Strategy:
+    """What runs, as the live model says."""
+    in_force, precision = fsdp.sharding_strategy, fsdp.mixed_precision
+    is_sharded = in_force is not ShardingStrategy.NO_SHARD
+    dtype = first_trained(fsdp).dtype
+    compute = precision.param_dtype or dtype
+    return Strategy(
+        name=in_force.name,
+        native_config=native_config,
+        wrap_units=fsdp1_unit_names(fsdp),
+        reduce_dtype=precision.reduce_dtype or compute,
+        parameter_count=count,
+        compute_dtype=compute,
+        autocast=autocast,
+        offload=["weights", "gradients", "optimizer"] if fsdp.cpu_offload.offload_params else [],
+        gather_dtype=compute if is_sharded else None,
+        details={
+            "shard_size": torch.distributed.get_world_size(fsdp.process_group) if is_sharded else 1,
+            **describe_fsdp1_prefetch(fsdp),
+        },
+        norm_group=fsdp.process_group if is_sharded else None,
+        skip_synchronisation=fsdp.no_sync,
+        named_full_parameters=partial(fsdp1_full_parameters, fsdp),
+    )
 
 
 class Fsdp1Engine(TorchEngine):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -32,7 +32,7 @@ from .hybrid import shard_size, unmet_hybrid, unmet_second_copy
 from .loading import fill_sharded, this_device
 from .model_source import model_source
 from .optimizer_groups import held_tensors
-from .options import Fsdp2HybridOptions, Fsdp2Options, HybridOptions
+from .options import Fsdp2Options, HybridOptions
 from .piece import Piece
 from .precision import cast_parameters, compute_dtype, dtype_name
 from .prefetch import describe_fsdp2_prefetch, set_fsdp2_prefetch
@@ -113,7 +113,7 @@ class Fsdp2Backend(Backend):
         super().__init__(options)
         reshards = SHARDINGS[sharding].reshards
         self.reshard: bool | int = getattr(options, "reshard", None) or reshards
-        self.hybrid = SHARDINGS[sharding].has_replicas
+        self.hybrid = isinstance(options, HybridOptions)
 
     def unmet_requirements(self, world: World) -> list[str]:
         if self.hybrid:
@@ -154,8 +154,19 @@ class Fsdp2Backend(Backend):
         if source.loading != "full":
             fill_sharded(model, source, torch.device("cpu") if self._offload else this_device(context.world))
         set_fsdp2_prefetch(model, list(blocks.values()), self.options)
-        strategy = self._strategy(model, list(blocks.values()), mesh, policy, count, root_reshard)
-        strategy = self._norm(replace(strategy, loading=source.loading), whole_mesh)
+        units = list(blocks.values())
+        own = {"root_reshard_after_forward": root_reshard}
+        strategy = fsdp2_strategy(model, units, mesh, policy, count, self.reshard, self._offload, own)
+        strategy = replace(
+            strategy,
+            loading=source.loading,
+            details=strategy.details | resharded_to(units, mesh.shape[-1]),
+            norm_group=mesh.get_group(mesh.ndim - 1),
+            set_synchronisation=partial(synchronise, model),
+            gathers_anew=mesh.shape[-1] > 1,
+            named_full_parameters=partial(fsdp2_full_parameters, model, mesh.device_type),
+        )
+        strategy = self._norm(strategy, whole_mesh)
         optimizer = build_optimizer(model.named_parameters())
         return self._engine_class()(model, optimizer, context, strategy, grad_scaler(context))
 
@@ -165,48 +176,6 @@ class Fsdp2Backend(Backend):
     @property
     def _offload(self) -> bool:
         return getattr(self.options, "offload", "none") == "cpu"
-
-    def _strategy(
-        self,
-        model: nn.Module,
-        blocks: list[nn.Module],
-        mesh: DeviceMesh,
-        policy: MixedPrecisionPolicy,
-        count: int,
-        root_reshard: bool | int | None,
-    ) -> Strategy:
-        """What runs, as the live model says."""
-        dtype = first_trained(model).dtype
-        return Strategy(
-            name="fully_shard" + (" on a 2-D mesh" if self.hybrid else ""),
-            native_config={
-                "reshard_after_forward": self.reshard,
-                "root_reshard_after_forward": root_reshard,
-                "mesh": {"shape": list(mesh.shape), "dimensions": list(mesh.mesh_dim_names or ())},
-                "mp_policy": {
-                    key: dtype_name(value) if isinstance(value, torch.dtype) else value
-                    for key, value in vars(policy).items()
-                },
-                "offload_policy": "CPUOffloadPolicy" if self._offload else None,
-            },
-            wrap_units=fsdp2_unit_names(model),
-            reduce_dtype=policy.reduce_dtype or policy.param_dtype or dtype,
-            parameter_count=count,
-            compute_dtype=policy.param_dtype or dtype,
-            autocast=False,
-            offload=["weights", "gradients", "optimizer"] if self._offload else [],
-            gather_dtype=policy.param_dtype or dtype,
-            details={
-                "shard_size": mesh.shape[-1],
-                "replicas": mesh.size() // mesh.shape[-1],
-                **resharded_to(blocks, mesh.shape[-1]),
-                **describe_fsdp2_prefetch(blocks),
-            },
-            norm_group=mesh.get_group(mesh.ndim - 1),
-            set_synchronisation=partial(synchronise, model),
-            gathers_anew=mesh.shape[-1] > 1,
-            named_full_parameters=partial(fsdp2_full_parameters, model, mesh.device_type),
-        )
 
     def _requested_shard_size(self) -> int | None:
         return self.options.shard_size if isinstance(self.options, HybridOptions) else None
@@ -227,13 +196,44 @@ class Fsdp2Backend(Backend):
         return init_device_mesh(world.device, shape, mesh_dim_names=("replicate", "shard"))
 
 
-class Fsdp2HybridBackend(Fsdp2Backend):
-    """The same on a 2-D mesh: sharded inside a group of ranks, replicated across the groups."""
-
-    Options = Fsdp2HybridOptions
-
-    def __init__(self, options: BackendOptions, *, sharding: Sharding = "hybrid") -> None:
-        super().__init__(options, sharding=sharding)
+def fsdp2_strategy(
+    model: nn.Module,
+    units: Sequence[nn.Module],
+    mesh: DeviceMesh,
+    policy: MixedPrecisionPolicy,
+    count: int,
+    reshards: bool | int,
+    offloads: bool,
+    own_config: Mapping[str, Any],
+    *,
+    autocast: bool = False,
+) -> Strategy:
+    """What `fully_shard` made of a live model of `count` parameters."""
+    compute = policy.param_dtype or first_trained(model).dtype
+    config = {
+        "mesh": {"shape": list(mesh.shape), "dimensions": list(mesh.mesh_dim_names or ())},
+        "mp_policy": {
+            key: dtype_name(value) if isinstance(value, torch.dtype) else value
+            for key, value in vars(policy).items()
+        },
+        "offload_policy": "CPUOffloadPolicy" if offloads else None,
+    }
+    return Strategy(
+        name="fully_shard" + (" on a 2-D mesh" if mesh.ndim > 1 else ""),
+        native_config={"reshard_after_forward": reshards, **own_config, **config},
+        wrap_units=fsdp2_unit_names(model),
+        reduce_dtype=policy.reduce_dtype or compute,
+        parameter_count=count,
+        compute_dtype=compute,
+        autocast=autocast,
+        offload=["weights", "gradients", "optimizer"] if offloads else [],
+        gather_dtype=compute,
+        details={
+            "shard_size": mesh.shape[-1],
+            "replicas": mesh.size() // mesh.shape[-1],
+            **describe_fsdp2_prefetch(units),
+        },
+    )
 
 
 def mixed_precision(context: SetupContext) -> MixedPrecisionPolicy:

@@ -39,6 +39,16 @@ SHARDINGS: dict[str, ShardingFacts] = {
 }
 
 
+FSDP1_STRATEGIES: dict[Sharding, str] = {
+    "none": "NO_SHARD",
+    "grad-op": "SHARD_GRAD_OP",
+    "full-shard": "FULL_SHARD",
+    "hybrid": "HYBRID_SHARD",
+    "hybrid-grad-op": "_HYBRID_SHARD_ZERO2",
+}
+"""What torch's `ShardingStrategy` calls them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class FamilyFacts:
     """What an implementation does, whatever it shards."""

@@ -18,11 +18,11 @@ from statistics import fmean, mean, median
 
 from tabulate import tabulate
 
+from benchmarks.links import crossover_bandwidth, seconds_over_link
 from benchmarks.on_cluster import NOISE_RUNS, run_matrix
 from benchmarks.publishing import publish
 from harness.errors import HarnessError
 from harness.fabric.result import read_fabric
-from harness.forms.network import crossover_bandwidth, seconds_over_link
 from harness.judge.measures import step_seconds
 from harness.judge.ranking import ByRound, Ranking
 from harness.judge.statistics import interval_runs

@@ -9,19 +9,12 @@ from harness.backends.base import BackendOptions, Preset, SetupContext, World
 from harness.backends.hybrid import shard_size
 from harness.backends.options import ZeroOptions, gathers_blocks
 from harness.backends.presets import ROOT_RESHARD, ddp_changes, fsdp2_changes, reduce_dtype_changes
-from harness.backends.strategy import StrategyKind
+from harness.backends.strategy import FSDP1_STRATEGIES, StrategyKind
 from harness.backends.zero_config import zero_config
 from harness.errors import HarnessError
 from harness.job.batch import BatchLayout
 from harness.job.job import Job
 
-FSDP1_NAMES = {
-    "full-shard": "FULL_SHARD",
-    "grad-op": "SHARD_GRAD_OP",
-    "none": "NO_SHARD",
-    "hybrid": "HYBRID_SHARD",
-    "hybrid-grad-op": "_HYBRID_SHARD_ZERO2",
-}
 """torch's names of FSDP1's strategies."""
 LOW_DTYPES = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
 
@@ -85,7 +78,7 @@ def torch_values(label: str, job: Job, world_size: int, blocks: list[str], prese
     if strategy.family == "fsdp1":
         names = ("backward_prefetch", "forward_prefetch", "limit_all_gathers")
         prefetch = {name: getattr(options, name, None) for name in names}
-        return {**values, **prefetch, "sharding_strategy": FSDP1_NAMES[strategy.sharding]}
+        return {**values, **prefetch, "sharding_strategy": FSDP1_STRATEGIES[strategy.sharding]}
     for name in ("prefetch", "master_dtype"):
         if getattr(options, name, None) not in (None, "fp32"):
             raise HarnessError(f"option '{name}' of '{label}' cannot be exported; leave it out")

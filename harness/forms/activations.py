@@ -3,7 +3,7 @@ sequence: a profile that tracing found and that needs no torch to be read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import groupby
@@ -47,6 +47,9 @@ class Size:
         named = zip(self.coefficients, MONOMIALS, strict=True)
         parts = [str(c) if name == "1" else f"{c} {name}" for c, name in named if c]
         return " + ".join(parts).replace("+ -", "- ") or "0"
+
+
+ChangeSize = Callable[[Size], Size]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +107,15 @@ class Segment:
 
         return replace(self, forward=kept(self.forward), backward=kept(self.backward))
 
+    def sized(self, saved: ChangeSize, forward: ChangeSize, backward: ChangeSize) -> Segment:
+        """The same with what is saved, and what each moment holds, changed in size."""
+        return replace(
+            self,
+            saved=tuple(replace(one, size=saved(one.size)) for one in self.saved),
+            forward=tuple(replace(point, live=forward(point.live)) for point in self.forward),
+            backward=tuple(replace(point, live=backward(point.live)) for point in self.backward),
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class ActivationProfile:
@@ -143,16 +155,14 @@ class ActivationProfile:
             once = 0 if stays else per_logit * tokens * vocabulary
             return Size((constant + once, b, s, each - per_logit * vocabulary, *rest))
 
+        def stays(size: Size) -> Size:
+            return chunk(size, stays=True)
+
         def segment(of: Segment) -> Segment:
-            return replace(
-                of,
-                saved=tuple(replace(saved, size=chunk(saved.size, stays=True)) for saved in of.saved),
-                forward=tuple(replace(point, live=chunk(point.live)) for point in of.forward),
-                backward=tuple(replace(point, live=chunk(point.live)) for point in of.backward),
-                gradients=tuple(replace(ready, live=chunk(ready.live)) for ready in of.gradients),
-                forward_growth=chunk(of.forward_growth, stays=True),
-                held=chunk(of.held, stays=True),
-            )
+            found = of.sized(stays, chunk, chunk)
+            gradients = tuple(replace(ready, live=chunk(ready.live)) for ready in of.gradients)
+            growth, held = stays(of.forward_growth), stays(of.held)
+            return replace(found, gradients=gradients, forward_growth=growth, held=held)
 
         return replace(self, head=segment(self.head), loss=segment(self.loss))
 
@@ -164,21 +174,9 @@ class ActivationProfile:
         backward = Fraction(of.backward - below, OURS.backward - below)
         each = self.loss.saved[0].size if self.loss.saved else Size()
         kept = each.scaled(Fraction(of.kept, OURS.saved))
-        return replace(
-            self,
-            loss=replace(
-                self.loss,
-                saved=tuple(
-                    replace(saved, size=saved.size.scaled(Fraction(of.saved, OURS.saved)))
-                    for saved in self.loss.saved
-                ),
-                forward=tuple(replace(point, live=point.live.scaled(forward)) for point in self.loss.forward),
-                backward=tuple(
-                    replace(point, live=point.live.scaled(backward)) for point in self.loss.backward
-                ),
-            ),
-            kept=self.kept + kept,
-        )
+        saved = Fraction(of.saved, OURS.saved)
+        shares = [lambda size, share=share: size.scaled(share) for share in (saved, forward, backward)]
+        return replace(self, loss=self.loss.sized(*shares), kept=self.kept + kept)
 
     def saved_bytes(self, layers: int, micro_batch: int, sequence: int) -> int:
         """All that is held between forward and backward pass."""

@@ -68,21 +68,13 @@ def _setup(workload: Workload) -> list[Collective]:
     buffers, coalesced by dtype.
     """
     dimensions = sum(len(tensor.shape) for tensor in workload.layout.trained)
+    compared = (
+        ("all_gather", "number of parameters compared", 8 * workload.world_size),
+        ("broadcast", "parameter shapes compared", 16 * dimensions),
+    )
     found = [
-        Collective(
-            phase="setup",
-            op="all_gather",
-            dtype="int64",
-            term="number of parameters compared",
-            payload_bytes=8 * workload.world_size,
-        ),
-        Collective(
-            phase="setup",
-            op="broadcast",
-            dtype="int64",
-            term="parameter shapes compared",
-            payload_bytes=16 * dimensions,
-        ),
+        Collective(phase="setup", op=op, dtype="int64", term=term, payload_bytes=size)
+        for op, term, size in compared
     ]
     for dtype, size in _by_dtype([*workload.layout.parameters, *workload.layout.buffers]).items():
         found.append(

@@ -10,7 +10,18 @@ from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.layout import Tensor, elements
 from harness.forms.loading import with_pickled_plans
 from harness.forms.states import ADAM_MOMENTS, buffer_terms, step_counters
-from harness.forms.terms import GRADIENTS, NORM, Collective, ModelStates, Term, Volume, over_steps, states
+from harness.forms.terms import (
+    GRADIENTS,
+    NORM,
+    Collective,
+    ModelStates,
+    Term,
+    Volume,
+    gathered,
+    over_steps,
+    states,
+    whole_sizes,
+)
 from harness.forms.workload import Workload
 
 
@@ -146,27 +157,25 @@ def collectives(workload: Workload) -> Volume:
 
 def _step(workload: Workload, step: int) -> list[Collective]:
     before, behind = neighbours(workload)
-    size = (crossing_bytes(workload) or 0) * workload.accumulation_steps
-    messages = micro_batches_of(workload) * workload.accumulation_steps
     found = [
-        *_messages(workload, "forward", ACTIVATIONS, sent=behind, received=before, size=size, calls=messages),
-        *_messages(
-            workload,
-            "backward",
-            ACTIVATION_GRADIENTS,
-            sent=before,
-            received=behind,
-            size=size,
-            calls=messages,
+        *_activations(workload, "forward", ACTIVATIONS, behind, before, workload.accumulation_steps),
+        *_activations(
+            workload, "backward", ACTIVATION_GRADIENTS, before, behind, workload.accumulation_steps
         ),
     ]
     if step == 0:
-        found += _vote(workload, before + behind)
-    return [*found, *_tied(workload), *_gradients(workload), _norm(workload)]
+        # Before its first micro-batch each stage tells the next, then the one before, that it knows its
+        # shapes: `_warmup_forward_vote` and `_warmup_backward_result` (stage.py), one int32 each.
+        borders = before + behind
+        found += _messages("backward", VOTE, VOTE_DTYPE, borders, borders, DTYPE_BYTES[VOTE_DTYPE], 1)
+    norm = Collective(
+        phase="step", op="all_reduce", dtype="float64", term=NORM, payload_bytes=8, role="pipeline"
+    )
+    return [*found, *_tied(workload), *_gradients(workload), norm]
 
 
 def _messages(
-    workload: Workload, phase: str, term: str, *, sent: int, received: int, size: int, calls: int
+    phase: str, term: str, dtype: str, sent: int, received: int, size: int, calls: int
 ) -> Iterable[Collective]:
     """sent, received: borders; size: bytes at one of them, in so many calls."""
     for op, borders, of_term in (("send", sent, term), ("recv", received, ARRIVED)):
@@ -174,7 +183,7 @@ def _messages(
             yield Collective(
                 phase=phase,
                 op=op,
-                dtype=workload.master_dtype,
+                dtype=dtype,
                 term=of_term,
                 payload_bytes=borders * size,
                 calls=borders * calls,
@@ -182,83 +191,33 @@ def _messages(
             )
 
 
-def _vote(workload: Workload, borders: int) -> list[Collective]:
-    """Before its first micro-batch each stage tells the next, then the one before, that it knows its shapes.
-
-    `_warmup_forward_vote` and `_warmup_backward_result` (stage.py): one int32 each.
-    """
-    size = DTYPE_BYTES[VOTE_DTYPE] * borders
-    return [
-        Collective(
-            phase="backward",
-            op=op,
-            dtype=VOTE_DTYPE,
-            term=term,
-            payload_bytes=size,
-            calls=borders,
-            role="pipeline",
-        )
-        for op, term in (("send", VOTE), ("recv", ARRIVED))
-    ]
+def _activations(
+    workload: Workload, phase: str, term: str, sent: int, received: int, passes: int
+) -> Iterable[Collective]:
+    """The micro-batches of so many passes across the borders of the rank's stages."""
+    size, calls = (crossing_bytes(workload) or 0) * passes, micro_batches_of(workload) * passes
+    return _messages(phase, term, workload.master_dtype, sent, received, size, calls)
 
 
-def _tied(workload: Workload) -> list[Collective]:
+def _tied(workload: Workload) -> Iterable[Collective]:
     """The ends of a pipeline swap their gradients of what both hold, and add them up."""
     ends = (0, ranks_of(workload) - 1)
     firsts = set(workload.layout.tied.values()) if place_of(workload) in ends else set()
     shared = [tensor for tensor in workload.layout.parameters if tensor.name in firsts]
-    return [
-        Collective(
-            phase="backward",
-            op=op,
-            dtype=workload.master_dtype,
-            term=term,
-            payload_bytes=elements(shared) * workload.master_bytes,
-            calls=len(shared),
-            role="pipeline",
-        )
-        for op, term in (("send", TIED), ("recv", ARRIVED))
-        if shared
-    ]
+    size, dtype = elements(shared) * workload.master_bytes, workload.master_dtype
+    return _messages("backward", TIED, dtype, bool(shared), bool(shared), size, len(shared))
 
 
 def _gradients(workload: Workload) -> list[Collective]:
     """Tensor by tensor after the last backward pass, over the ranks that hold the same stages."""
     if ranks_of(workload) == workload.world_size:
         return []
-    tensors = held(workload)
-    return [
-        Collective(
-            phase="backward",
-            op="all_reduce",
-            dtype=workload.master_dtype,
-            term=GRADIENTS,
-            payload_bytes=elements(tensors) * workload.master_bytes,
-            calls=len(tensors),
-            role="data",
-        )
-    ]
-
-
-def _norm(workload: Workload) -> Collective:
-    return Collective(
-        phase="step",
-        op="all_reduce",
-        dtype="float64",
-        term=NORM,
-        payload_bytes=DTYPE_BYTES["float64"],
-        role="pipeline",
-    )
+    sizes = whole_sizes(held(workload))
+    return gathered("backward", GRADIENTS, sizes, workload.master_dtype, op="all_reduce", role="data")
 
 
 def _evaluation(workload: Workload) -> list[Collective]:
     """The micro-batches of each pass, forward alone."""
     before, behind = neighbours(workload)
     passes = workload.window.evaluation_passes
-    if not passes:
-        return []
-    size = (crossing_bytes(workload) or 0) * passes
-    calls = micro_batches_of(workload) * passes
-    return list(
-        _messages(workload, "evaluation", ACTIVATIONS, sent=behind, received=before, size=size, calls=calls)
-    )
+    return list(_activations(workload, "evaluation", ACTIVATIONS, behind, before, passes)) if passes else []

@@ -7,10 +7,21 @@ from dataclasses import replace
 from harness.backends.tensor_plan import COLUMNS, ROWS, VOCABULARY, cut_dimension, local_shape
 from harness.forms.activations import SELECTIVE, blocks_between
 from harness.forms.dtypes import DTYPE_BYTES
-from harness.forms.layout import Layout, Tensor, elements
+from harness.forms.layout import Layout, Tensor
 from harness.forms.loading import with_pickled_plans
 from harness.forms.states import replica_tensors, replica_terms
-from harness.forms.terms import DIGEST, GRADIENTS, NORM, Collective, ModelStates, Volume, over_steps, states
+from harness.forms.terms import (
+    DIGEST,
+    GRADIENTS,
+    NORM,
+    Collective,
+    ModelStates,
+    Volume,
+    gathered,
+    over_steps,
+    states,
+    whole_sizes,
+)
 from harness.forms.workload import Workload
 
 FORWARD = "activations added up in the forward pass"
@@ -86,7 +97,7 @@ def recomputed(workload: Workload, passes: int) -> list[Collective]:
         if _is_weight(tensor) and _layer(tensor) in ROWS
         and tensor.name.startswith(blocks) and not tensor.name.endswith(last)
     ]  # fmt: skip
-    size = _positions(workload) * sum(rows) * DTYPE_BYTES[workload.compute_dtype]
+    size = positions(workload) * sum(rows) * DTYPE_BYTES[workload.compute_dtype]
     return [
         Collective(
             phase="backward", op="all_reduce", dtype=workload.compute_dtype, term=AGAIN, role="tensor",
@@ -113,7 +124,7 @@ def activations(workload: Workload, passes: int) -> list[Collective]:
         *forward,
         Collective(
             phase="backward", op="all_reduce", dtype=back, term=BACKWARD, role="tensor",
-            payload_bytes=passes * _positions(workload) * sum(hidden) * width, calls=passes * len(hidden),
+            payload_bytes=passes * positions(workload) * sum(hidden) * width, calls=passes * len(hidden),
         ),
         *recomputed(workload, passes),
     ]  # fmt: skip
@@ -125,13 +136,13 @@ def evaluation(workload: Workload, passes: int) -> list[Collective]:
 
 
 def _forward(workload: Workload, phase: str, passes: int) -> list[Collective]:
-    positions, width = passes * _positions(workload), DTYPE_BYTES[workload.compute_dtype]
+    per_feature, width = passes * positions(workload), DTYPE_BYTES[workload.compute_dtype]
     weights = [tensor for tensor in workload.layout.parameters if _is_weight(tensor)]
     rows = [tensor.shape[0] for tensor in weights if _layer(tensor) in ROWS]
     found = [
         Collective(
             phase=phase, op="all_reduce", dtype=workload.compute_dtype, term=FORWARD, role="tensor",
-            payload_bytes=positions * sum(rows) * width, calls=passes * len(rows),
+            payload_bytes=per_feature * sum(rows) * width, calls=passes * len(rows),
         )
     ]  # fmt: skip
     table = next((t for t in workload.layout.parameters if _layer(t) in VOCABULARY), None)
@@ -140,11 +151,11 @@ def _forward(workload: Workload, phase: str, passes: int) -> list[Collective]:
         found += [
             Collective(
                 phase=phase, op="all_reduce", dtype=held, term=FORWARD, role="tensor",
-                payload_bytes=positions * table.shape[1] * DTYPE_BYTES[held], calls=passes,
+                payload_bytes=per_feature * table.shape[1] * DTYPE_BYTES[held], calls=passes,
             ),
             Collective(
                 phase=phase, op="all_gather", dtype=workload.compute_dtype, term=LOGITS, role="tensor",
-                payload_bytes=positions * table.shape[0] * width, calls=passes,
+                payload_bytes=per_feature * table.shape[0] * width, calls=passes,
             ),
         ]  # fmt: skip
     return found
@@ -154,26 +165,16 @@ def _gradients(workload: Workload) -> list[Collective]:
     mesh = workload.mesh
     if mesh is None or mesh.size("data") == 1:
         return []
-    trained = cut(workload).trained
-    return [
-        Collective(
-            phase="backward", op="all_reduce", dtype=workload.master_dtype, term=GRADIENTS, role="data",
-            payload_bytes=elements(trained) * workload.master_bytes, calls=len(trained),
-        )
-    ]  # fmt: skip
+    sizes = whole_sizes(cut(workload).trained)
+    return gathered("backward", GRADIENTS, sizes, workload.master_dtype, op="all_reduce", role="data")
 
 
 def digest(workload: Workload) -> list[Collective]:
     """`DTensor.full_tensor` of every parameter that is cut."""
     if not workload.window.digest:
         return []
-    whole = [tensor for tensor in workload.layout.parameters if is_cut(workload, tensor)]
-    return [
-        Collective(
-            phase="digest", op="all_gather", dtype=workload.master_dtype, term=DIGEST, role="tensor",
-            payload_bytes=elements(whole) * workload.master_bytes, calls=len(whole),
-        )
-    ]  # fmt: skip
+    sizes = whole_sizes(tensor for tensor in workload.layout.parameters if is_cut(workload, tensor))
+    return gathered("digest", DIGEST, sizes, workload.master_dtype, role="tensor")
 
 
 def _readers(workload: Workload) -> list[Tensor]:
@@ -198,7 +199,7 @@ def _weights_dtype(workload: Workload) -> str:
     return workload.compute_dtype if workload.strategy.family == FSDP2 else workload.master_dtype
 
 
-def _positions(workload: Workload) -> int:
+def positions(workload: Workload) -> int:
     assert workload.sequence_length is not None
     return workload.micro_batch_size * workload.sequence_length
 

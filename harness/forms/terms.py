@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from harness.forms.dtypes import DTYPE_BYTES
+from harness.forms.layout import Tensor
 from harness.forms.workload import Role, Workload
 
 RING_PASSES = {
@@ -229,6 +230,13 @@ def over_steps(workload: Workload, one_step: Callable[[Workload, int], list[Coll
 
 
 Sizes = Sequence[tuple[int, int]]
+
+
+def whole_sizes(tensors: Iterable[Tensor]) -> Sizes:
+    """Of tensors that cross the wire one by one and without padding."""
+    return [(tensor.numel, tensor.numel) for tensor in tensors]
+
+
 """(elements, elements with padding) of each unit that is gathered or reduced at once."""
 
 

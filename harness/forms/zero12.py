@@ -22,6 +22,7 @@ from harness.forms.terms import (
     gathered,
     over_steps,
     states,
+    whole_sizes,
 )
 from harness.forms.workload import Workload
 from harness.forms.zero import (
@@ -199,11 +200,8 @@ def collectives(workload: Workload) -> Volume:
     found = [*broadcast_model(workload), *over_steps(workload, _step)]
     if workload.window.digest:
         # `safe_get_full_fp32_param` all-reduces a whole fp32 buffer per parameter (tensor_fragment.py).
-        found += gathered(
-            "digest", "weights assembled for their digest",
-            [(tensor.numel, tensor.numel) for tensor in workload.layout.trained], "float32",
-            op="all_reduce",
-        )  # fmt: skip
+        sizes = whole_sizes(workload.layout.trained)
+        found += gathered("digest", "weights assembled for their digest", sizes, "float32", op="all_reduce")
     volume = Volume(collectives=tuple(found), remarks=((GRADIENTS, ALL_REDUCED),))
     return with_checkpoint(workload, volume)
 

@@ -11,7 +11,7 @@ from harness.backends.tensor_plan import COLUMNS, ROWS
 from harness.forms import zero3, zero12
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.layout import Layout, Tensor
-from harness.forms.tensor import BACKWARD, FORWARD, LOGITS, recomputed, why_unknown
+from harness.forms.tensor import BACKWARD, FORWARD, LOGITS, positions, recomputed, why_unknown
 from harness.forms.terms import DIGEST, NORM, OVERFLOW, Collective, ModelStates, Volume, over_steps
 from harness.forms.workload import Workload
 from harness.forms.zero import bucket_elements
@@ -102,7 +102,7 @@ def _activations(workload: Workload, passes: int) -> list[Collective]:
     """
     dtype = workload.compute_dtype
     readers = list(_weights(workload, *COLUMNS, OUTPUT))
-    size = sum(tensor.shape[1] for tensor in readers) * _positions(workload) * DTYPE_BYTES[dtype]
+    size = sum(tensor.shape[1] for tensor in readers) * positions(workload) * DTYPE_BYTES[dtype]
     return [
         *_forward(workload, "forward", passes),
         Collective(
@@ -117,19 +117,19 @@ def _forward(workload: Workload, phase: str, passes: int) -> list[Collective]:
     if not passes:
         return []
     dtype = workload.compute_dtype
-    positions = passes * _positions(workload) * DTYPE_BYTES[dtype]
+    per_feature = passes * positions(workload) * DTYPE_BYTES[dtype]
     rows, output = list(_weights(workload, *ROWS)), list(_weights(workload, OUTPUT))
     found = [
         Collective(
             phase=phase, op="all_reduce", dtype=dtype, term=FORWARD, role="tensor",
-            payload_bytes=positions * sum(tensor.shape[0] for tensor in rows), calls=passes * len(rows),
+            payload_bytes=per_feature * sum(tensor.shape[0] for tensor in rows), calls=passes * len(rows),
         )
     ]  # fmt: skip
     if output:
         found.append(
             Collective(
                 phase=phase, op="all_gather", dtype=dtype, term=LOGITS, role="tensor",
-                payload_bytes=positions * _padded(workload, output[0], 0), calls=passes,
+                payload_bytes=per_feature * _padded(workload, output[0], 0), calls=passes,
             )
         )  # fmt: skip
     return found
@@ -164,8 +164,3 @@ def _weights(workload: Workload, *layers: str) -> Iterator[Tensor]:
         module, _, kind = tensor.name.rpartition(".")
         if kind == "weight" and module.rpartition(".")[2] in layers:
             yield tensor
-
-
-def _positions(workload: Workload) -> int:
-    assert workload.sequence_length is not None
-    return workload.micro_batch_size * workload.sequence_length

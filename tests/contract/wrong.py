@@ -15,7 +15,8 @@ from harness.backends.base import (
     World,
 )
 from harness.backends.ddp import DdpBackend
-from harness.backends.fsdp2 import Fsdp2Backend, Fsdp2HybridBackend, synchronise
+from harness.backends.fsdp2 import Fsdp2Backend, synchronise
+from harness.backends.options import Fsdp2HybridOptions
 
 
 class LossScaledTwice(DdpBackend):
@@ -114,8 +115,10 @@ class WideReduction(Fsdp2Backend):
         return super().prepare(build_model, build_optimizer, replace(context, preset="like-for-like"))
 
 
-class ReplicasApart(Fsdp2HybridBackend):
+class ReplicasApart(Fsdp2Backend):
     """Hybrid sharding that never reduces across replicas."""
+
+    Options = Fsdp2HybridOptions
 
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
@@ -130,8 +133,10 @@ class ReplicasApart(Fsdp2HybridBackend):
         return engine
 
 
-class OtherReplicas(Fsdp2HybridBackend):
+class OtherReplicas(Fsdp2Backend):
     """Hybrid sharding whose second row of ranks is turned round: each rank reduces with another replica."""
+
+    Options = Fsdp2HybridOptions
 
     def _mesh(self, world: World) -> DeviceMesh:
         return DeviceMesh(world.device, [[0, 1], [3, 2]], mesh_dim_names=("replicate", "shard"))

@@ -21,7 +21,8 @@ from harness.backends.base import (
     World,
 )
 from harness.backends.ddp import DdpBackend
-from harness.backends.fsdp2 import Fsdp2Backend, Fsdp2HybridBackend
+from harness.backends.fsdp2 import Fsdp2Backend
+from harness.backends.options import Fsdp2HybridOptions
 from tests.memory import defects
 
 IGNORED = -100
@@ -173,8 +174,10 @@ class NeverReduced(Defect):
         engine.module.require_backward_grad_sync = False
 
 
-class ReplicasNeverReduced(Fsdp2HybridBackend):
+class ReplicasNeverReduced(Fsdp2Backend):
     """Hybrid sharding whose mesh lacks the dimension of the replicas."""
+
+    Options = Fsdp2HybridOptions
 
     def _mesh(self, world: World) -> DeviceMesh:
         return super()._mesh(world)["shard"]

@@ -9,8 +9,9 @@ from typing import Literal
 
 from harness.forms.families import model_states
 from harness.forms.layout import Layout, Tensor, elements
-from harness.forms.optimizer_step import step_temporary, updated_tensors
+from harness.forms.optimizer_step import implementation, step_temporary, updated_tensors
 from harness.forms.workload import Workload
+from harness.forms.zero import gradient_accumulation_bytes
 
 Phase = Literal["forward", "backward", "reduction", "step"]
 
@@ -72,13 +73,11 @@ class Ledger:
         finally:
             self.phase = outer
 
-    @contextmanager
-    def temporarily(self, *holdings: tuple[Holding, int]) -> Iterator[None]:
-        """Bytes that live inside only; looks at the ledger once they are there."""
+    def briefly(self, *holdings: tuple[Holding, int]) -> None:
+        """Look at the ledger while these are there, and no longer."""
         for holding, count in holdings:
             self.add(holding, count)
         self.look()
-        yield
         for holding, count in holdings:
             self.drop(holding, count)
 
@@ -206,10 +205,39 @@ class Course:
 
     def step(self) -> None:
         """The optimizer's update, with the gradients that are there."""
-        with self.ledger.temporarily(harness_norm(self.workload, self.largest_gradient())):
-            pass
-        with self.ledger.temporarily(self.update_temporary()):
-            pass
+        self.ledger.briefly(harness_norm(self.workload, self.largest_gradient()))
+        self.ledger.briefly(self.update_temporary())
+
+    def update_flat(self, piece: int, flattened: int, *of: Holding) -> None:
+        """DeepSpeed's update of `piece` elements, of whose gradients so many are laid out flat on the device.
+
+        of: flat gradients, the same in the dtype of the masters, the update's own.
+        """
+        flat, widened, update = of
+        workload, master = self.workload, self.workload.master_bytes
+        accumulated = gradient_accumulation_bytes(workload)
+        self.ledger.add(flat, flattened * accumulated)
+        if master != accumulated:
+            self.ledger.add(widened, flattened * master)
+            self.ledger.look()
+            self.ledger.drop(flat)
+        times = {"for-loop": 2, "foreach": 1, "fused": 0}[implementation(workload)]
+        on_device = workload.offload == "none" or workload.device == "cpu"
+        self.ledger.briefly((update, times * piece * master if on_device else 0))
+        self.ledger.drop(flat)
+        self.ledger.drop(widened)
+
+    def scatter(
+        self, padded: int, pieces: int, width: int, reduced: Holding, low: Holding, *, sends: bool = True
+    ) -> None:
+        """FSDP's reduce-scatter of `padded` elements in a dtype of `width` bytes, of which a piece stays."""
+        own, master = padded // pieces, self.workload.master_bytes
+        self.ledger.add(low if width != master else reduced, own * width)
+        self.ledger.briefly(reduce_scattering(self.workload, padded * width if sends else 0))
+        if width != master:
+            self.ledger.add(reduced, own * master)
+            self.ledger.look()
+            self.ledger.drop(low)
 
     def largest_gradient(self) -> int:
         """Elements of the largest tensor of gradients that this rank holds."""

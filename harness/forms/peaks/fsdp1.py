@@ -6,7 +6,7 @@ from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.fsdp import reduce_dtype
 from harness.forms.fsdp1 import flat_unit, is_sharded
 from harness.forms.layout import Tensor
-from harness.forms.peaks.course import GRADIENTS, Course, Holding, Unit, gathering, reduce_scattering
+from harness.forms.peaks.course import GRADIENTS, Course, Holding, Unit, gathering
 
 _FLAT = "torch 2.13, distributed/fsdp/_flat_param.py: "
 _RUNTIME = "torch 2.13, distributed/fsdp/_runtime_utils.py: "
@@ -113,8 +113,7 @@ class Fsdp1Course(Course):
             return
         self.ledger.add(GATHERED, size)
         cast = size // self._pieces if mixed else 0
-        with self.ledger.temporarily((CAST, cast), gathering(self.workload, size)):
-            pass
+        self.ledger.briefly((CAST, cast), gathering(self.workload, size))
 
     def _free(self, unit: Unit) -> None:
         if unit.name in self._there:
@@ -159,23 +158,11 @@ class Fsdp1Course(Course):
         self.ledger.add(CONVERTED, converted)
         self.ledger.look()
         if self._sharded:
-            self._scatter(length)
+            self.scatter(length, self._pieces, self._reduced, REDUCED, REDUCED_LOW)
         elif self._reduced != self.workload.master_bytes:
-            with self.ledger.temporarily((REDUCED, length * self.workload.master_bytes)):
-                pass
+            self.ledger.briefly((REDUCED, length * self.workload.master_bytes))
             self.ledger.add(REDUCED, length * self.workload.master_bytes)
         else:
             self.ledger.drop(CONVERTED if converted else JOINED)
             self.ledger.add(REDUCED, length * self._reduced)
         self.ledger.drop(CONVERTED)
-
-    def _scatter(self, length: int) -> None:
-        own = length // self._pieces
-        low = self._reduced != self.workload.master_bytes
-        self.ledger.add(REDUCED_LOW if low else REDUCED, own * self._reduced)
-        with self.ledger.temporarily(reduce_scattering(self.workload, length * self._reduced)):
-            pass
-        if low:
-            self.ledger.add(REDUCED, own * self.workload.master_bytes)
-            self.ledger.look()
-            self.ledger.drop(REDUCED_LOW)

@@ -8,7 +8,7 @@ from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.fsdp import reduce_dtype
 from harness.forms.fsdp2 import reshards_root
 from harness.forms.layout import Tensor, elements
-from harness.forms.peaks.course import GRADIENTS, Course, Holding, Unit, gathering, reduce_scattering
+from harness.forms.peaks.course import GRADIENTS, Course, Holding, Unit, gathering
 
 _COLLECTIVES = "torch 2.13, distributed/fsdp/_fully_shard/_fsdp_collectives.py: "
 _GROUP = "torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param_group.py: "
@@ -170,8 +170,7 @@ class Fsdp2Course(Course):
         size = self._size(unit)
         cast = size // self.workload.shards if self.workload.mixed else 0
         self.ledger.add(FLAT, size)
-        with self.ledger.temporarily((CAST, cast), gathering(self.workload, size)):
-            pass
+        self.ledger.briefly((CAST, cast), gathering(self.workload, size))
 
     def _gather_ahead_of(self, index: int) -> None:
         """In the backward pass the unit before (`_backward_prefetch`), or as many as were asked for."""
@@ -198,20 +197,8 @@ class Fsdp2Course(Course):
             self.ledger.add(REDUCE_INPUT, padded * self._reduce_bytes)
             self.ledger.look()
             self._drop_gradients(unit)
-            self._scatter(padded)
-
-    def _scatter(self, padded: int) -> None:
-        own = padded // self.workload.shards
-        low = self._reduce_bytes != self.workload.master_bytes
-        output = REDUCED_LOW if low else REDUCED
-        self.ledger.add(output, own * self._reduce_bytes)
-        size = padded * self._reduce_bytes if self.workload.shards > 1 else 0
-        with self.ledger.temporarily(reduce_scattering(self.workload, size)):
-            pass
-        if low:
-            self.ledger.add(REDUCED, own * self.workload.master_bytes)
-            self.ledger.look()
-            self.ledger.drop(REDUCED_LOW)
+            shards = self.workload.shards
+            self.scatter(padded, shards, self._reduce_bytes, REDUCED, REDUCED_LOW, sends=shards > 1)
 
     def _drop_gradients(self, unit: Unit) -> None:
         self._drop_fresh(unit)

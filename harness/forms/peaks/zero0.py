@@ -39,8 +39,8 @@ class Zero0Course(Course):
         bucket = self._largest_bucket()
         converted = bucket * reduced if reduced != self.workload.compute_bytes else 0
         flattened = (FLATTENED, bucket * self.workload.compute_bytes)
-        with self.ledger.during("reduction"), self.ledger.temporarily(flattened, (CONVERTED, converted)):
-            pass
+        with self.ledger.during("reduction"):
+            self.ledger.briefly(flattened, (CONVERTED, converted))
 
     def _largest_bucket(self) -> int:
         """`allreduce_no_retain`: a bucket is reduced once it exceeds its limit."""
@@ -56,12 +56,10 @@ class Zero0Course(Course):
         parameters = self.workload.layout.trained
         largest = max(parameter.numel for parameter in parameters)
         if self.workload.precision == "fp32":
-            with self.ledger.temporarily(harness_norm(self.workload, largest)):
-                pass
+            self.ledger.briefly(harness_norm(self.workload, largest))
             super().step()
             return
-        with self.ledger.temporarily((FLOAT_COPY, 4 * largest)):
-            pass
+        self.ledger.briefly((FLOAT_COPY, 4 * largest))
         self.ledger.add(WIDENED, 4 * self.workload.layout.trained_count)
         super().step()
         self.ledger.drop(WIDENED)

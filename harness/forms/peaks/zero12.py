@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.layout import Tensor, ceil_to, elements
-from harness.forms.optimizer_step import implementation
 from harness.forms.peaks.course import GRADIENTS, Course, Holding, deepspeed_norm, gathering
 from harness.forms.zero import bucket_elements, gradient_accumulation_bytes, reduce_dtype
 from harness.forms.zero12 import START_ALIGNMENT_ELEMENTS
@@ -136,11 +135,8 @@ class Zero12Course(Course):
             self._start_compact(bucket)
         flattened = 0 if self._is_one_slice(bucket) else count * self._width
         converted = count * self._reduced if self._reduced != self._width else 0
-        with (
-            self.ledger.during("reduction"),
-            self.ledger.temporarily((FLATTENED, flattened), (CONVERTED, converted)),
-        ):
-            pass
+        with self.ledger.during("reduction"):
+            self.ledger.briefly((FLATTENED, flattened), (CONVERTED, converted))
         if not self._compact and any(self._places[t.name].own for t in bucket):
             self._copy_out(bucket)
         if count > self._limit:
@@ -155,11 +151,8 @@ class Zero12Course(Course):
     def _copy_out(self, bucket: list[Tensor]) -> None:
         if self._offloads:
             largest = max(self._places[t.name].own for t in bucket)
-            with (
-                self.ledger.during("reduction"),
-                self.ledger.temporarily(deepspeed_norm(self.workload, largest)),
-            ):
-                pass
+            with self.ledger.during("reduction"):
+                self.ledger.briefly(deepspeed_norm(self.workload, largest))
         elif not self._has_partition:
             self._has_partition = True
             self.ledger.add(FURTHER if self._has_accumulated else PARTITION, self._touching * self._width)
@@ -194,32 +187,14 @@ class Zero12Course(Course):
     def step(self) -> None:
         if not self._offloads:
             largest = max(place.own for place in self._places.values())
-            with self.ledger.temporarily(deepspeed_norm(self.workload, largest)):
-                pass
+            self.ledger.briefly(deepspeed_norm(self.workload, largest))
         for piece in self._pieces:
             if self._compact and not self._offloads:
-                self._update(piece, 0)
+                self.update_flat(piece, 0, FLAT, WIDENED, UPDATE)
                 self.ledger.drop(PARTITION, piece * self._accumulated)
             else:
-                self._update(piece, 0 if self._offloads else piece)
+                self.update_flat(piece, 0 if self._offloads else piece, FLAT, WIDENED, UPDATE)
         self.ledger.drop(PARTITION)
         for piece in self._pieces:
             whole = piece * self.workload.world_size * self._width
-            with self.ledger.temporarily(
-                gathering(self.workload, whole if self.workload.world_size > 1 else 0)
-            ):
-                pass
-
-    def _update(self, piece: int, flattened: int) -> None:
-        master = self.workload.master_bytes
-        self.ledger.add(FLAT, flattened * self._accumulated)
-        if master != self._accumulated:
-            self.ledger.add(WIDENED, flattened * master)
-            self.ledger.look()
-            self.ledger.drop(FLAT)
-        times = {"for-loop": 2, "foreach": 1, "fused": 0}[implementation(self.workload)]
-        on_device = not self._offloads or self.workload.device == "cpu"
-        with self.ledger.temporarily((UPDATE, times * piece * master if on_device else 0)):
-            pass
-        self.ledger.drop(FLAT)
-        self.ledger.drop(WIDENED)
+            self.ledger.briefly(gathering(self.workload, whole if self.workload.world_size > 1 else 0))

@@ -8,7 +8,7 @@ from harness.backends.autotp_plan import cut_dimension
 from harness.backends.presets import ZERO3_DEFAULTS, ZERO3_PREFETCH_ELEMENTS
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.layout import Tensor, ceil_to, elements
-from harness.forms.optimizer_step import implementation, updated_tensors
+from harness.forms.optimizer_step import updated_tensors
 from harness.forms.peaks.course import (
     GRADIENTS,
     STATE_SOURCE,
@@ -94,13 +94,11 @@ class LikeForLike(Fetching):
         size = self.bytes(tensors)
         if len(tensors) == 1:
             self.ledger.add(GATHERED, size)
-            with self.ledger.temporarily(gathering(self.workload, size)):
-                pass
+            self.ledger.briefly(gathering(self.workload, size))
             return
         # Several are gathered into one tensor, and copied out of it.
         self.ledger.add(COALESCED, size)
-        with self.ledger.temporarily(gathering(self.workload, size)):
-            pass
+        self.ledger.briefly(gathering(self.workload, size))
         self.ledger.add(GATHERED, size)
         self.ledger.look()
         self.ledger.drop(COALESCED)
@@ -166,8 +164,7 @@ class WithDefaults(Fetching):
         size = min(self.bytes(ahead), ZERO3_PREFETCH_ELEMENTS * self.workload.compute_bytes)
         if len(ahead) > 1:
             self.ledger.add(COALESCED, size)
-        with self.ledger.temporarily(gathering(self.workload, size)):
-            pass
+        self.ledger.briefly(gathering(self.workload, size))
 
     def _hold(self, size: int) -> None:
         self.ledger.drop(GATHERED)
@@ -270,15 +267,12 @@ class Zero3Course(Course):
         # The bucket itself is in the reduce dtype.
         converted = count * self._reduced if self._reduced != self._width and count > self._limit else 0
         in_place = len(bucket) == 1 and padded == count
-        with (
-            self.ledger.during("reduction"),
-            self.ledger.temporarily(
+        with self.ledger.during("reduction"):
+            self.ledger.briefly(
                 (CONVERTED, converted),
                 (INTERLEAVED, 0 if in_place else padded * self._reduced),
                 reduce_scattering(self.workload, padded * self._reduced),
-            ),
-        ):
-            pass
+            )
         if count > self._limit:
             self.ledger.drop(GRADIENTS, count * self._width)
 
@@ -290,31 +284,14 @@ class Zero3Course(Course):
         self._update_all()
         for holding, count in kept.items():
             self.ledger.add(holding, count)
-            with self.ledger.temporarily(gathering(self.workload, count)):
-                pass
+            self.ledger.briefly(gathering(self.workload, count))
 
     def _update_all(self) -> None:
         offloads = self.workload.offload != "none"
         largest = max(-(-t.numel // self.workload.world_size) for t in self.workload.layout.trained)
-        with self.ledger.temporarily(deepspeed_norm(self.workload, 0 if offloads else largest)):
-            pass
-        master = self.workload.master_bytes
-        times = {"for-loop": 2, "foreach": 1, "fused": 0}[implementation(self.workload)]
-        on_device = not offloads or self.workload.device == "cpu"
+        self.ledger.briefly(deepspeed_norm(self.workload, 0 if offloads else largest))
         for (piece,) in updated_tensors(self.workload):
-            if not offloads:
-                self._flatten(piece)
-            with self.ledger.temporarily((UPDATE, times * piece * master if on_device else 0)):
-                pass
-            self.ledger.drop(FLAT)
-            self.ledger.drop(WIDENED)
-
-    def _flatten(self, piece: int) -> None:
-        self.ledger.add(FLAT, piece * self._accumulated)
-        if self.workload.master_bytes != self._accumulated:
-            self.ledger.add(WIDENED, piece * self.workload.master_bytes)
-            self.ledger.look()
-            self.ledger.drop(FLAT)
+            self.update_flat(piece, 0 if offloads else piece, FLAT, WIDENED, UPDATE)
 
 
 KEPT = Holding(

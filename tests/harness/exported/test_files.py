@@ -8,7 +8,7 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.exported.folder import exported_files, require_exportable
-from harness.exported.strategies import FSDP1_NAMES, torch_values
+from harness.exported.strategies import torch_values
 from harness.job.batch import batch_layout
 from harness.job.config import load_experiment
 from harness.launch.cells import canonical_label
@@ -79,11 +79,9 @@ def test_what_cannot_be_exported_says_so(tool: Any, label: str, assignments: lis
         require_exportable(tool, label, load_experiment(None, assignments))
 
 
-@pytest.mark.parametrize("sharding", FSDP1_NAMES)
-def test_a_program_shards_as_the_backend_of_its_run_does(sharding: str) -> None:
-    from harness.backends.fsdp1 import STRATEGIES
-
-    assert FSDP1_NAMES[sharding] == STRATEGIES[sharding].name
+def test_a_program_shards_as_the_backend_of_its_run_does() -> None:
+    values = torch_values("fsdp1-grad-op", load_experiment(None).job(), 2, [], "like-for-like")
+    assert values["sharding_strategy"] == "SHARD_GRAD_OP"
 
 
 def test_options_that_a_program_cannot_have_are_refused() -> None:

@@ -13,8 +13,7 @@ def test_the_fullest_state_of_a_phase_names_its_causes() -> None:
     ledger = Ledger()
     ledger.add(WEIGHTS, 10)
     ledger.activations = {SAVED: 5}
-    with ledger.temporarily((BUFFER, 7)):
-        pass
+    ledger.briefly((BUFFER, 7))
     ledger.look()
     assert ledger.fullest["forward"].bytes == 22
     assert ledger.fullest["forward"].held == {WEIGHTS: 10, BUFFER: 7, SAVED: 5}
@@ -25,7 +24,7 @@ def test_phases_are_kept_apart() -> None:
     ledger = Ledger()
     ledger.add(WEIGHTS, 10)
     ledger.look()
-    with ledger.during("reduction"), ledger.temporarily((BUFFER, 1)):
-        pass
+    with ledger.during("reduction"):
+        ledger.briefly((BUFFER, 1))
     assert (ledger.fullest["forward"].bytes, ledger.fullest["reduction"].bytes) == (10, 11)
     assert ledger.phase == "forward"

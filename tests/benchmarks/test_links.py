@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.forms.network import crossover_bandwidth, seconds_over_link
+from benchmarks.links import crossover_bandwidth, seconds_over_link
 
 FAST = 1e9
 SMALL_BUT_SLOW, LARGE_BUT_QUICK = (0.2, 4e6), (0.1, 6e6)
