@@ -107,14 +107,24 @@ class Segment:
 
         return replace(self, forward=kept(self.forward), backward=kept(self.backward))
 
-    def sized(self, saved: ChangeSize, forward: ChangeSize, backward: ChangeSize) -> Segment:
-        """The same with what is saved, and what each moment holds, changed in size."""
-        return replace(
+    def sized(
+        self, saved: ChangeSize, forward: ChangeSize, backward: ChangeSize, beside: ChangeSize | None = None
+    ) -> Segment:
+        """The same with other sizes of what is saved and of what each moment holds.
+
+        beside: also of gradients (with `backward`), growth and what is held; None: these stay.
+        """
+        found = replace(
             self,
             saved=tuple(replace(one, size=saved(one.size)) for one in self.saved),
             forward=tuple(replace(point, live=forward(point.live)) for point in self.forward),
             backward=tuple(replace(point, live=backward(point.live)) for point in self.backward),
         )
+        if beside is None:
+            return found
+        gradients = tuple(replace(ready, live=backward(ready.live)) for ready in self.gradients)
+        growth, held = beside(self.forward_growth), beside(self.held)
+        return replace(found, gradients=gradients, forward_growth=growth, held=held)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,13 +168,8 @@ class ActivationProfile:
         def stays(size: Size) -> Size:
             return chunk(size, stays=True)
 
-        def segment(of: Segment) -> Segment:
-            found = of.sized(stays, chunk, chunk)
-            gradients = tuple(replace(ready, live=chunk(ready.live)) for ready in of.gradients)
-            growth, held = stays(of.forward_growth), stays(of.held)
-            return replace(found, gradients=gradients, forward_growth=growth, held=held)
-
-        return replace(self, head=segment(self.head), loss=segment(self.loss))
+        head, loss = (of.sized(stays, chunk, chunk, stays) for of in (self.head, self.loss))
+        return replace(self, head=head, loss=loss)
 
     def with_loss(self, of: LogitBytes) -> ActivationProfile:
         """The same with a loss that holds other bytes per logit; its moments stay in proportion."""

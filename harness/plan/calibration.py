@@ -507,15 +507,3 @@ def _constants(base: TimeConstants, priors: Sequence[Prior], point: Vector) -> T
 
 def _seconds(cell: MeasuredCell, constants: TimeConstants) -> float:
     return seconds_of_step(cell.work, cell.device, constants)
-
-
-__all__ = [
-    "Calibration",
-    "CellFit",
-    "MeasuredCell",
-    "calibrate",
-    "check_device",
-    "measured_cells",
-    "read_calibration",
-    "write_calibration",
-]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from harness.job.batch import BatchLayout
 from harness.job.job import Job
 from harness.launch.cells import Cell
 from harness.plan.device import Device
@@ -50,10 +49,11 @@ def scenario_of(
     cell: Cell, model: PlannedModel, torch_device: str, *, device: Device | None = None
 ) -> Scenario | None:
     """The scenario of a cell on nodes of equal size; None for a third party's backend."""
-    return _scenario(
-        cell.backend, model, cell.job, cell.layout, world_size=cell.world_size,
-        ranks_per_node=cell.world_size // cell.nodes, torch_device=torch_device, preset=cell.preset,
-        device=device,
+    return Scenario.of(
+        cell.backend, model, cell.job, world_size=cell.world_size,
+        ranks_per_node=cell.world_size // cell.nodes, preset=cell.preset,
+        micro_batch_size=cell.layout.micro_batch_size, accumulation_steps=cell.layout.accumulation_steps,
+        torch_device=torch_device, device=device,
     )  # fmt: skip
 
 
@@ -61,39 +61,9 @@ def scenario_of_request(
     request: RunRequest, model: PlannedModel, *, device: Device | None = None
 ) -> Scenario | None:
     """The same of a run that is prepared."""
-    layout = BatchLayout(
-        global_batch_size=request.job.training.global_batch_size or 0,
-        micro_batch_size=request.micro_batch_size,
-        accumulation_steps=request.accumulation_steps,
-    )
-    return _scenario(
-        request.backend, model, request.job, layout, world_size=request.world_size,
-        ranks_per_node=request.ranks_per_node, torch_device=request.device, preset=request.preset,
-        device=device,
-    )  # fmt: skip
-
-
-def _scenario(
-    label: str,
-    model: PlannedModel,
-    job: Job,
-    layout: BatchLayout,
-    *,
-    world_size: int,
-    ranks_per_node: int,
-    torch_device: str,
-    preset: str,
-    device: Device | None,
-) -> Scenario | None:
     return Scenario.of(
-        label,
-        model,
-        job,
-        world_size=world_size,
-        ranks_per_node=ranks_per_node,
-        preset=preset,  # type: ignore[arg-type]
-        micro_batch_size=layout.micro_batch_size,
-        accumulation_steps=layout.accumulation_steps,
-        torch_device=torch_device,
-        device=device,
-    )
+        request.backend, model, request.job, world_size=request.world_size,
+        ranks_per_node=request.ranks_per_node, preset=request.preset,  # type: ignore[arg-type]
+        micro_batch_size=request.micro_batch_size, accumulation_steps=request.accumulation_steps,
+        torch_device=request.device, device=device,
+    )  # fmt: skip

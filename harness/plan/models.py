@@ -151,14 +151,4 @@ def _on_meta_device(config: Mapping[str, Any], name: str, source: str) -> Planne
     require_libraries(f"models of a type without a closed form, such as {name},")
     from harness.rank.check import describe_on_meta  # loads torch and transformers
 
-    described = describe_on_meta(config, source)
-    return PlannedModel(
-        name=name,
-        source=source,
-        architecture=described.architecture,
-        config=described.config,
-        layout=described.layout,
-        multiplying_parameters=described.multiplying_parameters,
-        layers=described.layers,
-        attention_width=described.attention_width,
-    )
+    return PlannedModel(name=name, source=source, **vars(describe_on_meta(config, source)))

@@ -9,7 +9,7 @@ from typing import Any
 from harness.backends.tensor_plan import HEADS, VOCABULARY
 from harness.errors import HarnessError
 from harness.forms import pipeline, tensor
-from harness.forms.activations import ActivationProfile, Gradient, Point, Saved, Segment, Size
+from harness.forms.activations import ActivationProfile, Segment, Size
 from harness.forms.part import within
 from harness.forms.workload import Workload
 from harness.plan.model import PlannedModel
@@ -110,11 +110,4 @@ def _divided(segment: Segment, ranks: int) -> Segment:
     def of(size: Size) -> Size:
         return Size((size.coefficients[0] // ranks, *size.coefficients[1:]))
 
-    return Segment(
-        saved=tuple(Saved(module=s.module, size=of(s.size)) for s in segment.saved),
-        forward=tuple(Point(module=p.module, live=of(p.live), ready=p.ready) for p in segment.forward),
-        backward=tuple(Point(module=p.module, live=of(p.live), ready=p.ready) for p in segment.backward),
-        gradients=tuple(Gradient(parameter=g.parameter, live=of(g.live)) for g in segment.gradients),
-        forward_growth=of(segment.forward_growth),
-        held=of(segment.held),
-    )
+    return segment.sized(of, of, of, of)

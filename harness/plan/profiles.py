@@ -247,22 +247,10 @@ def _kernel(model: ModelSection) -> str | None:
 
 
 def find_profile(
-    config: Mapping[str, Any],
-    *,
-    route: str,
-    attention: str | None,
-    checkpointing: bool | str,
-    single_sample: bool,
-    device: str,
-    dropout: float | None = 0.0,
-    adapter: Mapping[str, Any] | None = None,
-    trace: Trace | None = None,
+    config: Mapping[str, Any], *, trace: Trace | None = None, **variant: Any
 ) -> ActivationProfile:
     """The same for a Hugging Face configuration."""
-    found = _shipped_or_request(
-        config, route=route, attention=attention, checkpointing=checkpointing, single_sample=single_sample,
-        device=device, dropout=dropout, adapter=adapter,
-    )  # fmt: skip
+    found = _shipped_or_request(config, variant)
     return traced(found, trace) if isinstance(found, str) else found
 
 
@@ -281,32 +269,20 @@ def missing_profiles(scenarios: Iterable[Scenario]) -> list[str]:
         for again in (False, True) if between > 1 else (variant["checkpointing"],):
             with suppress(HarnessError):
                 found = _shipped_or_request(
-                    _local(workload, scenario.model.config), **(variant | {"checkpointing": again})
+                    _local(workload, scenario.model.config), variant | {"checkpointing": again}
                 )
                 if isinstance(found, str) and not _file(found).exists():
                     requests[found] = None
     return list(requests)
 
 
-def _shipped_or_request(
-    config: Mapping[str, Any],
-    *,
-    route: str,
-    attention: str | None,
-    checkpointing: bool | str,
-    single_sample: bool,
-    device: str,
-    dropout: float | None,
-    adapter: Mapping[str, Any] | None = None,
-) -> ActivationProfile | str:
-    """The profile, or what to ask of a tracer."""
-    variant: dict[str, Any] = {
-        "route": route, "attention": attention, "checkpointing": checkpointing, "device": device,
-        "single_sample": single_sample,
-    }  # fmt: skip
+def _shipped_or_request(config: Mapping[str, Any], asked: Mapping[str, Any]) -> ActivationProfile | str:
+    """The profile, or what to ask for it; `adapter` and `dropout` may be left out: none."""
+    dropout, adapter = asked.get("dropout", 0.0), asked.get("adapter")
+    variant = {name: value for name, value in asked.items() if name not in ("dropout", "adapter")}
     if dropout != 0:  # profiles are shipped without
         variant["dropout"] = dropout
-    if adapter is not None or isinstance(checkpointing, str):
+    if adapter is not None or isinstance(variant["checkpointing"], str):
         of_adapter = {} if adapter is None else {"adapter": dict(adapter)}
         return request_text(config, variant | of_adapter)
     shipped = _shipped().get(config_key(config), {}).get(variant_key(variant))

@@ -87,12 +87,12 @@ def plan_simulation(
 
 RING = "ring"
 """In place of a transport: bytes as a ring sends them, and no copies of them, as gloo makes."""
-PEAKS: dict[str, tuple[str, ...]] = {
-    "forward/backward": ("after_forward", "after_backward"),
-    "optimizer step": ("after_step",),
+PEAKS: dict[str, tuple[tuple[str, ...], tuple[MomentName, ...]]] = {
+    "forward/backward": (("after_forward", "after_backward"), ("forward/backward", "gradient reduction")),
+    "optimizer step": (("after_step",), ("optimizer step",)),
 }
-"""Moment of a prediction -> readings of the simulation that its peak is the highest of. Gradients are reduced
-while the backward pass runs, so one reading has both."""
+"""Readings of the simulation, and the moments of a prediction that they are the highest of. Gradients are
+reduced while the backward pass runs, so one reading has both."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,17 +277,13 @@ def _state_rows(result: SimulatedRank, workload: Workload | None) -> list[BytesR
 def _peak_rows(result: SimulatedRank, prediction: MemoryPrediction | None) -> list[BytesRow]:
     peaks = simulated_peaks(result)
     predicted = {m.name: m.device_bytes for m in prediction.moments} if prediction else {}
-    names: dict[str, tuple[MomentName, ...]] = {
-        "forward/backward": ("forward/backward", "gradient reduction"),
-        "optimizer step": ("optimizer step",),
-    }
     return [
         BytesRow(
             name=name,
             bytes=max(peaks[reading] for reading in readings),
-            expected_bytes=max((predicted[n] for n in names[name] if n in predicted), default=None),
+            expected_bytes=max((predicted[n] for n in moments if n in predicted), default=None),
         )
-        for name, readings in PEAKS.items()
+        for name, (readings, moments) in PEAKS.items()
         if all(reading in peaks for reading in readings)
     ]
 
