@@ -113,7 +113,7 @@ class Fsdp2Backend(Backend):
         super().__init__(options)
         reshards = SHARDINGS[sharding].reshards
         self.reshard: bool | int = getattr(options, "reshard", None) or reshards
-        self.hybrid = isinstance(options, HybridOptions)
+        self.hybrid = SHARDINGS[sharding].has_replicas
 
     def unmet_requirements(self, world: World) -> list[str]:
         if self.hybrid:

@@ -13,6 +13,8 @@ from typing import Literal
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion
 
+from harness.backends.explain import Unsupported
+
 Effect = Literal["wrong", "default", "traffic", "states", "time", "unsupported", "not run"]
 NOT_RUN = "no option asks for it; a DeepSpeed file that does is refused"
 IN_CLOSED_FORM = "the closed form has it, and reports name it where a run shows it"
@@ -332,6 +334,13 @@ def installed_version(library: str) -> str | None:
         return version(library)
     except PackageNotFoundError:
         return None
+
+
+def require_installed(package: str, setting: str, install: str = "") -> None:
+    """Raise Unsupported for a setting that needs this distribution where it is not installed."""
+    if installed_version(package) is None:
+        how = f"pip install {install or package}"
+        raise Unsupported(f"{setting} needs {package}, which is not installed: {how}")
 
 
 def not_installed(packages: Collection[str]) -> str:

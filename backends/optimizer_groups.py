@@ -72,20 +72,21 @@ def held_tensors(states: Iterable[Any]) -> Iterator[tuple[str, Tensor]]:
     """
     for state in states:
         for key, value in state.items() if isinstance(state, Mapping) else ():
-            for tensor in _tensors_in(value):
+            for tensor in tensors_in(value):
                 for held in stored_tensors(tensor):
                     yield str(key), held
 
 
-def _tensors_in(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Those in nested lists and mappings."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from _tensors_in(item)
+            yield from tensors_in(item)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _tensors_in(item)
+            yield from tensors_in(item)
 
 
 def _plain(value: Any) -> Any:

@@ -37,7 +37,7 @@ from harness.backends.zero_engine import ZeroEngine
 from harness.scratch import scratch_prefix
 
 from .explain import Unsupported
-from .zero_engine import tensors_in
+from .optimizer_groups import tensors_in
 
 BUFFERS = 4
 """`buffer_count`: a sub-group's masters, both moments and gradients are in memory while it is updated."""

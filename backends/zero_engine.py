@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from .checkpoints.zero_pieces import (
 )
 from .gradients import global_norm
 from .model_source import Loading
-from .optimizer_groups import describe_groups, held_tensors, set_rates, updated_tensors
+from .optimizer_groups import describe_groups, held_tensors, set_rates, tensors_in, updated_tensors
 from .optimizer_implementation import optimizer_implementation
 from .piece import Piece, Progress
 from .precision import dtype_name
@@ -48,18 +48,6 @@ KEPT_BY_DEEPSPEED: dict[TensorKind, tuple[str, ...]] = {
         "param_buffer_of_bit16_for_cpu_offload_groups",
     ),
 }
-
-
-def tensors_in(value: Any) -> Iterable[Tensor]:
-    """Flatten DeepSpeed's lists and dicts of tensors."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_in(item)
 
 
 def forget_second_copies(model: nn.Module) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -50,6 +51,15 @@ def end_asked(process: Any) -> None:
                 child.kill()
         process.join(TERMINATION_SECONDS if started else 0.0)
     process.kill()
+
+
+def await_end(process: subprocess.Popen[Any], seconds: float) -> None:
+    """Leave a process that was told to end so much time for it, then kill it."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def kill_groups(groups: set[int], started: float) -> None:

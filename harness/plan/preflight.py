@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from harness.backends import registry
 from harness.backends.base import World
 from harness.backends.explain import Unsupported
 from harness.backends.hybrid import unmet_hybrid, unmet_second_copy
+from harness.backends.library_facts import installed_version
 from harness.errors import HarnessError
 from harness.forms.dtypes import COMPUTE, DTYPE_BYTES
 from harness.judge.cell import Cell as NamedCell
@@ -206,10 +206,8 @@ def _ranks_per_node(scenario: Scenario) -> int:
 
 def _made_by() -> str:
     """'sharding-harness 0.1.0'; a checkout that is not installed has no version."""
-    try:
-        return f"{DISTRIBUTION} {version(DISTRIBUTION)}"
-    except PackageNotFoundError:
-        return f"{DISTRIBUTION}, not installed"
+    installed = installed_version(DISTRIBUTION)
+    return f"{DISTRIBUTION} {installed}" if installed else f"{DISTRIBUTION}, not installed"
 
 
 def _smallest(*limits: int | None) -> int | None:

@@ -48,14 +48,14 @@ class CheckpointProbe:
         form: SavedFormat = self.request.measure.checkpoint  # type: ignore[assignment]
         with (
             probes.memory_of("during_checkpoint", steps_taken),
-            self._measured("save", form, steps_taken),
+            measured("save", form, steps_taken, self.folder, self.world, self.events),
             probes.counting("checkpoint"),
         ):
             save(engine, self.folder, form)
         self._describe(engine, form, steps_taken)
         with (
             probes.memory_of("during_checkpoint_load", steps_taken),
-            self._measured("load", form, steps_taken),
+            measured("load", form, steps_taken, self.folder, self.world, self.events),
             probes.counting(LOADING_PHASE),
         ):
             load(engine, self.folder, form)
@@ -84,11 +84,6 @@ class CheckpointProbe:
             saved.write(self.folder)
             if form != "native":
                 self.write_model_config(self.folder)
-
-    @contextmanager
-    def _measured(self, operation: Literal["save", "load"], form: SavedFormat, step: int) -> Iterator[None]:
-        with measured(operation, form, step, self.folder, self.world, self.events):
-            yield
 
 
 @contextmanager

@@ -138,8 +138,12 @@ def pin_determinism(device: str, *, wanted: bool) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def is_deterministic(device: str) -> bool:
-    """Whether `pin_determinism`, or whoever came after it, leaves only deterministic kernels."""
+def is_deterministic(device: str | None = None) -> bool:
+    """Whether `pin_determinism`, or whoever came after it, leaves only deterministic kernels.
+
+    device: None for a GPU if the process has touched one.
+    """
+    device = device or ("cuda" if torch.cuda.is_initialized() else "cpu")
     only_warns = device == "cuda" and torch.is_deterministic_algorithms_warn_only_enabled()
     return torch.are_deterministic_algorithms_enabled() and not only_warns
 

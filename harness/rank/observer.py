@@ -393,5 +393,5 @@ def _bare_names(names: Iterable[str]) -> set[str]:
 def _process_facts() -> dict[str, Any]:
     return {
         "tf32": uses_tf32(),
-        "deterministic": is_deterministic("cuda" if torch.cuda.is_initialized() else "cpu"),
+        "deterministic": is_deterministic(),
     }

@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +21,7 @@ from harness.backends import registry
 from harness.backends.base import Backend, Engine, Unsupported, World
 from harness.backends.checkpoints.checksum import moments_checksum
 from harness.backends.explain import explain
+from harness.backends.library_facts import installed_version
 from harness.backends.precision import compute_dtype
 from harness.errors import HarnessError
 from harness.forms.terms import OwnForms
@@ -303,7 +303,7 @@ def _train(request: RunRequest, run_directory: Path, world: World, telling: _Tel
             setup_seconds=time.perf_counter() - telling.started - not_setup,
             effective=engine.effective(),
             native_config=engine.native_config(),
-            versions={name: _version(name) for name in backend.packages},
+            versions={name: installed_version(name) or "unknown" for name in backend.packages},
             initial_weights=initial,
             collectives=collectives,
             claim=registry.claimed_strategy(backend),
@@ -456,10 +456,3 @@ def _matmul_peaks(request: RunRequest) -> tuple[dict[str, float], float]:
     dist.barrier()
     peaks = measured_peaks(request.device, compute_dtype(request.job.training.held_precision))
     return peaks, time.perf_counter() - began
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"

@@ -295,15 +295,11 @@ class _History:
 
     def out_of_memory(self) -> list[dict[str, int | None]]:
         """Requests that failed."""
+        events = [event for event in self._trace if event["action"] == "oom"]
+        free = [event.get("device_free") for event in events]
         return [
-            {
-                "bytes": _whole(event.get("size")),
-                "device_free_bytes": event["device_free"]
-                if isinstance(event.get("device_free"), int)
-                else None,
-            }
-            for event in self._trace
-            if event["action"] == "oom"
+            {"bytes": _whole(event.get("size")), "device_free_bytes": left if isinstance(left, int) else None}
+            for event, left in zip(events, free, strict=True)
         ]
 
     def _size(self, index: int, size: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +44,10 @@ class Division:
 
     def as_json(self) -> dict[str, Any]:
         """The figures under the names of `harness trace --json`."""
-        names = (
-            "seconds",
-            "compute_seconds",
-            "communication_seconds",
-            "exposed_seconds",
-            "copy_seconds",
-            "idle_seconds",
-        )
-        return {name: getattr(self, name) for name in names} | {"overlap_share": self.overlap_share}
+        return asdict(self) | {"overlap_share": self.overlap_share}
+
+
+FIGURES = tuple(figure.name for figure in fields(Division))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +95,7 @@ def read_traces(paths: Sequence[Path]) -> list[RankTrace]:
         if rank.rank in given:
             raise HarnessError(
                 f"'{given[rank.rank]}' and '{rank.file}' are both of rank {rank.rank}; give each rank "
-                f"once, or "
-                "compare two runs with --baseline FILE"
+                "once, or compare two runs with --baseline FILE"
             )
         given[rank.rank] = rank.file
     return sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0))
@@ -121,9 +115,8 @@ def read_trace(path: Path) -> list[RankTrace]:
         raise HarnessError(f"trace '{path}' holds no event; record it while the program works")
     if not timeline.is_kineto:
         raise HarnessError(
-            f"trace '{path}' has {timeline.events:,} events, none of a category that torch.profiler "
-            f"writes (cpu_op, "
-            "kernel, gpu_memcpy, ...): it is a trace of another tool; give one of torch.profiler"
+            f"trace '{path}' has {timeline.events:,} events, none of a category that torch.profiler writes "
+            "(cpu_op, kernel, gpu_memcpy, ...): it is a trace of another tool; give one of torch.profiler"
         )
     distributed = file.settings.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
@@ -250,14 +243,9 @@ def _pairs(times: Sequence[int]) -> Iterable[Interval]:
 
 def _division(window: Interval, work: Work, *, known: bool) -> Division:
     row = divide(0, window, work)
-    return Division(
-        seconds=row["seconds"],
-        compute_seconds=row["compute_seconds"],
-        communication_seconds=row["communication_seconds"] if known else None,
-        exposed_seconds=row["exposed_seconds"] if known else None,
-        copy_seconds=row["copy_seconds"],
-        idle_seconds=row["idle_seconds"] if known else None,
-    )
+    unknown = () if known else ("communication_seconds", "exposed_seconds", "idle_seconds")
+    figures: dict[str, Any] = {name: None if name in unknown else row[name] for name in FIGURES}
+    return Division(**figures)
 
 
 def _steps(
@@ -294,7 +282,7 @@ def _remarks(trace: RankTrace, file: TraceFile, process: Process, *, known: bool
     if unsized:
         found.append(
             f"bytes of {unsized:,} of {len(trace.calls):,} collectives are n/a; record with "
-            f"record_shapes=True"
+            "record_shapes=True"
         )
     unnamed = sum(call.operation is None for call in trace.calls)
     if unnamed:

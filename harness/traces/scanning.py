@@ -97,8 +97,8 @@ class TraceFile:
                 raise self._too_large("unpacks to more")
             if self._read_bytes > max(EARLY_BYTES, LARGEST_RATIO * packed_size):
                 raise HarnessError(
-                    f"trace '{self.path}' unpacks to more than {LARGEST_RATIO} times its size, which "
-                    f"no trace does"
+                    f"trace '{self.path}' unpacks to more than {LARGEST_RATIO} times its size, which no "
+                    "trace does"
                 )
         self._ended = not data
         self._text = self._text[self._at :] + decode(data, final=self._ended)
@@ -183,8 +183,6 @@ class TraceFile:
             except RecursionError as error:
                 raise self._not_one("nests too deeply") from error
             if not self._more():
-                if self._ended and self._text[self._at :].strip():
-                    raise self._cut_off()
                 raise self._cut_off()
 
     def _next(self, gap: re.Pattern[str]) -> str:
@@ -228,8 +226,7 @@ class TraceFile:
         events = f" after {self._count:,} events" if self._count else ""
         return HarnessError(
             f"trace '{self.path}' is cut off{events}: its JSON does not end; copy it again, or let "
-            f"the program "
-            "end before you do"
+            "the program end before you do"
         )
 
     def _not_one(self, what: str) -> HarnessError:

@@ -57,13 +57,7 @@ class Skew:
     def as_json(self) -> dict[str, Any]:
         """The figures for programs."""
         return {
-            "ranks": [
-                {
-                    "rank": r.rank, "waited_seconds": r.waited_seconds, "caused_seconds": r.caused_seconds,
-                    "times_last": r.times_last,
-                }
-                for r in self.ranks
-            ],
+            "ranks": [{key: value for key, value in vars(r).items() if key != "label"} for r in self.ranks],
             "collectives": [vars(c) for c in self.collectives],
             "matched": self.matched,
             "unmatched": list(self.unmatched),

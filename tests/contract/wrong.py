@@ -8,6 +8,7 @@ from dataclasses import replace
 from torch.distributed.device_mesh import DeviceMesh
 
 from harness.backends.base import (
+    BackendOptions,
     BuildModel,
     BuildOptimizer,
     Engine,
@@ -16,7 +17,6 @@ from harness.backends.base import (
 )
 from harness.backends.ddp import DdpBackend
 from harness.backends.fsdp2 import Fsdp2Backend, synchronise
-from harness.backends.options import Fsdp2HybridOptions
 
 
 class LossScaledTwice(DdpBackend):
@@ -115,10 +115,15 @@ class WideReduction(Fsdp2Backend):
         return super().prepare(build_model, build_optimizer, replace(context, preset="like-for-like"))
 
 
-class ReplicasApart(Fsdp2Backend):
-    """Hybrid sharding that never reduces across replicas."""
+class Hybrid(Fsdp2Backend):
+    """What `fsdp-hybrid` runs."""
 
-    Options = Fsdp2HybridOptions
+    def __init__(self, options: BackendOptions) -> None:
+        super().__init__(options, sharding="hybrid")
+
+
+class ReplicasApart(Hybrid):
+    """Hybrid sharding that never reduces across replicas."""
 
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
@@ -133,10 +138,8 @@ class ReplicasApart(Fsdp2Backend):
         return engine
 
 
-class OtherReplicas(Fsdp2Backend):
+class OtherReplicas(Hybrid):
     """Hybrid sharding whose second row of ranks is turned round: each rank reduces with another replica."""
-
-    Options = Fsdp2HybridOptions
 
     def _mesh(self, world: World) -> DeviceMesh:
         return DeviceMesh(world.device, [[0, 1], [3, 2]], mesh_dim_names=("replicate", "shard"))

@@ -179,6 +179,9 @@ class ReplicasNeverReduced(Fsdp2Backend):
 
     Options = Fsdp2HybridOptions
 
+    def __init__(self, options: BackendOptions) -> None:
+        super().__init__(options, sharding="hybrid")
+
     def _mesh(self, world: World) -> DeviceMesh:
         return super()._mesh(world)["shard"]
 

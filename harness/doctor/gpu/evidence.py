@@ -19,23 +19,23 @@ Kernels = Mapping[int, Mapping[int, int]]
 """Kernels of NCCL by rank and traced step."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Evidence:
     """Everything that was measured; what is missing has its reason in `missing`."""
 
     gpus: Gpus
     ranks: int
     """Of the runs on several GPUs."""
-    records: Mapping[str, Record] = field(default_factory=dict)
+    records: dict[str, Record] = field(default_factory=dict)
     """By the names above."""
-    notes: Mapping[str, tuple[DeviceNote, ...]] = field(default_factory=dict)
+    notes: dict[str, tuple[DeviceNote, ...]] = field(default_factory=dict)
     """Of each run's ranks, in order."""
-    kernels: Mapping[str, Kernels] = field(default_factory=dict)
+    kernels: dict[str, Kernels] = field(default_factory=dict)
     """Of runs whose traces were kept."""
     fabric: FabricResult | None = None
     seconds_to_notice: float | None = None
     """From the planted lack of memory to the record that says so."""
-    missing: Mapping[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
     """Why a run, or the measurement of the network, was not made."""
     is_interrupted: bool = False
     """The user ended it: what was measured until then is there."""

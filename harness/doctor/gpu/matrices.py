@@ -20,7 +20,7 @@ from harness.errors import HarnessError
 from harness.forms.flops import is_stub
 from harness.import_path import module_command, safe_environment
 from harness.job.config import load_experiment
-from harness.launch.ending import die_with
+from harness.launch.ending import await_end, die_with
 from harness.record.store import Store
 from harness.shipped import resolve
 
@@ -153,19 +153,10 @@ def compare_until(matrix: Matrix, runs: Path, ends: float, report: Callable[[str
     finally:
         timer.cancel()
         end()  # once: a second signal would keep it from recording
-        _wait(process)
+        await_end(process, END_SECONDS)
     if told.is_set():
         return OUT_OF_TIME
     return None if code == 0 else f"harness compare ended with {code}: {last}"
-
-
-def _wait(process: subprocess.Popen[str]) -> None:
-    """Leave a comparison that was told to end the time to record the cell that runs."""
-    try:
-        process.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def predict(matrix: Matrix, gpu: str) -> dict[str, Any] | str:

@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.backends import registry
@@ -21,19 +21,17 @@ from harness.doctor.gpu.evidence import (
     SINGLE,
     ZERO,
     Evidence,
-    Kernels,
 )
 from harness.doctor.gpu.traces import read_kernels
 from harness.errors import HarnessError
 from harness.fabric.ranks import start_ranks
-from harness.fabric.result import FabricResult
 from harness.gpus.found import Gpus
 from harness.import_path import module_command, safe_environment
 from harness.job.batch import batch_layout, reference_layout
 from harness.job.config import load_experiment
 from harness.launch.cells import canonical_label, make_cell
+from harness.launch.ending import await_end
 from harness.launch.launcher import LocalLauncher, run_cell
-from harness.record import Record
 from harness.record.provenance import package_versions
 from harness.record.store import Store
 from harness.run_directory.events import FailureEvent, Tail
@@ -73,40 +71,28 @@ def gather(
 
     operations: of the network, as `harness fabric` takes them.
     """
-    gathering = _Gathering(
-        folder, Evidence(gpus=gpus, ranks=ranks_on(gpus)), time.monotonic() + seconds, report, operations
-    )
-    return gathering.all()
+    found = Evidence(gpus=gpus, ranks=ranks_on(gpus))
+    return _Gathering(folder, found, time.monotonic() + seconds, report, operations).all()
 
 
 @dataclass
 class _Gathering:
-    """What is known so far."""
+    """Adds to `found` what each run shows."""
 
     folder: Path
-    empty: Evidence
+    found: Evidence
     ends: float
     report: Callable[[str], None]
     operations: str
-    records: dict[str, Record] = field(default_factory=dict)
-    notes: dict[str, tuple[DeviceNote, ...]] = field(default_factory=dict)
-    kernels: dict[str, Kernels] = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)
-    seconds_to_notice: float | None = None
-    fabric: FabricResult | None = None
 
     def all(self) -> Evidence:
         """What all runs showed, or those until the user interrupts."""
-        is_interrupted = False
         try:
             self._make_all()
         except KeyboardInterrupt:
-            is_interrupted = True
-            self.missing |= {name: INTERRUPTED for name in (*RUNS, FABRIC) if name not in self.records}
-        return replace(
-            self.empty, records=self.records, notes=self.notes, kernels=self.kernels, fabric=self.fabric,
-            seconds_to_notice=self.seconds_to_notice, missing=self.missing, is_interrupted=is_interrupted,
-        )  # fmt: skip
+            self.found.is_interrupted = True
+            self.found.missing |= {n: INTERRUPTED for n in (*RUNS, FABRIC) if n not in self.found.records}
+        return self.found
 
     def _make_all(self) -> None:
         """Run on the CPU while `single` runs; what is timed runs alone."""
@@ -116,22 +102,24 @@ class _Gathering:
                 self._run(name, NOT_TRACED, 1)
             self._take_from_cpu(on_cpu)
         finally:
-            _end(on_cpu)
-        self._run(ZERO, NOT_TRACED, self.empty.ranks)
-        self._run(FULL, NOT_TRACED, self.empty.ranks)
-        products = () if self.empty.is_stub else ("measure.matmul_peak=true",)
-        self._run(SHARDED, (*WATCHED, *products), self.empty.ranks)
+            if on_cpu.poll() is None:
+                on_cpu.terminate()
+            await_end(on_cpu, END_SECONDS)
+        self._run(ZERO, NOT_TRACED, self.found.ranks)
+        self._run(FULL, NOT_TRACED, self.found.ranks)
+        products = () if self.found.is_stub else ("measure.matmul_peak=true",)
+        self._run(SHARDED, (*WATCHED, *products), self.found.ranks)
         self._measure_network()
 
     def _run(self, name: str, settings: tuple[str, ...], ranks: int) -> None:
         if (why := self._why_not(name)) is not None:
-            self.missing[name] = why
+            self.found.missing[name] = why
             return
         self.report(f"{name}: {BACKENDS[name]} on {ranks}")
         experiment = load_experiment(None, [*JOB, *settings])
         store = Store(self.folder / name.replace(" ", "-"))
         store.prepare()
-        layout = batch_layout(experiment.training, self.empty.ranks)
+        layout = batch_layout(experiment.training, self.found.ranks)
         if BACKENDS[name] == registry.REFERENCE:
             layout = reference_layout(layout, experiment.training)
         cell = make_cell(experiment, canonical_label(BACKENDS[name]), ranks, layout, 0, "cuda")
@@ -143,13 +131,13 @@ class _Gathering:
         if record.error is not None and record.error.kind == "Interrupted":
             raise KeyboardInterrupt
         directory = store.root / record.run_id
-        self.records[name] = record
-        found = (read_part(device_note(directory, rank), DeviceNote) for rank in range(ranks))
-        self.notes[name] = tuple(note for note in found if note is not None)
+        self.found.records[name] = record
+        notes = (read_part(device_note(directory, rank), DeviceNote) for rank in range(ranks))
+        self.found.notes[name] = tuple(note for note in notes if note is not None)
         if name == FULL:
-            self.seconds_to_notice = _since_failure(directory, ranks)
-        elif experiment.measure.trace and not self.empty.is_stub:
-            self.kernels[name] = read_kernels(record, directory)
+            self.found.seconds_to_notice = _since_failure(directory, ranks)
+        elif experiment.measure.trace and not self.found.is_stub:
+            self.found.kernels[name] = read_kernels(record, directory)
 
     def _why_not(self, name: str) -> str | None:
         if time.monotonic() > self.ends:
@@ -173,37 +161,28 @@ class _Gathering:
         try:
             process.wait(timeout=max(1.0, self.ends - time.monotonic()))
         except subprocess.TimeoutExpired:
-            self.missing[ON_CPU] = OUT_OF_TIME
+            self.found.missing[ON_CPU] = OUT_OF_TIME
             return
         records, _ = Store(self.folder / ON_CPU).records()
         if records:
-            self.records[ON_CPU] = records[0]
+            self.found.records[ON_CPU] = records[0]
         else:
             said = log_tail(self.folder / CPU_LOG).strip().splitlines()[-1:]
-            self.missing[ON_CPU] = f"it left no record: {''.join(said)}"
+            self.found.missing[ON_CPU] = f"it left no record: {''.join(said)}"
 
     def _measure_network(self) -> None:
-        if self.empty.ranks == 1 or self.empty.is_stub:
+        if self.found.ranks == 1 or self.found.is_stub:
             return
         if (why := self._why_not(FABRIC)) is not None:
-            self.missing[FABRIC] = why
+            self.found.missing[FABRIC] = why
             return
-        self.report(f"fabric: {self.operations} over {self.empty.ranks}")
+        self.report(f"fabric: {self.operations} over {self.found.ranks}")
         try:
-            self.fabric = start_ranks(self.empty.ranks, (*FABRIC_ARGUMENTS, "--operations", self.operations))
+            self.found.fabric = start_ranks(
+                self.found.ranks, (*FABRIC_ARGUMENTS, "--operations", self.operations)
+            )
         except HarnessError as error:
-            self.missing[FABRIC] = str(error)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a run that still goes on, with its ranks."""
-    if process.poll() is None:
-        process.terminate()
-    try:
-        process.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+            self.found.missing[FABRIC] = str(error)
 
 
 @contextmanager

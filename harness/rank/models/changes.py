@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from harness.backends.base import Unsupported
 from harness.backends.blocks import transformer_blocks
+from harness.backends.library_facts import require_installed
 from harness.errors import JobError
 from harness.forms.activations import SELECTIVE, blocks_between
 from harness.rank.data.samples import IGNORED
@@ -147,12 +147,7 @@ def narrow_layers(model: nn.Module) -> int:
 
 def _float8() -> tuple[type[nn.Linear], dict[str, Any]]:
     """torchao's class, and what an instance has beyond a linear layer."""
-    try:
-        version(PACKAGE)
-    except PackageNotFoundError as error:
-        raise Unsupported(
-            f"training.precision=fp8 needs {PACKAGE}, which is not installed: pip install {PACKAGE}"
-        ) from error
+    require_installed(PACKAGE, "training.precision=fp8")
     from torchao.float8.config import Float8LinearConfig
     from torchao.float8.float8_linear import Float8Linear
 

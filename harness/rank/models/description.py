@@ -66,10 +66,9 @@ def describe_geometry(model: Any) -> GeometryPart | None:
     experts = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
     if any((getattr(config, name, None) or 0) > 1 for name in experts):
         return None
-    layers, heads = (getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads"))
-    hidden = getattr(config, "hidden_size", None)
-    if not layers or not heads or not hidden:
+    if (sizes := _sizes(config)) is None:
         return None
+    layers, heads, head_size = sizes
     output = model.get_output_embeddings()
     looked_up = {
         id(module.weight): module.weight.numel()
@@ -80,7 +79,7 @@ def describe_geometry(model: Any) -> GeometryPart | None:
     return GeometryPart(
         multiplying_parameters=parameters - sum(looked_up.values()),
         layers=layers,
-        attention_width=heads * (getattr(config, "head_dim", None) or hidden // heads),
+        attention_width=heads * head_size,
     )
 
 
@@ -136,13 +135,17 @@ def describe_attention(model: nn.Module) -> AttentionPart | None:
     config = configuration(model)
     if config is None or not is_decoder(type(model).__name__):
         return None
-    layers, heads = (getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads"))
-    hidden = getattr(config, "hidden_size", None)
+    if (sizes := _sizes(config)) is None:
+        return None
+    layers, heads, size = sizes
+    keys = getattr(config, "num_key_value_heads", None) or heads
+    return AttentionPart(layers=layers, heads=heads, key_value_heads=keys, head_size=size)
+
+
+def _sizes(config: Any) -> tuple[int, int, int] | None:
+    """Layers, heads and the size of a head; None where the configuration does not say."""
+    names = ("num_hidden_layers", "num_attention_heads", "hidden_size")
+    layers, heads, hidden = (getattr(config, name, None) for name in names)
     if not layers or not heads or not hidden:
         return None
-    return AttentionPart(
-        layers=layers,
-        heads=heads,
-        key_value_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_size=getattr(config, "head_dim", None) or hidden // heads,
-    )
+    return layers, heads, getattr(config, "head_dim", None) or hidden // heads

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from harness.backends.base import Unsupported
 from harness.backends.blocks import transformer_blocks
 from harness.backends.explain import available, suggestion
+from harness.backends.library_facts import require_installed
 from harness.backends.precision import COMPUTE_DTYPES
 from harness.errors import JobError
 from harness.job.data import IMAGES
@@ -46,13 +45,7 @@ def quantise(model: nn.Module, compute: torch.dtype) -> None:
 
 
 def _layers() -> Any:
-    try:
-        version(PACKAGE)
-    except PackageNotFoundError as error:
-        raise Unsupported(
-            f"adapter.base_dtype=nf4 needs {PACKAGE}, which is not installed: pip install "
-            "'sharding-harness[qlora]'"
-        ) from error
+    require_installed(PACKAGE, "adapter.base_dtype=nf4", "'sharding-harness[qlora]'")
     import bitsandbytes
 
     return bitsandbytes.nn

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from harness.backends.base import OptimizerImplementation, Unsupported
 from harness.backends.blocks import transformer_blocks
+from harness.backends.library_facts import require_installed
 from harness.backends.optimizer_groups import LR_SCALE
 from harness.backends.optimizer_kinds import BLOCK_ELEMENTS, LEAST_ELEMENTS, LOW_BIT
 from harness.errors import JobError
@@ -163,12 +163,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "state1", "state2")
 def build_low_bit(groups: list[dict[str, Any]], section: OptimizerSection) -> torch.optim.Optimizer:
     """AdamW8bit with every constant explicit. Raises Unsupported where its library is missing."""
     library = LIBRARIES[section.kind]
-    try:
-        version(library)
-    except PackageNotFoundError as error:
-        raise Unsupported(
-            f"optimizer.kind={section.kind} needs {library}, which is not installed: pip install {library}"
-        ) from error
+    require_installed(library, f"optimizer.kind={section.kind}")
     return (_of_torchao if library == "torchao" else _of_bitsandbytes)(groups, section)
 
 

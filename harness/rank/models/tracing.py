@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.backends.base import Batch, Unsupported
 from harness.backends.blocks import transformer_blocks
+from harness.backends.optimizer_groups import tensors_in
 from harness.errors import JobError
 from harness.forms.layout import READ_ELSEWHERE, UnitCall, Use
 from harness.job.job import DEFAULT_TASK, Job
@@ -136,14 +137,8 @@ class AnswersForMeta(TorchDispatchMode):
 
 
 def tensors_with_gradient(value: Any) -> list[Tensor]:
-    """The tensors that need one in what a module takes or returns."""
-    if isinstance(value, Tensor):
-        return [value] if value.requires_grad else []
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, tuple | list):
-        return [tensor for part in value for tensor in tensors_with_gradient(part)]
-    return []
+    """Tensors in nested containers that take part in the backward pass."""
+    return [tensor for tensor in tensors_in(value) if tensor.requires_grad]
 
 
 @dataclass

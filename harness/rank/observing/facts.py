@@ -151,7 +151,7 @@ def observed_part(live: Live, optimizers: Optimizers, seen: Seen) -> ObservedPar
         compiled=is_compiled(live.bare),
         dropout=largest_dropout(live.bare),
         tf32=uses_tf32(),
-        deterministic=is_deterministic("cuda" if torch.cuda.is_initialized() else "cpu"),
+        deterministic=is_deterministic(),
     )
 
 
@@ -198,7 +198,7 @@ def settings_seen(
         "training.precision": PRECISIONS.get((compute, effective.master_dtype)),
         "training.gradient_clipping": effective.gradient_clipping,
         "training.activation_checkpointing": model.activation_checkpointing,
-        "training.deterministic": is_deterministic("cuda" if torch.cuda.is_initialized() else "cpu"),
+        "training.deterministic": is_deterministic(),
         "training.tf32": uses_tf32(),
     }
 

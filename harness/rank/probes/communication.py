@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from harness.backends.mesh import Mesh
+from harness.backends.optimizer_groups import tensors_in
 from harness.backends.pipeline.tags import PHASES
 from harness.backends.precision import dtype_name
 from harness.forms.workload import ELSEWHERE
@@ -155,7 +156,7 @@ class CommunicationCounter:
     def _count(self, op: str, arguments: tuple[Any, ...], tensors_at: int) -> None:
         boxed = next(a for a in arguments if isinstance(a, torch.ScriptObject))
         group = dist.ProcessGroup.unbox(boxed)
-        tensors = [] if op == "barrier" else _tensors(arguments[tensors_at])
+        tensors = [] if op == "barrier" else tensors_in(arguments[tensors_at])
         if op == "all_to_all" and _sends_to_one(arguments):
             op = "permute"
         # Only the root of these two holds the complete tensor; every rank has its piece.
@@ -220,14 +221,6 @@ def _sends_to_one(arguments: tuple[Any, ...]) -> bool:
     """Whether all of an all-to-all goes to a single rank: its splits are the lists among the arguments."""
     sizes = [a for a in arguments if isinstance(a, (list, tuple)) and a and isinstance(a[0], int)]
     return any(sum(size > 0 for size in split) == 1 < len(split) for split in sizes)
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in _tensors(item)]
-    return []
 
 
 def release_finished_collectives() -> None:
