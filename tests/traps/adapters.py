@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from harness.backends.base import (
+    BackendOptions,
     Batch,
     BuildModel,
     BuildOptimizer,
