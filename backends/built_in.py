@@ -138,23 +138,23 @@ ENTRIES = [
         for stage in (1, 2, 3)
     ),
     _entry(
-        "pp", "pipeline.backend:PipelineBackend", "pipeline_options:PipelineOptions",
+        "pp", "pipeline.backend:PipelineBackend", "PipelineOptions",
         "pipeline parallel: stages of blocks under a schedule of torch.distributed.pipelining",
         StrategyKind(family="pipeline", sharding="pipeline"),
     ),
     _entry(
-        "tp", "tensor:TensorBackend", "tensor_options:TensorOptions",
+        "tp", "tensor:TensorBackend", "TensorOptions",
         "DTensor: layers cut over ranks, nothing sharded",
         StrategyKind(family="tensor"),
     ),
     _entry(
-        "fsdp-tp", "tensor:FsdpTensorBackend", "tensor_options:FsdpTensorOptions",
+        "fsdp-tp", "tensor:FsdpTensorBackend", "FsdpTensorOptions",
         "FSDP2 on a 2-D mesh: layers cut over neighbours, states sharded across them",
         StrategyKind(family="fsdp2-tensor", sharding="full-shard"),
     ),
     *(
         _zero(
-            stage, "autotp-", "autotp:AutoTpBackend", "tensor_options:AutoTp",
+            stage, "autotp-", "autotp:AutoTpBackend", "AutoTp",
             f"DeepSpeed AutoTP (layers cut over neighbours) with ZeRO stage {stage}", layers="-tensor",
         )
         for stage in (1, 2, 3)

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
 from harness.backends.base import BackendOptions, Preset
+from harness.backends.explain import Unsupported
 from harness.backends.extensions import extensions
 from harness.backends.library_facts import fact
 from harness.backends.mesh import Mesh
@@ -310,3 +311,78 @@ class Ulysses12Options(SequenceOptions, Zero12Options):
 
 class Ulysses3Options(SequenceOptions, Zero3Options):
     """Ulysses under stage 3."""
+
+
+class TensorOptions(BackendOptions):
+    """Tensor parallelism."""
+
+    tensor: int | None = Field(
+        None, ge=2, description="ranks that cut each layer; default: all; groups of them are data parallel"
+    )
+
+    def mesh(self, world_size: int) -> Mesh:
+        return Mesh.of(world_size, {"data": None, "tensor": self.tensor or world_size})
+
+
+class FsdpTensorOptions(BackendOptions):
+    """FSDP2 of a model whose layers are cut."""
+
+    tensor: int = Field(2, ge=2, description="ranks that cut each layer; the others shard what these hold")
+
+    def mesh(self, world_size: int) -> Mesh:
+        return Mesh.of(world_size, {"shard": None, "tensor": self.tensor})
+
+
+class AutoTpOptions(BackendOptions):
+    """DeepSpeed AutoTP."""
+
+    tensor: int = Field(
+        2, ge=2, description="ranks that cut each layer; the others share states as ZeRO does"
+    )
+
+    def mesh(self, world_size: int) -> Mesh:
+        return Mesh.of(world_size, {"data": None, "tensor": self.tensor})
+
+
+class AutoTp12Options(AutoTpOptions, Zero12Options):
+    """AutoTP under stages 1 and 2."""
+
+
+class AutoTp3Options(AutoTpOptions, Zero3Options):
+    """AutoTP under stage 3."""
+
+
+class PipelineOptions(BackendOptions):
+    """Pipeline parallelism of torch.distributed.pipelining."""
+
+    schedule: Literal["1f1b", "gpipe", "interleaved"] = Field(
+        "1f1b",
+        description="1f1b: forward and backward passes alternate; gpipe: all forward passes first; "
+        "interleaved: as 1f1b, with several stages per rank",
+    )
+    stages: int | None = Field(
+        None, ge=2, description="ranks of one pipeline; default: all ranks. The others are data parallel"
+    )
+    micro_batches: PositiveInt | None = Field(
+        None,
+        description="parts into which a pipeline cuts the batch of a micro-step; default: as many as ranks",
+    )
+    stages_per_rank: int = Field(2, ge=2, description="stages that each rank holds, at schedule=interleaved")
+
+    def mesh(self, world_size: int) -> Mesh:
+        if world_size < 2:
+            raise Unsupported("a pipeline needs at least 2 ranks")
+        return Mesh.of(world_size, {"pipeline": self.stages or world_size, "data": None})
+
+    def parts(self, world_size: int) -> int:
+        """Micro-batches of a micro-step."""
+        return self.micro_batches or self.mesh(world_size).size("pipeline")
+
+    def stages_on(self, ranks: int) -> int:
+        """Stages of a pipeline over so many ranks."""
+        return ranks * (self.stages_per_rank if self.schedule == "interleaved" else 1)
+
+
+def parts_of(options: BackendOptions, world_size: int) -> int:
+    """Into how many equal parts the samples of a micro-step are cut: 1 unless the ranks are a pipeline."""
+    return options.parts(world_size) if isinstance(options, PipelineOptions) else 1

@@ -27,9 +27,9 @@ from harness.backends.fsdp2 import Fsdp2Backend, fsdp2_full_parameters
 from harness.backends.gradients import local_shard
 from harness.backends.loading import fill_sharded, this_device
 from harness.backends.model_source import model_source
+from harness.backends.options import FsdpTensorOptions, TensorOptions
 from harness.backends.piece import Piece
 from harness.backends.single import grad_scaler
-from harness.backends.tensor_options import FsdpTensorOptions, TensorOptions
 from harness.backends.tensor_parallel import copies, cut_layers
 from harness.backends.torch_engine import Strategy, TorchEngine
 

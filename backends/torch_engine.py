@@ -23,8 +23,13 @@ from harness.backends.checkpoints.adam import (
 from harness.backends.checkpoints.torch_pieces import bare_optimizer, whole_pieces
 from harness.backends.gradients import clip, fp32_norm, global_norm, local_shard
 from harness.backends.model_source import Loading
-from harness.backends.optimizer_groups import describe_groups, held_tensors, set_rates, updated_tensors
-from harness.backends.optimizer_implementation import optimizer_implementation
+from harness.backends.optimizer_groups import (
+    describe_groups,
+    held_tensors,
+    optimizer_implementation,
+    set_rates,
+    updated_tensors,
+)
 from harness.backends.piece import Piece, Progress
 from harness.backends.precision import autocast_dtype, dtype_name
 

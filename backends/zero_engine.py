@@ -21,8 +21,14 @@ from .checkpoints.zero_pieces import (
 )
 from .gradients import global_norm
 from .model_source import Loading
-from .optimizer_groups import describe_groups, held_tensors, set_rates, tensors_in, updated_tensors
-from .optimizer_implementation import optimizer_implementation
+from .optimizer_groups import (
+    describe_groups,
+    held_tensors,
+    optimizer_implementation,
+    set_rates,
+    tensors_in,
+    updated_tensors,
+)
 from .piece import Piece, Progress
 from .precision import dtype_name
 from .presets import HOOKED_WITHOUT_GATHER, TIMER_WAITS

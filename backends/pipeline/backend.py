@@ -24,6 +24,7 @@ from harness.backends.blocks import parameter_count
 from harness.backends.gradients import COUNTED_ELSEWHERE
 from harness.backends.loading import this_device
 from harness.backends.model_source import ModelSource, model_source
+from harness.backends.options import PipelineOptions
 from harness.backends.pipeline.cut import Cut, not_whole, why_not_cut, why_not_scheduled
 from harness.backends.pipeline.engine import Pipeline, PipelineEngine
 from harness.backends.pipeline.stage_module import (
@@ -32,7 +33,6 @@ from harness.backends.pipeline.stage_module import (
     require_cuttable,
     stages_of_parameters,
 )
-from harness.backends.pipeline_options import PipelineOptions
 from harness.backends.torch_engine import Strategy
 
 

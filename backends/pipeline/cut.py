@@ -8,6 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+ACTIVATIONS = 1
+GRADIENTS = 2
+PHASES = {ACTIVATIONS: "forward", GRADIENTS: "backward"}
+"""The pass that a message belongs to: a schedule runs both at a time, and sends both in one batch."""
 PIPELINED_MODELS = ("llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3")
 """Types of transformers' models that go on from `inputs_embeds` just as they go on from their own embedding,
 and apply only their head to what the last block and the norm give."""

@@ -17,9 +17,8 @@ from ..checkpoints.adam import flat, make_states
 from ..gradients import COUNTED_ELSEWHERE
 from ..piece import MOMENTS, Piece
 from ..torch_engine import Strategy, TorchEngine
-from .cut import Cut, not_whole
+from .cut import ACTIVATIONS, GRADIENTS, Cut, not_whole
 from .stage_module import Stage
-from .tags import ACTIVATIONS, GRADIENTS
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
 COMPUTING = ("forward", "backward")

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from harness.backends import registry
-from harness.backends.pipeline_options import parts_of
+from harness.backends.options import parts_of
 from harness.cli.arguments import command_line, default_ranks, require_gpus
 from harness.cli.device import resolve_device
 from harness.cli.options import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from harness.backends.options import PipelineOptions
 from harness.backends.pipeline.cut import Cut, why_not_cut
-from harness.backends.pipeline_options import PipelineOptions
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.layout import Tensor, elements
 from harness.forms.loading import with_pickled_plans

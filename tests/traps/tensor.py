@@ -7,8 +7,8 @@ from typing import Any
 from harness.backends import tensor_parallel
 from harness.backends.autotp import AutoTpBackend
 from harness.backends.base import Batch, BuildModel, BuildOptimizer, Engine, SetupContext
+from harness.backends.options import AutoTp12Options
 from harness.backends.tensor import TensorBackend
-from harness.backends.tensor_options import AutoTp12Options
 
 
 class TiedWeightsCutApart(TensorBackend):

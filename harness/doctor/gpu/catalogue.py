@@ -1,14 +1,450 @@
-"""All checks, in the order in which they are shown."""
+"""All checks of a GPU machine, in the order in which they are shown."""
 
 from __future__ import annotations
 
-from harness.doctor.gpu import amounts, devices, durations, failures, rates, same_job, traces
-from harness.doctor.gpu.check import Answer, Check, answer
-from harness.doctor.gpu.evidence import Evidence
+from statistics import median
+
+from harness.doctor.gpu.check import Answer, Check, Finding, answer, held
+from harness.doctor.gpu.evidence import (
+    AGAIN,
+    FABRIC,
+    FULL,
+    ON_CPU,
+    RUNS,
+    SHARDED,
+    SINGLE,
+    ZERO,
+    Evidence,
+)
+from harness.forms.flops import find_peak
+from harness.forms.terms import STEP_PHASES
+from harness.gpus.found import runs_on, sm_name
+from harness.judge.measures import all_ranks_counted, first_timed
+from harness.judge.rows import reason
+from harness.judge.run import Run
+from harness.judge.speed import compute_dtype, model_flops_per_second, share_of, sheet_peak
+from harness.judge.states import rank_states
+from harness.judge.volume import volume_differences
+from harness.record import RankPart, Record
+
+
+def devices_differ(evidence: Evidence) -> Finding:
+    """Each rank of a run has a device of its own."""
+    uuids = [note.uuid for note in evidence.notes.get(ZERO, ())]
+    if len(uuids) < evidence.ranks:
+        return "failed", f"{len(uuids)} of {evidence.ranks} ranks named their device"
+    return held(len(set(uuids)) == len(uuids), f"{len(set(uuids))} devices for {len(uuids)} ranks")
+
+
+def transport_is_nccl(evidence: Evidence) -> Finding:
+    """Collectives go through NCCL."""
+    found = {evidence.records[name].world.collectives for name in (ZERO, SHARDED)}
+    return held(found == {"nccl"}, ", ".join(sorted(found)))
+
+
+def architecture_is_built(evidence: Evidence) -> Finding:
+    """torch's wheel has kernels for every device."""
+    gpus = evidence.gpus
+    if not gpus.architectures:
+        return "n/a", f"{gpus.wheel} names no architectures"
+    names, lacking = [], []
+    for gpu in gpus.devices:
+        own = gpu.amd_architecture or sm_name(gpu.capability)
+        names.append(own)
+        if gpu.amd_architecture:
+            runs = own in gpus.architectures
+        else:
+            runs = runs_on(gpu.capability, gpus.architectures)
+        if not runs:
+            lacking.append(own)
+    listed = ", ".join(gpus.architectures)
+    if lacking:
+        return "failed", f"{', '.join(dict.fromkeys(lacking))} is not served by {listed}"
+    return "ok", f"{', '.join(dict.fromkeys(names))} is served by {listed}"
+
+
+LOSS_TOLERANCE = 1e-5
+"""Relative; fp32 without TF32, so what differs is the order of additions."""
+
+
+def digests_are_equal(evidence: Evidence) -> Finding:
+    """Every strategy starts from the weights of `single`."""
+    runs = (SINGLE, ZERO, SHARDED)
+    digests = {name: w.digest for name in runs if (w := evidence.records[name].initial_weights) is not None}
+    other = [name for name in runs if digests.get(name) != digests.get(SINGLE) or name not in digests]
+    if other:
+        return "failed", f"{', '.join(other)}: other initial weights than {SINGLE}, or none digested"
+    return "ok", f"{digests[SINGLE][:12]} in {len(runs)} runs"
+
+
+def repeats_are_equal(evidence: Evidence) -> Finding:
+    """Two runs of `single` have the same bits."""
+    first, second = evidence.records[SINGLE], evidence.records[AGAIN]
+    for before, after in zip(first.steps, second.steps, strict=False):
+        if (before.loss, before.gradient_norm) != (after.loss, after.gradient_norm):
+            return "failed", f"step {before.step}: losses {before.loss!r} and {after.loss!r}"
+    weights = (first.final_weights, second.final_weights)
+    if len(first.steps) != len(second.steps) or None in weights:
+        return "failed", "a run lacks steps, or the digest of its last weights"
+    same = weights[0] is not None and weights[1] is not None and weights[0].digest == weights[1].digest
+    return held(
+        same, f"{len(first.steps)} losses and norms are equal, last weights {'too' if same else 'differ'}"
+    )
+
+
+def loss_is_that_of_the_cpu(evidence: Evidence) -> Finding:
+    """The first step's loss, relative to the CPU's."""
+    ours, cpu = (evidence.records[name].steps[0].loss for name in (SINGLE, ON_CPU))
+    if ours is None or cpu is None:
+        return "failed", f"losses {ours} and {cpu}"
+    difference = abs(ours - cpu) / abs(cpu)
+    return held(difference <= LOSS_TOLERANCE, f"differs by {difference:.1e}")
+
+
+STRATEGIES = (ZERO, SHARDED)
+NORM_SHARE = 0.01
+"""Of the gradients, while their norm is taken."""
+BESIDES_BYTES = 3 * 2**30
+"""CUDA's context, NCCL's buffers and cuBLAS's workspaces, which torch's allocator does not serve."""
+
+
+def volumes_are_as_expected(evidence: Evidence) -> Finding:
+    """Payload of every kind of collective."""
+    for name in STRATEGIES:
+        differences = volume_differences(evidence.records[name])
+        if differences is None:
+            return "failed", f"{name}: nothing is expected, or no step was probed"
+        if differences:
+            first = differences[0]
+            return "failed", (
+                f"{name}, rank {first.rank}, {first.phase}: {first.op} of {first.dtype} moved "
+                f"{first.measured_bytes:,} bytes, expected {first.expected_bytes:,}"
+            )
+    return "ok", f"every collective of {' and '.join(STRATEGIES)}"
+
+
+def states_are_as_expected(evidence: Evidence) -> Finding:
+    """Weights, gradients and optimizer states of every rank."""
+    sizes = []
+    for name in STRATEGIES:
+        states = rank_states(evidence.records[name])
+        if len(states) < evidence.records[name].world.world_size:
+            return "failed", f"{name}: {len(states)} ranks measured their states"
+        for of_rank in states:
+            if of_rank.expected is None:
+                return "failed", f"{name}: nothing is expected"
+            expected = of_rank.expected.model_state_bytes
+            if of_rank.measured_bytes != expected:
+                return "failed", (
+                    f"{name}, rank {of_rank.rank}: {of_rank.measured_bytes:,} bytes, expected {expected:,}"
+                )
+        sizes.append(f"{name} {max(of_rank.measured_bytes for of_rank in states):,}")
+    return "ok", f"{', '.join(sizes)} bytes"
+
+
+def norm_needs_no_copy(evidence: Evidence) -> Finding:
+    """What taking the norm allocates."""
+    notes = evidence.notes.get(SHARDED, ())
+    if not notes:
+        return "failed", "no rank noted it"
+    share = max(note.norm_peak_bytes / note.gradient_bytes for note in notes)
+    return held(share <= NORM_SHARE, f"{share:.3%} of {notes[0].gradient_bytes / 1e6:.0f} MB")
+
+
+def driver_agrees(evidence: Evidence) -> Finding:
+    """NVML's figure of the process against what torch reserved."""
+    moments = [
+        moment
+        for name in RUNS
+        if name in evidence.records
+        for rank in evidence.records[name].ranks
+        for moment in rank.memory
+    ]
+    besides = [
+        moment.device_used_bytes - moment.reserved_bytes
+        for moment in moments
+        if moment.device_used_bytes is not None
+        and moment.device_used_of != "device"
+        and moment.reserved_bytes is not None
+    ]
+    if not besides:
+        unknown = [moment.device_used_unknown for moment in moments if moment.device_used_unknown]
+        return "n/a", unknown[0] if unknown else "no step was probed on a GPU"
+    least, most = min(besides), max(besides)
+    detail = f"{least / 1e6:,.0f} to {most / 1e6:,.0f} MB above what torch reserved"
+    return held(least >= 0 and most <= BESIDES_BYTES, detail)
+
+
+PHASE_TOLERANCE = STEP_TOLERANCE = 0.02
+ITS_CLOCK = "its events read the host's clock"
+
+
+def phases_add_up(evidence: Evidence) -> Finding:
+    """Forward, backward and update, with the fetching of data, against the step."""
+    worst = 0.0
+    for name in (ZERO, SHARDED):
+        record = evidence.records[name]
+        first = first_timed(record)
+        for rank in record.ranks:
+            steps = rank.step_seconds[first:]
+            if not steps or len(rank.phase_seconds) == 0:
+                return "failed", f"{name}, rank {rank.rank}: no timed step"
+            worst = max(worst, median(_gap(rank, first + index) for index in range(len(steps))))
+    return held(worst <= PHASE_TOLERANCE, f"off by {worst:.2%} of the median step")
+
+
+def _gap(rank: RankPart, step: int) -> float:
+    """How far phases are from the step, relative to it; between them the host may fetch data."""
+    seconds, data = rank.step_seconds[step], rank.data_seconds[step]
+    phases = sum(of_phase[step] for of_phase in rank.phase_seconds.values())
+    return max(0.0, phases - seconds, seconds - data - phases) / seconds
+
+
+def clock_agrees_with_events(evidence: Evidence) -> Finding:
+    """The loop's clock against events that were recorded outside of it."""
+    worst = 0.0
+    for name in (ZERO, SHARDED):
+        record, notes = evidence.records[name], evidence.notes.get(name, ())
+        first = first_timed(record)
+        if len(notes) < len(record.ranks) or first >= len(record.steps):
+            return "failed", f"{name}: {len(notes)} of {len(record.ranks)} ranks noted events of timed steps"
+        for rank, note in zip(record.ranks, notes, strict=False):
+            if len(note.event_step_seconds) != len(rank.step_seconds):
+                return "failed", (
+                    f"{name}, rank {rank.rank}: {len(note.event_step_seconds)} pairs of events in "
+                    f"{len(rank.step_seconds)} steps"
+                )
+            pairs = zip(rank.step_seconds[first:], note.event_step_seconds[first:], strict=True)
+            worst = max(worst, median(abs(clock - events) / events for clock, events in pairs))
+    return held(worst <= STEP_TOLERANCE, f"off by {worst:.2%} of the median step")
+
+
+def no_device_wait(evidence: Evidence) -> Finding:
+    """DeepSpeed's micro-steps only queue work."""
+    record, notes = evidence.records[ZERO], evidence.notes.get(ZERO, ())
+    if (
+        not notes
+        or not record.steps
+        or any(len(note.synchronisations) != len(record.steps) for note in notes)
+    ):
+        return "failed", "not every rank noted every step"
+    most = max(count for note in notes for count in note.synchronisations)
+    return held(most == 0, f"{most} in the {notes[0].micro_steps} micro-steps of a step")
+
+
+NO_CUPTI = "it has no CUPTI"
+ADDS_UP = 0.01
+
+
+def steps_divide(evidence: Evidence) -> Finding:
+    """Computing, exposed communication and idling of each traced step."""
+    record = evidence.records[SHARDED]
+    for rank in record.ranks:
+        if not rank.overlap:
+            return "failed", f"rank {rank.rank} has no traced step"
+        for part in rank.overlap:
+            communicates = part.communication_seconds > 0 or evidence.ranks == 1
+            if part.compute_seconds <= 0 or not communicates:
+                return "failed", (
+                    f"rank {rank.rank}, step {part.step}: computing {part.compute_seconds:.6f} s, "
+                    f"communication {part.communication_seconds:.6f} s"
+                )
+            total = part.compute_seconds + part.exposed_seconds + part.idle_seconds
+            # Copies that run alone are the rest of the step.
+            rest = part.seconds - total
+            most = (part.copy_seconds or 0.0) + ADDS_UP * part.seconds
+            if not -ADDS_UP * part.seconds <= rest <= most:
+                return (
+                    "failed",
+                    f"rank {rank.rank}: parts are {total:.6f} s of a step of {part.seconds:.6f} s",
+                )
+    computing = record.ranks[0].overlap[-1]
+    return "ok", f"computing is {computing.compute_seconds / computing.seconds:.0%} of a step"
+
+
+def kernels_are_counted(evidence: Evidence) -> Finding:
+    """Kernels of NCCL in a traced step against the collectives counted in a probed one."""
+    record, kernels = evidence.records[SHARDED], evidence.kernels.get(SHARDED, {})
+    expected = collectives_per_step(record)
+    if not kernels or not expected:
+        return "failed", "no trace was kept, or no collective was counted"
+    for rank, steps in kernels.items():
+        for step, count in steps.items():
+            if count != expected.get(rank):
+                return "failed", (
+                    f"rank {rank}, step {step}: {count} kernels of NCCL, {expected.get(rank)} collectives"
+                )
+    return held(all(kernels.values()), f"{max(expected.values()):g} a step")
+
+
+def collectives_per_step(record: Record) -> dict[int, float]:
+    """Calls of each rank in a probed step that move something; {} where none was counted."""
+    probed = record.windows.probed if record.windows else 0
+    if not probed or not all_ranks_counted(record):
+        return {}
+    calls: dict[int, int] = {}
+    for row in record.comm:
+        if row.phase in STEP_PHASES and row.group_size > 1:
+            calls[row.rank] = calls.get(row.rank, 0) + row.calls
+    return {rank: count / probed for rank, count in calls.items()}
+
+
+LEAST_SHARE, MOST_SHARE = 0.40, 1.05
+"""Of the data sheet: large products reach 60 to 90 %; a sheet's clock may be exceeded a little."""
+LEAST_BUS, MOST_BUS = 1e9, 1e12
+"""Bytes per second between two GPUs of a machine: below, even PCIe 3.0 x1 is faster; above, no link."""
+MOST_LATENCY_SECONDS = 1e-3
+NO_SPEED = "its speed is that of the host"
+
+
+def products_reach_the_sheet(evidence: Evidence) -> Finding:
+    """Matrix products alone on each rank."""
+    record = evidence.records[SHARDED]
+    dtype = compute_dtype(record) or ""
+    shares = []
+    for rank in record.ranks:
+        rate, sheet = rank.matmul_flops_per_second.get(dtype), find_peak(rank.device_name, dtype)
+        if sheet is None:
+            return "n/a", f"no data sheet is known for {rank.device_name} in {dtype}"
+        if rate is None:
+            return "failed", f"rank {rank.rank} measured no matrix products in {dtype}"
+        shares.append(rate / sheet[0])
+    detail = f"{min(shares):.0%} to {max(shares):.0%} in {dtype}"
+    return held(min(shares) >= LEAST_SHARE and max(shares) <= MOST_SHARE, detail)
+
+
+def utilisation_is_possible(evidence: Evidence) -> Finding:
+    """Model FLOPs of the timed steps over the data sheet."""
+    record = evidence.records[SHARDED]
+    share = share_of(model_flops_per_second(Run.of(record)), sheet_peak(record))
+    if share is None:
+        return "n/a", f"no data sheet is known for {record.ranks[0].device_name}, or no step was timed"
+    return held(share < 1.0, f"{share:.2%} of a tiny model")
+
+
+def network_is_plausible(evidence: Evidence) -> Finding:
+    """All-reduce over all ranks."""
+    result = evidence.fabric
+    if result is None:
+        return "skipped", evidence.missing.get(FABRIC, "the network was not measured")
+    bus, latency = result.bus_bandwidth(), result.latency_seconds()
+    if bus is None or latency is None:
+        return "failed", "all-reduce was not measured"
+    detail = f"{bus / 1e9:.1f} GB/s, {latency * 1e6:.0f} us over {result.transport}"
+    return held(LEAST_BUS <= bus <= MOST_BUS and latency <= MOST_LATENCY_SECONDS, detail)
+
+
+MOST_SECONDS = 15.0
+
+
+def lack_is_recorded(evidence: Evidence) -> Finding:
+    """One rank asks for more memory than there is while the others wait for it."""
+    if FULL not in evidence.records:
+        return "skipped", evidence.missing.get(FULL, "the run was not made")
+    record = evidence.records[FULL]
+    if record.status != "oom":
+        return "failed", f"recorded as {record.status}: {reason(record) or 'no reason given'}"
+    seconds = evidence.seconds_to_notice
+    if seconds is None:
+        return "failed", "recorded as oom, but no rank said when"
+    return held(seconds <= MOST_SECONDS, f"recorded after {seconds:.1f} s")
+
+
+def next_run_is_well(evidence: Evidence) -> Finding:
+    """The run that follows the one without memory."""
+    if FULL not in evidence.records:
+        return "skipped", evidence.missing.get(FULL, "the run without memory was not made")
+    return "ok", f"{SHARDED} ended as ok"
+
 
 CHECKS: tuple[Check, ...] = (
-    *devices.CHECKS, *same_job.CHECKS, *amounts.CHECKS, *durations.CHECKS, *traces.CHECKS, *rates.CHECKS,
-    *failures.CHECKS,
+    Check(
+        id="devices", question="Does each rank have a device of its own?", tolerance="distinct UUIDs",
+        judge=devices_differ, runs=(ZERO,), least_ranks=2,
+    ),
+    Check(
+        id="transport", question="Do collectives go through NCCL?", tolerance="nccl",
+        judge=transport_is_nccl, runs=(ZERO, SHARDED),
+    ),
+    Check(
+        id="architecture", question="Does torch's wheel have kernels for the device?",
+        tolerance="in torch's list", judge=architecture_is_built,
+        not_on_stub="its architecture is made up",
+    ),
+    Check(
+        id="initial-weights", question="Do strategies start from the weights of `single`?",
+        tolerance="equal digests", judge=digests_are_equal, runs=(SINGLE, ZERO, SHARDED),
+    ),
+    Check(
+        id="repeat", question="Does `single` repeat itself?", tolerance="bit-equal",
+        judge=repeats_are_equal, runs=(SINGLE, AGAIN),
+    ),
+    Check(
+        id="cpu-loss", question="Is the first loss that of the CPU?", tolerance=f"{LOSS_TOLERANCE:g}",
+        judge=loss_is_that_of_the_cpu, runs=(SINGLE, ON_CPU),
+        not_on_stub="its kernels are the CPU's",
+    ),
+    Check(
+        id="traffic", question="Do collectives move what closed forms say?", tolerance="to the byte",
+        judge=volumes_are_as_expected, runs=STRATEGIES,
+    ),
+    Check(
+        id="states", question="Are model states as large as closed forms say?", tolerance="to the byte",
+        judge=states_are_as_expected, runs=STRATEGIES,
+    ),
+    Check(
+        id="norm", question="Is the gradient norm taken without a copy?",
+        tolerance=f"{NORM_SHARE:.0%} of the gradients", judge=norm_needs_no_copy,
+        runs=(SHARDED,), not_on_stub="its kernels run on the host, with other temporaries",
+    ),
+    Check(
+        id="driver-memory", question="Does the driver see what torch reserved?",
+        tolerance="reserved + 0 to 3 GiB", judge=driver_agrees, runs=(SHARDED,),
+        not_on_stub="it has no NVML",
+    ),
+    Check(
+        id="phases", question="Do phases add up to the step?", tolerance=f"{PHASE_TOLERANCE:.0%}",
+        judge=phases_add_up, runs=(ZERO, SHARDED), not_on_stub=ITS_CLOCK,
+    ),
+    Check(
+        id="step-time", question="Is the step's time that of CUDA events?", tolerance=f"{STEP_TOLERANCE:.0%}",
+        judge=clock_agrees_with_events, runs=(ZERO, SHARDED), not_on_stub=ITS_CLOCK,
+    ),
+    Check(
+        id="deepspeed-waits", question="Does DeepSpeed run micro-steps without a device synchronisation?",
+        tolerance="none", judge=no_device_wait, runs=(ZERO,),
+    ),
+    Check(
+        id="trace", question="Does a traced step divide into computing, communication and idling?",
+        tolerance=f"adds up to {ADDS_UP:.0%}", judge=steps_divide, runs=(SHARDED,), not_on_stub=NO_CUPTI,
+    ),
+    Check(
+        id="kernels", question="Does each collective that was counted run a kernel of NCCL?",
+        tolerance="equal numbers", judge=kernels_are_counted, runs=(SHARDED,), least_ranks=2,
+        not_on_stub=NO_CUPTI,
+    ),
+    Check(
+        id="products", question="Do matrix products reach the data sheet?",
+        tolerance=f"{LEAST_SHARE:.0%} to {MOST_SHARE:.0%}", judge=products_reach_the_sheet, runs=(SHARDED,),
+        not_on_stub=NO_SPEED,
+    ),
+    Check(
+        id="utilisation", question="Is the model FLOPs utilisation possible?", tolerance="below 100%",
+        judge=utilisation_is_possible, runs=(SHARDED,), not_on_stub=NO_SPEED,
+    ),
+    Check(
+        id="fabric", question="Is the speed of the network plausible?",
+        tolerance="1 to 1,000 GB/s, at most 1 ms", judge=network_is_plausible, least_ranks=2,
+        not_on_stub=NO_SPEED,
+    ),
+    Check(
+        id="out-of-memory", question="Is a lack of memory recorded as such?",
+        tolerance=f"oom, within {MOST_SECONDS:.0f} s", judge=lack_is_recorded,
+    ),
+    Check(
+        id="after-out-of-memory", question="Does the next run succeed?", tolerance="ok",
+        judge=next_run_is_well, runs=(SHARDED,),
+    ),
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from harness.backends import registry
 from harness.doctor.gpu.evidence import (
@@ -21,8 +23,8 @@ from harness.doctor.gpu.evidence import (
     SINGLE,
     ZERO,
     Evidence,
+    Kernels,
 )
-from harness.doctor.gpu.traces import read_kernels
 from harness.errors import HarnessError
 from harness.fabric.ranks import start_ranks
 from harness.gpus.found import Gpus
@@ -32,11 +34,13 @@ from harness.job.config import load_experiment
 from harness.launch.cells import canonical_label, make_cell
 from harness.launch.ending import await_end
 from harness.launch.launcher import LocalLauncher, run_cell
+from harness.record import Record
 from harness.record.provenance import package_versions
 from harness.record.store import Store
 from harness.run_directory.events import FailureEvent, Tail
 from harness.run_directory.rank_state import WATCH, DeviceNote, device_note, log_tail, read_part
 from harness.run_directory.request import rank_file
+from harness.traces.kinds import KERNELS, STEP, is_communication
 
 JOB = (
     "training.global_batch_size=16", "training.accumulation_steps=2", "training.steps=16",
@@ -200,3 +204,28 @@ def _since_failure(directory: Path, ranks: int) -> float | None:
     events = (event for rank in range(ranks) for event in Tail(rank_file(directory, rank)).read())
     first = min((event.at for event in events if isinstance(event, FailureEvent)), default=None)
     return None if first is None else time.time() - first
+
+
+def read_kernels(record: Record, folder: Path) -> Kernels:
+    """Kernels of NCCL in each traced step, from the traces that a run kept."""
+    return {
+        artifact.rank: count_kernels(json.loads((folder / artifact.path).read_bytes()))
+        for artifact in record.artifacts
+        if artifact.kind == "trace" and artifact.rank is not None
+    }
+
+
+def count_kernels(trace: dict[str, Any]) -> dict[int, int]:
+    """By step; a kernel belongs to the step in which it begins, since a step ends when the device is done."""
+    events = trace.get("traceEvents", ())
+    steps = {
+        int(event["name"].removeprefix(STEP)): (event["ts"], event["ts"] + event["dur"])
+        for event in events
+        if event.get("cat") == "user_annotation" and str(event.get("name", "")).startswith(STEP)
+    }
+    begins = [
+        event["ts"]
+        for event in events
+        if event.get("cat") in KERNELS and is_communication(event["cat"], str(event.get("name", "")))
+    ]
+    return {step: sum(begin <= at < end for at in begins) for step, (begin, end) in steps.items()}

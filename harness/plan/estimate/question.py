@@ -10,8 +10,8 @@ from harness.backends.base import BackendOptions, Precision, World
 from harness.backends.explain import Unsupported
 from harness.backends.extensions import runs_cpu_adam, unmet_cpu_adam, unmet_files
 from harness.backends.hybrid import unmet_hybrid, unmet_second_copy
+from harness.backends.options import PipelineOptions
 from harness.backends.pipeline.cut import PIPELINED_MODELS, not_whole, why_not_cut, why_not_scheduled
-from harness.backends.pipeline_options import PipelineOptions
 from harness.backends.strategy import StrategyKind
 from harness.errors import HarnessError, JobError
 from harness.job.batch import BatchLayout, job_layout, layout_of, with_global_batch

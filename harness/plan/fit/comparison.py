@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from harness.backends import registry
-from harness.backends.pipeline_options import parts_of
+from harness.backends.options import parts_of
 from harness.errors import HarnessError
 from harness.job.batch import BatchLayout
 from harness.job.experiment import Experiment

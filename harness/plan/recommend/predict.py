@@ -9,7 +9,7 @@ from typing import Any, get_args
 from harness.backends import registry
 from harness.backends.entry import Entry
 from harness.backends.hybrid import SECOND_COPY
-from harness.backends.pipeline_options import parts_of
+from harness.backends.options import parts_of
 from harness.backends.strategy import StrategyKind
 from harness.errors import HarnessError
 from harness.forms.families import collectives

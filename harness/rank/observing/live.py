@@ -6,6 +6,7 @@ The engines only describe here: a script trains by itself.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ from harness.backends.fsdp1 import STRATEGIES, Fsdp1Engine, fsdp1_strategy
 from harness.backends.fsdp2 import Fsdp2Engine, fsdp2_strategy, parameter_groups
 from harness.backends.precision import dtype_name
 from harness.backends.torch_engine import Strategy, TorchEngine
+from harness.backends.zero_engine import ZeroEngine
 
 
 def fsdp1(
@@ -202,12 +204,12 @@ def _single(root: nn.Module, optimizers: Optimizers, context: SetupContext) -> L
     return Live(engine=TorchEngine(root, optimizers, context, strategy), bare=root, base=base, note=note)  # type: ignore[arg-type]
 
 
-def _zero(module: nn.Module, context: SetupContext) -> Live:
-    from harness.rank.observing.live_zero import zero
-
-    engine, base = zero(module, context)
-    bare: Any = module.module
-    return Live(engine=engine, bare=bare, base=base)
+def _zero(engine: Any, context: SetupContext) -> Live:
+    stage = int(engine.zero_optimization_stage())
+    config = json.loads(json.dumps(engine._config._param_dict, default=str))
+    count = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in engine.module.parameters())
+    reader = ZeroEngine(engine, context, config, stage, count)
+    return Live(engine=reader, bare=engine.module, base=f"zero{stage}")
 
 
 def _never(_module: nn.Module, _batch: Batch) -> Tensor:

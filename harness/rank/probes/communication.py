@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from harness.backends.mesh import Mesh
 from harness.backends.optimizer_groups import tensors_in
-from harness.backends.pipeline.tags import PHASES
+from harness.backends.pipeline.cut import PHASES
 from harness.backends.precision import dtype_name
 from harness.forms.workload import ELSEWHERE
 from harness.traces.operators import OPERATORS

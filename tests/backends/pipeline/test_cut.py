@@ -7,8 +7,8 @@ from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe, 
 
 from harness.backends.explain import Unsupported
 from harness.backends.mesh import Mesh
+from harness.backends.options import PipelineOptions
 from harness.backends.pipeline.cut import Cut, why_not_cut, why_not_scheduled
-from harness.backends.pipeline_options import PipelineOptions
 
 BLOCKS = tuple(f"model.layers.{index}" for index in range(5))
 

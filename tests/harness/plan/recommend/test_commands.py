@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.backends import registry
-from harness.backends.pipeline_options import parts_of
+from harness.backends.options import parts_of
 from harness.cli.arguments import split_backends
 from harness.forms.workload import second_copy_ranks
 from harness.job.batch import job_layout, layout_of
