@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.layout import Tensor
@@ -126,11 +127,7 @@ class ModelStates:
 
     def kinds(self, *, host: bool | None = None) -> dict[str, int]:
         """Bytes by kind; `host` True or False: only what lies there or on the device."""
-        sums: dict[str, int] = {}
-        for term in self.terms:
-            if host is None or term.host == host:
-                sums[term.kind] = sums.get(term.kind, 0) + term.bytes
-        return sums
+        return by_kind(term for term in self.terms if host is None or term.host == host)
 
     @property
     def file_bytes(self) -> int:
@@ -147,6 +144,23 @@ def states(terms: Sequence[Term], files: Sequence[Term] = ()) -> ModelStates:
     return ModelStates(
         terms=tuple(term for term in terms if term.bytes), files=tuple(term for term in files if term.bytes)
     )
+
+
+class OfKind(Protocol):
+    """A term of a memory sum, whoever made it."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def bytes(self) -> int: ...
+
+
+def by_kind(terms: Iterable[OfKind]) -> dict[str, int]:
+    """Bytes of terms by kind."""
+    sums: dict[str, int] = {}
+    for term in terms:
+        sums[term.kind] = sums.get(term.kind, 0) + term.bytes
+    return sums
 
 
 def merged(terms: Iterable[Term]) -> list[Term]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.backends.base import Preset
+from harness.errors import HarnessError
 from harness.job.experiment import Experiment
 from harness.plan.model import PlannedModel
 
@@ -81,3 +82,13 @@ def with_training_defaults(
         remarks.append(f"runtime.preset={PRESET}, since none is given")
     update = {"training": training, "data": data, "runtime": runtime}
     return experiment.model_copy(update=update), tuple(remarks)
+
+
+def require_context(model: PlannedModel, experiment: Experiment) -> None:
+    context = model.config.get("max_position_embeddings")
+    length = experiment.data.sequence_length
+    if isinstance(context, int) and length > context:
+        raise HarnessError(
+            f"data.sequence_length {length} is longer than {model.name}'s context of {context} positions; "
+            "shorten it or choose a model with a longer context"
+        )

@@ -13,6 +13,7 @@ from harness.forms.part import samples_at_once
 from harness.forms.peaks.course import Fullest, Phase
 from harness.forms.peaks.families import fullest_moments
 from harness.forms.peaks.walk import TRACED
+from harness.forms.terms import by_kind
 from harness.forms.zero3.states import own_settings
 from harness.plan.coverage import require_activations, require_course
 from harness.plan.part import part_of
@@ -81,8 +82,13 @@ class Moment:
     terms: tuple[MemoryTerm, ...]
 
     @property
+    def kinds(self) -> dict[str, int]:
+        """Bytes on the device by kind."""
+        return by_kind(term for term in self.terms if not term.host)
+
+    @property
     def device_bytes(self) -> int:
-        return sum(term.bytes for term in self.terms if not term.host)
+        return sum(self.kinds.values())
 
 
 @dataclass(frozen=True, kw_only=True)

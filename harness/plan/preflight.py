@@ -90,9 +90,8 @@ def judged(
 ) -> PredictionPart:
     """A prediction beside the memory that there is."""
     kinds = {"data": data_bytes} if data_bytes else {}
-    for term in prediction.decisive.terms:
-        if not term.host:
-            kinds[term.kind] = kinds.get(term.kind, 0) + term.bytes
+    for kind, size in prediction.decisive.kinds.items():
+        kinds[kind] = kinds.get(kind, 0) + size
     part = PredictionPart(
         peak_bytes=prediction.peak_bytes + data_bytes,
         moment=prediction.decisive.name,
@@ -137,14 +136,10 @@ def at_least(scenario: Scenario, limits: Limits) -> PredictionPart:
 
     A model from `model.factory` is whole once on a machine, or on each of its ranks before a library cuts it.
     """
-    terms = [term for term in scenario.states.terms if scenario.torch_device == "cpu" or not term.host]
-    kinds: dict[str, int] = {}
-    for term in terms:
-        kinds[term.kind] = kinds.get(term.kind, 0) + term.bytes
+    on_cpu = scenario.torch_device == "cpu"
+    kinds = scenario.states.kinds(host=None if on_cpu else False)
     held = sum(kinds.values())
-    on_host = (
-        held if scenario.torch_device == "cpu" else sum(t.bytes for t in scenario.states.terms if t.host)
-    )
+    on_host = held if on_cpu else sum(scenario.states.kinds(host=True).values())
     ranks = _ranks_per_node(scenario)
     built = setup_bytes(scenario) if scenario.job.model.factory else 0
     builders = ranks if scenario.model.whole_because else 1

@@ -98,32 +98,20 @@ def _moments(memory: MemoryPrediction | None) -> dict[str, dict[str, int]] | Non
     """Bytes by kind at each moment."""
     if memory is None:
         return None
-    found: dict[str, dict[str, int]] = {}
-    for moment in memory.moments:
-        kinds = found.setdefault(moment.name, {})
-        for term in moment.terms:
-            if not term.host:
-                kinds[term.kind] = kinds.get(term.kind, 0) + term.bytes
-    return found
+    return {moment.name: moment.kinds for moment in memory.moments}
+
+
+FIGURES = (
+    "computing_seconds", "communication_seconds", "exposed_seconds", "step_seconds",
+    "tokens_per_second_per_gpu", "model_flops_utilization", "guide_ratio", "peak_ratio",
+)  # fmt: skip
+"""Of a speed, under the same names."""
 
 
 def _speed(row: EstimateRow) -> dict[str, Any]:
     speed = row.speed
-    values = {
-        "computing_seconds": speed.computing_seconds,
-        "communication_seconds": speed.communication_seconds,
-        "exposed_seconds": speed.exposed_seconds,
-        "step_seconds": speed.step_seconds,
-        "tokens_per_second_per_gpu": speed.tokens_per_second_per_gpu,
-        "model_flops_utilization": speed.model_flops_utilization,
-        "guide_ratio": speed.guide_ratio,
-        "peak_ratio": speed.peak_ratio,
-    } if isinstance(speed, SpeedPrediction) else dict.fromkeys(
-        ("computing_seconds", "communication_seconds", "exposed_seconds", "step_seconds",
-         "tokens_per_second_per_gpu", "model_flops_utilization", "guide_ratio", "peak_ratio")
-    )  # fmt: skip
     return {
-        **values,
+        **{name: getattr(speed, name) if speed else None for name in FIGURES},
         "hours_per_billion_tokens": row.hours_per_billion_tokens,
         "kilowatt_hours_per_billion_tokens": row.kilowatt_hours_per_billion_tokens,
         "speed_unknown": row.speed_unknown,

@@ -21,7 +21,7 @@ from harness.job.pairs import why_refused as why_pair_refused
 from harness.launch.cells import canonical_label
 from harness.plan.adapters import why_refused
 from harness.plan.constants import TimeConstants
-from harness.plan.device import Device, Fabric
+from harness.plan.device import Device, Fabric, require_context
 from harness.plan.model import PlannedModel
 from harness.plan.scenario import Scenario
 
@@ -160,7 +160,7 @@ def question(
     """
     asked, experiment = experiment, _with_batch(experiment)
     by_default = () if experiment is asked else ("training.micro_batch_size=1, since no batch is given",)
-    _check_sequence(model, experiment)
+    require_context(model, experiment)
     labels = dict.fromkeys(label for name in backends for label in _expand(name))
     for size in world_sizes:
         if size > ranks_per_node and size % ranks_per_node:
@@ -233,16 +233,6 @@ def _with_batch(experiment: Experiment) -> Experiment:
         return experiment
     one = training.model_copy(update={"micro_batch_size": 1})
     return experiment.model_copy(update={"training": one})
-
-
-def _check_sequence(model: PlannedModel, experiment: Experiment) -> None:
-    context = model.config.get("max_position_embeddings")
-    length = experiment.data.sequence_length
-    if isinstance(context, int) and length > context:
-        raise HarnessError(
-            f"data.sequence_length {length} is longer than {model.name}'s context of {context} positions; "
-            "shorten it or choose a model with a longer context"
-        )
 
 
 def _expand(name: str) -> Iterable[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 from typing import Any, Protocol
@@ -34,6 +34,13 @@ class Tries(Protocol):
 
     def run(self, micro_batch_size: int, sequence_length: int | None = None) -> Trial:
         """Try one size."""
+
+
+SIZE_OF: Mapping[str, Callable[[Trial], int]] = {
+    "micro-batch": lambda trial: trial.micro_batch_size,
+    "sequence": lambda trial: trial.sequence_length,
+}
+"""What is looked for, and where a trial has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +81,7 @@ class Found:
 
 def find_micro_batch(runner: Tries, sizes: Sizes, asked: int | None) -> Found:
     """Search the micro-batch; `asked` is the job's own, the first guess where nothing is predicted."""
-    return _find("micro-batch", runner, sizes, asked, runner.predicted_bytes, runner.run, _micro_batch)
+    return _find("micro-batch", runner, sizes, asked, runner.predicted_bytes, runner.run)
 
 
 def find_sequence(runner: Tries, sizes: Sizes, micro_batch_size: int, asked: int) -> Found:
@@ -86,7 +93,7 @@ def find_sequence(runner: Tries, sizes: Sizes, micro_batch_size: int, asked: int
     def run(length: int) -> Trial:
         return runner.run(micro_batch_size, length)
 
-    return _find("sequence", runner, sizes, asked, predicted, run, _sequence)
+    return _find("sequence", runner, sizes, asked, predicted, run)
 
 
 def _find(
@@ -96,8 +103,8 @@ def _find(
     asked: int | None,
     predicted_bytes: Callable[[int], int | None],
     run: Callable[[int], Trial],
-    size_of: Callable[[Trial], int],
 ) -> Found:
+    size_of = SIZE_OF[what]
     limit, smallest = runner.limit.limit_bytes, sizes.sizes[0]
     is_predicted = predicted_bytes(smallest) is not None
     guess = None
@@ -165,14 +172,6 @@ def _estimate(
 def _too_large(tried: Sequence[Trial], size_of: Callable[[Trial], int]) -> int | None:
     """The smallest size that ran out of memory."""
     return min((size_of(trial) for trial in tried if not trial.fits), default=None)
-
-
-def _micro_batch(trial: Trial) -> int:
-    return trial.micro_batch_size
-
-
-def _sequence(trial: Trial) -> int:
-    return trial.sequence_length
 
 
 HEADERS = (
@@ -244,7 +243,7 @@ def _largest(found: Found, limit: Limit) -> str:
             f"{megabytes(limit.limit_bytes)} MB ({limit.origin}): "
             "try training.activation_checkpointing=true, a strategy that shards more, or offload=cpu"
         )
-    size = size_of(found, found.largest)
+    size = SIZE_OF[found.what](found.largest)
     peak = found.largest.peak_bytes
     used = ""
     if peak is not None:
@@ -269,10 +268,10 @@ def _next(found: Found, size: int) -> str:
 def _fastest(found: Found, best: Trial) -> str:
     rate = f"{best.tokens_per_second or 0:,.0f} tokens/s"
     text = (
-        f"highest throughput: {found.what} {size_of(found, best)}, {rate} "
+        f"highest throughput: {found.what} {SIZE_OF[found.what](best)}, {rate} "
         "(one run of each size, not tested against noise)"
     )
-    others = [str(size_of(found, trial)) for trial in found.tied]
+    others = [str(SIZE_OF[found.what](trial)) for trial in found.tied]
     if others:
         text += f"; timed steps overlap with those of {listed(others)}, so these are not ranked"
     if best.num_alloc_retries:
@@ -281,17 +280,12 @@ def _fastest(found: Found, best: Trial) -> str:
 
 
 def _predicted(found: Found) -> str:
-    largest = size_of(found, found.largest) if found.largest else None
+    largest = SIZE_OF[found.what](found.largest) if found.largest else None
     if found.predicted is None:
         return "predicted: nothing fits" if largest is None else "predicted: no size"
     if found.predicted == largest:
         return f"predicted: {found.predicted}, as measured"
     return f"predicted: {found.predicted}, measured: {largest or 'none'}"
-
-
-def size_of(found: Found, trial: Trial) -> int:
-    """The size of a trial that the search was about."""
-    return trial.micro_batch_size if found.what == "micro-batch" else trial.sequence_length
 
 
 def _small(error: float) -> str:

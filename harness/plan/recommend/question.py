@@ -11,7 +11,7 @@ from harness.backends.base import Preset
 from harness.errors import HarnessError
 from harness.job.experiment import Experiment
 from harness.job.job import Job
-from harness.plan.device import Device, Fabric, with_training_defaults
+from harness.plan.device import Device, Fabric, require_context, with_training_defaults
 from harness.plan.model import PlannedModel
 from harness.plan.models import NOT_COVERED, find_entry, load_model
 
@@ -107,7 +107,7 @@ def ask(
     _require_open(experiment)
     chosen = experiment.training.model_fields_set
     experiment, defaults = with_training_defaults(model, experiment, device)
-    _check_sequence(model, experiment)
+    require_context(model, experiment)
     remarks, job = [*defaults], experiment.job()
     sequence = job.data.sequence_length
     if tokens < sequence:
@@ -145,15 +145,6 @@ def _require_open(experiment: Experiment) -> None:
                 f"training.{name} would be ignored: --tokens-per-step decides the global batch, and the "
                 "recommendation its split; leave it out"
             )
-
-
-def _check_sequence(model: PlannedModel, experiment: Experiment) -> None:
-    context, length = model.config.get("max_position_embeddings"), experiment.data.sequence_length
-    if isinstance(context, int) and length > context:
-        raise HarnessError(
-            f"data.sequence_length {length} is longer than the context of {model.name}, {context} positions; "
-            "shorten it"
-        )
 
 
 EXPERTS = "mixture of experts"

@@ -196,10 +196,7 @@ def _why_not_tried(question: Question, variant: Variant) -> str | None:
 def why_too_large(configuration: Configuration) -> str:
     """What is missing, at which moment, and the largest part of it."""
     moment = configuration.memory.decisive
-    kinds: dict[str, int] = {}
-    for term in moment.terms:
-        if not term.host:
-            kinds[term.kind] = kinds.get(term.kind, 0) + term.bytes
+    kinds = moment.kinds
     largest = max(kinds, key=lambda kind: kinds[kind], default=None)
     how = f"micro-batch {configuration.micro_batch_size}" + (
         ", checkpointing" if configuration.checkpointing else ""

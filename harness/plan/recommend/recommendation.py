@@ -264,6 +264,10 @@ def _uncertain(ranking: Ranking) -> list[str]:
     return lines
 
 
+FIGURES = ("step_seconds", "exposed_seconds", "tokens_per_second_per_gpu", "model_flops_utilization")
+"""Of a speed, under the same names."""
+
+
 def _as_json(question: Question, configuration: Configuration) -> dict[str, Any]:
     memory, speed = configuration.memory, configuration.speed
     return {
@@ -279,10 +283,7 @@ def _as_json(question: Question, configuration: Configuration) -> dict[str, Any]
         "tight": configuration.is_tight,
         "host_bytes_per_node": memory.host_bytes_per_node,
         "decisive_moment": memory.decisive.name,
-        "step_seconds": speed.step_seconds if speed else None,
-        "exposed_seconds": speed.exposed_seconds if speed else None,
-        "tokens_per_second_per_gpu": speed.tokens_per_second_per_gpu if speed else None,
-        "model_flops_utilization": speed.model_flops_utilization if speed else None,
+        **{name: getattr(speed, name) if speed else None for name in FIGURES},
         "gpu_hours_per_billion_tokens": gpu_hours_per_billion_tokens(speed) if speed else None,
         "kilowatt_hours_per_billion_tokens": kilowatt_hours_per_billion_tokens(speed, question.gpus)
         if speed
