@@ -41,7 +41,7 @@ class AutoTpBackend(ZeroBackend):
         if not getattr(model, "_tp_plan", None):
             raise Unsupported(
                 f"DeepSpeed {deepspeed.__version__}, AutoTP: transformers has no plan for "
-                f"{type(model).__name__}, and what is cut by names of layers alone was not looked up"
+                f"{type(model).__name__}, and cutting by names of layers alone was not validated"
             )
 
     def _configuration(self, model: nn.Module, count: int, context: SetupContext) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class SingleOptions(BackendOptions):
     partial_sums: int | None = Field(
         None,
         ge=2,
-        description="so many parts, each rounded, are added up wherever tensor parallelism adds up what its "
+        description="number of rounded parts that are added up wherever tensor parallelism adds up what its "
         "ranks computed; Llama-like models",
     )
 
@@ -238,7 +238,7 @@ class Zero3Options(ZeroOptions):
         None, description="weight elements gathered ahead, within stage3_max_live_parameters"
     )
     stage3_max_reuse_distance: NonNegativeInt | None = Field(
-        None, description="weights stay gathered that are used again within so many elements"
+        None, description="weights stay gathered that are used again within this many elements"
     )
     stage3_param_persistence_threshold: NonNegativeInt | None = Field(
         None, description="parameters up to this size stay gathered"

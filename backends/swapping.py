@@ -128,7 +128,7 @@ def require_aligned(sub_groups: SubGroups) -> None:
                 raise Unsupported(
                     f"DeepSpeed {version('deepspeed')} would lose gradients: those of a parameter of "
                     f"{piece:,} elements per rank begin {begin:,} bytes into their sub-group, which is no "
-                    f"multiple of {ALIGNMENT_BYTES}, where direct I/O fails without a word; "
+                    f"multiple of {ALIGNMENT_BYTES}, where direct I/O fails silently; "
                     "sub_group_size=1 swaps each parameter by itself"
                 )
 

@@ -54,10 +54,10 @@ class LazyGroup(click.Group):
 
 COMMANDS = {
     "backends": "List the backends with their options and library versions.",
-    "clean": "Remove runs that no comparison would take over: failed, stopped or run again since.",
+    "clean": "Remove runs that no comparison would reuse: failed, stopped or replaced by a later run.",
     "compare": "Run the missing cells of backends x world sizes x repeats and compare them all.",
     "diagnose": "Explain why two runs differ, given their folders.",
-    "doctor": "Show what this machine can run, known traps of its versions, and whether to trust results.",
+    "doctor": "Show what this machine can run, known problems of its versions, and whether to trust results.",
     "estimate": "Predict memory, communication, speed and cost of a job by strategy, without GPUs.",
     "explain": "Explain a finding: its cause, how to confirm it and the fix.",
     "export": "Export records to other tools, or what was measured to a program of your own.",
@@ -72,7 +72,7 @@ COMMANDS = {
     "run": "Run one job under one backend and record it.",
     "settings": "List the settings of a configuration file or SECTION with type, default and meaning.",
     "show": "Show one run: how it ended, its figures, and the settings that differ from the defaults.",
-    "simulate": "Run a backend's code as one rank of a large world, and count.",
+    "simulate": "Run a backend's code as one rank of a large job, and count memory and traffic.",
     "slurm": "Run a matrix of cells as Slurm jobs.",
     "snapshot": "Show what was alive at the peak of a CUDA memory snapshot, and whose it was.",
     "trace": "Show where the time of traces went: computing, communicating, copying, idling.",

@@ -37,7 +37,7 @@ REPORTS = ("*.md", "*.html", "*.csv", "*.json", "*.tex")
 @json_option
 @common
 def clean(runs: Path, older_than: float | None, reports: bool, yes: bool, as_json: bool) -> int:
-    """Remove runs that no comparison would take over: failed, stopped or run again since.
+    """Remove runs that no comparison would reuse: failed, stopped or replaced by a later run.
 
     RUNS is a folder of runs; default: runs. Without --yes nothing is removed.
     """

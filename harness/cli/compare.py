@@ -185,7 +185,7 @@ def _difference(cell: Cell, record: Record) -> str:
         return f"another job: {_listed(named)}" if named else "another job: its data or model changed"
     measure = record.measure.model_dump() if record.measure is not None else {}
     if named := [".".join(keys) for keys, _, _ in differences(cell.measure.model_dump(), measure)]:
-        return f"measured otherwise: {_listed([f'measure.{name}' for name in named])}"
+        return f"measured with other settings: {_listed([f'measure.{name}' for name in named])}"
     if cell.repeat != record.repeat:
         return "this repeat never ran"
     if cell.preset != record.world.preset:
@@ -249,9 +249,9 @@ RECORDS_SUFFIX = ".runs"
 @click.command()
 @config_option
 @backends_option
-@click.option("--nproc", help="Numbers of ranks, comma-separated: 2,4.")
+@click.option("--nproc", help="Ranks on this machine, comma-separated: 2,4.")
 @repeats_option
-@click.option("--precision", help="Add rounds until each speed is in order and known to so many percent: 3%.")
+@click.option("--precision", help="Add rounds until speeds are in order and known to this precision: 3%.")
 @click.option(
     "--max-minutes", type=click.FloatRange(0, min_open=True),
     help="Add rounds until each speed is in order; start none after so long.",

@@ -183,7 +183,8 @@ MINUTES, FULL_MINUTES = 2.0, 10.0
 
 @click.command()
 @click.option(
-    "--backends", help="Comma-separated names to try, third-party ones included; default: all built-in."
+    "--backends",
+    help="Comma-separated names with their options; default: all built-in ones.",
 )
 @click.option("--gpu", is_flag=True, help="Check this machine's GPUs instead: see docs/doctor.md.")
 @click.option("--full", is_flag=True, help="With --gpu: compare six strategies at two sizes too.")
@@ -206,9 +207,9 @@ def doctor(
     minutes: float | None,
     as_json: bool,
 ) -> int:
-    """Show what this machine can run, known traps of its versions, and whether to trust results.
+    """Show what this machine can run, known problems of its versions, and whether to trust results.
 
-    Runs a tiny job under every backend that fits this machine and two minutes, and three planted defects;
+    Runs a tiny job under every backend that fits this machine and two minutes, and three injected faults;
     lists what was not tried. With --gpu: checks devices, transport, bytes, clocks, traces, speed and the
     handling of out-of-memory errors, one line each. Exits with 1 if a check fails.
     """
@@ -251,12 +252,12 @@ def examine(backends: Sequence[str], *, as_json: bool) -> int:
     echo(", ".join(f"{name} {version}" for name, version in versions.items()))
     echo(f"{ranks(size)} on {'GPUs' if device == 'cuda' else 'the CPU'}: {chosen.why}\n")
     echo(_table(check))
-    echo("\nknown traps of these versions:" if known else "\nno known traps of these versions")
+    echo("\nknown problems of these versions:" if known else "\nno known problems of these versions")
     for trap in known:
         echo(f"- {trap.library}: {trap.what}. Here: {trap.handled}.")
     echo(
         f"\nself-check: {len(check.false)} findings on a clean matrix of {len(check.rows)} cells, "
-        f"{check.planted - len(check.missed)} of {check.planted} planted defects named"
+        f"{check.planted - len(check.missed)} of {check.planted} injected faults found"
     )
     return _conclusion(check)
 

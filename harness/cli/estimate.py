@@ -11,6 +11,7 @@ import click
 from harness.cli.arguments import numbers, split_backends
 from harness.cli.hardware import calibrate_options, calibrated_constants, named_fabric
 from harness.cli.options import (
+    MODEL,
     PATH,
     backends_option,
     common,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 @click.option(
     "--model",
     metavar="NAME|FOLDER|FILE",
-    help="Name or hub id of the catalogue, folder with config.json, or its file; default: the job's.",
+    help=f"{MODEL}; default: the job's.",
 )
 @config_option
 @backends_option

@@ -168,5 +168,5 @@ def export_adapter(run: Path, output: Path, *, merged: bool) -> int:
     )
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:]
-        raise HarnessError("".join(last) or "exporting the adapters failed without a word")
+        raise HarnessError("".join(last) or "exporting the adapters failed without a message")
     return int(done.stdout)

@@ -51,7 +51,7 @@ DEFAULT_LARGEST = {"cuda": "4GB", "cpu": "64MB"}
 @click.option(
     "--require-busbw", metavar="RATE", help="Exit with 3 if all-reduce is slower, e.g. 5GB/s or 40Gbit/s."
 )
-@click.option("-o", "--output", type=PATH, help="Write the result to this file.")
+@click.option("-o", "--output", type=PATH, help="File to write, with the result as JSON.")
 @click.option("--plot", type=PATH, help="Draw the result: FILE.svg or FILE.png.")
 @click.option("--silent", is_flag=True, hidden=True)
 @json_option

@@ -52,9 +52,7 @@ from harness.record.store import Store
 )
 @click.option("--hardware", type=PATH, metavar="FILE", help="YAML file with GPUs of your own, for --limit.")
 @click.option("--sequence", is_flag=True, help="Also find the longest sequence at the job's micro-batch.")
-@click.option(
-    "--most-runs", type=click.IntRange(1), default=16, show_default=True, help="Stop after so many new runs."
-)
+@click.option("--most-runs", type=click.IntRange(1), default=16, show_default=True, help="Most new runs.")
 @click.option("--fresh", is_flag=True, help="Run every trial, even if it has a record.")
 @set_option
 @runs_option

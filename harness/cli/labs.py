@@ -61,7 +61,7 @@ def _lab_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
         click.option(
             "--runs", type=PATH, default=FOLDER, show_default=True,
-            help="Folder of the labs' records; each lab, variant and scale has its own in it.",
+            help="Folder of the records; each lab, variant and scale has its own in it.",
         ),
         click.option(
             "--variant", type=click.Choice(["as-intended", "as-written"]), default="as-intended",
@@ -104,7 +104,7 @@ def list_labs(as_json: bool) -> int:
 @labs.command("run")
 @_lab_options
 @backends_option
-@click.option("--nproc", help="Numbers of ranks, comma-separated, in place of the lab's.")
+@click.option("--nproc", help="Ranks on this machine, comma-separated, in place of the lab's.")
 @set_option
 @measuring
 def run_lab(

@@ -23,8 +23,8 @@ from harness.tell.narrow import fitted
 @click.command("list")
 @click.argument("runs", type=PATH, default=Path("runs"))
 @click.option("--backend", help="Only runs of this backend, with or without its options.")
-@click.option("--status", type=click.Choice(get_args(Status)), help="Only runs that ended so.")
-@click.option("--job", help="Only runs of this job id, or of ids that begin so.")
+@click.option("--status", type=click.Choice(get_args(Status)), help="Only runs with this status.")
+@click.option("--job", help="Only runs whose job id begins with this.")
 @wide_option
 @json_option
 @common
@@ -51,7 +51,7 @@ def list(
         }  # fmt: skip
     texts = [[_text(key, document[key]) for key in headers] for document in documents]
     echo(fitted(texts, [*headers.values()], wide=wide))
-    echo(f"{len(records)} runs; `harness show RUN` has everything about one", err=True)
+    echo(f"{len(records)} runs; `harness show RUN` shows one in detail", err=True)
     return 0
 
 

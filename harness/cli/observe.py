@@ -20,7 +20,7 @@ from harness.safe_text import redacted
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.argument("observed", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option(
-    "--warmup", type=click.IntRange(1), default=3, show_default=True, help="First steps, in no statistic."
+    "--warmup", type=click.IntRange(1), default=3, show_default=True, help="First steps, in no statistics."
 )
 @click.option(
     "--probed", type=click.IntRange(0), default=2, show_default=True,
@@ -28,7 +28,7 @@ from harness.safe_text import redacted
 )  # fmt: skip
 @click.option(
     "--cooldown", type=click.IntRange(0), default=3, show_default=True,
-    help="Steps after those, in no statistic; all later ones are timed.",
+    help="Steps after those, in no statistics; all later ones are timed.",
 )  # fmt: skip
 @runs_option
 @json_option

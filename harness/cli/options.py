@@ -94,6 +94,8 @@ def _at_most_one(context: click.Context, parameter: click.Parameter, given: tupl
         raise click.BadParameter(str(error)) from error
 
 
+BACKENDS = "Comma-separated names with their options, or all."
+MODEL = "Name or hub id of the catalogue, folder with config.json, or its file"
 config_option = click.option(
     "--config",
     type=PATH,
@@ -111,7 +113,7 @@ set_option = click.option(
     shell_complete=completion.setting,
 )
 backends_option = click.option(
-    "--backends", help="Comma-separated names with their options, or all.",
+    "--backends", help=BACKENDS,
     shell_complete=completion.backends,
 )  # fmt: skip
 repeats_option = click.option("--repeats", type=click.IntRange(1), help="Runs of each cell.")

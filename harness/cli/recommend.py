@@ -12,7 +12,7 @@ import click
 from tqdm import tqdm
 
 from harness.cli.hardware import calibrate_options, calibrated_constants, named_fabric
-from harness.cli.options import PATH, common, config_option, json_option, set_option
+from harness.cli.options import MODEL, PATH, common, config_option, json_option, set_option
 from harness.cli.output import begin, echo
 from harness.job.config import load_experiment
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.option(
     "--model", required=True, metavar="NAME|FOLDER|FILE",
-    help="Name or hub id of the catalogue, folder with config.json, or its file.",
+    help=f"{MODEL}.",
 )  # fmt: skip
 @click.option("--gpus", type=click.IntRange(1), required=True, help="Number of GPUs.")
 @click.option("--gpu", required=True, metavar="NAME", help="Such as H100-80.")

@@ -84,7 +84,7 @@ def _parts(path: Path, record: Record, comparison: Comparison) -> Iterator[tuple
         yield "Predicted", [("peak MB", f"{predicted} ({record.prediction.verdict or 'no limit known'})")]
     if record.observation is not None:
         yield "Observed", list(_observed(record.observation))
-    yield "Settings other than the defaults", list(_settings(record)) or [("-", "none")]
+    yield "Non-default settings", list(_settings(record)) or [("-", "none")]
     versions = record.backend.versions
     yield "Versions", [(name, version) for name, version in versions.items()] or [("-", "not known")]
     yield "Command", [("$", " ".join(record.command))]

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from harness.cli.arguments import numbers, split_backends
-from harness.cli.options import common, config_option, json_option, set_option
+from harness.cli.options import BACKENDS, MODEL, common, config_option, json_option, set_option
 from harness.cli.output import begin
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
@@ -31,13 +31,13 @@ MOST_RANKS = 4096
 
 
 @click.command()
-@click.option("--backend", "--backends", "backends", required=True, help="Comma-separated, with options.")
-@click.option("--world-size", "--nproc", "world_sizes", required=True, help="Ranks, such as 1024 or 8,1024.")
+@click.option("--backend", "--backends", "backends", required=True, help=BACKENDS)
+@click.option("--world-size", "world_sizes", required=True, help="Ranks on all nodes: 1024 or 8,1024.")
 @click.option(
     "--gpus-per-node", type=click.IntRange(1), default=8, show_default=True, help="Ranks on each node."
 )
 @click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="The rank to simulate.")
-@click.option("--model", help="Catalogue name, folder or configuration file; default: the job's model.")
+@click.option("--model", metavar="NAME|FOLDER|FILE", help=f"{MODEL}; default: the job's.")
 @click.option(
     "--tensors", type=click.Choice(["fake", "real"]), default="fake", show_default=True,
     help="fake: without data, any size; real: with data, and buffers of kernels, for small models.",
@@ -57,7 +57,7 @@ def simulate(
     assignments: tuple[str, ...],
     as_json: bool,
 ) -> int:
-    """Run a backend's code as one rank of a large world, and count.
+    """Run a backend's code as one rank of a large job, and count memory and traffic.
 
     One process, no GPU, no network: collectives and memory of an ordinary step are counted, and shown next
     to the closed forms.

@@ -109,7 +109,7 @@ for command in (begin, finish, gate):
 @config_option
 @backends_option
 @click.option("--nodes", default="1", show_default=True, help="Numbers of nodes, comma-separated: 1,2,4.")
-@click.option("--nproc", type=click.IntRange(1), help="Ranks per node; default: the GPUs of a node, or 2.")
+@click.option("--nproc", type=click.IntRange(1), help="Ranks on each node; default: its GPUs, or 2.")
 @repeats_option
 @set_option
 @runs_option
@@ -119,7 +119,7 @@ for command in (begin, finish, gate):
 )  # fmt: skip
 @click.option("--job-name", default="harness", show_default=True, help="Prefix of job names.")
 @click.option("--array", "arrays", is_flag=True, help="One job array per number of nodes.")
-@click.option("--time", "time_limit", help="Time limit of a cell; overrides the site's.")
+@click.option("--time", "time_limit", help="Time limit of a cell; replaces the site's.")
 @click.option("--fresh", is_flag=True, help="Render every cell, even if it has a record.")
 @common
 def render(

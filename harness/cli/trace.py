@@ -29,7 +29,7 @@ FORMATS = (".md", ".html")
     "--parameters", type=click.IntRange(1), help="Of the model: what the closed forms expect of it."
 )
 @click.option(
-    "-o", "--output", type=PATH, metavar="FILE", help="Write it with pictures: FILE.md or FILE.html."
+    "-o", "--output", type=PATH, metavar="FILE", help="File to write, with pictures: FILE.md or FILE.html."
 )
 @json_option
 @common

@@ -485,7 +485,7 @@ def _of_records(pair: tuple[Run, Run]) -> Diagnosis:
     clean = not (beyond or same_job or replicas or parting is not None)
     explanation = [how_far(found, limits)]
     if parting is not None:
-        explanation.append(f"the records part in step {parting}")
+        explanation.append(f"the records diverge in step {parting}")
     explanation += about_job(same_job, other)
     explanation += about_settings(settings, baseline, other, clean=clean)
     if not clean:

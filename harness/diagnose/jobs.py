@@ -136,7 +136,7 @@ class JobsDiagnosis:
         if self.parting is None:
             return f"{names} trained different jobs, and no loss or norm differs beyond rounding"
         if self.trials is None:
-            return f"{names} trained different jobs and part in step {self.parting.step}"
+            return f"{names} trained different jobs and diverge in step {self.parting.step}"
         if self.blamed:
             makes = "makes" if len(self.blamed) == 1 else "each make"
             return f"{' and '.join(self.blamed)} {makes} the difference"
@@ -150,7 +150,7 @@ class JobsDiagnosis:
         if self.parting is not None:
             yield _about_parting(self.parting)
         if self.trials is None and self.parting is not None:
-            yield "which of them is to blame is not known: --rerun changes one at a time"
+            yield "--rerun finds which of them matters: it changes one at a time"
         for trial in self.trials or ():
             yield f"{trial.setting} alone: {self._outcome(trial)}"
 
@@ -164,7 +164,7 @@ class JobsDiagnosis:
             if trial.share is None
             else f", {trial.share:.0%} of the difference in loss at step {self.last_step}"
         )
-        return f"parts in step {trial.parting_step}{share}"
+        return f"diverges in step {trial.parting_step}{share}"
 
 
 def _about_parting(parting: Parting) -> str:

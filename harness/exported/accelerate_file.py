@@ -31,7 +31,7 @@ def accelerate_values(label: str, job: Job, world_size: int, device: str) -> dic
         return {**shared, "distributed_type": "DEEPSPEED", "deepspeed_config": plugin}
     if job.training.precision not in OF_PRECISION:
         raise HarnessError(
-            f"training.precision {job.training.precision} cannot be said to Accelerate outside of DeepSpeed; "
+            f"training.precision {job.training.precision} cannot be set in Accelerate without DeepSpeed; "
             "export torchrun instead"
         )
     shared["mixed_precision"] = OF_PRECISION[job.training.precision]
@@ -57,7 +57,7 @@ def _fsdp(label: str, job: Job) -> dict[str, Any]:
     if version == 2:
         reshard = {backend: value for value, backend in RESHARDS.items()}.get(native)
         if reshard is None or getattr(options, "reshard", None) is not None:
-            raise HarnessError(f"'{label}' cannot be said to Accelerate's file; export torchrun instead")
+            raise HarnessError(f"'{label}' cannot be set in Accelerate's file; export torchrun instead")
         return {**values, "fsdp_reshard_after_forward": reshard}
     prefetch = getattr(options, "backward_prefetch", None) or "pre"
     return {

@@ -38,7 +38,7 @@ def require_exportable(tool: Tool, label: str, job: Job) -> None:
     if job.task != "causal-lm" or any((job.model.factory, job.data.factory, job.loss.factory)):
         raise HarnessError("only jobs of task causal-lm without factories can be exported")
     if job.model.trust_remote_code:
-        raise HarnessError(f"a job with {CODE_SWITCH} cannot be exported: its code would have to come along")
+        raise HarnessError(f"a job with {CODE_SWITCH} cannot be exported: its code is not exported")
     if job.adapter.is_present:
         raise HarnessError("a job with an adapter cannot be exported")
     if given := axes_of(job):

@@ -253,7 +253,7 @@ RECOMPUTED_UNTIL = {
 
 
 def recomputed_until(architecture: str | None) -> str | None:
-    """Name of that module within its block; None for an architecture that was not looked up."""
+    """Name of that module within its block; None for an architecture that is not modelled."""
     return RECOMPUTED_UNTIL.get(architecture or "")
 
 

@@ -19,7 +19,7 @@ BROADCAST_BUCKET_BYTES = 250 * 2**20
 """`broadcast_bucket_size` of DistributedDataParallel.__init__."""
 REBUILT = "bucket order broadcast"
 USED_PARAMETERS = "map of used parameters"
-ROOM = "room in buckets for gradients that never come"
+ROOM = "buckets' space for parameters without a gradient"
 BUCKETS_BESIDE_GRADIENTS = "DDP's buckets, beside the gradients"
 
 

@@ -49,14 +49,14 @@ def underived(workload: Workload) -> str | None:
     layout, family = workload.layout, workload.strategy.family
     if layout.unreached is None:
         return (
-            "which parameters get a gradient could not be found out: the loss does not run on tensors "
+            "which parameters get a gradient could not be determined: the loss does not run on tensors "
             "without values (torch's meta device), or its data decide"
         )
     if not layout.unreached:
         return None
     first = min(layout.unreached)
     if family not in PARTLY_REACHED or (family == "zero12" and not zero12.keeps_plain_gradients(workload)):
-        return f"no gradient reaches '{first}'; what is kept and sent for it here was not looked up"
+        return f"no gradient reaches '{first}'; what is kept and sent for it is not modelled"
     return None
 
 

@@ -57,7 +57,7 @@ def blocks_without_gradient(workload: Workload) -> str | None:
     if frozen:
         return (
             f"{frozen[0]} trains nothing; blocks before the first that does have no backward pass, and what "
-            "FSDP gathers and prefetches for them was not looked up"
+            "FSDP gathers and prefetches for them is not modelled"
         )
     return None
 
@@ -68,15 +68,15 @@ def irregular_units(workload: Workload) -> str | None:
     calls = workload.layout.unit_calls
     if calls is None:
         return (
-            "which blocks run, and how often, could not be found out: the loss does not run on tensors "
+            "which blocks run, and how often, could not be determined: the loss does not run on tensors "
             "without values (torch's meta device), or blocks lie within blocks"
         )
     runs = Counter(name for name, _ in calls)
     names = [name for name, count in runs.items() if count > 1]
     if names:
-        return f"{names[0] or 'the model'} runs {runs[names[0]]} times; when it is gathered was not looked up"
+        return f"{names[0] or 'the model'} runs {runs[names[0]]} times; when it is gathered is not modelled"
     if calls:
-        return "blocks run without a backward pass, or not at all; when they are gathered was not looked up"
+        return "blocks run without a backward pass, or not at all; when they are gathered is not modelled"
     return None
 
 

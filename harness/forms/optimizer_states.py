@@ -78,7 +78,7 @@ def why_not(optimizer: OptimizerKind, strategy: StrategyKind, precision: str = "
         )
     if shares_samples and (precision == "fp8" or optimizer in ("muon", *others)):
         setting = "training.precision=fp8" if precision == "fp8" else f"optimizer.kind={optimizer}"
-        return f"{setting} was not held to the reference where ranks divide samples or layers"
+        return f"{setting} was not validated against the reference where ranks divide samples or layers"
     if precision == "fp8" and strategy.family.endswith("tensor"):
         return (
             "training.precision=fp8: torchao scales rows, and ranks of tensor parallelism hold parts of rows"
@@ -89,7 +89,7 @@ def why_not(optimizer: OptimizerKind, strategy: StrategyKind, precision: str = "
             "what FSDP2 and tensor parallelism hand to the optimizer; adamw-8bit (torchao) runs there"
         )
     if optimizer in others and strategy.family.endswith("tensor"):
-        return f"optimizer.kind={optimizer} was not held to the reference where ranks cut layers"
+        return f"optimizer.kind={optimizer} was not validated against the reference where ranks cut layers"
     return _why_no_muon(strategy) if optimizer == "muon" else None
 
 

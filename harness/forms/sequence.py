@@ -16,8 +16,8 @@ GRADIENTS_OF_KEYS = "gradients of keys and values passed on around the ring"
 EXCHANGED = "queries, keys, values and results exchanged"
 POSITIONS = "positions gathered"
 UNKNOWN_HEADS = "the model does not say its heads, so what attention exchanges is not known"
-FROZEN = "which attention needs gradients where weights are frozen was not looked up"
-KEPT = "what selective checkpointing keeps of attention that ranks divide was not looked up"
+FROZEN = "which attention needs gradients where weights are frozen is not modelled"
+KEPT = "what selective checkpointing keeps of attention that ranks divide is not modelled"
 MESH_AXIS = "sequence"
 
 

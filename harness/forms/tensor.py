@@ -74,9 +74,9 @@ def collectives(workload: Workload) -> Volume:
 def why_unknown(workload: Workload) -> str | None:
     """Why the activations that cross are not known; None: they are."""
     if workload.activation_checkpointing == SELECTIVE:
-        return "where recomputation that keeps matrix products stops in a block was not looked up"
+        return "where recomputation that keeps matrix products stops in a block is not modelled"
     if workload.activation_checkpointing and workload.recomputed_until is None:
-        return "in which module of a block recomputation stops was not looked up for this architecture"
+        return "in which module of a block recomputation stops is not modelled for this architecture"
     return None
 
 

@@ -87,7 +87,7 @@ class DataSection(Section):
         "their own one only, with positions that restart and no target at a document's first token",
     )
     shuffle: bool = Field(True, description="permute samples in each epoch, from the seed")
-    limit: PositiveInt | None = Field(None, description="use at most so many samples")
+    limit: PositiveInt | None = Field(None, description="use at most this many samples")
     targets: Targets = Field(
         "text",
         # Documents of earlier jobs stay as they are.

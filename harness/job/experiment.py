@@ -38,25 +38,26 @@ class Limits(Section):
         "times what its training steps need at their measured pace, once there are two",
     )
     stuck_after_steps: PositiveFloat = Field(
-        10.0, description="with the next setting: a run is ended when no rank moved for so many median steps"
+        10.0,
+        description="with the next setting: a run ends when no rank moves for this many median steps",
     )
     stuck_after_seconds: PositiveFloat = Field(
         30.0, description="seconds added to those steps; the record then shows where each rank was"
     )
     phase_timeout_seconds: PositiveFloat = Field(
         570.0,
-        description="the same outside of training steps and evaluations: no rank moved for so many seconds "
-        "of the start, a checkpoint or torch.compile at work",
+        description="the same outside of training steps and evaluations: no rank moves for this many "
+        "seconds of the start, a checkpoint or torch.compile at work",
     )
     start_timeout_seconds: PositiveFloat = Field(
         60.0,
-        description="a run is ended when a rank stays for so many seconds in a phase of the start that "
+        description="a run ends when a rank stays this many seconds in a phase of the start that "
         "others have left, and for three times as long as they needed",
     )
     idle_timeout_seconds: PositiveFloat = Field(
         60.0,
-        description="outside of training steps and evaluations a run is ended when for so many seconds no "
-        "rank moved, computed, read or wrote (where all ranks are on one machine)",
+        description="outside of training steps and evaluations a run ends when for this many seconds no "
+        "rank made progress, computed, read or wrote (where all ranks are on one machine)",
     )
 
     @classmethod
@@ -139,7 +140,7 @@ Question = Literal["speed", "memory", "footprint", "parity", "scaling", "all"]
 class MeasureSection(Section):
     """Which steps of a run are measured how."""
 
-    warmup_steps: NonNegativeInt = Field(3, description="first steps, in no statistic")
+    warmup_steps: NonNegativeInt = Field(3, description="first steps, excluded from all statistics")
     probed_steps: NonNegativeInt = Field(
         2,
         description="steps after the warm-up whose memory and communication are recorded, not timed",
@@ -151,7 +152,7 @@ class MeasureSection(Section):
     )
     cooldown_steps: NonNegativeInt = Field(
         3,
-        description="steps after the probed and traced ones, in no statistic, until the side effects "
+        description="steps after the probed and traced ones, excluded as well, until the side effects "
         "of the probes have faded; none in a run that would then time fewer than 8",
     )
     trace: bool = Field(

@@ -135,15 +135,13 @@ class TrainingSection(Section):
 class EvaluationSection(Section):
     """Loss on samples that are held out of the training."""
 
-    every_steps: PositiveInt | None = Field(
-        None, description="evaluate after every so many optimizer steps; null: never"
-    )
+    every_steps: PositiveInt | None = Field(None, description="evaluate every N optimizer steps; null: never")
     samples: PositiveInt = Field(32, description="samples held out, taken from the end of the data")
     answer_tokens: PositiveInt | None = Field(
         None,
         # Documents of earlier jobs stay as they are.
         exclude_if=lambda value: value is None,
-        description="after the training, generate answers of at most so many tokens to the held-out "
+        description="after the training, generate answers of at most this many tokens to the held-out "
         "questions of a SQuAD file: exact match and F1; null: none",
     )
 

@@ -81,7 +81,7 @@ REFUSALS = (
     *(
         Refusal(
             dimension=dimension, axes=(GROUPS,),
-            why="groups of the optimizer were not held to the reference where ranks share samples",
+            why="groups of the optimizer were not validated against the reference where ranks share samples",
         )
         for dimension in SHARED
     ),

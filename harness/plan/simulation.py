@@ -315,7 +315,7 @@ def run_simulations(requests: Sequence[SimulationRequest]) -> Iterator[Simulated
             for index in range(len(requests)):
                 result = _wait(process, directory, index)
                 if result is None:
-                    raise HarnessError(f"the simulation broke off: {_last_line(log)}")
+                    raise HarnessError(f"the simulation failed: {_last_line(log)}")
                 if result.status == "refused":
                     raise HarnessError(result.reason or "the job is refused")
                 yield result

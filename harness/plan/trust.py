@@ -57,7 +57,7 @@ class Trust:
         """In words, for people."""
         figures = (("allocated", self.allocated), ("reserved", self.reserved), ("speed", self.speed))
         parts = [f"{name} {known.text()}" for name, known in figures if known is not None]
-        found = [f"how wrong such answers were: {', '.join(parts)}"] if parts else []
+        found = [f"typical error of such predictions: {', '.join(parts)}"] if parts else []
         return found + ([f"largest assumption: {self.assumption}"] if self.assumption else [])
 
     def as_json(self) -> dict[str, Any]:
@@ -103,10 +103,10 @@ def largest_assumption(scenario: Scenario) -> str | None:
     if scenario.job.adapter.is_quantised:
         return "weights of 4 bits are unpacked at the speed of the memory"
     if not any(device.name.startswith(name) for name in SUSTAINED_SHARES):
-        return f"training keeps up {kept} of the best matrix rate, though no run on {device.name} shows it"
+        return f"training sustains {kept} of the best matmul rate, though no run on {device.name} shows it"
     if scenario.nodes > 1 and scenario.fabric is not None:
         return f"{scenario.fabric.name} gives its line rate to every node at once"
-    return f"training keeps up {kept} of the best matrix rate of {device.name}"
+    return f"training sustains {kept} of the best matmul rate of {device.name}"
 
 
 @cache

@@ -52,5 +52,5 @@ def _line(event: Event) -> str:
     try:
         return event.model_dump_json() + "\n"
     except PydanticSerializationError as error:
-        what = f"what a rank reports ('{event.kind}') has no form in JSON"
+        what = f"what a rank reports ('{event.kind}') has no JSON form"
         raise HarnessError(f"{what}: {described(error)}") from error

@@ -388,7 +388,7 @@ class WindowsPart(Part):
     """How many steps each window holds."""
 
     warmup: int
-    """First steps, in no statistic."""
+    """First steps, excluded from all statistics."""
     probed: int
     """Steps whose memory and communication are recorded, not timed."""
     timed: int

@@ -17,7 +17,7 @@ from harness.errors import HarnessError
 from harness.files import read_plain, write_atomically
 from harness.job.experiment import Experiment
 from harness.launch.cells import Cell, make_request, plan
-from harness.record.run_id import PlainName, run_folder
+from harness.record.run_id import PlainName, as_name, run_folder
 from harness.run_directory.request import RunRequest
 from harness.slurm.site import Site
 
@@ -74,6 +74,7 @@ def render_script(
         "account": site.account,
         "qos": site.qos,
         "constraint": site.constraint,
+        "reservation": site.reservation,
         "nodes": nodes,
         "ntasks-per-node": 1,
         "cpus-per-task": site.cpus_per_rank * ranks_per_node,
@@ -253,7 +254,7 @@ def render_matrix(
         label = world if arrays else f"{batch[0].backend}-{world}"
         scripts[script] = render_script(
             site,
-            job_name=f"{job_name}-{label}",
+            job_name=f"{job_name}-{as_name(label)}",
             nodes=nodes,
             ranks_per_node=per_node,
             run_directories=[runs_folder / request.run_id for request in requests],

@@ -89,6 +89,7 @@ class Site(BaseModel):
     account: Word | None = Field(None, description="--account")
     qos: Word | None = Field(None, description="--qos")
     constraint: Word | None = Field(None, description="--constraint")
+    reservation: Word | None = Field(None, description="--reservation")
     time_limit: Annotated[str, AfterValidator(_time)] = Field(
         "00:30:00", description="time limit of one cell: minutes, HH:MM:SS or D-HH:MM:SS"
     )

@@ -104,7 +104,7 @@ def where_to_read(comparison: Comparison) -> list[str]:
     """For the person who watches: where findings are explained, and which settings differ."""
     lines = []
     if comparison.findings:
-        lines.append("`harness explain ID` has cause and fix of a finding, as the report has")
+        lines.append("`harness explain ID` shows cause and fix of a finding")
     named = {
         words: ", ".join(dict.fromkeys(one.setting for one in comparison.settings if one.effect == effect))
         for effect, words in (("mathematics", "change the mathematics"), ("cost", "cost only"))

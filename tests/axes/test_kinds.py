@@ -57,7 +57,7 @@ def test_an_estimate_has_the_momentum_of_a_run(label: str, matrix) -> None:
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
 def test_strategies_that_were_not_held_to_the_reference_are_unsupported(kind: str, label: str) -> None:
     job = Job.model_validate({"optimizer": {"kind": kind}})
-    assert "was not held to the reference" in why_refused(label, 2, job)
+    assert "was not validated against the reference" in why_refused(label, 2, job)
 
 
 @pytest.mark.parametrize(

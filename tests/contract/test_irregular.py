@@ -35,7 +35,7 @@ UNKNOWN = {
     ("fsdp1", "frozen encoder"): "blocks run without a backward pass",
     ("fsdp1", "frozen encoder, accumulated"): "blocks run without a backward pass",
     **{
-        (name, "idle expert"): "which parameters get a gradient could not be found out"
+        (name, "idle expert"): "which parameters get a gradient could not be determined"
         for name in BACKENDS if name not in ("zero3", "ddp")
     },
 }  # fmt: skip

@@ -43,14 +43,14 @@ def uses_unknown(workload: Workload) -> str | None:
     layout = workload.layout
     if layout.uses is None:
         return (
-            "which modules of the model run, and how often, could not be found out: its loss does not run on "
-            "tensors without values (torch's meta device)"
+            "which modules of the model run, and how often, could not be determined: its loss does not run "
+            "on tensors without values (torch's meta device)"
         )
     elsewhere = [name for name, uses in layout.uses.items() if READ_ELSEWHERE in uses]
     if elsewhere:
         return (
             f"'{elsewhere[0]}' is read by a module that does not own it; when ZeRO-3 gathers such a "
-            "parameter was not looked up"
+            "parameter is not modelled"
         )
     names = Counter(layout.tied.values())
     for first, further in names.items():
@@ -61,7 +61,7 @@ def uses_unknown(workload: Workload) -> str | None:
             )
     blocks = tuple(f"{block}." for block in layout.blocks)
     if workload.activation_checkpointing and any(name.startswith(blocks) for name in layout.uses):
-        return "what ZeRO-3 gathers to recompute a block whose weights are shared was not looked up"
+        return "what ZeRO-3 gathers to recompute a block whose weights are shared is not modelled"
     return None
 
 
@@ -127,7 +127,7 @@ TIED_TERM = "tied weights gathered at each use"
 GATHERED_ONCE = "weights stay gathered for the backward pass (max_reuse_distance, max_live_parameters)"
 FLOW_UNKNOWN = (
     "with frozen weights ZeRO-3 gathers for the backward pass only what gradients flow through, which could "
-    "not be found out for this model"
+    "not be determined for this model"
 )
 PERSISTENT = "parameters below the persistence threshold stay gathered, and are gathered after the update"
 
@@ -177,17 +177,17 @@ def _unknown(workload: Workload) -> str | None:
     if workload.layout.without_gradient is None:
         return FLOW_UNKNOWN
     if workload.layout.frozen and workload.second_copy_ranks:
-        return "from which step on frozen weights have a second copy (hpz) was not looked up"
+        return "from which step on frozen weights have a second copy (hpz) is not modelled"
     if workload.layout.frozen and workload.activation_checkpointing:
-        return "what ZeRO-3 gathers to recompute blocks with frozen weights was not looked up"
+        return "what ZeRO-3 gathers to recompute blocks with frozen weights is not modelled"
     if workload.activation_checkpointing and how.blocks:
-        return "what ZeRO-3 gathers to recompute a block that it gathers at once was not looked up"
+        return "what ZeRO-3 gathers to recompute a block that it gathers at once is not modelled"
     if workload.activation_checkpointing == SELECTIVE:
-        return "where recomputation that keeps matrix products stops in a block was not looked up"
+        return "where recomputation that keeps matrix products stops in a block is not modelled"
     if how.gathers_each_use and workload.activation_checkpointing and workload.recomputed_until is None:
         return (
             "recomputation stops in the module of a block that runs last and leaves its weights gathered for "
-            "the backward pass (torch.utils.checkpoint, early stop); which one that is was not looked up for "
+            "the backward pass (torch.utils.checkpoint, early stop); that module is not modelled for "
             "this architecture (harness/forms/activations.py)"
         )
     if how.gathers_each_use and (unknown := uses_unknown(workload)):

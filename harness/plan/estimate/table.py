@@ -60,7 +60,7 @@ LEGEND = (
 OUTSIDE = "left: the GPU's memory less the peak and {} outside of the allocator (CUDA context, NCCL)"
 ABSENT = "-"
 STEP_LEGEND = (
-    "nodes: of what a rank sends, to other nodes; exposed: seconds of communication that nothing hides; "
+    "nodes: GB of it to other nodes; exposed: seconds of communication that nothing hides; "
     "tok/s: per GPU; h and kWh: for 1e9 tokens on all GPUs, at their power limit"
 )
 VERDICTS = {"fits": "fits", "tight": "tight", "does not fit": "no"}

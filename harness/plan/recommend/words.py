@@ -59,7 +59,7 @@ def recommendation_lines(answer: Recommendation) -> Iterator[str]:
         yield ""
         yield "Why not the others"
         yield from (f"- {loser.configuration.label}: {loser.reason}" for loser in losers)
-    yield f"- not looked at: {_left_out(answer)}"
+    yield f"- not considered: {_left_out(answer)}"
     yield ""
     yield from _other_parallelism(answer)
     if answer.uncertain:

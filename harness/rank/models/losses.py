@@ -54,8 +54,8 @@ def require_packing(job: Job, model: nn.Module) -> None:
         raise JobError("data.document_attention=within needs transformers 4.53 or newer; use across")
     if job.model.factory is not None or known not in KEEP_APART:
         raise JobError(
-            f"data.document_attention=within: whether {type(model).__name__} keeps documents apart was not "
-            f"looked up; use a model of type {', '.join(KEEP_APART)}, or across"
+            f"data.document_attention=within: whether {type(model).__name__} keeps documents apart is not "
+            f"known; use a model of type {', '.join(KEEP_APART)}, or across"
         )
 
 

@@ -127,7 +127,7 @@ def test_every_cell_has_a_record(compared: tuple[Path, dict[str, Record]]) -> No
     ("name", "said"),
     [
         ("listed", "'native_config' was given [1, 2]"),
-        ("surrogate", "has no form in JSON"),
+        ("surrogate", "has no JSON form"),
         ("texty", "'gradient_norm' was given 'large'"),
         ("huge", "'gradient_norm'"),
     ],

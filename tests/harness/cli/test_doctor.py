@@ -41,7 +41,7 @@ def test_an_installation_that_can_be_trusted(ranks: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(doctor, "RANKS", ranks)
     code, said = called("--backends", "fsdp")
     assert code == 0, said
-    assert "3 of 3 planted defects named" in said
+    assert "3 of 3 injected faults found" in said
     assert "deepspeed: clips gradients at 1.0" in said
     assert said.splitlines()[-1].startswith("this installation can be trusted")
     assert ("reduction and sharding over ranks" in said) == (ranks == 1)

@@ -106,7 +106,7 @@ def test_like_runs_give_the_estimate_where_there_are_some(tmp_path: Path, cells:
     ("setting", "why"),
     [
         ("training.steps=5", "another job: training.steps"),
-        ("measure.probed_steps=1", "measured otherwise: measure.probed_steps"),
+        ("measure.probed_steps=1", "measured with other settings: measure.probed_steps"),
     ],
 )
 def test_the_setting_that_differs_is_named(tmp_path: Path, cells: dict, setting: str, why: str) -> None:

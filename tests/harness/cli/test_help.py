@@ -1,5 +1,6 @@
 """Help: what it loads, and that every command is listed with the first sentence of its own help."""
 
+import re
 import shlex
 import subprocess
 import sys
@@ -55,6 +56,31 @@ def every_command(group: click.Group = harness, words: str = "") -> Iterator[tup
             yield from every_command(command, f"{words}{name} ")
         elif not command.hidden:
             yield f"{words}{name}", command
+
+
+MEANINGS = {
+    "--model": "Name or hub id of the catalogue, folder with config.json, or its file",
+    "--backends": "Comma-separated names with their options",
+    "--nproc": "Ranks on (this machine|each node)",
+    "--set": "Override a setting",
+    "--runs": "Folder of the records",
+    "--output": "(New f|F)(older|ile)( for| of| to)",
+    "--json": "Print one JSON document on standard output",
+    "--config": "YAML file, or @NAME|With --full",
+    "--debug": "Show the traceback",
+}
+"""With which the help of an option begins wherever it is."""
+
+
+def test_an_option_means_the_same_in_every_command() -> None:
+    shorts = {"-o": "--output", "-q": "--quiet", "-v": "--verbose"}
+    for words, command in every_command():
+        for option in command.params:
+            if isinstance(option, click.Option) and not option.hidden:
+                for name in MEANINGS.keys() & set(option.opts):
+                    assert re.match(MEANINGS[name], option.help or ""), (words, name, option.help)
+                for short, long in shorts.items():
+                    assert (short in option.opts) == (long in option.opts), (words, option.opts)
 
 
 def test_the_help_of_every_command_begins_with_an_example_that_it_takes() -> None:

@@ -67,7 +67,7 @@ def test_show_finds_a_run_by_a_part_of_its_name(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("two-bbb\n")
     assert "backend  zero3:offload=cpu" in done.stdout
-    assert "Settings other than the defaults" in done.stdout
+    assert "Non-default settings" in done.stdout
 
 
 def test_show_says_why_a_run_failed(folder: Path) -> None:

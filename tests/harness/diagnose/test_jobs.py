@@ -51,7 +51,7 @@ def test_the_figure_that_differs_first_is_named_with_its_step(changes: dict, fig
     found = of(make_record(label="ddp"), with_step(another(training={"seed": 3}), 1, **changes))
     assert found.parting is not None
     assert (found.parting.step, found.parting.figure) == (1, figure)
-    assert found.verdict().endswith("trained different jobs and part in step 1")
+    assert found.verdict().endswith("trained different jobs and diverge in step 1")
     assert "--rerun" in list(found.sentences())[-1]
     json.dumps(found.as_json())
 

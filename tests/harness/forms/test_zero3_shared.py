@@ -67,7 +67,7 @@ def test_uses_replace_what_names_say() -> None:
 
 def test_what_is_not_known_is_said() -> None:
     assert "more than two modules" in str(collectives(workload(layout={})).unknown)
-    assert "could not be found out" in str(collectives(workload(layout={"uses": None})).unknown)
+    assert "could not be determined" in str(collectives(workload(layout={"uses": None})).unknown)
     inside = {"uses": {"layer.weight": (SEEN, SEEN)}, "blocks": ("layer",), "tied": {}}
     assert uses_unknown(workload(layout=inside)) is None
     assert "recompute" in str(uses_unknown(workload(layout=inside, activation_checkpointing=True)))

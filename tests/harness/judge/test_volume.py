@@ -106,7 +106,7 @@ def test_where_nothing_is_expected_the_reason_is_named() -> None:
     record = make_volume_record("zero3")
     training = record.job.training.model_copy(update={"activation_checkpointing": True})
     recomputed = record.model_copy(update={"job": record.job.model_copy(update={"training": training})})
-    assert "was not looked up for this architecture" in (why_unknown(recomputed) or "")
+    assert "is not modelled for this architecture" in (why_unknown(recomputed) or "")
     known = recomputed.model_copy(update={"model": make_model(architecture="LlamaForCausalLM")})
     assert why_unknown(known) is None
     mine = record.model_copy(update={"backend": record.backend.model_copy(update={"name": "mine"})})

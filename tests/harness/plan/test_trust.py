@@ -59,9 +59,9 @@ def test_an_answer_says_how_wrong_runs_like_it_were() -> None:
     assert trust.speed is not None
     assert trust.speed.runs == len(speeds) >= ENOUGH
     first, second = trust.lines()
-    assert first.startswith("how wrong such answers were: allocated ±")
+    assert first.startswith("typical error of such predictions: allocated ±")
     assert f"({len(speeds)} published runs" in first
-    assert second == "largest assumption: training keeps up 90 % of the best matrix rate of A100-80"
+    assert second == "largest assumption: training sustains 90 % of the best matmul rate of A100-80"
 
 
 def test_the_largest_assumption_is_the_one_of_the_question() -> None:

@@ -67,7 +67,7 @@ def test_a_model_that_was_not_looked_up_is_refused(tmp_path: Path) -> None:
     config = {"model_type": "bloom", "hidden_size": 32, "n_layer": 1, "n_head": 2}
     asked = job(tmp_path / "texts", config)
     model = build_model(asked, model_config(asked, DataFacts(vocabulary_size=257)))
-    with pytest.raises(JobError, match="whether BloomForCausalLM keeps documents apart was not looked up"):
+    with pytest.raises(JobError, match="whether BloomForCausalLM keeps documents apart is not known"):
         loss_function(asked, model)
 
 

@@ -93,3 +93,14 @@ def test_a_thousand_cells_render_in_five_seconds(tmp_path: Path) -> None:
     write_matrix(tmp_path / "jobs", matrix, scripts)
     assert len(scripts) == 1000
     assert time.process_time() - begin < 5
+
+
+def test_names_of_jobs_hold_no_colon_and_no_equals_sign(tmp_path: Path) -> None:
+    site = SITE.model_copy(update={"reservation": "course"})
+    _, scripts = render_matrix(
+        plan_nodes(EXPERIMENT, site, ["zero3:offload=cpu"], [1], 2, 1), EXPERIMENT, site, folder=tmp_path,
+        runs_folder=tmp_path / "runs", job_name="h", arrays=False, command=["harness", "slurm", "render"],
+    )  # fmt: skip
+    lines = [text.splitlines() for text in scripts.values()]
+    assert "#SBATCH --job-name=h-zero3_offload_cpu-1x2" in lines[-1]
+    assert all("#SBATCH --reservation=course" in script for script in lines)

@@ -21,7 +21,7 @@ def test_the_best_come_first_and_then_why_not_the_others() -> None:
     assert lines.index("Why not the others") < next(
         i for i, x in enumerate(lines) if x.startswith("- ddp: does not")
     )
-    assert any(line.startswith("- not looked at: single (one process); ") for line in lines)
+    assert any(line.startswith("- not considered: single (one process); ") for line in lines)
     assert any(line.startswith("Data parallelism is the right tool here") for line in lines)
     assert "Measure the best ones on one node" in lines
     assert "- speed rests on constants: invented" in lines
@@ -71,7 +71,7 @@ def test_the_answer_comes_first_and_the_runner_up_second() -> None:
     )
     assert lines[1].startswith("Runner-up: zero2, micro-batch 4")
     assert not lines[3].startswith("Tight")
-    assert any(line.startswith("how wrong such answers were: allocated ±") for line in lines)
+    assert any(line.startswith("typical error of such predictions: allocated ±") for line in lines)
 
 
 def test_what_is_tight_names_the_fastest_that_is_not() -> None:
