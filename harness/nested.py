@@ -45,6 +45,15 @@ def value_at(document: Any, keys: Keys) -> Any:
     return document
 
 
+def put(document: dict[str, Any], keys: Keys, value: Any) -> None:
+    """Set the value to which these keys lead; mappings on the way are made where there is none."""
+    for key in keys[:-1]:
+        if not isinstance(document.get(key), dict):
+            document[key] = {}
+        document = document[key]
+    document[keys[-1]] = value
+
+
 def finite(value: Any) -> Any:
     """Replace floats that are not finite by None, within dicts, lists and tuples."""
     if isinstance(value, float):

@@ -18,7 +18,7 @@ from harness.judge.effective import setting_differences
 from harness.judge.noise import Limits, measure_noise
 from harness.judge.wording import words
 from harness.launch.launcher import LocalLauncher, modules_to_preload
-from harness.nested import Keys, differences, value_at
+from harness.nested import differences, put, value_at
 from harness.record import Record
 
 STEPS_AFTER = 4
@@ -304,18 +304,10 @@ def with_setting(baseline: Record, other: Record, setting: str) -> Record:
     if setting != BACKEND:
         keys = tuple(setting.split("."))
         document = job.model_dump(mode="json")
-        _put(document, keys, value_at(other.job.model_dump(mode="json"), keys))
+        put(document, keys, value_at(other.job.model_dump(mode="json"), keys))
         job = Job.model_validate(document)
     held = layout_of(source)
     held = replace(held, global_batch_size=job.training.global_batch_size or held.global_batch_size)
     layout = layout_over(source.world.data_size, held, job.training)
     cut = {"micro_batch_size": layout.micro_batch_size, "accumulation_steps": layout.accumulation_steps}
     return source.model_copy(update={"job": job, "world": source.world.model_copy(update=cut)})
-
-
-def _put(document: dict[str, Any], keys: Keys, value: Any) -> None:
-    for key in keys[:-1]:
-        inner = document.get(key)
-        document[key] = inner if isinstance(inner, dict) else {}
-        document = document[key]
-    document[keys[-1]] = value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
@@ -14,3 +14,8 @@ class Part(BaseModel):
     """A part of a record: frozen; keys of a newer minor version are kept out by the schema version."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def shared(cls, source: object) -> dict[str, Any]:
+        """What an object has under the names of fields of this part; nothing of None."""
+        return {name: getattr(source, name) for name in cls.model_fields if hasattr(source, name)}

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from harness.backends import registry
 from harness.backends.mesh import Mesh
@@ -172,8 +172,7 @@ def mismatch_error(run_directory: Path, events: Mapping[int, RankEvents]) -> Err
                 kind=KIND,
                 message=f"the ranks disagree on a collective: rank {rank} received {found[1]} bytes where it "
                 f"waited for {found[2]}; `ranks` and the logs show where each rank was",
-                step=position.step if position else None,
-                phase=position.phase if position else None,
+                **ErrorPart.shared(position),
                 log_tail=log_tail(rank_log(run_directory, rank)),
                 ranks=rank_states(run_directory, len(events)),
             )
@@ -275,19 +274,11 @@ def _error(run_directory: Path, cause: Cause) -> ErrorPart:
     """What a record says of the rank that a run is blamed on."""
     rank, failure = cause.rank, cause.failure
     position = read_position(run_directory, rank)
+    own = {"rank": rank, "exit_code": cause.exit_code, "log_tail": _log_tail(run_directory, rank)}
     if failure is not None:
-        step, phase = failure.step, failure.phase
-    else:
-        step, phase = (position.step, position.phase) if position else (None, None)
-    return ErrorPart(
-        kind=failure.error_kind if failure else "Exit",
-        message=failure.message if failure else _exit_message(cause.exit_code, position),
-        rank=rank,
-        exit_code=cause.exit_code,
-        step=step,
-        phase=phase,
-        log_tail=_log_tail(run_directory, rank),
-    )
+        return ErrorPart(**ErrorPart.shared(failure) | own | {"kind": failure.error_kind})
+    message = _exit_message(cause.exit_code, position)
+    return ErrorPart(kind="Exit", message=message, **ErrorPart.shared(position), **own)
 
 
 def _exit_message(code: int | None, position: Position | None) -> str:
@@ -342,47 +333,39 @@ def _record(
     broken: int,
 ) -> Record:
     setup, final = events[0].setup, events[0].final
-    windows: list[str] = [step.window for step in steps]
+    mesh, scales = _mesh(request), request.job.training.precision == "fp16-mixed"
+    known = Record.shared(setup) | Record.shared(request) | measured_parts(events, steps)
     return Record(
-        run_id=request.run_id,
-        created_at=request.created_at,
-        status=status,
-        error=error,
-        reasons=list(dict.fromkeys(r for of_rank in events.values() for r in of_rank.reasons)),
-        command=request.command,
-        job=request.job,
-        job_id=request.job_id,
-        resumed=request.resume.saved.resumed() if request.resume else None,
-        cell=request.cell,
-        repeat=request.repeat,
-        measure=request.measure,
-        question=request.question,
-        price_per_gpu_hour=request.price_per_gpu_hour,
-        backend=_backend(request, setup),
-        world=_world(request, setup),
-        environment=environment_of(run_directory, request, setup, broken),
-        layout=setup.layout if setup else None,
-        model=setup.model if setup else None,
-        data=setup.data if setup else None,
-        split=setup.split if setup else None,
-        initial_weights=setup.initial_weights if setup else None,
-        final_weights=final.weights if final else None,
-        observed=_observed(events, _mesh(request)),
-        steps=steps,
-        ranks=[part for rank in events if (part := rank_part(rank, events[rank])) is not None],
-        comm=[
-            row for of_rank in events.values() if of_rank.measured for row in of_rank.measured.communication
-        ],
-        eval=evaluations_of(events, _mesh(request)),
-        answers=_answers(events, _mesh(request)),
-        turns=_turns(events),
-        windows=WindowsPart(**{name: windows.count(name) for name in WindowsPart.model_fields}),
-        skipped_steps=sum(step.gradient_norm is None for step in steps)
-        if request.job.training.precision == "fp16-mixed"
-        else 0,
-        prediction=request.prediction,
-        artifacts=_artifacts(run_directory, request),
+        **known
+        | {
+            "status": status,
+            "error": error,
+            "reasons": list(dict.fromkeys(r for of_rank in events.values() for r in of_rank.reasons)),
+            "resumed": request.resume.saved.resumed() if request.resume else None,
+            "backend": _backend(request, setup),
+            "world": _world(request, setup),
+            "environment": environment_of(run_directory, request, setup, broken),
+            "final_weights": final.weights if final else None,
+            "observed": _observed(events, mesh),
+            "eval": evaluations_of(events, mesh),
+            "answers": _answers(events, mesh),
+            "turns": _turns(events),
+            "skipped_steps": sum(step.gradient_norm is None for step in steps) if scales else 0,
+            "artifacts": _artifacts(run_directory, request),
+        }
     )
+
+
+def measured_parts(events: Events, steps: list[StepPart]) -> dict[str, Any]:
+    """Fields of a record that the ranks' measurements fill."""
+    windows: list[str] = [step.window for step in steps]
+    measured = [of_rank.measured for of_rank in events.values() if of_rank.measured]
+    return {
+        "steps": steps,
+        "windows": WindowsPart(**{name: windows.count(name) for name in WindowsPart.model_fields}),
+        "ranks": [part for rank in events if (part := rank_part(rank, events[rank])) is not None],
+        "comm": [row for of_rank in measured for row in of_rank.communication],
+    }
 
 
 def assemble_refused(run_directory: Path, request: RunRequest, reason: str) -> Record:
@@ -394,31 +377,20 @@ def assemble_refused(run_directory: Path, request: RunRequest, reason: str) -> R
 
 def _backend(request: RunRequest, setup: SetupEvent | None) -> BackendPart:
     entry, options = registry.parse(request.backend)
-    return BackendPart(
-        label=request.backend,
-        name=entry.name,
-        options=options.model_dump(mode="json"),
-        effective=setup.effective if setup else None,
-        native_config=setup.native_config if setup else None,
-        versions=(setup.versions if setup else None) or package_versions(),
-        claim=setup.claim if setup else None,
-        own_forms=setup.own_forms if setup else None,
-        given=request.given,
-    )
+    own = {"label": request.backend, "name": entry.name, "options": options.model_dump(mode="json")}
+    return BackendPart(**BackendPart.shared(setup) | own | {"given": request.given} | versions_of(setup))
+
+
+def versions_of(setup: SetupEvent | None) -> dict[str, Any]:
+    """The field `versions` of a backend: as rank 0 saw them, else those of this environment."""
+    return {"versions": (setup.versions if setup else None) or package_versions()}
 
 
 def _world(request: RunRequest, setup: SetupEvent | None) -> WorldPart:
     return WorldPart(
+        **WorldPart.shared(request),
         nodes=request.world_size // request.ranks_per_node,
-        ranks_per_node=request.ranks_per_node,
-        world_size=request.world_size,
-        device=request.device,
         collectives=setup.collectives if setup else ("nccl" if request.device == "cuda" else "gloo"),
-        threads_per_rank=request.threads_per_rank,
-        micro_batch_size=request.micro_batch_size,
-        accumulation_steps=request.accumulation_steps,
-        preset=request.preset,
-        memory_limit_bytes=request.memory_limit_bytes,
         dimensions=_dimensions(request),
     )
 
@@ -473,15 +445,13 @@ def _artifacts(run_directory: Path, request: RunRequest) -> list[ArtifactPart]:
 
 def rank_part(rank: int, events: RankEvents) -> RankPart | None:
     """What one rank measured; None: it never was ready to train."""
-    setup, measured, final, steps = events.setup, events.measured, events.final, events.steps
+    setup, final, steps = events.setup, events.final, events.steps
     if setup is None:
         return None
+    known = {"memory": []} | RankPart.shared(setup) | RankPart.shared(events.measured)
     return RankPart(
+        **known | RankPart.shared(final),
         rank=rank,
-        host=setup.host,
-        device_name=setup.device_name,
-        placement=setup.placement,
-        setup_seconds=setup.setup_seconds,
         setup_memory=setup.host_memory,
         step_seconds=[row.seconds for row in steps],
         data_seconds=[row.data_seconds for row in steps],
@@ -494,22 +464,9 @@ def rank_part(rank: int, events: RankEvents) -> RankPart | None:
         batch_digests=[row.batch_digests for row in steps if row.batch_digests is not None],
         batch_hash_sums=[row.batch_hash_sum for row in steps],
         computed_loss_sums=[row.computed_loss_sum for row in steps],
-        early_reduced_bytes=measured.early_reduced_bytes if measured else None,
         initial_digest=setup.initial_weights.digest if setup.initial_weights else None,
         final_digest=final.weights.digest if final and final.weights else None,
-        probe_loss=final.probe_loss if final else None,
-        memory=measured.memory if measured else [],
         checkpoints=[event.part for event in events.checkpoints],
-        overlap=measured.overlap if measured else [],
-        overlap_missing=measured.overlap_missing if measured else None,
-        probe_seconds=measured.probe_seconds if measured else {},
-        timed_probes=measured.timed_probes if measured else [],
-        matmul_flops_per_second=setup.matmul_flops_per_second,
-        reserved_bytes=measured.reserved_bytes if measured else None,
-        num_alloc_retries=measured.num_alloc_retries if measured else None,
-        host_peak_bytes=measured.host_peak_bytes if measured else None,
-        processors=measured.processors if measured else None,
-        energy=measured.energy if measured else None,
     )
 
 

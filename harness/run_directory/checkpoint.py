@@ -95,15 +95,7 @@ class SavedCheckpoint(BaseModel):
 
     def resumed(self) -> ResumedPart:
         """What the record of a run says that continues it."""
-        return ResumedPart(
-            format=self.format,
-            run_id=self.run_id,
-            backend=self.backend,
-            world_size=self.world_size,
-            step=self.step,
-            updates=self.updates,
-            weights_digest=self.weights_digest,
-        )
+        return ResumedPart(**ResumedPart.shared(self))
 
 
 def _digests(folder: Path) -> dict[str, str]:

@@ -15,17 +15,17 @@ from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.files import read_plain, write_atomically
 from harness.job.experiment import MeasureSection
 from harness.job.job import Job
-from harness.record import BackendPart, ErrorPart, Record, Status, StepPart, WindowsPart, WorldPart
-from harness.record.provenance import package_versions
+from harness.record import BackendPart, ErrorPart, Record, Status, StepPart, WorldPart
 from harness.record.run_id import RunId
 from harness.record.settings import seen_job
 from harness.run_directory.assemble import (
     Outcome,
     cause_of,
     interrupted_error,
-    rank_part,
+    measured_parts,
     signal_name,
     status_of,
+    versions_of,
 )
 from harness.run_directory.events import ObservationEvent, RankEvents, SetupEvent, read_events, steps_of
 from harness.run_directory.nodes import run_environment
@@ -81,19 +81,19 @@ def assemble_observed(
     setup = events[0].setup
     job = seen_job(seen.seen)
     steps = steps_of(events)
-    windows: list[str] = [step.window for step in steps]
     status, error = _status(run_directory, events, steps, seen, exit_code, told_at)
     return Record(
         run_id=request.run_id,
         created_at=request.created_at,
+        command=request.command,
+        measure=request.measure,
+        **measured_parts(events, steps),
         status=status,
         error=error,
-        command=request.command,
         job=job,
         job_id=_job_id(job, setup),
         cell=hashlib.sha256(request.run_id.encode()).hexdigest()[:16],
         repeat=0,
-        measure=request.measure,
         backend=_backend(seen, setup, events),
         world=_world(seen, setup),
         environment=run_environment(run_directory).model_copy(
@@ -103,12 +103,6 @@ def assemble_observed(
         model=setup.model if setup else None,
         observed=events[0].final.observed if events[0].final else None,
         observation=seen.observation.model_copy(update={"learning_rates": _learning_rates(events)}),
-        steps=steps,
-        ranks=[part for rank in events if (part := rank_part(rank, events[rank])) is not None],
-        comm=[
-            row for of_rank in events.values() if of_rank.measured for row in of_rank.measured.communication
-        ],
-        windows=WindowsPart(**{name: windows.count(name) for name in WindowsPart.model_fields}),
     )
 
 
@@ -230,14 +224,9 @@ def _backend(
     seen: ObservationEvent, setup: SetupEvent | None, events: Mapping[int, RankEvents]
 ) -> BackendPart:
     name = PREFIX + (seen.observation.base or "script")
-    return BackendPart(
-        label=name,
-        name=name,
-        effective=_effective(setup.effective, events) if setup else None,
-        native_config=setup.native_config if setup else None,
-        versions=(setup.versions if setup else None) or package_versions(),
-        claim=setup.claim if setup else None,
-    )
+    effective = _effective(setup.effective, events) if setup else None
+    own = {"label": name, "name": name, "effective": effective}
+    return BackendPart(**BackendPart.shared(setup) | own | versions_of(setup))
 
 
 def _effective(effective: Effective, events: Mapping[int, RankEvents]) -> Effective:
@@ -251,14 +240,11 @@ def _effective(effective: Effective, events: Mapping[int, RankEvents]) -> Effect
 
 
 def _world(seen: ObservationEvent, setup: SetupEvent | None) -> WorldPart:
-    return WorldPart(
-        nodes=max(1, seen.world_size // seen.ranks_per_node),
-        ranks_per_node=seen.ranks_per_node,
-        world_size=seen.world_size,
-        device=seen.device,
-        collectives=setup.collectives if setup else ("nccl" if seen.device == "cuda" else "gloo"),
-        threads_per_rank=seen.threads,
-        micro_batch_size=seen.micro_batch_size or 1,
-        accumulation_steps=seen.accumulation_steps,
-        preset="library-defaults",
-    )
+    own = {
+        "nodes": max(1, seen.world_size // seen.ranks_per_node),
+        "collectives": setup.collectives if setup else ("nccl" if seen.device == "cuda" else "gloo"),
+        "threads_per_rank": seen.threads,
+        "micro_batch_size": seen.micro_batch_size or 1,
+        "preset": "library-defaults",
+    }
+    return WorldPart(**WorldPart.shared(seen) | own)

@@ -70,8 +70,7 @@ def stuck_error(run_directory: Path, world_size: int, note: StuckNote) -> ErrorP
         kind=note.kind,
         message="; ".join([note.reason, *_sentences(late, seen, note.unseen_ranks)]),
         rank=rank,
-        step=at_fault.step if at_fault else None,
-        phase=at_fault.phase if at_fault else None,
+        **ErrorPart.shared(at_fault),
         ranks=[_part(r, states[r], note) for r in sorted(order[:MOST_RANKS_SHOWN])],
     )
 
@@ -174,8 +173,7 @@ def _part(rank: int, state: RankState, note: StuckNote) -> RankStatePart:
 def _state_part(rank: int, state: RankState, said: str) -> RankStatePart:
     return RankStatePart(
         rank=rank,
-        step=state.position.step if state.position else None,
-        phase=state.position.phase if state.position else None,
+        **RankStatePart.shared(state.position),
         collective=state.collective,
         stack=shown_text(state.stack),
         note=said,

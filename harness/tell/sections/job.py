@@ -13,7 +13,7 @@ from harness.job.experiment import LEAST_TIMED_STEPS
 from harness.judge.comparison import Comparison
 from harness.judge.repeats import Repeats
 from harness.judge.wording import listed, ranks
-from harness.nested import differences
+from harness.nested import differences, put
 from harness.record import GivenPart, Record
 from harness.record.workload import layout_of
 from harness.tell.document import Block, Column, Folded, Paragraph, Section, Table, yaml_code
@@ -283,10 +283,7 @@ def difference(given: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """Values of `given` that `other` has not, nested; None for what only `other` has."""
     changed: dict[str, Any] = {}
     for keys, value, _ in differences(given, other):
-        inner = changed
-        for key in keys[:-1]:
-            inner = inner.setdefault(key, {})
-        inner[keys[-1]] = value
+        put(changed, keys, value)
     return changed
 
 
