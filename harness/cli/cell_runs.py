@@ -104,7 +104,8 @@ class MissingCells:
         progress = MatrixProgress(len(cells), sys.stderr, self._view)
         turns = self._experiment.compare.turns
         try:
-            for group in groups(cells, turns, self._device, foreseen.parts, self._view.say):
+            unknown = {run.key for runs in foreseen.unknown.values() for run in runs}
+            for group in groups(cells, turns, self._device, foreseen.parts, unknown, self._view.say):
                 with closing(self._records(launcher, group, others, foreseen, progress)) as ends:
                     for key, record in ends:
                         done[key] = record

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 
 from harness.backends import registry
 from harness.launch.cells import Cell
@@ -81,20 +81,24 @@ def _go_on(
 
 def groups(
     cells: Sequence[Cell], turns: int | None, device: str, parts: Mapping[str, PredictionPart],
-    say: Callable[[str], None],
+    unknown: Collection[str], say: Callable[[str], None],
 ) -> list[list[Cell]]:  # fmt: skip
     """The cells in the order they run; those of one list take turns. `say` is told why some do not.
 
-    `parts`: by cell, what its run is predicted to need.
+    `parts`: by cell, what its run is predicted to need; `unknown`: cells of which that cannot be predicted.
+    Others without a prediction will not run.
     """
     found: dict[object, list[Cell]] = {}
     for cell in cells:
+        part = parts.get(cell.key)
         takes_turns = turns is not None and is_timed_beside_others(cell)
-        of_group = (cell.repeat, cell.world_size, cell.job_id) if takes_turns else cell.key
-        found.setdefault(of_group, []).append(cell)
+        if takes_turns and cell.key in unknown:
+            say(f"compare.turns: {cell.backend} on {cell.world_size} ranks runs whole: its memory is unknown")
+        is_one = takes_turns and part is not None and not part.refused
+        found.setdefault((cell.repeat, cell.world_size, cell.job_id) if is_one else cell.key, []).append(cell)
     divided: list[list[Cell]] = []
     for group in found.values():
-        why = _why_whole(group, device, parts) if len(group) > 1 else None
+        why = _why_whole(group, device, [parts[cell.key] for cell in group]) if len(group) > 1 else None
         if why is not None:
             say(f"compare.turns: cells on {group[0].world_size} ranks run whole: {why}")
         divided += [group] if why is None else [[cell] for cell in group]
@@ -106,16 +110,13 @@ def is_timed_beside_others(cell: Cell) -> bool:
     return cell.measure.timed and registry.parse(cell.backend)[0].name != registry.REFERENCE
 
 
-def _why_whole(group: Sequence[Cell], device: str, parts: Mapping[str, PredictionPart]) -> str | None:
+def _why_whole(group: Sequence[Cell], device: str, parts: Sequence[PredictionPart]) -> str | None:
     """Why cells are not kept alive at once; None: they are."""
     if device != "cpu":
         return "on GPUs ranks that wait hold memory that the driver may count as that of others"
-    predicted = {cell.backend: part for cell in group if (part := parts.get(cell.key)) is not None}
-    if unknown := [cell.backend for cell in group if cell.backend not in predicted]:
-        return f"the memory of {', '.join(unknown)} is not predicted"
     ranks = sum(cell.world_size for cell in group)
-    needed = sum(part.host_bytes for part in predicted.values()) + PROCESS_BYTES * ranks
-    limits = [part.host_limit_bytes for part in predicted.values() if part.host_limit_bytes is not None]
+    needed = sum(part.host_bytes for part in parts) + PROCESS_BYTES * ranks
+    limits = [part.host_limit_bytes for part in parts if part.host_limit_bytes is not None]
     if limits and needed > FILLED * min(limits):
         return (
             f"alive at once they need {needed / 1e9:,.1f} GB, and {FILLED:.0%} of the free memory are "

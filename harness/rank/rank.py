@@ -322,6 +322,8 @@ def _train(request: RunRequest, run_directory: Path, world: World, telling: _Tel
         )
         events.write(ready)
         telling.signals.on_termination(lambda: _write_before_ending(instruments, telling))
+        if telling.turns is not None:
+            telling.turns.before_first = lambda: instruments.write(events)
         instruments.before_training(request)
         loop.run()
     _finish(engine, instruments, loop, telling, digests=request.measure.weight_digests)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 from harness.run_directory.events import TurnEvent
@@ -14,6 +15,8 @@ class Turns:
     def __init__(self, launcher: Connection) -> None:
         self._launcher = launcher
         self._left = 0
+        self.before_first: Callable[[], None] = lambda: None
+        """Writes what was measured, which then outlives a rank that is killed in a turn."""
 
     @property
     def is_over(self) -> bool:
@@ -26,6 +29,8 @@ class Turns:
 
     def wait(self) -> TurnEvent:
         """Tell the launcher that this rank waits, and sleep in `read` until it answers."""
+        self.before_first()
+        self.before_first = lambda: None
         begin, used = time.perf_counter(), time.process_time()
         self._launcher.send_bytes(b"")
         turn = TurnEvent.model_validate_json(self._launcher.recv_bytes())

@@ -131,14 +131,17 @@ def part(host_bytes: int) -> PredictionPart:
 def test_cells_take_turns_where_they_fit_together(device: str, host_bytes: int, why: str | None) -> None:
     said: list[str] = []
     cells = planned(["ddp", "fsdp"])
-    found = groups(cells, 2, device, {cell.key: part(host_bytes) for cell in cells}, said.append)
+    found = groups(cells, 2, device, {cell.key: part(host_bytes) for cell in cells}, (), said.append)
     assert [len(group) for group in found] == ([2] if why is None else [1, 1])
     assert (why or "") in "".join(said)
     assert len(said) == (why is not None)
 
 
-def test_cells_of_unknown_memory_run_whole() -> None:
+def test_a_cell_of_unknown_memory_runs_whole_and_the_others_take_turns() -> None:
     said: list[str] = []
-    cells = planned(["ddp", "fsdp"])
-    assert len(groups(cells, 2, "cpu", {cells[0].key: part(1)}, said.append)) == 2
-    assert said == ["compare.turns: cells on 2 ranks run whole: the memory of fsdp is not predicted"]
+    cells = planned(["ddp", "fsdp", "zero1"])
+    unknown = cells[1].key
+    parts = {cell.key: part(1) for cell in cells if cell.key != unknown}
+    found = groups(cells, 2, "cpu", parts, [unknown], said.append)
+    assert [[cell.backend for cell in group] for group in found] == [["ddp", "zero1"], ["fsdp"]]
+    assert said == ["compare.turns: fsdp on 2 ranks runs whole: its memory is unknown"]
