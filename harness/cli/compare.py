@@ -186,6 +186,8 @@ def _difference(cell: Cell, record: Record) -> str:
     measure = record.measure.model_dump() if record.measure is not None else {}
     if named := [".".join(keys) for keys, _, _ in differences(cell.measure.model_dump(), measure)]:
         return f"measured with other settings: {_listed([f'measure.{name}' for name in named])}"
+    if cell.job.training.deterministic != record.job.training.deterministic:
+        return "other kernels: training.deterministic"
     if cell.repeat != record.repeat:
         return "this repeat never ran"
     if cell.preset != record.world.preset:

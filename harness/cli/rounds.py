@@ -99,11 +99,13 @@ def add_rounds(
 def _compared(records: Sequence[Record]) -> tuple[dict[Name, Ratio], set[Name]]:
     """Each cell that has a speed, with its ratio to the base of its place; and these bases."""
     from harness.judge.comparison import Comparison
+    from harness.judge.run_conditions import is_deterministic
 
     comparison = Comparison(records).comparable
     ratios: dict[Name, Ratio] = {}
     bases = set()
-    for group in comparison.groups:
+    usual = [group for group in comparison.groups if not is_deterministic(group.record)]
+    for group in usual or comparison.groups:
         order = comparison.rankings.get(group.place)
         name = group.record.job_id, group.record.backend.label, group.world_size
         if order is None or group.label not in order.names:

@@ -234,15 +234,17 @@ class Job(Section):
     def job_id(self, content_digests: dict[str, str] | None = None) -> str:
         """Hash of what is trained: 12 hexadecimal digits.
 
-        Micro-batch and accumulation are left out: they split a global batch without changing it. So is the
-        optimizer's implementation, which computes the same update. So call it on a job whose global batch is
-        resolved. `content_digests` maps a local path or a factory in the job to the digest of the file there,
-        so that the same data elsewhere is the same job.
+        Micro-batch and accumulation are left out: they split a global batch without changing it. So are the
+        optimizer's implementation, which computes the same update, and deterministic kernels, which add in a
+        fixed order. So call it on a job whose global batch is resolved. `content_digests` maps a local path
+        or a factory in the job to the digest of the file there, so that the same data elsewhere is the same
+        job.
         """
         document = self.model_dump(mode="json")
         for key in ("micro_batch_size", "accumulation_steps"):
             del document["training"][key]
         document["optimizer"].pop("implementation", None)
+        document["training"]["deterministic"] = True
         for section, key in (*NAMED_FILES, *FACTORIES):
             digest = (content_digests or {}).get(str(document.get(section, {}).get(key)))
             if digest is not None:

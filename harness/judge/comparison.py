@@ -16,9 +16,12 @@ from harness.judge.noise import Noise, is_variant
 from harness.judge.ranking import NO_FIGURES, Ranking, Ratio
 from harness.judge.repeats import Place, Runs, rankings, repeat_spreads
 from harness.judge.rows import Row, make_rows
+from harness.judge.run_conditions import is_deterministic
 from harness.record import Record
 from harness.record.together import samples_at_once
 
+SHOWN = ("exact", "tight", "band")
+"""Parities of a run that trains as its reference does."""
 NAMES = frozenset(setting.name for setting in SETTINGS)
 
 
@@ -203,7 +206,9 @@ class Comparison(Runs):
         return {
             "job_id": ids[0] if len(ids) == 1 else None,
             "job_ids": ids,
-            "rows": [row.as_json() | self._speed(row) for row in self.rows],
+            "rows": [
+                row.as_json() | {"parity_run": self.parity_run(row)} | self._speed(row) for row in self.rows
+            ],
             "not_comparable": [_not_comparable(row) for row in self.not_comparable.rows],
             "noise": {job_id: noise.as_json() for job_id, noise in self.noises.items()},
             "repeat_spreads": self.repeat_spreads,
@@ -211,11 +216,34 @@ class Comparison(Runs):
             "findings": [finding.as_json() for finding in self.findings],
         }
 
+    @cached_property
+    def _proofs(self) -> dict[tuple[str, str, int], str]:
+        """By job, backend and ranks, the first deterministic run that trains as the reference does."""
+        found: dict[tuple[str, str, int], str] = {}
+        for row in self.comparable.rows:
+            if is_deterministic(row.record) and row.judgement.parity in SHOWN:
+                found.setdefault(_cell_of(row), row.record.run_id)
+        return found
+
+    def parity_run(self, row: Row) -> str | None:
+        """The run that shows the parity of this one: another where its own kernels add in any order.
+
+        Its own where there is no other; None where it is unjudged.
+        """
+        if row.judgement.parity == "unjudged":
+            return None
+        own = row.record.run_id
+        return own if is_deterministic(row.record) else self._proofs.get(_cell_of(row), own)
+
     def _speed(self, row: Row) -> dict[str, Any]:
         """How the cell of a run compares in speed with the base of its place; nulls where it does not."""
         place = row.record.job_id, row.record.world.world_size, row.label_suffix
         order = self.comparable.rankings.get(place) if row.is_comparable else None
         return dict(NO_FIGURES) if order is None else order.figures(row.label)
+
+
+def _cell_of(row: Row) -> tuple[str, str, int]:
+    return row.record.job_id, row.backend, row.record.world.world_size
 
 
 def _judged_by(row: Row) -> str:

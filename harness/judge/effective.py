@@ -284,6 +284,8 @@ SETTINGS = (
     Setting(name="activation checkpointing", effect="cost", read=_seen("activation_checkpointing")),
     # The same operations per element; fused rounds once where the others round after each.
     Setting(name="optimizer implementation", effect="cost", read=_reported("optimizer_implementation")),
+    # The same operations in a fixed order, or in any.
+    Setting(name="deterministic kernels", plural=True, effect="cost", read=_seen("deterministic")),
     Setting(name="offload", effect="cost", read=_reported("offload")),
     Setting(name="synchronisation of gradients", effect="cost", read=synchronisation),
     Setting(

@@ -313,7 +313,8 @@ def _steps(reference: Record, record: Record) -> Iterator[Difference]:
 
 def _determinism(reference: Record, record: Record) -> Iterator[Difference]:
     seen, other = reference.observed, record.observed
-    if seen and other and seen.deterministic != other.deterministic:
+    asked = [run.job.training.deterministic for run in (reference, record)]
+    if seen and other and asked != [seen.deterministic, other.deterministic] != [seen.deterministic] * 2:
         yield Difference(
             field="deterministic kernels",
             plural=True,

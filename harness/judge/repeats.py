@@ -16,6 +16,7 @@ from harness.judge.parity import Parity
 from harness.judge.ranking import Ranking, Round
 from harness.judge.rows import Row
 from harness.judge.run import Run
+from harness.judge.run_conditions import is_deterministic
 from harness.judge.speed import shares_cores
 from harness.record import Record
 
@@ -188,15 +189,17 @@ def place_to_compare(groups: Sequence[Repeats]) -> Place | None:
     """Where most backends were timed; of equals the largest world size. None where nothing was.
 
     Several ranks come before one, which has nothing to shard, and ranks that have their cores for
-    themselves before those that take turns on them. The reference decides where nothing else was timed.
+    themselves before those that take turns on them; of equals those with the kernels that jobs use. The
+    reference decides where nothing else was timed.
     """
     timed = [g for g in groups if g.succeeded and g.values(SPEED)]
     timed = [g for g in timed if not g.is_reference] or timed
     counts = Counter(g.place for g in timed)
 
-    def worth(group: Repeats) -> tuple[bool, bool, int, int]:
+    def worth(group: Repeats) -> tuple[bool, bool, int, int, bool]:
         size = group.world_size
-        return size > 1, not shares_cores(group.record), counts[group.place], size
+        usual = not is_deterministic(group.record)
+        return size > 1, not shares_cores(group.record), counts[group.place], size, usual
 
     return max(timed, key=worth).place if timed else None
 

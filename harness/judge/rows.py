@@ -17,7 +17,7 @@ from harness.judge.occasions import occasions
 from harness.judge.parity import Judgement, judge
 from harness.judge.references import References
 from harness.judge.run import Run
-from harness.judge.run_conditions import labelled, varying, words
+from harness.judge.run_conditions import is_deterministic, labelled, varying, words
 from harness.record import ErrorPart, Record
 
 
@@ -154,7 +154,7 @@ def _references(records: Iterable[Record]) -> dict[str, Record]:
     for record in records:
         if record.backend.label == REFERENCE and record.resumed is None:
             known = found.get(record.job_id)
-            if known is None or known.status != "ok":
+            if known is None or known.status != "ok" or is_deterministic(record) > is_deterministic(known):
                 found[record.job_id] = record
     return found
 

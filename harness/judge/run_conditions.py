@@ -28,6 +28,7 @@ def facts(record: Record) -> Facts:
         "threads": counted(world.threads_per_rank, "thread"),
         "micro-batch": f"micro-batch {_micro_batch(world)}",
         "optimizer": f"{record.job.optimizer.implementation or 'unknown'} optimizer",
+        "kernels": "deterministic" if is_deterministic(record) else "not deterministic",
         **{name: f"{name} {version}" for name, version in environment.packages.items()},
         **accelerator_facts(environment),
         "python": f"python {environment.python}",
@@ -37,6 +38,11 @@ def facts(record: Record) -> Facts:
         "gpus": f"{len(gpus)} x {gpus[0]}" if len(set(gpus)) == 1 else "; ".join(gpus),
         **{(key := f"measure.{name}"): f"{key}={_typed(value)}" for name, value in measure.items()},
     }
+
+
+def is_deterministic(record: Record) -> bool:
+    """Whether its kernels were asked to add in a fixed order; of an observed script, whether they did."""
+    return record.job.training.deterministic is not False
 
 
 def _micro_batch(world: WorldPart) -> Fraction:

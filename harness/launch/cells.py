@@ -150,9 +150,10 @@ def plan(
         noise_runs = noise_labels(one_process, experiment, parts) if experiment.compare.noise_runs else []
         for label in [registry.REFERENCE, *noise_runs, *labels]:
             alone = registry.parse(label)[0].name == registry.REFERENCE
-            for repeat in range(1 if label in noise_runs else repeats):
+            count = 1 if label in noise_runs else repeats
+            for own, repeat in _runs(experiment, count, "cpu" if alone else device):
                 cell = make_cell(
-                    experiment,
+                    own,
                     label,
                     1 if alone else world_size,
                     one_process if alone else layout,
@@ -165,6 +166,20 @@ def plan(
                 )
                 cells.setdefault(cell.key, cell)
     return sorted(cells.values(), key=lambda cell: cell.repeat)
+
+
+def _runs(experiment: Experiment, repeats: int, device: str) -> list[tuple[Experiment, int]]:
+    """How and in which round a cell runs.
+
+    Where speed is asked of GPUs, its timed runs have the kernels that jobs use; one more, in the first round,
+    has deterministic ones and shows parity. On the CPU deterministic kernels cost next to nothing.
+    """
+    asks_speed = experiment.compare.question in ("speed", "scaling") and experiment.training.deterministic
+    if device != "cuda" or not asks_speed:
+        return [(experiment, repeat) for repeat in range(repeats)]
+    training = experiment.training.model_copy(update={"deterministic": False})
+    usual = experiment.model_copy(update={"training": training})
+    return [(experiment, 0), *((usual, repeat) for repeat in range(repeats))]
 
 
 def make_cell(
@@ -210,6 +225,7 @@ def make_cell(
         "memory_limit": limit,
         "loading": experiment.runtime.loading,
         "optimizer_implementation": job.optimizer.implementation,
+        **({} if job.training.deterministic else {"deterministic": False}),
         "third_party": module_fingerprint(entry.target) if entry.is_third_party else None,
         **_checkpoint_parts(resume, job, job_id),
         **({"turns": turns} if turns is not None and machine is None else {}),

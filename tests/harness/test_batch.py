@@ -143,7 +143,13 @@ def test_job_id_knows_what_changes_the_training(assignment: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "assignment", ["measure.warmup_steps=1", "runtime.threads_per_rank=1", "compare.repeats=2"]
+    "assignment",
+    [
+        "measure.warmup_steps=1",
+        "runtime.threads_per_rank=1",
+        "compare.repeats=2",
+        "training.deterministic=false",
+    ],
 )
 def test_job_id_ignores_how_it_is_run_and_measured(assignment: str) -> None:
     assert load_experiment(None, [assignment]).job().job_id() == load_experiment(None).job().job_id()

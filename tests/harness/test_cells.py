@@ -231,3 +231,17 @@ def test_name_longer_than_a_path_is_refused_in_one_line() -> None:
     experiment = load_experiment(None, [f"model.name={'a' * 500}"])
     with pytest.raises(HarnessError, match="cannot be read: File name too long"):
         plan(experiment, ["ddp"], [2], 1, "cpu")
+
+
+def test_where_speed_is_asked_of_gpus_timed_runs_have_the_kernels_that_jobs_use() -> None:
+    speed = load_experiment(None, [WITHOUT_NOISE_RUNS, "compare.question=speed"])
+    cells = plan(speed, ["ddp"], [2], 2, "cuda")
+    kernels = [(cell.backend, cell.repeat, cell.job.training.deterministic) for cell in cells]
+    assert kernels == [
+        ("single", 0, True), ("ddp", 0, True), ("ddp", 0, False), ("single", 1, True), ("ddp", 1, False),
+    ]  # fmt: skip
+    assert len({cell.job_id for cell in cells}) == 1
+    assert len({cell.key for cell in cells}) == len(cells)
+    assert all(cell.job.training.deterministic for cell in plan(speed, ["ddp"], [2], 2, "cpu"))
+    other = load_experiment(None, [WITHOUT_NOISE_RUNS])
+    assert all(cell.job.training.deterministic for cell in plan(other, ["ddp"], [2], 2, "cuda"))

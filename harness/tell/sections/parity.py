@@ -10,6 +10,7 @@ from harness.backends.trainer.alone import LIBRARY_ALONE
 from harness.judge.cell import Cell, name_cells
 from harness.judge.comparison import Comparison
 from harness.judge.noise import BAND_FACTOR, CUT_BAND, TIGHT_FACTOR, UNMEASURED_FACTOR, Level, Limits, Noise
+from harness.judge.run_conditions import is_deterministic
 from harness.judge.wording import listed
 from harness.record.together import depends_on_split
 from harness.tell.document import Block, Column, Folded, Heading, Items, Paragraph, Section, Table
@@ -114,11 +115,29 @@ def levels_section(comparison: Comparison) -> Section | None:
         Items([_source(level, job_id, noises) for job_id, n in noises.items() for level in n.levels])
     )
     blocks.append(Folded("Difference of each run from the reference", [_distances(comparison)]))
+    blocks += _kernels(comparison)
     spreads = comparison.repeat_spreads
     if spreads:
         title = "Difference between repeats of one backend: largest difference of a step's loss"
         blocks.append(Folded(title, [Items(_spreads(spreads))]))
     return Section("levels", "Parity levels", blocks)
+
+
+def _kernels(comparison: Comparison) -> list[Block]:
+    """Which run shows the parity of those whose kernels add in any order; nothing where none do."""
+    found: dict[str, None] = {}
+    for row in comparison.rows:
+        run = comparison.parity_run(row)
+        if run is not None and not is_deterministic(row.record):
+            own = run == row.record.run_id
+            found[f"{row.cell}: {'its own losses, no other run' if own else run}"] = None
+    if not found:
+        return []
+    text = (
+        "Kernels of these runs were not asked to be deterministic, so repeats may differ in the order of "
+        "sums. What shows that they train as the reference does:"
+    )
+    return [Paragraph(text), Items(list(found))]
 
 
 def _limits(noises: dict[str, Noise]) -> Table:

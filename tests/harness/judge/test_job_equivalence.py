@@ -2,8 +2,12 @@ from typing import Any
 
 import pytest
 
+from harness.judge.comparison import Comparison
 from harness.judge.job_equivalence import job_differences
-from harness.record import ObservedPart
+from harness.judge.repeats import place_to_compare
+from harness.record import ObservedPart, Record
+from harness.tell.document import Items
+from harness.tell.sections.parity import levels_section
 from tests.records import make_ranks, make_record, make_steps, make_weights
 
 
@@ -53,3 +57,42 @@ def test_rates_are_compared_by_parameter_whatever_the_order_of_the_groups() -> N
     )
     assert found.field == "learning rate of step 0 for 1 parameter, such as b"
     assert (found.reference, found.given) == (5e-4, 1e-3)
+
+
+def kernels(label: str, *, asked: bool, seen: bool, number: int = 0) -> Record:
+    return make_record(
+        label=label, repeat=number, run_id=f"{label}-{asked}-{number}", training={"deterministic": asked},
+        observed=ObservedPart(deterministic=seen),
+    )  # fmt: skip
+
+
+def test_kernels_that_a_library_makes_random_are_another_job() -> None:
+    reference = kernels("single", asked=True, seen=True)
+    (found,) = job_differences(reference, kernels("ddp", asked=True, seen=False))
+    assert (found.field, found.given) == ("deterministic kernels", False)
+    assert job_differences(reference, kernels("ddp", asked=False, seen=False)) == []
+
+
+def test_runs_with_the_kernels_that_jobs_use_name_the_run_that_shows_parity() -> None:
+    """They are another cell of the same job, and judged by the deterministic reference."""
+    fast = [kernels("ddp", asked=False, seen=False, number=n) for n in range(2)]
+    alone = kernels("fsdp", asked=False, seen=False)
+    comparison = Comparison(
+        [kernels("single", asked=False, seen=False), kernels("single", asked=True, seen=True),
+         kernels("ddp", asked=True, seen=True), *fast, alone]
+    )  # fmt: skip
+    assert comparison.not_comparable.rows == []
+    assert {row.reference.record.run_id for row in comparison.rows if row.reference} == {"single-True-0"}
+    shown = {row["run_id"]: row["parity_run"] for row in comparison.as_json()["rows"]}
+    assert shown["ddp-False-0"] == shown["ddp-False-1"] == shown["ddp-True-0"] == "ddp-True-0"
+    assert shown["fsdp-False-0"] == "fsdp-False-0"
+    labels = {group.label: len(group.rows) for group in comparison.groups if group.world_size == 2}
+    assert labels == {"ddp (deterministic)": 1, "ddp (not deterministic)": 2, "fsdp (not deterministic)": 1}
+    assert place_to_compare(comparison.groups) == ("0123456789ab", 2, "not deterministic")
+    section = levels_section(comparison)
+    assert section is not None
+    lines = [line.text for block in section.blocks if isinstance(block, Items) for line in block.lines()]
+    assert [line for line in lines if line.startswith(("ddp", "fsdp"))] == [
+        "ddp (not deterministic) on 2 ranks: ddp-True-0",
+        "fsdp (not deterministic) on 2 ranks: its own losses, no other run",
+    ]

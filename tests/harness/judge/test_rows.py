@@ -33,7 +33,7 @@ def test_document_is_json_and_holds_the_job() -> None:
     assert set(document) == {
         "job_id", "job_ids", "rows", "not_comparable", "noise", "repeat_spreads", "settings", "findings",
     }  # fmt: skip
-    assert all(set(row) == ROW_KEYS | SPEED_KEYS for row in document["rows"])
+    assert all(set(row) == ROW_KEYS | SPEED_KEYS | {"parity_run"} for row in document["rows"])
     assert document["job_id"] == "0123456789ab"
     assert [row["parity"] for row in document["rows"]] == ["exact", "exact"]
 

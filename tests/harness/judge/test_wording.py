@@ -5,7 +5,7 @@ from harness.judge.wording import Digest, both, differs, percent, words
 
 SEVERAL = {
     "optimizer constants", "parameters without optimizer", "frozen parameters", "most bytes of a reduction",
-    "wrap units", "settings of NCCL", "dimensions of the ranks",
+    "wrap units", "settings of NCCL", "dimensions of the ranks", "deterministic kernels",
 }  # fmt: skip
 
 
