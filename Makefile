@@ -158,7 +158,7 @@ reports: $(READY)
 	$(BIN)/python -m benchmarks.routes_table docs/trainer-routes.md
 	$(BIN)/python -m benchmarks.equivalences
 	$(BIN)/python -m benchmarks.offload_table
-	$(BIN)/python -m benchmarks.node_scaling reports/node-scaling
+	$(BIN)/python -m benchmarks.node_scaling reports/same-job-on-nodes
 	$(BIN)/python -m benchmarks.shaped_links reports/shaped-links
 	$(BIN)/python -m benchmarks.reports_page reports
 	$(BIN)/python -m benchmarks.labs_page docs/labs/tiny

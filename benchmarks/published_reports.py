@@ -43,8 +43,8 @@ PUBLISHED = (
     Published(name="strong-scaling", question="scaling", command=_make("strong-scaling", 4)),
     Published(name="weak-scaling", question="scaling", command=_make("weak-scaling", 4)),
     Published(
-        name="node-scaling", question="parity", page="README.md",
-        command=CLUSTER.format("node_scaling", "node-scaling"),
+        name="same-job-on-nodes", question="parity", page="README.md",
+        command=CLUSTER.format("node_scaling", "same-job-on-nodes"),
     ),
     Published(
         name="shaped-links", question="speed", page="README.md",

@@ -28,7 +28,7 @@ from harness.cli.output import echo
 from harness.cli.preflight import force_option, show
 from harness.errors import HarnessError
 from harness.fabric.result import FABRIC_NAME, parse_rate, read_fabric, shortfall
-from harness.job.config import load_experiment
+from harness.job.config import load_experiment, only_elsewhere
 from harness.judge.wording import counted
 from harness.launch.cells import canonical_label, reusable
 from harness.plan.limits import Limits
@@ -148,6 +148,8 @@ def render(
     per_node = nproc or where.gpus_per_node or DEFAULT_CPU_RANKS
     counts = numbers(nodes, "--nodes", "nodes")
     cells = plan_nodes(experiment, where, names, counts, per_node, repeats or experiment.compare.repeats)
+    for missing in only_elsewhere(experiment.job()):
+        echo(f"note: {missing} is not on this machine, so its contents are no part of the job's id", err=True)
     store = Store(runs)
     store.prepare()
     if not fresh:

@@ -91,11 +91,25 @@ def expand_home(document: dict[str, Any]) -> None:
             values[key] = os.path.expanduser(values[key])
 
 
-def require_existing(job: Job) -> None:
-    """Raise HarnessError for a path of the job that leads nowhere; hub names are not looked up."""
+def only_elsewhere(job: Job) -> list[str]:
+    """Settings with an absolute path that this machine lacks, as 'model.name /scratch/models/mine'."""
+    given = {f"{section}.{key}": getattr(getattr(job, section), key) for section, key in SETTINGS}
+    return [
+        f"{name} {path}" for name, path in given.items()
+        if path and os.path.isabs(path) and not os.path.exists(path)
+    ]  # fmt: skip
+
+
+def require_existing(job: Job, *, elsewhere: bool = False) -> None:
+    """Raise HarnessError for a path of the job that leads nowhere; hub names are not looked up.
+
+    `elsewhere`: the job runs on other machines, which may have what an absolute path names.
+    """
     for section, key in SETTINGS:
         given = getattr(getattr(job, section), key)
         if given is None or os.path.exists(given) or (section, key, given) == BYTES:
+            continue
+        if elsewhere and os.path.isabs(given):
             continue
         is_local = (section, key) == ("data", "path") and job.data.source != "datasets"
         if is_local:

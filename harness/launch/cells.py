@@ -205,7 +205,7 @@ def make_cell(
     limit, measure = experiment.runtime.memory_limit if limited else None, measure or experiment.measure
     layout = layout_of(label, world_size, layout, experiment.training)
     job = with_global_batch(experiment.job(), layout)
-    job_id = job.job_id(_content_digests(job, reads_files))
+    job_id = job.job_id(_content_digests(job, reads_files, elsewhere=machine is not None))
     entry, _ = registry.parse(label)
     turns = experiment.compare.turns if measure.timed and entry.name != registry.REFERENCE else None
     parts = {
@@ -358,14 +358,15 @@ def canonical_label(given: str) -> str:
         raise HarnessError(str(error)) from error
 
 
-def _content_digests(job: Job, reads_files: bool) -> dict[str, str]:
+def _content_digests(job: Job, reads_files: bool, *, elsewhere: bool) -> dict[str, str]:
     """Digests of the local files that the job names, so that a copy elsewhere is the same job.
 
-    Raises HarnessError for those that are missing, also where none is read.
+    `elsewhere`: it runs on other machines, which may have files that this one lacks. Raises HarnessError for
+    those that are missing, also where none is read.
     """
     tokenizer = None if job.data.tokenizer == "bytes" else job.data.tokenizer
     named = [name for name in (job.model.name, job.data.path, tokenizer) if name]
-    require_existing(job)
+    require_existing(job, elsewhere=elsewhere)
     for name in named:
         require_plain_input(Path(name), "the job's file")
     if not reads_files:

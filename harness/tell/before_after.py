@@ -34,7 +34,7 @@ from harness.tell.tables import LABELS, figure_text, not_comparable_table, resul
 
 TITLE = "Comparison with a baseline"
 OTHER_OCCASIONS = (
-    "No run of one side was made on an occasion of the other: what changed on the machine between them "
+    "The two sides ran in different sessions, so what changed on the machine between them "
     "counts as a change, too."
 )
 BY_ROUND = (
@@ -246,7 +246,7 @@ def _reading(cells: int, *, by_round: bool) -> Section:
         "of one side to any of the other. beyond noise: in an exact permutation test of the runs "
         f"chance makes such a difference in at most {percent(1 - LEVEL)} of cases, for all cells of one "
         f"measure together. {counts} are counts, where any difference is one. "
-        "inconclusive: by this test, but the intervals of both sides overlap or occasions do not agree. "
+        "inconclusive: by this test, but the intervals of both sides overlap or sessions do not agree. "
         f"not judged: too few runs to show a difference{needed}. --fail-on passes only changes within the "
         "noise: one that is inconclusive or not judged fails if it is beyond the limit."
     )

@@ -73,10 +73,11 @@ def markdown_text(text: str) -> str:
     """Free text made harmless in markdown, also in a table cell.
 
     Python-Markdown escapes neither < nor & with a backslash, so these are entities; a brace would begin
-    attributes of an element (its `attr_list`) or an expression of a site's templates.
+    attributes of an element (its `attr_list`) or an expression of a site's templates. A tilde by itself
+    strikes nothing through.
     """
     flat = html.escape(one_line(text).replace("\\", "\\\\"), quote=False)
-    for character in "`*_[]|#~${":
+    for character in "`*_[]|#${" + "~" * (flat.count("~") > 1):
         flat = flat.replace(character, f"\\{character}")
     return flat
 

@@ -12,7 +12,7 @@ from harness.judge.wording import counted, listed
 from harness.tell.document import Column, Shown
 from harness.tell.formats import NOT_AVAILABLE, number, percent
 
-ONE_OCCASION = "one occasion: changes between days are not in these intervals"
+ONE_OCCASION = "one session; day-to-day variation is not included"
 OPEN = "~"
 LEGEND = f"median ratio to the base in the same round, {percent(LEVEL)} interval; bold: settled; {OPEN}: open"
 SHARES = {1 / 5: "a fifth", 1 / 4: "a quarter", 1 / 3: "a third", 1 / 2: "half", 2 / 3: "two thirds"}
@@ -98,4 +98,4 @@ def occasions_words(occasions: int) -> str:
     """What the occasions of a comparison mean for its intervals."""
     if occasions < 2:
         return ONE_OCCASION
-    return f"{occasions} occasions: cells are compared within each, and an order must hold on all of them"
+    return f"{occasions} sessions: cells are compared within each, and an order must hold in all of them"

@@ -63,7 +63,7 @@ SPREAD_COLUMNS = (
     Column("tokens_per_second_most", "most", number),
     Column("tokens_per_second_low", "95 % from", number, optional=True),
     Column("tokens_per_second_high", "to", number, optional=True),
-    Column("occasions", "occasions"),
+    Column("occasions", "sessions"),
     Column("spread_within_occasion", "within one", percent),
     Column("spread_between_occasions", "between them", percent),
     Column("steps", "timed steps"),

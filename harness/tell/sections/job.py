@@ -129,7 +129,7 @@ COLUMNS = (
 )
 TEXT_MEASUREMENT = (
     "micro-batch: samples that a rank takes at once; times accumulation and ranks it is the global batch. "
-    "The other figures are steps: warm-up and cooldown steps are in no statistic, memory and communication "
+    "The other figures are steps: warm-up and cooldown steps are in no statistics, memory and communication "
     "are read in probed ones, overlap in traced ones, speed in timed ones. Cooldown steps "
     f"follow the probes unless fewer than {LEAST_TIMED_STEPS} would be left to time."
 )

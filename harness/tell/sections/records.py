@@ -88,7 +88,7 @@ _SPEEDS = [
     f"Wilcoxon's signed-rank test at {percent(LEVEL)}; below {interval_runs()} rounds there is none. equal: "
     f"the interval lies within {percent(EQUAL)} of 1. faster, slower: in a test that swaps all cells with "
     "the base round by round (step-down max-T), chance makes any cell of the table differ this much in at "
-    f"most {percent(1 - LEVEL)} of cases, the interval leaves 1 out, and each occasion agrees. Sentences "
+    f"most {percent(1 - LEVEL)} of cases, the interval leaves 1 out, and each session agrees. Sentences "
     "about two cells without the base rest on the same test of all such pairs. No test separates a cell "
     "from what changed on the machine within every round.",
 ]

@@ -50,10 +50,10 @@ def results_section(comparison: Comparison) -> Section:
             f"one that diverged, since it did other work. {clock_words(comparison)}"
         )
         occasions = (
-            f"Runs stem from {occasions_words(comparison.occasions)}. A pause of more than "
-            f"{PAUSE_SECONDS / 3600:g} h between two runs, or another host, begins an occasion. within one "
-            "and between them: largest less smallest mean timed step of the runs of an occasion, and of the "
-            "medians of occasions, relative to the median."
+            f"Runs are from {occasions_words(comparison.occasions)}. A pause of more than "
+            f"{PAUSE_SECONDS / 3600:g} h between two runs, or another host, begins a session. within one "
+            "and between them: largest less smallest mean timed step of the runs of a session, and of the "
+            "medians of sessions, relative to the median."
         )
         title = f"Repeats and spread: {counted(runs, 'run')} of each cell at most"
         blocks += [Paragraph(text.rstrip()), Folded(title, [spread, Paragraph(occasions)])]

@@ -115,15 +115,10 @@ def _line(text: str) -> str:
     return _BEGINS_A_BLOCK.sub(r"\1\\\2", markdown_text(text))
 
 
-def _cell(text: str) -> str:
-    """A tilde by itself strikes nothing through."""
-    return markdown_text(text).replace("\\~", "~") if text.count("~") == 1 else markdown_text(text)
-
-
 def _table(table: Table) -> str:
     """Without padding, which would be a third of a long report."""
     titles = [column.title for column in table.columns]
     rule = [":---" if column.align == "left" else "---:" for column in table.columns]
-    head, body = [markdown_text(title) for title in titles], table.written(_cell, "**{}**")
+    head, body = [markdown_text(title) for title in titles], table.written(markdown_text, "**{}**")
     text = "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *body))
     return f"{text}\n\n{markdown_text(table.caption)}" if table.caption else text

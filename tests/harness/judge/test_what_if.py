@@ -27,7 +27,7 @@ def cells(report: str) -> dict[tuple[str, int], Record]:
     return found
 
 
-@pytest.mark.parametrize("report", ["default", "full-matrix", "node-scaling", "twelve-ways"])
+@pytest.mark.parametrize("report", ["default", "full-matrix", "same-job-on-nodes", "twelve-ways"])
 def test_on_its_own_ranks_and_micro_steps_a_cell_has_the_figures_that_its_run_is_held_to(report: str) -> None:
     for (label, size), record in cells(report).items():
         states = states_on(record, size)

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError
+from harness.job.config import load_experiment
 from harness.job.experiment import CompareSection, Experiment
 from harness.slurm.matrix import Matrix, plan_nodes, read_matrix, render_matrix, write_matrix
 from harness.slurm.site import Site
+from tests.harness.cli.command_line import harness
 
 SITE = Site(name="test")
 EXPERIMENT = Experiment(compare=CompareSection(noise_runs=False))
@@ -104,3 +106,18 @@ def test_names_of_jobs_hold_no_colon_and_no_equals_sign(tmp_path: Path) -> None:
     lines = [text.splitlines() for text in scripts.values()]
     assert "#SBATCH --job-name=h-zero3_offload_cpu-1x2" in lines[-1]
     assert all("#SBATCH --reservation=course" in script for script in lines)
+
+
+def test_a_model_that_only_the_cluster_has_is_rendered_and_a_relative_path_is_not(tmp_path: Path) -> None:
+    done = harness(
+        "slurm", "render", "--site", "@generic", "--backends", "ddp", "--nodes", "1", "-o", tmp_path / "jobs",
+        "--set", "model.name=/scratch/models/mine", "--set", "data.tokenizer=bytes", cwd=tmp_path,
+    )  # fmt: skip
+    assert (done.returncode, "model.name /scratch/models/mine is not on this machine" in done.stderr) == (
+        0,
+        True,
+    )
+    with pytest.raises(HarnessError, match="does not exist"):
+        plan_nodes(
+            load_experiment(None, ["data.source=text", "data.path=mine.txt"]), SITE, ["ddp"], [1], 2, 1
+        )

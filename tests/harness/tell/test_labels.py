@@ -15,7 +15,7 @@ REPORTS = Path(__file__).parents[3] / "reports"
 @pytest.fixture(scope="module")
 def rows() -> Comparison:
     """Six strategies, among them on four ranks of one node and of two."""
-    return Comparison(record for _, record in read_runs([REPORTS / "node-scaling" / ARCHIVE_NAME])[0])
+    return Comparison(record for _, record in read_runs([REPORTS / "same-job-on-nodes" / ARCHIVE_NAME])[0])
 
 
 def test_every_table_calls_a_cell_by_its_whole_name(rows: Comparison) -> None:
