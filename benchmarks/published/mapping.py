@@ -23,7 +23,7 @@ from harness.plan.device import Fabric
 from harness.plan.hardware import Hardware, load_hardware
 from harness.plan.model import PlannedModel, decoder
 from harness.plan.models import from_config, load_model
-from harness.plan.scenario import Scenario
+from harness.plan.scenario import OtherCode, Scenario
 
 STRATEGIES = {
     "fsdp2": "fsdp", "fsdp2-grad-op": "fsdp-grad-op", "fsdp2-hybrid": "fsdp-hybrid", "megatron ddp": "ddp",
@@ -172,6 +172,12 @@ def _loss(row: Row, strategy: StrategyKind) -> LogitBytes | None:
     return replace(found, kept=own["kept"]) if "kept" in own else found
 
 
+def _other_code(row: Row) -> OtherCode:
+    """What the run's program did otherwise than our job."""
+    own = dict(settings().get(row.source, {}).get("other", {}))
+    return OtherCode(recomputed=tuple(own.pop("recomputed", ())), **own)
+
+
 def _chunk_tokens(row: Row, model: PlannedModel, tokens: int) -> int | None:
     """Of Liger's fused loss: as many tokens at once as make logits the size of the hidden states.
 
@@ -215,6 +221,8 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
     sequence, micro_batch = int(row.seq_len), int(row.micro_batch)
     model = _model(row.model, sequence)
     _check_count(row, model)
+    if settings().get(row.source, {}).get("untied") and adapter.get("base_dtype") != "nf4":
+        model = _untied(model)
     device = hardware.device(_gpu(row.gpu))
     job = Job.model_validate(
         {
@@ -263,6 +271,7 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
         device=device,
         fabric=fabric,
         loss=_loss(row, strategy),
+        other=_other_code(row),
     )
     text = f"{row.source} {row.note} {row.repo}".lower()
     own = (why for word, why in OWN_IMPLEMENTATIONS.items() if word in text)
@@ -386,6 +395,12 @@ def _fabric(row: Row, hardware: Hardware, device: str, per_node: int, assumption
         raise HarnessError("the network between its nodes is not known")
     assumptions.append(f"network {name}")
     return hardware.fabric(name)
+
+
+def _untied(model: PlannedModel) -> PlannedModel:
+    """The model with an output projection of its own, which is small where weights are packed."""
+    config = {**model.config, "tie_word_embeddings": False}
+    return from_config(config, name=model.name, source=model.source, given_whole=False)
 
 
 def _check_count(row: Row, model: PlannedModel) -> None:

@@ -183,6 +183,27 @@ class ActivationProfile:
         shares = [lambda size, share=share: size.scaled(share) for share in (saved, forward, backward)]
         return replace(self, loss=self.loss.sized(*shares), kept=self.kept + kept)
 
+    def with_block(
+        self, *, more: tuple[Saved, ...] = (), recomputed: tuple[str, ...] = (), until_backward: bool = True
+    ) -> ActivationProfile:
+        """The same where another program keeps more of a block, or recomputes modules that ours keeps.
+
+        until_backward: whether a block keeps anything from its forward pass; otherwise what is kept more lies
+        there while the block is recomputed. What is recomputed is there again in the block's backward pass.
+        """
+        added = sum((saved.size for saved in more), Size())
+        left = tuple(s for s in self.block.saved if not s.module.endswith(recomputed or ("\0",)))
+        gone = sum((s.size for s in self.block.saved if s not in left), Size())
+        between = (added if until_backward else Size()) - gone
+        block = replace(
+            self.block,
+            saved=left + (more if until_backward else ()),
+            backward=tuple(replace(point, live=point.live + added) for point in self.block.backward),
+            forward_growth=self.block.forward_growth + between,
+            held=self.block.held + between,
+        )
+        return replace(self, block=block)
+
     def saved_bytes(self, layers: int, micro_batch: int, sequence: int) -> int:
         """All that is held between forward and backward pass."""
         sizes = [*self.embedding.saved, *(self.block.saved * layers), *self.head.saved, *self.loss.saved]

@@ -32,7 +32,9 @@ def why_refused(job: Job, strategy: StrategyKind) -> str | None:
     return None
 
 
-def with_adapters(layout: Layout, adapter: AdapterSection, model_type: str) -> Layout:
+def with_adapters(
+    layout: Layout, adapter: AdapterSection, model_type: str, *, nested_scales: bool = True
+) -> Layout:
     """The tensors of a model with its adapters, as peft names them, and the rest frozen.
 
     Each adapted weight of (outputs, inputs) gets A of (rank, inputs) and B of (outputs, rank). Raises
@@ -58,7 +60,7 @@ def with_adapters(layout: Layout, adapter: AdapterSection, model_type: str) -> L
             held = replace(held, name=f"{module}.base_layer.{own}")
         if adapter.is_quantised and _is_target(tensor, layout, [ALL_LINEAR]):
             held = replace(held, shape=(-(-tensor.numel // 2), 1), dtype="uint8")
-            scales += _scales(tensor)
+            scales += _scales(tensor, nested=nested_scales)
         parameters.append(held)
         frozen.add(held.name)
         if module in adapted and own == "weight":
@@ -76,16 +78,44 @@ def with_adapters(layout: Layout, adapter: AdapterSection, model_type: str) -> L
     )
 
 
-def _scales(tensor: Tensor) -> list[Tensor]:
+def _scales(tensor: Tensor, *, nested: bool) -> list[Tensor]:
     """Of a packed weight, whole on every rank: one per 64 values, in 8 bits, with a scale per 256 of them.
 
-    bitsandbytes 0.50, functional.py: quantize_4bit with compress_statistics.
+    bitsandbytes 0.50, functional.py: quantize_4bit with compress_statistics; without (not nested), in fp32.
     """
     blocks = -(-tensor.numel // 64)
+    if not nested:
+        return [Tensor(f"{tensor.name}.absmax", (blocks,), "float32")]
     return [
         Tensor(f"{tensor.name}.absmax", (blocks,), "uint8"),
         Tensor(f"{tensor.name}.nested_absmax", (-(-blocks // 256),), "float32"),
     ]
+
+
+SHARE_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Layers that one tensor feeds."""
+OF_ATTENTION = ("o_proj", "out_proj", "self_attention.dense", "attention.dense", "self_attn.dense")
+"""Layers whose input is the output of attention, which attention keeps by itself."""
+
+
+def packed_inputs(layout: Layout, adapter: AdapterSection, model_type: str) -> dict[str, int]:
+    """Of each tensor that feeds packed layers of a block, and that nothing else keeps: its layer and width.
+
+    An adapter without dropout keeps it too; with dropout it keeps its own copy.
+    """
+    targets = [] if adapter.dropout else adapter.targets or DEFAULT_TARGETS.get(model_type, [])
+    found: dict[str, int] = {}
+    kept: set[str] = set()
+    for tensor in layout.parameters:
+        if not _is_target(tensor, layout, [ALL_LINEAR]) or not _module(tensor).startswith(layout.blocks[0]):
+            continue
+        module = _module(tensor).removeprefix(f"{layout.blocks[0]}.")
+        name = module.rpartition(".")[2]
+        key = next((names[0] for names in SHARE_INPUT if name in names), module)
+        if module.endswith(OF_ATTENTION) or (targets and _is_target(tensor, layout, targets)):
+            kept.add(key)
+        found[key] = tensor.shape[0] if model_type in TRANSPOSED else tensor.shape[1]
+    return {key: width for key, width in found.items() if key not in kept}
 
 
 def _is_target(tensor: Tensor, layout: Layout, targets: list[str]) -> bool:

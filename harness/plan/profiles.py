@@ -21,13 +21,21 @@ from typing import Any
 from harness.backends.presets import ACCELERATOR_PRECISION, preset_changes
 from harness.errors import HarnessError
 from harness.files import write_atomically
-from harness.forms.activations import SELECTIVE, ActivationProfile, blocks_between, from_json
+from harness.forms.activations import (
+    SELECTIVE,
+    ActivationProfile,
+    Saved,
+    Size,
+    blocks_between,
+    from_json,
+)
 from harness.forms.part import samples_at_once, within
 from harness.forms.tensor import ranks_of
 from harness.forms.workload import Workload
 from harness.import_path import module_command, safe_environment
 from harness.job.model import AdapterSection, ModelSection
 from harness.launch.libraries import EVERY_RANK, require_libraries
+from harness.plan.adapters import packed_inputs
 from harness.plan.part import local_config, local_profile
 from harness.plan.scenario import Scenario
 
@@ -164,7 +172,24 @@ def activation_profile(scenario: Scenario, trace: Trace | None = None) -> Activa
         scenario.workload(), scenario.model.config, job.model, trace,
         adapter=job.adapter, chunk_tokens=job.loss.chunk_tokens,
     )  # fmt: skip
-    return found if scenario.loss is None else found.with_loss(scenario.loss)
+    found = found if scenario.loss is None else found.with_loss(scenario.loss)
+    return _of_other_code(found, scenario)
+
+
+def _of_other_code(found: ActivationProfile, scenario: Scenario) -> ActivationProfile:
+    other, checkpointing = scenario.other, scenario.job.training.activation_checkpointing
+    inputs: dict[str, int] = {}
+    if other.keeps_packed_inputs and scenario.job.adapter.is_quantised:
+        model_type = str(scenario.model.config.get("model_type"))
+        inputs = packed_inputs(scenario.model.layout, scenario.job.adapter, model_type)
+    width = scenario.workload().compute_bytes
+    more = tuple(
+        Saved(module=module, size=Size((0, 0, 0, width * size, 0, 0))) for module, size in inputs.items()
+    )
+    recomputed = other.recomputed if checkpointing == SELECTIVE else ()
+    if not more and not recomputed:
+        return found
+    return found.with_block(more=more, recomputed=recomputed, until_backward=checkpointing is not True)
 
 
 def workload_profile(

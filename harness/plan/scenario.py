@@ -28,6 +28,18 @@ from harness.plan.model import PlannedModel, heads_of
 
 
 @dataclass(frozen=True, kw_only=True)
+class OtherCode:
+    """What programs of others keep otherwise than our job."""
+
+    recomputed: tuple[str, ...] = ()
+    """Of a block, what selective checkpointing computes again although it is a matrix product."""
+    keeps_packed_inputs: bool = False
+    """Layers of 4 bits keep their input: bitsandbytes before 0.43.2 (its pull request 1270)."""
+    nested_scales: bool = True
+    """Of packed weights; otherwise one in fp32 per 64 values."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Scenario:
     """All that decides memory, communication and speed."""
 
@@ -54,6 +66,8 @@ class Scenario:
     """Of the time model, by a calibration; None: published ones."""
     loss: LogitBytes | None = None
     """Of another program; None: the job's own."""
+    other: OtherCode = OtherCode()
+    """What another program does otherwise."""
 
     @classmethod
     def of(
@@ -117,7 +131,10 @@ class Scenario:
             layout = replace(layout, attention=heads_of(self.model.config))
         if self.job.training.precision == "bf16":
             layout = layout.in_dtype("bfloat16")
-        layout = with_adapters(layout, self.job.adapter, str(self.model.config.get("model_type")))
+        layout = with_adapters(
+            layout, self.job.adapter, str(self.model.config.get("model_type")),
+            nested_scales=self.other.nested_scales,
+        )  # fmt: skip
         return _with_groups(layout, self.job.optimizer)
 
     @cached_property

@@ -177,6 +177,12 @@ def test_a_program_s_code_completes_its_page() -> None:
     scenario = map_row(found).scenario
     assert scenario is not None
     assert scenario.loss is LOW_CHUNKS
+    assert (scenario.other.keeps_packed_inputs, scenario.other.nested_scales) == (True, False)
+    tied = replace(ROW, source="litgpt-hub", method="finetune, lora", model="llama-3.2-1b", params="")
+    own, packed = (map_row(replace(tied, method=f"finetune, {kind}")).scenario for kind in ("lora", "qlora"))
+    assert own is not None
+    assert packed is not None
+    assert own.model.parameters - packed.model.parameters == 128256 * 2048
     custom = map_row(replace(ROW, note="custom kernels: foak-fast-kernels")).scenario
     liger = map_row(replace(ROW, note="custom kernels: foak-fast-kernels-liger")).scenario
     assert custom is not None

@@ -1,4 +1,4 @@
-"""Losses of other programs, in the place of a job's own."""
+"""What other programs keep, in the place of what a job of ours does."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.forms.activations import ActivationProfile, Point
+from harness.forms.activations import ActivationProfile, Point, Saved, Size
 from harness.forms.losses import FAST, FUSED, OURS, WIDENED_SHIFTED, LogitBytes
 from harness.plan.models import load_model
 from harness.plan.profiles import find_profile
@@ -39,3 +39,24 @@ def test_another_loss_holds_its_bytes_per_logit(profile: ActivationProfile, othe
     assert most(changed.loss.backward) + 2 == pytest.approx(other.backward, rel=0.01)
     kept = profile.with_loss(replace(other, kept=4)).kept - profile.kept
     assert kept.bytes(1, TOKENS) == pytest.approx(4 * TOKENS * 128256, rel=0.01)
+
+
+def test_a_block_keeps_what_another_program_keeps_until_its_backward_pass() -> None:
+    plain = find_profile(
+        load_model("llama-3.1-8b").config, route="cast", attention="sdpa", checkpointing=False,
+        single_sample=True, device="cuda",
+    ).block  # fmt: skip
+    input_of = Saved(module="mlp.down_proj", size=Size((0, 0, 0, 28672, 0, 0)))
+    gone = next(saved for saved in plain.saved if saved.module == "mlp.act_fn")
+
+    def changes(**asked) -> tuple[Size, Size, set[Size]]:
+        block = profile_of(plain).with_block(**asked).block
+        points = {b.live - a.live for a, b in zip(plain.backward, block.backward, strict=True)}
+        return block.forward_growth - plain.forward_growth, block.held - plain.held, points
+
+    def profile_of(block) -> ActivationProfile:
+        return ActivationProfile(embedding=block, block=block, head=block, loss=block, kept=Size())
+
+    assert changes(more=(input_of,)) == (input_of.size, input_of.size, {input_of.size})
+    assert changes(more=(input_of,), until_backward=False) == (Size(), Size(), {input_of.size})
+    assert changes(recomputed=("act_fn",)) == (gone.size.times(-1), gone.size.times(-1), {Size()})

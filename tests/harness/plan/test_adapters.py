@@ -10,7 +10,7 @@ from harness.forms.layout import Layout
 from harness.forms.workload import Workload
 from harness.job.model import AdapterSection
 from harness.job.optimizer import OptimizerSection
-from harness.plan.adapters import DEFAULT_TARGETS, with_adapters
+from harness.plan.adapters import DEFAULT_TARGETS, packed_inputs, with_adapters
 from harness.rank.data.samples import DataFacts
 from harness.rank.models.description import describe_layout
 from harness.rank.models.model import build_model, model_config
@@ -73,6 +73,31 @@ def test_packed_weights_take_half_a_byte_and_scales_lie_beside_them() -> None:
     assert sum(t.bytes for t in packed) == sum(t.numel for t in linear) // 2
     scales = sum(t.bytes for t in layout.buffers) - sum(t.bytes for t in plain.buffers)
     assert scales == sum(ceil(t.numel / 64) + 4 * ceil(t.numel / 64 / 256) for t in linear)
+    plainly = with_adapters(plain, section(["q_proj"], base_dtype="nf4"), "llama", nested_scales=False)
+    scales = sum(t.bytes for t in plainly.buffers) - sum(t.bytes for t in plain.buffers)
+    assert scales == sum(4 * ceil(t.numel / 64) for t in linear)
+
+
+@pytest.mark.parametrize(
+    ("targets", "dropout", "kept"),
+    [
+        (["q_proj", "v_proj"], 0.1, {"q_proj", "gate_proj", "down_proj"}),
+        (["q_proj", "v_proj"], 0.0, {"gate_proj", "down_proj"}),
+        (["all-linear"], 0.0, set()),
+    ],
+)
+def test_packed_layers_keep_inputs_that_nothing_else_keeps(
+    targets: list[str], dropout: float, kept: set[str]
+) -> None:
+    """Layers that share an input keep it once; the output of attention lies there already."""
+    layout = model_layout(LLAMA_SMALL)
+    adapter = section(targets, base_dtype="nf4", dropout=dropout)
+    found = packed_inputs(layout, adapter, "llama")
+    assert {name.rpartition(".")[2] for name in found} == kept
+    shapes = {t.name.removeprefix(f"{layout.blocks[0]}."): t.shape for t in layout.parameters}
+    names = ("self_attn.q_proj", "mlp.gate_proj", "mlp.down_proj")
+    widths = {name.rpartition(".")[2]: shapes[f"{name}.weight"][1] for name in names}
+    assert all(width == widths[name.rpartition(".")[2]] for name, width in found.items())
 
 
 def states(backend: str, layout: Layout, **values) -> dict[str, int]:
