@@ -41,6 +41,12 @@ def test_what_a_hypervisor_took_is_lost_without_waiting() -> None:
     assert found.other_cores == pytest.approx(0.25)
 
 
+def test_a_rank_that_waits_for_the_other_lost_nothing() -> None:
+    found = disturbance(of(processors(waiting_seconds=2.0), processors(waiting_seconds=2.0)))
+    assert found is not None
+    assert found.lost_share == 0.0
+
+
 def test_machines_are_counted_one_by_one_and_the_busiest_is_told() -> None:
     quiet = processors(boot="a", machine_busy_seconds=4.0)
     busy = processors(boot="b", machine_busy_seconds=6.0, waiting_seconds=1.0)
