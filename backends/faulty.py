@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -11,34 +12,41 @@ from harness.backends.base import BuildModel, BuildOptimizer, Engine, SetupConte
 from harness.backends.ddp import DdpBackend
 
 
-class GradientsSummed(DdpBackend):
-    """Sums gradients over ranks where the contract says mean."""
+class Spoiled(DdpBackend, ABC):
+    """DDP whose engine is changed once it is set up."""
+
+    @abstractmethod
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        """Plant the defect."""
 
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
     ) -> Engine:
         engine = super().prepare(build_model, build_optimizer, context)
+        self.spoil(engine, context)
+        return engine
+
+
+class GradientsSummed(Spoiled):
+    """Sums gradients over ranks where the contract says mean."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
         original, size = engine.backward, context.world.world_size
 
         def backward(loss: Tensor, *, last_micro_step: bool) -> None:
             original(loss * size, last_micro_step=last_micro_step)
 
-        engine.backward = backward  # type: ignore[method-assign]
-        return engine
+        engine.backward = backward
 
 
-class WrongBeta2(DdpBackend):
+class WrongBeta2(Spoiled):
     """Trains with an optimizer of its own, with another decay of the second moment."""
 
-    def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
-        engine: Any = super().prepare(build_model, build_optimizer, context)
+    def spoil(self, engine: Any, context: SetupContext) -> None:
         groups = [
             {key: group[key] for key in ("params", "weight_decay")} for group in engine.optimizer.param_groups
         ]
         engine.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.999))
-        return engine  # type: ignore[no-any-return]
 
 
 class OutOfMemory(DdpBackend):
@@ -51,13 +59,10 @@ class OutOfMemory(DdpBackend):
         return super().prepare(build_model, build_optimizer, context)
 
 
-class OutOfMemoryLater(DdpBackend):
+class OutOfMemoryLater(Spoiled):
     """The last rank asks for more memory than any machine has in its second step, while the others wait."""
 
-    def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
-        engine: Any = super().prepare(build_model, build_optimizer, context)
+    def spoil(self, engine: Any, context: SetupContext) -> None:
         original, world, taken = engine.step, context.world, 0
 
         def step(lr: float) -> float:
@@ -68,16 +73,12 @@ class OutOfMemoryLater(DdpBackend):
             return float(original(lr))
 
         engine.step = step
-        return engine  # type: ignore[no-any-return]
 
 
-class StaleWeights(DdpBackend):
+class StaleWeights(Spoiled):
     """The last rank forgets every update."""
 
-    def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
-        engine: Any = super().prepare(build_model, build_optimizer, context)
+    def spoil(self, engine: Any, context: SetupContext) -> None:
         original = engine.step
 
         def step(lr: float) -> float:
@@ -91,23 +92,18 @@ class StaleWeights(DdpBackend):
             return norm
 
         engine.step = step
-        return engine  # type: ignore[no-any-return]
 
 
-class DividedAgain(DdpBackend):
+class DividedAgain(Spoiled):
     """Divides by the accumulation steps although the loss is that of the whole batch; shows on one rank."""
 
-    def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
-        engine = super().prepare(build_model, build_optimizer, context)
+    def spoil(self, engine: Any, context: SetupContext) -> None:
         original, steps = engine.backward, context.accumulation_steps
 
         def backward(loss: Tensor, *, last_micro_step: bool) -> None:
             original(loss / steps, last_micro_step=last_micro_step)
 
-        engine.backward = backward  # type: ignore[method-assign]
-        return engine
+        engine.backward = backward
 
 
 class LeftOut(DdpBackend):

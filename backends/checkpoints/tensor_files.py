@@ -143,19 +143,25 @@ def _plan(folder: Path, stem: str, parts: Sequence[Part]) -> list[_File]:
 
 
 def _planned(path: Path, parts: Sequence[Part]) -> _File:
+    tensors = ((part.name, part.values.dtype, part.shape, part.whole_bytes) for part in parts)
+    header, starts, end = safetensors_header(tensors)
+    return _File(path=path, header=header, data_bytes=end, offsets=starts)
+
+
+def safetensors_header(
+    tensors: Iterable[tuple[str, torch.dtype, Sequence[int], int]],
+) -> tuple[bytes, dict[str, int], int]:
+    """How a file of these (name, dtype, shape, bytes) begins, where each tensor does, and bytes of all."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    offsets, end = {}, 0
-    for part in parts:
-        offsets[part.name] = end
-        begin, end = end, end + part.whole_bytes
-        entries[part.name] = {
-            "dtype": _DTYPES[part.values.dtype], "shape": list(part.shape), "data_offsets": [begin, end],
-        }  # fmt: skip
+    begins, end = {}, 0
+    for name, dtype, shape, size in tensors:
+        begins[name] = end
+        begin, end = end, end + size
+        entries[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     header = len(text).to_bytes(8, "little") + text
-    starts = {name: len(header) + offset for name, offset in offsets.items()}
-    return _File(path=path, header=header, data_bytes=end, offsets=starts)
+    return header, {name: len(header) + begin for name, begin in begins.items()}, end
 
 
 def _write_index(path: Path, files: Sequence[_File]) -> None:

@@ -112,7 +112,7 @@ class FabricTest:
             seconds=seconds,
         )
 
-    def _batch(self, action: Callable[[], None], repeats: int) -> float:
+    def _batch(self, action: Callable[[], object], repeats: int) -> float:
         """Seconds of one action on the slowest rank."""
         dist.barrier()
         self._synchronise()
@@ -126,24 +126,19 @@ class FabricTest:
         dist.all_reduce(seconds, dist.ReduceOp.MAX)
         return float(seconds)
 
-    def _action(self, op: str, ranks: list[int], tensor: torch.Tensor) -> tuple[Callable[[], None], int]:
+    def _action(self, op: str, ranks: list[int], tensor: torch.Tensor) -> tuple[Callable[[], object], int]:
         """What to repeat, and how many passages of the tensor one call makes in sequence."""
         shard = tensor[: tensor.numel() // self.world_size]
         part = shard.clone() if op in COPIES else shard
-        match op:
-            case "all_reduce":
-                # Of fp32, NCCL reduces sums alone within NVLink switches (NVLS).
-                return lambda: _ignore(dist.all_reduce(tensor)), 1
-            case "all_gather":
-                return lambda: _ignore(dist.all_gather_into_tensor(tensor, part)), 1
-            case "reduce_scatter":
-                return lambda: _ignore(dist.reduce_scatter_tensor(part, tensor)), 1
-            case "broadcast":
-                return lambda: _ignore(dist.broadcast(tensor, 0)), 1
-            case "point_to_point":
-                return self._ping_pong(ranks, tensor), 2
-            case _:
-                raise ValueError(op)
+        if op == "point_to_point":
+            return self._ping_pong(ranks, tensor), 2
+        actions: dict[str, Callable[[], object]] = {
+            "all_reduce": lambda: dist.all_reduce(tensor),
+            "all_gather": lambda: dist.all_gather_into_tensor(tensor, part),
+            "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, tensor),
+            "broadcast": lambda: dist.broadcast(tensor, 0),
+        }
+        return actions[op], 1
 
     def _ping_pong(self, ranks: list[int], tensor: torch.Tensor) -> Callable[[], None]:
         first, second = ranks
@@ -171,7 +166,3 @@ class FabricTest:
     def _synchronise(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-
-
-def _ignore(_work: object) -> None:
-    """Collectives return None or a handle that is done."""

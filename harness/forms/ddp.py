@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.layout import Tensor, elements
 from harness.forms.loading import with_pickled_plans
 from harness.forms.states import replica_terms
-from harness.forms.terms import BUFFERS, GRADIENTS, Collective, ModelStates, Term, Volume, over_steps, states
+from harness.forms.terms import (
+    BUFFERS,
+    GRADIENTS,
+    Collective,
+    ModelStates,
+    Term,
+    Volume,
+    gathered,
+    over_steps,
+    states,
+)
 from harness.forms.workload import Workload
 
 BUCKET_BYTES = 25 * 2**20
@@ -141,17 +150,8 @@ def _used_parameters(workload: Workload, step: int) -> list[Collective]:
     first_of_static = bool(workload.options.get("static_graph")) and step == 0
     if not (by_trainer or _searches(workload) or first_of_static):
         return []
-    size = DTYPE_BYTES["int32"] * len(workload.layout.trained)
-    return [
-        Collective(
-            phase="backward",
-            op="all_reduce",
-            dtype="int32",
-            term=USED_PARAMETERS,
-            payload_bytes=size,
-            calls=1,
-        )
-    ]
+    count = len(workload.layout.trained)
+    return gathered("backward", USED_PARAMETERS, [(count, count)], "int32", op="all_reduce")
 
 
 def _rebuilt_buckets(workload: Workload) -> list[Collective]:
@@ -160,18 +160,8 @@ def _rebuilt_buckets(workload: Workload) -> list[Collective]:
     `Reducer::sync_bucket_indices` (reducer.cpp) broadcasts, as int32, the index of every parameter and
     the number of buckets, then the size of each bucket.
     """
-    buckets = bucket_count(workload)
-    width = DTYPE_BYTES["int32"]
-    return [
-        Collective(
-            phase="forward",
-            op="broadcast",
-            dtype="int32",
-            term=REBUILT,
-            payload_bytes=width * (len(workload.layout.trained) + 1 + buckets),
-            calls=2,
-        )
-    ]
+    numbers = len(workload.layout.trained) + 1 + bucket_count(workload)
+    return gathered("forward", REBUILT, [(numbers, numbers)], "int32", op="broadcast", calls=2)
 
 
 def bucket_count(workload: Workload) -> int:

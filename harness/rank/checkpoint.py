@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch.distributed as dist
 
 from harness.backends.base import Engine, Unsupported, World
 from harness.backends.checkpoints.checksum import moments_checksum
 from harness.backends.checkpoints.portable import load_portable, save_portable
-from harness.backends.piece import Progress
 from harness.rank.events import EventWriter
 from harness.rank.probes.probes import Probes
 from harness.rank.probes.process_memory import HostPeak
@@ -25,6 +24,7 @@ from harness.run_directory.checkpoint import SavedCheckpoint
 from harness.run_directory.events import CheckpointEvent
 from harness.run_directory.request import RunRequest
 
+T = TypeVar("T")
 LOADING_PHASE = "checkpoint_load"
 
 
@@ -69,9 +69,11 @@ class CheckpointProbe:
         request = self.request
         digests = request.measure.keep_checkpoint and request.measure.weight_digests
         weights = digest_weights(engine) if digests else None
-        moments = checksum_of_moments(engine) if digests and form != "consolidated" else None
+        moments = (
+            if_supported(lambda: moments_checksum(engine)) if digests and form != "consolidated" else None
+        )
         if self.world.rank == 0:
-            progress = progress_of(engine)
+            progress = if_supported(engine.progress)
             saved = SavedCheckpoint(
                 format=form, native_format=engine.native_format(), run_id=request.run_id,
                 backend=request.backend, world_size=self.world.world_size, job_id=request.job_id,
@@ -129,18 +131,10 @@ def load(engine: Engine, folder: Path, form: SavedFormat) -> None:
         load_portable(engine, folder, form)
 
 
-def progress_of(engine: Engine) -> Progress | None:
-    """The engine's progress; None: it does not report any."""
+def if_supported(ask: Callable[[], T]) -> T | None:
+    """What an engine answers; None: it does not support the question."""
     try:
-        return engine.progress()
-    except Unsupported:
-        return None
-
-
-def checksum_of_moments(engine: Engine) -> str | None:
-    """`moments_checksum` of the engine; None: it does not list its pieces. A collective."""
-    try:
-        return moments_checksum(engine)
+        return ask()
     except Unsupported:
         return None
 

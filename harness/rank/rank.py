@@ -30,7 +30,7 @@ from harness.job.batch import BatchLayout
 from harness.job.pairs import why_refused
 from harness.rank.accelerator import describe_accelerator, measured_peaks
 from harness.rank.answers import answer_questions
-from harness.rank.checkpoint import LOADING_PHASE, CheckpointProbe, load, measured, progress_of
+from harness.rank.checkpoint import LOADING_PHASE, CheckpointProbe, if_supported, load, measured
 from harness.rank.data.samples import Sampler, Samples, load_samples
 from harness.rank.environment import device_name, join_process_group, prepare_process, world_of
 from harness.rank.events import EventWriter
@@ -115,7 +115,7 @@ def _require_moments(engine: Engine, resume: Resume) -> None:
 
 
 def _require_progress(engine: Engine, resume: Resume) -> None:
-    progress, saved = progress_of(engine), resume.saved
+    progress, saved = if_supported(engine.progress), resume.saved
     if progress is None:
         return
     for name, found, expected in (

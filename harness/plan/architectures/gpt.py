@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from harness.plan.architectures.architecture import Architecture, Tensors, Values
-from harness.plan.architectures.llama import key_heads, rotary
+from harness.plan.architectures.llama import around_blocks, key_heads, rotary
 
 GPT2_ALIASES = {
     "hidden_size": "n_embd", "max_position_embeddings": "n_positions", "num_attention_heads": "n_head",
@@ -171,7 +171,7 @@ def _gpt_neox(values: Values, tensors: Tensors) -> None:
 
 def _phi(values: Values, tensors: Tensors) -> None:
     hidden, inner = values["hidden_size"], values["intermediate_size"]
-    head, tied = hidden // values["num_attention_heads"], bool(values["tie_word_embeddings"])
+    head = hidden // values["num_attention_heads"]
     keys = key_heads(values) * head
 
     def block(one: Tensors) -> None:
@@ -183,11 +183,7 @@ def _phi(values: Values, tensors: Tensors) -> None:
         one.linear("mlp.fc2", inner, hidden, bias=True)
         one.norm("input_layernorm", hidden, bias=True)
 
-    tensors.embedding("model.embed_tokens", values["vocab_size"], hidden, multiplies=tied)
-    tensors.repeat("model.layers", values["num_hidden_layers"], block)
-    tensors.norm("model.final_layernorm", hidden, bias=True)
-    rotary(values, tensors, "model.rotary_emb")
-    tensors.output("lm_head", "model.embed_tokens", hidden, values["vocab_size"], tied=tied)
+    around_blocks(values, tensors, block, norm="final_layernorm", norm_bias=True)
     tensors.weight("lm_head.bias", values["vocab_size"])
 
 

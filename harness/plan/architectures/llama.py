@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from harness.plan.architectures.architecture import Architecture, Tensors, Values
@@ -36,6 +36,21 @@ def rotary(values: Values, tensors: Tensors, prefix: str, names: tuple[str, ...]
         tensors.buffer(f"{prefix}.{name}original_inv_freq", rotated)
 
 
+def around_blocks(
+    values: Values, tensors: Tensors, block: Callable[[Tensors], None], *, norm: str = "norm",
+    norm_bias: bool = False, scaled: bool = False,
+) -> None:  # fmt: skip
+    """A table, the blocks, a norm and an output layer; scaled: embeddings are multiplied by a constant."""
+    hidden, tied = values["hidden_size"], bool(values["tie_word_embeddings"])
+    tensors.embedding("model.embed_tokens", values["vocab_size"], hidden, multiplies=tied)
+    tensors.repeat("model.layers", values["num_hidden_layers"], block)
+    tensors.norm(f"model.{norm}", hidden, bias=norm_bias)
+    if scaled:
+        tensors.buffer("model.embed_tokens.embed_scale")
+    rotary(values, tensors, "model.rotary_emb", _rotary_names(values))
+    tensors.output("lm_head", "model.embed_tokens", hidden, values["vocab_size"], tied=tied)
+
+
 def decoder(
     *, attention_bias: bool | None = None, output_bias: bool | None = None, head_norms: bool = False,
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm"), scaled: bool = False,
@@ -67,14 +82,7 @@ def decoder(
             for name in norms:
                 one.norm(name, hidden, bias=False)
 
-        tied = bool(values["tie_word_embeddings"])
-        tensors.embedding("model.embed_tokens", values["vocab_size"], hidden, multiplies=tied)
-        tensors.repeat("model.layers", values["num_hidden_layers"], block)
-        tensors.norm("model.norm", hidden, bias=False)
-        if scaled:
-            tensors.buffer("model.embed_tokens.embed_scale")
-        rotary(values, tensors, "model.rotary_emb", _rotary_names(values))
-        tensors.output("lm_head", "model.embed_tokens", hidden, values["vocab_size"], tied=tied)
+        around_blocks(values, tensors, block, scaled=scaled)
 
     return build
 
@@ -109,12 +117,7 @@ def _phi3(values: Values, tensors: Tensors) -> None:
         one.norm("input_layernorm", hidden, bias=False)
         one.norm("post_attention_layernorm", hidden, bias=False)
 
-    tied = bool(values["tie_word_embeddings"])
-    tensors.embedding("model.embed_tokens", values["vocab_size"], hidden, multiplies=tied)
-    tensors.repeat("model.layers", values["num_hidden_layers"], block)
-    tensors.norm("model.norm", hidden, bias=False)
-    rotary(values, tensors, "model.rotary_emb")
-    tensors.output("lm_head", "model.embed_tokens", hidden, values["vocab_size"], tied=tied)
+    around_blocks(values, tensors, block)
 
 
 def _stablelm(values: Values, tensors: Tensors) -> None:
@@ -133,12 +136,7 @@ def _stablelm(values: Values, tensors: Tensors) -> None:
         if not values.get("use_parallel_residual"):
             one.norm("post_attention_layernorm", hidden, bias=True)
 
-    tied = bool(values["tie_word_embeddings"])
-    tensors.embedding("model.embed_tokens", values["vocab_size"], hidden, multiplies=tied)
-    tensors.repeat("model.layers", values["num_hidden_layers"], block)
-    tensors.norm("model.norm", hidden, bias=True)
-    rotary(values, tensors, "model.rotary_emb")
-    tensors.output("lm_head", "model.embed_tokens", hidden, values["vocab_size"], tied=tied)
+    around_blocks(values, tensors, block, norm_bias=True)
 
 
 def _entry(

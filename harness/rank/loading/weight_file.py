@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.backends.checkpoints.tensor_files import safetensors_header
 from harness.forms.loading import PIECE_ELEMENTS
-
-_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 def pieces(start: int, stop: int) -> Iterator[tuple[int, int]]:
@@ -35,17 +33,11 @@ class WeightWriter:
     def __init__(self, path: Path, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._missing = set(shapes)
-        header: dict[str, Any] = {}
-        end = 0
-        for name, shape in shapes.items():
-            begin, end = end, end + math.prod(shape) * dtype.itemsize
-            header[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        self._begin = {name: 8 + len(text) + entry["data_offsets"][0] for name, entry in header.items()}
+        sizes = ((n, dtype, shape, math.prod(shape) * dtype.itemsize) for n, shape in shapes.items())
+        header, self._begin, end = safetensors_header(sizes)
         self._file = path.open("wb")
-        self._file.write(len(text).to_bytes(8, "little") + text)
-        self._file.truncate(8 + len(text) + end)
+        self._file.write(header)
+        self._file.truncate(len(header) + end)
 
     def write(self, name: str, tensor: Tensor) -> None:
         """Raises OSError, and ValueError for a name that is not expected or was written before."""

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -73,7 +73,7 @@ def hook_torch(listener: Listener) -> None:
     _hook_updates(listener)
     _hook_clipping(listener)
     for owner in (torch.optim.Optimizer, nn.Module):
-        replace(owner, "zero_grad", after(lambda _: listener.gradients_zeroed()))
+        replace(owner, "zero_grad", told(after=lambda *_, **__: listener.gradients_zeroed()))
 
 
 class Roots:
@@ -156,32 +156,13 @@ def _hook_clipping(listener: Listener) -> None:
     from torch.nn import utils
     from torch.nn.utils import clip_grad
 
-    run = clip_grad.clip_grad_norm_
-
-    @wraps(run)
-    def clip_grad_norm_(parameters: Any, max_norm: float, *arguments: Any, **named: Any) -> Tensor:
-        listener.update_begins()
-        norm = run(parameters, max_norm, *arguments, **named)
-        listener.clipped(norm, float(max_norm))
+    def ends(norm: Any, *arguments: Any, max_norm: Any = None, **_: Any) -> None:
+        listener.clipped(norm, float(arguments[1] if max_norm is None else max_norm))
         listener.update_ends()
-        return norm
 
-    for module in (utils, clip_grad):
-        module.clip_grad_norm_ = clip_grad_norm_  # type: ignore[attr-defined]
-    replace(FullyShardedDataParallel, "clip_grad_norm_", lambda own: _fsdp1_clipping(listener, own))
-
-
-def _fsdp1_clipping(listener: Listener, run: Callable[..., Any]) -> Callable[..., Any]:
-    """FSDP1 has a method of its own, since ranks hold pieces."""
-
-    def called(self: Any, max_norm: float, *arguments: Any, **named: Any) -> Any:
-        listener.update_begins()
-        norm = run(self, max_norm, *arguments, **named)
-        listener.clipped(norm, float(max_norm))
-        listener.update_ends()
-        return norm
-
-    return called
+    # FSDP1 has a method of its own, since ranks hold pieces.
+    for owner in (utils, clip_grad, FullyShardedDataParallel):
+        replace(owner, "clip_grad_norm_", told(lambda *_, **__: listener.update_begins(), ends))
 
 
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -194,13 +175,16 @@ def replace(owner: Any, name: str, wrapper: Wrapper) -> None:
         setattr(owner, name, wraps(run)(wrapper(run)))
 
 
-def after(tell: Callable[[Any], None]) -> Wrapper:
-    """Call `tell` with the result of a method's object once the method has returned."""
+def told(before: Callable[..., None] | None = None, after: Callable[..., None] | None = None) -> Wrapper:
+    """Call `before` with a function's arguments, and `after` with its result and these."""
 
     def wrapper(run: Callable[..., Any]) -> Callable[..., Any]:
-        def called(self: Any, *arguments: Any, **named: Any) -> Any:
-            result = run(self, *arguments, **named)
-            tell(self)
+        def called(*arguments: Any, **named: Any) -> Any:
+            if before is not None:
+                before(*arguments, **named)
+            result = run(*arguments, **named)
+            if after is not None:
+                after(result, *arguments, **named)
             return result
 
         return called
@@ -209,18 +193,8 @@ def after(tell: Callable[[Any], None]) -> Wrapper:
 
 
 def around(begin: Callable[[], None], end: Callable[[], None]) -> Wrapper:
-    """Call `begin` before a method and `end` after it."""
-
-    def wrapper(run: Callable[..., Any]) -> Callable[..., Any]:
-        def called(*arguments: Any, **named: Any) -> Any:
-            begin()
-            result = run(*arguments, **named)
-            end()
-            return result
-
-        return called
-
-    return wrapper
+    """Call `begin` before a function and `end` after it, with nothing."""
+    return told(lambda *_, **__: begin(), lambda *_, **__: end())
 
 
 OnImport = Callable[[str, Callable[[ModuleType], None]], None]
@@ -265,14 +239,7 @@ def _updating(session: Guarded, run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _trainer(session: Guarded, module: ModuleType) -> None:
-    def wrapper(run: Callable[..., Any]) -> Callable[..., Any]:
-        def called(*arguments: Any, **named: Any) -> Any:
-            session.driven_by("transformers.Trainer")
-            return run(*arguments, **named)
-
-        return called
-
-    replace(module.Trainer, "training_step", wrapper)
+    replace(module.Trainer, "training_step", told(lambda *_, **__: session.driven_by("transformers.Trainer")))
 
 
 def _lightning(session: Guarded, module: ModuleType) -> None:
@@ -288,15 +255,9 @@ def _lightning(session: Guarded, module: ModuleType) -> None:
     module.ClosureResult.from_training_step_output = classmethod(from_training_step_output)
 
 
-def _given_loss(
-    session: Guarded, framework: str, name: str
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def wrapper(run: Callable[..., Any]) -> Callable[..., Any]:
-        def called(self: Any, loss: Any, *arguments: Any, **named: Any) -> Any:
-            session.driven_by(framework)
-            session.framework_loss(loss, name)
-            return run(self, loss, *arguments, **named)
+def _given_loss(session: Guarded, framework: str, name: str) -> Wrapper:
+    def begins(_owner: Any, loss: Any, *_: Any, **__: Any) -> None:
+        session.driven_by(framework)
+        session.framework_loss(loss, name)
 
-        return called
-
-    return wrapper
+    return told(begins)
