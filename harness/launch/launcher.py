@@ -30,7 +30,7 @@ from harness.launch.cells import Cell, make_request
 from harness.launch.ending import end_all, end_asked, kill_fork_server, leaving_none_behind
 from harness.launch.libraries import require_libraries
 from harness.launch.owner import forget_owner, keep_outcome, note_owner
-from harness.launch.rank_main import enter_build, enter_check, enter_example, enter_rank, enter_trace
+from harness.launch.rank_main import enter_question, enter_rank
 from harness.launch.watch import Watch, ask_where
 from harness.record import PredictionPart, Record
 from harness.record.provenance import load_average
@@ -100,7 +100,7 @@ class LocalLauncher:
 
     def check(self, job_json: str) -> dict[str, Any]:
         """Facts about a job, from a process of its own. Raises JobError if it cannot run."""
-        facts: dict[str, Any] = self._ask(enter_check, job_json, "checking the job")
+        facts: dict[str, Any] = self._ask("harness.rank.check:check_text", job_json, "checking the job")
         return facts
 
     def trace(self, request: str) -> str:
@@ -108,12 +108,16 @@ class LocalLauncher:
 
         Raises HarnessError if it cannot be traced.
         """
-        profile: str = self._ask(enter_trace, request, "tracing the model")
+        profile: str = self._ask(
+            "harness.rank.probes.activation_trace:profile_text", request, "tracing the model"
+        )
         return profile
 
     def example(self, request: str) -> dict[str, Any]:
         """The first steps of a job (`worker.example`), from a process of its own. Raises JobError."""
-        example: dict[str, Any] = self._ask(enter_example, request, "reading the job's data")
+        example: dict[str, Any] = self._ask(
+            "harness.rank.example:example_of", request, "reading the job's data"
+        )
         return example
 
     def build(self, extension: str) -> None:
@@ -121,17 +125,19 @@ class LocalLauncher:
 
         Raises HarnessError if the compiler fails. Where it cannot be tried, ranks say why.
         """
-        self._ask(enter_build, extension, f"compiling the extension {extension}")
+        self._ask(
+            "harness.backends.extension_builds:build", extension, f"compiling the extension {extension}"
+        )
 
-    def _ask(self, target: Callable[[str, str, Connection], None], argument: str, what: str) -> Any:
-        """The answer of another process."""
+    def _ask(self, function: str, argument: str, what: str) -> Any:
+        """What a function of a rank's code answers, in another process."""
         ours, theirs = multiprocessing.Pipe(duplex=False)
         doing: str | None = None
         """Code of the user's own that runs."""
         with scratch_folder("check") as scratch, leaving_none_behind():
             log = Path(scratch) / "log"
             process = self._context.Process(  # type: ignore[attr-defined]
-                target=target, args=(argument, str(log), theirs)
+                target=enter_question, args=(function, argument, str(log), theirs)
             )
             process.start()
             theirs.close()

@@ -6,10 +6,9 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from pkgutil import resolve_name
 
 
 def enter_rank(
@@ -32,53 +31,8 @@ def enter_rank(
     leave(run_rank(Path(run_directory), turns=Turns(turns) if turns is not None else None))
 
 
-def enter_check(job: str, log: str, launcher: Connection) -> None:
-    """Check a job without training: send what is wrong with it, or its facts."""
-
-    def facts() -> Any:
-        from harness.job.job import Job
-        from harness.rank.check import check_job
-
-        return check_job(Job.model_validate_json(job))
-
-    _answer(facts, log, launcher)
-
-
-def enter_trace(request: str, log: str, launcher: Connection) -> None:
-    """Trace the activations of a model: send its profile."""
-
-    def profile() -> Any:
-        from harness.rank.probes.activation_trace import profile_text
-
-        return profile_text(request)
-
-    _answer(profile, log, launcher)
-
-
-def enter_example(request: str, log: str, launcher: Connection) -> None:
-    """Read the first steps of a job: send its samples and learning rates."""
-
-    def example() -> Any:
-        from harness.rank.example import example_of
-
-        return example_of(request)
-
-    _answer(example, log, launcher)
-
-
-def enter_build(extension: str, log: str, launcher: Connection) -> None:
-    """Compile a C++ extension of a library: send why it cannot be."""
-
-    def built() -> Any:
-        from harness.backends.extension_builds import build
-
-        return build(extension)
-
-    _answer(built, log, launcher)
-
-
-def _answer(question: Callable[[], Any], log: str, launcher: Connection) -> None:
-    """Send an answer or what is wrong, and leave."""
+def enter_question(function: str, argument: str, log: str, launcher: Connection) -> None:
+    """Send what `function` ("module:name") makes of the argument, or what is wrong, and leave."""
     _detach(log)
     _follow_the_launcher()
     from harness.errors import HarnessError
@@ -89,7 +43,7 @@ def _answer(question: Callable[[], Any], log: str, launcher: Connection) -> None
     tell_through(launcher.send)
     keep_lock_of_bars()
     try:
-        launcher.send({"answer": question()})
+        launcher.send({"answer": resolve_name(function)(argument)})
     except HarnessError as error:
         launcher.send({"error": described(error)})
     except BaseException:

@@ -49,6 +49,11 @@ def check_job(job: Job) -> dict[str, Any]:
     }
 
 
+def check_text(job: str) -> dict[str, Any]:
+    """`check_job` of a job's JSON, for a process that the launcher asks."""
+    return check_job(Job.model_validate_json(job))
+
+
 def read_model_facts(job: Job) -> dict[str, Any]:
     """Those about the model of a job whose batch may be open yet. Raises JobError."""
     return model_facts(job, load_samples(job))
