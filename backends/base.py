@@ -37,6 +37,17 @@ class World:
     layout: Mesh | None = None
     """As the backend's options lay the ranks out; None: all of them are data parallel."""
 
+    @classmethod
+    def planned(cls, world_size: int, ranks_per_node: int, device: str, rank: int = 0) -> World:
+        """As a rank will see a run to come."""
+        return cls(
+            rank=rank,
+            world_size=world_size,
+            local_rank=rank % ranks_per_node,
+            ranks_per_node=ranks_per_node,
+            device=device,
+        )
+
     @property
     def nodes(self) -> int:
         return self.world_size // self.ranks_per_node

@@ -21,7 +21,6 @@ from .cut import ACTIVATIONS, GRADIENTS, Cut, not_whole
 from .stage_module import Stage
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
-COMPUTING = ("forward", "backward")
 WAITING = "waiting"
 EnterPhase = Callable[[str], None]
 

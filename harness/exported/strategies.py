@@ -46,7 +46,7 @@ def deepspeed_values(
     if gathers_blocks(options):
         raise HarnessError("option 'leaf_module' cannot be exported: DeepSpeed wants classes of the model")
     context = SetupContext(
-        world=World(rank=0, world_size=world_size, local_rank=0, ranks_per_node=world_size, device=device),
+        world=World.planned(world_size, world_size, device),
         precision=job.training.held_precision,
         gradient_clipping=job.training.gradient_clipping,
         micro_batch_size=layout.micro_batch_size,
@@ -92,5 +92,5 @@ def _shard_size(options: Any, strategy: StrategyKind, world_size: int) -> int | 
     """Ranks of a shard group; None: one group."""
     if not strategy.facts.has_replicas:
         return None
-    world = World(rank=0, world_size=world_size, local_rank=0, ranks_per_node=world_size, device="cpu")
+    world = World.planned(world_size, world_size, "cpu")
     return shard_size(world, getattr(options, "shard_size", None))

@@ -395,10 +395,7 @@ def _is_unmet(run: Candidate) -> bool:
     entry, options = registry.parse(run.label)
     if entry.strategy is None:
         return False
-    world = World(
-        rank=0, world_size=run.world_size, local_rank=0, ranks_per_node=run.ranks_per_node,
-        device=run.torch_device,
-    )  # fmt: skip
+    world = World.planned(run.world_size, run.ranks_per_node, run.torch_device)
     try:
         options.mesh(run.world_size)
     except Unsupported:

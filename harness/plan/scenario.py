@@ -95,10 +95,7 @@ class Scenario:
             return None
         shards = None
         if entry.strategy.facts.has_replicas:
-            world = World(
-                rank=0, local_rank=0, world_size=world_size, ranks_per_node=ranks_per_node,
-                device=torch_device,
-            )  # fmt: skip
+            world = World.planned(world_size, ranks_per_node, torch_device)
             shards = shard_group(world, getattr(options, "shard_size", None))
         return cls(
             model=model,

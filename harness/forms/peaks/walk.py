@@ -9,8 +9,6 @@ from harness.forms.layout import Tensor
 from harness.forms.peaks.course import Course, Holding, Unit
 
 TRACED = "traced: transformers' model on fake tensors (harness/rank/probes/activation_trace.py)"
-SHOWN_MICRO_STEPS = 3
-"""The first, one of those between, and the last."""
 
 
 def _holding(name: str, formula: str) -> Holding:

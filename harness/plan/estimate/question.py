@@ -194,9 +194,7 @@ def _candidate(asked: Question, label: str, world_size: int) -> Candidate:
     entry, options = registry.parse(label)
     assert entry.strategy is not None
     per_node = min(asked.ranks_per_node, world_size)
-    world = World(
-        rank=0, world_size=world_size, local_rank=0, ranks_per_node=per_node, device=asked.torch_device
-    )
+    world = World.planned(world_size, per_node, asked.torch_device)
     training, job = asked.experiment.training, asked.experiment.job()
     precision = training.held_precision
     layout: BatchLayout | None = None

@@ -103,13 +103,7 @@ class Steps:
 def world_of(request: SimulationRequest) -> World:
     """The place of the simulated rank. It computes on the CPU."""
     run = request.run
-    world = World(
-        rank=request.rank,
-        world_size=run.world_size,
-        local_rank=request.rank % run.ranks_per_node,
-        ranks_per_node=run.ranks_per_node,
-        device="cpu",
-    )
+    world = World.planned(run.world_size, run.ranks_per_node, "cpu", request.rank)
     return registry.placed(run.backend, world)
 
 
