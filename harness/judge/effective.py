@@ -133,7 +133,9 @@ def _seen(key: str) -> Callable[[Record], Any]:
 
 
 def compute_dtype(record: Record) -> str | None:
-    """Dtype of the matrix products: autocast's, else that of the weights."""
+    """Dtype of the matrix products: as their outputs show it, else autocast's, else that of the weights."""
+    if record.observed and record.observed.compute_dtype:
+        return record.observed.compute_dtype
     effective = record.backend.effective
     return None if effective is None else effective.autocast_dtype or effective.parameter_dtype
 

@@ -11,6 +11,7 @@ import numpy
 from harness.backends.mesh import SPLITTING, Mesh
 from harness.judge.distance import estimate, movement, relative
 from harness.judge.effective import master_dtypes, optimizer_groups, reduce_dtypes
+from harness.judge.measures import idle_on_some_ranks
 from harness.judge.noise import Limits
 from harness.judge.wording import percent
 from harness.record import Record
@@ -336,6 +337,9 @@ def _gradient(record: Record, ratio: float, before: float, index: int) -> Explan
             "; ranks hold different numbers of target tokens: a loss averaged per rank instead of per "
             "token would explain it"
         )
+    elif ratio < 1 and (idle := idle_on_some_ranks(record)):
+        name, ranks = next(iter(idle.items()))
+        hint = f"; no gradient reaches {name} on rank {', '.join(map(str, ranks))}"
     elif ratio < 1 and (world.accumulation_steps > 1 or world.world_size > 1):
         hint = "; gradients of a rank, a micro-step or a parameter may be missing"
     first = index == 0 and record.resumed is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from statistics import median
@@ -203,3 +204,24 @@ def reduced_dtypes(record: Record) -> list[str]:
             sizes[row.dtype] = sizes.get(row.dtype, 0) + row.payload_bytes
     total = sum(sizes.values())
     return sorted(dtype for dtype, size in sizes.items() if size * 100 >= total)
+
+
+def idle_on_some_ranks(record: Record) -> dict[str, list[int]]:
+    """Modules that in one of the first steps got a gradient on one rank and none on these.
+
+    Where all ranks hold the same modules; of an expert whose layers idle together, the expert.
+    """
+    if record.world.data_size < record.world.world_size:
+        return {}
+    idle: dict[str, set[int]] = {}
+    for of_ranks in zip(*(rank.idle_modules for rank in record.ranks), strict=False):
+        everywhere = set.intersection(*map(set, of_ranks))
+        for rank, names in zip(record.ranks, of_ranks, strict=True):
+            for name in set(names) - everywhere:
+                idle.setdefault(name, set()).add(rank.rank)
+    siblings = Counter(name.rpartition(".")[0] for name in idle)
+    found: dict[str, set[int]] = {}
+    for name, ranks in sorted(idle.items()):
+        parent = name.rpartition(".")[0]
+        found.setdefault(parent if parent and siblings[parent] > 1 else name, set()).update(ranks)
+    return {name: sorted(ranks) for name, ranks in found.items()}

@@ -30,8 +30,9 @@ def differing_answers(reference: Record, other: Record) -> int | None:
 
 TIGHT_FACTOR = 10.0
 """Another backend sums in an order of its own: it may lie as far again as a few measured orders do."""
-UNMEASURED_FACTOR = 100.0
-"""Units of fp32 rounding where nothing was measured: 20 steps with clipping were seen to reach 25."""
+UNMEASURED_FACTOR, UNMEASURED_STEPS = 100.0, 20
+"""Units of fp32 rounding where nothing was measured, for so many steps: 20 with clipping were seen to reach
+25. Each further update rounds anew, and nothing takes that back: 300 steps were seen to reach 483."""
 BAND_FACTOR = 3.0
 """Libraries round to the low precision at other places than the reference does, but not at more."""
 TIGHT, BAND, CUT_BAND = "tight", "band", "band of cut layers"
@@ -138,7 +139,8 @@ def measure_noise(reference: Record, repeats: Iterable[Record]) -> Noise:
     precision = next((known for known in UNIT_ROUNDOFF if known == given), "fp32")
     if not any(is_variant(record) for record in splits):
         splits = []
-    factor = TIGHT_FACTOR if splits else UNMEASURED_FACTOR
+    unmeasured = UNMEASURED_FACTOR * max(1.0, len(reference.steps) / UNMEASURED_STEPS)
+    factor = TIGHT_FACTOR if splits else unmeasured
     measured = [distance(reference, record) for record in splits]
     tight = _limits(reference, measured, factor, UNIT_ROUNDOFF["fp32"])
     sentences = [_sentence(TIGHT, tight, factor, splits, "fp32")]

@@ -141,6 +141,10 @@ KNOWN = (
         words=("must be a matrix, got 1-D tensor", "'weight' must be 2-D", "same shape as normalized_shape"),
         say=_flat,
     ),
+    Known(
+        words=("mat1 and mat2 must have the same dtype",),
+        say=lambda text, backend: _flat(text, backend) if _noted.places else "",
+    ),
     Known(words=("uniform dtype", "uniform original parameter dtype"), say=_mixed),
     Known(words=("Expected to have finished reduction in the prior iteration",), say=_unused),
     Known(words=("Expected to mark a variable ready only once",), say=_twice),

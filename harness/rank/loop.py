@@ -27,7 +27,7 @@ from harness.rank.probes.sketch import sketch
 from harness.rank.probes.time import PhaseTimer
 from harness.rank.probes.tracer import Tracer
 from harness.rank.turns import Turns
-from harness.record import DataPart, Window
+from harness.record import OUTSIDE, DataPart, Window
 from harness.run_directory.events import EvaluationEvent, ExaminedEvent, StepEvent
 from harness.run_directory.rank_state import EVALUATION, TURN, PositionWriter
 
@@ -173,6 +173,7 @@ class Loop:
         norm = self._update(step, rate)
         self._synchronise()
         seconds = time.perf_counter() - begin
+        self.observer.enter(OUTSIDE)
         self.tracer.end_step()
         self.probes.moment("after_step")
         was_last_probed = self.probes.end_step()
@@ -258,6 +259,7 @@ class Loop:
     def _enter(self, phase: str | None) -> None:
         """A phase of the step begins; None: fetching a batch, or the end of the step."""
         self.position.enter(phase or "data")
+        self.observer.enter(phase or "data")
         self.timer.enter(phase)
         self.tracer.enter(phase)
         if phase is not None:

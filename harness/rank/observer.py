@@ -7,6 +7,7 @@ so it can look at them whatever the adapter says of itself.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -39,6 +40,7 @@ from harness.rank.models.optimizer import (
     stored_dtype,
     wide_bytes,
 )
+from harness.rank.module_watch import ModuleWatch
 from harness.record.model import ModelLossPart
 
 
@@ -48,14 +50,19 @@ class OptimizerWatch:
     def __init__(self) -> None:
         self.optimizers: list[torch.optim.Optimizer] = []
         """Those that stepped, in the order in which they first did."""
+        self.phase = "setup"
+        """What the loop is doing."""
+        self.updates: Counter[str] = Counter()
+        """How often an optimizer stepped, by phase."""
         self._handle: Any = None
+        self._looks = False
         self._squares: dict[int, float] = {}
         self._elements: dict[int, int] = {}
         self._shares: dict[int, float | None] = {}
 
     @property
     def at_work(self) -> bool:
-        return self._handle is not None
+        return self._looks
 
     @property
     def with_gradient(self) -> int:
@@ -67,7 +74,15 @@ class OptimizerWatch:
         self._squares.clear()
         self._elements.clear()
         self._shares.clear()
-        self._handle = register_optimizer_step_post_hook(self._after_step)
+        self._looks = True
+        if self._handle is None:
+            self._handle = register_optimizer_step_post_hook(self._after_step)
+
+    def leave(self) -> None:
+        """See no further steps; until then those between two steps count."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
 
     def stop(self) -> tuple[float, float] | None:
         """Stop looking on; return (sum of squares, elements) of this rank's gradients at their last use.
@@ -75,8 +90,7 @@ class OptimizerWatch:
         None: no torch optimizer stepped. Gradients that an optimizer was given twice count once. Of
         DTensors, what several ranks hold counts in part on each: some may be cut, others replicated.
         """
-        self._handle.remove()
-        self._handle = None
+        self._looks = False
         if not self._elements:
             return None
         known = None not in self._shares.values()
@@ -85,6 +99,9 @@ class OptimizerWatch:
         return squares, sum(count * share[key] for key, count in self._elements.items())
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self.updates[self.phase] += 1
+        if not self._looks:
+            return
         # After and not before: hooks of the optimizer itself may change gradients in between.
         if all(optimizer is not known for known in self.optimizers):
             self.optimizers.append(optimizer)
@@ -134,6 +151,7 @@ class Observer:
         self._whole: dict[int, int] = {}
         self._narrow = 0
         self._watch = OptimizerWatch()
+        self._modules: ModuleWatch | None = None
         self._digests: list[str] | None = None
         self._batches: list[SeenBatch] = []
         self._losses: list[Tensor] = []
@@ -168,6 +186,7 @@ class Observer:
         self._frozen = frozen
         self._matrices = block_matrices(model)
         self._narrow = narrow_layers(model)
+        self._modules = ModuleWatch(model)
 
     def build_optimizer(
         self,
@@ -196,6 +215,8 @@ class Observer:
         if self._watch.at_work and not self._wrapped_compiled:
             # What wraps the model may be compiled while the model itself is left as it is.
             self._wrapped_compiled = is_compiled(module)
+            if self._modules is not None and not self._wrapped_compiled and torch.is_grad_enabled():
+                self._modules.start()
         beside = self._probing and self._returns_loss and not self._wrapped_compiled
         loss = self._beside_the_models_own(module, batch) if beside else self._loss(module, batch)
         self._losses.append(loss.detach())
@@ -231,6 +252,12 @@ class Observer:
         self._losses.clear()
         if step < DIGESTED_STEPS:
             self._watch.start()
+        else:
+            self._watch.leave()
+
+    def enter(self, phase: str) -> None:
+        """What the loop does from here on: fetching data, a phase of the step, or what no clock counts."""
+        self._watch.phase = phase
 
     def end_step(self, rate: float) -> dict[str, Any]:
         """What one optimizer step was seen to use: see `record.StepPart` and `record.RankPart`.
@@ -247,6 +274,7 @@ class Observer:
             seen["computed_loss_sum"] = self._computed_loss()
         self._batches.clear()
         if self._watch.at_work:
+            seen["idle_modules"] = self._modules.stop() if self._modules is not None else None
             applied = self._watch.stop()
             if applied is not None:
                 squares, elements = applied
@@ -278,6 +306,8 @@ class Observer:
             **self._optimizer_facts(),
             **self._model_facts(),
             **_process_facts(),
+            "updates_by_phase": dict(self._watch.updates),
+            "compute_dtype": self._modules.compute_dtype if self._modules is not None else None,
             "model_loss": self._model_loss,
         }
 

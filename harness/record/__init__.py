@@ -13,6 +13,7 @@ from harness.record.environment import (
     SlurmPart,
 )
 from harness.record.model import (
+    OUTSIDE,
     AttentionPart,
     DataPart,
     GeometryPart,

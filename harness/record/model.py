@@ -200,6 +200,10 @@ class ModelLossPart(Part):
     """Target tokens of the batch."""
 
 
+OUTSIDE = "outside"
+"""Between the end of a step's clock and the begin of the next one's."""
+
+
 class ObservedPart(Part):
     """What the harness saw of a run without asking the backend; None: it could not see."""
 
@@ -218,6 +222,11 @@ class ObservedPart(Part):
     updated_tensors: int | None = None
     """Tensors with a gradient that the optimizers of an observed script were given in one of the first
     steps, on rank 0; None: not looked at."""
+    updates_by_phase: dict[str, int] = {}
+    """How often torch optimizers stepped in the first steps, by what the loop did: 'step' as it should be;
+    'outside': after a step's time was taken, before that of the next began. Empty: none stepped."""
+    compute_dtype: str | None = None
+    """Of most outputs of linear layers and convolutions in the first steps; None: none was seen."""
     model_loss: ModelLossPart | None = None
     """None: the model returns no loss, is compiled or divided, or the job has a loss of its own."""
     master_dtypes: list[str] = []

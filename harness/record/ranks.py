@@ -250,6 +250,9 @@ class RankPart(Part):
     computed_loss_sums: list[float | None] = []
     """Per step, the loss summed over this rank's target tokens as it was computed, whatever the backend
     returned; None: the backend computes it by itself, or it is not finite."""
+    idle_modules: list[list[str]] = []
+    """For each of the first steps, modules with trained weights of their own to which no gradient came on
+    this rank; []: not looked at, as in compiled models."""
     early_reduced_bytes: int | None = None
     """Probed steps: payload of reductions in backward passes that were not the last of their step; None:
     nothing was counted, or every step has one."""

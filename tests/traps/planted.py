@@ -117,6 +117,12 @@ TRAPS = [
          what="no gradient reaches one parameter"),
     Trap(name="unseen optimizer by hand", label="planted-HandWrittenOptimizer", finding="update-differs",
          what="Adam written by hand with another beta2, of which no constant can be read"),
+    Trap(name="unseen update put off", label="planted-UpdatePutOff", finding="work-outside-clock",
+         says="ran in the next forward pass",
+         what="each update put off into the next forward pass, so that the phase step lacks it"),
+    Trap(name="unseen computing in fp32", label="planted-ComputesInFp32", finding="compute-dtype-differs",
+         says="float32 against bfloat16", settings=(BF16,),
+         what="autocast turned off within the model, whose backend still says bf16"),
     Trap(name="late gradients of a rank dropped", label="planted-LateGradientsOfOneRankDropped",
          finding="gradient-differs", says="of step 3",
          what="from the fourth step on the gradients of rank 1 are dropped"),
@@ -226,6 +232,10 @@ OWN_JOBS = [
          settings=settings, what=f"the gradients of rank 1 are dropped in a job with {name}")
     for name, settings in SPLITS.items()
 ] + [
+    Trap(name="block skipped on a rank", label="planted-BlockSkippedOnOneRank:find_unused_parameters=true",
+         finding="gradient-differs", says="no gradient reaches blocks.1 on rank 1",
+         settings=settings_of("mean"), also=("idle-on-some-ranks",),
+         what="rank 1 leaves a block out of its backward pass"),
     Trap(name="decay without gradient", label="zero2", finding="decay-without-gradient",
          says="no gradient reaches pooler.weight: zeros with weight decay here, skipped in the reference; it "
          "shrinks by", settings=settings_of("mean", pooler=True),

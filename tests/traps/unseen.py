@@ -172,3 +172,55 @@ class HandWrittenOptimizer(Defect):
                     parameter.sub_(rate / (1 - 0.9**taken) * first / size)
 
         engine._update = update
+
+
+class UpdatePutOff(Defect):
+    """Makes each update in the next forward pass, when the step's clock has stopped."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        update, forward, pieces = engine._update, engine.forward, engine.weight_pieces
+        kept: list[tuple[torch.nn.Parameter, torch.Tensor | None]] = []
+
+        def put_off() -> None:
+            kept.extend((parameter, parameter.grad) for parameter in engine.module.parameters())
+
+        def due() -> None:
+            if kept:
+                for parameter, gradient in kept:
+                    parameter.grad = gradient
+                kept.clear()
+                update()
+                engine.optimizer.zero_grad(set_to_none=True)
+
+        engine._update = put_off
+        engine.forward = lambda batch: (due(), forward(batch))[1]
+        engine.weight_pieces = lambda: (due(), pieces())[1]
+
+
+class ComputesInFp32(Defect):
+    """Turns autocast off within the model."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        model = engine.module.module
+        original = model.forward
+
+        def forward(*arguments: Any, **keywords: Any) -> Any:
+            with torch.autocast("cpu", enabled=False):
+                return original(*arguments, **keywords)
+
+        model.forward = forward
+
+
+class BlockSkippedOnOneRank(Defect):
+    """Rank 1 leaves a block out of its backward pass."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        if context.world.rank == 1:
+            block = engine.module.module.blocks[1]
+            original = block.forward
+
+            def forward(hidden: torch.Tensor) -> torch.Tensor:
+                with torch.no_grad():
+                    return hidden + (original(hidden) - hidden)
+
+            block.forward = forward

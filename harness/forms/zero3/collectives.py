@@ -44,7 +44,7 @@ def uses_unknown(workload: Workload) -> str | None:
     if layout.uses is None:
         return (
             "which modules of the model run, and how often, could not be determined: its loss does not run "
-            "on tensors without values (torch's meta device)"
+            "on tensors without values (torch's meta device), or it recomputes modules by itself"
         )
     elsewhere = [name for name, uses in layout.uses.items() if READ_ELSEWHERE in uses]
     if elsewhere:

@@ -1,4 +1,4 @@
-"""Ranks that slow down the others."""
+"""Ranks that slow down the others, or that train fewer modules."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.judge.disturbance import PERSISTENT_RUNS, is_beyond_noise
-from harness.judge.findings.finding import Finding
+from harness.judge.findings.finding import Finding, of_cells
+from harness.judge.measures import idle_on_some_ranks
 from harness.judge.repeats import Place, Repeats, Runs
+from harness.judge.rows import Row
 from harness.judge.run import Run
 from harness.judge.timings import Seconds
 
@@ -48,7 +50,23 @@ def find(runs: Runs) -> list[Finding]:
         own = [run for run in group.runs if run in slow]
         shown = _persistent([slow[run] for run in own], [slow[run] for run in places[group.place]])
         found += [_finding(group, one) for one in shown]
-    return found
+    return [*found, *of_cells(runs, _idle)]
+
+
+def _idle(row: Row) -> Finding | None:
+    found = idle_on_some_ranks(row.record)
+    if not found:
+        return None
+    first, more = min(found), len(found) - 1
+    ranks = found[first]
+    return Finding(
+        id="idle-on-some-ranks",
+        about=row.cell,
+        text=f"no gradient reaches {first} on rank{'s' if len(ranks) > 1 else ''} "
+        f"{', '.join(map(str, ranks))} in a step in which it does on others"
+        + (f", nor {more} more on some ranks" if more else ""),
+        values={"ranks_by_module": found},
+    )
 
 
 def _persistent(of_cell: Sequence[list[SlowRank]], of_place: Sequence[list[SlowRank]]) -> list[SlowRank]:

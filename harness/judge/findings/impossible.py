@@ -1,4 +1,4 @@
-"""Impossible speed: faster than the device, or steps shorter than the sum of their phases."""
+"""Impossible speed: faster than the device, shorter than its phases, or with work outside of its clock."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from harness.judge import measures, speed
 from harness.judge.findings.finding import Finding
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
+from harness.record import OUTSIDE
 
 MEASURED_MARGIN = 1.25
 """A measured peak holds for one second; at another clock and load the machine may be faster."""
@@ -22,7 +23,26 @@ def find(runs: Runs) -> list[Finding]:
     for row in runs.rows:
         found += _beyond_peak(row)
         found += _shorter_than_parts(row)
+        found += _outside_clock(row)
     return found
+
+
+def _outside_clock(row: Row) -> list[Finding]:
+    """Updates that were made after the time of their step was taken."""
+    made = row.record.observed.updates_by_phase if row.record.observed is not None else {}
+    late = made.get(OUTSIDE, 0) + made.get("forward", 0)
+    if not late:
+        return []
+    where = "between two steps, where no clock runs" if made.get(OUTSIDE) else "in the next forward pass"
+    return [
+        Finding(
+            id="work-outside-clock",
+            about=row.cell,
+            text=f"updates of the optimizer ran {where} ({late} of {sum(made.values())} that were looked "
+            "at): a step's time lacks its update",
+            values={"updates_by_phase": made},
+        )
+    ]
 
 
 def _beyond_peak(row: Row) -> list[Finding]:

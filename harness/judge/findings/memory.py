@@ -71,6 +71,8 @@ STATES_TOLERANCE = 1e-3
 """Relative to the closed form. The forms are exact; this leaves room for a library's next version."""
 GROWTH_BYTES = 1024
 """Per step at every moment; libraries move scalars and events of a few bytes."""
+LAZY = ("gradients", "optimizer")
+"""Kinds that are made where a gradient arrives."""
 FILES = "swapped states"
 """Kind of what lies in files."""
 IMBALANCE = 0.1
@@ -167,6 +169,10 @@ def _imbalance(row: Row) -> Finding | None:
     states = rank_states(row.record)
     held = {of_rank.rank: of_rank.measured_bytes for of_rank in states}
     expected = {s.rank: s.expected.model_state_bytes for s in states if s.expected is not None}
+    if row.record.layout is not None and row.record.layout.unreached is None:
+        # Which parameters get a gradient, and so states, hangs on the rank's samples.
+        peaks = {}
+        held = {of.rank: of.measured_bytes - sum(of.measured.get(k, 0) for k in LAZY) for of in states}
     if row.record.world.mesh.size("pipeline") > 1:
         peaks = {}  # stages hold activations of other numbers of micro-batches, and one of them the logits
     gaps = (

@@ -251,14 +251,17 @@ def _trace(job: Job, model: nn.Module, example: Batch) -> TracedStep:
             raise ValuesDecide
         if not (isinstance(loss, Tensor) and loss.requires_grad):
             return UNKNOWN
-        loss.sum().backward()
+        calls.made, forward = [], calls.made
+        with calls:  # what the model recomputes by itself
+            loss.sum().backward()
+    recomputed = bool(calls.made) and not job.training.activation_checkpointing
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     trained = [p for p in model.parameters() if p.requires_grad]
     return TracedStep(
-        uses=_irregular_uses(model, calls.made, names),
-        without_gradient=_without_backward(calls.made),
+        uses=None if recomputed else _irregular_uses(model, forward, names),
+        without_gradient=_without_backward(forward),
         unreached=[names[id(p)] for p in trained if p.grad is None],
-        unit_calls=_unit_calls(model, calls.made),
+        unit_calls=_unit_calls(model, forward),
         read_outside=sorted(outside.names),
     )
 

@@ -88,6 +88,15 @@ def test_a_plain_repeat_of_the_reference_does_not_measure_rounding() -> None:
     assert beside_it.tight == alone.tight
 
 
+def test_unmeasured_rounding_adds_up_over_the_steps() -> None:
+    short, long = (
+        measure_noise(reference(steps=make_steps([6.0] * count, [1.25] * count)), []).tight
+        for count in (20, 300)
+    )
+    assert long.norm == pytest.approx(15 * short.norm)
+    assert short.norm == measure_noise(reference(), []).tight.norm
+
+
 def weights_that_moved(digest: str, **by_parameter: float) -> dict[str, Any]:
     sketch = {name: [abs(value), *([value] * 8)] for name, value in by_parameter.items()}
     return {"final_weights": make_weights(digest * 64, sketch)}

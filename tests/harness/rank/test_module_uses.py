@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from harness.job.job import Job
 from harness.rank.models.tracing import REGULAR, TracedStep, trace_step
@@ -133,3 +134,18 @@ def test_modules_without_a_backward_pass_and_parameters_without_gradient_are_nam
     found = traced(model)
     assert found.unreached == ["dropped.weight", "dropped.bias"]
     assert found.without_gradient == ["0", "dropped"]
+
+
+class Recomputing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.last = nn.Embedding(4, 4), nn.Linear(4, 4)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return checkpoint(self.last, self.table(input_ids), use_reentrant=False)[:, 0]
+
+
+def test_how_often_weights_are_gathered_is_unknown_where_the_model_recomputes_by_itself() -> None:
+    found = traced(Recomputing())
+    assert found.uses is None
+    assert found.unreached == []

@@ -157,6 +157,13 @@ def test_a_rank_that_holds_much_more_is_a_finding() -> None:
     )
 
 
+def test_states_that_data_decide_are_no_imbalance() -> None:
+    record = run([steady(), steady(peak_bytes=40_000)])
+    assert record.layout is not None
+    layout = record.layout.model_copy(update={"unreached": None})
+    assert find(Comparison([record.model_copy(update={"layout": layout})])) == []
+
+
 def test_the_rank_that_differs_is_named_among_many() -> None:
     memory = [steady(peak_bytes=20_000) for _ in range(8)]
     memory[5] = steady(peak_bytes=24_000)
