@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from harness.backends.base import Precision
 from harness.backends.strategy import SHARDINGS, StrategyKind
 from harness.forms.dtypes import DTYPE_BYTES
+from harness.forms.states import ADAM_MOMENTS
 from harness.forms.terms import (
     BACKWARD,
     FORWARD,
@@ -39,15 +40,22 @@ ELEMENT_BYTES: dict[str, dict[str, int]] = {
 
 
 def textbook_states(
-    stage: int, parameters: int, shards: int, precision: Precision, *, trained: int | None = None
+    stage: int,
+    parameters: int,
+    shards: int,
+    precision: Precision,
+    *,
+    trained: int | None = None,
+    moments: int = ADAM_MOMENTS,
 ) -> dict[str, float]:
-    """Bytes per rank and kind with Adam; `trained`: how many of the parameters get gradients, by default all.
+    """Bytes per rank and kind; `trained`: how many of the parameters get gradients, by default all.
 
     Mixed precision, per parameter: 2 weights, 2 gradients, 12 of fp32 master and moments: DDP 16 P, ZeRO-1
     4 P + 12 P / N, ZeRO-2 2 P + 14 P / N, ZeRO-3 16 P / N. All fp32: 4, 4 and 8.
     """
     updated = parameters if trained is None else trained
-    widths = ELEMENT_BYTES["mixed" if precision.endswith("-mixed") else precision]
+    widths = dict(ELEMENT_BYTES["mixed" if precision.endswith("-mixed") else precision])
+    widths["optimizer"] = widths["optimizer"] * moments // ADAM_MOMENTS
     pieces = {True: shards, False: 1}
     return {
         kind: width * (parameters if kind == "weights" else updated) / pieces[kind in SHARDED_KINDS[stage]]

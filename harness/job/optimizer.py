@@ -188,6 +188,11 @@ class OptimizerSection(Section):
         }
 
     @property
+    def moments(self) -> int:
+        """Values that the optimizer keeps per weight, as Adam keeps two."""
+        return (1 if self.momentum else 0) if self.kind == "sgd" else 2
+
+    @property
     def rounds_states(self) -> bool:
         """Whether the update itself rounds to fewer bits than the weights have."""
         return self.kind in LOW_BIT or self.newton_schulz == "bf16"

@@ -86,4 +86,7 @@ def textbook(record: Record) -> dict[str, float] | None:
     parts = record.world.mesh.model_parts
     shards = parts if parts > 1 else record.backend.shard_size or record.world.world_size
     trained = layout_of(record.layout).trained_count if record.layout and record.layout.frozen else None
-    return textbook_states(strategy.stage, effective.parameter_count, shards, precision, trained=trained)
+    return textbook_states(
+        strategy.stage, effective.parameter_count, shards, precision, trained=trained,
+        moments=record.job.optimizer.moments,
+    )  # fmt: skip

@@ -177,6 +177,7 @@ class EstimateRow:
                 _parts(scenario),
                 scenario.job.training.held_precision,
                 trained=workload.layout.trained_count,
+                moments=scenario.job.optimizer.moments,
             ).values()
         )
 

@@ -32,6 +32,9 @@ class Tries(Protocol):
     def predicted_bytes(self, micro_batch_size: int, sequence_length: int | None = None) -> int | None:
         """Predicted peak of the allocator."""
 
+    def why_unpredicted(self) -> str | None:
+        """Why no size has a prediction; None: they have."""
+
     def run(self, micro_batch_size: int, sequence_length: int | None = None) -> Trial:
         """Try one size."""
 
@@ -52,6 +55,8 @@ class Found:
     sizes: Sizes
     predicted: int | None
     """The largest size that the prediction lets fit; None: not even the smallest, or nothing is predicted."""
+    unpredicted: str | None
+    """Why nothing is."""
     largest: Trial | None
     """None: not even the smallest size fits."""
     fastest: Trial | None
@@ -69,6 +74,7 @@ class Found:
     def as_json(self) -> dict[str, Any]:
         return {
             "predicted": self.predicted,
+            "unpredicted": self.unpredicted,
             "largest": self.largest.as_json() if self.largest else None,
             "fastest": self.fastest.as_json() if self.fastest else None,
             "tied_with_fastest": [trial.run_id for trial in self.tied],
@@ -134,6 +140,7 @@ def _find(
         what=what,
         sizes=sizes,
         predicted=guess,
+        unpredicted=None if is_predicted else runner.why_unpredicted(),
         largest=max((trial for trial in ran if trial.fits), key=size_of, default=None),
         fastest=best,
         tied=tuple(tied_with(best, ran)) if best else (),
@@ -281,8 +288,10 @@ def _fastest(found: Found, best: Trial) -> str:
 
 def _predicted(found: Found) -> str:
     largest = SIZE_OF[found.what](found.largest) if found.largest else None
+    if found.unpredicted is not None:
+        return f"predicted: {NOT_AVAILABLE}: {found.unpredicted}"
     if found.predicted is None:
-        return "predicted: nothing fits" if largest is None else "predicted: no size"
+        return "predicted: nothing fits" + ("" if largest is None else f", measured: {largest}")
     if found.predicted == largest:
         return f"predicted: {found.predicted}, as measured"
     return f"predicted: {found.predicted}, measured: {largest or 'none'}"

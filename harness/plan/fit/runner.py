@@ -19,6 +19,8 @@ from harness.plan.fit.search import FITTING, OutOfTrials, Trial, trial_experimen
 from harness.plan.job import data_bytes, planned_model, scenario_of
 from harness.plan.memory import predict_memory
 from harness.plan.model import PlannedModel
+from harness.plan.preflight import UNKNOWN_STRATEGY
+from harness.plan.scenario import Scenario
 from harness.record import Record
 from harness.record.store import Store
 
@@ -56,10 +58,15 @@ class Runner:
         job with adapters or whose activations are not predicted."""
         cell = self._cell(self._trial_experiment(micro_batch_size, sequence_length))
         scenario = scenario_of(cell, self.model, self.launcher.device)
-        if scenario is None or cell.job.adapter.is_present or why_memory_unknown(scenario):
+        if scenario is None or _why_unpredicted(scenario):
             return None
         data = data_bytes(self._facts, cell.job) if self.launcher.device == "cpu" else 0
         return predict_memory(scenario, self.launcher.trace).peak_bytes + data
+
+    def why_unpredicted(self) -> str | None:
+        """Why no size has a prediction; None: they have."""
+        scenario = scenario_of(self._cell(self._trial_experiment(1, None)), self.model, self.launcher.device)
+        return UNKNOWN_STRATEGY if scenario is None else _why_unpredicted(scenario)
 
     def run(self, micro_batch_size: int, sequence_length: int | None = None) -> Trial:
         """Try one size, or return the trial of it. Raises OutOfTrials, and HarnessError if a run fails."""
@@ -106,3 +113,9 @@ class Runner:
     def _cell(self, experiment: Experiment) -> Cell:
         layout = batch_layout(experiment.training, self.world_size)
         return make_cell(experiment, self.label, self.world_size, layout, 0, self.launcher.device)
+
+
+def _why_unpredicted(scenario: Scenario) -> str | None:
+    if scenario.job.adapter.is_present:
+        return "sizes of jobs with adapters are tried from the smallest on"
+    return why_memory_unknown(scenario)

@@ -2,6 +2,7 @@ import pytest
 
 from harness.backends import registry
 from harness.forms.textbook import textbook_sent_bytes, textbook_states
+from harness.job.optimizer import OptimizerSection
 
 BLOOM_560M = 559_214_592
 
@@ -35,6 +36,15 @@ def test_bloom_560m(ranks: int, expected: tuple[float, float, float]) -> None:
 def test_seven_billion_parameters_in_fp32() -> None:
     states = states_of("ddp", 7 * 10**9, 1, "fp32")
     assert states == {"weights": 28e9, "gradients": 28e9, "masters": 0, "optimizer": 56e9}
+
+
+@pytest.mark.parametrize(
+    ("settings", "moments"), [({}, 2), ({"kind": "sgd"}, 0), ({"kind": "sgd", "momentum": 0.9}, 1)]
+)
+def test_sgd_keeps_one_momentum_or_nothing(settings: dict, moments: int) -> None:
+    assert OptimizerSection.model_validate(settings).moments == moments
+    states = textbook_states(0, 10**9, 1, "bf16-mixed", moments=moments)
+    assert states == {"weights": 2e9, "gradients": 2e9, "masters": 4e9, "optimizer": moments * 4e9}
 
 
 def test_seven_billion_parameters_in_half_precision_throughout() -> None:

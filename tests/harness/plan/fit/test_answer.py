@@ -27,6 +27,9 @@ class Machine:
             return None
         return round((1 + self.error) * self._peak(micro_batch_size, sequence_length))
 
+    def why_unpredicted(self) -> str | None:
+        return "nothing is known of it" if self.error is None else None
+
     def run(self, micro_batch_size: int, sequence_length: int | None = None) -> Trial:
         if len(self.trials) == self.most_runs:
             raise OutOfTrials
@@ -83,6 +86,18 @@ def test_nothing_fits() -> None:
     (largest, predicted) = answer_lines(found, machine(FIXED).limit)
     assert largest.startswith("largest micro-batch: none. Even 1 runs out of memory with")
     assert predicted == "predicted: nothing fits"
+
+
+def test_what_is_not_predicted_has_its_reason() -> None:
+    runner = machine(FIXED + 7 * 128, error=None)
+    found = find_micro_batch(runner, EVERY, None)
+    assert "predicted: n/a: nothing is known of it" in answer_lines(found, runner.limit)
+    assert found.as_json()["unpredicted"] == "nothing is known of it"
+    runner = machine(FIXED + 7 * 128, error=99)
+    found = find_micro_batch(runner, EVERY, None)
+    assert any(
+        line.startswith("predicted: nothing fits, measured: ") for line in answer_lines(found, runner.limit)
+    )
 
 
 def test_the_sequence_is_searched_at_one_micro_batch() -> None:
