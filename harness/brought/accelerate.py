@@ -109,11 +109,8 @@ def _compiled(document: Mapping[str, Any], section: Mapping[str, Any], refusals:
         return "none"
     if backend != "inductor":
         refusals.add("dynamo_backend", backend, "unsupported: model.compile has torch's inductor alone")
-    try:
-        regional = boolean(section.get("dynamo_use_regional_compilation", False))
-    except ValueError as error:
-        refusals.add("dynamo_config.dynamo_use_regional_compilation", section, str(error))
-        regional = False
+    key = "dynamo_use_regional_compilation"
+    regional = refusals.read(boolean, f"dynamo_config.{key}", section.get(key, False), False)
     return "block" if regional else "model"
 
 
@@ -124,23 +121,19 @@ def _parallel(
     asked = {}
     for name in ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size"):
         key = f"parallelism_config_{name}"
-        try:
-            asked[name] = integer(section[key]) if section.get(key) is not None else 1
-        except ValueError as error:
-            refusals.add(f"parallelism_config.{key}", section[key], str(error))
-            asked[name] = 1
+        given = 1 if section.get(key) is None else section[key]
+        asked[name] = refusals.read(integer, f"parallelism_config.{key}", given, 1)
     others = {name: size for name, size in asked.items() if size > 1 and name != "dp_shard_size"}
     if not others:
         return backend, options
     (name, size), *more = others.items()
     family, option = FAMILIES[name]
     wanted = family.format(backend=backend)
-    given = {f"parallelism_config_{name}": size for name, size in others.items()}
     if more or wanted not in registry.entries():
         near = sorted({found for known, _ in FAMILIES.values() for found in registry.entries()
                        if fnmatch(found, known.format(backend="*"))})  # fmt: skip
         refusals.add(
-            "parallelism_config", given,
+            "parallelism_config", {f"parallelism_config_{name}": size for name, size in others.items()},
             f"unsupported: no backend of this version has them with {backend}; it has {', '.join(near)}",
         )  # fmt: skip
         return backend, options
@@ -164,13 +157,13 @@ def _fsdp(section: Mapping[str, Any], refusals: Refusals) -> tuple[str, dict[str
         refusals.add(f"{where}fsdp_version", section.get("fsdp_version"), "give 1 or 2")
         version = 1
     backend = _fsdp2(section, refusals) if version == 2 else _fsdp1(section, refusals)
-    offload = section.get("fsdp_offload_params", False)
-    try:
-        options = {"offload": "cpu"} if boolean(offload) else {}
-    except ValueError as error:
-        refusals.add(f"{where}fsdp_offload_params", offload, str(error))
-        options = {}
-    return backend, options, _absent(section, library_defaults("accelerate")[f"fsdp{version}"])
+    given = section.get("fsdp_offload_params", False)
+    offload = refusals.read(boolean, f"{where}fsdp_offload_params", given, False)
+    return (
+        backend,
+        {"offload": "cpu"} if offload else {},
+        _absent(section, library_defaults("accelerate")[f"fsdp{version}"]),
+    )
 
 
 def _absent(section: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[Claim]:

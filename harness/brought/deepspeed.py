@@ -112,11 +112,7 @@ def _parallel(
     sizes = {}
     for (family, option), key in PARALLEL.items():
         given = value_at(dict(document), tuple(key.split(".")))
-        try:
-            size = 1 if given is None else integer(given)
-        except ValueError as error:
-            refusals.add(prefix + key, given, str(error))
-            size = 1
+        size = 1 if given is None else refusals.read(integer, prefix + key, given, 1)
         if size > 1:
             sizes[family] = {option: size}
     if not sizes:

@@ -26,7 +26,6 @@ from harness.brought.rules import (
 PRECISION_KEYS = ("bf16.enabled", "bfloat16.enabled", "fp16.enabled")
 """Decide together; `deepspeed.precision` reads them."""
 PURE_BF16_KEYS = ("bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_states")
-OFFLOAD = ("zero_optimization.offload_optimizer", "zero_optimization.offload_param")
 SAVING = NotUsed(reason="concerns saving; the harness saves checkpoints in its own way")
 LOGGING = NotUsed(reason="prints or logs only")
 NVME = NotUsed(reason="a setting of offload to files that the harness leaves to DeepSpeed")

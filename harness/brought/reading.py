@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.backends.explain import available, suggestion
 from harness.brought.rules import (
@@ -22,6 +22,7 @@ from harness.brought.rules import (
 from harness.nested import empty_sections, leaves, value_at
 from harness.safe_text import capped
 
+Value = TypeVar("Value")
 MOST_SHOWN = 200
 """Bytes of a refused value."""
 MOST_LISTED = 20
@@ -51,6 +52,14 @@ class Refusals:
 
     def add(self, key: str, given: Any, reason: str) -> None:
         self.found.append(f"'{key}' was given {capped(repr(given), MOST_SHOWN)}: {reason}")
+
+    def read(self, convert: Callable[[Any], Value], key: str, given: Any, otherwise: Value) -> Value:
+        """A value as it is converted; `otherwise` where that refuses it."""
+        try:
+            return convert(given)
+        except ValueError as error:
+            self.add(key, given, str(error))
+            return otherwise
 
     def unknown(self, key: str, known: Iterable[str]) -> None:
         """Name the first part of a dotted key that is unknown, and what may stand in its place."""

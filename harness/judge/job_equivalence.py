@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import compress, count
 from operator import attrgetter, itemgetter, ne
 from typing import Any
@@ -16,7 +16,7 @@ from harness.record import RankPart, Record, StepPart
 from harness.record.model import weights_differ
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Difference:
     """A field in which two runs that should be one job differ."""
 
@@ -25,6 +25,7 @@ class Difference:
     given: Any
     kind: str = "not-same-job"
     """Id of the finding that reports it."""
+    _: KW_ONLY
     plural: bool = False
     """Whether the field's name is a plural."""
 
@@ -67,37 +68,32 @@ def _identity(reference: Record, record: Record) -> Iterator[Difference]:
         half_seen = _one_is_a_script(reference, record)
         for keys, left, right in differences(reference.job.model_dump(), record.job.model_dump()):
             if not (half_seen and UNSEEN & {str(left), str(right)}):
-                yield Difference(field=".".join(keys), reference=left, given=right)
-        yield Difference(field="job_id", reference=reference.job_id, given=record.job_id)
+                yield Difference(".".join(keys), left, right)
+        yield Difference("job_id", reference.job_id, record.job_id)
 
 
 def _weights(reference: Record, record: Record) -> Iterator[Difference]:
     left, right = reference.initial_weights, record.initial_weights
     if left and right and left.parameter_count != right.parameter_count:
-        yield Difference(
-            field="parameter count",
-            reference=left.parameter_count,
-            given=right.parameter_count,
-            kind="parameters-differ",
-        )
+        yield Difference("parameter count", left.parameter_count, right.parameter_count, "parameters-differ")
     seen, other = reference.observed, record.observed
     if seen and other and None not in (seen.tied_parameters, other.tied_parameters):
         if seen.tied_parameters != other.tied_parameters:
             yield Difference(
-                field="tied parameters",
+                "tied parameters",
+                seen.tied_parameters,
+                other.tied_parameters,
+                "parameters-differ",
                 plural=True,
-                reference=seen.tied_parameters,
-                given=other.tied_parameters,
-                kind="parameters-differ",
             )
     same_tensors = seen is None or other is None or seen.tied_parameters == other.tied_parameters
     if left and right and weights_differ(left.digest, right.digest) and same_tensors:
         yield Difference(
-            field="initial weights",
+            "initial weights",
+            Digest(left.digest),
+            Digest(right.digest),
+            "initial-weights-differ",
             plural=True,
-            reference=Digest(left.digest),
-            given=Digest(right.digest),
-            kind="initial-weights-differ",
         )
 
 
@@ -108,11 +104,11 @@ def _loaded_weights(_: Record, record: Record) -> Iterator[Difference]:
         return
     if weights_differ(loaded[0], resumed.weights_digest):
         yield Difference(
-            field="weights after loading the checkpoint",
+            "weights after loading the checkpoint",
+            Digest(resumed.weights_digest),
+            Digest(loaded[0]),
+            "initial-weights-differ",
             plural=True,
-            reference=Digest(resumed.weights_digest),
-            given=Digest(loaded[0]),
-            kind="initial-weights-differ",
         )
 
 
@@ -131,12 +127,12 @@ def _samples(reference: Record, record: Record) -> Iterator[Difference]:
             elif not extra:
                 kind = "samples-missing"
             yield Difference(
-                field=f"samples of step {step}",
-                plural=True,
-                reference=f"{left.total()} samples",
-                given=f"{right.total()} samples, {extra.total()} of them repeated or foreign, "
+                f"samples of step {step}",
+                f"{left.total()} samples",
+                f"{right.total()} samples, {extra.total()} of them repeated or foreign, "
                 f"{missing.total()} of the reference's missing",
-                kind=kind,
+                kind,
+                plural=True,
             )
             return
     late = _late_samples(reference, record)
@@ -153,11 +149,7 @@ def _samples(reference: Record, record: Record) -> Iterator[Difference]:
         values = zip(fields, trained_on(left_step), trained_on(right_step), strict=True)
         field, expected, given = next((name, a, b) for name, a, b in values if a != b)
         yield Difference(
-            field=f"{field} of step {left_step.step}",
-            plural=field == "samples",
-            reference=expected,
-            given=given,
-            kind="samples-differ",
+            f"{field} of step {left_step.step}", expected, given, "samples-differ", plural=field == "samples"
         )
 
 
@@ -174,12 +166,12 @@ def _late_samples(reference: Record, record: Record) -> Difference | None:
         if left is not None and right is not None and sum(left) % 2**64 != sum(right) % 2**64:
             repeated = len(right) > 1 and len(set(right)) == 1
             return Difference(
-                field=f"samples of step {step}",
-                plural=True,
-                reference=f"sum of hashes {sum(left) % 2**64:016x}",
-                given=f"sum of hashes {sum(right) % 2**64:016x}"
+                f"samples of step {step}",
+                f"sum of hashes {sum(left) % 2**64:016x}",
+                f"sum of hashes {sum(right) % 2**64:016x}"
                 + (", the same batch on every rank" if repeated else ""),
-                kind="samples-repeated" if repeated else "samples-differ",
+                "samples-repeated" if repeated else "samples-differ",
+                plural=True,
             )
     return None
 
@@ -214,11 +206,11 @@ def _unlike_peers(record: Record) -> Difference | None:
         for step, sums in enumerate(zip(*fed.values(), strict=False), start=first_step(record)):
             if len({value for value in sums if value is not None}) > 1:
                 return Difference(
-                    field=f"samples of step {step} on ranks that share samples",
+                    f"samples of step {step} on ranks that share samples",
+                    f"the same on ranks {', '.join(map(str, fed))}",
+                    f"sums of hashes {', '.join(value or 'n/a' for value in sums)}",
+                    "peers-fed-differently",
                     plural=True,
-                    reference=f"the same on ranks {', '.join(map(str, fed))}",
-                    given=f"sums of hashes {', '.join(value or 'n/a' for value in sums)}",
-                    kind="peers-fed-differently",
                 )
     return None
 
@@ -238,10 +230,10 @@ def _learning_rates(reference: Record, record: Record) -> Iterator[Difference]:
     if beyond:
         step, rates = min(beyond, key=itemgetter(0))
         yield Difference(
-            field=f"learning rate of step {reference.steps[step].step}",
-            reference=asked[step],
-            given=rates[step],
-            kind="learning-rate-differs",
+            f"learning rate of step {reference.steps[step].step}",
+            asked[step],
+            rates[step],
+            "learning-rate-differs",
         )
 
 
@@ -281,11 +273,11 @@ def _rates_of_groups(
         ]
         if other:
             yield Difference(
-                field=f"learning rate of step {step.step} for {counted(len(other), 'parameter')}, "
+                f"learning rate of step {step.step} for {counted(len(other), 'parameter')}, "
                 f"such as {other[0]}",
-                reference=asked[other[0]][place],
-                given=given[other[0]][place],
-                kind="learning-rate-differs",
+                asked[other[0]][place],
+                given[other[0]][place],
+                "learning-rate-differs",
             )
             return
 
@@ -294,30 +286,18 @@ def _steps(reference: Record, record: Record) -> Iterator[Difference]:
     if reference.status != "ok" or record.status != "ok":
         return
     if len(reference.steps) != len(record.steps):
-        yield Difference(
-            field="number of steps",
-            reference=len(reference.steps),
-            given=len(record.steps),
-            kind="optimizer-steps-differ",
-        )
+        yield Difference("number of steps", len(reference.steps), len(record.steps), "optimizer-steps-differ")
     made = record.observed.optimizer_steps if record.observed else None
     before = 0 if record.resumed is None else record.resumed.updates
     if before is None:
         return
     due = before + len(record.steps) - record.skipped_steps
     if made is not None and made != due:
-        yield Difference(
-            field="optimizer steps", plural=True, reference=due, given=made, kind="optimizer-steps-differ"
-        )
+        yield Difference("optimizer steps", due, made, "optimizer-steps-differ", plural=True)
 
 
 def _determinism(reference: Record, record: Record) -> Iterator[Difference]:
     seen, other = reference.observed, record.observed
     asked = [run.job.training.deterministic for run in (reference, record)]
     if seen and other and asked != [seen.deterministic, other.deterministic] != [seen.deterministic] * 2:
-        yield Difference(
-            field="deterministic kernels",
-            plural=True,
-            reference=seen.deterministic,
-            given=other.deterministic,
-        )
+        yield Difference("deterministic kernels", seen.deterministic, other.deterministic, plural=True)

@@ -127,11 +127,6 @@ def sign_flip_chances(differences: Sequence[Sequence[float]] | np.ndarray) -> li
     return chances.tolist()
 
 
-def significance(values: Sequence[float], base: Sequence[float], comparisons: int = 1) -> Significance:
-    """Whether two sets of runs of one occasion differ by more than chance makes of equal ones."""
-    return stratified_significance([(values, base)], comparisons)
-
-
 def stratified_significance(strata: Sequence[Stratum], comparisons: int = 1) -> Significance:
     """Whether two cells differ by more than chance makes of equal ones, compared within occasions only.
 

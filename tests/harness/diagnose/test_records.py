@@ -96,7 +96,7 @@ def test_a_loss_is_told_in_nats_and_a_norm_in_percent() -> None:
 
 
 def test_another_training_is_named_by_field_with_digests_cut_short() -> None:
-    found = Difference(field="initial weights", reference=Digest("a" * 64), given=Digest("b" * 64))
+    found = Difference("initial weights", Digest("a" * 64), Digest("b" * 64))
     assert list(about_job([found], run(label="ddp"))) == [
         "not the same training: initial weights: bbbbbbbbbbbb in ddp on 2 ranks, aaaaaaaaaaaa in the baseline"
     ]

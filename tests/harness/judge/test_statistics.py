@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from itertools import product
 from math import comb
 from typing import TypeAlias
@@ -10,18 +11,23 @@ from scipy.stats import permutation_test, wilcoxon
 from harness.judge.statistics import (
     LEVEL,
     Interval,
+    Significance,
     chance,
     median_interval,
     percentile_95,
     runs_to_judge,
     sign_flip_chances,
-    significance,
     stratified_significance,
     value_range,
     walsh,
 )
 
 Floats: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+
+def significance(values: Sequence[float], base: Sequence[float], comparisons: int = 1) -> Significance:
+    """Of two sets of runs of one occasion."""
+    return stratified_significance([(values, base)], comparisons)
 
 
 def chances(values: ArrayLike, base: ArrayLike) -> Floats:
