@@ -66,11 +66,15 @@ class Count:
 class CommunicationCounter:
     """Counts inside `counting` and between `start` and `stop`; `phase` names what the loop is doing."""
 
-    def __init__(self, mesh: Mesh | None = None, packages: Collection[str] = ()) -> None:
+    def __init__(
+        self, mesh: Mesh | None = None, packages: Collection[str] = (), backend: Collection[str] = ()
+    ) -> None:
         self.mesh = mesh
         """Names the roles of groups where ranks share samples."""
         self._packages = frozenset(packages)
         """Names of the modules, or of the packages, that the job brings."""
+        self._backend = frozenset(backend)
+        """Names of the modules that make the backend, which may lie in the same package."""
         self.phase = "setup"
         self.early = False
         """Whether this micro-step is not the last of its step."""
@@ -161,7 +165,7 @@ class CommunicationCounter:
             op = "permute"
         # Only the root of these two holds the complete tensor; every rank has its piece.
         pieces = group.size() if op in ("gather", "scatter") else 1
-        of_job = bool(self._packages) and called_by(self._packages)
+        of_job = bool(self._packages) and called_by(self._packages, self._backend)
         reduces = op in REDUCTIONS and not of_job
         with self._lock:
             if group.group_name not in self.groups:
@@ -180,7 +184,7 @@ class CommunicationCounter:
         return self.phase
 
 
-def called_by(packages: Collection[str]) -> bool:
+def called_by(packages: Collection[str], but: Collection[str] = ()) -> bool:
     """Whether the code that communicates lies in one of these packages, or is a gradient of torch's
     collectives with gradients, which no library uses for weights."""
     frame: FrameType | None = sys._getframe(1)
@@ -189,7 +193,7 @@ def called_by(packages: Collection[str]) -> bool:
         if name.startswith(WITH_GRADIENTS):
             return True
         if not name.startswith(PASSED_THROUGH):
-            return name.partition(".")[0] in packages
+            return name.partition(".")[0] in packages and name not in but
         frame = frame.f_back
     return False
 

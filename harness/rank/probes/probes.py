@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
+from harness.backends import registry
 from harness.backends.base import Engine, World
 from harness.rank.environment import keep_freed_memory
 from harness.rank.events import EventWriter
@@ -303,7 +304,8 @@ class Instruments:
         allocator = allocator_probe(world.device) if measure.probed_steps else NoAllocatorProbe()
         if request.memory_limit_bytes is not None and world.device == "cuda":
             allocator.limit(request.memory_limit_bytes)
-        counter = CommunicationCounter(world.layout, brought_packages(request.job))
+        of_backend = {base.__module__ for base in type(registry.create(request.backend)).__mro__}
+        counter = CommunicationCounter(world.layout, brought_packages(request.job), of_backend)
         tracer = Tracer(world.device, trace_file(run_directory, world.rank) if measure.trace else None)
         snapshot = Snapshot(snapshot_file(run_directory, world.rank)) if measure.memory_snapshot else None
         observer = Observer()

@@ -10,7 +10,13 @@ import torch
 import torch.distributed as dist
 
 from harness.launch.launcher import free_port
-from harness.rank.probes.communication import OPERATORS, CommunicationCounter, group_role, payload_by_dtype
+from harness.rank.probes.communication import (
+    OPERATORS,
+    CommunicationCounter,
+    called_by,
+    group_role,
+    payload_by_dtype,
+)
 
 TENSOR = torch.ones(10)
 
@@ -116,3 +122,9 @@ def test_payload_is_told_apart_by_dtype() -> None:
     tensors = [torch.ones(3), torch.ones(5, dtype=torch.bfloat16), torch.ones(2), torch.ones(1).long()]
     assert payload_by_dtype(tensors) == {"float32": 20, "bfloat16": 10, "int64": 8}
     assert payload_by_dtype([]) == {"none": 0}
+
+
+def test_code_of_the_job_is_told_from_a_backend_of_the_same_package() -> None:
+    assert called_by({"tests"})
+    assert not called_by({"tests"}, {__name__})
+    assert not called_by({"elsewhere"})
