@@ -9,7 +9,7 @@ import pytest
 
 from harness.doctor.check import ABOUT_TIME
 from harness.record.store import read_record, write_record
-from tests.harness.judge.test_rows import ROW_KEYS, SPEED_KEYS
+from tests.harness.judge.test_rows import COMPARED_KEYS
 
 from .command_line import harness, records, refused
 from .conftest import Comparison
@@ -29,7 +29,7 @@ def test_compare_prints_one_document_and_nothing_else(comparison: Comparison) ->
     assert [(r["backend"], r["world_size"]) for r in document["rows"]] == [
         ("single", 1), ("ddp", 2), ("zero1", 2)
     ]  # fmt: skip
-    assert all(set(row) == ROW_KEYS | SPEED_KEYS for row in document["rows"])
+    assert all(set(row) == COMPARED_KEYS for row in document["rows"])
 
 
 def test_compared_backends_train_as_the_reference_does(comparison: Comparison) -> None:
