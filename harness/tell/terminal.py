@@ -30,7 +30,7 @@ LEVELS = {
     "tight": "as close as another order of summation",
     "band": "within what low precision changes",
     "diverged": "trains something else",
-    "unjudged": "no reference to compare with",
+    "unjudged": "no reference that it can be held to, why: parity_reason of --json",
 }
 """Of parity."""
 
