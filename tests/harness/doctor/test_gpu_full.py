@@ -196,7 +196,7 @@ def test_what_was_measured_before_an_interruption_is_kept(
     def run(self: Any, name: str, *_: object) -> None:
         if name not in (SINGLE, AGAIN):
             raise KeyboardInterrupt
-        self.records[name] = evidence.records[name]
+        self.found.records[name] = evidence.records[name]
 
     monkeypatch.setattr(runs._Gathering, "_run", run)
     monkeypatch.setattr(runs._Gathering, "_start_on_cpu", lambda _: subprocess.Popen(["true"]))

@@ -1,10 +1,8 @@
-from importlib.metadata import PackageNotFoundError
-
 import pytest
 import torch
 
+from harness.backends import library_facts
 from harness.backends.base import Unsupported
-from harness.rank.models import model as quantised
 from harness.rank.models.adapter import is_adapter
 from tests.harness.rank.loading.models import LLAMA
 from tests.harness.rank.test_adapter import built, lora
@@ -13,10 +11,7 @@ NF4 = {"base_dtype": "nf4", "targets": ["q_proj"]}
 
 
 def test_without_bitsandbytes_the_reason_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(package: str) -> str:
-        raise PackageNotFoundError(package)
-
-    monkeypatch.setattr(quantised, "version", missing)
+    monkeypatch.setattr(library_facts, "installed_version", lambda _: None)
     with pytest.raises(Unsupported, match=r"nf4 needs bitsandbytes.*\[qlora\]"):
         built(lora(LLAMA, adapter=NF4))
 
