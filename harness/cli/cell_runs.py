@@ -19,7 +19,7 @@ from harness.launch.cells import Cell, is_refused, with_same_split
 from harness.launch.external import OthersRecords, claimed, forget_dead_claims
 from harness.launch.launcher import LocalLauncher, modules_to_preload, run_cell, running_cell
 from harness.launch.owner import forget_never_begun, record_abandoned
-from harness.launch.turns import groups, take_turns, was_interrupted
+from harness.launch.turns import groups, take_turns
 from harness.record import Record
 from harness.record.store import Store
 
@@ -110,7 +110,7 @@ class MissingCells:
                     for key, record in ends:
                         done[key] = record
                         progress.end(key, _line(record))
-                        self.interrupted |= was_interrupted(record)
+                        self.interrupted |= record.was_interrupted
                 if self.interrupted:
                     break
         finally:

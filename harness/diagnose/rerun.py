@@ -170,7 +170,7 @@ def run_references(record: Record, labels: Iterable[str], launcher: LocalLaunche
             made = run_cell(
                 cell, experiment, store, launcher, command=["harness", "diagnose"], on_event=lambda _: None
             )
-            if made.error is not None and made.error.kind == "Interrupted":
+            if made.was_interrupted:
                 raise KeyboardInterrupt
             if made.status == "ok":
                 done.append(made)

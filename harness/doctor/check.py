@@ -167,7 +167,7 @@ def self_check(
         record = run_cell(
             cell, experiment, store, launcher, command=["harness", "doctor"], on_event=lambda _: None
         )
-        if record.error is not None and record.error.kind == "Interrupted":
+        if record.was_interrupted:
             raise KeyboardInterrupt
         records.append(record)
     return conclude(records, coverage.defects, not_covered)

@@ -33,7 +33,7 @@ def take_turns(
                 record = _go_on(runs[key], key, waiting, steps, place)
                 if record is not None:
                     yield key, record
-                    if was_interrupted(record):
+                    if record.was_interrupted:
                         break
         except KeyboardInterrupt:  # between two turns
             pass
@@ -46,11 +46,6 @@ def take_turns(
                 runs[key].throw(KeyboardInterrupt())
             except StopIteration as end:
                 yield key, end.value
-
-
-def was_interrupted(record: Record) -> bool:
-    """Whether the user ended the run."""
-    return record.error is not None and record.error.kind == "Interrupted"
 
 
 def _order(runs: Mapping[str, object], waiting: Mapping[str, str]) -> Iterator[tuple[str, int | None]]:

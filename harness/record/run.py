@@ -356,6 +356,11 @@ class Record(Part):
     """Files and folders next to the record."""
 
     @property
+    def was_interrupted(self) -> bool:
+        """Whether the user ended the run."""
+        return self.error is not None and self.error.kind == "Interrupted"
+
+    @property
     def on_stub(self) -> bool:
         """Whether a device was a CUDA stub, on which no kernel runs: durations then say nothing at all."""
         return any(is_stub(rank.device_name) for rank in self.ranks)

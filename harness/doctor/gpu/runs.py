@@ -132,7 +132,7 @@ class _Gathering:
                 cell, experiment, store, LocalLauncher("cuda"), command=["harness", "doctor", "--gpu"],
                 on_event=lambda _: None,
             )  # fmt: skip
-        if record.error is not None and record.error.kind == "Interrupted":
+        if record.was_interrupted:
             raise KeyboardInterrupt
         directory = store.root / record.run_id
         self.found.records[name] = record

@@ -98,7 +98,7 @@ class Runner:
         record = run_cell(
             cell, experiment, self.store, self.launcher, command=self.command, on_event=on_event
         )
-        if record.error is not None and record.error.kind == "Interrupted":
+        if record.was_interrupted:
             raise KeyboardInterrupt
         return record
 
