@@ -189,6 +189,8 @@ class Loop:
             data_seconds=data_seconds,
             phase_seconds=self.timer.take(),
             **self.observer.end_step(rate),
+            # When the observer has let go of the batches.
+            **self.probes.step_memory(),
         )
         self.events.write(taken)
         if was_last_probed:

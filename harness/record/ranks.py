@@ -264,6 +264,11 @@ class RankPart(Part):
     """Loss of one batch, equal on all ranks, after training: where it differs, so do the weights."""
     memory: list[MemoryPart]
     """Memory at each moment of the probed steps."""
+    step_allocated_bytes: list[int | None] = []
+    """Per step, what torch's allocator serves at its end; None: a probed step, whose moments are in `memory`,
+    or nothing counted. On the CPU after the probed steps as the C library rounds blocks."""
+    step_peak_bytes: list[int | None] = []
+    """The same: the most that it served in the step."""
     checkpoints: list[CheckpointPart] = []
     """Checkpoints saved and loaded, in order."""
     overlap: list[OverlapPart] = []

@@ -465,6 +465,8 @@ def rank_part(rank: int, events: RankEvents) -> RankPart | None:
         batch_hash_sums=[row.batch_hash_sum for row in steps],
         computed_loss_sums=[row.computed_loss_sum for row in steps],
         idle_modules=[row.idle_modules for row in steps if row.idle_modules is not None],
+        step_allocated_bytes=[row.allocated_bytes for row in steps],
+        step_peak_bytes=[row.peak_bytes for row in steps],
         initial_digest=setup.initial_weights.digest if setup.initial_weights else None,
         final_digest=final.weights.digest if final and final.weights else None,
         checkpoints=[event.part for event in events.checkpoints],

@@ -138,6 +138,8 @@ class StepEvent(Part):
     """None: not one of the first steps."""
     batch_hash_sum: str | None = None
     computed_loss_sum: float | None = None
+    allocated_bytes: int | None = None
+    peak_bytes: int | None = None
     idle_modules: list[str] | None = None
     """None: not one of the first steps."""
 

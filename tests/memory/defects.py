@@ -48,6 +48,7 @@ class Leaking(DdpBackend):
     """Keeps a tensor of every step."""
 
     every = 1
+    begins = 0
 
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
@@ -56,7 +57,8 @@ class Leaking(DdpBackend):
         original, kept, steps = engine.step, [], count()
 
         def step(lr: float) -> float:
-            if next(steps) % self.every == 0:
+            number = next(steps)
+            if number >= self.begins and number % self.every == 0:
                 kept.append(torch.zeros(LEAKED_BYTES // 4))
             return original(lr)
 
@@ -68,6 +70,30 @@ class LeakingEverySecondStep(Leaking):
     """Keeps a tensor of every second step."""
 
     every = 2
+
+
+class LeakingLater(Leaking):
+    """Keeps a tensor of each step from the eighth on."""
+
+    begins = 7
+
+
+class Spiking(DdpBackend):
+    """The update of the eighth step needs much memory on rank 1."""
+
+    def prepare(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
+    ) -> Engine:
+        engine = super().prepare(build_model, build_optimizer, context)
+        original, steps = engine.step, count()
+
+        def step(lr: float) -> float:
+            if next(steps) == 7 and context.world.rank == 1:
+                torch.zeros(HOARDED_BYTES // 4)
+            return original(lr)
+
+        engine.step = step  # type: ignore[method-assign]
+        return engine
 
 
 class Hoarding(DdpBackend):

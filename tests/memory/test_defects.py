@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from tests.memory.runs import LLAMA, Outcome, compare
 
 pytestmark = pytest.mark.long(seconds=8)
 
-MEMORY = {"memory-differs", "memory-grows", "memory-imbalance", "one-wrap-unit"}
+MEMORY = {"memory-differs", "memory-grows", "memory-spikes", "memory-imbalance", "one-wrap-unit"}
+LATER = {"leaking-later": "LeakingLater", "spiking": "Spiking"}
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +78,20 @@ def test_the_hoard_has_its_size(outcome: Outcome) -> None:
     (finding,) = outcome.findings("memory-imbalance")
     first, last = finding["values"]["peak_bytes_by_rank"]
     assert last - first == pytest.approx(HOARDED_BYTES, rel=0.01)
+
+
+def test_defects_that_begin_after_the_probed_steps_are_named(tmp_path: Path) -> None:
+    points = {name: f"tests.memory.defects:{target}" for name, target in LATER.items()}
+    steps = ("training.steps=14", "measure.probed_steps=2", f"model.config={LLAMA}")
+    outcome = compare(tmp_path, ",".join(("ddp", "zero3", *points)), 2, *steps, entry_points=points)
+    assert {(f["id"], *f["backends"]) for f in outcome.document["findings"] if f["id"] in MEMORY} == {
+        ("memory-grows", "leaking-later"), ("memory-spikes", "spiking"),
+    }  # fmt: skip
+    growth = _of(outcome, "memory-grows", "leaking-later")["bytes_per_step_by_rank"]
+    assert growth == {"0": pytest.approx(LEAKED_BYTES, rel=0.35), "1": pytest.approx(LEAKED_BYTES, rel=0.35)}
+    spike = _of(outcome, "memory-spikes", "spiking")
+    assert (spike["rank"], spike["step"]) == (1, 7)
+    assert 0 < spike["peak_bytes"] - HOARDED_BYTES < spike["usual_peak_bytes"]
 
 
 def _of(outcome: Outcome, name: str, backend: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ ABOUT_FIGURES = frozenset(
     (
         "runs-missing", "nothing-timed", "faster-than-possible", "inconsistent-timing", "warmup-too-short",
         "busy-machine", "cores-shared", "numa-unbound", "instrumented-timing", "slow-rank", "slow-data",
-        "memory-differs", "memory-grows", "memory-imbalance",
+        "memory-differs", "memory-grows", "memory-spikes", "memory-imbalance",
         "work-outside-clock",
     )
 )  # fmt: skip

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import accumulate, combinations, pairwise
 from statistics import fmean, median
 from typing import Any
 
@@ -71,6 +72,14 @@ STATES_TOLERANCE = 1e-3
 """Relative to the closed form. The forms are exact; this leaves room for a library's next version."""
 GROWTH_BYTES = 1024
 """Per step at every moment; libraries move scalars and events of a few bytes."""
+LEAST_LATER_STEPS = 5
+"""After the probed ones; of fewer nothing is said."""
+LEAST_RISES = 3
+"""Steps that end with more than any before them: a library allocates something once, or twice."""
+MOST_COMPARED_STEPS = 200
+"""Pairs of more would take long."""
+SPIKE = 0.1
+"""Beyond the usual peak, relative to it."""
 LAZY = ("gradients", "optimizer")
 """Kinds that are made where a gradient arrives."""
 FILES = "swapped states"
@@ -81,7 +90,7 @@ IMBALANCE = 0.1
 
 def find(runs: Runs) -> list[Finding]:
     """At most one finding of each kind per run."""
-    looked = (look(row) for row in runs.rows for look in (_differs, _grows, _imbalance))
+    looked = (look(row) for row in runs.rows for look in (_differs, _grows, _spikes, _imbalance))
     return [finding for finding in looked if finding is not None]
 
 
@@ -119,13 +128,18 @@ def _differs(row: Row) -> Finding | None:
 
 
 def _grows(row: Row) -> Finding | None:
-    growth = {part.rank: grown for part in row.record.ranks if (grown := growth_bytes(part)) > GROWTH_BYTES}
+    parts = row.record.ranks
+    growth = {part.rank: grown for part in parts if (grown := growth_bytes(part)) > GROWTH_BYTES}
+    when = ""
+    if not growth:
+        growth = {p.rank: grown for p in parts if (grown := later_growth_bytes(row.record, p)) > GROWTH_BYTES}
+        when = " after the probed steps"
     if not growth:
         return None
     return Finding(
         id="memory-grows",
         about=row.cell,
-        text=f"allocated memory grows by {max(growth.values()):,} bytes per step",
+        text=f"allocated memory grows by {max(growth.values()):,} bytes per step{when}",
         values={"bytes_per_step_by_rank": {str(rank): grown for rank, grown in growth.items()}},
     )
 
@@ -142,9 +156,76 @@ def growth_bytes(part: RankPart) -> int:
     rises = [after - before > GROWTH_BYTES for (_, before), (_, after) in pairwise(lasting)]
     if not any(rises) or (sum(rises) == 1 and len(rises) > 1):
         return 0
-    slopes = [(after - before) / (later - earlier)
-              for (earlier, before), (later, after) in combinations(lasting, 2)]  # fmt: skip
-    return max(0, int(median(slopes)))
+    return max(0, _median_slope(lasting))
+
+
+def _median_slope(series: Sequence[tuple[int, int]]) -> int:
+    """Of (step, bytes), per step, over all pairs (Theil-Sen)."""
+    return int(median((b - a) / (later - earlier) for (earlier, a), (later, b) in combinations(series, 2)))
+
+
+def later_growth_bytes(record: Record, part: RankPart) -> int:
+    """The same of what steps after the probed ones end with: 0 unless it rises again and again.
+
+    Where data decide which parameters get a gradient, states are made as they come.
+    """
+    series = _later(record, part.step_allocated_bytes)
+    if len(series) < LEAST_LATER_STEPS or _data_decide(record):
+        return 0
+    sizes = [size for _, size in series]
+    most = list(accumulate(sizes, max))
+    rises = [n for n in range(1, len(sizes)) if sizes[n] > most[n - 1] + GROWTH_BYTES]
+    if len(rises) < LEAST_RISES or rises[-1] < len(sizes) // 2:
+        return 0
+    return max(0, _median_slope(series[:: 1 + len(series) // MOST_COMPARED_STEPS]))
+
+
+def _later(record: Record, of_steps: Sequence[int | None]) -> list[tuple[int, int]]:
+    """(step, bytes) of the steps after the probed ones."""
+    windows = [step.window for step in record.steps]
+    if "probed" not in windows:
+        return []
+    first = len(windows) - windows[::-1].index("probed")
+    pairs = zip(record.steps[first:], of_steps[first:], strict=False)
+    return [(step.step, size) for step, size in pairs if size is not None]
+
+
+def _data_decide(record: Record) -> bool:
+    """Whether which parameters get a gradient, and so states, hangs on the samples."""
+    return record.layout is not None and record.layout.unreached is None
+
+
+def _spikes(row: Row) -> Finding | None:
+    """The rank and step whose peak is farthest beyond the usual one, unless the reference's is as well."""
+    looked = ((_spike(row.record, part), part.rank) for part in row.record.ranks)
+    found = [(*spike, rank) for spike, rank in looked if spike is not None]
+    if not found or _data_decide(row.record):
+        return None
+    step, peak, usual, rank = max(found, key=lambda one: one[1] / one[2])
+    reference = row.reference.record if row.reference is not None else row.record
+    there = [_spike(reference, part) for part in reference.ranks] if reference is not row.record else []
+    if any(spike is not None and spike[0] == step for spike in there):
+        return None
+    return Finding(
+        id="memory-spikes",
+        about=row.cell,
+        text=f"rank {rank} needs {peak:,} bytes in step {step}, {usual:,} in others",
+        values={"rank": rank, "step": step, "peak_bytes": peak, "usual_peak_bytes": usual},
+    )
+
+
+def _spike(record: Record, part: RankPart) -> tuple[int, int, int] | None:
+    """Step, peak and usual peak of the later step with the largest; None: it is as usual.
+
+    Usual is the median of the later steps, and what the probed steps needed.
+    """
+    peaks = _later(record, part.step_peak_bytes)
+    if len(peaks) < LEAST_LATER_STEPS:
+        return None
+    probed = [m.peak_bytes or 0 for m in part.memory if m.moment in measures.STEP_MOMENTS]
+    usual = max([int(median(size for _, size in peaks)), *probed])
+    step, peak = max(peaks, key=lambda pair: pair[1])
+    return (step, peak, usual) if peak - usual - _held_by_transport(record) > SPIKE * usual else None
 
 
 def _lasting_bytes(part: RankPart) -> list[tuple[int, int]]:
@@ -169,8 +250,7 @@ def _imbalance(row: Row) -> Finding | None:
     states = rank_states(row.record)
     held = {of_rank.rank: of_rank.measured_bytes for of_rank in states}
     expected = {s.rank: s.expected.model_state_bytes for s in states if s.expected is not None}
-    if row.record.layout is not None and row.record.layout.unreached is None:
-        # Which parameters get a gradient, and so states, hangs on the rank's samples.
+    if _data_decide(row.record):
         peaks = {}
         held = {of.rank: of.measured_bytes - sum(of.measured.get(k, 0) for k in LAZY) for of in states}
     if row.record.world.mesh.size("pipeline") > 1:

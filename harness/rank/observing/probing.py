@@ -34,7 +34,7 @@ class Probing:
         if engine is None:
             return
         if any(parameter.device.type == "cuda" for parameter in _parameters(engine)):
-            self._allocator.release()
+            self._allocator.relax()
             self._allocator = CudaAllocatorProbe()
         self._memory = MemoryProbe(self._allocator, engine)
 
@@ -55,7 +55,7 @@ class Probing:
         ended_now = not self._is_over
         if ended_now:
             self._is_over = True
-            self._allocator.release()
+            self._allocator.relax()
         if window == "timed":
             at_work = {"counter": self.counter.at_work, "allocator": self._allocator.at_work}
             self._timed_probes |= {name for name, works in at_work.items() if works}

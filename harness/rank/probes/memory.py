@@ -54,7 +54,7 @@ class AllocatorProbe(ABC):
 
     @property
     def at_work(self) -> bool:
-        """Whether the probe makes allocations slower now."""
+        """Whether the probe makes allocations noticeably slower now."""
         return False
 
     def wait_until_stable(self) -> None:  # noqa: B027 - only where threads free memory in their own time
@@ -68,8 +68,8 @@ class AllocatorProbe(ABC):
         """A number that no other live storage has."""
         return storage.data_ptr()
 
-    def release(self) -> None:  # noqa: B027 - only a probe that costs has something to release
-        """Stop counting, so that the timed steps do not pay for it; figures are stale afterwards."""
+    def relax(self) -> None:  # noqa: B027 - only a probe that costs has something to leave out
+        """Count from here on in passing, so that the timed steps do not pay for it: sizes are rounded up."""
 
     def reserved_peak_bytes(self) -> int | None:
         """Most bytes reserved from the device so far; None where the allocator reserves nothing."""
@@ -177,10 +177,10 @@ class CpuAllocatorProbe(AllocatorProbe):
     def serves(self, storage: torch.UntypedStorage) -> bool:
         return bool(self._library.harness_serves(storage.data_ptr()))
 
-    def release(self) -> None:
+    def relax(self) -> None:
         # What the counting allocator served still carries its own deleter.
         if self._installed:
-            self._library.harness_remove_allocator()
+            self._library.harness_count_in_passing()
             self._installed = False
 
 

@@ -181,6 +181,7 @@ class Probes:
         self._probed_steps = 0
         self._counter_seconds = 0.0
         self._step: int | None = None
+        self._between = False
 
     @property
     def within_probed_step(self) -> bool:
@@ -211,7 +212,10 @@ class Probes:
             if self._memory:
                 self._memory.begin()
         elif window != "warmup":
-            self.allocator.release()  # the probed steps are over
+            self.allocator.relax()  # the probed steps are over
+        self._between = not probed
+        if self._between:
+            self.allocator.reset_peak()
         if window == "timed":
             at_work = {
                 "counter": self.counter.at_work,
@@ -266,6 +270,15 @@ class Probes:
             self._snapshot.write()
         self._step = None
         return last_probed
+
+    def step_memory(self) -> dict[str, int | None]:
+        """Of the step that has just ended, in the form of `StepEvent`; nothing of a probed one."""
+        if not self._between:
+            return {}
+        return {
+            "allocated_bytes": self.allocator.allocated_bytes(),
+            "peak_bytes": self.allocator.peak_bytes(),
+        }
 
     def memory_of(self, moment: Moment, steps_taken: int) -> AbstractContextManager[None]:
         """Record the memory of something outside the steps, while the allocator still counts."""

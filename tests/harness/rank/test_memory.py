@@ -83,7 +83,7 @@ def counting() -> Iterator[CpuAllocatorProbe]:
     assert isinstance(probe, CpuAllocatorProbe)
     yield probe
     probe.limit(0)
-    probe.release()
+    probe.relax()
 
 
 def test_above_the_limit_an_allocation_fails_as_on_a_full_device(counting: CpuAllocatorProbe) -> None:
@@ -101,6 +101,19 @@ def test_without_a_limit_every_allocation_succeeds(counting: CpuAllocatorProbe) 
     counting.limit(1)
     counting.limit(0)
     assert torch.zeros(100_000).nbytes == 400_000
+
+
+def test_what_is_counted_in_passing_is_counted_too(counting: CpuAllocatorProbe) -> None:
+    held = torch.zeros(100_000)
+    counting.relax()
+    before = counting.allocated_bytes()
+    counting.reset_peak()
+    kept, spike = torch.zeros(50_000), torch.zeros(500_000)
+    del spike
+    assert counting.allocated_bytes() - before == pytest.approx(kept.nbytes, abs=256)
+    assert counting.peak_bytes() - before == pytest.approx(2_200_000, abs=512)
+    del held, kept
+    assert counting.allocated_bytes() - before == pytest.approx(-400_000, abs=256)
 
 
 def test_a_limit_that_nothing_holds_is_refused() -> None:

@@ -1,3 +1,6 @@
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 
 from harness.judge.comparison import Comparison
@@ -124,6 +127,53 @@ def test_buffers_that_linger_at_changing_moments_are_no_leak() -> None:
         *held(0, 0, 0, 0)[2::3],
     ]
     assert ids(run([sorted(jitter, key=lambda m: m.step)])) == []
+
+
+def later(ended: Sequence[int], peaks: Sequence[int] = (), label: str = "ddp", **changes) -> Record:
+    """A probed step of 20,000 bytes, and steps after it."""
+    record = run([[moment(0, "after_step", 16_000, peak_bytes=20_000)]], label, **changes)
+    step = record.steps[0]
+    windows = ["probed", *["timed"] * max(len(ended), len(peaks))]
+    steps = [replace(step, step=number, window=window) for number, window in enumerate(windows)]
+    (part,) = record.ranks
+    series = {"step_allocated_bytes": [None, *ended], "step_peak_bytes": [None, *peaks]}
+    return record.model_copy(update={"steps": steps, "ranks": [part.model_copy(update=series)]})
+
+
+@pytest.mark.parametrize(
+    ("ended", "growth"),
+    [
+        ([16_000, 20_000, 24_000, 28_000, 32_000, 36_000], 4000),
+        ([16_000, 16_000, 16_000, 20_000, 24_000, 28_000], 2666),
+        ([16_000, 20_000, 16_000, 18_000, 19_000, 17_000], None),  # buffers that linger
+        ([16_000, 20_000, 24_000, 28_000, 28_000, 28_000, 28_000, 28_000], None),  # what is made once
+        ([16_000, 20_000, 24_000, 28_000], None),  # too few steps
+    ],
+)
+def test_a_leak_that_begins_after_the_probed_steps_is_found(ended: list[int], growth: int | None) -> None:
+    found = find(Comparison([later(ended)]))
+    assert [f.values for f in found] == ([{"bytes_per_step_by_rank": {"0": growth}}] if growth else [])
+    assert all("per step after the probed steps" in f.message for f in found)
+    data_decide = LAYOUT.model_copy(update={"unreached": None})
+    assert find(Comparison([later(ended).model_copy(update={"layout": data_decide})])) == []
+
+
+USUAL = [20_000, 20_500, 19_000, 20_000]
+
+
+def test_a_step_that_needs_far_more_than_the_others_is_found() -> None:
+    (finding,) = find(Comparison([later([], [*USUAL, 30_000])]))
+    assert finding.id == "memory-spikes"
+    assert finding.values == {"rank": 0, "step": 5, "peak_bytes": 30_000, "usual_peak_bytes": 20_000}
+    assert ids(later([], [*USUAL, 21_500])) == []
+    assert ids(later([], [30_000] * 4 + [20_000])) == []  # a level of its own
+    assert ids(later([], [*USUAL[1:], 30_000])) == []  # too few steps
+
+
+def test_a_spike_of_the_job_is_no_backends_fault() -> None:
+    single, ddp = (later([], [*USUAL, 30_000], label) for label in ("single", "ddp"))
+    found = find(Comparison([single, ddp]))
+    assert [f.backends for f in found] == [("single",)]
 
 
 def test_a_leak_shows_through_lingering_buffers() -> None:
