@@ -1,11 +1,10 @@
-"""Predicts published runs and writes a page with tables and pictures, and the errors that answers cite.
-
-Usage: python -m benchmarks.published [FOLDER]
-"""
+"""Predicts published runs and writes a page with tables and pictures, and the errors that answers cite."""
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tqdm import tqdm
@@ -23,8 +22,11 @@ HERE = Path(__file__).parent
 REPORT = HERE.parents[1] / "reports" / "predictions" / "published"
 
 
-def main(folder: Path) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Judge every row; leave the page and its pictures in the folder."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.published", description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=REPORT, help="default: %(default)s")
+    folder: Path = parser.parse_args(arguments).folder
     mapped, ordered = (
         [map_row(row) for row in read_rows(HERE / name)] for name in ("published_runs.csv", "order_runs.csv")
     )
@@ -47,6 +49,6 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     try:
-        main(Path(sys.argv[1]) if len(sys.argv) > 1 else REPORT)
+        main()
     except HarnessError as error:
         sys.exit(str(error))

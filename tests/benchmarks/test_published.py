@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.published.__main__ import main
 from benchmarks.published.judge import Judged, by_source, order, summarize
 from benchmarks.published.mapping import completed, map_row
 from benchmarks.published.page import render
@@ -237,3 +238,13 @@ def test_states_that_a_source_states_replace_those_of_our_strategy() -> None:
     assert replicated.memory_scenario is not None
     assert replicated.memory_scenario.label == "zero0"
     assert map_row(ROW).own_state_bytes is None
+
+
+def test_help_is_no_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    assert capsys.readouterr().out.startswith("usage: python -m benchmarks.published [-h] [folder]")
+    assert not list(tmp_path.iterdir())
