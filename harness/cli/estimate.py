@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 @click.option("--hardware", type=PATH, metavar="FILE", help="YAML file with GPUs and fabrics of your own.")
 @click.option("--plot", type=PATH, help="Draw it over the number of ranks: FILE.svg or FILE.png.")
 @calibrate_options
+@click.option("--all", "whole", is_flag=True, help="Show every strategy, not the six that lead.")
 @click.option("--details", is_flag=True, help="Show every line with its formula and source.")
 @click.option("--list-models", is_flag=True, help="List the catalogue and exit.")
 @click.option("--list-hardware", is_flag=True, help="List the known GPUs and fabrics and exit.")
@@ -61,6 +62,7 @@ def estimate(
     plot: Path | None,
     calibrate: tuple[Path, ...],
     save_calibration: Path | None,
+    whole: bool,
     details: bool,
     list_models: bool,
     list_hardware: bool,
@@ -98,7 +100,7 @@ def estimate(
         constants=calibrated_constants(calibrate, save_calibration, device),
         remarks=remarks,
     )  # fmt: skip
-    rows = _answer(asked, details=details, as_json=as_json)
+    rows = _answer(asked, details=details, whole=whole, as_json=as_json)
     if plot is not None:
         from harness.plan.estimate.picture import write_picture
 
@@ -114,13 +116,13 @@ def _list(known: Hardware, *, models: bool) -> int:
     return 0
 
 
-def _answer(asked: Question, *, details: bool, as_json: bool) -> list[EstimateRow]:
+def _answer(asked: Question, *, details: bool, whole: bool, as_json: bool) -> list[EstimateRow]:
     from harness.plan.estimate import document
     from harness.plan.estimate.row import estimate as estimated
     from harness.plan.estimate.table import estimate_lines
 
     rows = estimated(asked)
-    for line in estimate_lines(asked, rows, details=details):
+    for line in estimate_lines(asked, rows, details=details, whole=whole):
         click.echo(line, err=as_json)
     if as_json:
         click.echo(json.dumps(document(asked, rows), indent=1))

@@ -128,6 +128,8 @@ class Question:
     torch_device: str = "cuda"
     remarks: tuple[str, ...] = ()
     """What was chosen because nothing was given."""
+    names_all: bool = False
+    """Whether every built-in strategy is asked for, not some by their names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +182,7 @@ def question(
         constants=constants,
         torch_device="cpu" if experiment.runtime.device == "cpu" else "cuda",
         remarks=(*remarks, *by_default),
+        names_all="all" in backends,
     )
 
 

@@ -155,6 +155,11 @@ class EstimateRow:
         return None if alone.fits else alone
 
     @property
+    def tokens_per_second_per_gpu(self) -> float:
+        """0 where no speed is predicted."""
+        return 0.0 if self.speed is None else self.speed.tokens_per_second_per_gpu
+
+    @property
     def hours_per_billion_tokens(self) -> float | None:
         return None if self.speed is None else hours_per_billion_tokens(self.speed, self.world_size)
 

@@ -8,10 +8,20 @@ from textwrap import wrap
 from typing import Any
 
 from harness.backends.strategy import ROUTE_PREFIXES
+from harness.judge.wording import listed
 from harness.plan.attention import attention_kernel
 from harness.plan.estimate.document import formulae
 from harness.plan.estimate.question import Question
 from harness.plan.estimate.row import EstimateRow
+from harness.plan.leading import (
+    CLOSE_SHARE,
+    about,
+    by_speed,
+    close_to_first,
+    distinct_backends,
+    moving_parts,
+    simplest_close,
+)
 from harness.plan.trust import trust_in
 from harness.tell.formats import NOT_AVAILABLE
 from harness.tell.narrow import fitted, line_width
@@ -68,18 +78,46 @@ INDENT = " " * 4
 MEGA, GIGA = 1e6, 1e9
 
 
-def estimate_lines(asked: Question, rows: Sequence[EstimateRow], *, details: bool = False) -> list[str]:
-    """The whole text of `harness estimate`."""
+FEW = 6
+"""Rows that are shown where nobody named the strategies."""
+USUAL = ("ddp", "zero1", "zero2", "zero3", "fsdp-grad-op", "fsdp")
+"""The few where nothing says which of them lead."""
+
+
+def estimate_lines(
+    asked: Question, rows: Sequence[EstimateRow], *, details: bool = False, whole: bool = True
+) -> list[str]:
+    """The text of `harness estimate`; not `whole`: of every strategy, the few that lead."""
     lines = [*(part for line in _header(asked) for part in _wrapped(line)), ""]
+    few = asked.names_all and not whole
+    shown: list[EstimateRow] = []
     for world_size in asked.world_sizes:
         of_size = [row for row in rows if row.world_size == world_size]
-        lines += [*_of_size(asked, world_size, of_size), ""]
+        compared = leading(of_size) if few else None
+        shown += of_size if compared is None else compared[:FEW]
+        lines += [*_of_size(asked, world_size, of_size, compared), ""]
     if asked.device is not None and (first := next((row.scenario for row in rows if row.scenario), None)):
         lines += [part for line in trust_in(first).lines() for part in _wrapped(line)]
     if details:
-        for row in rows:
+        for row in shown:
             lines += _details(row)
     return lines
+
+
+def leading(rows: Sequence[EstimateRow]) -> list[EstimateRow]:
+    """Strategies that `harness recommend` compares, in its order: what fits, then what is nearest to it.
+
+    Without a GPU, the usual ones first.
+    """
+    distinct = {entry.name for entry in distinct_backends()[0]}
+    known = [row for row in rows if row.scenario is not None and row.label.partition(":")[0] in distinct]
+    if not any(row.verdict for row in known):
+        return sorted(known, key=lambda row: USUAL.index(row.label) if row.label in USUAL else len(USUAL))
+    fitting = sorted((row for row in known if row.verdict and row.verdict.fits), key=by_speed)
+    first = simplest_close(fitting)
+    rest = [row for row in known if row not in fitting]
+    rest.sort(key=lambda row: -row.verdict.margin_bytes if row.verdict else 0)
+    return [*([first] if first else []), *(row for row in fitting if row is not first), *rest]
 
 
 def _header(asked: Question) -> list[str]:
@@ -108,17 +146,24 @@ LOGITS_SHARE = 0.1
 """Of the activations, from which one copy of the logits is worth a word."""
 
 
-def _of_size(asked: Question, world_size: int, rows: Sequence[EstimateRow]) -> list[str]:
+def _of_size(
+    asked: Question, world_size: int, rows: Sequence[EstimateRow], compared: Sequence[EstimateRow] | None
+) -> list[str]:
+    """Of one number of ranks. `compared`: strategies of which the first few are shown; None: all are."""
     known, twins = without_twins([row for row in rows if row.scenario is not None])
+    shown = known if compared is None else compared[:FEW]
     cut = next((row.scenario for row in known if row.scenario), None)
     batch = f", micro-batch {cut.micro_batch_size} x {cut.accumulation_steps} accumulated" if cut else ""
-    lines = _wrapped(f"{world_size} ranks{batch}: {_answer(asked, known)}")
-    if known:
-        lines += ["", *_memory_table(asked, known), "", *_step_table(asked, known)]
-    notes = [f"{row.label}: unsupported: {row.unsupported}" for row in rows if row.unsupported]
-    notes = [twins_line(twins), *notes] if twins else notes
-    notes = [*notes, *_about_logits(asked, known)]
-    return lines + [part for note in (*notes, *_reasons(known)) for part in _wrapped(note)]
+    lines = _wrapped(f"{world_size} ranks{batch}: {_answer(asked, known, compared)}")
+    if shown:
+        lines += ["", *_memory_table(asked, shown), "", *_step_table(asked, shown)]
+    if compared is None:
+        notes = [twins_line(twins)] if twins else []
+        notes += [f"{row.label}: unsupported: {row.unsupported}" for row in rows if row.unsupported]
+    else:
+        notes = [f"{len(rows) - len(shown)} more strategies with --all"]
+    notes += [*_about_logits(asked, shown), *_reasons(shown)]
+    return lines + [part for note in notes for part in _wrapped(note)]
 
 
 def _about_logits(asked: Question, rows: Sequence[EstimateRow]) -> list[str]:
@@ -141,21 +186,22 @@ def _about_logits(asked: Question, rows: Sequence[EstimateRow]) -> list[str]:
     return []
 
 
-def _answer(asked: Question, rows: Sequence[EstimateRow]) -> str:
-    """Which strategies fit, and the fastest of them."""
+def _answer(asked: Question, rows: Sequence[EstimateRow], compared: Sequence[EstimateRow] | None) -> str:
+    """Which strategies fit, and the fastest of those that are compared."""
     if asked.device is None:
         return "name a GPU with --gpu to learn what fits and how fast it is"
     judged = [(row, row.verdict) for row in rows if row.verdict is not None]
     fitting = [row for row, verdict in judged if verdict is not None and verdict.fits]
     if not fitting:
         return _answer_of_states(rows) if len(judged) < len(rows) else "nothing fits"
-    text = f"{_names(fitting, rows)} fit"
-    timed = [row for row in fitting if row.speed is not None]
+    timed = [row for row in fitting if row.speed is not None and (compared is None or row in compared)]
+    fastest = ""
     if timed:
-        best = max(timed, key=lambda row: row.speed.tokens_per_second_per_gpu if row.speed else 0.0)
-        assert best.speed is not None
-        text += f"; fastest {best.label}, {_figure(best.speed.tokens_per_second_per_gpu)} tokens/s per GPU"
-    return text
+        close = sorted(close_to_first(sorted(timed, key=by_speed)), key=lambda row: moving_parts(row.label))
+        equal = f" (equal within {100 * CLOSE_SHARE:.0f} %)" if len(close) > 1 else ""
+        rate = about(close[0].tokens_per_second_per_gpu)
+        fastest = f"; fastest {listed([row.label for row in close])}{equal}, about {rate} tokens/s per GPU"
+    return f"{_names(fitting, rows)} fit{fastest}"
 
 
 def _answer_of_states(rows: Sequence[EstimateRow]) -> str:

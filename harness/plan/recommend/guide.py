@@ -13,9 +13,9 @@ from math import ceil
 from typing import Literal
 
 from harness.judge.wording import percent
+from harness.plan.leading import CLOSE_SHARE
 from harness.plan.recommend.predict import Configuration, Predictors, best_configuration, smallest_need
 from harness.plan.recommend.question import Question
-from harness.plan.recommend.ranking import CLOSE_SHARE
 from harness.tell.formats import gigabytes, number
 
 Tool = Literal[

@@ -32,7 +32,6 @@ NOT_TRIED = {
 """Further ways to divide a model, and why they are left out."""
 MOST_STAGES = 4
 """Powers of two that are tried: 2 to 16 stages."""
-SHARDING_FAMILIES = ("zero12", "zero3", "fsdp1", "fsdp2")
 GROUPS_OF_NODES = (1, 2, 4)
 """Shard groups of hybrid strategies, in nodes; on one node half of its ranks."""
 
@@ -50,32 +49,6 @@ class Variant:
     def offload(self) -> str:
         """'none', 'optimizer' or 'cpu'."""
         return str(self.options.get("offload", "none"))
-
-
-def distinct_backends() -> tuple[list[Entry], dict[str, str]]:
-    """Built-in backends that shard differently, and why each of the others is left out, by name.
-
-    Of two libraries with one strategy both stay, since they differ in memory and speed; FSDP2 stands for
-    FSDP1 where it has the strategy, and DDP for everything that shards nothing.
-    """
-    chosen: dict[object, Entry] = {}
-    left_out: dict[str, str] = {}
-    order = sorted(registry.BUILT_IN.values(), key=lambda entry: entry.strategy.family == "fsdp1")  # type: ignore[union-attr]
-    for entry in order:
-        strategy = entry.strategy
-        assert strategy is not None
-        if strategy.sharding == "single":
-            left_out[entry.name] = "one process"
-        elif strategy.through_accelerate:
-            library = "Trainer" if strategy.route == "trainer" else "Accelerate"
-            left_out[entry.name] = f"the same strategy through {library}"
-        elif strategy.multiplies_gradients:
-            left_out[entry.name] = "its gradients are too large by the ranks of a sample unless corrected"
-        elif (key := _kind(strategy)) in chosen:
-            left_out[entry.name] = f"shards like {chosen[key].name}"
-        else:
-            chosen[key] = entry
-    return list(chosen.values()), left_out
 
 
 def variants(entry: Entry, gpus: int, gpus_per_node: int) -> Iterator[Variant]:
@@ -109,13 +82,6 @@ def _second_copies(entry: Entry, gpus: int) -> list[str]:
     if registry.mesh_of(entry.name, gpus).shares_samples:
         return []
     return [name for name in SECOND_COPY if name in entry.options_class().model_fields]
-
-
-def _kind(strategy: StrategyKind) -> object:
-    """Equal for backends of which one is enough."""
-    if strategy.sequence is not None or strategy.family not in ("ddp", "zero0", *SHARDING_FAMILIES):
-        return (strategy.family, strategy.sequence, strategy.zero_stage)
-    return strategy.sharding if strategy.stage == 0 else (strategy.sharding, strategy.zero_stage)
 
 
 def _degrees(entry: Entry, gpus: int, gpus_per_node: int, offload: str) -> list[dict[str, Any]]:

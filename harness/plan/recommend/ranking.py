@@ -7,16 +7,15 @@ from dataclasses import dataclass
 
 from harness.backends import registry
 from harness.backends.entry import Entry
-from harness.backends.hybrid import SECOND_COPY
 from harness.errors import HarnessError
 from harness.judge.wording import percent
 from harness.plan.estimate.question import why_not_divided
+from harness.plan.leading import by_speed, distinct_backends, simplest_close
 from harness.plan.recommend.predict import (
     NOT_TRIED,
     Configuration,
     Predictors,
     Variant,
-    distinct_backends,
     fastest,
     micro_batch_sizes,
     near_largest,
@@ -26,13 +25,6 @@ from harness.plan.recommend.predict import (
 from harness.plan.recommend.question import Question
 from harness.tell.formats import gigabytes
 
-CLOSE_SHARE = 0.05
-"""Of the better rate: nearer than that only a measurement ranks."""
-SIMPLEST = (
-    "ddp", "zero0", "zero1", "zero2", "fsdp-grad-op", "fsdp", "fsdp1-no-shard", "fsdp1-grad-op", "fsdp1",
-    "zero3",
-)  # fmt: skip
-"""Strategies by their moving parts, the fewest first; then come hybrids, then ranks that share samples."""
 SMALL_SHARE = 0.02
 """Of a step: a smaller part explains nothing."""
 
@@ -74,11 +66,11 @@ class Ranking:
             variants.setdefault(configuration.backend, []).append(configuration)
         leading = self.fitting[:1]
         others = [
-            simplest_close(sorted(found, key=_by_speed))
+            simplest_close(sorted(found, key=by_speed))
             for backend, found in variants.items()
             if backend != leading[0].backend
         ]
-        return (*leading, *sorted((c for c in others if c), key=_by_speed))
+        return (*leading, *sorted((c for c in others if c), key=by_speed))
 
     def losers(self, best: Sequence[Configuration]) -> list[Loser]:
         """Each backend that is not among the best, with its fastest configuration or what it lacks to fit."""
@@ -109,52 +101,15 @@ def rank(question: Question, predictors: Predictors) -> Ranking:
         except Exception as error:  # one that cannot be predicted must not cost the others
             reason = str(error) if isinstance(error, HarnessError) else f"{type(error).__name__}: {error}"
             left_out[variant.label] = f"no prediction: {reason}"
-    fitting = sorted((c for c in found if c.fits), key=_by_speed)
+    fitting = sorted((c for c in found if c.fits), key=by_speed)
     leader = simplest_close(fitting)
     too_large = sorted((c for c in found if not c.fits), key=lambda c: c.needed_bytes)
     return Ranking(
         fitting=tuple(c for c in (leader, *(c for c in fitting if c is not leader)) if c),
         too_large=tuple(too_large),
         left_out=left_out,
-        with_room=simplest_close(sorted(with_room, key=_by_speed)),
+        with_room=simplest_close(sorted(with_room, key=by_speed)),
     )
-
-
-def _by_speed(configuration: Configuration) -> tuple[bool, float, int]:
-    return (
-        configuration.verdict.barely_fits,
-        -configuration.tokens_per_second_per_gpu,
-        -configuration.margin_bytes,
-    )
-
-
-def simplest_close(ranked: Sequence[Configuration]) -> Configuration | None:
-    """Of those that predictions cannot tell from the fastest, the one with the fewest moving parts.
-
-    `ranked`: the fastest first; of equal ones the first. None: there are none.
-    """
-    if not ranked:
-        return None
-    least = ranked[0].tokens_per_second_per_gpu * (1 - CLOSE_SHARE)
-    barely = ranked[0].verdict.barely_fits
-    close = [c for c in ranked if c.verdict.barely_fits == barely and c.tokens_per_second_per_gpu >= least]
-    return min(close, key=moving_parts)
-
-
-def moving_parts(configuration: Configuration) -> tuple[bool, int]:
-    """Grows with what has to be set up and can go wrong: offload, ways to shard, groups of ranks."""
-    options, strategy = configuration.variant.options, configuration.variant.strategy
-    offloads = configuration.variant.offload != "none"
-    places = len(SIMPLEST)
-    if strategy.facts.cuts_layers:
-        return offloads, places + 3
-    if options.get("sequence"):
-        return offloads, places + 2
-    if options.get("tensor"):
-        return offloads, places + 1
-    if configuration.backend not in SIMPLEST or any(options.get(name) for name in SECOND_COPY):
-        return offloads, places
-    return offloads, SIMPLEST.index(configuration.backend)
 
 
 def _tried(

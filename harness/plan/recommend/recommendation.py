@@ -13,11 +13,12 @@ from harness.backends import registry
 from harness.backends.base import Preset
 from harness.errors import HarnessError
 from harness.judge.wording import listed, percent
+from harness.plan.leading import CLOSE_SHARE
 from harness.plan.limits import TIGHT_SHARE
 from harness.plan.recommend.guide import Advice, advise, guide_line
 from harness.plan.recommend.predict import Configuration, Predictors, scenario_of
 from harness.plan.recommend.question import Question
-from harness.plan.recommend.ranking import CLOSE_SHARE, Ranking, rank
+from harness.plan.recommend.ranking import Ranking, rank
 from harness.plan.speed import gpu_hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
 from harness.plan.trust import PUBLISHED, Trust, trust_in
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from harness.judge.wording import listed
+from harness.plan.leading import CLOSE_SHARE, about
 from harness.plan.limits import TIGHT_SHARE
 from harness.plan.recommend.guide import Remedy
 from harness.plan.recommend.predict import Configuration
 from harness.plan.recommend.question import Question
-from harness.plan.recommend.ranking import CLOSE_SHARE
 from harness.plan.recommend.recommendation import Recommendation
 from harness.plan.speed import gpu_hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
 from harness.tell.formats import NOT_AVAILABLE, gigabytes, number, percent
@@ -124,11 +124,6 @@ def _in_words(configuration: Configuration) -> str:
         f"{configuration.accumulation_steps}{checkpointing}: {gigabytes(configuration.needed_bytes)} of "
         f"{gigabytes(configuration.memory_bytes)} GB, {rate}"
     )
-
-
-def about(rate: float) -> str:
-    """Two digits: more are worth nothing."""
-    return f"{float(f'{rate:.2g}'):,.0f}" if rate >= 1 else f"{rate:.2g}"
 
 
 def table(question: Question, configurations: Sequence[Configuration], best: int) -> str:

@@ -8,9 +8,9 @@ from harness.plan.device import PRESET, with_training_defaults
 from harness.plan.estimate import question
 from harness.plan.estimate.question import candidates
 from harness.plan.hardware import load_hardware
+from harness.plan.leading import distinct_backends
 from harness.plan.models import load_model
 from harness.plan.recommend.predict import (
-    distinct_backends,
     micro_batch_sizes,
     samples_of,
     scenario_of,

@@ -6,13 +6,22 @@ from dataclasses import replace
 from typing import Any
 
 from harness.plan.estimate.row import EstimateRow, estimate
-from harness.plan.estimate.table import estimate_lines, without_twins
+from harness.plan.estimate.table import USUAL, estimate_lines, without_twins
+from harness.plan.leading import moving_parts
 from tests.harness.plan.estimate.asking import ask
 
 
-def text(*assignments: str, **asked: Any) -> str:
+def text(*assignments: str, whole: bool = True, **asked: Any) -> str:
     question = ask(*assignments, **asked)
-    return "\n".join(estimate_lines(question, estimate(question)))
+    return "\n".join(estimate_lines(question, estimate(question), whole=whole))
+
+
+def labels(shown: str) -> list[str]:
+    """The first column of the table of memory."""
+    _, _, *rows = shown[shown.index("per rank") :].splitlines()
+    return [
+        row.split()[0] for row in rows[: next(n for n, row in enumerate(rows) if row.startswith("each row"))]
+    ]
 
 
 def cells(table: str, label: str) -> list[str]:
@@ -50,6 +59,32 @@ def test_the_answer_names_the_few() -> None:
     asked = {"model": "bloom-7b1", "world_sizes": (8,), "gpu": "A100-80"}
     shown = text("training.precision=bf16-mixed", backends="ddp fsdp zero2 zero3", **asked)
     assert "8 ranks, micro-batch 1 x 1 accumulated: all but ddp fit; fastest" in shown
+
+
+def test_six_rows_are_shown_where_no_strategy_is_named() -> None:
+    asked = {"model": "llama-3.1-8b", "world_sizes": (8,), "gpu": "A100-80"}
+    mixed = ("training.precision=bf16-mixed", "data.sequence_length=4096")
+    shown = text(*mixed, backends="all", whole=False, **asked)
+    every = text(*mixed, backends="all", **asked)
+    six = labels(shown)
+    assert len(six) == 6 < len(labels(every))
+    assert (
+        " ".join(shown.split()).count(f"{len(ask(backends='all').labels) - 6} more strategies with --all")
+        == 1
+    )
+    assert "--all" not in every
+    rates = [float(cells(shown[shown.index("per step") :], label)[7].replace(",", "")) for label in six]
+    equal = " ".join(shown.split()).split("; fastest ")[1].split(" (equal within 5 %), about ")
+    tied = [label for label, rate in zip(six, rates, strict=True) if rate >= 0.95 * max(rates)]
+    assert len(tied) > 1
+    assert equal[0].replace(" and ", ", ").split(", ") == sorted(tied, key=moving_parts)
+    assert six[0] == min(tied, key=moving_parts)
+    named = text(*mixed, backends="ddp zero1 zero2 zero3 fsdp fsdp1 tp", whole=False, **asked)
+    assert len(labels(named)) == 7
+
+
+def test_without_a_gpu_the_usual_six_are_shown() -> None:
+    assert labels(text(backends="all", whole=False)) == list(USUAL)
 
 
 def test_slow_steps_keep_three_digits() -> None:

@@ -11,7 +11,8 @@ from harness.cli.arguments import split_backends
 from harness.forms.workload import second_copy_ranks
 from harness.job.batch import job_layout, layout_of
 from harness.job.config import load_experiment
-from harness.plan.recommend.predict import Variant, distinct_backends, micro_batch_sizes, variants
+from harness.plan.leading import distinct_backends
+from harness.plan.recommend.predict import Variant, micro_batch_sizes, variants
 from harness.plan.recommend.ranking import rank
 from harness.plan.recommend.recommendation import Typed, commands
 from tests.harness.plan.recommend.invented import FABRIC, predictors, question

@@ -3,14 +3,12 @@ from dataclasses import replace
 from harness.backends import registry
 from harness.errors import HarnessError
 from harness.forms.families import model_states
+from harness.plan.leading import CLOSE_SHARE, distinct_backends, moving_parts, simplest_close
 from harness.plan.memory import MemoryPrediction, Moment
-from harness.plan.recommend.predict import Predictors, distinct_backends, variants
+from harness.plan.recommend.predict import Predictors, variants
 from harness.plan.recommend.ranking import (
-    CLOSE_SHARE,
     Ranking,
-    moving_parts,
     rank,
-    simplest_close,
     why_slower,
 )
 from harness.plan.scenario import Scenario
@@ -121,7 +119,7 @@ def test_of_what_predictions_cannot_tell_apart_the_fewest_moving_parts_lead() ->
     close = [c for c in found.fitting if rates[c.label] >= (1 - CLOSE_SHARE) * max(rates.values())]
     assert len(close) > 3
     assert found.fitting[0].label == "zero1"
-    assert moving_parts(found.fitting[0]) == min(moving_parts(c) for c in close)
+    assert moving_parts(found.fitting[0].label) == min(moving_parts(c.label) for c in close)
     others = [c.tokens_per_second_per_gpu for c in found.fitting[1:]]
     assert others == sorted(others, reverse=True)
 
@@ -139,9 +137,8 @@ def test_what_is_simpler_but_clearly_slower_does_not_lead() -> None:
 
 
 def test_every_strategy_that_is_tried_has_its_place() -> None:
-    like = ranking().fitting[0]
     every = [v for entry in distinct_backends()[0] for v in variants(entry, 8, 8)]
-    found = {v.label: moving_parts(replace(like, variant=v)) for v in every}
+    found = {v.label: moving_parts(v.label) for v in every}
     order = [
         "ddp",
         "zero1",

@@ -1,7 +1,8 @@
 import pytest
 
 from harness.backends import registry
-from harness.plan.recommend.predict import distinct_backends, variants
+from harness.plan.leading import distinct_backends
+from harness.plan.recommend.predict import variants
 
 
 def labels(name: str, gpus: int, gpus_per_node: int = 8) -> list[str]:

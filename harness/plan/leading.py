@@ -1,0 +1,121 @@
+"""Which strategies are worth comparing, and which leads where predictions cannot tell them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from harness.backends import registry
+from harness.backends.entry import Entry
+from harness.backends.hybrid import SECOND_COPY
+from harness.backends.strategy import StrategyKind
+from harness.plan.limits import Verdict
+
+CLOSE_SHARE = 0.05
+"""Of the better rate: nearer than that only a measurement ranks."""
+SIMPLEST = (
+    "ddp", "zero0", "zero1", "zero2", "fsdp-grad-op", "fsdp", "fsdp1-no-shard", "fsdp1-grad-op", "fsdp1",
+    "zero3",
+)  # fmt: skip
+"""Strategies by their moving parts, the fewest first; then come hybrids, then ranks that share samples."""
+
+SHARDING_FAMILIES = ("zero12", "zero3", "fsdp1", "fsdp2")
+
+
+class Predicted(Protocol):
+    """A strategy with what is predicted of it."""
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def verdict(self) -> Verdict | None: ...
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float: ...
+
+
+P = TypeVar("P", bound=Predicted)
+
+
+def distinct_backends() -> tuple[list[Entry], dict[str, str]]:
+    """Built-in backends that shard differently, and why each of the others is left out, by name.
+
+    Of two libraries with one strategy both stay, since they differ in memory and speed; FSDP2 stands for
+    FSDP1 where it has the strategy, and DDP for everything that shards nothing.
+    """
+    chosen: dict[object, Entry] = {}
+    left_out: dict[str, str] = {}
+    order = sorted(registry.BUILT_IN.values(), key=lambda entry: entry.strategy.family == "fsdp1")  # type: ignore[union-attr]
+    for entry in order:
+        strategy = entry.strategy
+        assert strategy is not None
+        if strategy.sharding == "single":
+            left_out[entry.name] = "one process"
+        elif strategy.through_accelerate:
+            library = "Trainer" if strategy.route == "trainer" else "Accelerate"
+            left_out[entry.name] = f"the same strategy through {library}"
+        elif strategy.multiplies_gradients:
+            left_out[entry.name] = "its gradients are too large by the ranks of a sample unless corrected"
+        elif (key := _kind(strategy)) in chosen:
+            left_out[entry.name] = f"shards like {chosen[key].name}"
+        else:
+            chosen[key] = entry
+    return list(chosen.values()), left_out
+
+
+def by_speed(predicted: Predicted) -> tuple[bool, float, int]:
+    """Sorts the fastest first, and last what barely fits."""
+    margin = predicted.verdict.margin_bytes if predicted.verdict else 0
+    return _barely_fits(predicted), -predicted.tokens_per_second_per_gpu, -margin
+
+
+def close_to_first(ranked: Sequence[P]) -> list[P]:
+    """Those that predictions cannot tell from the first, which is among them. `ranked`: `by_speed`."""
+    least = ranked[0].tokens_per_second_per_gpu * (1 - CLOSE_SHARE) if ranked else 0.0
+    return [
+        predicted
+        for predicted in ranked
+        if _barely_fits(predicted) == _barely_fits(ranked[0]) and predicted.tokens_per_second_per_gpu >= least
+    ]
+
+
+def simplest_close(ranked: Sequence[P]) -> P | None:
+    """Of those that predictions cannot tell from the fastest, the one with the fewest moving parts.
+
+    `ranked`: `by_speed`; of equal ones the first. None: there are none.
+    """
+    return min(close_to_first(ranked), key=lambda predicted: moving_parts(predicted.label), default=None)
+
+
+def moving_parts(label: str) -> tuple[bool, int]:
+    """Grows with what has to be set up and can go wrong: offload, ways to shard, groups of ranks."""
+    entry, given = registry.parse(label)
+    options = given.model_dump()
+    offloads = options.get("offload", "none") != "none"
+    places = len(SIMPLEST)
+    if entry.strategy is not None and entry.strategy.facts.cuts_layers:
+        return offloads, places + 3
+    if "sequence" in options:
+        return offloads, places + 2
+    if "tensor" in options:
+        return offloads, places + 1
+    if entry.name not in SIMPLEST or any(options.get(name) for name in SECOND_COPY):
+        return offloads, places
+    return offloads, SIMPLEST.index(entry.name)
+
+
+def about(rate: float) -> str:
+    """Two digits: more are worth nothing."""
+    return f"{float(f'{rate:.2g}'):,.0f}" if rate >= 1 else f"{rate:.2g}"
+
+
+def _barely_fits(predicted: Predicted) -> bool:
+    return predicted.verdict is not None and predicted.verdict.barely_fits
+
+
+def _kind(strategy: StrategyKind) -> object:
+    """Equal for backends of which one is enough."""
+    if strategy.sequence is not None or strategy.family not in ("ddp", "zero0", *SHARDING_FAMILIES):
+        return (strategy.family, strategy.sequence, strategy.zero_stage)
+    return strategy.sharding if strategy.stage == 0 else (strategy.sharding, strategy.zero_stage)
