@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from statistics import fmean, median
+from dataclasses import dataclass, field, replace
+from statistics import median
 
 from harness.job.job import Job
 from harness.judge.comparison import Comparison
+from harness.judge.metrics import STEP
+from harness.judge.ranking import Ratio, ratios
 from harness.judge.repeats import Repeats, group_repeats
 from harness.judge.run_conditions import labelled, varying, words
 from harness.judge.wording import counted
@@ -33,6 +35,8 @@ class Point:
     base: Repeats
     curve: str
     """Name of the curve that it lies on: the backend, and how it differs from its other curves."""
+    ratio: Ratio = field(default_factory=lambda: Ratio(rounds=0))
+    """Speed of a step over that of the base in the same rounds; asked together with all other points."""
 
     @property
     def step_seconds(self) -> float:
@@ -51,8 +55,11 @@ class Point:
 
     @property
     def speed_up(self) -> float:
-        """T(N0) / T(N) of equal work: also called scale factor."""
-        return _step(self.base) / self.step_seconds
+        """T(N0) / T(N) of a step in the same rounds; of runs that share none, of their medians.
+
+        With equal work also called scale factor.
+        """
+        return self.ratio.middle or _step(self.base) / self.step_seconds
 
     @property
     def strong_efficiency(self) -> float:
@@ -62,7 +69,7 @@ class Point:
     @property
     def weak_efficiency(self) -> float:
         """T(N0) / T(N) of equal work per rank: 1 is ideal, below it ranks cost time."""
-        return _step(self.base) / self.step_seconds
+        return self.speed_up
 
     @property
     def work_ratio(self) -> float | None:
@@ -96,7 +103,7 @@ def strong_scaling(comparison: Comparison) -> list[list[Point]]:
             groups = [base, *groups]
         if len({group.world_size for group in groups}) > 1:
             found += _curves(groups, label, conditions)
-    return found
+    return _compared(found)
 
 
 def weak_scaling(comparison: Comparison) -> list[list[Point]]:
@@ -120,12 +127,27 @@ def weak_scaling(comparison: Comparison) -> list[list[Point]]:
         pairs = {(group.world_size, group.record.job_id) for group in groups}
         if len(sizes) > 1 and len(sizes) == len(jobs) == len(pairs):
             found += _curves(groups, label, conditions)
-    return found
+    return _compared(found)
+
+
+def _compared(curves: list[list[Point]]) -> list[list[Point]]:
+    """Each point with its speed over that of its base, round by round."""
+    every = {(number, point.group.key): point for number, curve in enumerate(curves) for point in curve}
+    asked = {
+        key: (point.group.by_round(STEP), point.base.by_round(STEP))
+        for key, point in every.items()
+        if point.group is not point.base
+    }
+    found = ratios(asked)
+    return [
+        [replace(point, ratio=found.get((number, point.group.key), point.ratio)) for point in curve]
+        for number, curve in enumerate(curves)
+    ]
 
 
 def _timed(groups: Sequence[Repeats]) -> list[Repeats]:
     """Successful and timed; those that diverged do other work."""
-    return [g for g in groups if g.succeeded and g.step_seconds and g.parity != "diverged"]
+    return [g for g in groups if g.succeeded and g.values(STEP) and g.parity != "diverged"]
 
 
 def _separating(groups: Sequence[Repeats]) -> list[str]:
@@ -163,12 +185,7 @@ def _varies_at_one_size(groups: Sequence[Repeats], layout: Callable[[WorldPart],
 
 
 def _step(group: Repeats) -> float:
-    return median(run_seconds(group))
-
-
-def run_seconds(group: Repeats) -> list[float]:
-    """Mean timed step of each run that has any, in seconds; throughput is made of the same."""
-    return [fmean(steps) for steps in group.timed_steps if steps]
+    return median(group.values(STEP))
 
 
 def _work(group: Repeats) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from harness.judge.comparison import Comparison
 from harness.judge.ranking import EQUAL, Ranking, Ratio
@@ -37,11 +37,15 @@ def ratio_cell(order: Ranking | None, label: str) -> Shown | None:
         return None
     if label == order.base:
         return Shown(1.0, "1")
-    ratio = order.ratio(label, order.base)
+    return shown_ratio(order.ratio(label, order.base))
+
+
+def shown_ratio(ratio: Ratio, show: Callable[[float], str] | None = None) -> Shown | None:
+    """A ratio with its interval, marked where it is open; None of cells that share no round."""
     if ratio.middle is None:
         return None
     mark = OPEN if ratio.order == "open" else ""
-    return Shown(ratio.middle, f"{mark}{ratio_text(ratio)}", is_strong=not mark)
+    return Shown(ratio.middle, f"{mark}{ratio_text(ratio, show)}", is_strong=not mark)
 
 
 def clock_words(comparison: Comparison) -> str:
@@ -53,10 +57,11 @@ def clock_words(comparison: Comparison) -> str:
     return f"Without what other programs and the hypervisor took: {listed(found)}." if found else ""
 
 
-def ratio_text(ratio: Ratio) -> str:
+def ratio_text(ratio: Ratio, show: Callable[[float], str] | None = None) -> str:
     """'0.38 (0.33 to 0.44)'; n/a without a round in common."""
-    extent = f" ({_ratio(ratio.extent.low)} to {_ratio(ratio.extent.high)})" if ratio.extent else ""
-    return f"{_ratio(ratio.middle)}{extent}" if ratio.middle is not None else NOT_AVAILABLE
+    show = show or _ratio
+    extent = f" ({show(ratio.extent.low)} to {show(ratio.extent.high)})" if ratio.extent else ""
+    return f"{show(ratio.middle)}{extent}" if ratio.middle is not None else NOT_AVAILABLE
 
 
 def _ratio(value: float) -> str:

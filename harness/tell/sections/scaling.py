@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.judge.comparison import Comparison
-from harness.judge.scaling import Point, run_seconds, strong_scaling, weak_scaling
+from harness.judge.metrics import STEP
+from harness.judge.scaling import Point, strong_scaling, weak_scaling
 from harness.tell.document import Block, Column, Heading, Paragraph, Section, Table
 from harness.tell.formats import milliseconds, number, percent
+from harness.tell.order_words import LEGEND, shown_ratio
 from harness.tell.pictures.scaling import strong_picture, weak_picture
 from harness.tell.tables import figure_column
 
@@ -48,19 +50,19 @@ WEAK = (
 STRONG_TEXT = (
     "One job on more ranks. T: the median over runs of the mean timed step, from which throughput follows; "
     "least and most are those of the runs. training time: T x the steps of the job, without set-up and "
-    "evaluations. speed-up, or scale factor: T(N0) / T(N); efficiency: speed-up / (N / N0). N0 is the "
+    "evaluations. speed-up, or scale factor: T(N0) / T(N); efficiency: speed-up / (N / N0). Both steps "
+    f"are of the same round: {LEGEND}. N0 is the "
     "smallest number of ranks of the backend, or the reference on one process if the backend did not run on "
     "one rank; the column 'of' names it. One rank has nothing to shard, and FSDP1 runs there as NO_SHARD. "
     "If one number of ranks ran on several numbers of nodes, each has its own curve. On the CPU a curve has "
     "one number of threads per rank, since more ranks with fewer threads have no more processors; a machine "
-    "with fewer cores than ranks x threads cannot show scaling. Runs that diverged are left out. No scaling "
-    "figure is judged against noise."
+    "with fewer cores than ranks x threads cannot show scaling. Runs that diverged are left out."
 )
 WEAK_TEXT = (
     "Jobs that grow with the ranks. efficiency: T(N0) / T(N) of one step, 100 % if N ranks take no longer "
-    "for N / N0 times the work; N0 is the smallest number of ranks. work per rank: parameters x tokens of a "
-    "step / ranks, relative to that on N0; if it is not 100 %, the work did not grow with the ranks, and the "
-    "efficiency says less."
+    f"for N / N0 times the work: {LEGEND}. N0 is the smallest number of ranks. work per rank: parameters x "
+    "tokens of a step / ranks, relative to that on N0; if it is not 100 %, the work did not grow with the "
+    "ranks, and the efficiency says less."
 )
 
 
@@ -83,7 +85,11 @@ def _strong_table(curves: Sequence[Sequence[Point]]) -> Table:
     ordered = sorted(points.values(), key=lambda point: not point.group.is_reference)
     body = []
     for point in ordered:
-        figures = [point.training_seconds, point.speed_up, point.strong_efficiency]
+        figures = [
+            point.training_seconds,
+            shown_ratio(point.ratio) or point.speed_up,
+            point.strong_efficiency,
+        ]
         body.append([*_head(point), *figures, _base(point), *_details(point)])
     return Table(key="strong_scaling", columns=STRONG, rows=body)
 
@@ -105,7 +111,7 @@ def _weak_table(curves: Sequence[Sequence[Point]]) -> Table:
                 record.job.training.global_batch_size,
                 point.work_ratio,
                 point.step_seconds,
-                point.weak_efficiency,
+                shown_ratio(point.ratio, percent) or point.weak_efficiency,
             ]
             body.append([*_head(point), *line, *_details(point)])
     return Table(key="weak_scaling", columns=WEAK, rows=body)
@@ -113,7 +119,7 @@ def _weak_table(curves: Sequence[Sequence[Point]]) -> Table:
 
 def _head(point: Point) -> list[Any]:
     world = point.group.record.world
-    steps = run_seconds(point.group)
+    steps = point.group.values(STEP)
     sizes = [world.nodes, world.world_size, world.threads_per_rank]
     return [point.group.label, *sizes, len(steps), min(steps), max(steps)]
 

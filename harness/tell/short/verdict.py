@@ -11,8 +11,8 @@ from harness.judge.cell import Cell, name_cells
 from harness.judge.comparison import Comparison
 from harness.judge.findings.catalogue import kinds
 from harness.judge.findings.groups import statements
-from harness.judge.metrics import EXPECTED_SENT, SENT, SPEED
-from harness.judge.ranking import Ranking
+from harness.judge.metrics import EXPECTED_SENT, SENT, SPEED, STEP
+from harness.judge.ranking import EQUAL, Ranking
 from harness.judge.repeats import Repeats, rank_speeds
 from harness.judge.scaling import Point, strong_scaling, weak_scaling
 from harness.judge.speed import shares_cores
@@ -197,32 +197,44 @@ Curves = Sequence[Sequence[Point]]
 
 def scaling_sentences(comparison: Comparison) -> list[str]:
     """At most one for strong and one for weak scaling."""
-    strong, weak = strong_scaling(comparison), weak_scaling(comparison)
-    return [
-        *(_sentence("strong scaling", "speed-up", strong, _speed_up)),
-        *(_sentence("weak scaling", "efficiency", weak, lambda point: percent(point.weak_efficiency))),
-    ]
+    found = (
+        _scaling_sentence("strong scaling", "speed-up (efficiency)", strong_scaling(comparison), _speed_up),
+        _scaling_sentence("weak scaling", "efficiency", weak_scaling(comparison), _weak_efficiency),
+    )
+    return [text for text in found if text]
 
 
 def _speed_up(point: Point) -> str:
     return f"{number(point.speed_up)} ({percent(point.strong_efficiency)})"
 
 
-def _sentence(kind: str, figure: str, curves: Curves, show: Callable[[Point], str]) -> list[str]:
-    """Medians of the runs at the most ranks; of more than two backends the first and the last."""
+def _weak_efficiency(point: Point) -> str:
+    return percent(point.weak_efficiency)
+
+
+ORDERS = {"faster": "faster", "equal": f"as fast within {percent(EQUAL)}", "slower": "slower", "open": "open"}
+
+
+def _scaling_sentence(kind: str, figure: str, curves: Curves, show: Callable[[Point], str]) -> str:
+    """What is known at the most ranks, and of more than two backends the first and the last."""
     if not curves:
-        return []
+        return ""
     ends = [curve[-1] for curve in curves]
     size = max(point.group.world_size for point in ends)
-    last = [point for point in ends if point.group.world_size == size]
-    last.sort(key=lambda point: -(point.speed_up if figure == "speed-up" else point.weak_efficiency))
+    last = sorted((p for p in ends if p.group.world_size == size), key=lambda point: -point.speed_up)
     words = [f"{point.curve} {show(point)}" for point in last]
     shown = ", ".join(words) if len(words) <= 2 else f"most {words[0]}, least {words[-1]}"
     first = min(point.base.world_size for point in last)
-    inside = " (efficiency)" if figure == "speed-up" else ""
-    runs = min(len(point.group.values(SPEED)) for point in last)
-    text = f"{kind} from {first} to {ranks(size)}, {figure}{inside}: {shown}"
-    return [sentence(text, f"medians of {counted(runs, 'run')}, not tested against noise")]
+    runs = counted(min(len(point.group.values(STEP)) for point in last), "run")
+    of = {order: [p.curve for p in last if p.ratio.order == order] for order in ORDERS}
+    parts = [f"{word} with {listed(of[order], MOST_NAMES)}" for order, word in ORDERS.items() if of[order]]
+    if not any(point.ratio.extent for point in last):
+        evidence = f"medians of {runs}, not tested against noise"
+    elif len(of["open"]) == len(last):
+        evidence = f"{runs} settle no difference from {ranks(first)}"
+    else:
+        evidence = f"a step on {ranks(size)} instead of {first} is {', '.join(parts)}"
+    return sentence(f"{kind} from {first} to {ranks(size)}, {figure}: {shown}", evidence)
 
 
 FEW_TIMED_STEPS = 8

@@ -69,7 +69,7 @@ def laid_out(nodes: int, ranks_per_node: int, seconds: float, threads: int = 1, 
 
 def names_and_speed_ups(*records: Record) -> dict[str, list[tuple[int, float]]]:
     return {
-        curve[0].curve: [(point.group.world_size, point.speed_up) for point in curve]
+        curve[0].curve: [(point.group.world_size, round(point.speed_up, 9)) for point in curve]
         for curve in strong_scaling(rows(*records))
     }
 
@@ -120,6 +120,24 @@ def test_speed_up_is_that_of_the_throughput() -> None:
     rates = [point.group.median("tokens_per_second") or 0.0 for point in curve]
     assert curve[-1].speed_up == pytest.approx(rates[1] / rates[0])
     assert curve[-1].speed_up > 1.5
+
+
+def test_speed_up_is_that_of_the_same_round() -> None:
+    """The machine slows down round by round; each round by itself says 1.6."""
+    slowing = [1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 5.0]
+    records = [
+        run("ddp", ranks, 0.8 * slow / (1 if ranks == 1 else 1.6)).model_copy(
+            update={"repeat": number, "run_id": f"{ranks}-{number}"}
+        )
+        for number, slow in enumerate(slowing)
+        for ranks in (1, 2)
+    ]
+    (curve,) = strong_scaling(rows(*records))
+    ratio = curve[-1].ratio
+    assert (curve[0].speed_up, curve[-1].speed_up) == (1.0, pytest.approx(1.6))
+    assert ratio.extent is not None
+    assert (ratio.extent.low, ratio.extent.high) == (pytest.approx(1.6), pytest.approx(1.6))
+    assert (ratio.rounds, ratio.order) == (7, "faster")
 
 
 def test_a_run_that_left_the_reference_is_no_point() -> None:
@@ -180,5 +198,5 @@ def test_micro_batches_of_one_number_of_ranks_have_curves_of_their_own() -> None
     cut = cut.model_copy(update={"world": cut.world.model_copy(update={"micro_batch_size": 1})})
     assert names_and_speed_ups(laid_out(1, 1, 1.0), laid_out(1, 2, 0.5), cut) == {
         "fsdp (micro-batch 4)": [(1, 1.0), (2, 2.0)],
-        "fsdp (micro-batch 1)": [(1, 1.0), (2, 1 / 0.7)],
+        "fsdp (micro-batch 1)": [(1, 1.0), (2, round(1 / 0.7, 9))],
     }

@@ -31,3 +31,25 @@ def test_of_many_curves_the_first_and_the_last_are_named() -> None:
     records += [r for label, seconds in slower.items() for r in repeats(label, seconds, world_size=2)]
     (text,) = scaling(*records)
     assert "speed-up (efficiency): most zero2 2.00 (100 %), least fsdp 1.00 (50 %); " in text
+
+
+def test_seven_rounds_say_for_which_backends_more_ranks_are_faster() -> None:
+    slowing = (1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 5.0)
+    seconds = {("ddp", 1): 0.8, ("ddp", 2): 0.5, ("fsdp", 1): 0.8, ("fsdp", 2): 1.0, ("zero2", 1): 0.8}
+    records = [
+        record
+        for (label, size), each in (seconds | {("zero2", 2): 0.8}).items()
+        for record in repeats(label, *(each * slow for slow in slowing), world_size=size)
+    ]
+    assert scaling(*records) == [
+        "Strong scaling from 1 to 2 ranks, speed-up (efficiency): most ddp 1.60 (80 %), "
+        "least fsdp 0.8 (40 %); a step on 2 ranks instead of 1 is faster with ddp, as fast within 5 % with "
+        "zero2, slower with fsdp."
+    ]
+
+
+def test_rounds_that_differ_settle_nothing() -> None:
+    records = repeats("ddp", *[0.8] * 7, world_size=1)
+    records += repeats("ddp", 0.4, 1.6, 0.5, 1.2, 0.6, 1.0, 0.8, world_size=2)
+    (text,) = scaling(*records)
+    assert text.endswith("; 7 runs settle no difference from 1 rank.")
