@@ -40,8 +40,8 @@ PUBLISHED = (
     Published(name="explain-clipping", question="parity", command=_make("explain-clipping", 1)),
     Published(name="explain-master-weights", question="parity", command=_make("explain-master-weights", 1)),
     Published(name="explain-zero3-speed", question="speed", command=_make("explain-zero3-speed", 7)),
-    Published(name="strong-scaling", question="scaling", command=_make("strong-scaling", 4)),
-    Published(name="weak-scaling", question="scaling", command=_make("weak-scaling", 4)),
+    Published(name="strong-scaling", question="scaling", command=_make("strong-scaling", 7)),
+    Published(name="weak-scaling", question="scaling", command=_make("weak-scaling", 7)),
     Published(
         name="same-job-on-nodes", question="parity", page="README.md",
         command=CLUSTER.format("node_scaling", "same-job-on-nodes"),
