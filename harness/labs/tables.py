@@ -11,7 +11,7 @@ from tabulate import tabulate
 
 from harness.job.config import load_experiment
 from harness.judge.comparison import Comparison
-from harness.judge.findings.weak_scaling import work_per_rank
+from harness.judge.findings.balance import work_per_rank
 from harness.judge.repeats import Repeats
 from harness.judge.speed import median_step
 from harness.labs.catalogue import LAYOUTS, Figure, Lab, Layout

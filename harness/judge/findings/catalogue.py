@@ -1,92 +1,66 @@
-"""All findings: the modules that look for them, and what each kind means.
+"""All findings: the functions that look for them, and what each kind means.
 
-A module has `find(runs) -> list[Finding]`, a pure function of the runs. To add one, write it, name it in
-MODULES and explain its kinds in `docs/findings.md`, which every installation brings (`findings.md` here).
+Each is `find_NAME(runs) -> list[Finding]`, a pure function of the runs. To add one, write it, name it in
+FINDERS and explain its kinds in `docs/findings.md`, which every installation brings (`findings.md` here).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
 from harness.judge.findings import (
-    answers,
     balance,
-    batch_split,
     communication,
-    completeness,
-    cost_settings,
-    data_loading,
     divergence,
-    energy,
-    fp8,
-    frozen,
-    given,
-    held_out,
-    impossible,
-    instrumentation,
     job_equivalence,
-    labels,
-    launcher,
-    low_bit,
-    machine,
     memory,
-    muon,
-    observed,
     own_jobs,
-    pipeline,
     precision,
     settings,
-    stale_weights,
-    swapped,
     timing,
-    versions,
-    warmup,
-    weak_scaling,
-    wrap_units,
 )
 from harness.judge.findings.finding import Finding, Kind
 from harness.judge.repeats import Runs
 
-MODULES: tuple[ModuleType, ...] = (
-    job_equivalence,
-    observed,
-    given,
-    pipeline,
-    settings,
-    versions,
-    launcher,
-    precision,
-    muon,
-    fp8,
-    stale_weights,
-    divergence,
-    held_out,
-    communication,
-    cost_settings,
-    frozen,
-    low_bit,
-    swapped,
-    batch_split,
-    own_jobs,
-    completeness,
-    timing,
-    impossible,
-    energy,
-    warmup,
-    machine,
-    instrumentation,
-    balance,
-    data_loading,
-    memory,
-    wrap_units,
-    labels,
-    answers,
-    weak_scaling,
+FINDERS: tuple[Callable[[Runs], list[Finding]], ...] = (
+    job_equivalence.find,
+    own_jobs.find_observed,
+    settings.find_given,
+    divergence.find_pipeline,
+    settings.find,
+    settings.find_versions,
+    settings.find_launcher,
+    precision.find,
+    settings.find_muon,
+    precision.find_fp8,
+    precision.find_stale_weights,
+    divergence.find,
+    divergence.find_held_out,
+    communication.find,
+    settings.find_cost_settings,
+    communication.find_frozen,
+    precision.find_low_bit,
+    memory.find_swapped,
+    job_equivalence.find_batch_split,
+    own_jobs.find,
+    job_equivalence.find_completeness,
+    timing.find,
+    timing.find_impossible,
+    timing.find_energy,
+    timing.find_warmup,
+    timing.find_machine,
+    timing.find_instrumentation,
+    balance.find,
+    timing.find_data_loading,
+    memory.find,
+    communication.find_wrap_units,
+    own_jobs.find_labels,
+    divergence.find_answers,
+    balance.find_weak_scaling,
 )
-"""In the order of the report."""
 PAGE = Path(__file__).with_name("findings.md")
 ENTRY = re.compile(
     r"^## (?P<id>\S+)\n\n(?P<title>.+)\.\n\n"
@@ -97,7 +71,7 @@ ENTRY = re.compile(
 
 def find_all(runs: Runs) -> list[Finding]:
     """Every finding of a comparison, whose `findings` they are."""
-    return [finding for module in MODULES for finding in module.find(runs)]
+    return [finding for find in FINDERS for finding in find(runs)]
 
 
 @cache

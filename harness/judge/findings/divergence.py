@@ -1,4 +1,4 @@
-"""Runs of the same job that diverged from their reference, and why."""
+"""Runs of the same job that left their reference, in training, held-out losses or answers, and why."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import math
 from collections.abc import Sequence
 
 from harness.judge.explain import altered_step, explain, of_one_rank, sums_of_step
-from harness.judge.findings.finding import Finding
+from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.metrics import metrics_in
+from harness.judge.noise import differing_answers
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 from harness.judge.wording import listed, percent
+from harness.record.together import batch_statistics
 
 MEASURES = {
     "norm": ("a gradient norm differs", ""),
@@ -140,3 +142,85 @@ def _lost_updates(rows: Sequence[Row]) -> list[Finding]:
                 )
             )
     return found
+
+
+AGREES_IN_BAND = ("exact", "tight", "band")
+
+
+def find_held_out(runs: Runs) -> list[Finding]:
+    """One finding per cell."""
+    return of_cells(runs, _held_out)
+
+
+def _held_out(row: Row) -> Finding | None:
+    if row.reference is None or row.noise is None or row.judgement.parity not in AGREES_IN_BAND:
+        return None
+    if batch_statistics(row.record):
+        return None
+    limit = row.noise.widest(row.record).loss
+    expected = {part.step: part for part in row.reference.record.eval}
+    pairs = [(expected[part.step], part) for part in row.record.eval if part.step in expected]
+    for reference, given in pairs:
+        if reference.loss is None or (given.loss is not None and abs(given.loss - reference.loss) <= limit):
+            continue
+        shown = "not finite" if given.loss is None else f"{given.loss:.6g}"
+        return Finding(
+            id="held-out-loss-differs",
+            about=row.cell,
+            text=f"the held-out loss after {given.step} steps is {shown}, the reference's "
+            f"{reference.loss:.6g} from equal weights: the evaluation computes something else",
+            values={
+                "step": given.step, "reference": reference.loss, "given": given.loss, "allowed": limit,
+                "target_tokens": [reference.target_tokens, given.target_tokens],
+            },
+        )  # fmt: skip
+    return None
+
+
+AGREES = ("exact", "tight")
+
+
+def find_answers(runs: Runs) -> list[Finding]:
+    """One finding per cell."""
+    return of_cells(runs, _answers)
+
+
+def _answers(row: Row) -> Finding | None:
+    if row.reference is None or row.judgement.parity not in AGREES:
+        return None
+    count = differing_answers(row.reference.record, row.record)
+    allowed = row.noise.answers if row.noise else None
+    if not count or allowed is None or count <= allowed:
+        return None
+    of = len(row.record.answers.given) if row.record.answers else 0
+    return Finding(
+        id="answers-differ",
+        about=row.cell,
+        text=f"{count} of {of} answers differ from the reference's; {allowed} between its repetitions",
+        values={"differing": count, "between_repetitions": allowed, "answers": of},
+    )
+
+
+def find_pipeline(runs: Runs) -> list[Finding]:
+    """Each run of a pipeline whose ends hold different copies of a weight."""
+    return [finding for row in runs.rows if (finding := _apart(row)) is not None]
+
+
+def _apart(row: Row) -> Finding | None:
+    record, effective = row.record, row.record.backend.effective
+    shared = effective.details.get("tied_across_stages") if effective else None
+    if not shared:
+        return None
+    digests: dict[int, set[str]] = {}
+    for rank in record.ranks:
+        if rank.final_digest is not None:
+            digests.setdefault(record.world.mesh.data_rank(rank.rank), set()).add(rank.final_digest)
+    if all(len(of_pipeline) < 2 for of_pipeline in digests.values()):
+        return None
+    return Finding(
+        id="tied-weight-apart",
+        about=row.cell,
+        text=f"the first and the last stage hold different copies of {', '.join(shared)}, which the model "
+        "ties: their gradients were not added up",
+        values={"weights": list(shared)},
+    )

@@ -1,17 +1,21 @@
-"""Runs that trained another job than their reference, and tables with several jobs."""
+"""Runs that trained another job than their reference, split its batch otherwise, or are too few."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from harness.backends.registry import REFERENCE
+from harness.bounds import MOST_REPEATS
+from harness.judge.cell import Cell
 from harness.judge.findings.finding import Finding
 from harness.judge.parity import has_dropout
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 from harness.judge.run import Run
-from harness.judge.wording import both
+from harness.judge.wording import both, listed, ranks
 from harness.nested import differences, value_at
+from harness.record import Record
 
 CUT = {("training", name) for name in ("global_batch_size", "micro_batch_size", "accumulation_steps")}
 """Settings that weak scaling changes with the number of ranks."""
@@ -78,3 +82,86 @@ def _grows_with_ranks(rows: Sequence[Row]) -> bool:
 def _name(run: Run | None) -> str:
     """The run that replaces a reference without a result."""
     return "the others" if run is None else f"{run.label}, as the reference has no result"
+
+
+def find_batch_split(runs: Runs) -> list[Finding]:
+    """One finding per world size with different splits, and one per run that accumulates differently.
+
+    Where ranks share samples the batch is cut over fewer data ranks: only runs with as many are alike.
+    """
+    layouts: dict[tuple[int, int], dict[str, list[str]]] = {}
+    for row in runs.rows:
+        world = row.record.world
+        if row.record.backend.name != REFERENCE and row.record.status == "ok":
+            split = f"{world.micro_batch_size} x {world.accumulation_steps}"
+            layouts.setdefault((world.world_size, world.data_size), {}).setdefault(split, []).append(
+                row.backend
+            )
+    return [*_splits(layouts), *(finding for row in runs.rows if (finding := _accumulation(row)) is not None)]
+
+
+def _accumulation(row: Row) -> Finding | None:
+    asked = row.record.world.accumulation_steps
+    effective = row.record.backend.effective
+    given = effective.accumulation_steps if effective else asked
+    if given == asked:
+        return None
+    return Finding(
+        id="accumulation-differs",
+        about=row.cell,
+        text=f"the library accumulates over {given} micro-steps, the loop over {asked}",
+        values={"asked": asked, "given": given},
+    )
+
+
+def _splits(layouts: dict[tuple[int, int], dict[str, list[str]]]) -> list[Finding]:
+    return [
+        Finding(
+            id="micro-batch-differs",
+            about=tuple(sorted({label for labels in splits.values() for label in labels})),
+            text=f"on {ranks(size)} micro-batch x accumulation differs: " + ", ".join(sorted(splits)),
+            values=splits,
+        )
+        for (size, _), splits in layouts.items()
+        if len(splits) > 1
+    ]
+
+
+OPTION = "--repeats"
+
+
+def find_completeness(runs: Runs) -> list[Finding]:
+    """One finding per cell with a gap, whatever machine its runs were made on, unless it is unsupported."""
+    cells: dict[tuple[str, str, int], list[Record]] = {}
+    for row in runs.rows:
+        record = row.record
+        if record.status != "unsupported":
+            cells.setdefault((record.job_id, row.backend, record.world.world_size), []).append(record)
+    found = [_missing(backend, size, records) for (_, backend, size), records in cells.items()]
+    return [finding for finding in found if finding is not None]
+
+
+def _missing(backend: str, size: int, records: Sequence[Record]) -> Finding | None:
+    seen = {record.repeat for record in records}
+    due = min(max(max(seen) + 1, *(_asked(record.command) for record in records)), MOST_REPEATS)
+    missing = sorted(set(range(due)) - seen)
+    if not missing:
+        return None
+    numbers = listed([str(run) for run in missing])
+    return Finding(
+        id="runs-missing",
+        about=Cell(backend, size),
+        text=f"{len(missing)} of {due} runs {'is' if len(missing) == 1 else 'are'} missing from the records: "
+        f"{'number' if len(missing) == 1 else 'numbers'} {numbers}, counted from 0",
+        values={"missing": missing, "runs": due},
+    )
+
+
+def _asked(command: Sequence[str]) -> int:
+    """How many runs of each cell a command asked for; 0 where it does not say."""
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        option, equals, value = word.partition("=")
+        if option == OPTION:
+            with suppress(ValueError):
+                return int(value if equals else following)
+    return 0

@@ -1,12 +1,18 @@
-"""What jobs with a model or data of the user's own choice must be told."""
+"""What jobs of the user's own, observed scripts and labels must be told."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from harness.backends.registry import REFERENCE
+from harness.forms.terms import STEP_PHASES
 from harness.job.model import CODE_SWITCH
-from harness.judge.findings.finding import Finding, labels
+from harness.judge.findings.finding import Finding, labels, of_cells
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
+from harness.judge.wording import counted
+from harness.record import ModelLossPart, Record
 from harness.record.together import batch_statistics, is_another_computation
 
 BYTES = "bytes"
@@ -87,3 +93,151 @@ def _feeds_bytes(row: Row) -> bool:
         and job.data.is_tokenized
         and job.data.tokenizer == BYTES
     )
+
+
+SCALAR_BYTES = 8
+"""Of a collective: such as a loss or a count that is gathered for a log. A weight alone is as small, but not
+all of a model's."""
+
+
+def find_observed(runs: Runs) -> list[Finding]:
+    """At most one finding of each kind per run of a script."""
+    return [
+        *of_cells(runs, _nothing_updated),
+        *of_cells(runs, _empty_group),
+        *of_cells(runs, _ranks_alone),
+    ]
+
+
+def _nothing_updated(row: Row) -> Finding | None:
+    record, seen = row.record, row.record.observed
+    if record.observation is None or seen is None:
+        return None
+    rates = [rate for group in record.observation.learning_rates for rate in group if rate is not None]
+    given = sum(group.get("tensors", 0) for group in seen.optimizer_groups)
+    if seen.updated_tensors == 0 and not seen.optimizer_steps:
+        text = (
+            f"the optimizer updated nothing: none of its {counted(given, 'tensor')} had a gradient; it was "
+            "probably made before the model was wrapped"
+        )
+    elif rates and not any(rates) and len(record.steps) > 1:
+        text = f"the optimizer updated nothing: its learning rate is 0 in all {len(record.steps)} steps"
+    else:
+        return None
+    values = {"updated_tensors": seen.updated_tensors, "tensors": given}
+    return Finding(id="nothing-updated", about=row.cell, text=text, values=values)
+
+
+def _empty_group(row: Row) -> Finding | None:
+    record, seen = row.record, row.record.observed
+    if record.observation is None or seen is None:
+        return None
+    counts = [group.get("tensors") for group in seen.optimizer_groups]
+    empty = [place for place, count in enumerate(counts) if count == 0]
+    if not empty:
+        return None
+    noun = f"group {empty[0]}" if len(empty) == 1 else f"groups {', '.join(map(str, empty))}"
+    verb = "is" if len(empty) == 1 else "are"
+    return Finding(
+        id="empty-group",
+        about=row.cell,
+        text=f"{noun} of the optimizer's {len(counts)} {verb} empty: no parameter trains with its rate and "
+        "decay",
+        values={"empty": empty, "tensors": counts},
+    )
+
+
+def _ranks_alone(row: Row) -> Finding | None:
+    record = row.record
+    if record.observation is None or record.world.world_size == 1 or not record.windows:
+        return None
+    if record.windows.probed == 0:
+        return None  # nothing was counted
+    moved = [part for part in record.comm if part.phase in STEP_PHASES and part.payload_bytes]
+    wrapped = record.observation.base is not None
+    if any(wrapped or (part.largest_bytes or part.payload_bytes) > SCALAR_BYTES for part in moved):
+        return None
+    size = record.world.world_size
+    same = _on_same_samples(record)
+    alike = ", all on the same samples" if same else ""
+    return Finding(
+        id="ranks-alone",
+        about=row.cell,
+        text=f"{size} ranks train without exchanging gradients: each has a model of its own{alike}",
+        values={"ranks": size, "same_samples": same},
+    )
+
+
+def _on_same_samples(record: Record) -> bool:
+    fed = [rank.batch_digests for rank in record.ranks]
+    return len(fed) > 1 and bool(fed[0]) and all(digests == fed[0] for digests in fed)
+
+
+ROUNDING = 2.0**-23
+"""Of fp32, in which both are summed."""
+LOW_ROUNDING = 2.0**-8
+"""Of bfloat16, the widest spacing of a precision that runs have."""
+OF_A_TERM = 8
+"""Roundings of one target's cross entropy: a maximum, exponentials, their sum, a logarithm, a difference."""
+
+
+def find_labels(runs: Runs) -> list[Finding]:
+    """Of each kind one finding per job, about the backends that trained it."""
+    found = []
+    for job_id in dict.fromkeys(row.record.job_id for row in runs.rows):
+        rows = [row for row in runs.rows if row.record.job_id == job_id]
+        if misplaced := [row for row in rows if _misplaced(row)]:
+            found.append(_of_labels(misplaced))
+        if adding := [row for row in rows if added_loss(row.record) is not None]:
+            found.append(_of_loss(adding))
+    return found
+
+
+def _backends_of(rows: Sequence[Row]) -> tuple[str, ...]:
+    return tuple(sorted({row.label for row in rows}))
+
+
+def _of_labels(rows: Sequence[Row]) -> Finding:
+    data, count = rows[0].record.data, _misplaced(rows[0])
+    assert data is not None
+    return Finding(
+        id="labels-misplaced",
+        about=_backends_of(rows),
+        text=f"{count:,} of {data.target_tokens:,} labels are not the token at their position: what is "
+        "trained is no continuation of the text",
+        values={"misplaced_labels": count, "target_tokens": data.target_tokens}
+        | {"targets": rows[0].record.job.data.targets},
+    )
+
+
+def _misplaced(row: Row) -> int:
+    return row.record.data.misplaced_labels if row.record.data else 0
+
+
+def _of_loss(rows: Sequence[Row]) -> Finding:
+    part = added_loss(rows[0].record)
+    assert part is not None
+    added = part.model - part.job
+    return Finding(
+        id="model-adds-loss",
+        about=_backends_of(rows),
+        text=f"given labels the model returns {part.model:.4f}, the cross entropy that is trained is "
+        f"{part.job:.4f}: what it adds ({added:+.4f}) is not trained",
+        values={"model_loss": part.model, "job_loss": part.job, "targets": part.targets},
+    )
+
+
+def added_loss(record: Record) -> ModelLossPart | None:
+    """The two losses where they differ by more than fp32 sums of the same terms can.
+
+    A pairwise sum of n terms is off by at most log2(n) roundings (Higham, Accuracy and Stability of
+    Numerical Algorithms, 4.2); a logarithm of a softmax adds a few, and either side may be off. Wrappers of
+    a run in low precision also round what the model returns; the reference has none.
+    """
+    part = record.observed.model_loss if record.observed else None
+    if part is None:
+        return None
+    relative = 2 * (math.log2(part.targets) + OF_A_TERM) * ROUNDING
+    if record.backend.name != REFERENCE and record.job.training.precision != "fp32":
+        relative = max(relative, 2 * LOW_ROUNDING)
+    return part if abs(part.model - part.job) > relative * abs(part.job) else None

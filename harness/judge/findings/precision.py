@@ -1,13 +1,15 @@
-"""Dtypes and loss scaling in force that do not fit the precision of the job."""
+"""Dtypes, loss scaling and widths in force that do not fit the precision of the job."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from harness.backends.optimizer_kinds import LOW_BIT
 from harness.judge.effective import SettingDifference
-from harness.judge.findings.finding import Finding
+from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.noise import is_repetition
 from harness.judge.repeats import Runs
+from harness.judge.rows import Row
 from harness.judge.wording import words
 
 LOW = {"bf16": "bfloat16", "bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
@@ -44,3 +46,69 @@ def _kind(difference: SettingDifference, precision: str) -> str | None:
 
 def _scales(scale: Any) -> bool:
     return scale != "none"
+
+
+def find_fp8(runs: Runs) -> list[Finding]:
+    """One finding per cell."""
+    return of_cells(runs, _fp8)
+
+
+def _fp8(row: Row) -> Finding | None:
+    observed = row.record.observed
+    wide = observed.wide_linears if observed else None
+    if not wide:
+        return None
+    return Finding(
+        id="fp8-not-applied",
+        about=row.cell,
+        text=f"{wide} linear layers of the blocks do not multiply in fp8 although training.precision is fp8",
+        values={"wide_linears": wide},
+    )
+
+
+WHY_WIDE = {
+    "adamw-8bit": "what a rank updates is no multiple of 256 elements, or below 4,096",
+    "adamw-8bit-bnb": "what a rank updates is below 4,096 elements",
+}
+
+
+def find_low_bit(runs: Runs) -> list[Finding]:
+    """One finding per cell."""
+    return of_cells(runs, _low_bit)
+
+
+def _low_bit(row: Row) -> Finding | None:
+    observed = row.record.observed
+    wide = observed.wide_optimizer_bytes if observed else None
+    if row.record.job.optimizer.kind not in LOW_BIT or not wide:
+        return None
+    return Finding(
+        id="low-bit-states-wide",
+        about=row.cell,
+        text=f"{wide:,} bytes of optimizer states are in full width although optimizer.kind is "
+        f"{row.record.job.optimizer.kind}: {WHY_WIDE[row.record.job.optimizer.kind]}",
+        values={"wide_optimizer_bytes": wide},
+    )
+
+
+def find_stale_weights(runs: Runs) -> list[Finding]:
+    """One finding per cell."""
+    return of_cells(runs, _stale)
+
+
+def _stale(row: Row) -> Finding | None:
+    moments = {"before the first step": row.record.initial_weights, "at the end": row.record.final_weights}
+    stale = {
+        when: (weights.stale_elements, weights.copied_elements or 0)
+        for when, weights in moments.items()
+        if weights is not None and weights.stale_elements
+    }
+    if not stale:
+        return None
+    counts = " and ".join(f"{count:,} of {of:,} {when}" for when, (count, of) in stale.items())
+    return Finding(
+        id="weights-in-use-stale",
+        about=row.cell,
+        text=f"weights in use are not their masters, rounded to their dtype: {counts}",
+        values={when: {"stale": count, "copied": of} for when, (count, of) in stale.items()},
+    )

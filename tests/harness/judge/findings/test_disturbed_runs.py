@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from harness.judge.comparison import Comparison
-from harness.judge.findings import balance, warmup
+from harness.judge.findings import balance, timing
 from harness.judge.run import Run
 from harness.record import Record
 from tests.records import make_ranks, make_record, make_steps
@@ -39,7 +39,7 @@ def recorded(case: dict[str, Any], *, undisturbed: bool = False, repeat: int = 0
 
 def alarms(*records: Record) -> set[str]:
     comparison = Comparison(records)
-    return {finding.id for module in (balance, warmup) for finding in module.find(comparison)}
+    return {finding.id for find in (balance.find, timing.find_warmup) for finding in find(comparison)}
 
 
 @pytest.mark.parametrize("case", CASES, ids=NAMES)
@@ -50,7 +50,7 @@ def test_a_disturbed_run_is_not_accused(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", CASES, ids=NAMES)
 def test_what_the_run_shows_is_there_and_every_repeat_showing_it_would_be_found(case: dict[str, Any]) -> None:
     run = Run.of(recorded(case, undisturbed=True))
-    shown = balance.slow_ranks(run) if case["alarm"] == "slow-rank" else warmup.early_steps(run)
+    shown = balance.slow_ranks(run) if case["alarm"] == "slow-rank" else timing.early_steps(run)
     assert shown
     repeats = [recorded(case, undisturbed=True, repeat=repeat) for repeat in range(3)]
     assert alarms(*repeats) == {case["alarm"]}

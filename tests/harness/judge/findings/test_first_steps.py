@@ -3,7 +3,7 @@
 from harness.judge.comparison import Comparison
 from harness.judge.findings.balance import find as find_idle
 from harness.judge.findings.finding import Finding
-from harness.judge.findings.impossible import find as find_late
+from harness.judge.findings.timing import find_impossible as find_late
 from harness.record import ObservedPart
 from tests.records import make_ranks, make_record
 

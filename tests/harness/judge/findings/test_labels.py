@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.judge.comparison import Comparison
-from harness.judge.findings.labels import added_loss
+from harness.judge.findings.own_jobs import added_loss
 from harness.record import ModelLossPart, ObservedPart, Record
 from tests.harness.cli.command_line import harness_process
 from tests.records import make_record

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.judge.comparison import Comparison
-from harness.judge.findings.launcher import ID
+from harness.judge.findings.settings import OVERRIDDEN
 from harness.launch.launcher import launcher_settings
 from tests.records import ENVIRONMENT, make_record
 
@@ -24,7 +24,7 @@ FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_SHARDING_STRATEGY": "FULL_SHARD", "
 def texts(settings: dict[str, str], **training: Any) -> list[str]:
     environment = ENVIRONMENT | {"launcher_settings": settings}
     record = make_record(label="ddp", environment=environment, training=training)
-    return [f.text for f in Comparison([record]).findings if f.id == ID]
+    return [f.text for f in Comparison([record]).findings if f.id == OVERRIDDEN]
 
 
 def test_a_launcher_that_asks_for_nothing_is_no_finding() -> None:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from harness.judge.comparison import Comparison
-from harness.judge.findings import memory, swapped
+from harness.judge.findings import memory
 from harness.judge.states import rank_states
 from harness.record import LayoutPart, Record, TensorPart
 from tests.harness.judge.findings.test_memory import run, steady
@@ -38,11 +38,11 @@ def expected(label: str) -> int:
 
 
 def ids(label: str, file_bytes: int | None) -> list[str]:
-    return [finding.id for finding in swapped.find(Comparison([swapping(label, file_bytes)]))]
+    return [finding.id for finding in memory.find_swapped(Comparison([swapping(label, file_bytes)]))]
 
 
 def test_no_files_and_buffers_as_large_as_files_are_named() -> None:
-    (finding,) = swapped.find(Comparison([swapping(LARGE, 0)]))
+    (finding,) = memory.find_swapped(Comparison([swapping(LARGE, 0)]))
     assert "0 bytes of optimizer states lie in files" in finding.text
     assert ids(LARGE, expected(LARGE)) == ["swapping-frees-no-memory"]
 
@@ -54,11 +54,11 @@ def test_smaller_sub_groups_free_memory() -> None:
 
 def test_weights_in_files_count_with_their_buffers() -> None:
     whole, cut = (label.replace("nvme", "nvme-all") for label in (LARGE, CUT))
-    (finding,) = swapped.find(Comparison([with_weights(whole, expected(whole))]))
+    (finding,) = memory.find_swapped(Comparison([with_weights(whole, expected(whole))]))
     states, weights, ranks = 8 * 1024 * 1024 // 2 * 4, 1024 * 1024 // 2 * 4, 2
     assert f"{5 * states * ranks:,} bytes of weights and optimizer states lie in files" in finding.text
     assert finding.values["buffer_bytes"] == (4 * states + 5 * weights + 2 * states) * ranks
-    assert swapped.find(Comparison([with_weights(cut, expected(cut))])) == []
+    assert memory.find_swapped(Comparison([with_weights(cut, expected(cut))])) == []
 
 
 def test_runs_that_swap_nothing_are_left_alone() -> None:

@@ -1,8 +1,8 @@
 import pytest
 
 from harness.judge.comparison import Comparison
+from harness.judge.findings.communication import find_wrap_units
 from harness.judge.findings.finding import Finding
-from harness.judge.findings.wrap_units import find
 from harness.record import BackendPart, LayoutPart, MemoryPart, TensorPart
 from tests.records import make_effective, make_ranks, make_record
 
@@ -47,7 +47,7 @@ def findings(
     )
     ranks = [rank.model_copy(update={"memory": [held]}) for rank in make_ranks(2)]
     record = make_record(label="mine", world_size=2, layout=LAYOUT, ranks=ranks, backend=part)
-    return find(Comparison([record]))
+    return find_wrap_units(Comparison([record]))
 
 
 def test_one_unit_for_several_blocks_is_a_finding_with_what_was_gathered() -> None:
