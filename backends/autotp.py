@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from harness.backends.autotp_plan import cut_dimension, part_sizes
 from harness.backends.base import Effective, SetupContext, Unsupported
 from harness.backends.gradients import COUNTED_RANGES
 from harness.backends.model_source import Loading
 from harness.backends.piece import Columns, Piece
 from harness.backends.tensor_parallel import require_plan
+from harness.backends.tensor_plan import autotp_cut_dimension, part_sizes
 from harness.backends.zero import ZeroBackend
 from harness.backends.zero_engine import ZeroEngine
 
@@ -78,7 +78,7 @@ class AutoTpEngine(ZeroEngine):
     def pieces(self) -> Iterator[Piece]:
         ranks = self.context.world.mesh.size("tensor")
         for piece in super().pieces():
-            dimension = cut_dimension(piece.name)
+            dimension = autotp_cut_dimension(piece.name)
             if dimension is None:
                 yield replace(piece, copies=piece.copies * ranks, copy=piece.copy * ranks + self._place)
                 continue
@@ -114,7 +114,7 @@ class AutoTpEngine(ZeroEngine):
 
     def _whole(self, name: str, part: Tensor) -> Tensor:
         """A parameter, or its gradient, from what each rank along 'tensor' holds; fp32 on the CPU."""
-        dimension = cut_dimension(name)
+        dimension = autotp_cut_dimension(name)
         if dimension is None:
             return part
         from deepspeed.utils import groups
@@ -142,7 +142,7 @@ class AutoTpEngine(ZeroEngine):
         optimizer = self.engine.optimizer
         own: dict[int, list[tuple[int, int]]] = {}
         for name, parameter in self.engine.module.named_parameters():
-            if cut_dimension(name) is None:
+            if autotp_cut_dimension(name) is None:
                 continue
             if self.stage == 3:
                 group, start, length = optimizer.grad_position[optimizer.get_param_id(parameter)]

@@ -12,8 +12,7 @@ from tabulate import tabulate
 
 from harness.judge.volume import volume_differences
 from harness.record import Record
-from harness.record.archive import write_archive
-from harness.record.record_files import ARCHIVE_NAME, RECORD_NAME
+from harness.record.record_files import ARCHIVE_NAME, RECORD_NAME, write_archive
 from harness.record.store import read_runs
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

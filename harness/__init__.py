@@ -12,9 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from harness.api.estimates import Estimate, estimate
     from harness.api.results import Results
-    from harness.api.runs import compare, load, run
+    from harness.api.runs import Estimate, compare, estimate, load, run
     from harness.errors import HarnessError
 
     __version__: str
@@ -22,11 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["Estimate", "HarnessError", "Results", "__version__", "compare", "estimate", "load", "run"]
 
 _HOMES = {
-    "Estimate": "harness.api.estimates",
+    "Estimate": "harness.api.runs",
     "HarnessError": "harness.errors",
     "Results": "harness.api.results",
     "compare": "harness.api.runs",
-    "estimate": "harness.api.estimates",
+    "estimate": "harness.api.runs",
     "load": "harness.api.runs",
     "run": "harness.api.runs",
 }

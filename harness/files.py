@@ -1,11 +1,14 @@
-"""Files that are written and read safely."""
+"""Files that are written and read safely, and locks of files."""
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from filelock import FileLock
 
 from harness.bounds import MOST_CONFIGURATION_BYTES, MOST_SPARSE_BYTES
 from harness.errors import HarnessError
@@ -154,3 +157,23 @@ def require_plain_output(path: Path, what: str) -> None:
         raise HarnessError(f"{what} '{path}' is a symbolic link; give the file itself that is to be written")
     if path.exists() and not path.is_file() and not path.is_dir():
         raise HarnessError(f"{what} '{path}' is a pipe or device; give a file, or /dev/stdout")
+
+
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
+"""What file systems without locks say."""
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock where the file system has locks."""
+    lock = FileLock(path, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            lock.release()

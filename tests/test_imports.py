@@ -8,7 +8,7 @@ import pytest
 from harness.cli import COMMANDS
 
 WITHOUT_TORCH = [
-    "harness.api.estimates", "harness.api.runs",
+    "harness.api.runs",
     "harness.job.batch", "harness.launch.cells", "harness.cli", *(f"harness.cli.{name}" for name in COMMANDS),
     "harness.judge.comparison",
     "harness.judge.findings.catalogue", "harness.judge.measures", "harness.judge.parity",

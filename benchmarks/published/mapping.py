@@ -17,7 +17,7 @@ from harness.errors import HarnessError
 from harness.forms import losses
 from harness.forms.losses import FAST, LogitBytes
 from harness.job.job import Job
-from harness.plan.attention import EAGER_ONLY
+from harness.plan.computing import EAGER_ONLY
 from harness.plan.constants import TimeConstants, default_constants
 from harness.plan.device import Fabric
 from harness.plan.hardware import Hardware, load_hardware

@@ -1,19 +1,182 @@
-"""Compare, run and load: each takes what its command takes, as Python values."""
+"""Compare, run, load and estimate: each takes what its command takes, as Python values.
+
+A command runs in a process of its own. Ranks need a launcher that owns its process: signals, environment
+variables, a fork server. A notebook's process stays as it was, and a record names the command line that
+repeats it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import signal
+import subprocess
+import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import IO, TYPE_CHECKING, Any
 
-from harness.api.command import answer, assignments
 from harness.api.results import Results
+from harness.errors import HarnessError
+from harness.import_path import module_command, safe_environment
+from harness.job.config import load_experiment
 from harness.record import Record
 from harness.record.record_files import RECORD_NAME
 from harness.record.run_id import run_folder
 from harness.record.store import read_runs
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from harness.plan.estimate.question import Question
+    from harness.plan.estimate.row import EstimateRow
+
+
+class Estimate:
+    """Rows of an estimate, one per backend and number of ranks."""
+
+    def __init__(self, question: Question, rows: Sequence[EstimateRow]) -> None:
+        self.question = question
+        self.rows = list(rows)
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of `harness estimate --json`: per rank, in bytes and seconds."""
+        from harness.plan.estimate import document
+
+        return document(self.question, self.rows)
+
+    def to_frame(self) -> DataFrame:
+        """Its rows as a table for pandas; None where no closed form answers."""
+        from pandas import DataFrame
+
+        return DataFrame(self.as_json()["rows"])
+
+    def __str__(self) -> str:
+        from harness.plan.estimate.table import estimate_lines
+
+        return "\n".join(estimate_lines(self.question, self.rows))
+
+    __repr__ = __str__
+
+
+def estimate(
+    model: str | None = None,
+    *,
+    config: str | PathLike[str] | None = None,
+    backends: Sequence[str] = ("all",),
+    world_size: int | Sequence[int] = 8,
+    gpus_per_node: int = 8,
+    gpu: str | None = None,
+    fabric: str | None = None,
+    hardware: str | PathLike[str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Estimate:
+    """Predict memory, communication, speed and cost of a job by strategy, in this process, without GPUs.
+
+    `model`: a name of the catalogue ('llama-3.1-8b'), a folder with config.json, or None for the job's;
+    `gpu`, `fabric`: names such as 'H100-80' and 'NDR400'; `hardware`: a YAML file with more of them;
+    `settings`: values by dotted name. Raises HarnessError.
+    """
+    from harness.plan.device import with_training_defaults
+    from harness.plan.estimate import question
+    from harness.plan.estimate.row import estimate as estimated
+    from harness.plan.hardware import load_hardware
+    from harness.plan.job_model import job_model
+    from harness.shipped import resolve
+
+    known = load_hardware(None if hardware is None else Path(hardware))
+    file = None if config is None else resolve(Path(config), "configs")
+    experiment = load_experiment(file, assignments(settings)[1::2])
+    device = None if gpu is None else known.device(gpu)
+    planned = job_model(experiment.job(), model)
+    experiment, remarks = with_training_defaults(planned, experiment, device)
+    asked = question(
+        planned,
+        experiment,
+        backends=backends,
+        world_sizes=[world_size] if isinstance(world_size, int) else world_size,
+        ranks_per_node=gpus_per_node,
+        device=device,
+        fabric=None if fabric is None else known.fabric(fabric),
+        remarks=remarks,
+    )
+    return Estimate(asked, estimated(asked))
+
+
+INTERRUPTED = 130
+PATIENCE_SECONDS = 60.0
+"""After an interrupt, until the ranks have ended and the record is written."""
+PREFIX = "harness: "
+
+
+def answer(words: Sequence[str], *, quiet: bool) -> Any:
+    """The JSON document that `harness WORDS` prints; its standard error goes to ours as it comes.
+
+    `quiet`: keep the progress back. Raises HarnessError with the command's one line, and KeyboardInterrupt.
+    """
+    process = subprocess.Popen(
+        [*module_command("harness"), *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace",
+        env=safe_environment(),
+    )  # fmt: skip
+    said: list[str] = []
+    with process, _passed_on(process.stderr, said, shows=not quiet), _interrupts_passed_on(process):
+        assert process.stdout is not None
+        printed = process.stdout.read()
+    if process.returncode == INTERRUPTED:
+        raise KeyboardInterrupt
+    if process.returncode != 0:
+        raise HarnessError(_reason(said, process.returncode))
+    return json.loads(printed)
+
+
+def assignments(settings: Mapping[str, Any] | None) -> list[str]:
+    """The words that set each dotted setting to its value: JSON is YAML."""
+    return [
+        word
+        for name, value in (settings or {}).items()
+        for word in ("--set", f"{name}={json.dumps(value, default=str)}")
+    ]
+
+
+@contextlib.contextmanager
+def _passed_on(stream: IO[str] | None, said: list[str], *, shows: bool) -> Iterator[None]:
+    """Collect the lines of a stream and show them meanwhile."""
+    assert stream is not None
+    ours = sys.stderr
+
+    def follow() -> None:
+        for line in stream:
+            said.append(line.rstrip("\n"))
+            if shows and not line.startswith(PREFIX):  # an error is raised, not shown
+                ours.write(line)
+
+    thread = Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+@contextlib.contextmanager
+def _interrupts_passed_on(process: subprocess.Popen[str]) -> Iterator[None]:
+    """A kernel's interrupt may reach this process alone; the command then ends its ranks, too."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)
+        process.wait(PATIENCE_SECONDS)
+        raise
+
+
+def _reason(said: Sequence[str], code: int) -> str:
+    own = [line.removeprefix(PREFIX) for line in said if line.startswith(PREFIX)]
+    return own[-1] if own else (said[-1] if said else f"the command ended with exit code {code}")
+
 
 AnyPath = str | PathLike[str]
 

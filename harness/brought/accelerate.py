@@ -23,8 +23,18 @@ from harness.brought.accelerate_keys import (
 from harness.brought.deepspeed import label_of, read_deepspeed, require_registered, zero_offload
 from harness.brought.files import read_json
 from harness.brought.library_defaults import library_defaults
-from harness.brought.reading import Brought, Refusals, claims_of
-from harness.brought.rules import AUTO, Chooses, Claim, ToJob, ToOption, boolean, integer
+from harness.brought.reading import (
+    AUTO,
+    Brought,
+    Chooses,
+    Claim,
+    Refusals,
+    ToJob,
+    ToOption,
+    boolean,
+    claims_of,
+    integer,
+)
 
 STRATEGIES = {
     "FULL_SHARD": "fsdp1",

@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from harness.brought.deepspeed_keys import SAVING, clipping, folder
-from harness.brought.rules import Chooses, Fixed, NotUsed, Off, Rule, ToJob, ToOption, boolean, each, integer
+from harness.brought.reading import (
+    Chooses,
+    Fixed,
+    NotUsed,
+    Off,
+    Rule,
+    ToJob,
+    ToOption,
+    boolean,
+    each,
+    integer,
+)
 
 LAUNCHING = NotUsed(reason="concerns the launcher; the harness starts ranks itself: --nproc")
 TPUS = NotUsed(reason="concerns TPUs")

@@ -20,8 +20,19 @@ from harness.brought.deepspeed_keys import (
     power_of_two,
 )
 from harness.brought.library_defaults import deepspeed_values, library_defaults, with_defaults
-from harness.brought.reading import Brought, Refusals, claims_of
-from harness.brought.rules import AUTO, Chooses, Claim, Rule, ToJob, boolean, integer, number
+from harness.brought.reading import (
+    AUTO,
+    Brought,
+    Chooses,
+    Claim,
+    Refusals,
+    Rule,
+    ToJob,
+    boolean,
+    claims_of,
+    integer,
+    number,
+)
 from harness.nested import leaves, value_at
 
 ZERO = "zero_optimization"

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from harness.backends.presets import COMMUNICATION_DTYPE, DATA_TYPES
-from harness.brought.rules import (
+from harness.brought.reading import (
     Chooses,
     Fixed,
     NotUsed,

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from harness.brought.rules import LIBRARY, Fixed, OfPreset, Rule, ToOption
+from harness.brought.reading import LIBRARY, Fixed, OfPreset, Rule, ToOption
 from harness.errors import HarnessError
 from harness.files import write_atomically
 from harness.record import FileKind

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from harness.backends import registry
 from harness.backends.base import Preset
+from harness.backends.explain import explain_all
 from harness.backends.presets import Change, preset_changes
 from harness.brought.accelerate import read_accelerate
 from harness.brought.deepspeed import label_of, read_deepspeed
 from harness.brought.deepspeed_keys import COMPUTE_DTYPE
 from harness.brought.files import GivenFile, read_json, read_toml, read_yaml
-from harness.brought.job_settings import CUT, explicit, shared, value_of, wishes, with_settings
-from harness.brought.reading import Brought, Refusals
-from harness.brought.rules import (
+from harness.brought.reading import (
     AUTO,
+    Brought,
     Chooses,
     Claim,
     Fixed,
@@ -26,14 +28,210 @@ from harness.brought.rules import (
     Off,
     OfPreset,
     OfSchedule,
+    Refusals,
     ToJob,
     ToOption,
     alike,
 )
-from harness.brought.trainers import trainer_of, what_to_give
 from harness.errors import HarnessError
+from harness.job.config import settings_by_name
 from harness.job.experiment import Experiment
+from harness.job.model import Section
 from harness.record import FileKind, GivenMode, GivenPart, GivenSettingPart
+from harness.safe_text import capped
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainer:
+    """A tool whose configuration holds everything, and how its file is known."""
+
+    name: str
+    keys: frozenset[str]
+    """Keys at the top, of which `least` are there."""
+    least: int = 1
+
+
+TRAINERS = (
+    Trainer(name="axolotl", keys=frozenset({"base_model", "base_model_config", "sequence_len"})),
+    Trainer(name="LLaMA-Factory", keys=frozenset({"finetuning_type", "dataset_dir", "template"})),
+    Trainer(name="LLaMA-Factory", keys=frozenset({"stage", "do_train", "model_name_or_path"}), least=2),
+    Trainer(name="nanotron", keys=frozenset({"parallelism", "general", "tokens"}), least=2),
+    Trainer(name="local SGD", keys=frozenset({
+        "local_sgd_steps", "local_sgd", "local_sgd_config", "use_local_sgd", "diloco", "outer_optimizer",
+    })),
+    Trainer(name="torchtitan", keys=frozenset({"job", "parallelism", "training"}), least=2),
+    Trainer(name="NeMo", keys=frozenset({"exp_manager"})),
+    Trainer(name="Lightning", keys=frozenset({"trainer", "seed_everything", "model", "data"}), least=2),
+    Trainer(name="Megatron", keys=frozenset({
+        "tensor_model_parallel_size", "tensor-model-parallel-size", "pipeline_model_parallel_size",
+        "pipeline-model-parallel-size", "use_distributed_optimizer", "use-distributed-optimizer",
+        "language_model", "model_parallel",
+    })),
+    Trainer(name="trl", keys=frozenset({"model_name_or_path", "dataset_name", "dataset_mixer"})),
+    Trainer(name="Hugging Face Trainer (TrainingArguments)", keys=frozenset({
+        "per_device_train_batch_size", "per_device_eval_batch_size", "num_train_epochs", "output_dir",
+        "lr_scheduler_type", "save_strategy", "report_to", "warmup_ratio",
+    })),
+)  # fmt: skip
+FSDP_OF_TRAINER = frozenset({
+    "transformer_layer_cls_to_wrap", "min_num_params", "xla", "xla_fsdp_v2", "xla_fsdp_settings", "version",
+    "reshard_after_forward", "backward_prefetch", "forward_prefetch", "limit_all_gathers", "use_orig_params",
+    "sync_module_states", "cpu_ram_efficient_loading", "activation_checkpointing", "state_dict_type",
+    "auto_wrap_policy",
+})  # fmt: skip
+"""Keys of Trainer's `fsdp_config`, a file or section of its own."""
+COMPONENT = "_component_"
+"""torchtune names a class in each of its sections."""
+FILES = {
+    "deepspeed": "--from-deepspeed", "deepspeed_config": "--from-deepspeed", "ds_config": "--from-deepspeed",
+    "deepspeed_config_file": "--from-deepspeed", "accelerate_config": "--from-accelerate",
+    "accelerate_config_file": "--from-accelerate",
+}  # fmt: skip
+"""Keys of trainers that name a file, and the option that takes it."""
+MOST_SHOWN = 200
+"""Bytes of a path."""
+SECTIONS = ("fsdp_config", "fsdp")
+"""Keys of trainers that hold FSDP's settings."""
+
+
+def trainer_of(document: Mapping[str, Any]) -> str | None:
+    """What a file is if it is a trainer's, in words; None: none that is known."""
+    names = {str(key).removeprefix("fsdp_") for key in document}
+    if names and names <= FSDP_OF_TRAINER:
+        return "Trainer's fsdp_config"
+    if any(isinstance(value, dict) and COMPONENT in value for value in document.values()):
+        return "a configuration of torchtune"
+    for trainer in TRAINERS:
+        if len(trainer.keys & set(document)) >= trainer.least:
+            return f"a configuration of {trainer.name}"
+    return None
+
+
+def what_to_give(document: Mapping[str, Any], what: str) -> str:
+    """Which file or key of a trainer's configuration to give."""
+    if what == "Trainer's fsdp_config":
+        return (
+            "Put these keys under 'fsdp_config' of an Accelerate file with 'distributed_type: FSDP', and "
+            "give that with --from-accelerate."
+        )
+    for key, value in _nested(document):
+        option = FILES.get(key.rpartition(".")[2])
+        if option and isinstance(value, str) and value:
+            path = capped(" ".join(value.split()), MOST_SHOWN)
+            return f"Its key '{key}' names the file to give: {option} {path}"
+        if option and isinstance(value, dict) and value:
+            return f"Save its section '{key}' as a file of its own, and give that with {option}."
+    for key in SECTIONS:
+        if document.get(key):
+            return (
+                f"Put its key '{key}' under 'fsdp_config' of an Accelerate file with 'distributed_type: "
+                "FSDP', and give that with --from-accelerate."
+            )
+    return (
+        "It names no file of DeepSpeed or Accelerate: give the one of its launcher (accelerate launch "
+        "--config_file FILE: --from-accelerate FILE), or choose a strategy with --backends."
+    )
+
+
+def _nested(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Keys, dotted, those at the top first."""
+    for key, value in document.items():
+        yield f"{prefix}{key}", value
+    for key, value in document.items():
+        if isinstance(value, dict) and str(key) not in FILES:
+            yield from _nested(value, f"{prefix}{key}.")
+
+
+CUT = ("training.global_batch_size", "training.micro_batch_size", "training.accumulation_steps")
+"""The batch and its cut: of these three, two decide the third."""
+LENGTH = ("training.steps", "training.epochs")
+"""Only one of them is given."""
+SCHEDULE = ("schedule.kind", "schedule.warmup_steps", "schedule.final_fraction", "schedule.scheduler",
+            "schedule.parameters")  # fmt: skip
+"""A file's scheduler replaces all of them."""
+Settings = Mapping[str, Any]
+"""Values by dotted name."""
+
+
+def wishes(brought: Brought, given: Collection[str] = ()) -> dict[str, Any]:
+    """What a file says of the job; nothing of what it leaves to it.
+
+    A key that it does not give has its library's default, but for settings that are `given` elsewhere.
+    """
+    found = {
+        claim.rule.setting: claim.value
+        for claim in brought.claims
+        if isinstance(claim.rule, ToJob) and claim.value != AUTO
+        and not (claim.is_absent and claim.rule.setting in given)
+    }  # fmt: skip
+    return found | brought.settings
+
+
+def explicit(experiment: Experiment) -> set[str]:
+    """Settings that the configuration or --set gave, dotted."""
+    found = set()
+    for section in experiment.model_fields_set:
+        values = getattr(experiment, section)
+        if isinstance(values, Section):  # the task of a job is no section
+            found |= {f"{section}.{key}" for key in values.model_fields_set}
+    return found
+
+
+def shared(files: Sequence[Brought], experiment: Experiment) -> dict[str, Any]:
+    """What the job of all rows takes from files: where they agree and the configuration is silent."""
+    given = explicit(experiment)
+    taken: dict[str, Any] = {}
+    for setting in dict.fromkeys(name for file in files for name in wishes(file, given)):
+        values = [found[setting] for file in files if setting in (found := wishes(file, given))]
+        if setting not in given and all(value == values[0] for value in values):
+            taken[setting] = values[0]
+    together = {name for file in files for name in wishes(file) if name.startswith("schedule.")}
+    if not together <= set(taken):  # the schedules of the files differ
+        taken = {name: value for name, value in taken.items() if name not in together}
+    for group in (CUT, LENGTH, SCHEDULE):
+        if given & set(group):  # together with what was given they could contradict each other
+            taken = {name: value for name, value in taken.items() if name not in group}
+    return taken
+
+
+def with_settings(experiment: Experiment, settings: Settings, what: str) -> Experiment:
+    """The experiment with other values; those that would contradict them are left out.
+
+    Raises HarnessError, beginning with `what`, for a value that a setting does not allow.
+    """
+    document = experiment.model_dump(exclude_unset=True)
+    if set(settings) & set(LENGTH):
+        _drop(document, LENGTH)
+    if "schedule.scheduler" in settings:  # warmup_steps stays for parameters that are left to the job
+        _drop(document, (name for name in SCHEDULE if name != "schedule.warmup_steps"))
+    cut = set(settings) & set(CUT)
+    for name in CUT[::-1] if cut else ():
+        if len(_given(document, CUT) | cut) > 2 and name not in cut:
+            _drop(document, (name,))
+    for name, value in settings.items():
+        section, key = name.split(".")
+        document.setdefault(section, {})[key] = value
+    try:
+        return Experiment.model_validate(document)
+    except ValidationError as error:
+        raise HarnessError(f"{what}: {explain_all(error, Experiment, settings_by_name())}") from error
+
+
+def _given(document: Mapping[str, Any], names: Iterable[str]) -> set[str]:
+    pairs = ((name, *name.split(".")) for name in names)
+    return {name for name, section, key in pairs if document.get(section, {}).get(key) is not None}
+
+
+def _drop(document: dict[str, Any], names: Iterable[str]) -> None:
+    for section, key in (name.split(".") for name in names):
+        document.get(section, {}).pop(key, None)
+
+
+def value_of(experiment: Experiment, setting: str) -> Any:
+    """The value of a dotted setting."""
+    section, key = setting.split(".")
+    return getattr(getattr(experiment, section), key)
+
 
 LARGE_MODEL = 2**62
 """Parameters: no bucket of a preset is then cut to the model's size."""

@@ -56,7 +56,7 @@ from harness.launch.external import started_as_rank
 from harness.launch.requeued import made_in_job, requeued_job
 from harness.nested import differences
 from harness.plan.estimate.question import why_not_micro_batched, why_unsupported
-from harness.plan.wall_time import ASSUMED, assumed_time
+from harness.plan.preflight import ASSUMED, assumed_time
 from harness.record import Record
 from harness.record.provenance import package_versions
 from harness.record.store import Store, keep_runs

@@ -17,11 +17,10 @@ from harness.cli.arguments import split_backends
 from harness.cli.options import PATH, common, json_option
 from harness.cli.output import echo
 from harness.doctor.check import SelfCheck, cover, document, self_check
-from harness.doctor.gpu.bundle import PACKED, check_bundle, write_bundle
 from harness.doctor.gpu.catalogue import answer_all
-from harness.doctor.gpu.check import Answer
-from harness.doctor.gpu.evidence import Evidence
+from harness.doctor.gpu.check import Answer, Evidence
 from harness.doctor.gpu.matrices import AT_SIZE, Compared, compare_all, matrices
+from harness.doctor.gpu.packing import PACKED, check_bundle, write_bundle
 from harness.doctor.gpu.runs import gather, ranks_on
 from harness.errors import HarnessError
 from harness.fabric.result import FABRIC_NAME, OPERATIONS, write_result
@@ -29,8 +28,7 @@ from harness.gpus.found import Gpus, find_gpus
 from harness.judge.rows import reason
 from harness.judge.wording import ranks
 from harness.launch.cells import canonical_label
-from harness.launch.launcher import device_of
-from harness.launch.libraries import EVERY_RANK, require_libraries
+from harness.launch.launcher import EVERY_RANK, device_of, require_libraries
 from harness.record.provenance import environment, package_versions
 from harness.scratch import scratch_folder
 from harness.tell.narrow import fitted

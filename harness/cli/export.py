@@ -64,8 +64,14 @@ def _export(
     tool: Tool, backend: str | None, config: Path | None, assignments: tuple[str, ...], nproc: int | None,
     output: Path, steps: int, given: GivenFiles,
 ) -> int:  # fmt: skip
-    from harness.exported.folder import LAUNCH, ON_CPU, exported_files, require_exportable, write_folder
-    from harness.exported.strategies import strategy_of
+    from harness.exported.folder import (
+        LAUNCH,
+        ON_CPU,
+        exported_files,
+        require_exportable,
+        strategy_of,
+        write_folder,
+    )
     from harness.job.batch import batch_layout
     from harness.job.config import load_experiment
     from harness.launch.cells import canonical_label, make_cell

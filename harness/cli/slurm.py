@@ -37,8 +37,6 @@ from harness.record.store import Store
 from harness.shipped import resolve
 from harness.slurm import attempt, client
 from harness.slurm.attempt import ScriptEnd
-from harness.slurm.collection import RunState, look, records_of_cells
-from harness.slurm.collection import collect as collect_records
 from harness.slurm.matrix import (
     Matrix,
     PlannedRun,
@@ -48,9 +46,23 @@ from harness.slurm.matrix import (
     render_matrix,
     write_matrix,
 )
-from harness.slurm.preflight import foresee_runs, forget_refused, record_refused, site_limits, unfit_software
 from harness.slurm.site import load_site, with_time_limit
-from harness.slurm.submission import AnotherSubmission, alone, read_jobs, submit_runs, unsubmitted
+from harness.slurm.submission import (
+    AnotherSubmission,
+    RunState,
+    alone,
+    foresee_runs,
+    forget_refused,
+    look,
+    read_jobs,
+    record_refused,
+    records_of_cells,
+    site_limits,
+    submit_runs,
+    unfit_software,
+    unsubmitted,
+)
+from harness.slurm.submission import collect as collect_records
 from harness.tell.narrow import fitted
 
 _run_directory = click.argument("run_directory", type=PATH)

@@ -23,8 +23,7 @@ def snapshot(files: tuple[Path, ...], as_json: bool) -> int:
     same as JSON. Shows fragmentation and blocks held for other streams too.
     """
     from harness.errors import HarnessError
-    from harness.snapshots.account import accounts
-    from harness.snapshots.reading import read_snapshot
+    from harness.snapshots.account import accounts, read_snapshot
     from harness.tell.snapshots import snapshot_document
     from harness.tell.traces import terminal_lines
 

@@ -31,7 +31,7 @@ from harness.launch.launcher import LocalLauncher, modules_to_preload
 from harness.record import Record, WorldPart
 from harness.record.record_files import RecordFiles
 from harness.record.store import read_record
-from harness.record.together import is_another_computation
+from harness.record.workload import is_another_computation
 
 FIRST_STEPS = 4
 """Most defects act from the start, long before losses show them."""

@@ -12,8 +12,7 @@ from harness.judge.parity import has_dropout
 from harness.judge.rows import reason
 from harness.launch.cells import canonical_label
 from harness.record import Record
-from harness.record.archive import archive_of
-from harness.record.record_files import place_of_runs
+from harness.record.record_files import archive_of, place_of_runs
 from harness.record.store import read_runs
 
 

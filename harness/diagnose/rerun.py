@@ -20,7 +20,7 @@ from harness.launch.launcher import LocalLauncher, run_cell
 from harness.record import Record
 from harness.record.run_id import run_folder
 from harness.record.store import Store
-from harness.record.together import is_another_computation, samples_at_once
+from harness.record.workload import is_another_computation, samples_at_once
 from harness.run_directory.assemble import assemble
 from harness.run_directory.events import ExaminedEvent, Tail
 from harness.run_directory.request import RunRequest, rank_file

@@ -8,14 +8,158 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from harness.backends.base import Preset
+from harness.backends import registry
+from harness.backends.base import BackendOptions, Preset, SetupContext, World
+from harness.backends.hybrid import shard_size
+from harness.backends.options import ZeroOptions, gathers_blocks
+from harness.backends.presets import ROOT_RESHARD, ddp_changes, fsdp2_changes, reduce_dtype_changes
+from harness.backends.strategy import FSDP1_STRATEGIES, StrategyKind
+from harness.backends.zero_config import zero_config
+from harness.brought.accelerate import RESHARDS, STRATEGIES
+from harness.brought.accelerate_keys import PRECISIONS, PREFETCH
 from harness.errors import HarnessError
-from harness.exported.accelerate_file import accelerate_values
-from harness.exported.strategies import LOW_DTYPES, deepspeed_values, strategy_of, torch_values
 from harness.files import write_atomically
 from harness.job.batch import BatchLayout
 from harness.job.job import Job, axes_of
 from harness.job.model import CODE_SWITCH
+
+LOW_DTYPES = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
+
+
+def strategy_of(label: str) -> StrategyKind:
+    """Raises HarnessError for a backend that no other program can have: the reference, a third party's."""
+    entry, options = registry.parse(label)
+    if type(options).mesh is not BackendOptions.mesh:
+        raise HarnessError(f"backend '{entry.name}' cannot be exported: its ranks share samples")
+    if entry.strategy is None or entry.strategy.family == "single":
+        raise HarnessError(f"backend '{entry.name}' cannot be exported: it is none of torch or DeepSpeed")
+    if entry.strategy.facts.cuts_layers:
+        raise HarnessError(
+            f"backend '{entry.name}' cannot be exported: its stages are modules of the harness"
+        )
+    if entry.strategy.route not in ("native", "accelerate"):
+        raise HarnessError(f"backend '{entry.name}' cannot be exported; export the native strategy instead")
+    return entry.strategy
+
+
+def deepspeed_values(
+    label: str, job: Job, layout: BatchLayout, world_size: int, device: str, parameters: int, preset: Preset
+) -> dict[str, Any]:
+    """DeepSpeed's JSON: that of `zero_config`, which a run hands over. Raises HarnessError."""
+    _, options = registry.parse(label)
+    stage = strategy_of(label).zero_stage
+    assert stage is not None
+    assert isinstance(options, ZeroOptions)
+    if gathers_blocks(options):
+        raise HarnessError("option 'leaf_module' cannot be exported: DeepSpeed wants classes of the model")
+    context = SetupContext(
+        world=World.planned(world_size, world_size, device),
+        precision=job.training.held_precision,
+        gradient_clipping=job.training.gradient_clipping,
+        micro_batch_size=layout.micro_batch_size,
+        accumulation_steps=layout.accumulation_steps,
+        preset=preset,
+        compute_loss=_no_loss,
+    )
+    return zero_config(stage, options, context, parameters)
+
+
+def _no_loss(*_: Any) -> Any:
+    raise AssertionError("a configuration computes no loss")
+
+
+def torch_values(label: str, job: Job, world_size: int, blocks: list[str], preset: Preset) -> dict[str, Any]:
+    """Arguments of DDP, FSDP1 or FSDP2, as far as they are not torch's own defaults."""
+    _, options = registry.parse(label)
+    strategy, low = strategy_of(label), LOW_DTYPES.get(job.training.precision)
+    if strategy.family == "ddp":
+        return {"arguments": {c.setting: c.value for c in ddp_changes(preset)}, "autocast": low}
+    reduces_in_fp32 = bool(reduce_dtype_changes(job.training.held_precision, preset))
+    values: dict[str, Any] = {
+        "blocks": blocks if getattr(options, "auto_wrap", None) is None else [],
+        "param_dtype": low,
+        "reduce_dtype": "float32" if reduces_in_fp32 else None,
+        "offload": getattr(options, "offload", "none") == "cpu",
+        "shard_size": _shard_size(options, strategy, world_size),
+    }
+    if strategy.family == "fsdp1":
+        names = ("backward_prefetch", "forward_prefetch", "limit_all_gathers")
+        prefetch = {name: getattr(options, name, None) for name in names}
+        return {**values, **prefetch, "sharding_strategy": FSDP1_STRATEGIES[strategy.sharding]}
+    for name in ("prefetch", "master_dtype"):
+        if getattr(options, name, None) not in (None, "fp32"):
+            raise HarnessError(f"option '{name}' of '{label}' cannot be exported; leave it out")
+    reshards = getattr(options, "reshard", None) or strategy.facts.reshards
+    changes = fsdp2_changes(job.training.held_precision, preset, reshard=reshards)
+    root = next((c.value for c in changes if c.setting == ROOT_RESHARD), None)
+    return {**values, "reshard": reshards, "root_reshard": root}
+
+
+def _shard_size(options: Any, strategy: StrategyKind, world_size: int) -> int | None:
+    """Ranks of a shard group; None: one group."""
+    if not strategy.facts.has_replicas:
+        return None
+    world = World.planned(world_size, world_size, "cpu")
+    return shard_size(world, getattr(options, "shard_size", None))
+
+
+OF_BACKEND = {backend: name for name, backend in STRATEGIES.items()}
+OF_PREFETCH = {value: name.upper() for name, value in PREFETCH.items()}
+OF_PRECISION = {value: name for name, value in PRECISIONS.items() if name != "fp32"}
+
+
+def accelerate_values(label: str, job: Job, world_size: int, device: str) -> dict[str, Any]:
+    """Keys and values. DeepSpeed's own stand in `ds_config.json` next to it. Raises HarnessError."""
+    strategy = strategy_of(label)
+    shared: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "num_machines": 1,
+        "num_processes": world_size,
+        "machine_rank": 0,
+        "main_training_function": "main",
+    }
+    if strategy.zero_stage is not None:
+        plugin = {"deepspeed_config_file": "ds_config.json", "zero3_init_flag": False}
+        return {**shared, "distributed_type": "DEEPSPEED", "deepspeed_config": plugin}
+    if job.training.precision not in OF_PRECISION:
+        raise HarnessError(
+            f"training.precision {job.training.precision} cannot be set in Accelerate without DeepSpeed; "
+            "export torchrun instead"
+        )
+    shared["mixed_precision"] = OF_PRECISION[job.training.precision]
+    if strategy.family == "ddp":
+        # For MULTI_CPU `accelerate launch` 1.15 needs MPI; this one starts CPU ranks through torchrun.
+        return {**shared, "distributed_type": "MULTI_GPU", "use_cpu": device == "cpu"}
+    return {**shared, "distributed_type": "FSDP", "fsdp_config": _fsdp(label, job)}
+
+
+def _fsdp(label: str, job: Job) -> dict[str, Any]:
+    entry, options = registry.parse(label)
+    version = 2 if strategy_of(label).family == "fsdp2" else 1
+    native = entry.name.removeprefix("accelerate-")
+    values: dict[str, Any] = {
+        "fsdp_version": version,
+        "fsdp_auto_wrap_policy": "NO_WRAP"
+        if getattr(options, "auto_wrap", None)
+        else "TRANSFORMER_BASED_WRAP",
+        "fsdp_offload_params": getattr(options, "offload", "none") == "cpu",
+        "fsdp_activation_checkpointing": job.training.activation_checkpointing,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+    }
+    if version == 2:
+        reshard = {backend: value for value, backend in RESHARDS.items()}.get(native)
+        if reshard is None or getattr(options, "reshard", None) is not None:
+            raise HarnessError(f"'{label}' cannot be set in Accelerate's file; export torchrun instead")
+        return {**values, "fsdp_reshard_after_forward": reshard}
+    prefetch = getattr(options, "backward_prefetch", None) or "pre"
+    return {
+        **values,
+        "fsdp_sharding_strategy": OF_BACKEND[native],
+        "fsdp_backward_prefetch": OF_PREFETCH[prefetch],
+        "fsdp_forward_prefetch": bool(getattr(options, "forward_prefetch", None)),
+        "fsdp_use_orig_params": True,
+    }
+
 
 Tool = Literal["accelerate", "deepspeed", "torchrun"]
 LAUNCH = {

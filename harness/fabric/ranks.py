@@ -17,7 +17,7 @@ from harness.errors import HarnessError
 from harness.fabric.result import FABRIC_NAME, FabricResult, read_fabric
 from harness.import_path import module_command, safe_environment
 from harness.launch.ending import die_with
-from harness.launch.libraries import require_libraries
+from harness.launch.launcher import require_libraries
 from harness.scratch import scratch_folder
 
 

@@ -6,8 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import ModuleType
 
-from harness.backends.autotp_plan import OUTPUT, cut_dimension, local_shape, part_sizes
-from harness.backends.tensor_plan import COLUMNS, ROWS
+from harness.backends.tensor_plan import (
+    COLUMNS,
+    OUTPUT,
+    ROWS,
+    autotp_cut_dimension,
+    autotp_local_shape,
+    part_sizes,
+)
 from harness.forms import zero3, zero12
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.layout import Layout, Tensor
@@ -89,7 +95,7 @@ def _cut(workload: Workload) -> Layout:
     ranks, place = mesh.size("tensor"), mesh.coordinates(workload.rank)["tensor"]
 
     def local(tensor: Tensor) -> Tensor:
-        return replace(tensor, shape=local_shape(tensor.name, tensor.shape, ranks, place))
+        return replace(tensor, shape=autotp_local_shape(tensor.name, tensor.shape, ranks, place))
 
     return replace(workload.layout, parameters=tuple(map(local, workload.layout.parameters)))
 
@@ -142,7 +148,7 @@ def _digest(workload: Workload) -> list[Collective]:
     sizes = [
         tensor.numel // tensor.shape[cut] * _padded(workload, tensor, cut)
         for tensor in workload.layout.parameters
-        if (cut := cut_dimension(tensor.name)) is not None
+        if (cut := autotp_cut_dimension(tensor.name)) is not None
     ]
     return [
         Collective(

@@ -15,12 +15,11 @@ from harness.errors import HarnessError
 from harness.judge.cell import Cell
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import Metric, metrics_in
-from harness.judge.occasions import ByOccasion, began_at, occasions
 from harness.judge.ranking import ByRound, Ratio, Round, ratios
 from harness.judge.repeats import Repeats
 from harness.judge.rows import Row
 from harness.judge.run import Run
-from harness.judge.run_conditions import labelled, varying, words
+from harness.judge.run_conditions import ByOccasion, began_at, labelled, occasions, varying, words
 from harness.judge.statistics import (
     LEVEL,
     Interval,

@@ -18,7 +18,7 @@ from harness.judge.repeats import Place, Runs, rankings, repeat_spreads
 from harness.judge.rows import Row, make_rows
 from harness.judge.run_conditions import is_deterministic
 from harness.record import Record
-from harness.record.together import samples_at_once
+from harness.record.workload import samples_at_once
 
 SHOWN = ("exact", "tight", "band")
 """Parities of a run that trains as its reference does."""

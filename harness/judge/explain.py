@@ -15,8 +15,7 @@ from harness.judge.measures import idle_on_some_ranks
 from harness.judge.noise import Limits
 from harness.judge.wording import percent
 from harness.record import Record
-from harness.record.together import micro_batches
-from harness.record.workload import known_strategy
+from harness.record.workload import known_strategy, micro_batches
 
 UNDIVIDED = ("eager",)
 """Kernels that neither torch's `context_parallel` nor DeepSpeed's Ulysses divides among ranks."""

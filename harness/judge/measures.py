@@ -1,19 +1,21 @@
-"""What one record says about speed, memory and communication."""
+"""What one record says about speed, memory, communication, power, energy and cost."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from statistics import median
 
 from harness.forms.dtypes import DTYPE_BYTES
+from harness.forms.flops import gpu_hours, kilowatt_hours
 from harness.forms.network import transport_sent_bytes
 from harness.forms.terms import STATE_KINDS, STEP_PHASES, ring_sent_bytes
 from harness.forms.textbook import gathers_updated, textbook_sent_bytes
 from harness.forms.workload import second_copy_ranks
 from harness.judge.states import after_backward, all_kinds
-from harness.record import CommunicationPart, MemoryPart, Record, StepPart
+from harness.record import CommunicationPart, EnergyPart, MemoryPart, Record, StepPart
 from harness.record.workload import known_strategy, layout_of
 
 STEP_MOMENTS = ("after_forward", "after_backward", "after_step")
@@ -225,3 +227,63 @@ def idle_on_some_ranks(record: Record) -> dict[str, list[int]]:
         parent = name.rpartition(".")[0]
         found.setdefault(parent if parent and siblings[parent] > 1 else name, set()).update(ranks)
     return {name: sorted(ranks) for name, ranks in found.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """Of the timed steps of one run, over all ranks; None: not known."""
+
+    device_watts: float | None
+    """Mean power of all GPUs together."""
+    host_watts: float | None
+    """Mean power of the processors and DRAM of all machines together."""
+    kilowatt_hours: float | None
+    """Per 1e9 tokens, of all that is known."""
+    gpu_hours: float | None
+    """Per 1e9 tokens."""
+    cost: float | None
+    """Per 1e9 tokens, in the currency of the price."""
+
+
+def usage(record: Record) -> Usage | None:
+    """None where nothing was timed: without a rate no figure says anything. No run on a CUDA stub is."""
+    tokens_per_second = rate(record, "tokens")
+    if not tokens_per_second:
+        return None
+    parts = [part for rank in record.ranks if (part := rank.energy) is not None]
+    complete = len(parts) == len(record.ranks) > 0
+    device = _device_watts(parts) if complete else None
+    host = _host_watts(record) if complete else None
+    known = [watts for watts in (device, host) if watts is not None]
+    gpus = record.world.world_size if record.world.device == "cuda" else None
+    hours = gpu_hours(tokens_per_second, gpus) if gpus else None
+    price = record.price_per_gpu_hour
+    return Usage(
+        device_watts=device,
+        host_watts=host,
+        kilowatt_hours=kilowatt_hours(tokens_per_second, sum(known)) if known else None,
+        gpu_hours=hours,
+        cost=hours * price.amount if hours is not None and price is not None else None,
+    )
+
+
+def mean_watts(joules: float | None, seconds: float) -> float | None:
+    """Energy over time."""
+    return joules / seconds if joules is not None and seconds > 0 else None
+
+
+def _device_watts(parts: Sequence[EnergyPart]) -> float | None:
+    """Each rank has a GPU of its own."""
+    watts = [mean_watts(part.device_joules, part.seconds) for part in parts]
+    return None if None in watts else sum(w for w in watts if w is not None)
+
+
+def _host_watts(record: Record) -> float | None:
+    """Ranks on one machine read the same counters: the first of each machine counts."""
+    machines: dict[str, float | None] = {}
+    for rank in record.ranks:
+        if rank.energy is not None:
+            name = rank.energy.boot or rank.host
+            machines.setdefault(name, mean_watts(rank.energy.host_joules, rank.energy.seconds))
+    watts = list(machines.values())
+    return None if None in watts else sum(w for w in watts if w is not None)

@@ -17,7 +17,7 @@ from harness.backends.registry import REFERENCE
 from harness.judge.distance import Distance, distance, movement
 from harness.judge.wording import percent
 from harness.record import Record
-from harness.record.together import is_another_computation
+from harness.record.workload import is_another_computation
 
 
 def differing_answers(reference: Record, other: Record) -> int | None:

@@ -11,12 +11,11 @@ from harness.backends.registry import REFERENCE
 from harness.judge.cell import Cell
 from harness.judge.distance import aligned
 from harness.judge.metrics import BY_KEY, METRICS, SPEED, STEP, Metric
-from harness.judge.occasions import Spread, spread
 from harness.judge.parity import Parity
 from harness.judge.ranking import Ranking, Round
 from harness.judge.rows import Row
 from harness.judge.run import Run
-from harness.judge.run_conditions import is_deterministic
+from harness.judge.run_conditions import Spread, is_deterministic, spread
 from harness.judge.speed import shares_cores
 from harness.record import Record
 

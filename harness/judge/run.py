@@ -9,9 +9,8 @@ from statistics import fmean
 from harness.judge import measures
 from harness.judge.cell import Cell
 from harness.judge.distance import Series, series
-from harness.judge.disturbance import Disturbance, disturbance
+from harness.judge.speed import Disturbance, Timings, disturbance, timings
 from harness.judge.statistics import steady_from
-from harness.judge.timings import Timings, timings
 from harness.record import Record
 
 

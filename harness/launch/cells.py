@@ -39,7 +39,7 @@ from harness.record.provenance import (
     package_versions,
 )
 from harness.record.run_id import as_name
-from harness.record.together import depends_on_split, samples_at_once
+from harness.record.workload import depends_on_split, samples_at_once
 from harness.run_directory.request import Resume, RunRequest
 from harness.run_directory.resume import require_same_job
 

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from harness.backends import registry
+from harness.backends.library_facts import absent
 from harness.errors import HarnessError, JobError
 from harness.gpus.found import Gpus, find_gpus
 from harness.job.experiment import Experiment
 from harness.job.pairs import why_refused
 from harness.launch.cells import Cell, make_request
 from harness.launch.ending import end_all, end_asked, kill_fork_server, leaving_none_behind
-from harness.launch.libraries import require_libraries
 from harness.launch.owner import forget_owner, keep_outcome, note_owner
 from harness.launch.rank_main import enter_question, enter_rank
 from harness.launch.watch import Watch, ask_where
@@ -46,6 +46,18 @@ from harness.run_directory.events import Event, Tail, TurnEvent, has_ended_well
 from harness.run_directory.request import LOCAL_RENDEZVOUS, RunRequest, rank_file, rank_log
 from harness.safe_text import harmless, redacted
 from harness.scratch import name_multiprocessing_folder, scratch_folder
+
+EVERY_RANK = ("torch", "transformers")
+"""Distributions that each rank imports, whatever its backend."""
+EXTRA = "pip install 'sharding-harness[train]'"
+
+
+def require_libraries(what: str, packages: tuple[str, ...] = EVERY_RANK) -> None:
+    """Raise HarnessError where one of these distributions is not installed. what: who needs them, plural."""
+    if missing := absent(packages):
+        are = "is" if len(missing) == 1 else "are"
+        raise HarnessError(f"{' and '.join(missing)} {are} not installed, which {what} need: {EXTRA}")
+
 
 POLL_SECONDS = 0.25
 SILENT_SECONDS = 10.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.errors import HarnessError
 from harness.job.job import DEFAULT_TASK, Job
-from harness.launch.libraries import require_libraries
+from harness.launch.launcher import require_libraries
 from harness.plan.job import planned_model
 from harness.plan.model import PlannedModel
 from harness.plan.models import from_config, load_model

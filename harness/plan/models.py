@@ -12,7 +12,7 @@ from tabulate import tabulate
 from harness.backends.explain import InvalidYaml, parse_value, suggestion
 from harness.errors import HarnessError
 from harness.files import read_settings
-from harness.launch.libraries import require_libraries
+from harness.launch.launcher import require_libraries
 from harness.plan.architectures.architecture import Architecture, Tensors
 from harness.plan.architectures.catalogue import find_architecture, mixture_of_experts
 from harness.plan.architectures.llama import head_size

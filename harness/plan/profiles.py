@@ -34,7 +34,7 @@ from harness.forms.tensor import ranks_of
 from harness.forms.workload import Workload
 from harness.import_path import module_command, safe_environment
 from harness.job.model import AdapterSection, ModelSection
-from harness.launch.libraries import EVERY_RANK, require_libraries
+from harness.launch.launcher import EVERY_RANK, require_libraries
 from harness.plan.adapters import packed_inputs
 from harness.plan.part import local_config, local_profile
 from harness.plan.scenario import Scenario

@@ -23,7 +23,7 @@ from harness.job.batch import job_layout
 from harness.job.experiment import Experiment
 from harness.job.model import ModelSection
 from harness.launch.cells import Cell, make_cell, make_request
-from harness.launch.libraries import require_libraries
+from harness.launch.launcher import require_libraries
 from harness.plan.job import planned_model, scenario_of
 from harness.plan.memory import MemoryPrediction, MomentName, predict_memory
 from harness.plan.scenario import Scenario

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from harness.errors import HarnessError, JobError
-from harness.file_lock import locked
+from harness.files import locked
 from harness.import_path import put_before_packages, put_last
 from harness.job.job import Job
 from harness.job.model import CODE_SWITCH, split_factory

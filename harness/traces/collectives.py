@@ -14,7 +14,7 @@ from math import prod
 from typing import Any
 
 from harness.forms.terms import RING_PASSES
-from harness.traces.operators import INPUT_AT, OPERATORS, collective_of, dtype_of, element_bytes
+from harness.traces.kinds import INPUT_AT, OPERATORS, collective_of, dtype_of, element_bytes
 from harness.traces.overlap import length, union
 from harness.traces.timeline import Device, DeviceCommunication, HostEvent, Process
 

@@ -22,8 +22,7 @@ from harness.judge.comparison import Comparison
 from harness.judge.metrics import BY_KEY
 from harness.judge.rows import Row
 from harness.judge.wording import listed
-from harness.record.archive import write_archive
-from harness.record.record_files import ARCHIVE_NAME, RECORD_NAME
+from harness.record.record_files import ARCHIVE_NAME, RECORD_NAME, write_archive
 from harness.record.store import read_runs
 from harness.tell.report import write_report
 from tests.gpu_stub.log import Bytes, counted_collectives, told_collectives

@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError
-from harness.record.archive import SUFFIX, write_archive
-from harness.record.record_files import ARCHIVE_NAME, RECORD_NAME, is_folder_of_runs, place_of_runs
+from harness.record.record_files import (
+    ARCHIVE_NAME,
+    RECORD_NAME,
+    SUFFIX,
+    is_folder_of_runs,
+    place_of_runs,
+    write_archive,
+)
 from harness.record.store import archive_runs, read_record, read_runs, write_record
 from tests.records import make_record
 

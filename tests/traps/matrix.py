@@ -20,7 +20,7 @@ from harness.launch.cells import canonical_label, make_cell, noise_labels, same_
 from harness.launch.launcher import run_cell
 from harness.record import Record
 from harness.record.store import Store
-from harness.record.together import depends_on_split, samples_at_once
+from harness.record.workload import depends_on_split, samples_at_once
 from tests.forkserver import launcher
 from tests.plugins import register
 

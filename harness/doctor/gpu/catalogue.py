@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from harness.doctor.gpu.check import Answer, Check, Finding, answer, held
-from harness.doctor.gpu.evidence import (
+from harness.doctor.gpu.check import (
     AGAIN,
     FABRIC,
     FULL,
@@ -14,7 +13,12 @@ from harness.doctor.gpu.evidence import (
     SHARDED,
     SINGLE,
     ZERO,
+    Answer,
+    Check,
     Evidence,
+    Finding,
+    answer,
+    held,
 )
 from harness.forms.flops import find_peak
 from harness.forms.terms import STEP_PHASES

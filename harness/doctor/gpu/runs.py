@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends import registry
-from harness.doctor.gpu.evidence import (
+from harness.doctor.gpu.check import (
     AGAIN,
     FABRIC,
     FULL,

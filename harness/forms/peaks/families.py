@@ -1,11 +1,12 @@
-"""The course of a step by family."""
+"""The course of a step by family, and that of DDP."""
 
 from __future__ import annotations
 
 from harness.forms.activations import ActivationProfile
+from harness.forms.ddp import wraps
+from harness.forms.layout import Tensor
 from harness.forms.part import within
-from harness.forms.peaks.course import Course, Fullest, Ledger, Phase
-from harness.forms.peaks.ddp import DdpCourse
+from harness.forms.peaks.course import GRADIENTS, Course, Fullest, Holding, Ledger, Phase
 from harness.forms.peaks.fsdp1 import Fsdp1Course
 from harness.forms.peaks.fsdp2 import Fsdp2Course
 from harness.forms.peaks.pipeline import pipeline_moments
@@ -14,6 +15,33 @@ from harness.forms.peaks.zero0 import Zero0Course
 from harness.forms.peaks.zero3 import Zero3Course, Zero3TensorCourse
 from harness.forms.peaks.zero12 import Zero12Course
 from harness.forms.workload import Workload
+
+BUCKETS = Holding(
+    kind="gradients", name="gradients, as views of DDP's buckets", formula="4 P",
+    source="torch 2.13, csrc/distributed/c10d/reducer.cpp: buckets stay allocated between steps",
+)  # fmt: skip
+
+
+class DdpCourse(Course):
+    """Buckets stay; a gradient is copied into its bucket as it comes, and freed where it is a view."""
+
+    def begin(self) -> None:
+        super().begin()
+        if self._views:
+            size = self.workload.layout.trained_count * self.workload.master_bytes
+            self.ledger.add(BUCKETS, size)
+
+    def gradient_ready(self, parameter: Tensor) -> None:
+        # Under `no_sync` gradients add up beside the buckets; the last micro-step copies them in.
+        if not self._views or not self.last_micro_step:
+            super().gradient_ready(parameter)
+        elif self.micro_step:
+            self.ledger.drop(GRADIENTS, parameter.numel * self.gradient_bytes)
+
+    @property
+    def _views(self) -> bool:
+        return wraps(self.workload) and self.workload.like_for_like
+
 
 COURSES: dict[str, type[Course]] = {
     "single": Course,

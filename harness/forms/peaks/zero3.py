@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from harness.backends.autotp_plan import cut_dimension
 from harness.backends.presets import ZERO3_DEFAULTS, ZERO3_PREFETCH_ELEMENTS
+from harness.backends.tensor_plan import autotp_cut_dimension
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.layout import Tensor, ceil_to, elements
 from harness.forms.optimizer_step import updated_tensors
@@ -348,7 +348,7 @@ class Zero3TensorCourse(Zero3Course):
                 self.ledger.add(KEPT, self._size(tensor))
 
     def _is_kept(self, tensor: Tensor) -> bool:
-        cut = tensor.name.endswith(".weight") and cut_dimension(tensor.name) is not None
+        cut = tensor.name.endswith(".weight") and autotp_cut_dimension(tensor.name) is not None
         return cut and self.workload.like_for_like and self.workload.world_size > 1
 
     def _size(self, tensor: Tensor) -> int:

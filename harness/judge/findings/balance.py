@@ -11,14 +11,12 @@ import numpy as np
 
 from harness.backends.registry import REFERENCE
 from harness.forms.flops import hardware_flops_per_token
-from harness.judge.disturbance import PERSISTENT_RUNS, is_beyond_noise
 from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.measures import idle_on_some_ranks
 from harness.judge.repeats import Place, Repeats, Runs
 from harness.judge.rows import Row
 from harness.judge.run import Run
-from harness.judge.speed import geometry, recomputation
-from harness.judge.timings import Seconds
+from harness.judge.speed import PERSISTENT_RUNS, Seconds, geometry, is_beyond_noise, recomputation
 from harness.record import Record
 
 LEAST_STEPS = 5

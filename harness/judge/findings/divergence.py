@@ -12,7 +12,7 @@ from harness.judge.noise import differing_answers
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 from harness.judge.wording import listed, percent
-from harness.record.together import batch_statistics
+from harness.record.workload import batch_statistics
 
 MEASURES = {
     "norm": ("a gradient norm differs", ""),

@@ -13,7 +13,7 @@ from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 from harness.judge.wording import counted
 from harness.record import ModelLossPart, Record
-from harness.record.together import batch_statistics, is_another_computation
+from harness.record.workload import batch_statistics, is_another_computation
 
 BYTES = "bytes"
 

@@ -18,8 +18,7 @@ from harness.judge.rows import Row
 from harness.judge.wording import words
 from harness.nested import differences
 from harness.record import GivenPart, Record
-from harness.record.together import batch_statistics
-from harness.record.workload import known_strategy
+from harness.record.workload import batch_statistics, known_strategy
 
 BY_SETTING = {
     "gradient clipping": "clipping-differs",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from harness.plan.attention import attention_kernel
+from harness.plan.computing import attention_kernel
 from harness.plan.estimate.question import Question
 from harness.plan.estimate.row import EstimateRow
 from harness.plan.memory import MemoryPrediction, MemoryTerm

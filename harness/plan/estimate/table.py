@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.backends.strategy import ROUTE_PREFIXES
 from harness.judge.wording import listed
-from harness.plan.attention import attention_kernel
+from harness.plan.computing import attention_kernel
 from harness.plan.estimate.document import formulae
 from harness.plan.estimate.question import Question
 from harness.plan.estimate.row import EstimateRow

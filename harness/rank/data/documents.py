@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.errors import JobError
 from harness.job.data import DataSection
-from harness.rank.data.hub import settle_hub
+from harness.rank.data.tokens import settle_hub
 from harness.safe_text import encodable
 
 

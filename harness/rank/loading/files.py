@@ -18,8 +18,7 @@ from torch import nn
 
 from harness.backends.precision import COMPUTE_DTYPES
 from harness.errors import HarnessError, JobError
-from harness.file_lock import locked
-from harness.files import write_atomically
+from harness.files import locked, write_atomically
 from harness.import_path import module_command, safe_environment
 from harness.job.job import Job
 from harness.job.model import AdapterSection

@@ -15,8 +15,8 @@ from harness.backends.precision import COMPUTE_DTYPES
 from harness.errors import JobError
 from harness.job.data import IMAGES
 from harness.job.job import Job
-from harness.rank.data.hub import settle_hub
 from harness.rank.data.samples import DataFacts
+from harness.rank.data.tokens import settle_hub
 from harness.rank.factories import one_at_a_time, why_refused
 from harness.rank.models.adapter import add_adapters, hold_frozen
 from harness.rank.models.changes import chunk_head, compile_blocks, enable_checkpointing

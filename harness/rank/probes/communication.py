@@ -24,7 +24,7 @@ from harness.backends.optimizer_groups import tensors_in
 from harness.backends.pipeline.cut import PHASES
 from harness.backends.precision import dtype_name
 from harness.forms.workload import ELSEWHERE
-from harness.traces.operators import OPERATORS
+from harness.traces.kinds import OPERATORS
 
 MESSAGES = ("send", "recv")
 WITH_GRADIENTS = "torch.distributed.nn.functional"

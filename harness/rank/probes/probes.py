@@ -34,12 +34,35 @@ from harness.rank.probes.memory import (
     live_bytes_by_kind,
 )
 from harness.rank.probes.process_memory import process_memory
-from harness.rank.probes.snapshot import Snapshot
 from harness.rank.probes.time import ProcessorAccount
 from harness.rank.probes.tracer import Tracer
 from harness.record import CommunicationPart, MemoryPart, Moment, OverlapPart, Window
 from harness.run_directory.events import MeasuredEvent
 from harness.run_directory.request import RunRequest, snapshot_file, trace_file
+
+LONGEST_HISTORY = 200_000
+"""Allocations and frees that torch remembers, oldest dropped first."""
+
+
+class Snapshot:
+    """Records every allocation with its stack between `start` and `write`; CUDA only."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._recording = False
+
+    def start(self) -> None:
+        if not self._recording:
+            torch.cuda.memory._record_memory_history(max_entries=LONGEST_HISTORY)
+            self._recording = True
+
+    def write(self) -> None:
+        """Write the file and stop recording; does nothing before `start`."""
+        if self._recording:
+            torch.cuda.memory._dump_snapshot(str(self.file))
+            torch.cuda.memory._record_memory_history(enabled=None)
+            self._recording = False
+
 
 NO_BACKWARD = -1
 """What torch says of the backward pass that this thread is in if it is in none."""

@@ -1,12 +1,98 @@
-"""Horizontal bars, one for each cell, in a panel for each number of ranks."""
+"""Horizontal bars, one for each cell, in a panel for each number of ranks; what rows say of their cell."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from harness.tell.pictures.cells import Row
-from harness.tell.pictures.drawing import GREY
+from harness.judge.repeats import Repeats, place_to_compare
+from harness.judge.wording import ranks
+from harness.tell.formats import one_line, shortened
+from harness.tell.pictures.drawing import GREY, look_of_record
+
+MOST_CELLS = 24
+"""More would make the picture longer than a screen; then only one world size is drawn."""
+MOST_NAMED = 12
+MOST_TOLD = 6
+"""Cells in an alternative text."""
+LONGEST_LABEL = 34
+Row = dict[str, Any]
+
+
+def cell_row(group: Repeats, groups: Sequence[Repeats], **fields: Any) -> Row:
+    """A row about a cell, which a page can filter by; `groups`: all that are drawn."""
+    record = group.record
+    return {
+        "cell": one_line(group.cell.key),
+        "backend": one_line(group.label),
+        "ranks": group.world_size,
+        "nodes": record.world.nodes,
+        "precision": record.job.training.precision,
+        "name": drawn_name(group.backend, [one.backend for one in groups]),
+        "place": place_name(group, groups),
+        **look_of_record(record).fields(),
+        **fields,
+    }
+
+
+def drawn_name(name: str, names: Sequence[str]) -> str:
+    """A name without its middle where it is long, unless another of the names then looks the same."""
+    short = shortened(name, LONGEST_LABEL)
+    alike = any(other != name and shortened(other, LONGEST_LABEL) == short for other in names)
+    return one_line(name) if alike else short
+
+
+def rows_of_all(
+    groups: Sequence[Repeats], drawn: Sequence[Repeats], rows_of: Callable[[Repeats], Sequence[Row]]
+) -> list[Row]:
+    """Rows of every cell; `is_drawn` is False in those of cells that only a filter of a page may show."""
+    return [
+        row if any(group is one for one in drawn) else {**row, "is_drawn": False}
+        for group in groups
+        for row in rows_of(group)
+    ]
+
+
+def place_name(group: Repeats, groups: Sequence[Repeats]) -> str:
+    """'2 ranks': where a cell is compared with others; run conditions and the job where they tell apart."""
+    job_id, size, conditions = group.place
+    several = len({other.record.job_id for other in groups if other.world_size == size}) > 1
+    return ", ".join(filter(None, [ranks(size), conditions, f"job {job_id[:6]}" if several else ""]))
+
+
+def drawable(groups: Sequence[Repeats]) -> list[Repeats]:
+    """Those that are drawn: all, or the first of the world size at which the verdict compares."""
+    if len(groups) <= MOST_CELLS:
+        return list(groups)
+    place = place_to_compare(groups)
+    size = place[1] if place else max(group.world_size for group in groups)
+    return [group for group in groups if group.world_size == size][:MOST_CELLS]
+
+
+def caption(text: str, drawn: Sequence[Repeats], groups: Sequence[Repeats]) -> str:
+    """The text, and what of the groups is not drawn."""
+    if len(drawn) == len(groups):
+        return text
+    sizes = sorted({group.world_size for group in drawn})
+    return f"{text} Drawn: {len(drawn)} of {len(groups)} cells, on {ranks(*sizes)}."
+
+
+def told(rows: Sequence[Row], text: str = "text") -> str:
+    """'2 ranks: ddp 100 %, zero3 31 %; 4 ranks: ...', for an alternative text; long lists are cut."""
+    places: dict[str, list[str]] = {}
+    for row in rows:
+        places.setdefault(row["place"], []).append(f"{row['name']} {row[text]}")
+    most = max(2, MOST_TOLD // max(1, len(places)))
+    return "; ".join(f"{place}: {', '.join(_ends(cells, most))}" for place, cells in places.items())
+
+
+def _ends(texts: Sequence[str], most: int) -> Sequence[str]:
+    """All, or so many from both ends."""
+    if len(texts) <= most:
+        return texts
+    last = max(1, most // 3)
+    return [*texts[: most - last], "...", *texts[-last:]]
+
 
 Layer = dict[str, Any]
 WIDTH = 520

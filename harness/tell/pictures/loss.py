@@ -15,8 +15,7 @@ from harness.judge.wording import counted, listed, ranks
 from harness.record import Record
 from harness.tell.document import Picture
 from harness.tell.formats import number, scientific
-from harness.tell.pictures.bars import as_given
-from harness.tell.pictures.cells import MOST_NAMED, Row, cell_row
+from harness.tell.pictures.bars import MOST_NAMED, Row, as_given, cell_row
 from harness.tell.pictures.curves import NAME, spread
 from harness.tell.pictures.drawing import GREY, LIMIT, VERDICTS
 

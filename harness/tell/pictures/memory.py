@@ -13,8 +13,20 @@ from harness.judge.repeats import Repeats
 from harness.judge.states import largest, rank_states
 from harness.tell.document import Picture
 from harness.tell.formats import number
-from harness.tell.pictures.bars import Layer, bar_chart, quantity, stack, text_after, tick
-from harness.tell.pictures.cells import Row, caption, cell_row, drawable, rows_of_all, told
+from harness.tell.pictures.bars import (
+    Layer,
+    Row,
+    bar_chart,
+    caption,
+    cell_row,
+    drawable,
+    quantity,
+    rows_of_all,
+    stack,
+    text_after,
+    tick,
+    told,
+)
 from harness.tell.pictures.drawing import KINDS, LIMIT, only_drawn
 
 REST = "activations"

@@ -9,7 +9,7 @@ from harness.judge.scaling import Point
 from harness.judge.wording import listed
 from harness.tell.document import Picture
 from harness.tell.formats import percent
-from harness.tell.pictures.cells import MOST_NAMED, Row, cell_row, drawn_name
+from harness.tell.pictures.bars import MOST_NAMED, Row, cell_row, drawn_name
 from harness.tell.pictures.curves import Panel
 from harness.tell.pictures.drawing import FAMILIES, GREY, look_of_record
 

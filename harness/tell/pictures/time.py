@@ -8,12 +8,21 @@ from statistics import median
 from harness.judge import speed
 from harness.judge.comparison import Comparison
 from harness.judge.repeats import Repeats
-from harness.judge.timings import DATA, WAITING
+from harness.judge.speed import DATA, WAITING
 from harness.record import RankPart
 from harness.tell.document import Picture
 from harness.tell.formats import number, percent
-from harness.tell.pictures.bars import bar_chart, stack, text_after
-from harness.tell.pictures.cells import Row, caption, cell_row, drawable, rows_of_all, told
+from harness.tell.pictures.bars import (
+    Row,
+    bar_chart,
+    caption,
+    cell_row,
+    drawable,
+    rows_of_all,
+    stack,
+    text_after,
+    told,
+)
 from harness.tell.pictures.drawing import (
     ACTIVITIES,
     COPIES_ALONE,

@@ -9,8 +9,18 @@ from harness.judge.metrics import EXPECTED_SENT, SENT, TEXTBOOK_SENT
 from harness.judge.repeats import Repeats
 from harness.tell.document import Picture
 from harness.tell.formats import number, short
-from harness.tell.pictures.bars import bar, bar_chart, text_after, tick
-from harness.tell.pictures.cells import Row, caption, cell_row, drawable, rows_of_all, told
+from harness.tell.pictures.bars import (
+    Row,
+    bar,
+    bar_chart,
+    caption,
+    cell_row,
+    drawable,
+    rows_of_all,
+    text_after,
+    tick,
+    told,
+)
 from harness.tell.pictures.drawing import LIMIT, only_drawn
 
 NEGLIGIBLE = 0.005

@@ -12,7 +12,7 @@ from harness.judge.comparison import Comparison
 from harness.judge.noise import BAND_FACTOR, CUT_BAND, TIGHT_FACTOR, UNMEASURED_FACTOR, Level, Limits, Noise
 from harness.judge.run_conditions import is_deterministic
 from harness.judge.wording import listed
-from harness.record.together import depends_on_split
+from harness.record.workload import depends_on_split
 from harness.tell.document import Block, Column, Folded, Heading, Items, Paragraph, Section, Table
 from harness.tell.formats import number, scientific, short
 from harness.tell.pictures.loss import loss_picture

@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from harness.judge.cell import Cell, name_cells
 from harness.judge.comparison import Comparison
 from harness.judge.expected import unjudged_amounts
-from harness.judge.occasions import PAUSE_SECONDS
 from harness.judge.repeats import Repeats, job_marks
 from harness.judge.rows import reason
+from harness.judge.run_conditions import PAUSE_SECONDS
 from harness.judge.surprises import surprises
 from harness.judge.wording import counted, listed
 from harness.record import Record
 from harness.tell.document import Block, Column, Folded, Items, Paragraph, Section, Table
 from harness.tell.order_words import LEGEND, clock_words, occasions_words
-from harness.tell.pictures.throughput import throughput_picture
-from harness.tell.pictures.trade_off import trade_off_picture
+from harness.tell.pictures.trade_off import throughput_picture, trade_off_picture
 from harness.tell.tables import (
     WITHOUT_FORM,
     WITHOUT_FORM_MEANS,

@@ -17,7 +17,7 @@ from harness.tell.document import Block, Code, Document, Folded, Items, Line, Pi
 from harness.tell.pictures.loss import loss_picture
 from harness.tell.pictures.memory import memory_picture
 from harness.tell.pictures.scaling import strong_picture, weak_picture
-from harness.tell.pictures.throughput import throughput_picture
+from harness.tell.pictures.trade_off import throughput_picture
 from harness.tell.pictures.volume import volume_picture
 from harness.tell.sections.findings import no_findings
 from harness.tell.sections.reproduce import commands_of

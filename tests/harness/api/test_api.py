@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 import harness
-from harness.api.command import answer, assignments
 from harness.api.results import Results
-from harness.api.runs import several_jobs
+from harness.api.runs import answer, assignments, several_jobs
 from tests.docs.markdown import ROOT
 from tests.harness.cli.command_line import harness as command
 from tests.records import make_record, make_weights

@@ -7,8 +7,8 @@ from ruamel.yaml import YAML
 
 from harness.brought.deepspeed_keys import DEFAULT, KEYS
 from harness.brought.library_defaults import deepspeed_values, with_defaults
+from harness.brought.reading import LIBRARY, Fixed, ToOption
 from harness.brought.rows import GivenRow, exactly_as_given, like_for_like, read_files
-from harness.brought.rules import LIBRARY, Fixed, ToOption
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
 from harness.nested import leaves

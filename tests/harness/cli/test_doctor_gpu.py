@@ -11,9 +11,9 @@ from click.testing import CliRunner, Result
 from harness.cli import doctor as doctor_gpu
 from harness.cli.doctor import doctor
 from harness.doctor.gpu.catalogue import CHECKS
-from harness.doctor.gpu.evidence import Evidence
+from harness.doctor.gpu.check import Evidence
 from harness.gpus.found import Gpu, Gpus
-from harness.record.archive import read_archive
+from harness.record.record_files import read_archive
 from tests.harness.doctor.gpu_evidence import fabric_of, sound
 
 Doctor = Callable[..., Result]

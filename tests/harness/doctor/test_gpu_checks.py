@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from harness.doctor.gpu.catalogue import CHECKS, answer_all
-from harness.doctor.gpu.check import Answer
-from harness.doctor.gpu.evidence import AGAIN, FULL, ON_CPU, RUNS, SHARDED, SINGLE, ZERO, Evidence
+from harness.doctor.gpu.check import AGAIN, FULL, ON_CPU, RUNS, SHARDED, SINGLE, ZERO, Answer, Evidence
 from harness.doctor.gpu.runs import count_kernels
 from harness.gpus.found import Gpu
 from harness.record import ErrorPart, RankPart, Record

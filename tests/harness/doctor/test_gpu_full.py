@@ -21,9 +21,9 @@ from click.testing import CliRunner, Result
 
 from harness.cli import doctor as command
 from harness.doctor.gpu import matrices, runs
-from harness.doctor.gpu.anonymous import anonymous, anonymous_document, forget_names
-from harness.doctor.gpu.evidence import AGAIN, SINGLE
+from harness.doctor.gpu.check import AGAIN, SINGLE
 from harness.doctor.gpu.matrices import Compared, Matrix
+from harness.doctor.gpu.packing import anonymous, anonymous_document, forget_names
 from harness.doctor.gpu.runs import OUT_OF_TIME
 from tests.harness.cli.command_line import INTERRUPTED, SMALL, harness
 from tests.harness.doctor.gpu_evidence import sound

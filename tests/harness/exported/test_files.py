@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from harness.errors import HarnessError
-from harness.exported.folder import exported_files, require_exportable
-from harness.exported.strategies import torch_values
+from harness.exported.folder import exported_files, require_exportable, torch_values
 from harness.job.batch import batch_layout
 from harness.job.config import load_experiment
 from harness.launch.cells import canonical_label

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from harness.judge.comparison import Comparison
-from harness.judge.occasions import Spread, occasions, spread
+from harness.judge.run_conditions import Spread, occasions, spread
 from harness.record import Record
 from harness.record.environment import SlurmPart
 from harness.tell.order_words import ONE_OCCASION, occasions_words

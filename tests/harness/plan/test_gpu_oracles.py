@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from harness.api.estimates import estimate
+from harness.api.runs import estimate
 from harness.forms.terms import ring_sent_bytes
-from harness.plan.communicating import call_latency, path_of
 from harness.plan.constants import default_constants
 from harness.plan.hardware import load_hardware
+from harness.plan.speed import call_latency, path_of
 from tests.harness.plan.plans import scenario
 
 GIB = 2**30

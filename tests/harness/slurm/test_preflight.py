@@ -12,9 +12,8 @@ from harness.errors import HarnessError
 from harness.job.experiment import Experiment
 from harness.record.store import read_record
 from harness.slurm.matrix import MATRIX_NAME, Matrix, plan_nodes, render_matrix, write_matrix
-from harness.slurm.preflight import memory_bytes, site_limits, unfit_software
 from harness.slurm.site import Site, load_site
-from harness.slurm.submission import unsubmitted
+from harness.slurm.submission import memory_bytes, site_limits, unfit_software, unsubmitted
 from tests.harness.slurm.fakes import FakeSlurm
 from tests.harness.slurm.test_site import SITES
 

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from harness.errors import HarnessError
-from harness.snapshots.account import accounts
-from harness.snapshots.reading import read_snapshot
+from harness.snapshots.account import accounts, read_snapshot
 from tests.harness.cli.command_line import harness
 
 FILE = Path(__file__).parent / "stub.pickle"

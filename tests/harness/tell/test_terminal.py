@@ -5,7 +5,7 @@ import pytest
 from harness.judge.comparison import Comparison
 from harness.tell import narrow
 from harness.tell.narrow import WIDTH, fitted
-from harness.tell.pictures.cells import drawn_name
+from harness.tell.pictures.bars import drawn_name
 from harness.tell.terminal import terminal_table
 from tests.records import make_record
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError
-from harness.record.archive import read_archive, write_archive
-from harness.record.record_files import ARCHIVE_NAME, RECORD_NAME
+from harness.record.record_files import ARCHIVE_NAME, RECORD_NAME, read_archive, write_archive
 from harness.record.store import archive_runs
 from harness.tell.report import write_report
 from harness.tell.verify import verify

@@ -1,6 +1,6 @@
 """What rows say of their cell, and what alternative texts name."""
 
-from harness.tell.pictures.cells import MOST_CELLS, MOST_TOLD, caption, cell_row, drawable, told
+from harness.tell.pictures.bars import MOST_CELLS, MOST_TOLD, caption, cell_row, drawable, told
 from tests.harness.tell.pictures.drawn import compared, timed
 
 

@@ -11,8 +11,7 @@ from harness.tell.document import Picture
 from harness.tell.pictures.drawing import FAMILIES, look_of
 from harness.tell.pictures.loss import loss_picture
 from harness.tell.pictures.memory import memory_picture
-from harness.tell.pictures.throughput import throughput_picture
-from harness.tell.pictures.trade_off import trade_off_picture
+from harness.tell.pictures.trade_off import throughput_picture, trade_off_picture
 from harness.tell.pictures.volume import volume_picture
 from tests.harness.tell.pictures.drawn import compared, rows_of, texts, timed
 

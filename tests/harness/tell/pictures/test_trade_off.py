@@ -1,5 +1,5 @@
 from harness.record import MemoryPart, RankPart
-from harness.tell.pictures.cells import MOST_CELLS
+from harness.tell.pictures.bars import MOST_CELLS
 from harness.tell.pictures.trade_off import trade_off_picture
 from tests.harness.tell.pictures.drawn import compared, made, rows_of, texts, timed
 from tests.records import make_ranks
