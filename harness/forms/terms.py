@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.layout import Tensor
@@ -74,18 +73,22 @@ DIGEST = "weights gathered for their digest"
 
 @dataclass(frozen=True, kw_only=True)
 class Term:
-    """A part of one kind, with the reason why it is there."""
+    """A part of what a rank holds, of one kind, with the reason why it is there."""
 
     kind: str
-    """Kind of memory, such as 'weights'."""
+    """One of STATE_KINDS, 'gathered', 'activations', 'communication', 'buffers', 'data' or 'temporary'."""
     name: str
     """What it is, in a few words."""
-    bytes: int
-    """Its size on the rank."""
+    bytes: int = 0
+    """Its size on the rank; 0 of a cause whose size a ledger counts."""
     host: bool = False
     """Lies in host memory also when the run computes on another device."""
     extra: bool = False
     """Beyond the rank's own share of the strategy: padding, copies, counters, buffers."""
+    formula: str = ""
+    """With the symbols of `docs/planning.md`, such as '2 b s h L'."""
+    source: str = ""
+    """Paper, or library with version, file and function."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,16 +149,7 @@ def states(terms: Sequence[Term], files: Sequence[Term] = ()) -> ModelStates:
     )
 
 
-class OfKind(Protocol):
-    """A term of a memory sum, whoever made it."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def bytes(self) -> int: ...
-
-
-def by_kind(terms: Iterable[OfKind]) -> dict[str, int]:
+def by_kind(terms: Iterable[Term]) -> dict[str, int]:
     """Bytes of terms by kind."""
     sums: dict[str, int] = {}
     for term in terms:

@@ -13,29 +13,12 @@ from harness.forms.part import samples_at_once
 from harness.forms.peaks.course import Fullest, Phase
 from harness.forms.peaks.families import fullest_moments
 from harness.forms.peaks.walk import TRACED
-from harness.forms.terms import by_kind
+from harness.forms.terms import Term, by_kind
 from harness.forms.zero3.states import own_settings
 from harness.plan.coverage import require_activations, require_course
 from harness.plan.part import part_of
 from harness.plan.profiles import Trace, activation_profile
 from harness.plan.scenario import Scenario
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryTerm:
-    """A part of what lies in memory at one moment."""
-
-    kind: str
-    """'weights', 'gathered', 'gradients', 'masters', 'optimizer', 'activations', 'communication', 'buffers',
-    'data' or 'temporary'."""
-    name: str
-    bytes: int
-    formula: str
-    """With the symbols of `docs/planning.md`, such as '2 b s h L'."""
-    source: str
-    """Paper, or library with version, file and function."""
-    host: bool = False
-
 
 NCCL_CHANNEL_BYTES = 4 * 2**20
 """NCCL_BUFFSIZE, of one channel to one peer (NCCL 2.2x, user guide, environment variables)."""
@@ -45,18 +28,18 @@ CONNECTIONS = 2
 """A ring: one peer that sends and one that receives."""
 
 
-def device_overhead(scenario: Scenario) -> Iterator[MemoryTerm]:
+def device_overhead(scenario: Scenario) -> Iterator[Term]:
     """CUDA context, NCCL's buffers and fragmentation; nothing on a CPU. Estimates, unlike the peak."""
     if scenario.torch_device == "cpu":
         return
     if scenario.device is not None:
-        yield MemoryTerm(
+        yield Term(
             kind="buffers", name="context", bytes=scenario.device.context_bytes, formula="of the device",
             source=scenario.device.source,
         )  # fmt: skip
     if scenario.world_size > 1 and scenario.transport == "nccl":
         communicators = 2 if scenario.strategy.facts.has_replicas else 1
-        yield MemoryTerm(
+        yield Term(
             kind="communication", name="NCCL's buffers",
             bytes=communicators * NCCL_CHANNELS * CONNECTIONS * NCCL_CHANNEL_BYTES,
             formula="communicators x 16 channels x 2 x 4 MiB; 2 to 32 channels by topology",
@@ -79,7 +62,7 @@ class Moment:
     """One moment of an ordinary step at its fullest."""
 
     name: MomentName
-    terms: tuple[MemoryTerm, ...]
+    terms: tuple[Term, ...]
 
     @property
     def kinds(self) -> dict[str, int]:
@@ -96,9 +79,9 @@ class MemoryPrediction:
     """Memory of the rank that needs most."""
 
     moments: tuple[Moment, ...]
-    overhead: tuple[MemoryTerm, ...] = ()
+    overhead: tuple[Term, ...] = ()
     """Outside of the allocator's peak: fragmentation, CUDA context, NCCL's buffers."""
-    saved: tuple[MemoryTerm, ...] = ()
+    saved: tuple[Term, ...] = ()
     """Activations that a forward pass leaves for the backward pass, by module; no further bytes."""
     host_bytes_per_node: int = 0
 
@@ -160,19 +143,16 @@ def reserving(scenario: Scenario) -> Scenario:
     return replace(scenario, loss=replace(loss, backward=loss.reserved))
 
 
-def _terms(fullest: Fullest) -> tuple[MemoryTerm, ...]:
-    return tuple(
-        MemoryTerm(kind=h.kind, name=h.name, bytes=count, formula=h.formula, source=h.source)
-        for h, count in fullest.held.items()
-    )
+def _terms(fullest: Fullest) -> tuple[Term, ...]:
+    return tuple(replace(term, bytes=count) for term, count in fullest.held.items())
 
 
-def _saved(profile: ActivationProfile, scenario: Scenario) -> tuple[MemoryTerm, ...]:
+def _saved(profile: ActivationProfile, scenario: Scenario) -> tuple[Term, ...]:
     workload = scenario.workload()
     layers = len(part_of(scenario.model, workload).layout.blocks)
     b, s = samples_at_once(workload), workload.part_length or 0
     return tuple(
-        MemoryTerm(
+        Term(
             kind="activations",
             name=f"{where}: {saved.module or 'itself'}",
             bytes=times * saved.size.bytes(b, s),

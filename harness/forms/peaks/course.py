@@ -10,6 +10,7 @@ from typing import Literal
 from harness.forms.families import model_states
 from harness.forms.layout import Layout, Tensor, elements
 from harness.forms.optimizer_step import implementation, step_temporary, updated_tensors
+from harness.forms.terms import Term
 from harness.forms.workload import Workload
 from harness.forms.zero import gradient_accumulation_bytes
 
@@ -17,22 +18,11 @@ Phase = Literal["forward", "backward", "reduction", "step"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Holding:
-    """A cause of bytes."""
-
-    kind: str
-    """As in `harness.plan.memory.MemoryTerm`."""
-    name: str
-    formula: str = ""
-    source: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Fullest:
     """A state of the ledger."""
 
     bytes: int
-    held: dict[Holding, int]
+    held: dict[Term, int]
 
 
 class Ledger:
@@ -40,16 +30,16 @@ class Ledger:
 
     def __init__(self) -> None:
         self.phase: Phase = "forward"
-        self.held: dict[Holding, int] = {}
-        self.activations: dict[Holding, int] = {}
+        self.held: dict[Term, int] = {}
+        self.activations: dict[Term, int] = {}
         self.fullest: dict[Phase, Fullest] = {}
 
-    def add(self, holding: Holding, count: int) -> None:
+    def add(self, holding: Term, count: int) -> None:
         """Allocate bytes."""
         if count:
             self.held[holding] = self.held.get(holding, 0) + count
 
-    def drop(self, holding: Holding, count: int | None = None) -> None:
+    def drop(self, holding: Term, count: int | None = None) -> None:
         """Free bytes; None: all of this cause."""
         if count is None:
             self.held.pop(holding, None)
@@ -73,7 +63,7 @@ class Ledger:
         finally:
             self.phase = outer
 
-    def briefly(self, *holdings: tuple[Holding, int]) -> None:
+    def briefly(self, *holdings: tuple[Term, int]) -> None:
         """Look at the ledger while these are there, and no longer."""
         for holding, count in holdings:
             self.add(holding, count)
@@ -83,13 +73,13 @@ class Ledger:
 
 
 DOUBLE_BYTES = 8
-NORM_COPY = Holding(
+NORM_COPY = Term(
     kind="temporary", name="fp64 copy of a gradient, for the norm", formula="8 x the largest gradient",
     source="torch 2.13, ATen/native/ReduceOpsUtils.h, make_reduction: a reduction into fp64 casts its input",
 )  # fmt: skip
 
 
-def harness_norm(workload: Workload, largest: int) -> tuple[Holding, int]:
+def harness_norm(workload: Workload, largest: int) -> tuple[Term, int]:
     """`backends/gradients.py`, global_norm, over tensors of at most `largest` elements.
 
     Neither dot products of short pieces (fp32 on the CPU) nor `_foreach_norm` (CUDA) copy a gradient; what
@@ -99,20 +89,20 @@ def harness_norm(workload: Workload, largest: int) -> tuple[Holding, int]:
     return NORM_COPY, DOUBLE_BYTES * largest if copies else 0
 
 
-def deepspeed_norm(workload: Workload, largest: int) -> tuple[Holding, int]:
+def deepspeed_norm(workload: Workload, largest: int) -> tuple[Term, int]:
     """`g.data.to(get_norm_dtype())` of one gradient after the other (DeepSpeed, get_grad_norm_direct)."""
     return NORM_COPY, DOUBLE_BYTES * largest if workload.has_fp64 else 0
 
 
 STATE_SOURCE = "harness.forms, closed forms of the model states"
-GRADIENTS = Holding(
+GRADIENTS = Term(
     kind="gradients", name="gradients so far", formula="bytes of a gradient x parameters reached",
     source="torch 2.13, csrc/autograd/functions/accumulate_grad.h: the first gradient is kept as it comes",
 )  # fmt: skip
 
 
 BATCH_BYTES = 16
-BATCH = Holding(
+BATCH = Term(
     kind="data", name="tokens and labels of the micro-batch", formula="16 b s; twice with accumulation",
     source="harness/rank/loop.py: int64, the batch before lives until the next is there",
 )  # fmt: skip
@@ -158,7 +148,7 @@ class Course:
         for term in model_states(self.workload).terms:
             on_device = not term.host or self.workload.device == "cpu"
             if on_device and (term.kind != "gradients" or self.keeps_gradient(host=term.host)):
-                holding = Holding(kind=term.kind, name=term.name, source=STATE_SOURCE)
+                holding = Term(kind=term.kind, name=term.name, source=STATE_SOURCE)
                 self.ledger.add(holding, term.bytes)
         batches = min(2, self.workload.accumulation_steps)
         tokens = self.workload.micro_batch_size * (self.workload.sequence_length or 0)
@@ -208,7 +198,7 @@ class Course:
         self.ledger.briefly(harness_norm(self.workload, self.largest_gradient()))
         self.ledger.briefly(self.update_temporary())
 
-    def update_flat(self, piece: int, flattened: int, *of: Holding) -> None:
+    def update_flat(self, piece: int, flattened: int, *of: Term) -> None:
         """DeepSpeed's update of `piece` elements, of whose gradients so many are laid out flat on the device.
 
         of: flat gradients, the same in the dtype of the masters, the update's own.
@@ -228,7 +218,7 @@ class Course:
         self.ledger.drop(widened)
 
     def scatter(
-        self, padded: int, pieces: int, width: int, reduced: Holding, low: Holding, *, sends: bool = True
+        self, padded: int, pieces: int, width: int, reduced: Term, low: Term, *, sends: bool = True
     ) -> None:
         """FSDP's reduce-scatter of `padded` elements in a dtype of `width` bytes, of which a piece stays."""
         own, master = padded // pieces, self.workload.master_bytes
@@ -244,10 +234,10 @@ class Course:
         calls = updated_tensors(self.workload)
         return max((count for call in calls for count in call), default=0)
 
-    def update_temporary(self) -> tuple[Holding, int]:
+    def update_temporary(self) -> tuple[Term, int]:
         """What AdamW allocates while it updates on the device."""
         found = step_temporary(self.workload)
-        holding = Holding(
+        holding = Term(
             kind="temporary", name=f"AdamW's update ({found.implementation})", formula=found.formula,
             source=found.source,
         )  # fmt: skip
@@ -260,21 +250,21 @@ class Course:
         return self.workload.master_bytes
 
 
-GLOO_GATHER = Holding(
+GLOO_GATHER = Term(
     kind="communication", name="gloo's copy of what it gathers", formula="the gathered bytes",
     source="torch 2.13, csrc/distributed/c10d/ProcessGroupGloo.cpp",
 )  # fmt: skip
-GLOO_REDUCE_SCATTER = Holding(
+GLOO_REDUCE_SCATTER = Term(
     kind="communication", name="gloo's copy of what it reduces", formula="the reduced bytes",
     source="torch 2.13, csrc/distributed/c10d/ProcessGroupGloo.cpp: reduce-scatter is an all-reduce",
 )  # fmt: skip
 
 
-def gathering(workload: Workload, size: int) -> tuple[Holding, int]:
+def gathering(workload: Workload, size: int) -> tuple[Term, int]:
     """While `size` bytes are gathered."""
     return GLOO_GATHER, size if workload.transport == "gloo" else 0
 
 
-def reduce_scattering(workload: Workload, size: int) -> tuple[Holding, int]:
+def reduce_scattering(workload: Workload, size: int) -> tuple[Term, int]:
     """While `size` bytes are reduced and scattered."""
     return GLOO_REDUCE_SCATTER, size if workload.transport == "gloo" else 0

@@ -6,7 +6,7 @@ from harness.forms.activations import ActivationProfile
 from harness.forms.ddp import wraps
 from harness.forms.layout import Tensor
 from harness.forms.part import within
-from harness.forms.peaks.course import GRADIENTS, Course, Fullest, Holding, Ledger, Phase
+from harness.forms.peaks.course import GRADIENTS, Course, Fullest, Ledger, Phase
 from harness.forms.peaks.fsdp1 import Fsdp1Course
 from harness.forms.peaks.fsdp2 import Fsdp2Course
 from harness.forms.peaks.pipeline import pipeline_moments
@@ -14,9 +14,10 @@ from harness.forms.peaks.walk import Walk
 from harness.forms.peaks.zero0 import Zero0Course
 from harness.forms.peaks.zero3 import Zero3Course, Zero3TensorCourse
 from harness.forms.peaks.zero12 import Zero12Course
+from harness.forms.terms import Term
 from harness.forms.workload import Workload
 
-BUCKETS = Holding(
+BUCKETS = Term(
     kind="gradients", name="gradients, as views of DDP's buckets", formula="4 P",
     source="torch 2.13, csrc/distributed/c10d/reducer.cpp: buckets stay allocated between steps",
 )  # fmt: skip

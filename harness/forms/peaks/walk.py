@@ -6,13 +6,14 @@ from collections.abc import Mapping
 
 from harness.forms.activations import ActivationProfile, Point, Segment, Size
 from harness.forms.layout import Tensor
-from harness.forms.peaks.course import Course, Holding, Unit
+from harness.forms.peaks.course import Course, Unit
+from harness.forms.terms import Term
 
 TRACED = "traced: transformers' model on fake tensors (harness/rank/probes/activation_trace.py)"
 
 
-def _holding(name: str, formula: str) -> Holding:
-    return Holding(kind="activations", name=name, formula=formula, source=TRACED)
+def _holding(name: str, formula: str) -> Term:
+    return Term(kind="activations", name=name, formula=formula, source=TRACED)
 
 
 class Walk:

@@ -13,28 +13,28 @@ from harness.forms.peaks.course import (
     GRADIENTS,
     STATE_SOURCE,
     Course,
-    Holding,
     Ledger,
     Unit,
     deepspeed_norm,
     gathering,
     reduce_scattering,
 )
+from harness.forms.terms import Term
 from harness.forms.workload import Workload
 from harness.forms.zero import bucket_elements, gradient_accumulation_bytes, reduce_dtype
 from harness.forms.zero3.states import SECOND_COPY, SECOND_COPY_PADDING
 
 _SOURCE = "DeepSpeed 0.19.8, runtime/zero/partition_parameters.py: "
-GATHERED = Holding(
+GATHERED = Term(
     kind="gathered", name="weights of modules", formula="compute bytes x parameters of the modules",
     source=_SOURCE + "all_gather_coalesced",
 )  # fmt: skip
-COALESCED = Holding(
+COALESCED = Term(
     kind="gathered", name="all-gather output of several parameters", formula="compute bytes x parameters",
     source=_SOURCE + "_all_gather_dtype; held until each of its parameters is used",
 )  # fmt: skip
 
-COPY_OF_GROUP = Holding(
+COPY_OF_GROUP = Term(
     kind="weights", name=SECOND_COPY, formula="compute bytes x P / hpz",
     source=_SOURCE + "_partition_param_sec",
 )  # fmt: skip
@@ -186,24 +186,24 @@ class WithDefaults(Fetching):
 
 
 _SOURCE_ZERO3 = "DeepSpeed 0.19.8, runtime/zero/stage3.py: "
-CONVERTED = Holding(
+CONVERTED = Term(
     kind="communication", name="gradient beyond the bucket, in the reduce dtype",
     formula="reduce bytes x gradient",
     source=_SOURCE_ZERO3 + "__avg_scatter_grads",
 )  # fmt: skip
-INTERLEAVED = Holding(
+INTERLEAVED = Term(
     kind="communication", name="bucket ordered by rank", formula="reduce bytes x bucket",
     source="DeepSpeed 0.19.8, runtime/comm/coalesced_collectives.py: reduce_scatter_coalesced",
 )  # fmt: skip
-FLAT = Holding(
+FLAT = Term(
     kind="gradients", name="flat gradients of a sub-group", formula="accumulation bytes x sub-group",
     source=_SOURCE_ZERO3 + "_prepare_fp32_grad_for_sub_group",
 )  # fmt: skip
-WIDENED = Holding(
+WIDENED = Term(
     kind="gradients", name="the same in the dtype of the masters", formula="master bytes x sub-group",
     source=FLAT.source,
 )  # fmt: skip
-UPDATE = Holding(
+UPDATE = Term(
     kind="temporary", name="AdamW's update", formula="2 x (for-loop) or 1 x (foreach) the sub-group",
     source="torch 2.13, optim/adam.py, on the flat partition of one sub-group",
 )  # fmt: skip
@@ -294,7 +294,7 @@ class Zero3Course(Course):
             self.update_flat(piece, 0 if offloads else piece, FLAT, WIDENED, UPDATE)
 
 
-KEPT = Holding(
+KEPT = Term(
     kind="gathered", name="weights of cut layers from their forward to their backward pass",
     formula="compute bytes x weights that a rank along 'tensor' computes with",
     source="DeepSpeed 0.19.8, module_inject/layers.py: matmul(input, weight.transpose(-1, -2)) saves a view "

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from harness.forms.terms import Term
 from harness.plan.computing import attention_kernel
 from harness.plan.estimate.question import Question
 from harness.plan.estimate.row import EstimateRow
-from harness.plan.memory import MemoryPrediction, MemoryTerm
+from harness.plan.memory import MemoryPrediction
 from harness.plan.speed import SpeedPrediction
 from harness.plan.trust import trust_in
 
@@ -157,7 +158,7 @@ def _ratios(speed: SpeedPrediction) -> list[dict[str, Any]]:
     ]
 
 
-def _term(what: str, term: MemoryTerm) -> dict[str, Any]:
+def _term(what: str, term: Term) -> dict[str, Any]:
     return {
         "quantity": f"{what}: {term.kind}, {term.name}", "bytes": term.bytes, "formula": term.formula,
         "source": term.source,

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from harness.forms.terms import Term
 from harness.plan.limits import Limits
-from harness.plan.memory import MemoryPrediction, MemoryTerm, Moment, host_bytes
+from harness.plan.memory import MemoryPrediction, Moment, host_bytes
 from harness.plan.preflight import judged, setup_bytes, size, telling_demand, tightest_demand
 from harness.record import PredictionPart
 from tests.harness.plan.plans import llama, scenario
@@ -11,8 +12,8 @@ from tests.harness.plan.plans import llama, scenario
 GB = 10**9
 
 
-def term(kind: str, count: int, *, host: bool = False) -> MemoryTerm:
-    return MemoryTerm(kind=kind, name=kind, bytes=count, formula="", source="test", host=host)
+def term(kind: str, count: int, *, host: bool = False) -> Term:
+    return Term(kind=kind, name=kind, bytes=count, formula="", source="test", host=host)
 
 
 def prediction(peak_bytes: int, *, overhead: int = 0, host_bytes: int = 0) -> MemoryPrediction:

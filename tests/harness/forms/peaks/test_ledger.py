@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from harness.forms.peaks.course import Holding, Ledger
+from harness.forms.peaks.course import Ledger
+from harness.forms.terms import Term
 
-WEIGHTS = Holding(kind="weights", name="weights")
-BUFFER = Holding(kind="communication", name="buffer")
-SAVED = Holding(kind="activations", name="saved")
+WEIGHTS = Term(kind="weights", name="weights")
+BUFFER = Term(kind="communication", name="buffer")
+SAVED = Term(kind="activations", name="saved")
 
 
 def test_the_fullest_state_of_a_phase_names_its_causes() -> None:

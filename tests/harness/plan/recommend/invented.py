@@ -4,10 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 from harness.forms.layout import Layout, Tensor
+from harness.forms.terms import Term
 from harness.job.config import load_experiment
 from harness.plan.constants import TimeTerm
 from harness.plan.device import Device, Fabric
-from harness.plan.memory import MemoryPrediction, MemoryTerm, Moment
+from harness.plan.memory import MemoryPrediction, Moment
 from harness.plan.model import PlannedModel
 from harness.plan.recommend.predict import Predictors
 from harness.plan.recommend.question import Question, ask
@@ -70,8 +71,8 @@ def memory(per_token: int = 1000, states: int = 16) -> Any:
     return predict
 
 
-def term(kind: str, count: int, *, host: bool = False) -> MemoryTerm:
-    return MemoryTerm(kind=kind, name=kind, bytes=count, formula="", source="a test", host=host)
+def term(kind: str, count: int, *, host: bool = False) -> Term:
+    return Term(kind=kind, name=kind, bytes=count, formula="", source="a test", host=host)
 
 
 def speed(communication: float = 0.1) -> Any:
