@@ -49,14 +49,13 @@ from harness.files import stream_number
 from harness.given_cells import plan_with_files
 from harness.job.config import load_experiment
 from harness.job.experiment import CompareSection
-from harness.job.pairs import why_refused
 from harness.judge.wording import ranks
 from harness.launch.cells import Cell, is_refused, reusable
 from harness.launch.external import started_as_rank
 from harness.launch.requeued import made_in_job, requeued_job
 from harness.nested import differences
-from harness.plan.estimate.question import why_not_micro_batched, why_unsupported
 from harness.plan.preflight import ASSUMED, assumed_time
+from harness.plan.scenario import why_not_planned
 from harness.record import Record
 from harness.record.provenance import package_versions
 from harness.record.store import Store, keep_runs
@@ -151,18 +150,12 @@ def _planned(cell: Cell, record: Record | None, found: Runs, device: str) -> Pla
 
 def _unsupported(cell: Cell, device: str) -> str | None:
     """Why a strategy cannot run a cell; None: it can, or it is a third party's, which only ranks know."""
-    entry, options = registry.parse(cell.backend)
-    if entry.strategy is None:
+    if registry.strategy_of(cell.backend) is None:
         return None
-    world = World(
-        rank=0, world_size=cell.world_size, local_rank=0, ranks_per_node=cell.world_size // cell.nodes,
-        device="cuda" if device == "cuda" else "cpu",
-    )  # fmt: skip
-    return (
-        why_unsupported(entry.strategy, options, cell.job.training.held_precision, world)
-        or why_refused(cell.backend, cell.world_size, cell.job)
-        or why_not_micro_batched(options, cell.world_size, cell.layout.micro_batch_size)
+    world = World.planned(
+        cell.world_size, cell.world_size // cell.nodes, "cuda" if device == "cuda" else "cpu"
     )
+    return why_not_planned(cell.backend, cell.job, world, cell.layout.micro_batch_size)
 
 
 def _why_not(cell: Cell, records: Sequence[Record]) -> str:

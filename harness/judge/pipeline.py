@@ -11,8 +11,8 @@ import numpy as np
 from harness.backends.pipeline.cut import Cut
 from harness.forms import pipeline
 from harness.judge.measures import first_timed
-from harness.judge.speed import WAITING, Seconds, timings
 from harness.judge.states import rank_states
+from harness.judge.timings import WAITING, Seconds, timings
 from harness.record import RankPart, Record
 from harness.record.workload import of_record
 

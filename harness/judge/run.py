@@ -9,8 +9,8 @@ from statistics import fmean
 from harness.judge import measures
 from harness.judge.cell import Cell
 from harness.judge.distance import Series, series
-from harness.judge.speed import Disturbance, Timings, disturbance, timings
 from harness.judge.statistics import steady_from
+from harness.judge.timings import Disturbance, Timings, disturbance, timings
 from harness.record import Record
 
 

@@ -31,7 +31,13 @@ from harness.record.run_id import run_folder
 from harness.record.store import read_record, write_record
 from harness.run_directory.assemble import Outcome, assemble, remove_remains
 from harness.run_directory.events import FailureEvent, Tail
-from harness.run_directory.nodes import exits_before_stuck, external_outcome, has_gone, is_gone, wait_for_ends
+from harness.run_directory.external_ends import (
+    exits_before_stuck,
+    external_outcome,
+    has_gone,
+    is_gone,
+    wait_for_ends,
+)
 from harness.run_directory.out_of_memory import is_out_of_memory
 from harness.run_directory.rank_state import Owner, read_part, read_state
 from harness.run_directory.request import RankExit, RunRequest, rank_exit, rank_file, rank_owner

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.backends import registry
-from harness.backends.base import World
-from harness.backends.explain import Unsupported
-from harness.backends.hybrid import unmet_hybrid, unmet_second_copy
+from harness.backends.base import Precision, World
 from harness.backends.library_facts import installed_version
 from harness.errors import HarnessError
 from harness.forms.dtypes import COMPUTE, DTYPE_BYTES
@@ -26,7 +24,7 @@ from harness.plan.job_model import job_model
 from harness.plan.limits import Answer, Limits, Verdict, limits_here
 from harness.plan.memory import MemoryPrediction, predict_memory
 from harness.plan.profiles import Trace
-from harness.plan.scenario import Scenario
+from harness.plan.scenario import Scenario, why_unsupported
 from harness.record import PredictionPart
 from harness.run_directory.request import RunRequest
 
@@ -243,7 +241,7 @@ class Candidate:
     """Of the model; None: not known."""
     trained: int | None = None
     """Those that get gradients; None: all."""
-    precision: str = "fp32"
+    precision: Precision = "fp32"
     limited: bool = True
     """Whether `runtime.memory_limit` holds for it."""
 
@@ -309,7 +307,7 @@ def of_cells(
             data_bytes=lambda cell=cell: data_bytes(facts[cell.job_id], cell.job),  # type: ignore[misc]
             parameters=facts[cell.job_id].get("parameters"),
             trained=facts[cell.job_id].get("trained_parameters"),
-            precision=cell.job.training.precision,
+            precision=cell.job.training.held_precision,
             limited=cell.memory_limit_bytes is not None,
         )
         for cell in cells
@@ -400,14 +398,7 @@ def _is_unmet(run: Candidate) -> bool:
     if entry.strategy is None:
         return False
     world = World.planned(run.world_size, run.ranks_per_node, run.torch_device)
-    try:
-        options.mesh(run.world_size)
-    except Unsupported:
-        return True
-    if unmet_second_copy(world, options):
-        return True
-    of_replicas = entry.strategy.facts.has_replicas
-    return of_replicas and bool(unmet_hybrid(world, getattr(options, "shard_size", None)))
+    return why_unsupported(entry.strategy, options, run.precision, world) is not None
 
 
 def words(part: PredictionPart, run: Candidate, *, most: bool = False) -> str:

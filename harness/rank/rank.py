@@ -28,7 +28,7 @@ from harness.forms.terms import OwnForms
 from harness.forms.workload import Window
 from harness.job.batch import BatchLayout
 from harness.job.pairs import why_refused
-from harness.rank.accelerator import describe_accelerator, measured_peaks, placement
+from harness.rank.accelerator import describe_accelerator, measured_peaks
 from harness.rank.answers import answer_questions
 from harness.rank.checkpoint import LOADING_PHASE, CheckpointProbe, if_supported, load, measured
 from harness.rank.data.samples import Sampler, Samples, load_samples
@@ -39,6 +39,7 @@ from harness.rank.loop import Loop, describe_data
 from harness.rank.models.changes import while_compiling
 from harness.rank.models.description import Built
 from harness.rank.models.model import model_config
+from harness.rank.placement import placement
 from harness.rank.preparation import prepare_engine
 from harness.rank.probes.communication import CommunicationCounter
 from harness.rank.probes.device_watch import watch_device

@@ -8,7 +8,7 @@ import pytest
 
 from harness.judge import speed
 from harness.judge.run import Run
-from harness.judge.speed import timings
+from harness.judge.timings import timings
 from harness.record import Record
 from tests.harness.cli.command_line import SMALL, harness, records
 

@@ -16,7 +16,8 @@ from harness.judge.measures import idle_on_some_ranks
 from harness.judge.repeats import Place, Repeats, Runs
 from harness.judge.rows import Row
 from harness.judge.run import Run
-from harness.judge.speed import PERSISTENT_RUNS, Seconds, geometry, is_beyond_noise, recomputation
+from harness.judge.speed import geometry, recomputation
+from harness.judge.timings import PERSISTENT_RUNS, Seconds, is_beyond_noise
 from harness.record import Record
 
 LEAST_STEPS = 5

@@ -16,8 +16,9 @@ from harness.judge.measures import mean_watts
 from harness.judge.repeats import Repeats, Runs
 from harness.judge.rows import Row
 from harness.judge.run import Run
-from harness.judge.speed import DATA, WHOLE, is_beyond_noise, node_threads, shares_cores
+from harness.judge.speed import node_threads, shares_cores
 from harness.judge.statistics import LEAST_STEPS, SAME_SHARE, uninstrumented_steps
+from harness.judge.timings import DATA, WHOLE, is_beyond_noise
 from harness.judge.wording import counted, listed
 from harness.record import OUTSIDE, EnergyPart, RankPart, Record
 

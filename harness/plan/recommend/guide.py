@@ -57,15 +57,15 @@ def predicted_remedies(shared: Sequence[Configuration]) -> Iterator[Remedy]:
 
 def tool_of(configuration: Configuration) -> Tool:
     """How the ranks of a configuration that share samples do so."""
-    strategy = configuration.variant.strategy
+    strategy = configuration.scenario.strategy
     if strategy.facts.cuts_layers:
         return "pipeline"
-    return "tensor" if "tensor" in configuration.variant.options else "context"
+    return "tensor" if "tensor" in configuration.scenario.options else "context"
 
 
 def degree_of(configuration: Configuration) -> int:
     """Ranks that share samples."""
-    options = configuration.variant.options
+    options = configuration.scenario.options
     return int(next(options[name] for name in ("tensor", "sequence", "stages") if options.get(name)))
 
 
@@ -147,9 +147,9 @@ def _enough_context(question: Question, smallest: Configuration, predictors: Pre
 
 
 def _fits(question: Question, like: Configuration, predictors: Predictors) -> bool:
-    """Whether the variant fits another question."""
+    """Whether the same backend with its options fits another question."""
     return best_configuration(
-        question, like.variant, predictors, checkpointing=like.checkpointing, with_speed=False
+        question, like.label, predictors, checkpointing=like.checkpointing, with_speed=False
     ).fits
 
 
@@ -204,7 +204,7 @@ def advise(
     """
     if question.samples_per_rank == 0:
         return _too_few_samples(question, shared)
-    on_device = [c for c in fitting if c.variant.offload == "none"]
+    on_device = [c for c in fitting if c.offload == "none"]
     with_room = [c for c in shared if c.fits and not c.verdict.barely_fits]
     if on_device and on_device[0].verdict.barely_fits and with_room:
         return _barely(on_device[0], with_room)
@@ -213,7 +213,7 @@ def advise(
         if faster:
             return _outrun(on_device[0], faster)
         return _communication_bound(question, on_device[0], tried={tool_of(c) for c in shared})
-    smallest = smallest_need(c for c in too_large if c.variant.offload == "none")
+    smallest = smallest_need(c for c in too_large if c.offload == "none")
     remedies = tuple(memory_remedies(question, smallest, predictors, shared))
     figures = _needs(smallest)
     if fitting:
@@ -225,7 +225,7 @@ def advise(
 def guide_line(question: Question, configurations: Sequence[Configuration]) -> str | None:
     """The guide's overlap ratio for full sharding over all ranks; None: it is not predicted."""
     full = next(
-        (c for c in configurations if c.variant.strategy.sharding == "full-shard" and c.speed is not None),
+        (c for c in configurations if c.scenario.strategy.sharding == "full-shard" and c.speed is not None),
         None,
     )
     if full is None or full.speed is None or full.speed.peak_ratio is None:
@@ -315,7 +315,7 @@ def _communication_bound(question: Question, best: Configuration, tried: Collect
 
 def _faster(question: Question, best: Configuration, ratio: float) -> list[Remedy]:
     """More tokens between collectives: a larger batch, or fewer data-parallel ranks."""
-    each_micro_step = best.variant.strategy.stage >= 2
+    each_micro_step = best.scenario.strategy.stage >= 2
     tokens = best.micro_batch_size * question.sequence_length
     tokens *= 1 if each_micro_step else best.accumulation_steps
     per = "micro-step" if each_micro_step else "step"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -10,7 +10,6 @@ from harness.backends import registry
 from harness.backends.entry import Entry
 from harness.backends.hybrid import SECOND_COPY
 from harness.backends.options import parts_of
-from harness.backends.strategy import StrategyKind
 from harness.errors import HarnessError
 from harness.forms.families import collectives
 from harness.forms.terms import STATE_KINDS
@@ -36,23 +35,8 @@ GROUPS_OF_NODES = (1, 2, 4)
 """Shard groups of hybrid strategies, in nodes; on one node half of its ranks."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Variant:
-    """A backend with options."""
-
-    label: str
-    strategy: StrategyKind
-    options: Mapping[str, Any]
-    shard_size: int | None = None
-
-    @property
-    def offload(self) -> str:
-        """'none', 'optimizer' or 'cpu'."""
-        return str(self.options.get("offload", "none"))
-
-
-def variants(entry: Entry, gpus: int, gpus_per_node: int) -> Iterator[Variant]:
-    """A backend with each of its offloads, degrees and groups of ranks that the world allows.
+def variants(entry: Entry, gpus: int, gpus_per_node: int) -> Iterator[str]:
+    """Labels of a backend with each of its offloads, degrees and groups of ranks that the world allows.
 
     A second copy of the weights is tried within a node only: what crosses its links is gathered once.
     """
@@ -67,14 +51,9 @@ def variants(entry: Entry, gpus: int, gpus_per_node: int) -> Iterator[Variant]:
         yield _variant(entry, **{option: gpus_per_node})
 
 
-def _variant(entry: Entry, **given: str | int | None) -> Variant:
-    assert entry.strategy is not None
+def _variant(entry: Entry, **given: str | int | None) -> str:
     text = ",".join(f"{key}={value}" for key, value in given.items() if value is not None)
-    label = registry.canonical_label(f"{entry.name}:{text}" if text else entry.name)
-    options = registry.parse(label)[1].model_dump(mode="json")
-    return Variant(
-        label=label, strategy=entry.strategy, options=options, shard_size=options.get("shard_size")
-    )
+    return registry.canonical_label(f"{entry.name}:{text}" if text else entry.name)
 
 
 def _second_copies(entry: Entry, gpus: int) -> list[str]:
@@ -141,18 +120,11 @@ class Predictors:
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """A variant with all that was open decided, and what is predicted of it."""
+    """A scenario in which all that was open is decided, and what is predicted of it."""
 
-    variant: Variant
-    checkpointing: bool | str
-    micro_batch_size: int
-    accumulation_steps: int
+    scenario: Scenario
     memory: MemoryPrediction
-    needed_bytes: int
-    """On the device, context and buffers of NCCL included."""
-    memory_bytes: int
-    """Of the device."""
-    speed: SpeedPrediction | None
+    speed: SpeedPrediction | None = None
     """None: it does not fit, or its communication has no closed form."""
     unknown: str | None = None
     """Why there is no speed although it fits."""
@@ -161,12 +133,40 @@ class Configuration:
 
     @property
     def label(self) -> str:
-        return self.variant.label
+        return self.scenario.label
 
     @property
     def backend(self) -> str:
         """The backend without its options."""
-        return self.variant.label.partition(":")[0]
+        return self.label.partition(":")[0]
+
+    @property
+    def offload(self) -> str:
+        """'none', 'optimizer' or 'cpu'."""
+        return str(self.scenario.options.get("offload", "none"))
+
+    @property
+    def checkpointing(self) -> bool | str:
+        return self.scenario.job.training.activation_checkpointing
+
+    @property
+    def micro_batch_size(self) -> int:
+        return self.scenario.micro_batch_size
+
+    @property
+    def accumulation_steps(self) -> int:
+        return self.scenario.accumulation_steps
+
+    @property
+    def needed_bytes(self) -> int:
+        """On the device, context and buffers of NCCL included."""
+        return self.memory.device_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of the device."""
+        assert self.scenario.device is not None
+        return self.scenario.device.memory_bytes
 
     @property
     def verdict(self) -> Verdict:
@@ -206,19 +206,19 @@ class Configuration:
 
 
 def scenario_of(
-    question: Question, variant: Variant, micro_batch_size: int, *, checkpointing: bool | str
+    question: Question, label: str, micro_batch_size: int, *, checkpointing: bool | str
 ) -> Scenario:
     """The scenario of one configuration."""
     training = question.job.training.model_copy(update={"activation_checkpointing": checkpointing})
     scenario = Scenario.of(
-        variant.label,
+        label,
         question.model,
         question.job.model_copy(update={"training": training}),
         world_size=question.gpus,
         ranks_per_node=question.gpus_per_node,
         preset=question.preset,
         micro_batch_size=micro_batch_size,
-        accumulation_steps=max(1, samples_of(question, variant) // micro_batch_size),
+        accumulation_steps=max(1, samples_of(question, label) // micro_batch_size),
         device=question.device,
         fabric=question.fabric,
     )
@@ -226,23 +226,23 @@ def scenario_of(
     return scenario
 
 
-def samples_of(question: Question, variant: Variant) -> int:
+def samples_of(question: Question, label: str) -> int:
     """Samples per step of each rank, or group of ranks, that has samples of its own."""
-    mesh = registry.mesh_of(variant.label, question.gpus)
+    mesh = registry.mesh_of(label, question.gpus)
     return question.samples // mesh.data_size
 
 
-def micro_batch_sizes(question: Question, variant: Variant) -> list[int]:
+def micro_batch_sizes(question: Question, label: str) -> list[int]:
     """Micro-batches that a run of the harness takes: they divide the samples of a rank or of a group.
 
     Raises HarnessError where the samples do not divide over those, or make no whole micro-batches of a
     pipeline.
     """
-    data_ranks = registry.mesh_of(variant.label, question.gpus).data_size
+    data_ranks = registry.mesh_of(label, question.gpus).data_size
     if question.samples % data_ranks:
         raise HarnessError(f"{question.samples:,} samples do not divide over its {data_ranks:,} data ranks")
-    samples = samples_of(question, variant)
-    parts = parts_of(registry.parse(variant.label)[1], question.gpus)
+    samples = samples_of(question, label)
+    parts = parts_of(registry.parse(label)[1], question.gpus)
     sizes = [size for size in divisors(samples) if size % parts == 0]
     if not sizes:
         raise HarnessError(f"its micro-batches do not divide the {samples} samples of a pipeline")
@@ -251,7 +251,7 @@ def micro_batch_sizes(question: Question, variant: Variant) -> list[int]:
 
 def best_configuration(
     question: Question,
-    variant: Variant,
+    label: str,
     predictors: Predictors,
     *,
     checkpointing: bool | str,
@@ -259,7 +259,7 @@ def best_configuration(
 ) -> Configuration:
     """The fastest split of the global batch that fits; the smallest, if none does."""
     return fastest(
-        near_largest(question, variant, predictors, checkpointing=checkpointing, with_speed=with_speed)
+        near_largest(question, label, predictors, checkpointing=checkpointing, with_speed=with_speed)
     )
 
 
@@ -273,7 +273,7 @@ def fastest(configurations: Sequence[Configuration]) -> Configuration:
 
 def near_largest(
     question: Question,
-    variant: Variant,
+    label: str,
     predictors: Predictors,
     *,
     checkpointing: bool | str,
@@ -284,13 +284,13 @@ def near_largest(
     The largest micro-batch by halving, since memory grows with it; then the speed of it and of the next
     smaller ones that fit. `with_speed` False: the largest.
     """
-    sizes = micro_batch_sizes(question, variant)
+    sizes = micro_batch_sizes(question, label)
     known: dict[int, Configuration] = {}
 
     def predicted(size: int) -> Configuration:
         if size not in known:
-            scenario = scenario_of(question, variant, size, checkpointing=checkpointing)
-            known[size] = _of_memory(question, variant, scenario, predictors.memory(scenario))
+            scenario = scenario_of(question, label, size, checkpointing=checkpointing)
+            known[size] = Configuration(scenario=scenario, memory=predictors.memory(scenario))
         return known[size]
 
     largest = largest_predicted(sizes, lambda size: predicted(size).fits)
@@ -300,7 +300,7 @@ def near_largest(
         return [predicted(largest)]
     last = sizes.index(largest)
     near = [predicted(size) for size in reversed(sizes[max(0, last + 1 - SPEEDS) : last + 1])]
-    return [_with_speed(question, configuration, predictors) for configuration in near if configuration.fits]
+    return [_with_speed(configuration, predictors) for configuration in near if configuration.fits]
 
 
 def smallest_need(configurations: Iterable[Configuration]) -> Configuration:
@@ -308,28 +308,8 @@ def smallest_need(configurations: Iterable[Configuration]) -> Configuration:
     return min(configurations, key=lambda configuration: configuration.needed_bytes)
 
 
-def _of_memory(
-    question: Question, variant: Variant, scenario: Scenario, memory: MemoryPrediction
-) -> Configuration:
-    return Configuration(
-        variant=variant,
-        checkpointing=scenario.job.training.activation_checkpointing,
-        micro_batch_size=scenario.micro_batch_size,
-        accumulation_steps=scenario.accumulation_steps,
-        memory=memory,
-        needed_bytes=memory.device_bytes,
-        memory_bytes=question.device.memory_bytes,
-        speed=None,
-    )
-
-
-def _with_speed(question: Question, configuration: Configuration, predictors: Predictors) -> Configuration:
-    scenario = scenario_of(
-        question,
-        configuration.variant,
-        configuration.micro_batch_size,
-        checkpointing=configuration.checkpointing,
-    )
+def _with_speed(configuration: Configuration, predictors: Predictors) -> Configuration:
+    scenario = configuration.scenario
     unknown = speed = None
     try:
         speed = predictors.speed(scenario)

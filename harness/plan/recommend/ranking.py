@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.backends import registry
+from harness.backends.base import World
 from harness.backends.entry import Entry
 from harness.errors import HarnessError
 from harness.judge.wording import percent
-from harness.plan.estimate.question import why_not_divided
 from harness.plan.leading import by_speed, distinct_backends, simplest_close
 from harness.plan.recommend.predict import (
     NOT_TRIED,
     Configuration,
     Predictors,
-    Variant,
     fastest,
     micro_batch_sizes,
     near_largest,
@@ -23,6 +21,7 @@ from harness.plan.recommend.predict import (
     variants,
 )
 from harness.plan.recommend.question import Question
+from harness.plan.scenario import why_not_planned
 from harness.tell.formats import gigabytes
 
 SMALL_SHARE = 0.02
@@ -93,14 +92,14 @@ def rank(question: Question, predictors: Predictors) -> Ranking:
     left_out |= NOT_TRIED
     found: list[Configuration] = []
     with_room: list[Configuration] = []
-    for variant in tried:
+    for label in tried:
         try:
-            choices = _choices(question, variant, predictors)
+            choices = _choices(question, label, predictors)
             found.append(fastest([c for c in choices if c.fits and not c.verdict.barely_fits] or choices))
             with_room += [c for c in choices if c.fits and not c.is_tight]
         except Exception as error:  # one that cannot be predicted must not cost the others
             reason = str(error) if isinstance(error, HarnessError) else f"{type(error).__name__}: {error}"
-            left_out[variant.label] = f"no prediction: {reason}"
+            left_out[label] = f"no prediction: {reason}"
     fitting = sorted((c for c in found if c.fits), key=by_speed)
     leader = simplest_close(fitting)
     too_large = sorted((c for c in found if not c.fits), key=lambda c: c.needed_bytes)
@@ -114,8 +113,8 @@ def rank(question: Question, predictors: Predictors) -> Ranking:
 
 def _tried(
     question: Question, backends: Sequence[Entry], left_out: dict[str, str], predictors: Predictors
-) -> list[Variant]:
-    """Every variant that can divide the model; why the others cannot goes to `left_out`.
+) -> list[str]:
+    """Every variant that can run the job; why the others cannot goes to `left_out`.
 
     Profiles of divided models that are not there yet are traced together.
     """
@@ -123,29 +122,28 @@ def _tried(
     for entry in backends:
         if not (of_entry := list(variants(entry, question.gpus, question.gpus_per_node))):
             left_out[entry.name] = f"{question.gpus} GPUs do not make its groups"
-        for variant in of_entry:
-            reason = _why_not_tried(question, variant)
+        for label in of_entry:
+            reason = _why_not_tried(question, label)
             if reason is not None:
-                left_out[variant.label] = reason
+                left_out[label] = reason
                 continue
-            found.append(variant)
+            found.append(label)
             scenarios += [
-                scenario_of(question, variant, size, checkpointing=checkpointing)
+                scenario_of(question, label, size, checkpointing=checkpointing)
                 for checkpointing in question.checkpointing
-                for size in micro_batch_sizes(question, variant)[:2]
+                for size in micro_batch_sizes(question, label)[:2]
             ]
     predictors.ahead(scenarios)
     return found
 
 
-def _why_not_tried(question: Question, variant: Variant) -> str | None:
-    options = registry.parse(variant.label)[1]
-    precision = question.job.training.held_precision
+def _why_not_tried(question: Question, label: str) -> str | None:
     try:
-        size = micro_batch_sizes(question, variant)[0]
+        size = micro_batch_sizes(question, label)[0]
     except HarnessError as error:
         return str(error)
-    return why_not_divided(options, question.model, question.gpus, size, precision)
+    world = World.planned(question.gpus, question.gpus_per_node, "cuda")
+    return why_not_planned(label, question.job, world, size, question.model)
 
 
 def why_too_large(configuration: Configuration) -> str:
@@ -200,8 +198,8 @@ def _more_computing(configuration: Configuration, best: Configuration) -> str:
     """Why it computes longer than the best."""
     assert configuration.speed is not None
     assert best.speed is not None
-    if configuration.variant.offload != best.variant.offload:
-        return f"offload={configuration.variant.offload} updates and moves on the host"
+    if configuration.offload != best.offload:
+        return f"offload={configuration.offload} updates and moves on the host"
     if configuration.checkpointing and not best.checkpointing:
         return "it recomputes activations to fit"
     if configuration.micro_batch_size < best.micro_batch_size:
@@ -211,11 +209,11 @@ def _more_computing(configuration: Configuration, best: Configuration) -> str:
     return f"'{most.name}' takes longer"
 
 
-def _choices(question: Question, variant: Variant, predictors: Predictors) -> list[Configuration]:
+def _choices(question: Question, label: str, predictors: Predictors) -> list[Configuration]:
     """Without checkpointing and with it, those that fit; what needs least where none does."""
     choices: list[Configuration] = []
     for checkpointing in question.checkpointing:
-        near = near_largest(question, variant, predictors, checkpointing=checkpointing)
+        near = near_largest(question, label, predictors, checkpointing=checkpointing)
         choices += near
         if any(c.fits and not c.is_tight for c in near) and near[0].accumulation_steps == 1:
             break  # recomputation would make no larger micro-batch fit

@@ -16,7 +16,7 @@ from harness.judge.wording import listed, percent
 from harness.plan.leading import CLOSE_SHARE
 from harness.plan.limits import TIGHT_SHARE
 from harness.plan.recommend.guide import Advice, advise, guide_line
-from harness.plan.recommend.predict import Configuration, Predictors, scenario_of
+from harness.plan.recommend.predict import Configuration, Predictors
 from harness.plan.recommend.question import Question
 from harness.plan.recommend.ranking import Ranking, rank
 from harness.plan.speed import gpu_hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
@@ -199,13 +199,12 @@ def recommend(question: Question, typed: Typed, predictors: Predictors | None = 
         commands=commands(question, best, typed),
         other_preset=other,
         other_best=next(iter(_best(rank(replace(question, preset=other), predictors))), None),
-        trust=_trust(question, best[0]) if best else None,
+        trust=_trust(best[0]) if best else None,
     )
 
 
-def _trust(question: Question, best: Configuration) -> Trust:
-    size, checkpointing = best.micro_batch_size, best.checkpointing
-    found = trust_in(scenario_of(question, best.variant, size, checkpointing=checkpointing))
+def _trust(best: Configuration) -> Trust:
+    found = trust_in(best.scenario)
     given = [
         remark for remark in (best.speed.remarks if best.speed else ()) if remark.startswith("constants: ")
     ]
@@ -276,8 +275,8 @@ def _as_json(question: Question, configuration: Configuration) -> dict[str, Any]
         "micro_batch_size": configuration.micro_batch_size,
         "accumulation_steps": configuration.accumulation_steps,
         "activation_checkpointing": configuration.checkpointing,
-        "offload": configuration.variant.offload,
-        "shard_size": configuration.variant.shard_size,
+        "offload": configuration.offload,
+        "shard_size": configuration.scenario.options.get("shard_size"),
         "peak_bytes": memory.peak_bytes,
         "device_bytes": configuration.needed_bytes,
         "margin_bytes": configuration.margin_bytes,

@@ -20,7 +20,7 @@ from torch import nn
 from harness.backends.base import Effective, Engine, World
 from harness.backends.optimizer_groups import group_rate
 from harness.backends.registry import strategy_of
-from harness.rank.accelerator import describe_accelerator, placement
+from harness.rank.accelerator import describe_accelerator
 from harness.rank.environment import device_name
 from harness.rank.events import GuestEventWriter
 from harness.rank.observer import DIGESTED_STEPS
@@ -36,6 +36,7 @@ from harness.rank.observing.facts import (
 from harness.rank.observing.live import Live, Optimizers, effective_of, recognise
 from harness.rank.observing.probing import Probing
 from harness.rank.observing.step import Step
+from harness.rank.placement import placement
 from harness.record import LayoutPart, ModelPart, ObservationPart
 from harness.run_directory.events import DoneEvent, FailureEvent, FinalEvent, ObservationEvent, SetupEvent
 from harness.run_directory.observed import LOSS

@@ -8,7 +8,7 @@ from statistics import median
 from harness.judge import speed
 from harness.judge.comparison import Comparison
 from harness.judge.repeats import Repeats
-from harness.judge.speed import DATA, WAITING
+from harness.judge.timings import DATA, WAITING
 from harness.record import RankPart
 from harness.tell.document import Picture
 from harness.tell.formats import number, percent

@@ -12,8 +12,8 @@ from harness.judge.comparison import Comparison
 from harness.judge.measures import Usage, usage
 from harness.judge.repeats import Repeats
 from harness.judge.run import Run
-from harness.judge.speed import DATA, PHASES, WAITING
 from harness.judge.statistics import LEAST_FOR_P95, LEAST_STEPS, SAME_SHARE
+from harness.judge.timings import DATA, PHASES, WAITING
 from harness.tell.document import Block, Column, Heading, Paragraph, Section, Table
 from harness.tell.formats import NOT_AVAILABLE, milliseconds, number
 from harness.tell.tables import LABELS, figure_column

@@ -12,7 +12,7 @@ from harness.forms.workload import second_copy_ranks
 from harness.job.batch import job_layout, layout_of
 from harness.job.config import load_experiment
 from harness.plan.leading import distinct_backends
-from harness.plan.recommend.predict import Variant, micro_batch_sizes, variants
+from harness.plan.recommend.predict import micro_batch_sizes, scenario_of, variants
 from harness.plan.recommend.ranking import rank
 from harness.plan.recommend.recommendation import Typed, commands
 from tests.harness.plan.recommend.invented import FABRIC, predictors, question
@@ -59,7 +59,9 @@ def test_the_settings_are_a_job_of_the_recommendation() -> None:
 
 
 def test_another_checkpointing_is_another_comparison() -> None:
-    mixed = [BEST[0], replace(BEST[1], checkpointing=True)]
+    first = BEST[1]
+    again = scenario_of(ASKED, first.label, first.micro_batch_size, checkpointing=True)
+    mixed = [BEST[0], replace(first, scenario=again)]
     lines = commands(ASKED, mixed, TYPED).compare
     assert len(lines) == 3
     assert BEST[1].label in lines[1]
@@ -82,13 +84,14 @@ def test_without_a_configuration_there_is_nothing_to_measure() -> None:
     assert (found.compare, found.slurm) == ((), ())
 
 
-def divided(gpus: int, gpus_per_node: int) -> list[Variant]:
+def divided(gpus: int, gpus_per_node: int) -> list[str]:
     """Every variant that is tried whose ranks share samples, or keep a second copy within a group."""
-    every = (v for entry in distinct_backends()[0] for v in variants(entry, gpus, gpus_per_node))
+    every = (label for entry in distinct_backends()[0] for label in variants(entry, gpus, gpus_per_node))
     return [
-        v
-        for v in every
-        if registry.mesh_of(v.label, gpus).shares_samples or second_copy_ranks(v.options) is not None
+        label
+        for label in every
+        if registry.mesh_of(label, gpus).shares_samples
+        or second_copy_ranks(registry.parse(label)[1].model_dump()) is not None
     ]
 
 
@@ -97,17 +100,18 @@ def test_printed_commands_name_every_divided_variant_as_the_registry_spells_it(
     gpus: int, gpus_per_node: int
 ) -> None:
     tried = divided(gpus, gpus_per_node)
-    names = {variant.label.partition(":")[0] for variant in tried}
+    names = {label.partition(":")[0] for label in tried}
     assert {"tp", "fsdp-tp", "autotp-zero1", "autotp-zero3", "pp", "cp", "fsdp-cp", "ulysses-zero3"} <= names
     assert ({"zero3", "fsdp"} <= names) == (gpus > gpus_per_node)
     asked = question(gpus=gpus, tokens=gpus * 64 * 100)
-    for variant in tried:
-        (size, *_) = micro_batch_sizes(asked, variant)
-        chosen = replace(BEST[0], variant=variant, micro_batch_size=size)
+    for label in tried:
+        (size, *_) = micro_batch_sizes(asked, label)
+        scenario = scenario_of(asked, label, size, checkpointing=BEST[0].checkpointing)
+        chosen = replace(BEST[0], scenario=scenario)
         found = commands(asked, [chosen, BEST[1]], Typed())
         words = shlex.split((found.compare or found.slurm)[0])
         labels = split_backends(words[words.index("--backends") + 1])
-        assert labels[0] == variant.label == registry.canonical_label(labels[0])
+        assert labels[0] == label == registry.canonical_label(labels[0])
         _, options = registry.parse(labels[0])
         assert options.mesh(gpus).world_size == gpus
         assert parts_of(options, gpus) <= size

@@ -89,9 +89,9 @@ def test_remedies_that_divide_samples_are_those_that_are_predicted_to_fit() -> N
     helped = advise(asked, (), (), predictors(), shared)
     assert helped is not None
     assert helped.case == "too few samples"
-    best = next(c for c in found.fitting if c.variant.strategy.sequence)
+    best = next(c for c in found.fitting if c.scenario.strategy.sequence)
     (context,) = (r for r in helped.remedies if r.tool == "context")
-    assert context.degree == best.variant.options["sequence"]
+    assert context.degree == best.scenario.options["sequence"]
     assert context.reason.startswith(f"{best.label} fits at micro-batch {best.micro_batch_size}")
     none = advise(asked, (), (), predictors(), found.too_large)
     assert remedies(none) == {"fewer GPUs": 8, "larger batch": None}
@@ -100,12 +100,12 @@ def test_remedies_that_divide_samples_are_those_that_are_predicted_to_fit() -> N
 def test_data_parallelism_that_ranks_which_share_samples_outrun_is_named_slower() -> None:
     asked = question()
     found = rank(asked, predictors())
-    plain, (shared, *_) = found.fitting[0], [c for c in found.fitting if c.variant.strategy.sequence]
+    plain, (shared, *_) = found.fitting[0], [c for c in found.fitting if c.scenario.strategy.sequence]
     assert plain.speed is not None
     fast = replace(shared, speed=replace(plain.speed, tokens_per_second_per_gpu=1e6))
     helped = advise(asked, [plain], (), predictors(), [fast])
     assert helped is not None
-    assert (helped.case, remedies(helped)) == ("slower", {"context": fast.variant.options["sequence"]})
+    assert (helped.case, remedies(helped)) == ("slower", {"context": fast.scenario.options["sequence"]})
     assert advise(asked, [plain], (), predictors(), [replace(fast, speed=plain.speed)]) is None
 
 

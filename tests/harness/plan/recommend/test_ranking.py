@@ -62,8 +62,8 @@ def test_a_backend_that_must_recompute_says_so() -> None:
 def test_offload_loses_by_the_host() -> None:
     # 80 MB of states are 10 MB on each of 8 ranks: only offload leaves room for a sample.
     found = ranking(states=80)
-    assert {c.variant.offload for c in found.fitting} == {"optimizer", "cpu"}
-    assert not any(c.variant.offload != "none" for c in ranking().best_by_backend())
+    assert {c.offload for c in found.fitting} == {"optimizer", "cpu"}
+    assert not any(c.offload != "none" for c in ranking().best_by_backend())
 
 
 def test_a_margin_below_a_tenth_is_tight() -> None:
@@ -105,9 +105,7 @@ def test_states_of_the_zero_paper_decide_what_fits() -> None:
         return MemoryPrediction(moments=(Moment(name="forward/backward", terms=(term("weights", held),)),))
 
     found = rank(question(), Predictors(memory=states_only, speed=speed(), ahead=trace_nothing))
-    needed = {
-        c.label: c.needed_bytes for c in (*found.fitting, *found.too_large) if c.variant.offload == "none"
-    }
+    needed = {c.label: c.needed_bytes for c in (*found.fitting, *found.too_large) if c.offload == "none"}
     assert {c.backend for c in found.too_large} == {"ddp", "cp"}
     assert 2e6 <= needed["zero3"] < needed["zero2"] < needed["zero1"] < 7e6 < 16e6 <= needed["ddp"]
 
@@ -137,8 +135,8 @@ def test_what_is_simpler_but_clearly_slower_does_not_lead() -> None:
 
 
 def test_every_strategy_that_is_tried_has_its_place() -> None:
-    every = [v for entry in distinct_backends()[0] for v in variants(entry, 8, 8)]
-    found = {v.label: moving_parts(v.label) for v in every}
+    every = [label for entry in distinct_backends()[0] for label in variants(entry, 8, 8)]
+    found = {label: moving_parts(label) for label in every}
     order = [
         "ddp",
         "zero1",
