@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.tell.short.decision import NONE_FITS
+
 from .browser import Browser
 
 
@@ -31,12 +33,17 @@ def test_rows_of_every_table_follow_the_filter(browser: Browser) -> None:
     assert browser.texts("#filter output") == ["2 of 13 cells shown"]
     assert cells(browser) == {("ddp", "4"), ("zero3", "4")}
     browser.run("for (const part of document.querySelectorAll('main details')) part.open = true")
-    backends = browser.run(
-        "return [...new Set([...document.querySelectorAll('tr[data-cells]')]"
-        ".filter((row) => row.checkVisibility()).map((row) => row.cells[0].textContent))]"
-    )
-    assert set(backends) <= {"ddp", "zero3", "tight", "4"}
+    shown = browser.texts("tr[data-cells] td")
+    assert {"ddp", "zero3"} <= set(shown)
+    assert not {"single", "zero1", "zero2", "fsdp", "fsdp1"} & set(shown)
     assert "The filter hides 11 of 13 rows." in browser.texts(".left-out")
+
+
+def test_thresholds_of_a_decision_are_never_filtered(browser: Browser) -> None:
+    before = browser.texts("#choice table:first-of-type tr")
+    assert any(row.endswith(NONE_FITS) for row in before)
+    choose(browser, "backend", "zero1")
+    assert browser.texts("#choice table:first-of-type tr") == before
 
 
 def test_the_address_keeps_the_filter_and_links_do_not_lose_it(window: Browser, page: Path) -> None:

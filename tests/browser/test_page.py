@@ -35,9 +35,15 @@ def test_the_page_asks_for_nothing_but_itself_and_logs_nothing(browser: Browser,
 
 
 def test_verdict_picture_and_scope_are_on_the_first_screen(browser: Browser) -> None:
-    for selector in ("#verdict li", "#verdict figure img"):
+    for selector in ("#verdict li", ".answer .pictures img", "#scope p"):
         assert browser.box(selector)["bottom"] <= WIDE[1], selector
-    assert browser.box("#scope p")["top"] < WIDE[1]
+
+
+def test_the_picture_follows_the_verdict_on_a_narrow_screen(window: Browser, page: Path) -> None:
+    window.open(page, size=NARROW)
+    verdict, picture, scope = map(window.box, ("#verdict", ".answer .pictures", "#scope"))
+    assert verdict["bottom"] <= picture["top"]
+    assert picture["bottom"] <= scope["top"]
 
 
 @pytest.mark.parametrize("size", [NARROW, WIDE])

@@ -43,7 +43,7 @@ def decision_blocks(where: Stage, question: Question) -> list[Block]:
         columns = (
             Column("micro_steps", "micro-steps per update"),
             Column("memory", "memory per rank, MB"),
-            Column("backend", "take", align="left"),
+            Column("take", "take", align="left"),  # no "backend": a filter must not hide thresholds
             Column("sent", "sends per update, MB", megabytes),
         )
         blocks += [
