@@ -80,7 +80,7 @@ def render_script(
         "cpus-per-task": site.cpus_per_rank * ranks_per_node,
         **_gpus(site, ranks_per_node),
         "mem": site.memory_per_node,
-        "time": site.time_limit,
+        "time": site.time_limit_of(nodes * ranks_per_node),
         "signal": f"B:USR1@{site.notice_seconds}",
         "output": f"{logs}/{'%A_%a' if array else '%j'}.log",
         "open-mode": "append",

@@ -93,6 +93,11 @@ class Site(BaseModel):
     time_limit: Annotated[str, AfterValidator(_time)] = Field(
         "00:30:00", description="time limit of one cell: minutes, HH:MM:SS or D-HH:MM:SS"
     )
+    one_rank_time_limit: Annotated[str, AfterValidator(_time)] | None = Field(
+        None,
+        description="time limit of cells of one rank, such as the reference, which trains the whole batch "
+        "alone; default: time_limit",
+    )
     notice_seconds: PositiveInt = Field(
         60, description="seconds before the time limit at which a run is stopped and recorded"
     )
@@ -159,15 +164,20 @@ class Site(BaseModel):
                 raise ValueError(f"options: '{name}' is given twice")
             if isinstance(value, str):
                 _one_line(value)
-        if self.notice_seconds >= time_seconds(self.time_limit):
-            raise ValueError(
-                f"notice_seconds is {self.notice_seconds}, which is not below the time limit "
-                f"{self.time_limit}; lower it or give more time"
-            )
+        for limit in (self.time_limit, self.time_limit_of(1)):
+            if self.notice_seconds >= time_seconds(limit):
+                raise ValueError(
+                    f"notice_seconds is {self.notice_seconds}, which is not below the time limit "
+                    f"{limit}; lower it or give more time"
+                )
         for key in ("gpu_type", "gpu"):
             if getattr(self, key) is not None and self.gpus_per_node == 0:
                 raise ValueError(f"{key} needs gpus_per_node")
         return self
+
+    def time_limit_of(self, world_size: int) -> str:
+        """Time limit of a cell of so many ranks."""
+        return (self.one_rank_time_limit if world_size == 1 else None) or self.time_limit
 
     @property
     def device(self) -> str:

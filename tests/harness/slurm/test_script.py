@@ -61,6 +61,19 @@ def test_script_is_the_golden_one(name: str, array: bool, update_golden: bool) -
     assert text == golden.read_text()
 
 
+def test_one_rank_has_a_time_limit_of_its_own() -> None:
+    def limit(site: Site, ranks: int) -> str:
+        text = render_script(
+            site, job_name="a", nodes=1, ranks_per_node=ranks, run_directories=[Path("/runs/a")],
+            log_folder=Path("/jobs"), array=False,
+        )  # fmt: skip
+        return next(line for line in text.splitlines() if line.startswith("#SBATCH --time"))
+
+    longer = Site(name="a", time_limit="10:00", one_rank_time_limit="40:00")
+    assert [limit(longer, ranks) for ranks in (1, 2)] == ["#SBATCH --time=40:00", "#SBATCH --time=10:00"]
+    assert limit(Site(name="a", time_limit="10:00"), 1) == "#SBATCH --time=10:00"
+
+
 @pytest.mark.parametrize(("name", "array"), SCRIPTS)
 def test_script_passes_bash_and_shellcheck(name: str, array: bool, tmp_path: Path) -> None:
     path = tmp_path / "script"

@@ -57,6 +57,7 @@ def test_missing_file_is_said(tmp_path: Path) -> None:
         ("memory_per_node: lots", "such as 120G"),
         ('time_limit: "1"', "notice_seconds is 60, which is not below the time limit 1"),
         ('time_limit: "10:00"\nnotice_seconds: 601', "notice_seconds is 601"),
+        ('one_rank_time_limit: "1"', "not below the time limit 1"),
         ("environment: {SLURM_JOB_ID: x}", "SLURM_JOB_ID is Slurm's or the job script's own"),
         ("environment: {run: x}", "run is Slurm's"),
         ("environment: {MASTER_PORT: x}", "MASTER_PORT is Slurm's"),
