@@ -10,7 +10,7 @@ import click
 
 from harness.cli.arguments import numbers, split_backends
 from harness.cli.options import BACKENDS, MODEL, common, config_option, json_option, set_option
-from harness.cli.output import begin
+from harness.cli.output import begin, echo
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
 from harness.launch.cells import canonical_label
@@ -82,7 +82,7 @@ def simulate(
     ]  # fmt: skip
     rows = _simulate(asked, quiet=as_json)
     if as_json:
-        click.echo(json.dumps(document(rows, name), indent=1))
+        echo(json.dumps(document(rows, name), indent=1))
     return 0
 
 
@@ -91,6 +91,6 @@ def _simulate(asked: Sequence[Simulated], *, quiet: bool) -> list[SimulatedRow]:
     answers = run_simulations([one.request for one in asked])
     for one, result in zip(asked, answers, strict=True):
         row = compare_with_closed_forms(one, result)
-        click.echo("\n".join([*([""] if rows else []), *row_lines(row)]), err=quiet)
+        echo("\n".join([*([""] if rows else []), *row_lines(row)]), err=quiet)
         rows.append(row)
     return rows

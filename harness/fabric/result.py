@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError, model_validator
-from tabulate import tabulate
 
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
@@ -20,6 +19,7 @@ from harness.judge.wording import counted, listed
 from harness.record.environment import FabricPart
 from harness.tell.document import Picture
 from harness.tell.formats import NOT_AVAILABLE, gigabytes, number
+from harness.tell.narrow import fitted
 from harness.tell.pictures.curves import Panel, decades, plain_look
 from harness.tell.pictures.drawing import draw
 
@@ -262,7 +262,7 @@ def usual_causes(result: FabricResult) -> list[str]:
 HEADERS = ("operation", "ranks", "bytes", "repeats", "time us (best..worst)", "algbw GB/s", "busbw GB/s")
 
 
-def fabric_table(result: FabricResult, style: str = "simple") -> str:
+def fabric_table(result: FabricResult) -> str:
     """One line per operation, group and size; GB is 1e9 bytes."""
     body = [
         [
@@ -282,10 +282,7 @@ def fabric_table(result: FabricResult, style: str = "simple") -> str:
         f"{counted(nodes, 'node')}, "
         f"interface {result.interface or 'not chosen'}"
     )
-    table = tabulate(
-        body, headers=HEADERS, tablefmt=style, disable_numparse=True, colalign=("left", *["right"] * 6)
-    )
-    return f"{head}\n{table}"
+    return f"{head}\n{fitted(body, HEADERS, alignments=dict.fromkeys(HEADERS[1:], 'right'))}"
 
 
 def _times(row: FabricRow) -> str:

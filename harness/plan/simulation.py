@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tabulate import tabulate
-
 from harness.errors import HarnessError
 from harness.forms.families import FAMILIES, collectives, model_states
 from harness.forms.network import NodeTraffic, node_traffic
@@ -36,6 +34,7 @@ from harness.run_directory.simulation import (
 )
 from harness.scratch import scratch_folder
 from harness.tell.formats import NOT_AVAILABLE, megabytes
+from harness.tell.narrow import fitted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -463,5 +462,4 @@ def _difference(simulated: int, expected: int | None) -> str:
 
 def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     left = 4 if len(headers) > len(MEMORY) else 1
-    align = ["left"] * left + ["right"] * (len(headers) - left)
-    return tabulate(rows, headers=headers, disable_numparse=True, colalign=align) if rows else "none"
+    return fitted(rows, headers, alignments=dict.fromkeys(headers[left:], "right")) if rows else "none"

@@ -24,6 +24,7 @@ from harness.fabric.result import (
     write_picture,
     write_result,
 )
+from harness.tell.narrow import WIDTH
 
 
 def a_row(op: str = "all_reduce", size: int = 2**20, seconds: float = 0.001, ranks: int = 4) -> FabricRow:
@@ -170,6 +171,7 @@ def test_the_table_names_pairs_and_groups() -> None:
     table = fabric_table(a_result(a_row(), pair))
     assert "all 4" in table
     assert "0-2" in table
+    assert max(map(len, table.splitlines())) <= WIDTH
     assert "1.57" in table
 
 

@@ -17,6 +17,7 @@ from harness.plan.simulation import (
 from harness.rank.check import check_job
 from harness.record import CommunicationPart, MemoryPart
 from harness.run_directory.simulation import SimulatedRank
+from harness.tell.narrow import WIDTH
 
 RANKS, PER_NODE, PAYLOAD = 16, 8, 1600
 
@@ -99,6 +100,9 @@ def test_text_says_what_is_simulated_and_what_is_not(row: SimulatedRow) -> None:
     assert text.startswith("fsdp-hybrid, rank 3 of 16 (2 nodes of 8): LlamaForCausalLM, ")
     assert "simulated: the adapter's own code (torch 2.13) with tensors without data" in text
     assert "not simulated: time, the transport's buffers" in text
+    table = text.split("\n\n")[1]
+    assert "leaves" in table
+    assert max(map(len, table.splitlines())) <= WIDTH
 
 
 def test_what_cannot_be_simulated_is_a_row_with_the_reason(asked: Simulated) -> None:
