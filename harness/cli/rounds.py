@@ -63,7 +63,7 @@ def add_rounds(
     """The records, with those of added rounds.
 
     `plan`: the cells of so many rounds; `known`: records that are used instead of a run. A cell that is
-    settled is left out of later rounds; its base is not.
+    settled is left out of later rounds; its base is not. One that failed or diverged is compared no more.
     """
     found = {record.cell: record for record in records}
     rounds = 1 + max((record.repeat for record in records), default=0)
@@ -71,13 +71,21 @@ def add_rounds(
     wanted, bases = _compared(list(found.values()))
     while wanted and not made.interrupted:
         if rounds >= look:
-            now, _ = _compared(list(found.values()))
-            wanted = {name: now[name] for name in wanted if not now[name].is_settled(until.precision)}
+            now, bases = _compared(list(found.values()))
+            lost = {name: ratio for name, ratio in wanted.items() if name not in {*now, *bases}}
+            if lost:
+                view.say(f"no further round of {_named(lost)}: failed or diverged")
+            wanted = {
+                name: now[name]
+                for name in wanted
+                if name in now and not now[name].is_settled(until.precision)
+            }
             look = ceil(rounds * GROWTH)
             if not wanted:
-                view.say(f"speeds are settled after {counted(rounds, 'round')}")
+                if not lost:
+                    view.say(f"speeds are settled after {counted(rounds, 'round')}")
                 break
-        open_ = listed([f"{label} on {size}{_words(ratio)}" for (_, label, size), ratio in wanted.items()])
+        open_ = _named(wanted)
         began = time.monotonic()
         if rounds >= MOST_REPEATS or (until.deadline is not None and began + longest > until.deadline):
             view.say(f"no further round after {counted(rounds, 'round')}; open: {open_}")
@@ -115,6 +123,11 @@ def _compared(records: Sequence[Record]) -> tuple[dict[Name, Ratio], set[Name]]:
         else:
             ratios[name] = order.to_base[group.label]
     return ratios, bases
+
+
+def _named(cells: Mapping[Name, Ratio]) -> str:
+    """'fsdp on 2 (0.81, 0.61 to 1.03) and zero3 on 2'."""
+    return listed([f"{label} on {size}{_words(ratio)}" for (_, label, size), ratio in cells.items()])
 
 
 def _words(ratio: Ratio) -> str:

@@ -82,6 +82,24 @@ def test_no_round_begins_after_the_time_and_what_is_open_is_told() -> None:
     assert said == ["no further round after 1 round; open: zero0 on 2, zero3 on 2 and fsdp on 2"]
 
 
+@pytest.mark.parametrize("label", ["fsdp", "ddp"])
+def test_a_cell_that_fails_in_a_round_is_compared_no_more_and_another_may_be_the_base(label: str) -> None:
+    class Failing(Machine):
+        def record(self, name: str, repeat: int) -> Record:
+            record = super().record(name, repeat)
+            fails = (name, repeat) == (label, 3)
+            return record.model_copy(update={"status": "failed"}) if fails else record
+
+    machine, said = Failing(), list[str]()
+    added(machine, Until(), said)
+    assert machine.rounds_of(label) == FIRST_LOOK
+    assert len([line for line in said if line.startswith("no further round of fsdp")]) == (label == "fsdp")
+    assert machine.rounds_of("zero3") == FIRST_LOOK
+    # Without ddp fsdp is compared with zero0, the first that is listed.
+    further = {name for name in SECONDS if machine.rounds_of(name) > FIRST_LOOK}
+    assert further == ({"zero0", "fsdp"} if label == "ddp" else set())
+
+
 def test_an_interruption_ends_it() -> None:
     machine = Machine()
     machine.interrupted = True
