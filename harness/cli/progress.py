@@ -120,10 +120,11 @@ class MatrixProgress:
         """Show one event of the run."""
         followed = self._followed[self._cell]
         followed(event)
-        if self._bar is not None and isinstance(event, StepEvent):
-            self._bar.set_postfix_str(followed.words.of(event), refresh=False)
+        if isinstance(event, StepEvent):
             self._shares[self._cell] = min(1.0, (event.step + 1) / max(1, followed.steps))
-            self._to(self._done + sum(self._shares.values()))
+            if self._bar is not None:
+                self._bar.set_postfix_str(followed.words.of(event), refresh=False)
+                self._to(self._ran)
 
     def end(self, key: str, text: str) -> None:
         """The run of a cell has ended; `text` is its line."""
@@ -134,7 +135,7 @@ class MatrixProgress:
         self._view.say(f"[{self._done}/{self._cells}] {text}{self._left()}")
         if self._bar is not None:
             self._bar.set_postfix_str("", refresh=False)
-            self._to(self._done + sum(self._shares.values()))
+            self._to(self._ran)
 
     def say(self, text: str) -> None:
         """A line between runs."""
@@ -147,6 +148,11 @@ class MatrixProgress:
         if self._bar is not None:
             self._bar.close()
 
+    @property
+    def _ran(self) -> float:
+        """Runs that have ended, and of the others what they have trained."""
+        return self._done + sum(self._shares.values())
+
     def _to(self, place: float) -> None:
         assert self._bar is not None
         self._bar.update(place - self._bar.n)
@@ -155,8 +161,8 @@ class MatrixProgress:
         """The time left where no bar shows it, from the runs so far."""
         if self._bar is not None or self._done == self._cells:
             return ""
-        each = (time.monotonic() - self._started) / self._done
-        return f"; about {duration(each * (self._cells - self._done))} left"
+        each = (time.monotonic() - self._started) / self._ran
+        return f"; about {duration(each * (self._cells - self._ran))} left"
 
 
 def duration(seconds: float) -> str:
