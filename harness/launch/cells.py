@@ -228,7 +228,7 @@ def make_cell(
         **({} if job.training.deterministic else {"deterministic": False}),
         "third_party": module_fingerprint(entry.target) if entry.is_third_party else None,
         **_checkpoint_parts(resume, job, job_id),
-        **({"turns": turns} if turns is not None and machine is None else {}),
+        **({"turns": turns} if turns is not None else {}),
     }
     return Cell(
         backend=label, job=job, job_id=job_id, layout=layout, world_size=world_size, repeat=repeat,

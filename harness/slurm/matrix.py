@@ -204,8 +204,16 @@ def plan_nodes(
 
 
 def on_site(experiment: Experiment, site: Site) -> Experiment:
-    """The experiment with the site's device and threads, which this machine cannot know."""
+    """The experiment with the site's device and threads, which this machine cannot know.
+
+    Raises HarnessError for what the site has not, and for turns: a job runs one cell.
+    """
     runtime = experiment.runtime
+    if experiment.compare.turns is not None:
+        raise HarnessError(
+            f"compare.turns is {experiment.compare.turns}, but each job of Slurm runs one cell alone; "
+            "--set compare.turns=null renders them"
+        )
     if runtime.device not in ("auto", site.device):
         raise HarnessError(
             f"runtime.device is {runtime.device}, but site '{site.name}' has gpus_per_node "

@@ -89,6 +89,16 @@ def test_more_ranks_than_gpus_are_refused() -> None:
         plan_nodes(EXPERIMENT, site, ["ddp"], [1], 8, 1)
 
 
+def test_turns_are_refused_since_a_job_runs_one_cell(tmp_path: Path) -> None:
+    words = ["slurm", "render", "--site", "@generic", "--backends", "ddp", "-o", tmp_path / "jobs"]
+    done = harness(*words, "--set", "compare.turns=3", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "compare.turns is 3, but each job of Slurm runs one cell alone" in done.stderr
+    assert not (tmp_path / "jobs").exists()
+    done = harness(*words, "--set", "compare.turns=3", "--set", "compare.turns=null", cwd=tmp_path)
+    assert done.returncode == 0
+
+
 def test_a_thousand_cells_render_in_five_seconds(tmp_path: Path) -> None:
     begin = time.process_time()
     matrix, scripts = rendered(tmp_path, arrays=False, repeats=200)
