@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from harness.judge.comparison import Comparison
 from harness.judge.findings.groups import statements
 from harness.judge.metrics import SENT, SPEED
+from harness.judge.statistics import LEVEL
 from harness.tell.document import Column, Table
+from harness.tell.formats import percent
 from harness.tell.narrow import fitted, line_width
 from harness.tell.no_text import NO_TEXT, of_no_text
 from harness.tell.order_words import OPEN
@@ -62,6 +64,8 @@ def _found(table: Table, rows: list[list[str]]) -> Iterator[str]:
     keys = [column.key for column in table.columns]
     if "speed_ratio" in keys:
         place = keys.index("speed_ratio")
+        if any(" (" in row[place] for row in rows):
+            yield f"{table.columns[place].title}: in the same round, {percent(LEVEL)} interval"
         if any(row[place].startswith(OPEN) for row in rows):
             yield f"{OPEN}: order open, see --repeats"
     if any(text.partition(" ")[0].endswith(WITHOUT_FORM) for row in rows for text in row):
