@@ -16,7 +16,7 @@ import random
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tabulate import tabulate
@@ -128,10 +128,10 @@ def _shares(
     for numbers in drawn:
         values = {name: _part(of, numbers) for name, of in measured.values.items()}
         if TWIN in values:
-            pair = Ranking({name: values[name] for name in (measured.base, TWIN)}, measured.base)
+            pair = replace(measured, values={name: values[name] for name in (measured.base, TWIN)})
             alone += pair.to_base[TWIN].order in ("faster", "slower")
-            together += Ranking(values, measured.base).to_base[TWIN].order in ("faster", "slower")
-        orders = Ranking(values, measured.base).to_base
+            together += replace(measured, values=values).to_base[TWIN].order in ("faster", "slower")
+        orders = replace(measured, values=values).to_base
         for name, middle in apart.items():
             right = "faster" if middle > 1 else "slower"
             pairs += 1

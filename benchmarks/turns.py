@@ -1,79 +1,104 @@
-"""Measures how far ratios of speeds vary between rounds: cells in turns over cells that run whole."""
+"""Measures how sharp the ratios of speeds are: cells in turns over cells that run whole, in the same rounds.
+
+Records are kept in FOLDER, where `--rounds 0` judges them again.
+
+Usage: python -m benchmarks.turns FOLDER [--rounds 7] [--turns 3] [--backends ddp,fsdp] [--set KEY=VALUE]
+"""
 
 from __future__ import annotations
 
-import math
+import argparse
 import statistics
 import sys
-import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-import measuring
+from benchmarks import measuring
+from harness.judge.comparison import Comparison
+from harness.judge.ranking import Ranking
+from harness.record.store import read_runs
+from harness.tell.order_words import ratio_text
 
-from harness.judge.measures import step_seconds
-from harness.record.store import Store
-
-BASE = "ddp"
-OTHERS = ("zero2", "fsdp")
-SETTINGS = {"whole": "compare.turns=null", "turns": "compare.turns=3"}
+WALL = "seconds.txt"
+"""Of the rounds of a side, a line each."""
 
 
 def main() -> int:
     parser = measuring.options(__doc__)
-    parser.add_argument("--rounds", type=int, default=8, help="each runs all cells whole and in turns")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("folder", type=Path, help="where records are kept")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds to add to each side (default: 7)")
+    parser.add_argument("--turns", type=int, default=3, help="timed steps of a turn (default: 3)")
+    parser.add_argument("--backends", help="default: those of the default comparison")
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     options = parser.parse_args()
-    return measuring.present(measure(options.rounds), as_json=options.json)
+    words = [word for setting in options.settings for word in ("--set", setting)]
+    words += ["--backends", options.backends] if options.backends else []
+    sides = {"whole": "null", "turns": str(options.turns)}
+    measure(options.folder, sides, options.rounds, words)
+    return measuring.present(judge(options.folder), as_json=options.json)
 
 
-def measure(rounds: int) -> list[measuring.Result]:
-    """Of each backend the spread of its ratio to the base, and the wall time of a comparison."""
-    ratios: dict[str, dict[str, list[float]]] = {side: {name: [] for name in OTHERS} for side in SETTINGS}
-    seconds: dict[str, list[float]] = {side: [] for side in SETTINGS}
+def measure(folder: Path, sides: dict[str, str], rounds: int, words: Sequence[str]) -> None:
+    """Add rounds, in each of which every side runs once; which is first alternates."""
     for number in range(rounds):
-        for side in sorted(SETTINGS, reverse=number % 2 == 1):
-            with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-                seconds[side].append(one_round(Path(folder), SETTINGS[side]))
-                steps = mean_steps(Path(folder))
-            for name in OTHERS:
-                ratios[side][name].append(math.log(steps[name] / steps[BASE]))
-            told = ", ".join(f"{name} {math.exp(ratios[side][name][-1]):.3f}" for name in OTHERS)
-            measuring.progress(f"round {number + 1}, {side}: {seconds[side][-1]:.1f} s; over {BASE}: {told}")
-    return [*(_spread(name, ratios) for name in OTHERS), _wall(seconds)]
+        for side in sorted(sides, reverse=number % 2 == 1):
+            of_side = folder / side
+            of_side.mkdir(parents=True, exist_ok=True)
+            done = len(_seconds(of_side))
+            seconds, _ = measuring.run_quietly([
+                *measuring.harness_command(), "compare", "--runs", str(of_side), "--repeats", str(done + 1),
+                *words, "--set", f"compare.turns={sides[side]}",
+            ])  # fmt: skip
+            with (of_side / WALL).open("a") as file:
+                file.write(f"{seconds:.2f}\n")
+            measuring.progress(f"round {number + 1} of {rounds}, {side}: {seconds:.1f} s")
 
 
-def one_round(folder: Path, setting: str) -> float:
-    """Seconds of one comparison."""
-    command = [*measuring.harness_command(), "compare", "--fresh", "--strict", "--runs", str(folder)]
-    command += ["--backends", ",".join((BASE, *OTHERS)), "--nproc", str(measuring.RANKS)]
-    for assignment in ("runtime.device=cpu", "compare.noise_runs=false", setting):
-        command += ["--set", assignment]
-    return measuring.run_quietly(command)[0]
+def judge(folder: Path) -> list[measuring.Result]:
+    """Of each cell the spread of its ratio to the base, in turns over whole; and the wall time of rounds."""
+    orders = {side: order_of(folder / side) for side in ("whole", "turns")}
+    found = []
+    for name in orders["whole"].to_base:
+        spreads = {
+            side: statistics.stdev(order.by_round(name, order.base).values())
+            for side, order in orders.items()
+        }
+        told = (
+            f"{side} {ratio_text(order.to_base[name])}, {order.to_base[name].order}, {spreads[side]:.3f}"
+            for side, order in orders.items()
+        )
+        found.append(_result(name, [spreads["turns"] / spreads["whole"]], 1.0, "; ".join(told)))
+    wall = {side: _seconds(folder / side) for side in orders}
+    ratios = [turns / whole for whole, turns in zip(wall["whole"], wall["turns"], strict=True)]
+    told = f"{statistics.median(wall['turns']):.1f} s over {statistics.median(wall['whole']):.1f} s"
+    middle = statistics.median(result.ratio for result in found)
+    return [
+        *found,
+        _result("spread, the median cell", [middle], 1.0, f"{len(ratios)} rounds"),
+        _result("wall time of a round", ratios, 1.0, told),
+    ]
 
 
-def mean_steps(folder: Path) -> dict[str, float]:
-    """Mean timed step by backend."""
-    return {
-        record.backend.label: statistics.fmean(step_seconds(record)) for _, record in Store(folder).runs()[0]
-    }
+def order_of(folder: Path) -> Ranking:
+    """Of the cells of a folder, which has one place."""
+    (order,) = (
+        order
+        for order in Comparison(record for _, record in read_runs([folder])[0]).comparable.rankings.values()
+        if len(order.names) > 1
+    )
+    return order
 
 
-def _spread(name: str, ratios: dict[str, dict[str, list[float]]]) -> measuring.Result:
-    spreads = {side: statistics.stdev(of_side[name]) for side, of_side in ratios.items()}
-    middles = {side: math.exp(statistics.median(of_side[name])) for side, of_side in ratios.items()}
-    ratio = spreads["turns"] / spreads["whole"]
+def _seconds(folder: Path) -> list[float]:
+    path = folder / WALL
+    return [float(line) for line in path.read_text().split()] if path.exists() else []
+
+
+def _result(name: str, ratios: Sequence[float], target: float, detail: str) -> measuring.Result:
     return measuring.Result(
-        name=f"spread of {name} over {BASE}", ratio=ratio, lowest=ratio, highest=ratio, target=1.0,
-        detail=", ".join(f"{side} {spreads[side]:.3f} around {middles[side]:.2f}" for side in SETTINGS),
-    )  # fmt: skip
-
-
-def _wall(seconds: dict[str, list[float]]) -> measuring.Result:
-    ratios = [turns / whole for whole, turns in zip(seconds["whole"], seconds["turns"], strict=True)]
-    middles = {side: statistics.median(of_side) for side, of_side in seconds.items()}
-    return measuring.Result(
-        name="wall time", ratio=statistics.median(ratios), lowest=min(ratios), highest=max(ratios),
-        target=1.05,
-        detail=f"{middles['turns']:.1f} s over {middles['whole']:.1f} s, rounds: {len(ratios)}",
+        name=name, ratio=statistics.median(ratios), lowest=min(ratios), highest=max(ratios), target=target,
+        detail=detail,
     )  # fmt: skip
 
 

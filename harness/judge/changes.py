@@ -15,7 +15,7 @@ from harness.errors import HarnessError
 from harness.judge.cell import Cell
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import Metric, metrics_in
-from harness.judge.ranking import ByRound, Ratio, Round, ratios
+from harness.judge.ranking import Logs, Ratio, Round, log_ratios, ratios
 from harness.judge.repeats import Repeats
 from harness.judge.rows import Row
 from harness.judge.run import Run
@@ -164,7 +164,7 @@ def _common_rounds(pair: Pair, numbers: Mapping[Run, int]) -> dict[Round, tuple[
 
 def _by_round(rounds: Sequence[Mapping[Round, tuple[Row, Row]]], metric: Metric) -> dict[int, Ratio]:
     """After / before of those cells that ran in rounds enough, by place; all are tested together."""
-    asked: dict[int, tuple[ByRound, ByRound]] = {}
+    asked: dict[int, Logs] = {}
     for place, of_cell in enumerate(rounds):
         before, after = (
             {
@@ -175,7 +175,7 @@ def _by_round(rounds: Sequence[Mapping[Round, tuple[Row, Row]]], metric: Metric)
             for side in (0, 1)
         )
         if len(before.keys() & after.keys()) >= interval_runs():
-            asked[place] = after, before
+            asked[place] = log_ratios(after, before)
     speeds = ratios(asked)
     return speeds if metric.better == "higher" else {place: of.mirrored for place, of in speeds.items()}
 

@@ -171,12 +171,16 @@ class Comparison(Runs):
 
     @cached_property
     def other_orders(self) -> list[tuple[Cell, Ratio, Ratio]]:
-        """Cells whose order is another without what others took: the ratio by wall time, and the other."""
+        """Cells whose order is another without what others took: the ratio by wall time, and the other.
+
+        Where cells took turns, wall time is sharper: what only the other leaves open contradicts nothing.
+        """
         found = []
         for place, order in self.rankings.items():
             own = self.own_rankings[place].to_base
             for label, wall in order.to_base.items():
-                if wall.extent and own[label].extent and own[label].order != wall.order:
+                is_blunt = bool(order.turns.get(label)) and own[label].order == "open"
+                if wall.extent and own[label].extent and own[label].order != wall.order and not is_blunt:
                     found.append((Cell(label, place[1]), wall, own[label]))
         return found
 

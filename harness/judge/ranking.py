@@ -1,14 +1,15 @@
 """Which cells may be put into an order: the one place that decides it for tables, sentences and pictures.
 
 A round holds one run of every cell, made in one go, so cells are compared within rounds: by the ratio of
-their speeds in each. The questions are fixed beforehand, each cell against the base of its place; pairs
-without the base are a family of their own, for the sentences that need them.
+their speeds in each. Cells that took turns in a round are compared by turn. The questions are fixed
+beforehand, each cell against the base of its place; pairs without the base are a family of their own, for
+the sentences that need them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, pairwise
 from math import exp, inf, log
@@ -29,6 +30,8 @@ Round: TypeAlias = tuple[int, ...]
 """Occasion first, then the number of the repeat."""
 ByRound: TypeAlias = Mapping[Round, float]
 """A figure of one cell in each round, of which less is better: seconds of a step or token."""
+Logs: TypeAlias = Mapping[Round, float]
+"""The logarithm of a ratio of two speeds in each round that both sides have."""
 Pair: TypeAlias = tuple[str, str]
 Key = TypeVar("Key")
 NO_FIGURES: Mapping[str, Any] = dict.fromkeys(
@@ -70,6 +73,17 @@ class Ratio:
         )  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True)
+class InTurns:
+    """A run whose timed steps were taken in turns with those of other cells."""
+
+    run_id: str
+    beside: Collection[str]
+    """Run ids of the other cells."""
+    seconds: Sequence[float]
+    """Of each turn; turn number i of all these cells holds the same steps."""
+
+
 @dataclass(frozen=True)
 class Ranking:
     """The order of some cells by speed, as far as their rounds support one; the fastest is first."""
@@ -77,6 +91,8 @@ class Ranking:
     values: Mapping[str, ByRound]
     base: str
     """The cell that each of the others is compared with."""
+    turns: Mapping[str, Mapping[Round, InTurns]] = field(default_factory=dict)
+    """Those rounds in which a cell took turns."""
 
     @cached_property
     def to_base(self) -> Mapping[str, Ratio]:
@@ -156,35 +172,59 @@ class Ranking:
         return tuple(self.names[first:last] for first, last in pairwise([0, *cuts, len(self.names)]))
 
     def _family(self, pairs: Sequence[Pair]) -> dict[Pair, Ratio]:
-        return ratios({pair: (self.values[pair[0]], self.values[pair[1]]) for pair in pairs})
+        return ratios({pair: self.by_round(*pair) for pair in pairs})
+
+    def by_round(self, left: str, right: str) -> Logs:
+        """By turn where both took them together in a round, else by their figures of the round."""
+        found = log_ratios(self.values[left], self.values[right])
+        ours, theirs = (self.turns.get(name, {}) for name in (left, right))
+        together = {
+            number: by_turn
+            for number in found.keys() & ours.keys() & theirs.keys()
+            if (by_turn := log_by_turn(ours[number], theirs[number])) is not None
+        }
+        return {**found, **together}
 
 
-def ratios(asked: Mapping[Key, tuple[ByRound, ByRound]]) -> dict[Key, Ratio]:
-    """The speed of each first over its second: questions that are answered together, at `LEVEL` for all."""
-    logs = {key: _logs(*pair) for key, pair in asked.items()}
-    rounds = sorted({number for of_pair in logs.values() for number in of_pair})
+def log_by_turn(ours: InTurns, theirs: InTurns) -> float | None:
+    """The median over turns of the logarithm of the ratio of two speeds; None: not taken together.
+
+    What a neighbour takes for a while touches some of the turns, and both cells in them.
+    """
+    is_together = theirs.run_id in ours.beside and ours.run_id in theirs.beside
+    if not is_together or len(ours.seconds) != len(theirs.seconds):
+        return None
+    turns = range(len(ours.seconds))
+    by_turn = log_ratios(*({(turn,): of.seconds[turn] for turn in turns} for of in (ours, theirs)))
+    return median(by_turn.values()) if by_turn else None
+
+
+def ratios(asked: Mapping[Key, Logs]) -> dict[Key, Ratio]:
+    """Ratios of speeds of which these are the logarithms: answered together, at `LEVEL` for all."""
+    rounds = sorted({number for of_pair in asked.values() for number in of_pair})
     if not rounds:
         return {key: Ratio(rounds=0) for key in asked}
-    table = np.array([[of_pair.get(number, 0.0) for of_pair in logs.values()] for number in rounds])
-    chances = sign_flip_chances(table) if len(rounds) >= interval_runs() else [1.0] * len(logs)
-    return {key: _ratio(logs[key], chance) for key, chance in zip(asked, chances, strict=True)}
+    table = np.array([[of_pair.get(number, 0.0) for of_pair in asked.values()] for number in rounds])
+    chances = sign_flip_chances(table) if len(rounds) >= interval_runs() else [1.0] * len(asked)
+    return {key: _ratio(asked[key], chance) for key, chance in zip(asked, chances, strict=True)}
 
 
-def _logs(ours: ByRound, theirs: ByRound) -> dict[Round, float]:
+def log_ratios(ours: ByRound, theirs: ByRound) -> Logs:
+    """Of the speed of the first over that of the second in the rounds that both have."""
     both = [key for key in ours if 0 < ours[key] < inf and 0 < theirs.get(key, 0.0) < inf]
     return {key: log(theirs[key] / ours[key]) for key in both}
 
 
-def _ratio(logs: Mapping[Round, float], chance: float) -> Ratio:
+def _ratio(found: Logs, chance: float) -> Ratio:
     """An order must hold on each occasion by itself."""
-    if not logs:
+    if not found:
         return Ratio(rounds=0)
-    middle, extent = walsh(list(logs.values()))
+    middle, extent = walsh(list(found.values()))
     if extent is None:
-        return Ratio(rounds=len(logs), middle=exp(middle))
+        return Ratio(rounds=len(found), middle=exp(middle))
     low, high = exp(extent.low), exp(extent.high)
-    occasions = {key[0] for key in logs}
-    signs = {np.sign(median(v for key, v in logs.items() if key[0] == number)) for number in occasions}
+    occasions = {key[0] for key in found}
+    signs = {np.sign(median(v for key, v in found.items() if key[0] == number)) for number in occasions}
     is_shown = chance <= 1 - LEVEL and len(signs) == 1 and not low <= 1 <= high
     order: Order = "open"
     if low >= 1 - EQUAL and high <= 1 + EQUAL:
@@ -192,7 +232,7 @@ def _ratio(logs: Mapping[Round, float], chance: float) -> Ratio:
     elif is_shown:
         order = "faster" if middle > 0 else "slower"
     return Ratio(
-        rounds=len(logs), middle=exp(middle), extent=Interval(low, high), order=order, is_shown=is_shown,
+        rounds=len(found), middle=exp(middle), extent=Interval(low, high), order=order, is_shown=is_shown,
         chance=chance,
     )  # fmt: skip
 

@@ -10,9 +10,9 @@ from functools import cached_property
 from harness.backends.registry import REFERENCE
 from harness.judge.cell import Cell
 from harness.judge.distance import aligned
-from harness.judge.metrics import BY_KEY, METRICS, SPEED, STEP, Metric
+from harness.judge.metrics import BY_KEY, METRICS, OWN_STEP, SPEED, STEP, Metric
 from harness.judge.parity import Parity
-from harness.judge.ranking import Ranking, Round
+from harness.judge.ranking import InTurns, Ranking, Round
 from harness.judge.rows import Row
 from harness.judge.run import Run
 from harness.judge.run_conditions import Spread, is_deterministic, spread
@@ -126,12 +126,23 @@ class Repeats:
 
     def by_round(self, key: str) -> dict[Round, float]:
         """The figure of each repeat by its round, of rates the seconds per unit: what is compared."""
-        found: dict[Round, float] = {}
+        return {number: BY_KEY[key].clock([value])[0] for number, (value, _) in self._rounds(key).items()}
+
+    def in_turns(self, key: str) -> dict[Round, InTurns]:
+        """The rounds that have this figure and in which the cell took turns."""
+        return {
+            number: InTurns(run_id=run.record.run_id, beside=turns.beside, seconds=run.turn_seconds)
+            for number, (_, run) in self._rounds(key).items()
+            if (turns := run.record.turns) is not None
+        }
+
+    def _rounds(self, key: str) -> dict[Round, tuple[float, Run]]:
+        found: dict[Round, tuple[float, Run]] = {}
         for row in self.rows:
             if (value := row.figures[key]) is not None:
                 number = row.run.occasion, row.record.repeat
                 nth = sum(known[:2] == number for known in found)
-                (found[*number, nth],) = BY_KEY[key].clock([value])
+                found[*number, nth] = value, row.run
         return found
 
     @cached_property
@@ -178,10 +189,15 @@ def rankings(groups: Sequence[Repeats], key: str = SPEED) -> dict[Place, Ranking
     return {place: rank_speeds(compared, key) for place, compared in rivals(groups).items()}
 
 
-def rank_speeds(groups: Sequence[Repeats], key: str = SPEED) -> Ranking:
-    """The order of cells of one place by seconds per token, or by another clock."""
-    base = next((group for group in groups if group.backend == BASE), groups[0])
-    return Ranking({group.label: group.by_round(key) for group in groups}, base.label)
+def rank_speeds(groups: Sequence[Repeats], key: str = SPEED, base: Repeats | None = None) -> Ranking:
+    """The order of cells of one place by seconds per token, or by another clock.
+
+    What others took from a run is known of all its timed steps together, so that clock knows no turns.
+    """
+    base = base or next((group for group in groups if group.backend == BASE), groups[0])
+    values = {group.label: group.by_round(key) for group in groups}
+    turns = {group.label: group.in_turns(key) for group in groups} if key != OWN_STEP else {}
+    return Ranking(values, base.label, turns)
 
 
 def place_to_compare(groups: Sequence[Repeats]) -> Place | None:

@@ -9,7 +9,7 @@ from statistics import median
 from harness.job.job import Job
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import STEP
-from harness.judge.ranking import Ratio, ratios
+from harness.judge.ranking import Ratio, log_ratios, ratios
 from harness.judge.repeats import Repeats, group_repeats
 from harness.judge.run_conditions import labelled, varying, words
 from harness.judge.wording import counted
@@ -134,7 +134,7 @@ def _compared(curves: list[list[Point]]) -> list[list[Point]]:
     """Each point with its speed over that of its base, round by round."""
     every = {(number, point.group.key): point for number, curve in enumerate(curves) for point in curve}
     asked = {
-        key: (point.group.by_round(STEP), point.base.by_round(STEP))
+        key: log_ratios(point.group.by_round(STEP), point.base.by_round(STEP))
         for key, point in every.items()
         if point.group is not point.base
     }

@@ -67,7 +67,8 @@ TITLE = "How to read the numbers"
 def reading_section(comparison: Comparison) -> Section:
     """Definitions and formulae of the columns."""
     unit = [f"{NO_TEXT}."] if of_no_text(comparison) else []
-    return Section("reading", TITLE, [Items([*_COMMON[:1], *unit, *_SPEEDS, *_COMMON[1:]])])
+    turns = [BY_TURN] if any(row.record.turns for row in comparison.rows) else []
+    return Section("reading", TITLE, [Items([*_COMMON[:1], *unit, *_SPEEDS, *turns, *_COMMON[1:]])])
 
 
 def reading_without_speeds(comparison: Comparison) -> Section:
@@ -75,6 +76,11 @@ def reading_without_speeds(comparison: Comparison) -> Section:
     return Section("reading", TITLE, [Items(_COMMON)])
 
 
+BY_TURN = (
+    "turns: cells that took turns in a round (compare.turns) are compared there by turn: the ratio of the "
+    "round is the median of those of its turns, which hold the same steps of both. Turns are no rounds: the "
+    "interval and the test count rounds."
+)
 _SPEEDS = [
     "step ms, samples/s and tokens/s come from one clock, the mean timed step of a run: its duration, and "
     "what all ranks processed in the timed steps over their summed duration. A cell has the figure of the "

@@ -11,7 +11,7 @@ from harness.forms.terms import STEP_PHASES
 from harness.job.experiment import Question
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import SENT, SPEED
-from harness.judge.ranking import Ranking, Ratio, frontier
+from harness.judge.ranking import Ratio, frontier
 from harness.judge.repeats import Repeats, place_to_compare, rank_speeds, rivals
 from harness.judge.statistics import interval_runs
 from harness.judge.wording import counted, listed, percent
@@ -143,8 +143,7 @@ def explain_slowest(comparison: Comparison) -> SlowestExplanation | None:
 
 
 def _explanation(slowest: Repeats, fastest: Repeats, own: Sequence[Repeats]) -> SlowestExplanation:
-    cells = {group.label: group.by_round(SPEED) for group in (slowest, fastest, *own)}
-    ratios = Ranking(cells, slowest.label).to_base
+    ratios = rank_speeds([slowest, fastest, *own], base=slowest).to_base
     slow, fast = cell_facts(slowest), cell_facts(fastest)
     behind = slow.token_seconds - fast.token_seconds
     effects = [

@@ -1,14 +1,17 @@
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.judge.comparison import Comparison
-from harness.judge.metrics import SPEED, STEP
+from harness.judge.metrics import OWN_STEP, SPEED, STEP
 from harness.judge.ranking import EQUAL, ByRound, Ranking, frontier
-from harness.record import Record
+from harness.judge.repeats import rank_speeds
+from harness.judge.statistics import Interval
+from harness.record import Record, TurnsPart
 from harness.tell.order_words import fastest_words, ratio_cell, slowest_words, unranked_words
 from tests.records import make_record, make_steps
 
@@ -145,6 +148,66 @@ def test_rates_and_step_times_have_one_order(cells: list[list[tuple[float, float
         for key in steps.keys() & base.by_round(STEP).keys():
             ratios = [of[key] / base.by_round(name)[key] for of, name in ((steps, STEP), (rates, SPEED))]
             assert math.isclose(*ratios, rel_tol=1e-9)
+
+
+def taking_turns(label: str, number: int, seconds: Sequence[float], beside: str, each: int = 2) -> Record:
+    """A run of two steps before its timed ones, which were taken in turns beside another cell."""
+    steps = [0.5, 0.5, *seconds]
+    return make_record(
+        label=label, repeat=number, run_id=f"{label}-{number}",
+        steps=make_steps(
+            [5.0] * len(steps), [1.0] * len(steps),
+            changes={n: {"seconds": value} for n, value in enumerate(steps)},
+        ),
+        turns=TurnsPart(
+            steps=each, places=[], beside=[f"{beside}-{number}"], waited_seconds=1.0,
+            waited_process_seconds=0.0,
+        ),
+    )  # fmt: skip
+
+
+def neighboured(number: int, beside: str = "ddp") -> list[Record]:
+    """FSDP takes a tenth longer than ddp; a neighbour takes most of the cores for one turn of one of them.
+
+    The last turn has one step. Steps differ in length, as those of texts do.
+    """
+    steps, late, drift = [1.0, 2.0, 1.5, 1.0, 1.2], slice(2, 4), DRIFT[number]
+    ddp = [drift * seconds for seconds in steps]
+    fsdp = [1.1 * seconds for seconds in ddp]
+    hit = (ddp, fsdp)[number % 2]
+    hit[late] = [9.0 * seconds for seconds in hit[late]]
+    return [taking_turns("ddp", number, ddp, "fsdp"), taking_turns("fsdp", number, fsdp, beside)]
+
+
+@pytest.mark.parametrize("key", [SPEED, STEP])
+def test_cells_that_took_turns_are_compared_by_turn(key: str) -> None:
+    groups = Comparison(record for n in range(7) for record in neighboured(n)).groups
+    order = rank_speeds(groups, key)
+    assert order.by_round("fsdp", "ddp") == {(0, n, 0): pytest.approx(-math.log(1.1)) for n in range(7)}
+    ratio = order.ratio("fsdp", "ddp")
+    assert (ratio.rounds, ratio.order) == (7, "slower")
+    assert ratio.extent == Interval(pytest.approx(1 / 1.1), pytest.approx(1 / 1.1))
+    by_run = replace(order, turns={}).ratio("fsdp", "ddp")
+    assert by_run.order == "open"
+    assert by_run.extent is not None
+    assert by_run.extent.high / by_run.extent.low > 3
+
+
+def test_turns_that_were_not_taken_together_are_compared_as_runs() -> None:
+    """One of a round ran again later, beside other cells; or took another number of turns."""
+    apart = Comparison(record for n in range(7) for record in neighboured(n, beside="zero3"))
+    order = rank_speeds(apart.groups)
+    assert order.by_round("fsdp", "ddp") == replace(order, turns={}).by_round("fsdp", "ddp")
+    ddp, fsdp = neighboured(0)
+    fsdp = taking_turns("fsdp", 0, [1.0] * 5, "ddp", each=1)
+    assert rank_speeds(Comparison([ddp, fsdp]).groups).by_round("fsdp", "ddp") == {
+        (0, 0, 0): pytest.approx(math.log(sum(step.seconds for step in ddp.steps[2:]) / 5))
+    }
+
+
+def test_the_clock_without_others_knows_no_turns() -> None:
+    groups = Comparison(record for n in range(7) for record in neighboured(n)).groups
+    assert rank_speeds(groups, OWN_STEP).turns == {}
 
 
 def test_the_reference_is_ranked_with_none() -> None:
