@@ -1,10 +1,13 @@
-"""Cells that take turns, with ranks that need no torch."""
+"""Cells that take turns, most of them with ranks that need no torch."""
 
 import os
+import re
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from harness.job.config import load_experiment
@@ -15,6 +18,8 @@ from harness.record import PredictionPart, Record
 from harness.record.store import Store
 from harness.run_directory.events import StepEvent, TurnEvent
 from tests.fake_ranks import STEP, Behaviour, FakeLauncher, Rank
+from tests.forkserver import launcher
+from tests.harness.cli.command_line import SMALL
 
 STEPS, TURNS = 2, 3
 TURN_OF_BOTH = 2
@@ -115,6 +120,60 @@ def test_an_interruption_keeps_the_steps_of_all(tmp_path: Path) -> None:
     records = run(tmp_path, {"ddp": in_turns(), "fsdp": in_turns()}, interrupts)
     assert [(r.error.kind, len(r.steps)) for r in records.values() if r.error] == [("Interrupted", STEPS)] * 2
     assert {record.run_id for _, record in Store(tmp_path).runs()[0]} == {r.run_id for r in records.values()}
+
+
+GLOO = "gloo_tcp_loop"
+"""Its thread looks for events every 10 ms, whatever a rank does: a thousandth of a processor."""
+
+
+def switches_and_pages() -> dict[str, tuple[int, int]]:
+    """Of the ranks of each cell: how often threads but gloo's went on or off a processor, and their pages."""
+    found: dict[str, tuple[int, int]] = {}
+    for process in psutil.Process().children(recursive=True):
+        folder = Path(f"/proc/{process.pid}")
+        runs = {name[1] for file in process.open_files() if (name := re.search(r"-(\w+)-n2-r0", file.path))}
+        for backend in runs:
+            threads = [
+                text for path in folder.glob("task/*/status") if GLOO not in (text := path.read_text())
+            ]
+            switches = sum(map(int, re.findall(r"ctxt_switches:\s*(\d+)", "".join(threads))))
+            pages = int((folder / "statm").read_text().split()[1])
+            before = found.get(backend, (0, 0))
+            found[backend] = before[0] + switches, before[1] + pages
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.long(seconds=25)
+def test_ranks_that_wait_sleep_and_hold_no_more(tmp_path: Path) -> None:
+    """Real ones, with two OpenMP threads each: no thread runs once, and no page is added.
+
+    Not held to it: a cell in the turn after its own, in which its threads may still be going to sleep.
+    """
+    chosen = [
+        *SMALL[1::2], "compare.turns=1", "compare.noise_runs=false", "runtime.threads_per_rank=2",
+        "training.steps=5", "measure.warmup_steps=1", "measure.probed_steps=1", "measure.traced_steps=0",
+    ]  # fmt: skip
+    experiment, store, names = load_experiment(None, chosen), Store(tmp_path), ("ddp", "fsdp", "fsdp1")
+    cells = {cell.key: cell for cell in plan(experiment, names, [2], 1, "cpu") if cell.backend in names}
+    runs = {
+        key: running_cell(
+            cell, experiment, store, launcher(), command=["harness"], on_event=lambda _: None,
+            takes_turns=True,
+        )
+        for key, cell in cells.items()
+    }  # fmt: skip
+    looks: list[tuple[str, dict[str, tuple[int, int]]]] = []
+    records = dict(take_turns(runs, 1, lambda key: looks.append((cells[key].backend, switches_and_pages()))))
+    assert {record.status for record in records.values()} == {"ok"}
+    calm = [
+        (before[name], after[name])
+        for (last, _), (now, before), (_, after) in zip(looks, looks[1:], looks[2:], strict=False)
+        for name in {*names} - {last, now}
+        if name in before and name in after
+    ]
+    assert len(calm) >= 4
+    assert [before for before, _ in calm] == [after for _, after in calm]
 
 
 def part(host_bytes: int) -> PredictionPart:
