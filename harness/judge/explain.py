@@ -13,7 +13,7 @@ from harness.judge.distance import estimate, movement, relative
 from harness.judge.effective import master_dtypes, optimizer_groups, reduce_dtypes
 from harness.judge.measures import idle_on_some_ranks
 from harness.judge.noise import Limits
-from harness.judge.wording import percent
+from harness.judge.wording import numbered, percent
 from harness.record import Record
 from harness.record.workload import known_strategy, micro_batches
 
@@ -336,9 +336,8 @@ def _gradient(record: Record, ratio: float, before: float, index: int) -> Explan
             "; ranks hold different numbers of target tokens: a loss averaged per rank instead of per "
             "token would explain it"
         )
-    elif ratio < 1 and (idle := idle_on_some_ranks(record)):
-        name, ranks = next(iter(idle.items()))
-        hint = f"; no gradient reaches {name} on rank {', '.join(map(str, ranks))}"
+    elif ratio < 1 and (idle := idle_on_some_ranks(record)) and idle[0].step <= record.steps[index].step:
+        hint = f"; no gradient reaches {where(record, idle[0].names)} on {numbered('rank', idle[0].ranks)}"
     elif ratio < 1 and (world.accumulation_steps > 1 or world.world_size > 1):
         hint = "; gradients of a rank, a micro-step or a parameter may be missing"
     first = index == 0 and record.resumed is None
@@ -400,7 +399,7 @@ def _ends(reference: Record, beyond: Sequence[str]) -> str:
     """'a.weight ends elsewhere', farthest first; empty where no parameter is known to."""
     if len(beyond) > 1 and len(beyond) == len(movement(reference)):
         return f"all {len(beyond)} parameters end elsewhere"
-    return f"{_where(reference, beyond)} {'ends' if len(beyond) == 1 else 'end'} elsewhere" if beyond else ""
+    return f"{where(reference, beyond)} {'ends' if len(beyond) == 1 else 'end'} elsewhere" if beyond else ""
 
 
 def _agreed(reference: Record, record: Record, index: int | None) -> str:
@@ -427,7 +426,7 @@ def _moved_alone(reference: Record, record: Record) -> Explanation | None:
     if frozen:
         return Explanation(
             kind="frozen-weights-moved",
-            text=f"{_where(record, frozen)} moved, although the job freezes that",
+            text=f"{where(record, frozen)} moved, although the job freezes that",
             values={"parameters": frozen},
         )
     idle = [name for name in moved if name in (reference.layout.unreached or ())]
@@ -493,17 +492,17 @@ def _standing_still(reference: Record, record: Record) -> Explanation | None:
     if held is not None and all(name in held for name in still):
         return Explanation(
             kind="gradient-differs",
-            text=f"no gradient reaches {_where(reference, still)}: in the optimizer, but never moved",
+            text=f"no gradient reaches {where(reference, still)}: in the optimizer, but never moved",
             values=values,
         )
     return Explanation(
         kind="parameters-not-updated",
-        text=f"{_where(reference, still)} never moved although the reference moves them",
+        text=f"{where(reference, still)} never moved although the reference moves them",
         values=values,
     )
 
 
-def _where(reference: Record, names: Sequence[str]) -> str:
+def where(reference: Record, names: Sequence[str]) -> str:
     """These parameters in words: a block's name stands for all that it trains."""
     layout, rest, shown = reference.layout, list(names), []
     for block in layout.blocks if layout is not None else []:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from statistics import median
@@ -15,7 +14,7 @@ from harness.forms.terms import STATE_KINDS, STEP_PHASES, ring_sent_bytes
 from harness.forms.textbook import gathers_updated, textbook_sent_bytes
 from harness.forms.workload import second_copy_ranks
 from harness.judge.states import after_backward, all_kinds
-from harness.record import CommunicationPart, EnergyPart, MemoryPart, Record, StepPart
+from harness.record import CommunicationPart, EnergyPart, MemoryPart, RankPart, Record, StepPart
 from harness.record.workload import known_strategy, layout_of
 
 STEP_MOMENTS = ("after_forward", "after_backward", "after_step")
@@ -208,25 +207,73 @@ def reduced_dtypes(record: Record) -> list[str]:
     return sorted(dtype for dtype, size in sizes.items() if size * 100 >= total)
 
 
-def idle_on_some_ranks(record: Record) -> dict[str, list[int]]:
-    """Modules that in one of the first steps got a gradient on one rank and none on these.
+@dataclass(frozen=True, kw_only=True)
+class WithoutGradient:
+    """Parameters that in one step got a gradient elsewhere, and none here."""
 
-    Where all ranks hold the same modules; of an expert whose layers idle together, the expert.
+    step: int
+    names: list[str]
+    ranks: list[int]
+    """Those without; if these are all, elsewhere is in the reference and in earlier steps."""
+
+
+def idle_on_some_ranks(record: Record) -> list[WithoutGradient]:
+    """By the first step in which a parameter got a gradient on one rank and none on these.
+
+    Where all ranks hold the same parameters.
     """
     if record.world.data_size < record.world.world_size:
-        return {}
-    idle: dict[str, set[int]] = {}
-    for of_ranks in zip(*(rank.idle_modules for rank in record.ranks), strict=False):
-        everywhere = set.intersection(*map(set, of_ranks))
-        for rank, names in zip(record.ranks, of_ranks, strict=True):
-            for name in set(names) - everywhere:
-                idle.setdefault(name, set()).add(rank.rank)
-    siblings = Counter(name.rpartition(".")[0] for name in idle)
-    found: dict[str, set[int]] = {}
-    for name, ranks in sorted(idle.items()):
-        parent = name.rpartition(".")[0]
-        found.setdefault(parent if parent and siblings[parent] > 1 else name, set()).update(ranks)
-    return {name: sorted(ranks) for name, ranks in found.items()}
+        return []
+    found: dict[tuple[int, tuple[int, ...]], list[str]] = {}
+    seen: set[str] = set()
+    for step, of_ranks in _changes(record.ranks):
+        everywhere: set[str] = set.intersection(*of_ranks)
+        some = set().union(*of_ranks) - everywhere
+        for name in sorted(some - seen):
+            ranks = (part.rank for part, names in zip(record.ranks, of_ranks, strict=True) if name in names)
+            found.setdefault((step, tuple(ranks)), []).append(name)
+        seen |= some
+    return [
+        WithoutGradient(step=step, names=names, ranks=list(ranks)) for (step, ranks), names in found.items()
+    ]
+
+
+def gradient_lost(reference: Record, record: Record) -> WithoutGradient | None:
+    """Parameters that every rank gave a gradient at first and none does from a step on.
+
+    Only what the reference always gives one; nothing where some ranks have idle parameters: there data
+    decide.
+    """
+    there = [names for part in reference.ranks for names in part.without_gradient.values()]
+    if not there or None in there or record.world.data_size < record.world.world_size:
+        return None
+    steps = [(step, of_ranks[0]) for step, of_ranks in _changes(record.ranks)]
+    if not steps or idle_on_some_ranks(record):
+        return None
+    lost = steps[-1][1] - steps[0][1] - {name for names in there for name in names or ()}
+    if not lost:
+        return None
+    # Since when all of them are missing.
+    first = next(n for n in range(len(steps)) if all(lost <= missing for _, missing in steps[n:]))
+    ranks = [part.rank for part in record.ranks]
+    return WithoutGradient(step=steps[first][0], names=sorted(lost), ranks=ranks)
+
+
+def _changes(ranks: Sequence[RankPart]) -> Iterator[tuple[int, list[set[str]]]]:
+    """Each step from which on other parameters lack a gradient, with those of every rank, as far as known."""
+    for step in sorted({step for part in ranks for step in part.without_gradient}):
+        of_ranks = [_missing_in(part, step) for part in ranks]
+        known = [names for names in of_ranks if names is not None]
+        if len(known) < len(of_ranks):
+            return
+        yield step, known
+
+
+def _missing_in(part: RankPart, step: int) -> set[str] | None:
+    """Parameters without a gradient on a rank in a step; None: not known."""
+    last = max((number for number in part.without_gradient if number <= step), default=None)
+    names = None if last is None else part.without_gradient[last]
+    return None if names is None else set(names)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,6 +40,11 @@ def both(left: Any, right: Any) -> tuple[str, str]:
     return texts if texts[0] != texts[1] else (str(left), str(right))
 
 
+def numbered(name: str, numbers: Sequence[int]) -> str:
+    """'rank 3', 'ranks 0 and 1'."""
+    return f"{name if len(numbers) == 1 else name + 's'} {listed([str(number) for number in numbers])}"
+
+
 def percent(share: float) -> str:
     """A relative difference in percent, with two significant digits: '19 %', '0.0086 %'.
 

@@ -1,31 +1,48 @@
-"""Which modules a step trains, and in which dtype they compute, as their outputs show it."""
+"""Which parameters a step gives a gradient, and in which dtype modules compute, as their outputs show it."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
 from torch import Tensor, nn
 
 from harness.backends.precision import dtype_name
-from harness.rank.models.tracing import tensors_with_gradient
 
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+MOST_NAMES = 20_000
+"""After so many, what changes from step to step, as with experts, is no longer noted."""
 
 
 class ModuleWatch:
-    """Looks on between `start` and `stop`, in the first steps only."""
+    """Looks on between `start` and `stop` in the first steps; gradients are noted for as long as they can be.
+
+    Libraries put tensors of their own in the place of parameters while a module runs, so those are noted that
+    stand there then. What is the same tensor in two steps keeps its note in all that follow: one call of
+    Python per parameter and backward pass.
+    """
 
     def __init__(self, model: nn.Module) -> None:
-        self._trained = {
-            name: module
-            for name, module in model.named_modules()
-            if any(parameter.requires_grad for parameter in module.parameters(recurse=False))
-        }
+        names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+        self._trained = frozenset(names.values())
+        self._own: dict[nn.Module, list[tuple[str, str]]] = {}
+        for module in model.modules():
+            own = module.named_parameters(recurse=False)
+            self._own[module] = [(local, names[id(p)]) for local, p in own if id(p) in names]
         self._products = [module for module in model.modules() if isinstance(module, PRODUCTS)]
         self._dtypes: Counter[str] = Counter()
         self._reached: set[str] = set()
+        self._noted: WeakValueDictionary[str, Tensor] = WeakValueDictionary()
+        self._lasting: set[str] = set()
+        self._new: set[str] = set()
         self._handles: list[Any] = []
+        self._notes: list[Any] = []
+        self._told: list[str] | None = None
+        self._left = MOST_NAMES
+        self.is_over = False
+        """Whether it is no longer known which parameters have a gradient."""
 
     @property
     def compute_dtype(self) -> str | None:
@@ -36,24 +53,56 @@ class ModuleWatch:
         """Look on from here, unless it does."""
         if self._handles:
             return
-        for name, module in self._trained.items():
-            self._handles.append(module.register_forward_hook(self._note(name)))
+        for module, own in self._own.items():
+            if own:
+                self._handles.append(module.register_forward_pre_hook(self._before(own)))
         for module in self._products:
             self._handles.append(module.register_forward_hook(self._product))
 
-    def stop(self) -> list[str] | None:
-        """Names of trained modules to which no gradient came; None: it did not look on, or none had one."""
-        idle = sorted(self._trained.keys() - self._reached) if self._reached else None
+    def stop(self) -> None:
+        """Look on no further; what lasts stays noted."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._reached.clear()
-        return idle
 
-    def _note(self, name: str) -> Any:
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            for tensor in tensors_with_gradient(output):
-                tensor.register_hook(lambda _: self._reached.add(name))
+    def end_step(self) -> list[str] | None:
+        """Names of trained parameters to which no gradient came; None: as before, or it is not known."""
+        self._new.clear()
+        if self.is_over or not (self._reached or self._lasting or self._told is not None):
+            return None
+        known = self._trained if self._handles else self._lasting
+        missing = sorted((known - self._reached) | (set(self._told or ()) - known))
+        self._reached.clear()
+        if not known or len(missing) > self._left:
+            self._leave()
+            return None
+        if missing == self._told:
+            return None
+        self._told, self._left = missing, self._left - len(missing)
+        return missing
+
+    def _leave(self) -> None:
+        self.is_over = True
+        for note in self._notes:
+            note.remove()
+        self._notes.clear()
+
+    def _before(self, own: list[tuple[str, str]]) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: Any) -> None:
+            for local, name in own:
+                tensor = getattr(module, local, None)
+                if not isinstance(tensor, Tensor) or not tensor.requires_grad:
+                    continue
+                if self._noted.get(name) is tensor:
+                    if name not in self._new:
+                        self._lasting.add(name)
+                    continue
+                self._lasting.discard(name)
+                note = tensor.register_hook(lambda _, name=name: self._reached.add(name))
+                if tensor.is_leaf:
+                    self._noted[name] = tensor
+                    self._new.add(name)
+                    self._notes.append(note)
 
         return hook
 

@@ -273,8 +273,11 @@ class Observer:
             seen["batch_hash_sum"] = None if total is None else f"{total:016x}"
             seen["computed_loss_sum"] = self._computed_loss()
         self._batches.clear()
+        if self._modules is not None:
+            seen["without_gradient"] = self._modules.end_step()
+            seen["gradients_unknown"] = self._modules.is_over
+            self._modules.stop()
         if self._watch.at_work:
-            seen["idle_modules"] = self._modules.stop() if self._modules is not None else None
             applied = self._watch.stop()
             if applied is not None:
                 squares, elements = applied

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from harness.forms.terms import OPERATIONS
@@ -250,9 +250,10 @@ class RankPart(Part):
     computed_loss_sums: list[float | None] = []
     """Per step, the loss summed over this rank's target tokens as it was computed, whatever the backend
     returned; None: the backend computes it by itself, or it is not finite."""
-    idle_modules: list[list[str]] = []
-    """For each of the first steps, modules with trained weights of their own to which no gradient came on
-    this rank; []: not looked at, as in compiled models."""
+    without_gradient: dict[int, list[str] | None] = {}
+    """Trained parameters that got no gradient from this rank's samples, by the first step of which that
+    holds; None: not known from there on; {}: not looked at, as in compiled models. In older records modules
+    with weights of their own, of the first two steps."""
     early_reduced_bytes: int | None = None
     """Probed steps: payload of reductions in backward passes that were not the last of their step; None:
     nothing was counted, or every step has one."""
@@ -291,6 +292,15 @@ class RankPart(Part):
     """None: no step was timed, the system keeps no such accounts, or an older record."""
     energy: EnergyPart | None = None
     """None: no step was timed, or an older record."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _modules_of_older_records(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "idle_modules" in values:
+            values = dict(values)
+            idle = values.pop("idle_modules")
+            return values | ({"without_gradient": {**dict(enumerate(idle)), len(idle): None}} if idle else {})
+        return values
 
 
 def _known(op: str) -> str:

@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -464,13 +465,25 @@ def rank_part(rank: int, events: RankEvents) -> RankPart | None:
         batch_digests=[row.batch_digests for row in steps if row.batch_digests is not None],
         batch_hash_sums=[row.batch_hash_sum for row in steps],
         computed_loss_sums=[row.computed_loss_sum for row in steps],
-        idle_modules=[row.idle_modules for row in steps if row.idle_modules is not None],
         step_allocated_bytes=[row.allocated_bytes for row in steps],
         step_peak_bytes=[row.peak_bytes for row in steps],
+        without_gradient=_without_gradient(steps),
         initial_digest=setup.initial_weights.digest if setup.initial_weights else None,
         final_digest=final.weights.digest if final and final.weights else None,
         checkpoints=[event.part for event in events.checkpoints],
     )
+
+
+def _without_gradient(steps: Sequence[StepEvent]) -> dict[int, list[str] | None]:
+    """By the first step of which it holds."""
+    known = takewhile(lambda row: not row.gradients_unknown, steps)
+    found: dict[int, list[str] | None] = {
+        row.step: row.without_gradient for row in known if row.without_gradient is not None
+    }
+    unknown = next((row.step for row in steps if row.gradients_unknown), None)
+    if found and unknown is not None:
+        found[unknown] = None
+    return found
 
 
 def _phase_seconds(steps: Sequence[StepEvent]) -> dict[str, list[float]]:

@@ -140,8 +140,10 @@ class StepEvent(Part):
     computed_loss_sum: float | None = None
     allocated_bytes: int | None = None
     peak_bytes: int | None = None
-    idle_modules: list[str] | None = None
-    """None: not one of the first steps."""
+    without_gradient: list[str] | None = None
+    """Trained parameters that this rank gave none; None: as in the step before."""
+    gradients_unknown: bool = False
+    """Whether that is known no longer."""
 
 
 class ObservationEvent(Part):

@@ -9,7 +9,7 @@ from typing import Any
 from harness.backends.base import SetupContext
 
 from .adapters import Defect, SameBatchOnEveryRank
-from .unseen import GradientsOfOneRankDropped, LossOfRankZero
+from .unseen import BlockSkippedOnOneRank, GradientsOfOneRankDropped, LossOfRankZero
 
 LATE_STEP = 3
 """Optimizer steps that are left alone."""
@@ -50,6 +50,10 @@ class LateSameBatchOnEveryRank(Late):
 
 class LateLossOfRankZero(Late):
     spoil_late = _late(LossOfRankZero)
+
+
+class LateBlockSkippedOnOneRank(Late):
+    spoil_late = _late(BlockSkippedOnOneRank)
 
 
 class LateDecayOnEverything(Late):

@@ -233,9 +233,15 @@ OWN_JOBS = [
     for name, settings in SPLITS.items()
 ] + [
     Trap(name="block skipped on a rank", label="planted-BlockSkippedOnOneRank:find_unused_parameters=true",
-         finding="gradient-differs", says="no gradient reaches blocks.1 on rank 1",
+         finding="gradient-differs",
+         says="no gradient reaches block blocks.0, block blocks.1, first.bias and 1 more on rank 1",
          settings=settings_of("mean"), also=("idle-on-some-ranks",),
          what="rank 1 leaves a block out of its backward pass"),
+    Trap(name="late block skipped on a rank",
+         label="planted-LateBlockSkippedOnOneRank:find_unused_parameters=true",
+         finding="gradient-differs", says="first.bias and 1 more on rank 1",
+         settings=settings_of("mean"), also=("idle-on-some-ranks",),
+         what="from the fourth step on rank 1 leaves a block out of its backward pass"),
     Trap(name="decay without gradient", label="zero2", finding="decay-without-gradient",
          says="no gradient reaches pooler.weight: zeros with weight decay here, skipped in the reference; it "
          "shrinks by", settings=settings_of("mean", pooler=True),

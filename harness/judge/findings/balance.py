@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from harness.backends.registry import REFERENCE
 from harness.forms.flops import hardware_flops_per_token
+from harness.judge.explain import where
 from harness.judge.findings.finding import Finding, of_cells
-from harness.judge.measures import idle_on_some_ranks
+from harness.judge.measures import gradient_lost, idle_on_some_ranks
 from harness.judge.repeats import Place, Repeats, Runs
 from harness.judge.rows import Row
 from harness.judge.run import Run
 from harness.judge.speed import geometry, recomputation
 from harness.judge.timings import PERSISTENT_RUNS, Seconds, is_beyond_noise
+from harness.judge.wording import numbered
 from harness.record import Record
 
 LEAST_STEPS = 5
@@ -54,22 +56,35 @@ def find(runs: Runs) -> list[Finding]:
         own = [run for run in group.runs if run in slow]
         shown = _persistent([slow[run] for run in own], [slow[run] for run in places[group.place]])
         found += [_finding(group, one) for one in shown]
-    return [*found, *of_cells(runs, _idle)]
+    return [*found, *of_cells(runs, _idle), *of_cells(runs, _lost)]
 
 
 def _idle(row: Row) -> Finding | None:
     found = idle_on_some_ranks(row.record)
     if not found:
         return None
-    first, more = min(found), len(found) - 1
-    ranks = found[first]
+    first, *later = found
+    more = sum(len(one.names) for one in later)
     return Finding(
         id="idle-on-some-ranks",
         about=row.cell,
-        text=f"no gradient reaches {first} on rank{'s' if len(ranks) > 1 else ''} "
-        f"{', '.join(map(str, ranks))} in a step in which it does on others"
+        text=f"no gradient reaches {where(row.record, first.names)} on {numbered('rank', first.ranks)} in "
+        f"step {first.step}, in which one does on others"
         + (f", nor {more} more on some ranks" if more else ""),
-        values={"ranks_by_module": found},
+        values={"missing": [asdict(one) for one in found]},
+    )
+
+
+def _lost(row: Row) -> Finding | None:
+    found = gradient_lost(row.reference.record, row.record) if row.reference is not None else None
+    if found is None:
+        return None
+    return Finding(
+        id="gradient-lost",
+        about=row.cell,
+        text=f"no gradient reaches {where(row.record, found.names)} on any rank from step {found.step} on; "
+        "before, and in the reference, one does",
+        values={"step": found.step, "parameters": found.names},
     )
 
 

@@ -19,7 +19,7 @@ from harness.judge.run import Run
 from harness.judge.speed import node_threads, shares_cores
 from harness.judge.statistics import LEAST_STEPS, SAME_SHARE, uninstrumented_steps
 from harness.judge.timings import DATA, WHOLE, is_beyond_noise
-from harness.judge.wording import counted, listed
+from harness.judge.wording import counted, numbered
 from harness.record import OUTSIDE, EnergyPart, RankPart, Record
 
 
@@ -240,16 +240,11 @@ def _unbound(row: Row) -> Finding | None:
         return None
     worst = far or loose
     nodes = sorted({node for rank in worst for node in places[rank].numa_nodes})
-    text = f"{_numbered('rank', worst)} may run on processors of {_numbered('NUMA node', nodes)} " + (
+    text = f"{numbered('rank', worst)} may run on processors of {numbered('NUMA node', nodes)} " + (
         "only, and the GPU lies on another" if far else "in turn"
     )
     values = {"ranks": {str(rank): places[rank].model_dump() for rank in worst}}
     return Finding(id="numa-unbound", about=row.cell, text=text, values=values)
-
-
-def _numbered(name: str, numbers: Sequence[int]) -> str:
-    """'rank 3', 'ranks 0 and 1'."""
-    return f"{name if len(numbers) == 1 else name + 's'} {listed([str(number) for number in numbers])}"
 
 
 def _busy(row: Row, left: int) -> Finding | None:

@@ -1,30 +1,76 @@
 """What modules show of a step by themselves."""
 
+import pytest
 import torch
 from torch import nn
 
+from harness.rank import module_watch
 from harness.rank.module_watch import ModuleWatch
 
 
-def test_modules_without_a_gradient_are_named_and_the_dtype_is_that_of_outputs() -> None:
-    model = nn.ModuleDict({"used": nn.Linear(2, 2), "idle": nn.Linear(2, 2), "frozen": nn.Linear(2, 2)})
-    model["frozen"].requires_grad_(False)
-    watch = ModuleWatch(model)
+def model(*names: str) -> nn.ModuleDict:
+    return nn.ModuleDict({name: nn.Linear(2, 2, bias=False) for name in names})
+
+
+def step(watch: ModuleWatch, modules: nn.ModuleDict, *used: str, closely: bool = False) -> list[str] | None:
+    if closely:
+        watch.start()
+    sum(modules[name](torch.ones(1, 2)).sum() for name in used).backward()
+    found = watch.end_step()
+    watch.stop()
+    return found
+
+
+def test_parameters_without_a_gradient_are_named_and_the_dtype_is_that_of_outputs() -> None:
+    modules = model("used", "idle", "frozen")
+    modules["frozen"].requires_grad_(False)
+    watch = ModuleWatch(modules)
     watch.start()
     with torch.autocast("cpu", torch.bfloat16):
-        loss = (
-            model["used"](model["frozen"](torch.ones(1, 2))).sum()
-            + model["idle"](torch.ones(1, 2)).detach().sum()
-        )
-    loss.backward()
-    assert watch.stop() == ["idle"]
+        hidden = modules["used"](modules["frozen"](torch.ones(1, 2)))
+        (hidden.sum() + modules["idle"](torch.ones(1, 2)).detach().sum()).backward()
+    assert watch.end_step() == ["idle.weight"]
+    watch.stop()
     assert watch.compute_dtype == "bfloat16"
-    assert watch.stop() is None
-    assert not any(module._forward_hooks for module in model.modules())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in modules.modules())
 
 
-def test_nothing_is_said_where_no_module_was_seen_to_get_a_gradient() -> None:
+def test_a_gradient_that_goes_missing_later_is_named_in_its_step() -> None:
+    modules = model("a", "b")
+    watch = ModuleWatch(modules)
+    assert [step(watch, modules, "a", "b", closely=n < 2) for n in range(5)] == [[], None, None, None, None]
+    assert step(watch, modules, "a") == ["b.weight"]
+    assert step(watch, modules, "a") is None
+    assert step(watch, modules, "a", "b") == []
+    assert watch.end_step() == ["a.weight", "b.weight"]
+
+
+def test_tensors_that_are_made_anew_in_each_step_are_known_in_the_first_steps_only() -> None:
+    modules = model("a")
+    watch = ModuleWatch(modules)
+    weight = modules["a"].weight
+    del modules["a"].weight
+    found = []
+    for number in range(3):
+        modules["a"].weight = 2 * weight
+        found.append(step(watch, modules, "a", closely=number < 2))
+    assert found == [[], None, None]
+    assert watch.is_over
+
+
+def test_what_changes_in_every_step_is_noted_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module_watch, "MOST_NAMES", 2)
+    modules = model("a", "b")
+    watch = ModuleWatch(modules)
+    found = [step(watch, modules, *used, closely=n < 2) for n, used in enumerate(("ab", "ab", "a", "b", "a"))]
+    assert found == [[], None, ["b.weight"], ["a.weight"], None]
+    assert watch.is_over
+    assert step(watch, modules, "b") is None
+    assert not any(parameter._backward_hooks for parameter in modules.parameters())
+
+
+def test_nothing_is_said_where_no_parameter_was_seen_to_get_a_gradient() -> None:
     watch = ModuleWatch(nn.Linear(2, 2))
     watch.start()
-    assert watch.stop() is None
+    assert watch.end_step() is None
     assert watch.compute_dtype is None

@@ -4,32 +4,55 @@ from harness.judge.comparison import Comparison
 from harness.judge.findings.balance import find as find_idle
 from harness.judge.findings.finding import Finding
 from harness.judge.findings.timing import find_impossible as find_late
-from harness.record import ObservedPart
+from harness.record import ObservedPart, RankPart
 from tests.records import make_ranks, make_record
 
-IDLE = ["moe.experts.0.up", "moe.experts.0.down", "pooler"]
+IDLE = ["moe.experts.0.down.weight", "moe.experts.0.up.weight", "pooler.weight"]
+POOLER = ["pooler.weight"]
+Steps = dict[int, list[str] | None]
 
 
-def idle(*of_ranks: list[list[str]]) -> list[Finding]:
+def missing(*of_ranks: Steps, reference: Steps | None = None) -> list[Finding]:
     ranks = [
-        part.model_copy(update={"idle_modules": idle})
-        for part, idle in zip(make_ranks(2), of_ranks, strict=True)
+        part.model_copy(update={"without_gradient": steps})
+        for part, steps in zip(make_ranks(2), of_ranks, strict=True)
     ]
-    return find_idle(Comparison([make_record(label="ddp", ranks=ranks)]))
+    (first,) = make_ranks(1)
+    alone = make_record(ranks=[first.model_copy(update={"without_gradient": reference or {}})])
+    return find_idle(Comparison([alone, make_record(label="ddp", ranks=ranks)]))
 
 
-def test_an_expert_that_idles_on_one_rank_is_named_with_the_rank() -> None:
-    (finding,) = idle([["pooler"], ["pooler"]], [["pooler"], IDLE])
+def test_an_expert_that_idles_on_one_rank_is_named_with_the_rank_and_the_step() -> None:
+    (finding,) = missing({0: POOLER}, {0: POOLER, 3: IDLE})
     assert finding.id == "idle-on-some-ranks"
     assert finding.message == (
-        "ddp on 2 ranks: no gradient reaches moe.experts.0 on rank 1 in a step in which it does on others"
+        "ddp on 2 ranks: no gradient reaches moe.experts.0.down.weight, moe.experts.0.up.weight on rank 1 "
+        "in step 3, in which one does on others"
     )
-    assert finding.values == {"ranks_by_module": {"moe.experts.0": [1]}}
+    assert finding.values == {"missing": [{"step": 3, "names": IDLE[:2], "ranks": [1]}]}
 
 
 def test_what_no_rank_trains_idles_nowhere() -> None:
-    assert idle([IDLE], [IDLE]) == []
-    assert idle([], [["pooler"]]) == []
+    assert missing({0: IDLE}, {0: IDLE}) == []
+    assert missing({}, {0: POOLER}) == []
+    assert missing({0: POOLER, 2: None}, {0: POOLER, 3: IDLE}) == []
+
+
+def test_a_gradient_that_every_rank_loses_is_named_where_the_reference_keeps_it() -> None:
+    ranks = ({0: POOLER, 2: IDLE}, {0: POOLER, 2: IDLE})
+    (finding,) = missing(*ranks, reference={0: POOLER})
+    assert finding.id == "gradient-lost"
+    assert "moe.experts.0.up.weight on any rank from step 2 on" in finding.message
+    assert finding.values == {"step": 2, "parameters": IDLE[:2]}
+    assert missing(*ranks) == []
+    assert missing(*ranks, reference={0: POOLER, 2: IDLE}) == []
+    assert missing(*({**steps, 3: POOLER} for steps in ranks), reference={0: POOLER}) == []
+
+
+def test_older_records_name_modules_of_the_first_steps() -> None:
+    (part,) = make_ranks(1)
+    older = part.model_dump(mode="json", exclude={"without_gradient"}) | {"idle_modules": [["a"], []]}
+    assert RankPart(**older).without_gradient == {0: ["a"], 1: [], 2: None}
 
 
 def test_an_update_between_two_steps_is_outside_of_every_clock() -> None:
