@@ -4,12 +4,17 @@ Nothing is wrong with the default comparison, so a finding about time that it ra
 `busy-machine` is right beside the program. Records are kept: a call with the same folder continues where the
 last one ended, and `--minutes 0` judges the kept records again, after a rule has changed.
 
-Usage: python -m benchmarks.false_alarms FOLDER [--comparisons 20] [--minutes 90]
+`--asleep 0.005` adds two cells of DDP whose rank 1 sleeps so long in each forward or backward pass:
+`slow-rank` must name both, which takes three traced steps or more.
+
+Usage: python -m benchmarks.false_alarms FOLDER [--comparisons 20] [--minutes 90] [--backends ddp,zero2]
+           [--set measure.traced_steps=6] [--asleep 0.005]
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -23,8 +28,11 @@ from pathlib import Path
 from tabulate import tabulate
 
 from benchmarks.measuring import harness_command, progress, run_quietly
+from harness.job.config import load_experiment
 from harness.judge.comparison import Comparison
 from harness.record.store import read_runs
+from tests.traps.matrix import install
+from tests.traps.unseen import SLEEP_SECONDS
 
 IDLE, LOADED = "idle", "loaded"
 SITUATIONS = (IDLE, LOADED)
@@ -34,6 +42,7 @@ OF_TIME = frozenset(
     {"slow-rank", "slow-data", "faster-than-possible", "inconsistent-timing", "cores-shared", "numa-unbound",
      "warmup-too-short", BUSY}
 )  # fmt: skip
+ASLEEP = ("planted-SleepsInForward", "planted-SleepsInBackward")
 CONFIGURATION = Path(__file__).parents[1] / "configs" / "default.yaml"
 
 
@@ -47,7 +56,9 @@ class Judged:
     other_cores: tuple[float, ...]
     """Of each run what other work used of the processors."""
     runs_of: Counter[str]
-    """By id, of how many runs or cells it was found."""
+    """By id, of how many runs or cells it was found; cells whose rank sleeps are left out."""
+    asleep: dict[str, bool]
+    """By label of such a cell, whether its rank was named."""
 
 
 def main() -> int:
@@ -58,8 +69,20 @@ def main() -> int:
     parser.add_argument("--comparisons", type=int, default=20, help="of each situation (default: 20)")
     parser.add_argument("--minutes", type=float, default=90, help="start none after so many (default: 90)")
     parser.add_argument("--situations", nargs="+", choices=SITUATIONS, default=SITUATIONS)
+    parser.add_argument("--backends", help="of each comparison (default: those of the default comparison)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of each comparison")
+    parser.add_argument("--asleep", type=float, metavar="SECONDS", help="add cells whose rank 1 sleeps")
     options = parser.parse_args()
-    collect(options.folder, options.situations, options.comparisons, options.minutes)
+    backends = [options.backends] if options.backends else []
+    if options.asleep:
+        backends = [*(backends or load_experiment(CONFIGURATION, []).compare.backends), *ASLEEP]
+        install(options.folder / "site")
+        root = Path(__file__).parents[1]
+        os.environ["PYTHONPATH"] = f"{options.folder / 'site'}{os.pathsep}{root}"
+        os.environ[SLEEP_SECONDS] = str(options.asleep)
+    arguments = ["--backends", ",".join(backends)] if backends else []
+    arguments += [word for setting in options.set for word in ("--set", setting)]
+    collect(options.folder, options.situations, options.comparisons, options.minutes, arguments)
     judged = judge_all(options.folder)
     print(table(judged))
     alarms = false_alarms(judged)
@@ -67,7 +90,9 @@ def main() -> int:
     return 1 if alarms else 0
 
 
-def collect(folder: Path, situations: Sequence[str], comparisons: int, minutes: float) -> None:
+def collect(
+    folder: Path, situations: Sequence[str], comparisons: int, minutes: float, arguments: Sequence[str] = ()
+) -> None:
     """Run the comparisons that are missing, situations in turns, so that both meet the same machine."""
     end = time.monotonic() + 60 * minutes
     for number in range(comparisons):
@@ -77,14 +102,17 @@ def collect(folder: Path, situations: Sequence[str], comparisons: int, minutes: 
                 continue
             if time.monotonic() >= end:
                 return
-            progress(f"{situation} {number + 1}/{comparisons}: {run_comparison(place, situation):.0f} s")
+            progress(
+                f"{situation} {number + 1}/{comparisons}: {run_comparison(place, situation, arguments):.0f} s"
+            )
 
 
-def run_comparison(place: Path, situation: str) -> float:
+def run_comparison(place: Path, situation: str, arguments: Sequence[str] = ()) -> float:
     """The default comparison with its records at `place`; its wall seconds. Exits if it fails."""
     unfinished = place.with_suffix(UNFINISHED)
     shutil.rmtree(unfinished, ignore_errors=True)
     command = [*harness_command(), "compare", "--config", str(CONFIGURATION), "--runs", str(unfinished)]
+    command += arguments
     if situation == IDLE:
         seconds, _ = run_quietly(command)
     else:
@@ -119,12 +147,15 @@ def judge(place: Path, situation: str) -> Judged:
     """The findings of one comparison by the rules of today."""
     comparison = Comparison([record for _, record in read_runs([place])[0]])
     used = [row.run.disturbance for row in comparison.rows]
+    named = {label for f in comparison.findings if f.id == "slow-rank" for label in f.backends}
+    labels = {row.label for row in comparison.rows}
     return Judged(
         situation=situation,
         number=int(place.name),
         runs=len(comparison.rows),
         other_cores=tuple(one.other_cores for one in used if one is not None),
-        runs_of=Counter(finding.id for finding in comparison.findings),
+        runs_of=Counter(f.id for f in comparison.findings if not set(f.backends) & set(ASLEEP)),
+        asleep={label: label in named for label in ASLEEP if label in labels},
     )
 
 
@@ -138,6 +169,7 @@ def false_alarms(judged: Sequence[Judged]) -> list[str]:
             for kind, count in one.runs_of.items()
             if kind in OF_TIME - {BUSY} or (kind == BUSY and one.situation == IDLE)
         ]
+        alarms += [f"{name}: no slow-rank of {label}" for label, named in one.asleep.items() if not named]
         if one.situation == LOADED and not one.runs_of[BUSY]:
             alarms.append(f"{name}: no {BUSY}")
     return alarms
@@ -152,6 +184,7 @@ def table(judged: Sequence[Judged]) -> str:
         if not own:
             continue
         cores = sorted(used for one in own for used in one.other_cores)
+        asleep = [named for one in own for named in one.asleep.values()]
         found = [(sum(kind in one.runs_of for one in own), _total(kind, own)) for kind in kinds]
         rows.append(
             [
@@ -160,9 +193,10 @@ def table(judged: Sequence[Judged]) -> str:
                 sum(one.runs for one in own),
                 f"{cores[0]:.2f} to {cores[-1]:.2f}" if cores else "n/a",
                 *(f"{comparisons} ({runs})" for comparisons, runs in found),
+                f"{sum(asleep)} of {len(asleep)}",
             ]
         )
-    headers = ["situation", "comparisons", "runs", "cores used by others", *kinds]
+    headers = ["situation", "comparisons", "runs", "cores used by others", *kinds, "sleeping ranks named"]
     note = "Of each finding: comparisons, and in brackets runs or cells."
     return tabulate(rows, headers=headers, tablefmt="github") + f"\n\n{note}"
 

@@ -190,6 +190,9 @@ class OverlapPart(Part):
     they count as computing."""
     idle_seconds: float
     """None of these."""
+    asleep_seconds: float | None = None
+    """CPU: at least so long the rank's thread neither ran nor waited for a processor or for communication;
+    None: not told, or an older record."""
     waits: list[WaitPart] = []
     """The ten longest, longest first."""
 

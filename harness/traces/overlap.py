@@ -49,7 +49,7 @@ def divide(step: int, window: Interval, work: Work) -> dict[str, Any]:
     busy = union(_clip(work.computing, window))
     talking = union(_clip(((c.start, c.end) for c in work.communications), window))
     copying = union(_clip(work.copies or (), window))
-    exposed = subtract(talking, busy)
+    exposed = unhidden(talking, work.computing, window)
     longest = sorted(exposed, key=lambda stretch: stretch[0] - stretch[1])[:LONGEST_WAITS]
     return {
         "step": step,
@@ -61,6 +61,13 @@ def divide(step: int, window: Interval, work: Work) -> dict[str, Any]:
         "idle_seconds": (end - start - length(union([*busy, *talking, *copying]))) / 1e9,
         "waits": [_wait(stretch, work.communications) for stretch in longest],
     }
+
+
+def unhidden(
+    stretches: Iterable[Interval], computing: Iterable[Interval], window: Interval
+) -> list[Interval]:
+    """Points of `stretches` within `window` beside which nothing computes."""
+    return subtract(union(_clip(stretches, window)), union(_clip(computing, window)))
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:

@@ -39,6 +39,10 @@ class Planted:
 NOT_RUN = "tests/backends/test_library_facts.py::test_what_is_not_run_is_refused_with_its_reason"
 ELSEWHERE = [
     Planted(
+        name="sleeping rank", what="rank 1 sleeps in each forward, or in each backward pass",
+        finding="slow-rank", test="tests/traps/test_traps.py::test_a_rank_that_sleeps_in_each_step_is_named",
+    ),
+    Planted(
         name="T15 volume", what="replicas of a built-in backend never reduced over: bytes are missing",
         finding="communication-differs",
         test="tests/traps/test_traps.py::test_a_known_implementation_that_moves_other_bytes",

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from harness.judge.comparison import Comparison
+from harness.judge.findings import balance
 from harness.judge.findings.finding import Finding
+from harness.rank.probes.time import thread_account
 from harness.record import Record
 from tests.records import make_ranks, make_record, make_steps
 
@@ -56,6 +58,18 @@ def test_a_known_implementation_that_moves_other_bytes(
     (finding,) = [f for f in found if f.id == "communication-differs"]
     assert says in finding.message
     assert finding.backends == (name,)
+    tally["planted"][0] += 1
+
+
+@pytest.mark.skipif(thread_account() is None, reason="this system does not say what a thread waited for")
+@pytest.mark.parametrize("where", ["Forward", "Backward"])
+def test_a_rank_that_sleeps_in_each_step_is_named(where: str, matrix: Matrix, tally) -> None:
+    tally["planted"][1] += 1
+    label = f"planted-SleepsIn{where}"
+    found = matrix.compare(["ddp", label], 2, ("training.steps=7", "measure.traced_steps=4")).findings
+    (finding,) = [f for f in found if f.id == "slow-rank"]
+    assert (finding.backends, finding.values["rank"]) == ((label,), 1)
+    assert finding.values["what"] == balance.ASLEEP
     tally["planted"][0] += 1
 
 

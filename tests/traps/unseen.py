@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from typing import Any
 
 import torch
@@ -10,6 +12,9 @@ import torch.distributed as dist
 from harness.backends.base import Batch, SetupContext
 
 from .adapters import Defect
+
+SLEEP_SECONDS = "SLEEP_SECONDS"
+"""Environment variable: how long."""
 
 
 class OwnOptimizer(Defect):
@@ -58,6 +63,28 @@ class GradientsOfOneRankDropped(Defect):
     def spoil(self, engine: Any, context: SetupContext) -> None:
         original = engine.backward
         engine.backward = lambda loss, **rest: original(loss * float(context.world.rank != 1), **rest)
+
+
+class SleepsInForward(Defect):
+    """Rank 1 sleeps in each forward pass: longer than tests beside it disturb, unless told otherwise."""
+
+    where = "forward"
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        original = getattr(engine, self.where)
+
+        def pass_after_sleep(*arguments: Any, **keywords: Any) -> Any:
+            if context.world.rank == 1:
+                time.sleep(float(os.environ.get(SLEEP_SECONDS, "0.2")))
+            return original(*arguments, **keywords)
+
+        setattr(engine, self.where, pass_after_sleep)
+
+
+class SleepsInBackward(SleepsInForward):
+    """Rank 1 sleeps in each backward pass."""
+
+    where = "backward"
 
 
 class StaleWeightsOnOneRank(Defect):

@@ -28,8 +28,13 @@ PERSISTENT_SHARE = 0.8
 """A rank is persistently slower if it is the slowest in at least this share of the steps."""
 LEAST_SHARE_OF_STEP = 0.05
 """A smaller share of the step is not reported."""
+LEAST_TRACED_STEPS = 3
+"""Of all runs of a cell. One step may wait for a disk, so two must show it, and a third of many."""
+LEAST_ASLEEP_SECONDS = 1e-3
+"""More than on any other rank; what sound runs show is in docs/decisions/0019."""
 SLOWER = 1.25
 """Its median must also be this many times that of the others: cores of one machine differ by less."""
+ASLEEP = "time asleep (traced steps)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +60,7 @@ def find(runs: Runs) -> list[Finding]:
     for group in runs.groups:
         own = [run for run in group.runs if run in slow]
         shown = _persistent([slow[run] for run in own], [slow[run] for run in places[group.place]])
-        found += [_finding(group, one) for one in shown]
+        found += [_finding(group, one) for one in shown] or _asleep(group)
     return [*found, *of_cells(runs, _idle), *of_cells(runs, _lost)]
 
 
@@ -111,6 +116,41 @@ def _finding(group: Repeats, slow: SlowRank) -> Finding:
         text=f"rank {slow.rank} is persistently slower in {slow.what} and makes the others wait",
         values={"rank": slow.rank, "what": slow.what, "median_seconds": slow.medians},
     )
+
+
+def _asleep(group: Repeats) -> list[Finding]:
+    """The rank that lies idle in traced steps, outside of communication and whatever the machine took.
+
+    What is recorded of a step is the least, and of sound ranks next to nothing. Of several threads the
+    first waits for the others, which the machine may hold up.
+    """
+    world = group.record.world
+    ranks = [rank.rank for rank in group.record.ranks]
+    if len(ranks) < 2 or world.mesh.size("pipeline") > 1 or world.threads_per_rank > 1:
+        return []
+    steps: dict[int, list[float]] = {rank: [] for rank in ranks}
+    for run in group.runs:
+        for rank in run.record.ranks:
+            known = (part.asleep_seconds for part in rank.overlap)
+            steps.setdefault(rank.rank, []).extend(seconds for seconds in known if seconds is not None)
+    count = min(map(len, steps.values()))
+    if count < LEAST_TRACED_STEPS:
+        return []
+    # So long or longer in a third of the steps.
+    often = {r: sorted(of)[-max(2, math.ceil(len(of) / 3))] for r, of in steps.items()}
+    slowest = max(often, key=often.__getitem__)
+    others = max(seconds for rank, seconds in often.items() if rank != slowest)
+    if often[slowest] - others <= LEAST_ASLEEP_SECONDS:
+        return []
+    return [
+        Finding(
+            id="slow-rank",
+            about=group.cell,
+            text=f"rank {slowest} lies idle for {1e3 * often[slowest]:.2g} ms of a step, outside of "
+            "communication, and makes the others wait",
+            values={"rank": slowest, "what": ASLEEP, "seconds": {str(r): of for r, of in often.items()}},
+        )
+    ]
 
 
 def slow_ranks(run: Run) -> list[SlowRank]:

@@ -166,6 +166,35 @@ def read(proc: Path = PROC) -> Reading | None:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ThreadAccount:
+    """What one thread did since it started."""
+
+    ran_seconds: float
+    """On a processor."""
+    queued_seconds: float
+    """Could have run and waited for a processor."""
+
+    def since(self, first: ThreadAccount) -> ThreadAccount:
+        """What came on top of an earlier one."""
+        return ThreadAccount(
+            ran_seconds=self.ran_seconds - first.ran_seconds,
+            queued_seconds=self.queued_seconds - first.queued_seconds,
+        )
+
+
+def thread_account(proc: Path = PROC) -> ThreadAccount | None:
+    """Of the calling thread; None where the system keeps no such account."""
+    try:
+        counts = (proc / "thread-self" / "schedstat").read_text().split()
+    except OSError:
+        return None
+    if not counts or not int(counts[0]):
+        return None
+    # The kernel's own count of running is as old as its last tick.
+    return ThreadAccount(ran_seconds=time.thread_time(), queued_seconds=int(counts[1]) / NANOSECONDS)
+
+
 def _waiting_seconds(tasks: Path) -> float | None:
     """Of all threads together: could have run and waited for a processor; None if nothing is counted.
 

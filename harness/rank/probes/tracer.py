@@ -9,12 +9,15 @@ What an event is and how a step divides is decided in `harness.traces`, as for t
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from harness.rank.probes.time import ThreadAccount, thread_account
 from harness.traces.kinds import (
     COPIES,
     DEVICE_ACTIVITIES,
@@ -25,7 +28,16 @@ from harness.traces.kinds import (
     is_transport,
     operator_computes,
 )
-from harness.traces.overlap import Communication, Interval, Operator, Work, computing_stretches, divide
+from harness.traces.overlap import (
+    Communication,
+    Interval,
+    Operator,
+    Work,
+    computing_stretches,
+    divide,
+    length,
+    unhidden,
+)
 
 DISCARDED_STEPS = {"cuda": 1}
 """First steps under the profiler that are left out, by device: they hold the start of CUPTI."""
@@ -53,6 +65,9 @@ class Tracer:
         self._profile: profile | None = None
         self._step: record_function | None = None
         self._phase: record_function | None = None
+        self._number = 0
+        self._before: ThreadAccount | None = None
+        self._accounts: dict[int, ThreadAccount] = {}
 
     @property
     def at_work(self) -> bool:
@@ -77,6 +92,7 @@ class Tracer:
     def begin_step(self, step: int) -> None:
         """Begin a step, if the profiler runs."""
         if self._profile is not None:
+            self._number, self._before = step, thread_account()
             self._step = record_function(f"{STEP}{step}")
             self._step.__enter__()
 
@@ -95,6 +111,9 @@ class Tracer:
         if self._step is not None:
             self._step.__exit__(None, None, None)
             self._step = None
+            after = thread_account()
+            if after is not None and self._before is not None:
+                self._accounts[self._number] = after.since(self._before)
 
     def stop(self) -> None:
         """Stop the profiler, if it runs; read its events, and write the trace if one is wanted."""
@@ -104,21 +123,27 @@ class Tracer:
         stopped, self._profile = self._profile, None
         stopped.stop()
         results: Any = stopped.profiler.kineto_results  # type: ignore[union-attr]
-        rows, self.missing = read_trace(results.events(), self._device)
+        rows, self.missing = read_trace(results.events(), self._device, self._accounts)
         self.rows += rows
         if self._trace_file is not None:
             stopped.export_chrome_trace(str(self._trace_file))
         self.seconds += time.perf_counter() - begin
 
 
-def read_trace(events: Any, device: str) -> tuple[list[dict[str, Any]], str | None]:
+Accounts = Mapping[int, ThreadAccount]
+"""Of the rank's thread, by step."""
+
+
+def read_trace(
+    events: Any, device: str, accounts: Accounts | None = None
+) -> tuple[list[dict[str, Any]], str | None]:
     """Rows of the steps that count, and why there is none: without events of the GPU it would look idle."""
     if device == "cuda" and not any(e.activity_type() in DEVICE_ACTIVITIES for e in events):
         return [], NOTHING_SEEN
-    return divide_steps(events, device)[DISCARDED_STEPS.get(device, 0) :], None
+    return divide_steps(events, device, accounts)[DISCARDED_STEPS.get(device, 0) :], None
 
 
-def divide_steps(events: Any, device: str) -> list[dict[str, Any]]:
+def divide_steps(events: Any, device: str, accounts: Accounts | None = None) -> list[dict[str, Any]]:
     """Rows of the steps among the events of torch's profiler (Kineto), in the form of `OverlapPart`."""
     # There are thousands of them, and each question to one costs a call into C++.
     named = [(e.name(), e) for e in events if device == "cpu" or _on_host(e)]
@@ -126,7 +151,29 @@ def divide_steps(events: Any, device: str) -> list[dict[str, Any]]:
     steps = [(int(n.removeprefix(STEP)), at) for n, at in marks if n.startswith(STEP)]
     phases = [(n.removeprefix(PHASE), at) for n, at in marks if n.startswith(PHASE)]
     work = _device_work(events, named, phases) if device == "cuda" else _host_work(named, phases)
-    return [divide(step, at, work) for step, at in sorted(steps)]
+    rows = [divide(step, at, work) for step, at in sorted(steps)]
+    if device == "cpu":
+        handed = _handed_over(named, work)
+        for row, (step, at) in zip(rows, sorted(steps), strict=True):
+            account = (accounts or {}).get(step)
+            row["asleep_seconds"] = (
+                _asleep_seconds(at, work, handed, account) if account is not None else None
+            )
+    return rows
+
+
+def _handed_over(named: list[tuple[str, Any]], work: Work) -> list[Interval]:
+    """From where a rank hands a collective over until the transport begins with it."""
+    begins = sorted(communication.start for communication in work.communications)
+    asked = (e.start_ns() for name, e in named if name.startswith("c10d::"))
+    return [(at, begins[n]) for at in asked if (n := bisect_left(begins, at)) < len(begins)]
+
+
+def _asleep_seconds(at: Interval, work: Work, handed: list[Interval], account: ThreadAccount) -> float:
+    """At the least: all communication that nothing hides may have been waited for."""
+    stretches = [*((c.start, c.end) for c in work.communications), *handed]
+    waited = length(unhidden(stretches, work.computing, at)) / 1e9
+    return max(0.0, (at[1] - at[0]) / 1e9 - account.ran_seconds - account.queued_seconds - waited)
 
 
 Phases = list[tuple[str, Interval]]

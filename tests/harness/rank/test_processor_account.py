@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.rank.probes import time as processor_account
-from harness.rank.probes.time import ProcessorAccount, read
+from harness.rank.probes.time import ProcessorAccount, ThreadAccount, read, thread_account
 
 
 def write_proc(proc: Path, *, waits: list[int], user: int, steal: int, ran: int = 10**9) -> None:
@@ -76,3 +76,16 @@ def test_computing_of_all_threads_is_seen_and_sleeping_is_not() -> None:
     assert found is not None
     assert found.process_seconds == pytest.approx(0.2, abs=0.05)
     assert found.seconds >= 0.4
+
+
+def test_a_thread_tells_what_it_ran_and_what_it_was_queued(tmp_path: Path) -> None:
+    task = tmp_path / "thread-self"
+    task.mkdir()
+    (task / "schedstat").write_text("5000 2000000000 17\n")
+    found = thread_account(tmp_path)
+    assert found is not None
+    assert found.queued_seconds == 2.0
+    assert found.since(found) == ThreadAccount(ran_seconds=0.0, queued_seconds=0.0)
+    (task / "schedstat").write_text("0 0 0\n")
+    assert thread_account(tmp_path) is None
+    assert thread_account(tmp_path / "missing") is None

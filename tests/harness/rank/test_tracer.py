@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from harness.rank.probes.time import ThreadAccount
 from harness.rank.probes.tracer import NOTHING_SEEN, divide_steps, read_trace
 
 
@@ -121,6 +122,23 @@ def test_kernels_of_symmetric_memory_and_copies_between_devices_communicate() ->
     ]
     (row,) = divide_steps(events, "cuda")
     assert nanoseconds(row) == {"compute": 15, "communication": 30, "exposed": 25, "idle": 60}
+
+
+def test_a_rank_sleeps_while_it_neither_runs_nor_waits_for_a_processor_or_for_others() -> None:
+    events = [
+        *STEP,
+        Event("aten::mm", 0, 30),
+        Event("c10d::allreduce_", 40, 42),
+        gloo("all_reduce", 50, 70),
+        Event("aten::mm", 65, 80),
+    ]
+    # Of 100 ns 25 were waited for the collective, from where it was handed over.
+    for ran, queued, asleep in ((45, 10, 20), (45, 0, 30), (60, 20, 0)):
+        account = ThreadAccount(ran_seconds=ran / 1e9, queued_seconds=queued / 1e9)
+        (row,) = divide_steps(events, "cpu", {5: account})
+        assert row["asleep_seconds"] * 1e9 == pytest.approx(asleep)
+    (row,) = divide_steps(events, "cpu")
+    assert row["asleep_seconds"] is None
 
 
 def test_a_rank_computes_beside_messages_that_its_own_thread_sends() -> None:

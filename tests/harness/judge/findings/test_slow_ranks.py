@@ -8,7 +8,7 @@ import pytest
 from harness.judge.comparison import Comparison
 from harness.judge.findings import balance
 from harness.judge.findings.finding import Finding
-from harness.record import OverlapPart, Record
+from harness.record import DimensionPart, OverlapPart, Record
 from tests.records import ENVIRONMENT, make_record
 from tests.timed_records import COUNT, found, phases, processors, ranks, repeats, run
 
@@ -102,6 +102,45 @@ def test_a_rank_that_computes_longer_in_traced_steps_is_found() -> None:
     (finding,) = slow(run(ranks=[parts[0], parts[1].model_copy(update=long)]))
     assert finding.values["rank"] == 1
     assert finding.values["what"] == "computing (traced steps)"
+
+
+def asleep(first: list[float], second: list[float], **changes: Any) -> Record:
+    """A run whose ranks lie idle for so many milliseconds of each traced step."""
+    parts = []
+    for part, of_rank in zip(ranks(), (first, second), strict=True):
+        steps = [traced(0.1)[0].model_copy(update={"asleep_seconds": ms / 1e3}) for ms in of_rank]
+        parts.append(part.model_copy(update={"overlap": steps}))
+    return run(ranks=parts, **changes)
+
+
+def test_a_rank_that_sleeps_is_named_by_what_a_third_of_the_steps_shows() -> None:
+    (finding,) = slow(asleep([0, 0, 0.5, 0, 0, 0], [0, 4, 5, 0, 1, 0]))
+    assert finding.values["rank"] == 1
+    assert finding.values["seconds"] == {"0": 0.0, "1": 0.004}
+    assert finding.message == (
+        "ddp on 2 ranks: rank 1 lies idle for 4 ms of a step, outside of communication, and makes the others "
+        "wait"
+    )
+    records = [asleep([0], [ms], repeat=n, run_id=f"r{n}") for n, ms in enumerate((5, 0, 4))]
+    assert len(slow(*records)) == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [([0, 0, 0], [0, 0, 40]), ([3, 3, 3], [4, 4, 4]), ([0, 0], [5, 5]), ([0, 0, 0], [0.9, 0.9, 0.9])],
+    ids=["one step", "both ranks", "too few steps", "little"],
+)
+def test_what_is_no_sleep_of_one_rank_is_not_named(first: list[float], second: list[float]) -> None:
+    assert slow(asleep(first, second)) == []
+
+
+def test_threads_of_a_rank_wait_for_each_other_and_stages_for_other_stages() -> None:
+    record = asleep([0] * 3, [5] * 3)
+    threads = record.world.model_copy(update={"threads_per_rank": 2})
+    assert slow(record.model_copy(update={"world": threads})) == []
+    dimensions = [DimensionPart(name="pipeline", size=2)]
+    stages = record.world.model_copy(update={"dimensions": dimensions})
+    assert slow(record.model_copy(update={"world": stages})) == []
 
 
 def test_ranks_that_take_turns_within_a_run_are_not_slow() -> None:
