@@ -9,24 +9,29 @@ from harness.backends.base import Unsupported
 
 
 def transformer_blocks(model: nn.Module) -> dict[str, nn.Module]:
-    """Map names to the repeated blocks of a Hugging Face model, in order of execution.
+    """Map names to the blocks of a model, in order of execution; empty where it has none.
 
-    Uses the class names that the model declares in `_no_split_modules`, as Accelerate and the
-    Trainer do. Raises Unsupported where the model declares none that it contains.
+    Uses the class names that the model declares in `_no_split_modules`, as Accelerate and the Trainer do; the
+    model itself is no block of it. FSDP makes one unit of a model without blocks, as torch does unless it is
+    told otherwise (`auto_wrap_policy=None`, `fully_shard(model)`).
     """
     declared = set(getattr(model, "_no_split_modules", None) or ())
-    blocks = {name: m for name, m in model.named_modules() if type(m).__name__ in declared}
-    if not blocks:
-        raise Unsupported(
-            f"{type(model).__name__} declares no blocks that it contains (_no_split_modules: "
-            f"{sorted(declared) or 'none'}); the wrap units would be a guess"
-        )
-    return blocks
+    return {name: m for name, m in model.named_modules() if name and type(m).__name__ in declared}
+
+
+def needed_blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """The same, for what is done to blocks alone. Raises Unsupported where there are none."""
+    if blocks := transformer_blocks(model):
+        return blocks
+    raise Unsupported(
+        f"{type(model).__name__} has no blocks: no list of it repeats a class; name theirs in "
+        "model.block_class"
+    )
 
 
 def block_classes(model: nn.Module) -> list[str]:
-    """Full names of the classes of the transformer blocks, each once."""
-    kinds = dict.fromkeys(type(block) for block in transformer_blocks(model).values())
+    """Full names of the classes of the blocks, each once. Raises Unsupported where there are none."""
+    kinds = dict.fromkeys(type(block) for block in needed_blocks(model).values())
     return [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds]
 
 

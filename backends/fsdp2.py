@@ -1,4 +1,4 @@
-"""torch fully_shard (FSDP2): one unit per transformer block and one for the rest of the model."""
+"""torch fully_shard (FSDP2): one unit per block of the model and one for the rest of it."""
 
 from __future__ import annotations
 

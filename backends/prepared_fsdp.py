@@ -95,7 +95,7 @@ class PreparedFsdpBackend(Backend):
         settings: dict[str, Any] = {
             words["version"]: self.version,
             "reshard_after_forward": True if self.version == 2 else "FULL_SHARD",
-            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP" if classes else "NO_WRAP",
             words["classes"]: classes,
             "cpu_offload": offloads(self.options),
             "cpu_ram_efficient_loading": loads_efficiently(self.options),

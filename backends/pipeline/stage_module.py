@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from harness.backends.base import Unsupported
-from harness.backends.blocks import transformer_blocks
+from harness.backends.blocks import needed_blocks
 from harness.backends.pipeline.cut import PIPELINED_MODELS, Cut
 
 
@@ -66,7 +66,7 @@ def require_cuttable(model: nn.Module) -> tuple[str, ...]:
         raise Unsupported(
             "stages are copies of the model's modules, which are not compiled; leave compile out"
         )
-    return tuple(transformer_blocks(model))
+    return tuple(needed_blocks(model))
 
 
 def stages_of_parameters(model: nn.Module, cut: Cut) -> dict[str, tuple[int, ...]]:

@@ -96,7 +96,7 @@ class ModelSection(Section):
         exclude_if=lambda value: value is None,
         description="class of the modules that FSDP wraps as one unit each; several separated by commas. "
         "Default: what a Hugging Face model declares, else the class repeated in the largest `ModuleList` or "
-        "`Sequential`",
+        "`Sequential`; without one, or with the model's own class, the whole model is one unit",
     )
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = Field(
         "auto", description="attention kernel; auto: sdpa where the architecture has it, else eager"

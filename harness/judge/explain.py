@@ -377,6 +377,8 @@ def _update(
     if cause is not None:
         return cause
     beyond = _parameters_beyond(reference, record, limits)
+    if (cause := _skipped_by_reference(reference, record, beyond)) is not None:
+        return cause
     ends = _ends(reference, beyond)
     agreed = _agreed(reference, record, index)
     if index is None:
@@ -437,6 +439,33 @@ def _moved_alone(reference: Record, record: Record) -> Explanation | None:
         text=f"no gradient reaches {_some(idle)}: zeros with weight decay here, skipped in the reference"
         + _shrunk(record, idle),
         values={"parameters": idle, "kept": {name: kept(record, name) for name in idle}},
+    )
+
+
+FLAT_GRADIENTS = ("fsdp1", "zero0", "zero12", "zero3")
+"""Families whose gradients lie in one buffer: a parameter without a gradient has zeros there."""
+
+
+def _skipped_by_reference(reference: Record, record: Record, beyond: Sequence[str]) -> Explanation | None:
+    """Parameters that end elsewhere, and had no gradient in a step of the reference."""
+    strategy = known_strategy(record)
+    if strategy is None or strategy.family not in FLAT_GRADIENTS:
+        return None
+    idle = {
+        name: step
+        for rank in reference.ranks[:1]
+        for step, missing in sorted(rank.without_gradient.items(), reverse=True)
+        for name in missing or ()
+    }
+    names = [name for name in beyond if name in idle]
+    if not names:
+        return None
+    step = idle[names[0]]
+    return Explanation(
+        kind="decay-without-gradient",
+        text=f"no gradient reaches {_some(names)} in step {step}: zeros here, an update by weight decay and "
+        "moments; the reference skips it",
+        values={"parameters": names, "kept": {name: kept(record, name) for name in names}} | {"step": step},
     )
 
 

@@ -112,7 +112,8 @@ def _unused(text: str, _backend: str) -> str:
     names = [_noted.trained[index] for index in indices if index < len(_noted.trained)]
     return (
         f"no gradient reaches {_named(names)} in some step, which DDP waits for; have the loss use it, "
-        "freeze it (requires_grad_(False)), or run ddp:find_unused_parameters=true, fsdp or a ZeRO backend"
+        "freeze it (requires_grad_(False)), or run ddp:find_unused_parameters=true, or where no rank uses it "
+        "fsdp or a ZeRO backend"
     )
 
 

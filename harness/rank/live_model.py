@@ -33,6 +33,11 @@ def bare_name(name: str) -> str:
     return name
 
 
+def bare_module_name(name: str) -> str:
+    """The same of a module's name, which may be a wrapper itself."""
+    return bare_name(f"{name}.").removesuffix(".")
+
+
 def whole_parameters(module: nn.Module) -> list[Whole]:
     """Every name of every parameter; FSDP1 without original parameters shows flat ones in their place."""
     shapes = _flat_shapes(module)

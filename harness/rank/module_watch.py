@@ -1,4 +1,4 @@
-"""Which parameters a step gives a gradient, and in which dtype modules compute, as their outputs show it."""
+"""Which modules a step runs, which parameters it gives a gradient, and in which dtype modules compute."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 from torch import Tensor, nn
 
 from harness.backends.precision import dtype_name
+from harness.rank.live_model import bare_module_name
 
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 MOST_NAMES = 20_000
@@ -24,7 +25,9 @@ class ModuleWatch:
     Python per parameter and backward pass.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, ran: Callable[[str], None] = lambda _: None) -> None:
+        """ran: told of each module with parameters, the model itself left out, as it begins."""
+        self._model, self._ran = model, ran
         names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
         self._trained = frozenset(names.values())
         self._own: dict[nn.Module, list[tuple[str, str]]] = {}
@@ -56,6 +59,10 @@ class ModuleWatch:
         for module, own in self._own.items():
             if own:
                 self._handles.append(module.register_forward_pre_hook(self._before(own)))
+        # Before the hooks of libraries, which gather weights there; FSDP1 put wrappers into the model.
+        for name, module in self._model.named_modules():
+            if name and any(True for _ in module.parameters()):
+                self._handles.append(module.register_forward_pre_hook(self._begin(name), prepend=True))
         for module in self._products:
             self._handles.append(module.register_forward_hook(self._product))
 
@@ -86,6 +93,10 @@ class ModuleWatch:
         for note in self._notes:
             note.remove()
         self._notes.clear()
+
+    def _begin(self, name: str) -> Callable[..., None]:
+        bare = bare_module_name(name)
+        return lambda module, inputs: self._ran(bare)
 
     def _before(self, own: list[tuple[str, str]]) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Any) -> None:

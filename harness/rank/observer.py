@@ -25,7 +25,7 @@ from harness.backends.precision import dtype_name
 from harness.job.optimizer import OptimizerSection, UpdateGroup
 from harness.rank.accelerator import uses_tf32
 from harness.rank.data.batch_digest import SeenBatch, batch_hash_sum, content_digests
-from harness.rank.data.samples import IGNORED, LABELS
+from harness.rank.data.samples import LABELS
 from harness.rank.environment import is_deterministic
 from harness.rank.factories import configuration
 from harness.rank.live_model import bare_name, largest_dropout, recomputes
@@ -42,6 +42,7 @@ from harness.rank.models.optimizer import (
 )
 from harness.rank.module_watch import ModuleWatch
 from harness.record.model import ModelLossPart
+from harness.run_directory.rank_state import ModuleWriter
 
 
 class OptimizerWatch:
@@ -140,7 +141,9 @@ step. Later ones only note what is read after them."""
 class Observer:
     """Stands between the harness and one engine; its methods are what the engine is given."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: ModuleWriter | None = None) -> None:
+        """modules: where those that run in the first steps are noted."""
+        self._writer = modules or ModuleWriter(None, 0)
         self._model: nn.Module | None = None
         self._loss: ComputeLoss = summed_cross_entropy
         self._elements: dict[str, int] = {}
@@ -159,7 +162,7 @@ class Observer:
         self._instead: Callable[[nn.Module, Batch], Tensor] | None = None
         self._wrapped_compiled = False
         self._kind: OptimizerKind = "adamw"
-        self._returns_loss = False
+        self._targets_of_model_loss: Callable[[Batch], Tensor | int] | None = None
         self._model_loss: ModelLossPart | None = None
         self._rates: list[list[float | None]] = []
 
@@ -174,19 +177,20 @@ class Observer:
         loss: ComputeLoss = summed_cross_entropy,
         frozen: frozenset[str] = frozenset(),
         *,
-        returns_loss: bool = False,
+        targets_of_model_loss: Callable[[Batch], Tensor | int] | None = None,
     ) -> None:
         """Remember the model that a backend received, the job's loss and what it does not train.
 
-        returns_loss: whether the model, given labels, returns a loss that can stand beside the job's.
+        targets_of_model_loss: over how many targets the loss is a mean that the model returns of labels;
+        None: it returns none that can stand beside the job's.
         """
         self._model, self._loss = model, loss
-        self._returns_loss = returns_loss and loss is summed_cross_entropy
+        self._targets_of_model_loss = targets_of_model_loss
         self._elements = {name: parameter.numel() for name, parameter in model.named_parameters()}
         self._frozen = frozen
         self._matrices = block_matrices(model)
         self._narrow = narrow_layers(model)
-        self._modules = ModuleWatch(model)
+        self._modules = ModuleWatch(model, self._writer.note)
 
     def build_optimizer(
         self,
@@ -217,12 +221,14 @@ class Observer:
             self._wrapped_compiled = is_compiled(module)
             if self._modules is not None and not self._wrapped_compiled and torch.is_grad_enabled():
                 self._modules.start()
-        beside = self._probing and self._returns_loss and not self._wrapped_compiled
-        loss = self._beside_the_models_own(module, batch) if beside else self._loss(module, batch)
+        if self._probing and self._targets_of_model_loss is not None and not self._wrapped_compiled:
+            loss = self._beside_the_models_own(module, batch, int(self._targets_of_model_loss(batch)))
+        else:
+            loss = self._loss(module, batch)
         self._losses.append(loss.detach())
         return loss
 
-    def _beside_the_models_own(self, module: nn.Module, batch: Batch) -> Tensor:
+    def _beside_the_models_own(self, module: nn.Module, batch: Batch, targets: int) -> Tensor:
         """The job's loss of one forward pass in which the model computes its own too."""
         outputs: list[Any] = []
 
@@ -231,7 +237,7 @@ class Observer:
             return outputs[0]
 
         loss = self._loss(with_labels, batch)  # type: ignore[arg-type]
-        own, targets = getattr(outputs[0], "loss", None), int((batch[LABELS][:, 1:] != IGNORED).sum())
+        own = getattr(outputs[0], "loss", None)
         if own is not None and targets and bool((own + loss).isfinite()):
             self._model_loss = ModelLossPart(model=float(own), job=float(loss) / targets, targets=targets)
         return loss
@@ -252,6 +258,7 @@ class Observer:
         self._losses.clear()
         if step < DIGESTED_STEPS:
             self._watch.start()
+            self._writer.begin_step()
         else:
             self._watch.leave()
 
@@ -278,6 +285,7 @@ class Observer:
             seen["gradients_unknown"] = self._modules.is_over
             self._modules.stop()
         if self._watch.at_work:
+            self._writer.end()
             applied = self._watch.stop()
             if applied is not None:
                 squares, elements = applied

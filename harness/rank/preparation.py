@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from torch import nn
@@ -19,7 +20,7 @@ from harness.rank.loading.skeleton import why_whole
 from harness.rank.loading.source import JobModelSource
 from harness.rank.models.changes import narrow_products
 from harness.rank.models.description import Built
-from harness.rank.models.losses import loss_function
+from harness.rank.models.losses import loss_function, returns_loss, targets_of
 from harness.rank.models.model import model_config
 from harness.rank.models.optimizer import frozen_names, update_groups
 from harness.rank.models.sequence_part import divide_sequence
@@ -55,11 +56,13 @@ def prepare_engine(
         built.describe(model, updated[-1], trace_step(job, model, config, example), whole)
         if first_batch is not None:
             built.split = split_dependence(job, model, *first_batch)
-        loss = divide_sequence(job, model, world, loss_function(job, model))
+        whole_loss = loss_function(job, model)
+        loss = divide_sequence(job, model, world, whole_loss)
         if _multiplies_in_fp8(job, backend):
             narrow_products(model)
-        returns_loss = config is not None and job.model.compile == "none" and world.mesh.model_parts == 1
-        observer.built(model, loss, frozen_names(model), returns_loss=returns_loss)
+        in_one_piece = loss is whole_loss and job.model.compile == "none" and world.mesh.model_parts == 1
+        beside = partial(targets_of, job=job) if in_one_piece and returns_loss(job, model) else None
+        observer.built(model, loss, frozen_names(model), targets_of_model_loss=beside)
 
     whole = why_whole(job, request.loading)
     loading: Loading = "full" if whole else request.loading

@@ -52,7 +52,7 @@ from harness.run_directory.request import (
     trace_file,
     weights_folder,
 )
-from harness.run_directory.stuck import StuckNote, rank_states, read_note, stuck_error
+from harness.run_directory.stuck import StuckNote, parting, rank_states, read_note, stuck_error
 from harness.safe_text import described, encodable
 
 EVENTS_LOST = 74
@@ -157,6 +157,8 @@ def _order_of_silence(code: int, ended_at: float | None) -> tuple[int, float]:
 KIND = "CollectiveMismatch"
 _GLOO = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 """gloo/transport/tcp/pair.cc; thrown on a thread of its own, so that the process usually aborts."""
+_DEEPSPEED = re.compile(r"Detected a disagreement on list (?:length|contents) between rank0 and rank\d+")
+"""DeepSpeed 0.19.8, runtime/zero/utils.py, in the first two steps of stage 3."""
 
 
 def mismatch_error(run_directory: Path, events: Mapping[int, RankEvents]) -> ErrorPart | None:
@@ -168,15 +170,21 @@ def mismatch_error(run_directory: Path, events: Mapping[int, RankEvents]) -> Err
         said = "\n".join(failure.message for failure in of_rank.failures)
         log = "" if of_rank.has_ended else read_log(rank_log(run_directory, rank))
         if (found := _GLOO.search(f"{said}\n{log}")) is not None:
-            position = read_position(run_directory, rank)
-            return ErrorPart(
-                kind=KIND,
-                message=f"the ranks disagree on a collective: rank {rank} received {found[1]} bytes where it "
-                f"waited for {found[2]}; `ranks` and the logs show where each rank was",
-                **ErrorPart.shared(position),
-                log_tail=log_tail(rank_log(run_directory, rank)),
-                ranks=rank_states(run_directory, len(events)),
-            )
+            seen = f"rank {rank} received {found[1]} bytes where it waited for {found[2]}"
+        elif _DEEPSPEED.search(said) is not None:
+            seen = f"rank {rank} gathers the weights of other modules than rank 0"
+        else:
+            continue
+        position = read_position(run_directory, rank)
+        said = "; ".join(filter(None, [parting(run_directory, len(events)), seen]))
+        return ErrorPart(
+            kind=KIND,
+            message=f"the ranks disagree on a collective: {said}; `ranks` and the logs show where each rank "
+            "was",
+            **ErrorPart.shared(position),
+            log_tail=log_tail(rank_log(run_directory, rank)),
+            ranks=rank_states(run_directory, len(events)),
+        )
     return None
 
 

@@ -108,6 +108,11 @@ def rank_state(run_directory: Path, rank: int) -> Path:
     return run_directory / f"rank-{rank:05d}.state"
 
 
+def modules_file(run_directory: Path, rank: int) -> Path:
+    """Where a rank notes the modules that it runs in its first steps."""
+    return run_directory / f"rank-{rank:05d}.modules"
+
+
 def trace_file(run_directory: Path, rank: int) -> Path:
     """Where a rank leaves the profiler's trace, if one is asked for."""
     return run_directory / f"trace-{rank:05d}.json.gz"

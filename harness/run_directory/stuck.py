@@ -10,9 +10,15 @@ from typing import Literal
 
 from harness.files import write_atomically
 from harness.record import ErrorPart, Part, RankStatePart
-from harness.run_directory.rank_state import RankState, read_part, read_state, shown_text
+from harness.run_directory.rank_state import RankState, read_modules, read_part, read_state, shown_text
 
 STUCK_NAME = "stuck.json"
+REMEDY = (
+    "have every rank run it, if on no rows, or run ddp:find_unused_parameters=true; with model.block_class "
+    "for the module that holds it, zero3:leaf_module=blocks or fsdp1"
+)
+"""Of ranks that run different modules: only some gather the weights, or have the gradients. A unit that every
+rank runs has gradients of zeros under these (torch 2.13, DeepSpeed 0.19.8)."""
 MOST_RANKS_SHOWN = 32
 """Ranks whose states a record keeps; those at fault first."""
 ORDER = ("start", "rendezvous", "load data", "setup", "data", "forward", "backward", "step")
@@ -63,16 +69,35 @@ def stuck_error(run_directory: Path, world_size: int, note: StuckNote) -> ErrorP
     states = {rank: read_state(run_directory, rank) for rank in range(world_size)}
     seen = {rank: state for rank, state in states.items() if rank not in note.unseen_ranks}
     late = late_ranks(seen, note.stopped_ranks, note.gone_ranks)
+    parted = parting(run_directory, world_size)
     rank = late.ranks[0] if late is not None else None
     at_fault = states[rank].position if rank is not None else None
     order = sorted(states, key=lambda r: (late is None or r not in late.ranks, r))
     return ErrorPart(
         kind=note.kind,
-        message="; ".join([note.reason, *_sentences(late, seen, note.unseen_ranks)]),
+        message="; ".join([note.reason, *filter(None, [parted]), *_sentences(late, seen, note.unseen_ranks)]),
         rank=rank,
         **ErrorPart.shared(at_fault),
         ranks=[_part(r, states[r], note) for r in sorted(order[:MOST_RANKS_SHOWN])],
     )
+
+
+def parting(run_directory: Path, world_size: int) -> str | None:
+    """Where the modules that ranks run in one of the first steps part, and what to do; None: nowhere."""
+    noted = {rank: read_modules(run_directory, rank) for rank in range(world_size)}
+    runs = {rank: names for rank, names in noted.items() if names}
+    names = next((names for names in zip(*runs.values(), strict=False) if len(set(names)) > 1), None)
+    if names is None:
+        return None
+    for name in dict.fromkeys(names):
+        if idle := [rank for rank, of_rank in runs.items() if name not in of_rank]:
+            at_work = [rank for rank, of_rank in runs.items() if name in of_rank]
+            where = f"module '{name}' runs on rank {_named(at_work)} and not on rank {_named(idle)}"
+            break
+    else:
+        (first, one), (second, other) = list(dict(zip(names, runs, strict=True)).items())[:2]
+        where = f"rank {one} runs module '{first}' where rank {other} runs '{second}'"
+    return f"{where}; {REMEDY}"
 
 
 def late_ranks(

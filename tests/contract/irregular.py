@@ -128,6 +128,30 @@ class IdleExpert(Plain):
         return super().forward(self.experts[chosen](features))
 
 
+class Recurrent(nn.Module):
+    """No list of equal modules: one unit of FSDP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.LSTM(1, 5, num_layers=2, batch_first=True)
+        self.head = nn.Linear(5, 1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.head(self.layers(features[..., None])[0][:, -1]).squeeze(-1)
+
+
+class Convolutions(nn.Module):
+    """The same of layers of two kinds in a row, one of them without parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv1d(1, 5, 3), nn.Tanh(), nn.Conv1d(5, 3, 3), nn.GroupNorm(1, 3))
+        self.head = nn.Linear(3, 1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.head(self.layers(features[:, None]).mean(-1)).squeeze(-1)
+
+
 def mean_square(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return nn.functional.mse_loss(model(features=batch["features"]), batch["target"])
 
@@ -168,11 +192,14 @@ CASES = {
     "parameters": Irregular(Parameters),
     "four passes": Irregular(Plain, loss="preference"),
     "idle expert": Irregular(IdleExpert),
+    "recurrent": Irregular(Recurrent, accumulation_steps=2),
+    "convolutions": Irregular(Convolutions),
+    "one unit, four passes": Irregular(Convolutions, loss="preference"),
 }
 REFUSED = {
     "Ddp": {"unused head", "idle expert"},  # without find_unused_parameters
     "Fsdp1": {"shared block", "shared block, accumulated"},
-    "static_graph": {"frozen encoder, accumulated", "shared block, accumulated"},
+    "static_graph": {"frozen encoder, accumulated", "shared block, accumulated", "recurrent"},
 }
 """By the class of the backend, or its option: cases that the library cannot run."""
 UNUSED = ("find_unused_parameters", "static_graph")

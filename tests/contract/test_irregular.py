@@ -32,6 +32,7 @@ UNKNOWN = {
     ("zero3", "parameters"): "'scales.in' is read by a module that does not own it",
     ("zero3", "idle expert"): "which modules of the model run",
     ("fsdp1", "four passes"): " runs 4 times",
+    ("fsdp1", "one unit, four passes"): "the model runs 4 times",
     ("fsdp1", "frozen encoder"): "blocks run without a backward pass",
     ("fsdp1", "frozen encoder, accumulated"): "blocks run without a backward pass",
     **{

@@ -232,12 +232,14 @@ def added_loss(record: Record) -> ModelLossPart | None:
 
     A pairwise sum of n terms is off by at most log2(n) roundings (Higham, Accuracy and Stability of
     Numerical Algorithms, 4.2); a logarithm of a softmax adds a few, and either side may be off. Wrappers of
-    a run in low precision also round what the model returns; the reference has none.
+    a run in low precision also round what the model returns, which the reference does not; a model whose
+    weights are bf16 may sum in it.
     """
     part = record.observed.model_loss if record.observed else None
     if part is None:
         return None
     relative = 2 * (math.log2(part.targets) + OF_A_TERM) * ROUNDING
-    if record.backend.name != REFERENCE and record.job.training.precision != "fp32":
+    precision = record.job.training.precision
+    if precision == "bf16" or (record.backend.name != REFERENCE and precision != "fp32"):
         relative = max(relative, 2 * LOW_ROUNDING)
     return part if abs(part.model - part.job) > relative * abs(part.job) else None

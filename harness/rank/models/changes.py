@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from harness.backends.base import Unsupported
-from harness.backends.blocks import transformer_blocks
+from harness.backends.blocks import needed_blocks
 from harness.backends.library_facts import require_installed
 from harness.errors import JobError
 from harness.forms.activations import SELECTIVE, blocks_between
@@ -78,7 +78,7 @@ def uses_checkpointing(model: nn.Module) -> bool:
 
 def compile_blocks(model: nn.Module) -> None:
     """Compile each block in place, which leaves names as they are. Raises Unsupported without blocks."""
-    for block in transformer_blocks(model).values():
+    for block in needed_blocks(model).values():
         block.compile()
 
 
@@ -130,7 +130,7 @@ def narrow_products(model: nn.Module) -> None:
     weights. Emulated: operands are rounded to e4m3 and multiplied in the dtype that they had. Raises
     Unsupported without torchao or for a model without such layers.
     """
-    blocks = transformer_blocks(model).values()
+    blocks = needed_blocks(model).values()
     layers = [m for block in blocks for m in block.modules() if isinstance(m, nn.Linear)]
     if not layers:
         raise Unsupported("training.precision=fp8: the model's blocks have no plain linear layer")

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from harness.backends.base import Unsupported
 from harness.backends.blocks import transformer_blocks
 from harness.backends.precision import dtype_name
 from harness.job.optimizer import UpdateGroup
@@ -103,10 +102,6 @@ def describe_layout(
             for name, tensor in named
         ]
 
-    try:
-        blocks = list(transformer_blocks(model))
-    except Unsupported:  # only some backends need blocks; those say so themselves
-        blocks = []
     frozen = frozen_names(model)
     first_names = {id(parameter): name for name, parameter in model.named_parameters()}
     return LayoutPart(
@@ -114,7 +109,7 @@ def describe_layout(
         decaying=sorted(updated[0].names) if updated else [],
         groups=[sorted(group.names) for group in updated] if len(updated) > 2 else [],
         buffers=describe(model.named_buffers()),
-        blocks=blocks,
+        blocks=list(transformer_blocks(model)),
         tied={
             name: first_names[id(parameter)]
             for name, parameter in model.named_parameters(remove_duplicate=False)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from inspect import signature
 from typing import Any
 from unittest.mock import patch
 
@@ -165,6 +165,12 @@ def targets_of(batch: Batch, job: Job) -> Tensor | int:
     return len(next(iter(batch.values())))
 
 
+def returns_loss(job: Job, model: nn.Module) -> bool:
+    """Whether a model that is given the labels too returns a loss that can stand beside the job's."""
+    plain = job.task != "custom" and job.loss.factory is None and job.loss.chunk_tokens is None
+    return plain and configuration(model) is not None and "labels" in signature(model.forward).parameters
+
+
 def _own(job: Job) -> ComputeLoss:
     assert job.loss.factory is not None
     compute = call_factory("loss.factory", job.loss.factory, job.loss.arguments)
@@ -174,10 +180,10 @@ def _own(job: Job) -> ComputeLoss:
             f"{shown} returned a {type(compute).__name__}; it must return a function of (model, batch)"
         )
     try:
-        inspect.signature(compute).bind(None, None)
+        signature(compute).bind(None, None)
     except TypeError as error:
         raise JobError(
-            f"{shown} returned a function of {inspect.signature(compute)}; it must take (model, batch)"
+            f"{shown} returned a function of {signature(compute)}; it must take (model, batch)"
         ) from error
     except ValueError:  # a builtin without a signature
         pass

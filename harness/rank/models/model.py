@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from harness.backends.blocks import transformer_blocks
+from harness.backends.blocks import needed_blocks
 from harness.backends.explain import available, suggestion
 from harness.backends.library_facts import require_installed
 from harness.backends.precision import COMPUTE_DTYPES
@@ -36,7 +36,7 @@ def quantise(model: nn.Module, compute: torch.dtype) -> None:
     a byte; its scales, one for 64 values, are no parameters. Raises Unsupported without bitsandbytes.
     """
     layers = _layers()
-    for block in transformer_blocks(model).values():
+    for block in needed_blocks(model).values():
         for name, module in list(block.named_modules()):
             if type(module) is nn.Linear:
                 parent, _, own = name.rpartition(".")

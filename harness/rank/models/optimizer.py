@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from harness.backends.base import OptimizerImplementation, Unsupported
+from harness.backends.base import OptimizerImplementation
 from harness.backends.blocks import transformer_blocks
 from harness.backends.library_facts import require_installed
 from harness.backends.optimizer_groups import LR_SCALE
@@ -114,10 +114,7 @@ def build_muon(
 
 def block_matrices(model: nn.Module) -> dict[str, torch.Size]:
     """Shapes of the trained parameters of two dimensions within blocks; none where no blocks are known."""
-    try:
-        blocks = tuple(f"{name}." for name in transformer_blocks(model))
-    except Unsupported:
-        return {}
+    blocks = tuple(f"{name}." for name in transformer_blocks(model))
     return {
         name: parameter.shape
         for name, parameter in model.named_parameters()

@@ -7,10 +7,11 @@ from collections import Counter
 import torch
 from torch import nn
 
+from harness.backends.blocks import transformer_blocks
 from harness.errors import JobError
 from harness.job.job import Job
 from harness.job.model import ModelSection
-from harness.rank.factories import call_factory, configuration
+from harness.rank.factories import call_factory
 
 
 def build_own_model(job: Job, *, weights: bool = True) -> nn.Module:
@@ -40,8 +41,8 @@ def build_own_model(job: Job, *, weights: bool = True) -> nn.Module:
 def declare_blocks(model: nn.Module, section: ModelSection) -> None:
     """Name the classes of a model's blocks in `_no_split_modules`, where Accelerate and Trainer look, too.
 
-    Those that `model.block_class` gives; else a Hugging Face model's own stay, and of another model the class
-    that its largest list of equal modules repeats. Raises JobError for a class that the model has not.
+    Those that `model.block_class` gives; else what the model declares and has; else the class that its
+    largest list of equal modules repeats, or none. Raises JobError for a class that the model has not.
     """
     if section.block_classes:
         have = dict.fromkeys(type(module).__name__ for module in model.modules())
@@ -52,7 +53,7 @@ def declare_blocks(model: nn.Module, section: ModelSection) -> None:
                 f"{', '.join(have)}"
             )
         model._no_split_modules = list(section.block_classes)  # type: ignore[assignment]
-    elif not getattr(model, "_no_split_modules", None) and configuration(model) is None:
+    elif not transformer_blocks(model):
         repeated = _repeated_class(model)
         model._no_split_modules = [repeated] if repeated else []  # type: ignore[assignment]
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.backends.base import Batch, Unsupported
+from harness.backends.base import Batch
 from harness.backends.blocks import transformer_blocks
 from harness.backends.optimizer_groups import tensors_in
 from harness.errors import JobError
@@ -301,10 +301,7 @@ def _irregular_uses(model: nn.Module, calls: Sequence[Call], names: Mapping[int,
 def _unit_calls(model: nn.Module, calls: Sequence[Call]) -> list[UnitCall] | None:
     """Runs of the blocks and of the whole model, '', in their order; empty where each trains and runs once
     with a backward pass; None where blocks lie within blocks."""
-    try:
-        blocks = transformer_blocks(model)
-    except Unsupported:
-        return []
+    blocks = transformer_blocks(model)
     if any(one != other and one.startswith(f"{other}.") for one in blocks for other in blocks):
         return None
     made: list[UnitCall] = [(call.name, call.unit_use) for call in calls if call.name in (*blocks, "")]

@@ -12,13 +12,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from harness.backends.base import Effective, Unsupported, World
+from harness.backends.base import Effective, World
 from harness.backends.blocks import transformer_blocks
 from harness.backends.optimizer_groups import group_constants, group_rate, held_tensors
 from harness.backends.precision import dtype_name
 from harness.rank.accelerator import uses_tf32
 from harness.rank.environment import is_deterministic
-from harness.rank.live_model import Whole, bare_name, largest_dropout, recomputes, whole_parameters
+from harness.rank.live_model import (
+    Whole,
+    bare_module_name,
+    bare_name,
+    largest_dropout,
+    recomputes,
+    whole_parameters,
+)
 from harness.rank.models.changes import is_compiled
 from harness.rank.models.description import describe_geometry
 from harness.rank.observing.live import Live, Optimizers
@@ -207,18 +214,10 @@ def _blocks(live: Live) -> list[str]:
     """Blocks of a transformer; of another model the units that its weights are gathered in."""
     model = hugging_face_model(live.bare)
     if model is None:
-        units = map(_bare, live.engine.effective().wrap_units)
+        units = map(bare_module_name, live.engine.effective().wrap_units)
         return [unit for unit in units if unit] if live.cuts_units else []
     prefix = next(name for name, found in live.bare.named_modules() if found is model)
-    try:
-        return [_bare(f"{prefix}.{name}" if prefix else name) for name in transformer_blocks(model)]
-    except Unsupported:
-        return []
-
-
-def _bare(name: str) -> str:
-    """A module's name, itself a wrapper or not."""
-    return bare_name(f"{name}.").removesuffix(".")
+    return [bare_module_name(f"{prefix}.{name}" if prefix else name) for name in transformer_blocks(model)]
 
 
 def _architecture(module: nn.Module) -> str:

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from harness.backends.blocks import transformer_blocks
+from harness.backends.blocks import needed_blocks
 from harness.backends.precision import cast_parameters
 from harness.errors import HarnessError
 from harness.forms.activations import (
@@ -392,7 +392,7 @@ def _adapt(model: nn.Module, adapter: AdapterSection, compute: torch.dtype) -> N
     from peft import inject_adapter_in_model
 
     if adapter.is_quantised:
-        for block in transformer_blocks(model).values():
+        for block in needed_blocks(model).values():
             for layer in [m for m in block.modules() if type(m) is nn.Linear]:
                 layer.__class__ = _Unpacked
                 layer.compute = compute  # type: ignore[assignment]
@@ -450,7 +450,7 @@ class _Tracer:
         """Whether the backward pass goes on below the blocks."""
         self._spans: list[tuple[int, str]] = []
         """(first number of a node, module that it belongs to), ascending."""
-        self._blocks = list(transformer_blocks(model).items())
+        self._blocks = list(needed_blocks(model).items())
         self._events = StorageEvents(self._known(), self._module, kernel_scratch(device))
         self._device = device
 

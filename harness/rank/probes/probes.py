@@ -38,6 +38,7 @@ from harness.rank.probes.time import ProcessorAccount
 from harness.rank.probes.tracer import Tracer
 from harness.record import CommunicationPart, MemoryPart, Moment, OverlapPart, Window
 from harness.run_directory.events import MeasuredEvent
+from harness.run_directory.rank_state import ModuleWriter
 from harness.run_directory.request import RunRequest, snapshot_file, trace_file
 
 LONGEST_HISTORY = 200_000
@@ -344,7 +345,9 @@ class Instruments:
         counter = CommunicationCounter(world.layout, brought_packages(request.job), of_backend)
         tracer = Tracer(world.device, trace_file(run_directory, world.rank) if measure.trace else None)
         snapshot = Snapshot(snapshot_file(run_directory, world.rank)) if measure.memory_snapshot else None
-        observer = Observer()
+        # Stages of a pipeline hold different modules by design.
+        alike = world.mesh.size("pipeline") == 1
+        observer = Observer(ModuleWriter(run_directory if alike else None, world.rank))
         probes = Probes(
             allocator,
             counter,

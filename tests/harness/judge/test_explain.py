@@ -209,6 +209,34 @@ def test_decay_of_what_no_gradient_reaches_is_told_by_how_far_it_moves_the_weigh
         assert found.values["kept"] == {"b": pytest.approx(final)}
 
 
+def test_an_expert_that_idles_in_a_step_of_the_reference_is_named_where_gradients_are_flat() -> None:
+    def begin(**last: float) -> dict[str, Any]:
+        sketches = {f"{name}.w": [value] * 9 for name, value in ({"a": 2.0, "b": 2.0} | last).items()}
+        initial = {name: [1.0] * 9 for name in sketches}
+        return {
+            "initial_weights": make_weights(sketch=initial), "final_weights": make_weights("b" * 64, sketches)
+        }  # fmt: skip
+
+    idle = [
+        part.model_copy(update={"without_gradient": {0: [], 2: ["b.w"], 3: []}}) for part in make_ranks(1)
+    ]
+    reference = make_record(ranks=idle, **begin())
+    limits = replace(LIMITS, parameters={"a.w": 1e-3, "b.w": 1e-3})
+    kinds = {
+        label: explain(reference, make_record(label=label, **begin(b=2.5)), limits)
+        for label in ("fsdp1", "zero2", "fsdp", "ddp")
+    }
+    assert [found.kind for found in kinds.values()] == [
+        "decay-without-gradient", "decay-without-gradient", "update-differs", "update-differs"
+    ]  # fmt: skip
+    assert kinds["fsdp1"].text == (
+        "no gradient reaches b.w in step 2: zeros here, an update by weight decay and moments; the reference "
+        "skips it"
+    )
+    other = explain(reference, make_record(label="fsdp1", **begin(a=2.5)), limits)
+    assert other.kind == "update-differs", "the expert is not what ends elsewhere"
+
+
 def test_a_block_stands_for_its_parameters() -> None:
     names = ["layers.0.w", "layers.1.w", "layers.1.b"]
     begin = {name: [1.0] * 9 for name in names}

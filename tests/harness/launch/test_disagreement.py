@@ -8,9 +8,9 @@ import pytest
 
 from harness.record import ErrorPart
 from harness.run_directory.assemble import assemble
-from harness.run_directory.rank_state import HEAD_BYTES, Position, RankState
-from harness.run_directory.request import rank_state
-from harness.run_directory.stuck import StuckNote, late_ranks, stuck_error
+from harness.run_directory.rank_state import HEAD_BYTES, ModuleWriter, Position, RankState, read_modules
+from harness.run_directory.request import modules_file, rank_state
+from harness.run_directory.stuck import StuckNote, late_ranks, parting, stuck_error
 from tests.fake_ranks import Behaviour, FakeLauncher, Rank, a_request
 
 MISMATCH = (
@@ -57,6 +57,56 @@ def test_rank_that_notices_a_disagreement_is_not_blamed_for_it(tmp_path: Path, n
         (0, 2, "backward"),
         (1, 2, "forward"),
     ]
+
+
+DISAGREEMENT = "Detected a disagreement on list length between rank0 and rank1: \n rank0: 2 \n rank1: 3"
+
+
+def notice_in_deepspeed(rank: Rank) -> None:
+    rank.train()
+    rank.fail(DISAGREEMENT)
+
+
+@pytest.mark.parametrize("notice", [abort, notice_in_deepspeed])
+def test_the_module_that_idles_on_a_rank_is_named_with_what_to_do(tmp_path: Path, notice: Behaviour) -> None:
+    for rank, names in enumerate((["first", "experts.2", "experts.2.up"], ["first", "experts.1"])):
+        writer = ModuleWriter(tmp_path, rank)
+        writer.begin_step()
+        for name in names:
+            writer.note(name)
+    error = error_of(tmp_path, survive, notice)
+    assert error.kind == "CollectiveMismatch"
+    assert error.message.startswith(
+        "the ranks disagree on a collective: module 'experts.2' runs on rank 0 and not on rank 1; have every "
+        "rank run it, if on no rows, or run ddp:find_unused_parameters=true; with model.block_class for the "
+        "module that holds it, zero3:leaf_module=blocks or fsdp1; rank 1 "
+    )
+
+
+def noted(folder: Path, *of_ranks: str) -> str | None:
+    for rank, names in enumerate(of_ranks):
+        modules_file(folder, rank).write_text("".join(f"{name}\n" for name in names))
+    return parting(folder, len(of_ranks))
+
+
+def test_ranks_part_where_they_run_different_modules_and_not_where_one_is_ahead(tmp_path: Path) -> None:
+    assert noted(tmp_path, "abc", "ab", "abc") is None
+    assert noted(tmp_path, "", "ab") is None
+    assert str(noted(tmp_path, "xyzw", "xyw", "xyzw")).startswith(
+        "module 'z' runs on rank 0, 2 and not on rank 1; "
+    )
+    assert str(noted(tmp_path, "abb", "aab")).startswith("rank 0 runs module 'b' where rank 1 runs 'a'; ")
+
+
+def test_a_step_that_is_over_leaves_no_note(tmp_path: Path) -> None:
+    writer = ModuleWriter(tmp_path, 0)
+    writer.begin_step()
+    writer.note("first")
+    assert read_modules(tmp_path, 0) == ["first"]
+    writer.begin_step()
+    assert read_modules(tmp_path, 0) == []
+    writer.end()
+    assert not modules_file(tmp_path, 0).exists()
 
 
 def test_rank_that_others_wait_for_at_the_store_is_late() -> None:

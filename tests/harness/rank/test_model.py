@@ -5,6 +5,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from harness.backends.base import Unsupported
+from harness.backends.blocks import needed_blocks, transformer_blocks
 from harness.errors import JobError
 from harness.job.data import DataSection
 from harness.job.job import Job, TrainingSection
@@ -12,6 +14,7 @@ from harness.job.model import ModelSection
 from harness.rank.data.samples import DataFacts
 from harness.rank.models.losses import summed_cross_entropy
 from harness.rank.models.model import build_model, model_config
+from harness.rank.models.own_model import declare_blocks
 
 SMALL = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -175,3 +178,38 @@ def test_saved_model_starts_from_its_weights_or_from_random_ones(tmp_path: Path)
     assert torch.equal(loaded.state_dict()[name], saved.state_dict()[name])
     random = built(Job(model=ModelSection(name=str(tmp_path), weights="random"), data=data))
     assert not torch.equal(random.state_dict()[name], saved.state_dict()[name])
+
+
+class Stages(nn.Module):
+    """A list of layers of two kinds, and one of blocks."""
+
+    def __init__(self, *, blocks: int) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(2, 2)) for _ in range(blocks)])
+
+
+def blocks_of(model: nn.Module, block_class: str | None = None) -> list[str]:
+    declare_blocks(model, ModelSection(factory="mine:model", block_class=block_class))
+    return list(transformer_blocks(model))
+
+
+def test_a_model_without_a_list_of_equal_modules_has_no_blocks() -> None:
+    assert blocks_of(Stages(blocks=2)) == ["stem", "layers.0", "layers.1"]
+    assert blocks_of(Stages(blocks=1)) == blocks_of(nn.LSTM(2, 2)) == []
+    with pytest.raises(Unsupported, match=r"Stages has no blocks: .*model\.block_class"):
+        needed_blocks(Stages(blocks=1))
+
+
+def test_the_whole_model_is_no_block_of_itself() -> None:
+    assert blocks_of(Stages(blocks=2), "Stages") == []
+    assert blocks_of(Stages(blocks=2), "Stages,ModuleList") == ["layers"]
+
+
+def test_a_model_of_transformers_that_declares_what_it_has_not_gets_the_class_it_repeats() -> None:
+    model = built(job(SMALL))
+    for declared in (None, [], ["OfAnother"]):
+        model._no_split_modules = declared
+        assert blocks_of(model) == ["model.layers.0", "model.layers.1"]
+    model._no_split_modules = ["LlamaMLP"]
+    assert blocks_of(model) == ["model.layers.0.mlp", "model.layers.1.mlp"]

@@ -35,6 +35,16 @@ def test_parameters_without_a_gradient_are_named_and_the_dtype_is_that_of_output
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in modules.modules())
 
 
+def test_modules_with_parameters_are_noted_as_they_begin_before_other_hooks() -> None:
+    model = nn.Sequential(nn.ReLU(), nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 2))
+    seen: list[str] = []
+    model[2].register_forward_pre_hook(lambda *_: seen.append("of a library"), prepend=True)
+    watch = ModuleWatch(model, seen.append)
+    watch.start()
+    model(torch.ones(1, 2))
+    assert seen == ["1", "1.0", "2", "of a library"]
+
+
 def test_a_gradient_that_goes_missing_later_is_named_in_its_step() -> None:
     modules = model("a", "b")
     watch = ModuleWatch(modules)

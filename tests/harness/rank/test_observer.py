@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from harness.job.job import Job
 from harness.job.optimizer import OptimizerSection
-from harness.rank.models.losses import summed_cross_entropy
+from harness.rank.models.losses import returns_loss, summed_cross_entropy, targets_of
 from harness.rank.models.optimizer import update_groups
 from harness.rank.observer import DIGESTED_STEPS, Observer
 from harness.record import ObservedPart
@@ -192,3 +193,36 @@ def test_dropout_that_only_the_configuration_names_counts() -> None:
     model = Model()
     model.config.to_dict = lambda: {"attention_dropout": 0.1, "resid_pdrop": 0.2, "use_dropout": True}
     assert observed(model)[0].report()["dropout"] == 0.2
+
+
+class WithLoss(Model):
+    """Returns a loss of its own, with a term that the job's has not."""
+
+    def forward(self, input_ids: Tensor, use_cache: bool = False, labels: Tensor | None = None) -> Any:
+        logits = super().forward(input_ids, use_cache).logits.mean(1)
+        loss = None if labels is None else nn.functional.cross_entropy(logits, labels) + 0.5
+        return SimpleNamespace(logits=logits, loss=loss)
+
+
+def of_class(module: nn.Module, given: dict[str, Tensor]) -> Tensor:
+    logits = module(input_ids=given["input_ids"]).logits
+    return nn.functional.cross_entropy(logits, given["labels"], reduction="sum")
+
+
+def test_the_loss_of_a_model_stands_beside_the_jobs_whatever_the_task() -> None:
+    for task, labels in (("classification", 2), ("seq2seq", 6), ("causal-lm", 4)):
+        given = {"input_ids": torch.ones(2, 3, dtype=torch.long), "labels": torch.ones(2, 3).long()}
+        factories = {"model": {"factory": "m:f"}, "data": {"factory": "m:f"}}
+        job = Job.model_validate({"task": task, **factories})
+        assert returns_loss(job, WithLoss())
+        assert not returns_loss(job, Model()), "its forward pass takes no labels"
+        assert int(targets_of(given, job)) == labels
+    observer, model = Observer(), WithLoss()
+    observer.built(model, of_class, targets_of_model_loss=len)
+    engine: Any = SimpleNamespace(
+        train=lambda mode: None, forward=lambda given: observer.compute_loss(model, given)
+    )
+    given = {"input_ids": torch.ones(2, 3, dtype=torch.long), "labels": torch.tensor([0, 1])}
+    observer.probe_loss(engine, given)
+    seen = observer.report()["model_loss"]
+    assert (seen.targets, round(seen.model - seen.job, 5)) == (2, 0.5)
