@@ -187,16 +187,17 @@ class Ranking:
 
 
 def log_by_turn(ours: InTurns, theirs: InTurns) -> float | None:
-    """The median over turns of the logarithm of the ratio of two speeds; None: not taken together.
+    """The median over turns of the logarithm of the ratio of two speeds.
 
-    What a neighbour takes for a while touches some of the turns, and both cells in them.
+    What a neighbour takes for a while touches some of the turns, and both cells in them. None: not taken
+    together, or fewer turns than a median needs to be sharper than the means of both.
     """
     is_together = theirs.run_id in ours.beside and ours.run_id in theirs.beside
     if not is_together or len(ours.seconds) != len(theirs.seconds):
         return None
     turns = range(len(ours.seconds))
     by_turn = log_ratios(*({(turn,): of.seconds[turn] for turn in turns} for of in (ours, theirs)))
-    return median(by_turn.values()) if by_turn else None
+    return median(by_turn.values()) if len(by_turn) >= interval_runs() else None
 
 
 def ratios(asked: Mapping[Key, Logs]) -> dict[Key, Ratio]:

@@ -77,9 +77,9 @@ def reading_without_speeds(comparison: Comparison) -> Section:
 
 
 BY_TURN = (
-    "turns: cells that took turns in a round (compare.turns) are compared there by turn: the ratio of the "
-    "round is the median of those of its turns, which hold the same steps of both. Turns are no rounds: the "
-    "interval and the test count rounds."
+    "turns: cells that took turns in a round (compare.turns) ran side by side. Where they took "
+    f"{interval_runs()} or more, the ratio of the round is the median of those of its turns, which hold the "
+    "same steps of both. Turns are no rounds: the interval and the test count rounds."
 )
 _SPEEDS = [
     "step ms, samples/s and tokens/s come from one clock, the mean timed step of a run: its duration, and "

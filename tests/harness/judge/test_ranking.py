@@ -171,7 +171,7 @@ def neighboured(number: int, beside: str = "ddp") -> list[Record]:
 
     The last turn has one step. Steps differ in length, as those of texts do.
     """
-    steps, late, drift = [1.0, 2.0, 1.5, 1.0, 1.2], slice(2, 4), DRIFT[number]
+    steps, late, drift = [*[1.0, 2.0, 1.5, 1.0, 1.2] * 2, 1.3], slice(2, 4), DRIFT[number]
     ddp = [drift * seconds for seconds in steps]
     fsdp = [1.1 * seconds for seconds in ddp]
     hit = (ddp, fsdp)[number % 2]
@@ -199,10 +199,22 @@ def test_turns_that_were_not_taken_together_are_compared_as_runs() -> None:
     order = rank_speeds(apart.groups)
     assert order.by_round("fsdp", "ddp") == replace(order, turns={}).by_round("fsdp", "ddp")
     ddp, fsdp = neighboured(0)
-    fsdp = taking_turns("fsdp", 0, [1.0] * 5, "ddp", each=1)
+    fsdp = taking_turns("fsdp", 0, [1.0] * 11, "ddp", each=1)
     assert rank_speeds(Comparison([ddp, fsdp]).groups).by_round("fsdp", "ddp") == {
-        (0, 0, 0): pytest.approx(math.log(sum(step.seconds for step in ddp.steps[2:]) / 5))
+        (0, 0, 0): pytest.approx(math.log(sum(step.seconds for step in ddp.steps[2:]) / 11))
     }
+
+
+def test_few_turns_are_compared_as_runs() -> None:
+    """Three turns of four steps."""
+    made = [
+        record.model_copy(update={"turns": record.turns.model_copy(update={"steps": 4})})
+        for record in neighboured(0)
+        if record.turns is not None
+    ]
+    order = rank_speeds(Comparison(made).groups)
+    assert len(order.turns["ddp"][0, 0, 0].seconds) == 3
+    assert order.by_round("fsdp", "ddp") == replace(order, turns={}).by_round("fsdp", "ddp")
 
 
 def test_the_clock_without_others_knows_no_turns() -> None:
