@@ -95,19 +95,21 @@ def judge(mapped: Mapped) -> Judged:
     if mapped.memory_not_covered is not None:
         return replace(found, memory_reason=mapped.memory_not_covered)
     try:
-        peak, overhead = _memory(mapped, mapped.memory_scenario or mapped.scenario)
-        least = _memory(mapped, mapped.least)[0] if mapped.least else None
+        memory = _memory(mapped, mapped.memory_scenario or mapped.scenario)
+        least = _memory(mapped, mapped.least).figure if mapped.least else None
     except HarnessError as error:
         return replace(found, memory_reason=str(error).splitlines()[0])
+    peak, overhead = memory.figure, memory.overhead
     if least is not None and peak > MOST_APART * least:
         return replace(found, memory_reason="bounds more than a factor of 3 apart")
     assert mapped.scenario.device is not None
-    verdict = Verdict(needed_bytes=peak + overhead, device_bytes=mapped.scenario.device.memory_bytes)
-    at_least = Verdict(needed_bytes=(least or peak) + overhead, device_bytes=verdict.device_bytes)
+    needed = memory.needed + overhead
+    verdict = Verdict(needed_bytes=needed, device_bytes=mapped.scenario.device.memory_bytes)
+    at_least = Verdict(needed_bytes=least + overhead if least else needed, device_bytes=verdict.device_bytes)
     return replace(
         found,
         memory_bytes=peak + overhead if row.statistic == "device" else peak,
-        device_bytes=peak + overhead,
+        device_bytes=needed,
         least_bytes=least,
         fits=verdict.fits if verdict.fits == at_least.fits else None,
     )
@@ -117,14 +119,26 @@ MOST_APART = 3
 """Bounds that lie further apart say nothing."""
 
 
-def _memory(mapped: Mapped, scenario: Scenario) -> tuple[int, int]:
-    """The peak as the row's statistic counts, and what lies outside of the allocator."""
+@dataclass(frozen=True, kw_only=True)
+class _Memory:
+    figure: int
+    """As the row counts: what the allocator keeps, which gives it back before it fails, or its peak."""
+    needed: int
+    overhead: int
+    """Outside of the allocator."""
+
+
+def _memory(mapped: Mapped, scenario: Scenario) -> _Memory:
     of_allocator = mapped.row.statistic in ("reserved", "device")
     memory = predict_memory(reserving(scenario) if of_allocator else scenario)
-    peak = memory.peak_bytes
+    peak, overhead = memory.peak_bytes, memory.device_bytes - memory.peak_bytes
     if mapped.own_state_bytes is not None:
         peak = round(mapped.own_state_bytes) + _activation_bytes(memory)
-    return peak, memory.device_bytes - memory.peak_bytes
+        return _Memory(figure=peak, needed=peak, overhead=overhead)
+    assert scenario.device is not None
+    most = max(peak, scenario.device.memory_bytes - overhead)
+    kept = min(memory.reserved_bytes, most) if of_allocator else peak
+    return _Memory(figure=kept, needed=peak, overhead=overhead)
 
 
 def _activation_bytes(memory: MemoryPrediction) -> int:

@@ -190,7 +190,9 @@ def _chunk_tokens(row: Row, model: PlannedModel, tokens: int) -> int | None:
 
 
 def _backend(row: Row) -> str:
+    own: dict[str, str] = settings().get(row.source, {}).get("strategies", {})
     name = row.strategy.removesuffix(" on one GPU")
+    name = own.get(name, name)
     if row.tp not in ("", "0", "1") and "pp" not in name and "cp" not in name:
         return {"tp": "tp", "fsdp2+tp": "fsdp-tp"}.get(name, name)
     if name == "single" and "ds_config_zero3" in row.note and "full" in row.method:

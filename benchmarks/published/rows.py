@@ -80,6 +80,8 @@ class Row:
     def statistic(self) -> str:
         """'allocated', 'reserved', 'device' or 'not said'."""
         text = self.memory_statistic.lower()
+        if "which one is not said" in text:
+            return "not said"
         if "reserved" in text and "allocated" not in text:
             return "reserved"
         if "allocated" in text and "reserved" not in text:

@@ -138,6 +138,8 @@ class ActivationProfile:
     loss: Segment
     kept: Size
     """Left when the backward pass is over, as the loss is."""
+    lingering: Size = Size()
+    """Of the step before, until this one's loss is computed."""
     recomputed: Segment | None = None
     """A block that recomputes, where every `between`-th does from the first on; None: all are alike."""
     between: int = 1
@@ -203,6 +205,14 @@ class ActivationProfile:
             held=self.block.held + between,
         )
         return replace(self, block=block)
+
+    def with_head(self, beside: Size) -> ActivationProfile:
+        """The same with more while the head computes, such as its unpacked weights."""
+
+        def more(size: Size) -> Size:
+            return size + beside
+
+        return replace(self, head=self.head.sized(lambda size: size, more, more))
 
     def saved_bytes(self, layers: int, micro_batch: int, sequence: int) -> int:
         """All that is held between forward and backward pass."""

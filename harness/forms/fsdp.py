@@ -121,7 +121,8 @@ def reduce_dtype(workload: Workload) -> str:
     `_init_param_reduce_dtypes` (FSDP1, _flat_param.py), `foreach_reduce` (FSDP2, _fsdp_collectives.py).
     """
     pinned = workload.like_for_like and workload.strategy.sets_reduce_dtype
-    return "float32" if workload.mixed and pinned else workload.compute_dtype
+    asked = workload.options.get("reduce_dtype") == "fp32"
+    return "float32" if asked or (workload.mixed and pinned) else workload.compute_dtype
 
 
 def reduction_remarks(workload: Workload) -> list[tuple[str, str]]:

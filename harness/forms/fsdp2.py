@@ -201,8 +201,8 @@ def _unit_names(workload: Workload) -> list[str]:
 
 def reshards_root(workload: Workload) -> bool:
     """Whether the root's weights are given back after the forward pass; Accelerate leaves that to torch."""
-    native = workload.strategy.route == "native"
-    return workload.strategy.facts.reshards and workload.like_for_like and native
+    native = workload.strategy.route == "native" and workload.like_for_like
+    return workload.strategy.facts.reshards and bool(native or workload.options.get("reshards_root"))
 
 
 def _units(workload: Workload, *, reshards: bool, reshards_root: bool) -> list[Unit]:

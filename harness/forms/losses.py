@@ -58,6 +58,13 @@ FUSED = LogitBytes(
     forward=2, saved=2, backward=4, reserved=4,
     source="flash-attn, csrc/xentropy, not in place: logits of 2 bytes and their gradient",
 )  # fmt: skip
+LOW = LogitBytes(
+    forward=4,
+    saved=4,
+    backward=8,
+    reserved=8,
+    source="torch's cross entropy on logits of 2 bytes as they are: log-softmax and two gradients, 2 each",
+)
 LOW_CHUNKS = LogitBytes(
     forward=4,
     saved=4,

@@ -89,6 +89,8 @@ class Term:
     """With the symbols of `docs/planning.md`, such as '2 b s h L'."""
     source: str = ""
     """Paper, or library with version, file and function."""
+    stream: str = ""
+    """CUDA stream on which it is allocated; '': the one that computes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,12 @@ def why_refused(job: Job, strategy: StrategyKind) -> str | None:
 
 
 def with_adapters(
-    layout: Layout, adapter: AdapterSection, model_type: str, *, nested_scales: bool = True
+    layout: Layout,
+    adapter: AdapterSection,
+    model_type: str,
+    *,
+    nested_scales: bool = True,
+    packs_head: bool = False,
 ) -> Layout:
     """The tensors of a model with its adapters, as peft names them, and the rest frozen.
 
@@ -58,7 +63,8 @@ def with_adapters(
         module, _, own = tensor.name.rpartition(".")
         if module in adapted:
             held = replace(held, name=f"{module}.base_layer.{own}")
-        if adapter.is_quantised and _is_target(tensor, layout, [ALL_LINEAR]):
+        packed = _is_target(tensor, layout, [ALL_LINEAR]) or (packs_head and module in HEADS)
+        if adapter.is_quantised and packed:
             held = replace(held, shape=(-(-tensor.numel // 2), 1), dtype="uint8")
             scales += _scales(tensor, nested=nested_scales)
         parameters.append(held)
@@ -92,14 +98,28 @@ def _scales(tensor: Tensor, *, nested: bool) -> list[Tensor]:
     ]
 
 
+HEADS = ("lm_head", "embed_out")
+"""Output projections."""
+
+
+def packed_head(layout: Layout) -> int:
+    """Elements of an output projection of its own; 0: the embedding's weight serves."""
+    return sum(
+        tensor.numel for tensor in layout.parameters if _module(tensor) in HEADS and len(tensor.shape) == 2
+    )
+
+
 SHARE_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers that one tensor feeds."""
 OF_ATTENTION = ("o_proj", "out_proj", "self_attention.dense", "attention.dense", "self_attn.dense")
 """Layers whose input is the output of attention, which attention keeps by itself."""
 
 
-def packed_inputs(layout: Layout, adapter: AdapterSection, model_type: str) -> dict[str, int]:
-    """Of each tensor that feeds packed layers of a block, and that nothing else keeps: its layer and width.
+def packed_inputs(
+    layout: Layout, adapter: AdapterSection, model_type: str, *, alone: bool = True
+) -> dict[str, int]:
+    """Of each tensor that feeds packed layers of a block, and (alone) that nothing else keeps: its layer and
+    width.
 
     An adapter without dropout keeps it too; with dropout it keeps its own copy.
     """
@@ -115,7 +135,7 @@ def packed_inputs(layout: Layout, adapter: AdapterSection, model_type: str) -> d
         if module.endswith(OF_ATTENTION) or (targets and _is_target(tensor, layout, targets)):
             kept.add(key)
         found[key] = tensor.shape[0] if model_type in TRANSPOSED else tensor.shape[1]
-    return {key: width for key, width in found.items() if key not in kept}
+    return {key: width for key, width in found.items() if key not in kept or not alone}
 
 
 def _is_target(tensor: Tensor, layout: Layout, targets: list[str]) -> bool:

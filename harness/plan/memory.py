@@ -84,6 +84,8 @@ class MemoryPrediction:
     saved: tuple[Term, ...] = ()
     """Activations that a forward pass leaves for the backward pass, by module; no further bytes."""
     host_bytes_per_node: int = 0
+    reserved_bytes: int = 0
+    """What torch's allocator keeps of the device, at least."""
 
     @property
     def decisive(self) -> Moment:
@@ -134,6 +136,7 @@ def predict_memory(
         overhead=tuple(device_overhead(scenario)),
         saved=_saved(profile, scenario),
         host_bytes_per_node=host_bytes(scenario),
+        reserved_bytes=max(max(moment.bytes, moment.reserved) for moment in fullest.values()),
     )
 
 

@@ -35,7 +35,7 @@ from harness.forms.workload import Workload
 from harness.import_path import module_command, safe_environment
 from harness.job.model import AdapterSection, ModelSection
 from harness.launch.launcher import EVERY_RANK, require_libraries
-from harness.plan.adapters import packed_inputs
+from harness.plan.adapters import packed_head, packed_inputs
 from harness.plan.part import local_config, local_profile
 from harness.plan.scenario import Scenario
 
@@ -179,10 +179,17 @@ def activation_profile(scenario: Scenario, trace: Trace | None = None) -> Activa
 def _of_other_code(found: ActivationProfile, scenario: Scenario) -> ActivationProfile:
     other, checkpointing = scenario.other, scenario.job.training.activation_checkpointing
     inputs: dict[str, int] = {}
-    if other.keeps_packed_inputs and scenario.job.adapter.is_quantised:
-        model_type = str(scenario.model.config.get("model_type"))
-        inputs = packed_inputs(scenario.model.layout, scenario.job.adapter, model_type)
     width = scenario.workload().compute_bytes
+    if scenario.job.adapter.is_quantised:
+        layout, model_type = scenario.model.layout, str(scenario.model.config.get("model_type"))
+        if other.keeps_packed_inputs:
+            inputs = packed_inputs(layout, scenario.job.adapter, model_type)
+        if other.keeps_graph:
+            every = sum(packed_inputs(layout, scenario.job.adapter, model_type, alone=False).values())
+            lingering = Size((0, 0, 0, width * every * len(layout.blocks), 0, 0))
+            found = replace(found, lingering=lingering)
+        if other.packs_head:
+            found = found.with_head(Size((width * packed_head(layout), 0, 0, 0, 0, 0)))
     more = tuple(
         Saved(module=module, size=Size((0, 0, 0, width * size, 0, 0))) for module, size in inputs.items()
     )

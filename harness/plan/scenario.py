@@ -41,8 +41,25 @@ class OtherCode:
     """Of a block, what selective checkpointing computes again although it is a matrix product."""
     keeps_packed_inputs: bool = False
     """Layers of 4 bits keep their input: bitsandbytes before 0.43.2 (its pull request 1270)."""
+    keeps_graph: bool = False
+    """The graph of a step, with what its layers of 4 bits keep, lives until the next loss is computed."""
+    packs_head: bool = False
+    """The output projection is packed as the blocks' layers are."""
     nested_scales: bool = True
     """Of packed weights; otherwise one in fp32 per 64 values."""
+    reduces_in_fp32: bool = False
+    """Gradients are reduced, and added up over micro-steps, in fp32 (FSDP)."""
+    reshards_root: bool = False
+    """FSDP2's root gives its weights back after the forward pass, as blocks do."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As closed forms take them, beside those of a backend."""
+        found = {
+            "reduce_dtype": "fp32" if self.reduces_in_fp32 else None,
+            "reshards_root": self.reshards_root,
+        }
+        return {name: value for name, value in found.items() if value}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +153,7 @@ class Scenario:
             layout = layout.in_dtype("bfloat16")
         layout = with_adapters(
             layout, self.job.adapter, str(self.model.config.get("model_type")),
-            nested_scales=self.other.nested_scales,
+            nested_scales=self.other.nested_scales, packs_head=self.other.packs_head,
         )  # fmt: skip
         return _with_groups(layout, self.job.optimizer)
 
@@ -190,7 +207,7 @@ class Scenario:
             recomputed_until=recomputed_until(self.model.architecture),
             device=self.torch_device,
             transport=self.transport,
-            options=self.options,
+            options={**self.options, **self.other.options},
             **self.job.optimizer.for_closed_forms(self.options),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from harness.forms.families import model_states
@@ -23,6 +23,9 @@ class Fullest:
 
     bytes: int
     held: dict[Term, int]
+    reserved: int = 0
+    """What the allocator keeps for the whole step, at least: each stream has blocks of its own, which serve
+    no other (torch 2.13, c10/cuda/CUDACachingAllocator.cpp, BlockPool)."""
 
 
 class Ledger:
@@ -33,22 +36,38 @@ class Ledger:
         self.held: dict[Term, int] = {}
         self.activations: dict[Term, int] = {}
         self.fullest: dict[Phase, Fullest] = {}
+        self._streams: dict[str, int] = {}
+        self._most: dict[str, int] = {"": 0}
+        """By stream."""
 
     def add(self, holding: Term, count: int) -> None:
         """Allocate bytes."""
         if count:
             self.held[holding] = self.held.get(holding, 0) + count
+            if holding.stream:
+                self._count(holding.stream, count)
 
     def drop(self, holding: Term, count: int | None = None) -> None:
         """Free bytes; None: all of this cause."""
-        if count is None:
-            self.held.pop(holding, None)
-        elif count:
+        gone = self.held.pop(holding, 0) if count is None else count
+        if count:
             self.held[holding] -= count
+        if gone and holding.stream:
+            self._count(holding.stream, -gone)
+
+    def _count(self, stream: str, change: int) -> None:
+        self._streams[stream] = there = self._streams.get(stream, 0) + change
+        self._most[stream] = max(there, self._most.get(stream, 0))
+
+    def moments(self) -> dict[Phase, Fullest]:
+        """The fullest state of each phase."""
+        reserved = sum(self._most.values())
+        return {phase: replace(fullest, reserved=reserved) for phase, fullest in self.fullest.items()}
 
     def look(self) -> None:
         """Compare the present state with the fullest of its phase."""
         total = sum(self.held.values()) + sum(self.activations.values())
+        self._most[""] = max(self._most[""], total - sum(self._streams.values()))
         fullest = self.fullest.get(self.phase)
         if fullest is None or total > fullest.bytes:
             held = {h: count for h, count in (self.held | self.activations).items() if count}

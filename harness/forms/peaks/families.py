@@ -76,4 +76,4 @@ def fullest_moments(workload: Workload, profile: ActivationProfile) -> dict[Phas
         profile = profile.fullest(workload.micro_batch_size, length)
     walk = Walk(course, profile, micro_batch=workload.micro_batch_size, sequence=length)
     walk.run()
-    return ledger.fullest
+    return ledger.moments()

@@ -19,15 +19,16 @@ GATHERED = Term(
 )  # fmt: skip
 FLAT = Term(
     kind="gathered", name="all-gather output, before it is copied out", formula="compute bytes x unit",
-    source=_COLLECTIVES + "foreach_all_gather",
+    source=_COLLECTIVES + "foreach_all_gather", stream="all-gather",
 )  # fmt: skip
 RETAINED = Term(
     kind="gathered", name="all-gather output, after it was copied out", formula="compute bytes x unit",
     source=_GROUP + "wait_for_unshard keeps it in the forward pass until the next unit (AllGatherState)",
+    stream="all-gather",
 )  # fmt: skip
 CAST = Term(
     kind="communication", name="own shard in the compute dtype", formula="compute bytes x unit / N",
-    source=_COLLECTIVES + "_get_param_all_gather_inputs",
+    source=_COLLECTIVES + "_get_param_all_gather_inputs", stream="all-gather",
 )  # fmt: skip
 LEFT_BEHIND = Term(
     kind="weights", name="units between the passes, within a group of ranks",
@@ -39,11 +40,15 @@ REDUCE_INPUT = Term(
     source=_GROUP + "post_backward frees it in the next unit's (ReduceScatterState)",
 )  # fmt: skip
 REDUCED = Term(
-    kind="gradients", name="reduced gradients", formula="4 x unit / N", source=_COLLECTIVES + "foreach_reduce"
+    kind="gradients",
+    name="reduced gradients",
+    formula="4 x unit / N",
+    source=_COLLECTIVES + "foreach_reduce",
+    stream="reduce-scatter",
 )
 REDUCED_LOW = Term(
     kind="communication", name="reduce-scatter output in the reduce dtype", formula="reduce bytes x unit / N",
-    source=_COLLECTIVES + "foreach_reduce",
+    source=_COLLECTIVES + "foreach_reduce", stream="reduce-scatter",
 )  # fmt: skip
 ACCUMULATED = Term(
     kind="gradients", name="unsharded gradients of micro-steps", formula="reduce bytes x P",

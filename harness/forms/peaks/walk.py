@@ -40,7 +40,8 @@ class Walk:
             self._course.micro_step = micro_step
             self._forward()
             self._backward()
-        self._ledger.activations = {self._below: self._bytes(self._profile.kept)}
+        left = self._bytes(self._profile.kept) + self._bytes(self._profile.lingering)
+        self._ledger.activations = {self._below: left}
         with self._ledger.during("step"):
             self._course.step()
 
@@ -69,7 +70,7 @@ class Walk:
     def _forward(self) -> None:
         course, profile = self._course, self._profile
         self._ledger.phase = "forward"
-        held = self._bytes(profile.kept) if course.micro_step else 0
+        held = self._bytes(profile.lingering) + (self._bytes(profile.kept) if course.micro_step else 0)
         self._at(held)
         course.before_model()
         held = self._pass_forward(None, profile.embedding, held)

@@ -27,11 +27,11 @@ from harness.forms.zero3.states import SECOND_COPY, SECOND_COPY_PADDING
 _SOURCE = "DeepSpeed 0.19.8, runtime/zero/partition_parameters.py: "
 GATHERED = Term(
     kind="gathered", name="weights of modules", formula="compute bytes x parameters of the modules",
-    source=_SOURCE + "all_gather_coalesced",
+    source=_SOURCE + "all_gather_coalesced", stream="all-gather",
 )  # fmt: skip
 COALESCED = Term(
     kind="gathered", name="all-gather output of several parameters", formula="compute bytes x parameters",
-    source=_SOURCE + "_all_gather_dtype; held until each of its parameters is used",
+    source=_SOURCE + "_all_gather_dtype; held until each of its parameters is used", stream="all-gather",
 )  # fmt: skip
 
 COPY_OF_GROUP = Term(
@@ -189,11 +189,12 @@ _SOURCE_ZERO3 = "DeepSpeed 0.19.8, runtime/zero/stage3.py: "
 CONVERTED = Term(
     kind="communication", name="gradient beyond the bucket, in the reduce dtype",
     formula="reduce bytes x gradient",
-    source=_SOURCE_ZERO3 + "__avg_scatter_grads",
+    source=_SOURCE_ZERO3 + "__avg_scatter_grads", stream="reduction",
 )  # fmt: skip
 INTERLEAVED = Term(
     kind="communication", name="bucket ordered by rank", formula="reduce bytes x bucket",
     source="DeepSpeed 0.19.8, runtime/comm/coalesced_collectives.py: reduce_scatter_coalesced",
+    stream="reduction",
 )  # fmt: skip
 FLAT = Term(
     kind="gradients", name="flat gradients of a sub-group", formula="accumulation bytes x sub-group",

@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from harness.backends.registry import strategy_of
 from harness.forms.activations import ActivationProfile, Point, Saved, Size
 from harness.forms.losses import FAST, FUSED, OURS, WIDENED_SHIFTED, LogitBytes
+from harness.forms.peaks.families import fullest_moments
+from harness.forms.workload import Workload
 from harness.plan.models import load_model
 from harness.plan.profiles import find_profile
 
@@ -60,3 +63,22 @@ def test_a_block_keeps_what_another_program_keeps_until_its_backward_pass() -> N
     assert changes(more=(input_of,)) == (input_of.size, input_of.size, {input_of.size})
     assert changes(more=(input_of,), until_backward=False) == (Size(), Size(), {input_of.size})
     assert changes(recomputed=("act_fn",)) == (gone.size.times(-1), gone.size.times(-1), {Size()})
+
+
+def test_a_graph_that_lives_on_is_there_until_the_loss_is_computed(profile: ActivationProfile) -> None:
+    lingering = Size((0, 0, 0, 10**9, 0, 0))
+    strategy = strategy_of("single")
+    assert strategy is not None
+    workload = Workload(
+        layout=load_model("llama-3.1-8b").layout, strategy=strategy, world_size=1, micro_batch_size=1,
+        sequence_length=TOKENS, device="cuda", transport="nccl",
+    )  # fmt: skip
+    plain, longer = (
+        fullest_moments(workload, one) for one in (profile, replace(profile, lingering=lingering))
+    )
+    more = {phase: longer[phase].bytes - plain[phase].bytes for phase in plain}
+    assert more == {"forward": TOKENS * 10**9, "backward": 0, "step": TOKENS * 10**9}
+    head = profile.with_head(Size((7, 0, 0, 0, 0, 0))).head
+    assert {b.live - a.live for a, b in zip(profile.head.forward, head.forward, strict=True)} == {
+        Size((7, 0, 0, 0, 0, 0))
+    }

@@ -10,7 +10,7 @@ from harness.forms.layout import Layout
 from harness.forms.workload import Workload
 from harness.job.model import AdapterSection
 from harness.job.optimizer import OptimizerSection
-from harness.plan.adapters import DEFAULT_TARGETS, packed_inputs, with_adapters
+from harness.plan.adapters import DEFAULT_TARGETS, packed_head, packed_inputs, with_adapters
 from harness.rank.data.samples import DataFacts
 from harness.rank.models.description import describe_layout
 from harness.rank.models.model import build_model, model_config
@@ -78,6 +78,18 @@ def test_packed_weights_take_half_a_byte_and_scales_lie_beside_them() -> None:
     assert scales == sum(4 * ceil(t.numel / 64) for t in linear)
 
 
+def test_a_packed_head_takes_half_a_byte_too() -> None:
+    plain = model_layout({**LLAMA_SMALL, "tie_word_embeddings": False})
+    adapter = section(["q_proj"], base_dtype="nf4")
+    with_head, without = (
+        with_adapters(plain, adapter, "llama", packs_head=packs).parameters for packs in (True, False)
+    )
+    packed = {t.name: t.numel for t in with_head if t.dtype == "uint8"}
+    assert packed["lm_head.weight"] == packed_head(plain) // 2
+    assert packed_head(plain) == next(t.numel for t in without if t.name == "lm_head.weight")
+    assert packed_head(model_layout({**LLAMA_SMALL, "tie_word_embeddings": True})) == 0
+
+
 @pytest.mark.parametrize(
     ("targets", "dropout", "kept"),
     [
@@ -94,6 +106,8 @@ def test_packed_layers_keep_inputs_that_nothing_else_keeps(
     adapter = section(targets, base_dtype="nf4", dropout=dropout)
     found = packed_inputs(layout, adapter, "llama")
     assert {name.rpartition(".")[2] for name in found} == kept
+    every = {name.rpartition(".")[2] for name in packed_inputs(layout, adapter, "llama", alone=False)}
+    assert every == {"q_proj", "o_proj", "gate_proj", "down_proj"}
     shapes = {t.name.removeprefix(f"{layout.blocks[0]}."): t.shape for t in layout.parameters}
     names = ("self_attn.q_proj", "mlp.gate_proj", "mlp.down_proj")
     widths = {name.rpartition(".")[2]: shapes[f"{name}.weight"][1] for name in names}

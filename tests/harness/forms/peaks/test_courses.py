@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from harness.backends.registry import strategy_of
+from harness.forms.peaks.course import Ledger
+from harness.forms.peaks.fsdp2 import Fsdp2Course
+from harness.forms.terms import Term
+from harness.forms.workload import Workload
 from tests.harness.forms.peaks.plain import held, layout, moments
 
 BLOCK = 10**6
@@ -71,6 +76,46 @@ def test_gloo_copies_what_it_gathers(backend: str) -> None:
 def test_further_micro_steps_keep_whole_gradients_under_fsdp() -> None:
     found = moments("fsdp", MODEL, 2, accumulation_steps=3)
     assert held(found["forward"], "gradients") == 4 * 4 * BLOCK
+
+
+@pytest.mark.parametrize(("options", "width"), [({}, 2), ({"reduce_dtype": "fp32"}, 4)])
+def test_micro_steps_add_up_in_the_dtype_in_which_gradients_are_reduced(
+    options: dict[str, str], width: int
+) -> None:
+    arguments = {"precision": "bf16", "preset": "library-defaults", "accumulation_steps": 2}
+    found = moments("fsdp", MODEL, 4, options=options, **arguments)["forward"].held
+    assert {h.name: c for h, c in found.items()}["unsharded gradients of micro-steps"] == 4 * BLOCK * width
+
+
+@pytest.mark.parametrize(("options", "gathered"), [({}, 8), ({"reshards_root": True}, 0)])
+def test_a_root_that_is_resharded_is_gathered_again_for_the_backward_pass(
+    options: dict[str, bool], gathered: int
+) -> None:
+    """Between the passes, at the loss, it lies there or does not."""
+    model, at_loss = layout(1, BLOCK, root=8 * BLOCK), Term(kind="activations", name="loss")
+    strategy = strategy_of("fsdp")
+    assert strategy is not None
+    workload = Workload(
+        layout=model, strategy=strategy, world_size=2, device="cuda", transport="nccl",
+        preset="library-defaults", options=options,
+    )  # fmt: skip
+    course = Fsdp2Course(workload, Ledger())
+    course.begin()
+    course.before_model()
+    course.after_model()
+    course.ledger.briefly((at_loss, 1))
+    assert held(course.ledger.fullest["forward"], "gathered") >= 8 * 4 * BLOCK
+    assert sum(c for h, c in course.ledger.held.items() if h.kind == "gathered") == gathered * 4 * BLOCK
+
+
+def test_streams_have_memory_of_their_own() -> None:
+    """Reduced gradients come from another stream's blocks: what activations leave is no room for them."""
+    found = moments("fsdp", MODEL, 2)
+    shards, gathered, gradient, sent = 3 * 8, 4, 4, 4
+    ahead, reduced = 2 * 4, 8
+    reserved = (shards + gathered + gradient + sent + ahead + reduced) * 10**6
+    assert {fullest.reserved for fullest in found.values()} == {reserved}
+    assert max(fullest.bytes for fullest in found.values()) < reserved
 
 
 def test_offloaded_states_lie_on_the_host_on_cuda_alone() -> None:

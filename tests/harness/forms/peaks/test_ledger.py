@@ -29,3 +29,16 @@ def test_phases_are_kept_apart() -> None:
         ledger.briefly((BUFFER, 1))
     assert (ledger.fullest["forward"].bytes, ledger.fullest["reduction"].bytes) == (10, 11)
     assert ledger.phase == "forward"
+
+
+def test_each_stream_keeps_what_it_once_needed() -> None:
+    ledger, elsewhere = Ledger(), Term(kind="gradients", name="reduced", stream="reduce-scatter")
+    ledger.activations = {SAVED: 50}
+    ledger.look()
+    ledger.activations = {}
+    ledger.briefly((elsewhere, 20))
+    ledger.add(elsewhere, 10)
+    ledger.look()
+    ledger.drop(elsewhere)
+    assert ledger.moments()["forward"].bytes == 50
+    assert ledger.moments()["forward"].reserved == 70
