@@ -14,7 +14,14 @@ from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.flops import ModelGeometry, gpu_hours, kilowatt_hours, model_flops_per_token
 from harness.forms.network import EMULATED, guide_ratio, time_ratio, transport_sent_bytes
 from harness.forms.part import within
-from harness.forms.terms import FURTHER_FORWARD, FURTHER_GRADIENTS, PADDING, RING_PASSES, Collective
+from harness.forms.terms import (
+    FURTHER_FORWARD,
+    FURTHER_GRADIENTS,
+    PADDING,
+    RING_PASSES,
+    Collective,
+    ring_sent_bytes,
+)
 from harness.forms.workload import Workload
 from harness.forms.zero3.states import fetching
 from harness.plan.computing import ComputingTime, computing_time
@@ -39,6 +46,12 @@ class Path:
     members_per_node: int
     bandwidth: float
     """Bytes per second, of the slowest link."""
+    inside: float
+    """Of the links within a node."""
+    between: float
+    """Of all adapters of a node that the group uses; 0 on one node."""
+    switched_share: float
+    """Of the links within a node, that an all-reduce by their switches reaches; 0: they only pass on."""
     link_step_seconds: float
     fabric_step_seconds: float
 
@@ -73,6 +86,8 @@ def _transfer(collective: Collective, work: Work, device: Device, constants: Tim
     op = EMULATED.get(scenario.transport, {}).get(collective.op, collective.op)
     latency = call_latency(op, path, constants) if path.ranks > 1 else 0.0
     wire = sent / path.bandwidth
+    if scenario.transport == "nccl":
+        wire = min(wire, wire_seconds(op, collective.payload_bytes, path))
     if scenario.transport in LATENCY_HIDES and calls:
         shares = _shares(collective, work, calls)
         seconds, sign = sum(max(latency, share * wire) for share in shares), "or, if longer,"
@@ -81,8 +96,34 @@ def _transfer(collective: Collective, work: Work, device: Device, constants: Tim
     return Transfer(
         collective=collective, path=path, calls=calls, seconds=seconds,
         formula=f"{calls} x {latency * 1e6:.0f} us {sign} {sent / 1e6:,.1f} MB / "
-        f"{path.bandwidth / 1e9:.2f} GB/s",
+        f"{(sent / wire if wire else path.bandwidth) / 1e9:.2f} GB/s",
     )  # fmt: skip
+
+
+def wire_seconds(op: str, size: int, path: Path) -> float:
+    """Seconds that NCCL takes for the bytes of a collective, `size` of result, by its fastest algorithm.
+
+    All-reduce: a ring; within a node of switches that add (NVLS), src/graph/tuning.cc, nvlsEfficiency and
+    the 5 / 6 of its algorithm; over two nodes a tree, which sends each byte across once (the same file:
+    bwIntra up to two nodes).
+    """
+    ring = ring_sent_bytes(op, size, path.ranks) / path.bandwidth
+    if op != "all_reduce" or path.nodes > 2:
+        return ring
+    members = path.members_per_node
+    within = ring_sent_bytes(op, size, members) / path.inside
+    if path.switched_share and members > 2:
+        within = min(within, size / (path.inside * path.switched_share))
+    return min(ring, within if path.nodes == 1 else max(within, size / path.between))
+
+
+SWITCHED = {9: 0.85 * 5 / 6, 10: 0.74 * 5 / 6}
+"""Major compute capability -> share, where each GPU of a node is linked to switches."""
+
+
+def _switched_share(device: Device) -> float:
+    capability = device.capability or (0, 0)
+    return SWITCHED.get(capability[0], 0.0) if device.link in ("NVLink 4", "NVLink 5") else 0.0
 
 
 def _pair(group: Sequence[int], ranks_per_node: int) -> list[int]:
@@ -110,6 +151,9 @@ def path_of(ranks: Sequence[int], scenario: Scenario, device: Device, constants:
         nodes=len(nodes),
         members_per_node=members,
         bandwidth=slowest if len(nodes) > 1 else inside,
+        inside=inside,
+        between=across if len(nodes) > 1 else 0.0,
+        switched_share=_switched_share(device),
         link_step_seconds=constants.link_step_seconds,
         fabric_step_seconds=fabric.latency_seconds if fabric else 0.0,
     )
