@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.published.__main__ import main
-from benchmarks.published.judge import Judged, by_source, order, summarize
-from benchmarks.published.mapping import completed, map_row
+from benchmarks.published.judge import Judged, by_source, judge, order, summarize
+from benchmarks.published.left_out import left_out, runs_of, text
+from benchmarks.published.mapping import Mapped, completed, map_row
 from benchmarks.published.page import render
 from benchmarks.published.rows import COLUMNS, Row, read_rows
 from harness.errors import HarnessError
@@ -87,9 +88,30 @@ def test_a_network_that_a_row_names_is_taken() -> None:
 
 
 def test_statistics_of_memory_are_told_apart() -> None:
-    texts = ("max_memory_allocated", "peak reserved", "wandb GPU memory (device)", "allocated or reserved")
+    texts = (
+        "max_memory_allocated", "peak reserved", "wandb GPU memory (device)", "allocated or reserved",
+        "peak; alloc/active/reserved, which one is not said",
+    )  # fmt: skip
     found = [replace(ROW, memory_statistic=text).statistic for text in texts]
-    assert found == ["allocated", "reserved", "device", "not said"]
+    assert found == ["allocated", "reserved", "device", "not said", "not said"]
+
+
+def test_what_the_allocator_keeps_is_no_more_than_the_device_and_no_need() -> None:
+    """2 x 8,192 tokens under FSDP2: reduced and gathered tensors lie in blocks of their own streams."""
+    row = replace(ROW, activation_ckpt="none", micro_batch="1")
+    kept, peak = (
+        judge(map_row(replace(row, memory_statistic=text)))
+        for text in ("peak reserved", "max_memory_allocated")
+    )
+    assert kept.memory_bytes is not None
+    assert peak.memory_bytes is not None
+    assert kept.memory_bytes > peak.memory_bytes
+    small = judge(map_row(replace(row, gpu="A100-80GB")))
+    assert small.mapped.scenario is not None
+    device = small.mapped.scenario.device
+    assert device is not None
+    assert small.memory_bytes is not None
+    assert peak.memory_bytes < small.memory_bytes <= device.memory_bytes
 
 
 UNMEASURED = {"memory_gib_per_gpu": "", "tokens_per_s_per_gpu": ""}
@@ -179,6 +201,11 @@ def test_a_program_s_code_completes_its_page() -> None:
     assert scenario is not None
     assert scenario.loss is LOW_CHUNKS
     assert (scenario.other.keeps_packed_inputs, scenario.other.nested_scales) == (True, False)
+    assert (scenario.other.keeps_graph, scenario.other.packs_head) == (True, True)
+    one_rank = map_row(replace(ROW, source="kempnerforge", strategy="single", n_gpus="1", gpus_per_node="1"))
+    assert one_rank.scenario is not None
+    assert one_rank.scenario.label == "fsdp"
+    assert one_rank.scenario.workload().options == {"reduce_dtype": "fp32", "reshards_root": True}
     tied = replace(ROW, source="litgpt-hub", method="finetune, lora", model="llama-3.2-1b", params="")
     own, packed = (map_row(replace(tied, method=f"finetune, {kind}")).scenario for kind in ("lora", "qlora"))
     assert own is not None
@@ -192,16 +219,35 @@ def test_a_program_s_code_completes_its_page() -> None:
     assert liger.job.loss.chunk_tokens == 512  # of 16,384, where V / H is 31.3
 
 
+def test_a_source_is_predicted_by_what_the_others_sustain() -> None:
+    def of(source: str, tokens: str, **changes: str) -> Mapped:
+        return map_row(replace(ROW, source=source, tokens_per_s_per_gpu=tokens, **changes))
+
+    runs = runs_of(
+        [
+            of("slow", "4000"), of("fast", "5000"), of("fast", "5000"),
+            of("adapted", "9000", method="finetune, lora"), of("short", "9000", seq_len="512"),
+        ]
+    )  # fmt: skip
+    slow, fast = (next(one for one in left_out(runs) if one.source == name) for name in ("slow", "fast"))
+    assert [run.source for run in runs] == ["slow", "fast", "fast"]
+    assert (slow.chip, slow.others, fast.others) == ("H100", fast.own, slow.own)
+    assert slow.own < fast.own
+    assert slow.errors == pytest.approx((0.25,), abs=0.001)
+    assert fast.errors == pytest.approx((-0.2, -0.2), abs=0.001)
+    assert "| H100   | slow" in text([slow, fast])
+
+
 def test_the_page_names_rows_and_reasons() -> None:
     rows = [
         judged("here", memory=44, tokens=4000),
         Judged(mapped=map_row(replace(ROW, id="there", pp="2"))),
     ]
-    text = render(rows, pictures=["somebody"])
-    assert "| here" in text
-    assert "+10.0%" in text
-    assert "- pipeline parallelism (1): there" in text
-    assert "![somebody](predicted.somebody.svg)" in text
+    page = render(rows, pictures=["somebody"])
+    assert "| here" in page
+    assert "+10.0%" in page
+    assert "- pipeline parallelism (1): there" in page
+    assert "![somebody](predicted.somebody.svg)" in page
 
 
 def test_a_file_is_read_by_its_columns(tmp_path: Path) -> None:

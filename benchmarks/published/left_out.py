@@ -1,0 +1,168 @@
+"""Each source of published speeds, predicted by constants that it had no part in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+
+from tabulate import tabulate
+
+from benchmarks.published.mapping import Mapped, map_row
+from benchmarks.published.rows import read_rows
+from harness.errors import HarnessError
+from harness.plan.constants import default_constants
+from harness.plan.scenario import Scenario
+from harness.plan.speed import seconds_of_step
+from harness.plan.trust import SHORT_TOKENS
+from harness.plan.work import Work
+
+LOWEST, HIGHEST = 0.3, 1.25
+"""Of the best matrix rate: a share outside is no property of a GPU."""
+HALVINGS = 12
+CHIPS = {"H200": "H100", "GH200": "H100", "H800": "H100", "A800": "A100"}
+"""Device -> whose chip it has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A published run of full training whose samples are not short: the matrix rate decides its speed."""
+
+    mapped: Mapped
+
+    @property
+    def _scenario(self) -> Scenario:
+        assert self.mapped.scenario is not None
+        return self.mapped.scenario
+
+    @cached_property
+    def _work(self) -> Work:
+        return Work(self._scenario)
+
+    @property
+    def source(self) -> str:
+        return self.mapped.row.source
+
+    @property
+    def chip(self) -> str:
+        assert self._scenario.device is not None
+        name = self._scenario.device.name.partition("-")[0]
+        return CHIPS.get(name, name)
+
+    def error(self, share: float | None = None) -> float:
+        """Predicted over published, less one, where training keeps up this share; None: the shipped one."""
+        device, published = self._scenario.device, self.mapped.row.tokens_per_second
+        assert device is not None
+        assert published is not None
+        constants = self.mapped.constants or default_constants(device)
+        if share is not None:
+            constants = replace(constants, sustained_share=share)
+        return self._work.tokens_per_gpu / seconds_of_step(self._work, device, constants) / published - 1
+
+
+def runs_of(mapped: Iterable[Mapped]) -> list[Run]:
+    """Those that can say something of the share that a chip sustains."""
+    return [Run(mapped=one) for one in mapped if _counts(one)]
+
+
+def _counts(one: Mapped) -> bool:
+    row, scenario = one.row, one.scenario
+    if scenario is None or scenario.device is None or one.speed_not_covered or row.tokens_per_second is None:
+        return False
+    if "lora" in row.method.lower() or int(row.seq_len) < SHORT_TOKENS:
+        return False
+    with suppress(HarnessError):
+        return Run(mapped=one).error() > -1
+    return False
+
+
+def fitted_share(runs: Sequence[Run]) -> float:
+    """Where half of the runs are predicted too fast."""
+    low, high = LOWEST, HIGHEST
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if median(run.error(middle) for run in runs) > 0 else (middle, high)
+    return (low + high) / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """One source's runs on one chip."""
+
+    chip: str
+    source: str
+    own: float
+    """The share that it sustains itself."""
+    others: float
+    """The share of all other sources' runs on that chip, or where there are none on all chips."""
+    shipped: tuple[float, ...]
+    """Errors of its runs by the shipped constants."""
+    errors: tuple[float, ...]
+    """The same by what the others sustain."""
+
+
+def left_out(runs: Sequence[Run]) -> list[LeftOut]:
+    """Every source with at least one other to predict it from."""
+    found = []
+    for chip, source in sorted({(run.chip, run.source) for run in runs}):
+        own = [run for run in runs if (run.chip, run.source) == (chip, source)]
+        elsewhere = [run for run in runs if run.source != source]
+        others = [run for run in elsewhere if run.chip == chip] or elsewhere
+        if others:
+            share = fitted_share(others)
+            found.append(
+                LeftOut(
+                    chip=chip, source=source, own=fitted_share(own), others=share,
+                    shipped=tuple(run.error() for run in own),
+                    errors=tuple(run.error(share) for run in own),
+                )
+            )  # fmt: skip
+    return found
+
+
+HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "reports" / "predictions" / "published" / "left-out.md"
+INTRODUCTION = """\
+# Speeds by constants of other sources
+
+What training sustains of the best matrix rate is the constant of the time model that published runs decide.
+Here it is fitted to each source's runs on a chip, so that half of them are predicted too fast, and each
+source is predicted by what is fitted to the runs of all other sources on its chip (on all chips where it is
+the only one there). Runs of full training on samples of 1,024 tokens and more, from `published_runs.csv`.
+`python -m benchmarks.published.left_out` writes this page again.
+"""
+
+
+def text(found: Sequence[LeftOut]) -> str:
+    """The page as Markdown."""
+    rows = [
+        [
+            one.chip, one.source, len(one.errors), f"{one.own:.2f}", f"{one.others:.2f}",
+            *_error(one.shipped), *_error(one.errors),
+        ]
+        for one in found
+    ]  # fmt: skip
+    shipped, errors = ([e for one in found for e in getattr(one, name)] for name in ("shipped", "errors"))
+    rows.append(["all", "", len(errors), "", "", *_error(shipped), *_error(errors)])
+    heads = [
+        "chip", "source", "runs", "its share", "share of the others", "shipped: median error", "bias",
+        "left out: median error", "bias",
+    ]  # fmt: skip
+    return f"{INTRODUCTION}\n{tabulate(rows, heads, tablefmt='github', disable_numparse=True)}\n"
+
+
+def _error(errors: Sequence[float]) -> tuple[str, str]:
+    return f"{median(map(abs, errors)):.1%}", f"{median(errors):+.0%}"
+
+
+def main() -> None:
+    """Fit, predict, write the page."""
+    runs = runs_of(map(map_row, read_rows(HERE / "published_runs.csv")))
+    PAGE.write_text(text(left_out(runs)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
