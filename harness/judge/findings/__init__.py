@@ -1,1 +1,1 @@
-"""Findings of a comparison: one module per concern, each a pure function of rows."""
+"""Findings of a comparison: one module per subject, each finding a pure function of rows."""
