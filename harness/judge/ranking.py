@@ -196,7 +196,8 @@ def log_by_turn(ours: InTurns, theirs: InTurns) -> float | None:
     if not is_together or len(ours.seconds) != len(theirs.seconds):
         return None
     turns = range(len(ours.seconds))
-    by_turn = log_ratios(*({(turn,): of.seconds[turn] for turn in turns} for of in (ours, theirs)))
+    seconds: list[ByRound] = [{(turn,): of.seconds[turn] for turn in turns} for of in (ours, theirs)]
+    by_turn = log_ratios(*seconds)
     return median(by_turn.values()) if len(by_turn) >= interval_runs() else None
 
 
