@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import shutil
+import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import nn
 
+from harness.backends.blocks import transformer_blocks
+from harness.rank.live_model import bare_name
 from harness.safe_text import described
 
 
@@ -23,6 +26,11 @@ class _Model:
     trained: list[str] = field(default_factory=list)
     places: dict[str, list[str]] = field(default_factory=dict)
     """Of each module with parameters of its own or below that stands in several places, all of them."""
+    tied: list[str] = field(default_factory=list)
+    """Names of a parameter that lies in several wrap units, of the first such parameter."""
+    architecture: str = ""
+    live: Callable[[], nn.Module | None] = lambda: None
+    """The model as it is now; None: it is gone."""
 
 
 _noted = _Model()
@@ -43,7 +51,21 @@ def note_parameters(model: nn.Module) -> None:
         dtypes={name: str(parameter.dtype).removeprefix("torch.") for name, parameter in named.items()},
         trained=[name for name, parameter in named.items() if parameter.requires_grad],
         places={names[0]: names for names in outer},
+        tied=next(_in_several_units(model), []),
+        architecture=type(model).__name__,
+        live=weakref.ref(model),
     )
+
+
+def _in_several_units(model: nn.Module) -> Iterator[list[str]]:
+    """Names of each parameter that modules of several wrap units hold."""
+    blocks = tuple(f"{name}." for name in transformer_blocks(model))
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    for of_one in names.values():
+        if len({next((block for block in blocks if name.startswith(block)), "") for name in of_one}) > 1:
+            yield of_one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +110,27 @@ def _flat(_text: str, backend: str) -> str:
             "FSDP1 gathers its weights at the first place alone; give each place a module of its own, or run "
             "fsdp, ddp or a ZeRO backend"
         )
+    if _noted.tied:
+        return _across_units("", backend)
     return (
         "a weight is read outside of the module that holds it, where FSDP1 has a flat part of it; call that "
         "module instead, or run ddp, zero1 or zero2"
+    )
+
+
+def _across_units(_text: str, _backend: str) -> str:
+    first, *others = _noted.tied or ["a parameter"]
+    return (
+        f"parameter '{first}' is tied to {_quoted(others)} in another wrap unit, and FSDP gathers it with "
+        f"one of them; set model.block_class={_noted.architecture}, which makes the model one unit, or run "
+        "ddp or a ZeRO backend"
+    )
+
+
+def _given_back(_text: str, _backend: str) -> str:
+    return (
+        "a weight is used after its unit has given its memory back: by a gradient of a gradient "
+        "(create_graph=True) or by code outside of the model's forward pass; leave that out, or run it there"
     )
 
 
@@ -118,9 +158,10 @@ def _unused(text: str, _backend: str) -> str:
 
 
 def _twice(text: str, _backend: str) -> str:
-    found = re.search(r"with name (\S+)", text)
+    found = re.search(r"with name (\S+)|The parameter (\S+) has already been reduced", text)
+    names = [found[1] or found[2]] if found else []
     return (
-        f"{_named([found[1]] if found else [])} takes part in several backward passes of one step, as under "
+        f"{_named(names)} takes part in several backward passes of one step, as under "
         "reentrant checkpointing of a shared module; use checkpoint(..., use_reentrant=False), or run fsdp"
     )
 
@@ -148,12 +189,23 @@ KNOWN = (
     ),
     Known(words=("uniform dtype", "uniform original parameter dtype"), say=_mixed),
     Known(words=("Expected to have finished reduction in the prior iteration",), say=_unused),
-    Known(words=("Expected to mark a variable ready only once",), say=_twice),
+    Known(words=("Expected to mark a variable ready only once", "Gradient computed twice"), say=_twice),
+    Known(words=("is shared with a parameter already managed by another FSDP group",), say=_across_units),
+    Known(words=("out of bounds for storage of size 0",), say=_given_back),
     Known(words=("does not have a deterministic implementation",), say=_deterministic),
 )
+OF_STRANGERS = (AttributeError, AssertionError, KeyError)
+"""What libraries raise of a parameter that they never saw."""
 CUT_SHORT = "inline_container.cc"
 """In the error of `torch.save` that could not write all of a file; it does not say why."""
 NO_ROOM_BYTES = 2**16
+
+
+def _made_late() -> list[str]:
+    """Parameters that the model has by now and had not when it was built."""
+    model = _noted.live()
+    names = [bare_name(name) for name, _ in model.named_parameters()] if model is not None else []
+    return [name for name in names if name not in _noted.shapes and "_flat_param" not in name]
 
 
 def _named(names: Sequence[str]) -> str:
@@ -168,6 +220,11 @@ def _quoted(names: Sequence[str]) -> str:
 def failure_message(error: BaseException, run_directory: Path, backend: str) -> str:
     """What to tell of an exception that ends a rank of this backend."""
     text = described(error)
+    if isinstance(error, OF_STRANGERS) and (late := _made_late()):
+        return (
+            f"{_named(late)} is made after the strategy took the model's parameters, so that it is neither "
+            f"sharded nor trained; make it in the model's constructor ({text})"
+        )
     for known in KNOWN:
         if any(words in text for words in known.words) and (said := known.say(text, backend)):
             return f"{said} ({text})"

@@ -33,6 +33,9 @@ def build_own_model(job: Job, *, weights: bool = True) -> nn.Module:
             raise JobError(f"{shown} returned parameters on the meta device; give them values on the CPU")
         model.to(device="cpu")
     model.to(dtype=torch.float32)
+    for parameter in model.parameters():
+        if not parameter.is_contiguous():  # no library cuts or flattens others
+            parameter.data = parameter.data.contiguous()
     if job.model.dropout is not None:
         _set_dropout(model, job.model.dropout)
     return model

@@ -51,6 +51,17 @@ class Shared(nn.Module):
         self.blocks[0][0].bias.requires_grad_(False)
 
 
+class Tied(nn.Module):
+    """Two blocks that share a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._no_split_modules = ["Linear"]
+        self.blocks = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.blocks[1].weight = self.blocks[0].weight
+
+
+ACROSS = "parameter 'blocks.0.weight' is tied to 'blocks.1.weight' in another wrap unit, and FSDP gathers it"
 LINEAR = "mat2 must be a matrix, got 1-D tensor"
 
 
@@ -69,6 +80,22 @@ LINEAR = "mat2 must be a matrix, got 1-D tensor"
         ),
         (Shared, "fsdp1", LINEAR, "module 'blocks.0' stands in the model 2 times (also as 'blocks.1'), and"),
         (Scaled, "accelerate-fsdp1", LINEAR, "a weight is read outside of the module that holds it"),
+        (Tied, "fsdp1", LINEAR, ACROSS),
+        (
+            Tied, "fsdp",
+            "Parameter 'blocks.1.weight' is shared with a parameter already managed by another FSDP group.",
+            f"{ACROSS} with one of them; set model.block_class=Tied, which makes the model one unit",
+        ),
+        (
+            Scaled, "zero2",
+            "The parameter first.weight has already been reduced. Gradient computed twice for this",
+            "parameter 'first.weight' takes part in several backward passes",
+        ),
+        (
+            Scaled, "fsdp",
+            "setStorage: sizes [7, 13], strides [1, 7] are out of bounds for storage of size 0",
+            "a weight is used after its unit has given its memory back: by a gradient of a gradient",
+        ),
         (
             Shared, "fsdp1",
             "Must flatten tensors with uniform dtype but got torch.bfloat16 and torch.float32",
@@ -101,3 +128,16 @@ def test_words_about_a_parameter_name_it_and_say_what_to_do(
 def test_words_that_say_enough_are_left_as_they_are(tmp_path: Path) -> None:
     note_parameters(Scaled())
     assert failure_message(RuntimeError(LINEAR), tmp_path, "ddp") == LINEAR
+
+
+def test_a_parameter_that_the_forward_pass_makes_is_named_whatever_the_library_says(tmp_path: Path) -> None:
+    model = Scaled()
+    note_parameters(model)
+    model.late = nn.Parameter(torch.ones(1))
+    message = failure_message(
+        AttributeError("'Parameter' object has no attribute 'ds_id'"), tmp_path, "zero3"
+    )
+    assert message.startswith("parameter 'late' is made after the strategy took the model's parameters")
+    assert message.endswith(
+        "make it in the model's constructor ('Parameter' object has no attribute 'ds_id')"
+    )

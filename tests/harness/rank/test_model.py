@@ -14,7 +14,7 @@ from harness.job.model import ModelSection
 from harness.rank.data.samples import DataFacts
 from harness.rank.models.losses import summed_cross_entropy
 from harness.rank.models.model import build_model, model_config
-from harness.rank.models.own_model import declare_blocks
+from harness.rank.models.own_model import build_own_model, declare_blocks
 
 SMALL = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -213,3 +213,15 @@ def test_a_model_of_transformers_that_declares_what_it_has_not_gets_the_class_it
         assert blocks_of(model) == ["model.layers.0", "model.layers.1"]
     model._no_split_modules = ["LlamaMLP"]
     assert blocks_of(model) == ["model.layers.0.mlp", "model.layers.1.mlp"]
+
+
+class Transposed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Parameter(torch.arange(6.0).view(2, 3).t())
+
+
+def test_weights_are_contiguous_whatever_the_function_makes_of_them() -> None:
+    model = build_own_model(Job(model=ModelSection(factory=f"{__name__}:Transposed")))
+    assert model.mix.is_contiguous()
+    assert model.mix.tolist() == [[0, 3], [1, 4], [2, 5]]
