@@ -89,6 +89,11 @@ def percent(value: float | None) -> str:
     return f"{value * 100:.1g} %" if 0 < value < 0.01 else f"{value:.0%}".replace("%", " %")
 
 
+def times(value: float | None) -> str:
+    """A ratio: 0.38, 1.50, 52.9."""
+    return f"{value:.2f}" if value is not None and 0.01 <= value < 10 else number(value)
+
+
 def signed_percent(value: float | None) -> str:
     """A relative change: +5.0 %, -0.3 %."""
     return NOT_AVAILABLE if value is None else f"{value:+.1%}".replace("%", " %")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from harness.judge.comparison import Comparison
 from harness.judge.ranking import EQUAL, Ranking, Ratio
@@ -10,12 +10,13 @@ from harness.judge.repeats import BASE
 from harness.judge.statistics import LEVEL, interval_runs
 from harness.judge.wording import counted, listed
 from harness.tell.document import Column, Shown
-from harness.tell.formats import NOT_AVAILABLE, number, percent
+from harness.tell.formats import NOT_AVAILABLE, number, percent, times
 
 ONE_OCCASION = "one session; day-to-day variation is not included"
 OPEN = "~"
 LEGEND = f"median ratio to the base in the same round, {percent(LEVEL)} interval; bold: settled; {OPEN}: open"
 SHARES = {1 / 5: "a fifth", 1 / 4: "a quarter", 1 / 3: "a third", 1 / 2: "half", 2 / 3: "two thirds"}
+MOST_NAMES = 2
 NEAR = 0.05
 """Relative, within which a share has a name."""
 
@@ -40,7 +41,7 @@ def ratio_cell(order: Ranking | None, label: str) -> Shown | None:
     return shown_ratio(order.ratio(label, order.base))
 
 
-def shown_ratio(ratio: Ratio, show: Callable[[float], str] | None = None) -> Shown | None:
+def shown_ratio(ratio: Ratio, show: Callable[[float], str] = times) -> Shown | None:
     """A ratio with its interval, marked where it is open; None of cells that share no round."""
     if ratio.middle is None:
         return None
@@ -57,15 +58,10 @@ def clock_words(comparison: Comparison) -> str:
     return f"Without what other programs and the hypervisor took: {listed(found)}." if found else ""
 
 
-def ratio_text(ratio: Ratio, show: Callable[[float], str] | None = None) -> str:
+def ratio_text(ratio: Ratio, show: Callable[[float], str] = times) -> str:
     """'0.38 (0.33 to 0.44)'; n/a without a round in common."""
-    show = show or _ratio
     extent = f" ({show(ratio.extent.low)} to {show(ratio.extent.high)})" if ratio.extent else ""
     return f"{show(ratio.middle)}{extent}" if ratio.middle is not None else NOT_AVAILABLE
-
-
-def _ratio(value: float) -> str:
-    return f"{value:.2f}" if 0.01 <= value < 10 else number(value)
 
 
 def fastest_words(order: Ranking) -> str:
@@ -74,14 +70,15 @@ def fastest_words(order: Ranking) -> str:
     if len(leaders) == 1:
         return f"{first} is fastest"
     if all(order.ratio(first, name).order == "equal" for name in leaders):
-        return f"{listed(leaders)} are fastest (equal within {percent(EQUAL)})"
-    return f"fastest is one of {listed(leaders)} (their order is open)"
+        return f"{listed(leaders, MOST_NAMES)} are fastest (equal within {percent(EQUAL)})"
+    named = order.base if order.base in leaders else first
+    return f"fastest is {_either(named, [n for n in leaders if n != named])} (their order is open)"
 
 
 def slowest_words(order: Ranking) -> str:
     """'zero3 is slowest, at a quarter of ddp'; empty where the last may be the fastest.
 
-    Of several that none is shown to be slower than, each may be it.
+    Several, none shown to be slower than another: 'slowest is zero3 (29 % of ddp) or fsdp'.
     """
     name = order.names[-1]
     if name in order.leaders:
@@ -89,9 +86,13 @@ def slowest_words(order: Ranking) -> str:
     base = order.base if order.base != name else order.names[0]
     share = order.ratio(name, base).middle or 0.0
     if len(order.trailers) > 1:
-        return f"slowest is one of {listed(order.trailers)}, {name} at {percent(share)} of {base}"
+        return f"slowest is {_either(f'{name} ({percent(share)} of {base})', order.trailers[:-1])}"
     named = [words for value, words in SHARES.items() if abs(share / value - 1) <= NEAR]
     return f"{name} is slowest, at {named[0] if named else percent(share)} of {base}"
+
+
+def _either(first: str, others: Sequence[str]) -> str:
+    return f"{first} or {others[0] if len(others) == 1 else f'one of {len(others)} others'}"
 
 
 def unranked_words(order: Ranking) -> str:

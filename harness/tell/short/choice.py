@@ -14,11 +14,11 @@ from harness.judge.metrics import SENT, SPEED
 from harness.judge.ranking import Ratio, frontier
 from harness.judge.repeats import Repeats, place_to_compare, rank_speeds, rivals
 from harness.judge.statistics import interval_runs
-from harness.judge.wording import counted, listed, percent
+from harness.judge.wording import percent
 from harness.record import Record
 from harness.record.workload import known_strategy
-from harness.tell.document import Items, Line, Section
-from harness.tell.formats import megabytes
+from harness.tell.document import Column, Line, Section, Table
+from harness.tell.formats import megabytes, short, times
 from harness.tell.formats import percent as whole_percent
 from harness.tell.short.decision import decision_blocks
 from harness.tell.short.stage import Stage, peak, stage
@@ -116,8 +116,8 @@ class SlowestExplanation:
 
     @property
     def sentence(self) -> str:
-        """One to four sentences."""
-        return " ".join([_gap(self), *_facts(self), *_effects(self)])
+        """One or two sentences."""
+        return " ".join([_gap(self), *_effects(self)])
 
 
 def explain_slowest(comparison: Comparison) -> SlowestExplanation | None:
@@ -228,56 +228,56 @@ def _gap(found: SlowestExplanation) -> str:
     return f"{slow} takes {found.ratio:.2f} x the time of {fast}, which shards the same states{untested}."
 
 
-def _facts(found: SlowestExplanation) -> list[str]:
-    """What differs between the two, as counted."""
-    slow, fast = found.slowest, found.fastest
-    parts = []
-    if slow.collectives is not None and fast.collectives is not None:
-        parts.append(
-            f"starts {slow.collectives:,.0f} collectives per step ({fast.label}: {fast.collectives:,.0f})"
-        )
-    if slow.units is not None and fast.units is not None:
-        parts.append(f"gathers {counted(slow.units, 'unit')} ({fast.label}: {fast.units:,})")
-    if slow.sent_bytes is not None and fast.sent_bytes is not None:
-        parts.append(f"sends {slow.sent_bytes / 1e6:,.2f} MB ({fast.label}: {fast.sent_bytes / 1e6:,.2f})")
-    if slow.prefetch is not None:
-        parts.append("gathers nothing ahead" if slow.prefetch == "none" else f"gathers {slow.prefetch} ahead")
-    return [f"{slow.label} {listed(parts)}."] if parts else []
-
-
 def _effects(found: SlowestExplanation) -> list[str]:
+    """What follows from the settings that were changed."""
     if found.gap.extent and found.gap.order != "faster":
         return []
-    if not found.effects:
+    if not found.effects or (found.is_tested and all(effect.is_preset for effect in found.effects)):
         return ["No setting was changed by itself, so the cause is not tested."]
     if not found.is_tested:
         return [
             f"Its settings were changed one at a time, but fewer than {interval_runs()} rounds "
             "cannot show what the gap comes from."
         ]
-    judged = [effect for effect in found.effects if effect.difference.order in ("faster", "slower")]
-    alone = [effect for effect in found.effects if not effect.is_preset]
-    closing = [e for e in judged if e.closed is not None and e.closed > 0]
-    widening = [e for e in judged if e.closed is not None and e.closed <= 0]
-    none = [e for e in found.effects if e.difference.extent and e not in judged]
-    sentences = []
-    if closing:
-        shares = [f"{_name(effect)} closes {percent(effect.closed or 0.0)} of the gap" for effect in closing]
-        sentences.append(f"{listed(shares)}.")
-    if widening:
-        sentences.append(f"{listed([_name(e) for e in widening])} made it slower.")
-    if none:
-        sentences.append(f"{listed([_name(e) for e in none])} changed nothing that these rounds show.")
-    if not alone:
-        sentences.append("No setting was changed by itself, so the cause is not tested.")
-    elif not closing:
-        sentences.append("So none of the settings that were changed explains the gap.")
-    return sentences
+    if all(_closed_words(effect) in (WIDENED, NOT_SHOWN) for effect in found.effects):
+        return ["None of the settings that were changed explains the gap."]
+    return []
 
 
-def _name(effect: SettingEffect) -> str:
-    several = " (several settings at once)" if effect.is_preset else ""
-    return f"{effect.changed}{several}"
+WIDENED, NOT_SHOWN = "made it slower", "no change shown"
+
+
+def _closed_words(effect: SettingEffect) -> str:
+    """'60 %' of the gap; words where the rounds show no such share."""
+    if effect.difference.order not in ("faster", "slower") or effect.closed is None:
+        return NOT_SHOWN
+    return percent(effect.closed) if effect.closed > 0 else WIDENED
+
+
+def differences(found: SlowestExplanation) -> Table:
+    """What the two do in a step, and the slower one with a setting changed."""
+    cells: list[tuple[CellFacts, float | None, str]]
+    cells = [(found.fastest, 1.0, ""), (found.slowest, found.ratio, "")]
+    for effect in found.effects:
+        faster = effect.difference.middle
+        cells.append((effect.facts, found.ratio / faster if faster else None, _closed_words(effect)))
+    columns = [
+        Column("configuration", "configuration", align="left"),
+        Column("time", f"time / {found.fastest.label}", times),
+        *([Column("gap_closed", "share of the gap closed")] if found.effects else []),
+        Column("collectives", "collectives per step", short, optional=True),
+        Column("units", "units gathered", optional=True),
+        Column("sent", "sends per step, MB", megabytes, optional=True),
+        Column("prefetch", "gathers ahead", align="left", optional=True),
+    ]
+    rows = [
+        [
+            facts.label, ratio, *([closed] if found.effects else []), facts.collectives, facts.units,
+            facts.sent_bytes, facts.prefetch,
+        ]
+        for facts, ratio, closed in cells
+    ]  # fmt: skip
+    return Table(key="slowest", columns=columns, rows=rows)
 
 
 ASKED: tuple[Question, ...] = ("all", "speed", "memory", "footprint")
@@ -289,16 +289,20 @@ def choice_section(comparison: Comparison, question: Question) -> Section | None
     where = stage(comparison)
     if question not in ASKED or where is None or where.size == 1 or len(where.groups) < 2:
         return None
-    speeds = [Line(_slowest(comparison), "Slowest", "time")]
-    if not where.on_cpu:  # else a speed is no advice
-        speeds.insert(0, Line(_speed(where), "Speed here", "time"))
-    lines = [line for line in speeds if line.text and question in SPEEDS]
-    blocks = [*decision_blocks(where, question), *([Items(lines)] if lines else [])]
+    blocks = decision_blocks(where, question)
+    if question in SPEEDS:
+        if not where.on_cpu and (text := _speed(where)):  # else a speed is no advice
+            blocks.append(Line(text, "Speed here", "time"))
+        found = explain_slowest(comparison)
+        if found is not None and found.gap.order == "faster":
+            blocks.append(Line(found.sentence, "Slowest", "time"))
+            if any(not effect.is_preset for effect in found.effects):
+                blocks.append(differences(found))
     return Section("choice", "Which to use", blocks) if blocks else None
 
 
 def _speed(where: Stage) -> str:
-    """The same by speed, as far as the runs support an order, and whether it carries over."""
+    """The same by speed, as far as the runs support an order."""
     order, peaks = where.order, where.figures(peak)
     if order is None or not order.is_judged or len(order.names) < 2:
         return ""
@@ -308,13 +312,4 @@ def _speed(where: Stage) -> str:
         for label in reversed(steps)
     )
     text = f"Pareto frontier of speed, relative to {order.base}, and peak memory: {shares}"
-    return sentence(text, "measure speed again on your GPUs" if where.on_cpu else "")
-
-
-def _slowest(comparison: Comparison) -> str:
-    """How the slowest cell differs from the fastest that shards alike, and the cause if it was tested.
-
-    Empty where the runs do not show that it is slower.
-    """
-    found = explain_slowest(comparison)
-    return found.sentence if found is not None and found.gap.order == "faster" else ""
+    return sentence(text)

@@ -22,6 +22,8 @@ from harness.tell.tables import LABELS, WITHOUT_FORM, WITHOUT_FORM_MEANS, figure
 
 MOST_ROWS = 16
 """Beyond these only cells that the verdict compares are shown."""
+MANY_TIMES = 10
+"""A ratio from which it is written as a multiple: nobody reads 5293 %."""
 Read = Callable[[Repeats], float | None]
 
 
@@ -49,8 +51,13 @@ def _largest(key: str) -> Read:
     return lambda group: group.figures[key]
 
 
+def _share(value: float | None) -> str:
+    """'91 %', '53 x'."""
+    return percent(value) if value is None or value < MANY_TIMES else f"{value:,.0f} x"
+
+
 def _of_base(key: str, title: str, read: Read) -> _Figure:
-    return _Figure(f"{key}_of_{BASE}", f"{title} / {BASE}", read, percent, True)
+    return _Figure(f"{key}_of_{BASE}", f"{title} / {BASE}", read, _share, True)
 
 
 SPEED_RATIO = _Figure("speed_ratio", "", _median(SPEED), percent)

@@ -62,8 +62,10 @@ def question_words(comparison: Comparison, question: Question) -> str:
     if LEAST_SHARE * len(others) <= len(with_options) and with_options:
         pairs = [pair for label in with_options for pair in label.partition(":")[2].split(",")]
         options = list(dict.fromkeys(pair.partition("=")[0] for pair in pairs))
+        if len(options) > MOST_VARIED:
+            return f"which of {len(options)} options change {CHANGED[question]}?"
         verb = "does" if len(options) == 1 else "do"
-        return f"{verb} {listed(options, MOST_VARIED)} change {CHANGED[question]}?"
+        return f"{verb} {listed(options)} change {CHANGED[question]}?"
     if question == "scaling":
         return _scaling_words(comparison)
     return QUESTIONS[question]

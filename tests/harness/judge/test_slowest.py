@@ -4,7 +4,7 @@ import pytest
 
 from harness.judge.comparison import Comparison
 from harness.record import CommunicationPart, Record
-from harness.tell.short.choice import SlowestExplanation, explain_slowest
+from harness.tell.short.choice import SlowestExplanation, differences, explain_slowest
 from tests.records import make_effective, make_record, make_steps
 
 NOISE = (0.99, 1.0, 1.01, 0.995, 1.005, 1.002)
@@ -53,6 +53,11 @@ def explained(records: Sequence[Record]) -> SlowestExplanation:
     return found
 
 
+def closed(found: SlowestExplanation) -> dict[str, str]:
+    """Share of the gap that each row of the table closes."""
+    return {row[0]: row[2] for row in differences(found).texts()}
+
+
 def test_without_variants_facts_are_stated_and_no_cause() -> None:
     found = explained(base())
     assert (found.slowest.label, found.fastest.label) == ("zero3", "fsdp")
@@ -63,10 +68,17 @@ def test_without_variants_facts_are_stated_and_no_cause() -> None:
     assert found.effects == ()
     assert not found.is_tested
     assert found.sentence == (
-        "zero3 takes 2.00 x the time of fsdp, which shards the same states. zero3 starts 83 collectives "
-        "per step (fsdp: 15), gathers 39 units (fsdp: 5), sends 2.00 MB (fsdp: 2.00) and "
-        "gathers nothing ahead. No setting was changed by itself, so the cause is not tested."
+        "zero3 takes 2.00 x the time of fsdp, which shards the same states. "
+        "No setting was changed by itself, so the cause is not tested."
     )
+    table = differences(found)
+    assert [column.title for column in table.columns] == [
+        "configuration", "time / fsdp", "collectives per step", "units gathered", "sends per step, MB",
+        "gathers ahead",
+    ]  # fmt: skip
+    assert table.texts() == [
+        ["fsdp", "1.00", "15", "5", "2.00", "n/a"], ["zero3", "2.00", "83", "39", "2.00", "none"]
+    ]  # fmt: skip
 
 
 def test_the_share_of_the_gap_that_a_setting_closes_is_measured() -> None:
@@ -85,16 +97,19 @@ def test_the_share_of_the_gap_that_a_setting_closes_is_measured() -> None:
     assert shares["stage3_max_reuse_distance=1000"] == pytest.approx(-0.25)
     assert [effect.difference.order for effect in found.effects] == ["faster", "equal", "slower"]
     assert found.is_tested
-    assert found.sentence.endswith(
-        "leaf_module=blocks closes 60 % of the gap. stage3_max_reuse_distance=1000 made it slower. "
-        "stage3_max_live_parameters=1000 changed nothing that these rounds show."
-    )
+    assert found.sentence.endswith("which shards the same states.")
+    assert closed(found) == {
+        "fsdp": "", "zero3": "", "zero3:leaf_module=blocks": "60 %",
+        "zero3:stage3_max_live_parameters=1000": "no change shown",
+        "zero3:stage3_max_reuse_distance=1000": "made it slower",
+    }  # fmt: skip
+    assert [row[1] for row in differences(found).texts()] == ["1.00", "2.00", "1.40", "2.00", "2.25"]
 
 
 def test_settings_that_change_nothing_leave_the_gap_unexplained() -> None:
     found = explained([*base(), *runs("zero3:stage3_max_live_parameters=1000", 2.0)])
-    assert found.sentence.endswith("So none of the settings that were changed explains the gap.")
-    assert "closes" not in found.sentence
+    assert found.sentence.endswith("None of the settings that were changed explains the gap.")
+    assert closed(found)["zero3:stage3_max_live_parameters=1000"] == "no change shown"
 
 
 def test_too_few_runs_show_no_cause_however_large_the_difference() -> None:
@@ -104,7 +119,7 @@ def test_too_few_runs_show_no_cause_however_large_the_difference() -> None:
     assert not found.is_tested
     assert "not tested against noise" in found.sentence
     assert "fewer than 6 rounds cannot show" in found.sentence
-    assert "closes" not in found.sentence
+    assert closed(found)["zero3:leaf_module=blocks"] == "no change shown"
 
 
 def test_a_preset_is_said_to_change_several_settings() -> None:
@@ -112,10 +127,8 @@ def test_a_preset_is_said_to_change_several_settings() -> None:
     (effect,) = found.effects
     assert effect.is_preset
     assert effect.closed == pytest.approx(0.5)
-    assert found.sentence.endswith(
-        "preset=library-defaults (several settings at once) closes 50 % of the gap. "
-        "No setting was changed by itself, so the cause is not tested."
-    )
+    assert found.sentence.endswith("No setting was changed by itself, so the cause is not tested.")
+    assert closed(found)["zero3:preset=library-defaults"] == "50 %"
 
 
 def test_a_variant_is_no_candidate_for_the_slowest() -> None:
@@ -127,8 +140,7 @@ def test_a_tie_is_no_gap() -> None:
     level = [*runs("single", 1.0, 1), *runs("fsdp", 1.0), *runs("zero3", 1.0001)]
     found = explained([*level, *runs("zero3:leaf_module=blocks", 0.5)])
     assert found.gap.order == "equal"
-    assert found.sentence.startswith("zero3 is not shown to be slower than fsdp")
-    assert "closes" not in found.sentence
+    assert found.sentence == "zero3 is not shown to be slower than fsdp, which shards the same states."
 
 
 def test_of_twins_through_accelerate_the_one_with_variants_is_explained() -> None:

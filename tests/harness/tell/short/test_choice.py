@@ -5,7 +5,7 @@ from harness.judge.comparison import Comparison
 from harness.record import Record
 from harness.record.record_files import ARCHIVE_NAME
 from harness.record.store import read_runs
-from harness.tell.document import Block, Items, Line, Table
+from harness.tell.document import Block, Line, Table
 from harness.tell.short.choice import choice_section
 from harness.tell.short.decision import NONE_FITS
 from tests.harness.tell.short.records import repeats
@@ -44,8 +44,7 @@ def table(key: str, question: Question, *records: Record) -> list[list[str]]:
 
 
 def advice(question: Question, *records: Record) -> dict[str, str]:
-    items = [block for block in blocks(question, *records) if isinstance(block, Items)]
-    return {line.name: line.text for item in items for line in item.lines()}
+    return {b.name: b.text for b in blocks(question, *records) if isinstance(b, Line) and b.name}
 
 
 def on_gpu(record: Record) -> Record:

@@ -28,7 +28,17 @@ def test_cells_that_are_equal_or_open_are_fastest_together() -> None:
         in equal
     )
     unsettled = speed(*repeats("ddp", *[0.5, 0.51] * 3), *repeats("fsdp", *[0.4, 0.8] * 3), *slow)
-    assert "fastest is one of ddp and fsdp (their order is open); zero3 is slowest" in unsettled
+    assert "fastest is ddp or fsdp (their order is open); zero3 is slowest" in unsettled
+
+
+def test_of_more_than_two_candidates_one_is_named() -> None:
+    seconds = {
+        "ddp": (0.4, 0.8), "zero0": (0.5, 0.51), "fsdp": (0.8, 0.4),
+        "zero1": (4.0, 4.1), "zero2": (5.0, 3.0), "zero3": (3.0, 5.1),
+    }  # fmt: skip
+    text = speed(*(record for label, pair in seconds.items() for record in repeats(label, *pair * 4)))
+    assert "fastest is ddp or one of 2 others (their order is open)" in text
+    assert " % of ddp) or one of 2 others;" in text
 
 
 def test_single_runs_have_a_range_and_no_order() -> None:

@@ -54,6 +54,16 @@ def test_ratios_are_to_ddp_on_the_same_ranks() -> None:
         assert ratios == {"ddp": "100 %", "fsdp": "150 %"}
 
 
+def test_a_ratio_of_ten_and_more_is_a_multiple() -> None:
+    records = [
+        make_record(label=label, comm=make_communication(2, payload_bytes=sent))
+        for label, sent in (("ddp", 1000), ("fsdp", 9900), ("zero3", 52_900))
+    ]
+    (table,) = tables("all", make_record(), *records)
+    ratios = {name: row["sent_bytes_per_step_of_ddp"] for name, row in shown(table).items()}
+    assert ratios == {"ddp": "100 %", "fsdp": "990 %", "zero3": "53 x"}
+
+
 def test_without_ddp_there_are_no_ratios() -> None:
     (table,) = tables("all", make_record(), make_record(label="fsdp"), make_record(label="zero3"))
     assert not any(column.key.endswith("_of_ddp") for column in table.columns)

@@ -30,6 +30,8 @@ def test_an_option_that_is_varied_is_named() -> None:
     records = [make_record(), *(make_record(label=label) for label in labels)]
     assert of("parity", *records) == f"{JOB}does default_clipping change the loss?"
     assert of("memory", *records) == f"{JOB}does default_clipping change memory?"
+    more = [make_record(label=f"zero3:{option}=1") for option in ("a", "b", "c")]
+    assert of("speed", *records[:2], *more) == f"{JOB}which of 3 options change speed?"
     many = [*records, *(make_record(label=label) for label in ("zero0", "zero2", "zero3", "fsdp", "fsdp1"))]
     assert of("parity", *many) == JOB + QUESTIONS["parity"]
 
