@@ -4,9 +4,11 @@ accelerate launch --num_processes 2 accelerate_loop.py --model FOLDER --text FIL
 """
 
 import argparse
+import os
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs
 from text_samples import Bytes
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
@@ -24,9 +26,12 @@ def main() -> None:
     parser.add_argument("--mixed-precision", default="no")
     args = parser.parse_args()
 
+    # On the CPU Accelerate takes each process under DeepSpeed for the only one, unless it is given a backend.
+    on_cpu_ranks = not torch.cuda.is_available() and "LOCAL_RANK" in os.environ
     accelerator = Accelerator(
-        gradient_accumulation_steps=args.accumulation, mixed_precision=args.mixed_precision
-    )
+        gradient_accumulation_steps=args.accumulation, mixed_precision=args.mixed_precision,
+        kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")] if on_cpu_ranks else [],
+    )  # fmt: skip
     model = AutoModelForCausalLM.from_pretrained(args.model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.1)
     loader = DataLoader(Bytes(args.text, args.length, labels=True), args.batch_size, drop_last=True)

@@ -77,7 +77,7 @@ def read_accelerate(document: Mapping[str, Any], folder: Path, refusals: Refusal
     if kind not in TYPES:
         reason = f"the harness runs {choices(kind, TYPES)}"
         if kind == "NO":
-            reason += " One process is the reference of every comparison, 'single'"
+            reason += "; one process is the reference of every comparison, 'single'"
         refusals.add("distributed_type", document.get("distributed_type"), reason)
     settings: dict[str, Any] = {}
     compiled = dict.fromkeys(COMPILE_KEYS, _compiled(document, sections["dynamo_config"], refusals))

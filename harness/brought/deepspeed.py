@@ -169,15 +169,17 @@ def _require_adamw(document: Mapping[str, Any], refusals: Refusals, prefix: str)
         return
     try:
         adamw(given)
-        decoupled = params.get("adam_w_mode", True) if isinstance(params, dict) else True
-        if str(given).lower() == "adam" and not boolean(decoupled):
-            refusals.add(
-                f"{prefix}optimizer.params.adam_w_mode", decoupled,
-                "unsupported: it makes 'Adam' add weight decay to gradients, and every run has AdamW; set it "
-                "to true or take AdamW",
-            )  # fmt: skip
     except ValueError as error:
         refusals.add(f"{prefix}optimizer.type", given, str(error))
+        return
+    mode = params.get("adam_w_mode", True) if isinstance(params, dict) else True
+    decoupled = refusals.read(boolean, f"{prefix}optimizer.params.adam_w_mode", mode, True)
+    if str(given).lower() == "adam" and not decoupled:
+        refusals.add(
+            f"{prefix}optimizer.params.adam_w_mode", mode,
+            "unsupported: it makes 'Adam' add weight decay to gradients, and every run has AdamW; set it "
+            "to true or take AdamW",
+        )  # fmt: skip
 
 
 def _scheduled(document: Mapping[str, Any], refusals: Refusals, prefix: str) -> dict[str, Any]:

@@ -18,6 +18,15 @@ from typing import Any
 
 STAGES = range(4)
 FSDP_VERSIONS = (1, 2)
+FROM_PROGRAMS = (
+    "LRScheduler",
+    "ReduceLROnPlateau",
+    "ChainedScheduler",
+    "SequentialLR",
+    "LambdaLR",
+    "MultiplicativeLR",
+)
+"""Schedulers that no file can give what they need."""
 BETWEEN = "--- defaults ---"
 """Before the answer: importing the libraries prints too."""
 
@@ -50,14 +59,14 @@ def deepspeed_defaults() -> dict[str, Any]:
 
 
 def _of_torch() -> dict[str, Any]:
-    """Schedulers of torch that DeepSpeed builds by name: those that need no loss."""
+    """Schedulers of torch that DeepSpeed builds by name: those that need no loss and no function."""
     from torch.optim import lr_scheduler
 
     return {
         name: made
         for name, made in vars(lr_scheduler).items()
         if inspect.isclass(made) and issubclass(made, lr_scheduler.LRScheduler) and not name.startswith("_")
-        and name not in ("LRScheduler", "ReduceLROnPlateau", "ChainedScheduler", "SequentialLR")
+        and name not in FROM_PROGRAMS
     }  # fmt: skip
 
 

@@ -210,6 +210,10 @@ class Refusals:
     def unknown(self, key: str, known: Iterable[str]) -> None:
         """Name the first part of a dotted key that is unknown, and what may stand in its place."""
         parts, names = key.split("."), [name.split(".") for name in known]
+        below = sorted(".".join(name) for name in names if name[: len(parts)] == parts)
+        if below:
+            self.found.append(f"'{key}' is a section of keys such as '{below[0]}', not a value")
+            return
         depth = next(
             (d for d in range(len(parts)) if not any(n[: d + 1] == parts[: d + 1] for n in names)),
             len(parts) - 1,

@@ -14,9 +14,9 @@ from harness.backends import registry
 from harness.backends.base import Preset
 from harness.backends.explain import explain_all
 from harness.backends.presets import Change, preset_changes
+from harness.brought import accelerate_keys, deepspeed_keys
 from harness.brought.accelerate import read_accelerate
 from harness.brought.deepspeed import label_of, read_deepspeed
-from harness.brought.deepspeed_keys import COMPUTE_DTYPE
 from harness.brought.files import GivenFile, read_json, read_toml, read_yaml
 from harness.brought.reading import (
     AUTO,
@@ -116,7 +116,7 @@ def what_to_give(document: Mapping[str, Any], what: str) -> str:
         )
     for key, value in _nested(document):
         option = FILES.get(key.rpartition(".")[2])
-        if option and isinstance(value, str) and value:
+        if option and isinstance(value, str) and Path(value).suffix:  # ms-swift's 'zero3' is no file
             path = capped(" ".join(value.split()), MOST_SHOWN)
             return f"Its key '{key}' names the file to give: {option} {path}"
         if option and isinstance(value, dict) and value:
@@ -250,6 +250,12 @@ AS_GIVEN = "-as-given"
 YAML_SUFFIXES = (".yaml", ".yml")
 OWN_KEYS: dict[FileKind, str] = {"accelerate": "distributed_type", "deepspeed": "zero_optimization"}
 """A key by which a file is known."""
+AT_THE_TOP: dict[FileKind, set[str]] = {
+    "accelerate": {key.partition(".")[0] for key in (*accelerate_keys.KEYS, *accelerate_keys.SECTIONS)},
+    "deepspeed": {key.partition(".")[0] for key in (*deepspeed_keys.KEYS, *deepspeed_keys.SECTIONS)},
+}
+MOST_TYPING_ERRORS = 2
+"""In the keys of a file, each of which is named with the closest one; more are another tool's."""
 NAMES: dict[FileKind, str] = {"accelerate": "Accelerate", "deepspeed": "DeepSpeed"}
 
 
@@ -314,6 +320,19 @@ def _require_kind(kind: FileKind, file: GivenFile) -> None:
     if OWN_KEYS[kind] not in file.document and (trainers := trainer_of(file.document)):
         error = HarnessError(f"'{file.path}' is {trainers}, and none of {NAMES[kind]}.")
         error.add_note(what_to_give(file.document, trainers))
+        raise error
+    own = [key for key in file.document if key in AT_THE_TOP[kind]]
+    count = len(file.document)
+    if count - len(own) > max(MOST_TYPING_ERRORS, 0.75 * count):
+        error = HarnessError(
+            f"'{file.path}' is no configuration of {NAMES[kind]}: {count - len(own)} of its {count} keys are "
+            "another tool's."
+        )
+        error.add_note(
+            f"Save its {', '.join(own)} as a file of {NAMES[kind]}, and give that with --from-{kind}."
+            if OWN_KEYS[kind] in own
+            else what_to_give(file.document, "")
+        )
         raise error
 
 
@@ -457,7 +476,7 @@ class _Settling:
     def _of_preset(self, claim: Claim, rule: OfPreset) -> GivenSettingPart:
         change = self._changes.get(rule.setting)
         used = _leaf(change.value) if change is not None else rule.default
-        if used == COMPUTE_DTYPE:
+        if used == deepspeed_keys.COMPUTE_DTYPE:
             used = self._job.training.held_precision.removesuffix("-mixed")
         given = DTYPES.get(claim.value, claim.value) if isinstance(claim.value, str) else claim.value
         if claim.value == AUTO or claim.value is None or alike(given, used):

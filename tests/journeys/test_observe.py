@@ -14,17 +14,22 @@ from tests.journeys.journey import Journey
 from tests.representatives import first
 
 pytestmark = pytest.mark.long(seconds=110)
-PLAIN = Path(__file__).parent / "scripts" / "plain.py"
+PLAIN, AS_ON_GPUS = (Path(__file__).parent / "scripts" / name for name in ("plain.py", "as_on_gpus.py"))
 WINDOWS = ("--warmup", "3", "--probed", "2", "--cooldown", "1", "--")
 VARIABLES = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"}
 PYTHON = (sys.executable,)
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-# Without GPUs, accelerate launch starts several processes only so (docs/observe.md).
-ACCELERATE = (
-    sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
-    "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
+LAUNCH = (
+    sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1",
+    "--mixed_precision", "no", "--dynamo_backend", "no",
 )  # fmt: skip
-# Accelerate itself runs DeepSpeed and FSDP on GPUs alone.
+# Without GPUs, accelerate launch starts several processes only so (docs/observe.md).
+ACCELERATE = (*LAUNCH, "--multi_gpu")
+ACCELERATE_FSDP = (
+    *LAUNCH, "--use_fsdp", "--fsdp_sync_module_states", "false", "--fsdp_cpu_ram_efficient_loading", "false",
+    "--fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP", "--fsdp_version",
+)  # fmt: skip
+ACCELERATE_ZERO = (*LAUNCH, "--use_deepspeed", "--zero_stage", "2", "--gradient_clipping", "1.0")
 ONE_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
 """DeepSpeed looks for MPI where nobody sets these."""
 
@@ -38,15 +43,19 @@ class Script:
     arguments: tuple[str, ...] = ()
     backend: str
     settings: dict[str, str] = field(default_factory=dict)
+    said: str = ""
+    """What the report must say."""
 
     @property
     def ranks(self) -> int:
         return 1 if self.starts == PYTHON else 2
 
 
-def example(starts: tuple[str, ...], name: str, backend: str, *more: str, **settings: str) -> Script:
+def example(
+    starts: tuple[str, ...], name: str, backend: str, *more: str, said: str = "", **settings: str
+) -> Script:
     return Script(
-        starts=starts, script=EXAMPLES / name, arguments=(*ARGUMENTS, *more), backend=backend,
+        starts=starts, script=EXAMPLES / name, arguments=(*ARGUMENTS, *more), backend=backend, said=said,
         settings={name.replace("__", "."): value for name, value in settings.items()},
     )  # fmt: skip
 
@@ -70,6 +79,19 @@ OTHERS = {
     ),
     "torch DDP by accelerate launch": example(ACCELERATE, "torch_ddp.py", "ddp"),
     "Accelerate by torchrun": example(TORCHRUN, "accelerate_loop.py", "ddp"),
+    "Accelerate with DeepSpeed by accelerate launch": example(ACCELERATE_ZERO, "accelerate_loop.py", "zero2"),
+    "Accelerate with FSDP by accelerate launch": example(
+        (*ACCELERATE_FSDP, "2"),
+        "accelerate_loop.py",
+        "ddp",
+        said="runs DistributedDataParallel, although FSDP through Accelerate was requested",
+    ),
+    **{
+        f"Accelerate with FSDP{version} as on GPUs": example(
+            (*ACCELERATE_FSDP, version, str(AS_ON_GPUS)), "accelerate_loop.py", backend
+        )
+        for version, backend in (("1", "fsdp1"), ("2", "fsdp"))
+    },
     "Accelerate by python": example(PYTHON, "accelerate_loop.py", "single", **ALONE),
     "the Trainer by torchrun": example(TORCHRUN, "hf_trainer.py", "ddp", **TRAINERS),
     "the Trainer by accelerate launch": example(ACCELERATE, "hf_trainer.py", "ddp", **TRAINERS),
@@ -103,6 +125,8 @@ class Observations:
         runs = f"observed-{list(SCRIPTS).index(name)}"
         words = (*script.starts, script.script, *script.arguments)
         variables = dict(VARIABLES)
+        if script.starts == ACCELERATE_ZERO:
+            variables["ACCELERATE_USE_CPU"] = "false"  # with it Accelerate runs DDP
         if script.script.name == "deepspeed_zero.py" and script.starts == PYTHON:
             variables |= ONE_RANK | {"MASTER_PORT": str(free_port())}
         self.journey.harness("observe", "--runs", runs, *WINDOWS, *words, **variables)
@@ -138,6 +162,7 @@ def test_every_command_reads_the_record_of_a_script(observations: Observations, 
     assert record.run_id in journey.harness("show", f"{runs}/{record.run_id}").stdout
     report, *_ = journey.reports(runs, name=runs)
     assert record.backend.name in report.read_text()
+    assert SCRIPTS[name].said in report.read_text()
     assert "holds; 1 records unchanged" in journey.harness("verify", report).stdout
 
 

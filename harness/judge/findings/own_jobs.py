@@ -100,12 +100,17 @@ SCALAR_BYTES = 8
 all of a model's."""
 
 
+GATHERING = ("all_gather", "broadcast", "barrier")
+"""What ranks with samples of their own send in the forward pass: weights, buffers, statistics of a batch."""
+
+
 def find_observed(runs: Runs) -> list[Finding]:
     """At most one finding of each kind per run of a script."""
     return [
         *of_cells(runs, _nothing_updated),
         *of_cells(runs, _empty_group),
         *of_cells(runs, _ranks_alone),
+        *of_cells(runs, _samples_repeated),
     ]
 
 
@@ -168,9 +173,27 @@ def _ranks_alone(row: Row) -> Finding | None:
     )
 
 
+def _samples_repeated(row: Row) -> Finding | None:
+    record = row.record
+    if record.observation is None or record.observation.base is None or _ranks_alone(row):
+        return None
+    # Ranks that cut layers or samples between them must share these: they talk in the forward pass.
+    shares = any(part.phase == "forward" and part.op not in GATHERING for part in record.comm)
+    if shares or not _on_same_samples(record):
+        return None
+    size, steps = record.world.world_size, len(record.ranks[0].batch_digests)
+    return Finding(
+        id="samples-repeated",
+        about=row.cell,
+        text=f"all {size} ranks train on the same samples in the first {counted(steps, 'step')}: the data is "
+        "not split over ranks",
+        values={"ranks": size, "steps": steps},
+    )
+
+
 def _on_same_samples(record: Record) -> bool:
     fed = [rank.batch_digests for rank in record.ranks]
-    return len(fed) > 1 and bool(fed[0]) and all(digests == fed[0] for digests in fed)
+    return len(fed) > 1 and bool(fed[0]) and all(fed[0]) and all(digests == fed[0] for digests in fed)
 
 
 ROUNDING = 2.0**-23

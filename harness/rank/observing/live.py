@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +67,13 @@ def fsdp2(root: nn.Module, optimizers: Any, context: SetupContext) -> tuple[Engi
     strategy.native_config["offload_policy"] = offload
     base = "fsdp-hybrid" if mesh.ndim > 1 else ("fsdp" if reshards else "fsdp-grad-op")
     return Fsdp2Engine(root, optimizers, context, strategy), base
+
+
+ASKED_OF_ACCELERATE = {
+    "ACCELERATE_USE_FSDP": ("FSDP through Accelerate", (Fsdp1Engine, Fsdp2Engine)),
+    "ACCELERATE_USE_DEEPSPEED": ("DeepSpeed through Accelerate", (ZeroEngine,)),
+}
+"""Variables of `accelerate launch` and its plugins: what they ask for, and the engines that read it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,11 +157,19 @@ def recognise(
     return _single(root, optimizers, context)
 
 
-def effective_of(live: Live, optimizers: Optimizers, accumulation: int) -> Effective:
-    """What really runs, with the optimizers that were seen to step."""
+def effective_of(
+    live: Live, optimizers: Optimizers, accumulation: int, frameworks: Iterable[str]
+) -> Effective:
+    """What really runs, with the optimizers that were seen to step, under the libraries that drive."""
     effective = live.engine.effective()
+    asked = next((name for variable, (name, engines) in ASKED_OF_ACCELERATE.items()
+                  if os.environ.get(variable, "").lower() == "true" and not isinstance(live.engine, engines)),
+                 None)  # fmt: skip
     return dataclasses.replace(
-        effective, optimizer=optimizers.name or effective.optimizer, accumulation_steps=accumulation
+        effective,
+        optimizer=optimizers.name or effective.optimizer,
+        accumulation_steps=accumulation,
+        requested_strategy=asked if asked and "accelerate" in frameworks else effective.requested_strategy,
     )
 
 

@@ -205,7 +205,7 @@ class Writing:
             micro_batch_size=step.batches[0].count if step.batches else 1,
             accumulation_steps=step.micro_steps, autocast=self._seen.autocast,
         )  # fmt: skip
-        effective = effective_of(live, self._optimizers, step.micro_steps)
+        effective = effective_of(live, self._optimizers, step.micro_steps, self._seen.frameworks)
         layout = layout_of(live, self._optimizers)
         return Described(
             live=live,

@@ -198,6 +198,9 @@ def refusal(folder: Path, kind: str, document: dict[str, Any]) -> str:
         ("deepspeed", {"zero_optimization": {"stage": 2, "zenflow": {"topk_ratio": 0.1}}}, "ZenFlow"),
         ("deepspeed", {"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "only one can be enabled"),
         ("deepspeed", {"optimizer": {"type": "OneBitAdam"}}, "'OneBitAdam'"),
+        ("deepspeed", {"optimizer": {"type": "Adam", "params": {"adam_w_mode": 0}}}, "mode' was given 0"),
+        ("deepspeed", {"compile": True, "bf16": True}, "'bf16' is a section of keys such as 'bf16.bf16_"),
+        ("deepspeed", {"scheduler": {"type": "LambdaLR"}}, "was given 'LambdaLR': give StepLR"),
         ("deepspeed", {"scheduler": {"type": "OneCycle"}}, "needs cycle_min_lr, cycle_max_lr"),
         ("deepspeed", {"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0, "cycle_max_lr": 1}}},
          "moves AdamW's betas"),
@@ -422,6 +425,10 @@ def test_json_as_deepspeed_itself_reads_it(text: str, tmp_path: Path) -> None:
         ({"training": {"local_batch_size": 8}, "parallelism": {"tensor_parallel_degree": 2}}, "torchtitan",
          "--backends"),
         ({"trainer": {"devices": 8}, "model": {}, "exp_manager": {}}, "NeMo", "--backends"),
+        ({"max_seq_len": 8, "model": {}, "precision": "bf16", "fsdp_config": {"mixed_precision": "PURE"},
+          "max_duration": "1ep"}, "keys are another tool's", "its key 'fsdp_config'"),
+        ({"train_type": "full", "dataset": "d", "deepspeed": "zero3"}, "3 of its 3 keys are another tool's",
+         "--backends"),
         ({"transformer_layer_cls_to_wrap": ["A"], "version": 2, "xla": False}, "Trainer's fsdp_config",
          "'distributed_type: FSDP'"),
     ],
@@ -436,6 +443,14 @@ def test_a_trainer_s_file_is_named_with_what_to_give(
         (note,) = error.value.__notes__
         assert what in str(error.value)
         assert give.lower() in note.lower()
+
+
+def test_keys_of_deepspeed_among_those_of_a_tool_are_named(tmp_path: Path) -> None:
+    neox = {"pipe_parallel_size": 1, "num_layers": 12, "hidden_size": 64, "norm": "rms", "pos_emb": "rotary"}
+    path = write(tmp_path, "neox", "deepspeed", neox | {"zero_optimization": {"stage": 1}})
+    with pytest.raises(HarnessError, match="5 of its 6 keys") as error:
+        read_files([], [path])
+    assert error.value.__notes__[0].startswith("Save its zero_optimization as a file of DeepSpeed")
 
 
 def test_a_file_of_torchtitan_is_named_with_what_to_give(tmp_path: Path) -> None:

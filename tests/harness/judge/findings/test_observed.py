@@ -11,23 +11,32 @@ GROUP = {"tensors": 3, "learning_rate": 1e-3}
 
 def script(
     *, base: str | None = "ddp", rates: list[list[float | None]] | None = None, bytes_moved: bool = True,
-    **seen: Any,
+    fed: tuple[list[str], list[str]] = (["a"], ["b"]), forward: str | None = None, **seen: Any,
 ) -> Record:  # fmt: skip
+    """fed: digests of each rank's samples in a step; forward: a collective of the forward pass."""
     observed: dict[str, Any] = {"updated_tensors": 3, "optimizer_steps": 4, "optimizer_groups": [GROUP]}
     part = ObservationPart(
         command=["torchrun", "train.py"], frameworks=[], base=base, learning_rates=rates or [[1e-3] * 4]
     )
-    return make_record(label="observed-ddp").model_copy(
+    record = make_record(label="observed-ddp")
+    moved = make_communication(2) if bytes_moved else []
+    if forward:
+        moved += [one.model_copy(update={"phase": "forward"}) for one in make_communication(2, forward)]
+    return record.model_copy(
         update={
+            "ranks": [
+                rank.model_copy(update={"batch_digests": [given] * 3})
+                for rank, given in zip(record.ranks, fed, strict=True)
+            ],
             "observation": part,
             "observed": ObservedPart(**observed | seen),
-            "comm": make_communication(2) if bytes_moved else [],
+            "comm": moved,
         }
     )
 
 
 def found(record: Record) -> dict[str, str]:
-    kinds = ("nothing-updated", "empty-group", "ranks-alone")
+    kinds = ("nothing-updated", "empty-group", "ranks-alone", "samples-repeated")
     return {finding.id: finding.text for finding in Comparison([record]).findings if finding.id in kinds}
 
 
@@ -60,3 +69,20 @@ def test_wrapped_ranks_that_move_nothing_are_alone_too() -> None:
         text = found(script(base=base, bytes_moved=False))["ranks-alone"]
         assert text == "2 ranks train without exchanging gradients: each has a model of its own"
     assert found(script(base=None)) == {}
+
+
+def test_ranks_that_are_fed_alike_are_named() -> None:
+    text = "all 2 ranks train on the same samples in the first 3 steps: the data is not split over ranks"
+    alike = (["a", "b"], ["a", "b"])
+    for forward in (None, "all_gather"):
+        assert found(script(fed=alike, forward=forward)) == {"samples-repeated": text}
+    alone = found(script(fed=alike, bytes_moved=False))
+    assert alone.keys() == {"ranks-alone"}
+    assert alone["ranks-alone"].endswith(", all on the same samples")
+
+
+def test_ranks_that_share_samples_or_show_none_are_not() -> None:
+    alike = (["a"], ["a"])
+    assert found(script(fed=alike, forward="all_reduce")) == {}  # they cut layers or samples
+    assert found(script(fed=([], []))) == {}
+    assert not found(script(fed=([], []), bytes_moved=False))["ranks-alone"].endswith("same samples")

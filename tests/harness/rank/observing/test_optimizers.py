@@ -110,6 +110,22 @@ for step in range(7):
     model(input_ids=ids, labels=ids)["loss"].backward()
     optimizer.step()
 """
+ACCELERATED = """
+import os
+os.environ["ACCELERATE_USE_FSDP"] = "true"
+from accelerate import Accelerator
+
+torch.manual_seed(0)
+model = Model()
+accelerator = Accelerator()
+model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+torch.manual_seed(1 + dist.get_rank())
+for step in range(7):
+    x = torch.randn(4, 8)
+    accelerator.backward(model(x).sub(x.sin().sum(1)).square().mean())
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 ABOUT_MACHINE = {"busy-machine", "few-timed-steps", "noisy-timing", "slow-data"}
 ELEMENTS = 8 * 32 + 32 + 2 * (32 * 32 + 32) + 32 + 1
 
@@ -181,6 +197,13 @@ def test_an_optimizer_made_before_wrapping_is_found(tmp_path: Path) -> None:
     assert record.observed is not None
     assert record.observed.updated_tensors == 0
     assert "none of its 8 tensors had a gradient" in found(record)["nothing-updated"]
+
+
+def test_what_accelerate_runs_in_place_of_fsdp_is_found(tmp_path: Path) -> None:
+    findings = found(observed(tmp_path, ACCELERATED))
+    assert findings.keys() == {"strategy-differs", "not-deterministic"}
+    text = "runs DistributedDataParallel, although FSDP through Accelerate was requested"
+    assert findings["strategy-differs"] == text
 
 
 def test_ranks_alone_with_an_optimizer_of_their_own_are_found(tmp_path: Path) -> None:
