@@ -118,12 +118,14 @@ def _list(known: Hardware, *, models: bool) -> int:
 
 def _answer(asked: Question, *, details: bool, whole: bool, as_json: bool) -> list[EstimateRow]:
     from harness.plan.estimate import document
+    from harness.plan.estimate.alternatives import of_rows
     from harness.plan.estimate.row import estimate as estimated
     from harness.plan.estimate.table import estimate_lines
 
     rows = estimated(asked)
-    for line in estimate_lines(asked, rows, details=details, whole=whole):
+    instead = of_rows(rows)
+    for line in estimate_lines(asked, rows, details=details, whole=whole, instead=instead):
         click.echo(line, err=as_json)
     if as_json:
-        click.echo(json.dumps(document(asked, rows), indent=1))
+        click.echo(json.dumps(document(asked, rows, instead), indent=1))
     return rows

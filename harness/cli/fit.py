@@ -28,6 +28,7 @@ from harness.job.config import load_experiment
 from harness.launch.cells import Cell, canonical_label
 from harness.launch.external import started_as_rank
 from harness.launch.launcher import EventHandler, LocalLauncher, modules_to_preload
+from harness.plan.estimate.alternatives import alternative_lines, as_settings
 from harness.plan.fit.answer import (
     Found,
     answer_lines,
@@ -116,6 +117,9 @@ def _following(cell: Cell) -> EventHandler:
 
 def _present(runner: Runner, limit: Limit, found: list[Found], as_json: bool) -> None:
     lines = [line for search in found for line in answer_lines(search, limit)]
+    instead = [] if all(search.largest for search in found) else runner.alternatives()
+    if instead:
+        lines += ["", *alternative_lines(instead, as_settings)]
     error = error_line(runner.trials)
     text = "\n".join([*lines, *([error] if error else []), "", trial_table(runner.trials)])
     echo(text, err=as_json)
@@ -126,6 +130,7 @@ def _present(runner: Runner, limit: Limit, found: list[Found], as_json: bool) ->
             "limit_bytes": limit.limit_bytes,
             "limit": limit.origin,
             **{search.what.replace("-", "_"): search.as_json() for search in found},
+            "alternatives": [one.as_json() for one in instead],
             "trials": [trial.as_json() for trial in runner.trials],
         }
         echo(json.dumps(document, indent=1))

@@ -19,6 +19,8 @@ SIMPLEST = (
 )  # fmt: skip
 """Strategies by their moving parts, the fewest first; then come hybrids, then ranks that share samples."""
 
+USUAL = ("ddp", "zero1", "zero2", "zero3", "fsdp-grad-op", "fsdp")
+"""The few where nothing says which of them lead."""
 SHARDING_FAMILIES = ("zero12", "zero3", "fsdp1", "fsdp2")
 
 

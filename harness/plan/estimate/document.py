@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.forms.terms import Term
 from harness.plan.computing import attention_kernel
+from harness.plan.estimate.alternatives import Alternative
 from harness.plan.estimate.question import Question
 from harness.plan.estimate.row import EstimateRow
 from harness.plan.memory import MemoryPrediction
@@ -14,8 +15,10 @@ from harness.plan.speed import SpeedPrediction
 from harness.plan.trust import trust_in
 
 
-def document(asked: Question, rows: Sequence[EstimateRow]) -> dict[str, Any]:
-    """What `harness estimate --json` prints."""
+def document(
+    asked: Question, rows: Sequence[EstimateRow], instead: Sequence[Alternative] = ()
+) -> dict[str, Any]:
+    """What `harness estimate --json` prints. `instead`: what was predicted where nothing fits."""
     experiment, device, fabric = asked.experiment, asked.device, asked.fabric
     return {
         "model": asked.model.name,
@@ -38,6 +41,7 @@ def document(asked: Question, rows: Sequence[EstimateRow]) -> dict[str, Any]:
         "fabric": None if fabric is None else {"name": fabric.name, "source": fabric.source},
         "remarks": list(asked.remarks),
         "rows": [_row(row) for row in rows],
+        "alternatives": [one.as_json() for one in instead],
         "trust": next((trust_in(row.scenario).as_json() for row in rows if row.scenario), None),
     }
 

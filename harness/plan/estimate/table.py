@@ -10,11 +10,13 @@ from typing import Any
 from harness.backends.strategy import ROUTE_PREFIXES
 from harness.judge.wording import listed
 from harness.plan.computing import attention_kernel
+from harness.plan.estimate.alternatives import Alternative, alternative_lines, as_settings
 from harness.plan.estimate.document import formulae
 from harness.plan.estimate.question import Question
 from harness.plan.estimate.row import EstimateRow
 from harness.plan.leading import (
     CLOSE_SHARE,
+    USUAL,
     about,
     by_speed,
     close_to_first,
@@ -80,14 +82,20 @@ MEGA, GIGA = 1e6, 1e9
 
 FEW = 6
 """Rows that are shown where nobody named the strategies."""
-USUAL = ("ddp", "zero1", "zero2", "zero3", "fsdp-grad-op", "fsdp")
-"""The few where nothing says which of them lead."""
 
 
 def estimate_lines(
-    asked: Question, rows: Sequence[EstimateRow], *, details: bool = False, whole: bool = True
+    asked: Question,
+    rows: Sequence[EstimateRow],
+    *,
+    details: bool = False,
+    whole: bool = True,
+    instead: Sequence[Alternative] = (),
 ) -> list[str]:
-    """The text of `harness estimate`; not `whole`: of every strategy, the few that lead."""
+    """The text of `harness estimate`; not `whole`: of every strategy, the few that lead.
+
+    `instead`: what was predicted where nothing fits.
+    """
     lines = [*(part for line in _header(asked) for part in _wrapped(line)), ""]
     few = asked.names_all and not whole
     shown: list[EstimateRow] = []
@@ -96,6 +104,9 @@ def estimate_lines(
         compared = leading(of_size) if few else None
         shown += of_size if compared is None else compared[:FEW]
         lines += [*_of_size(asked, world_size, of_size, compared), ""]
+    if instead:
+        told = (part for line in alternative_lines(instead, as_settings) for part in _wrapped(line))
+        lines += [*told, ""]
     if asked.device is not None and (first := next((row.scenario for row in rows if row.scenario), None)):
         lines += [part for line in trust_in(first).lines() for part in _wrapped(line)]
     if details:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from harness.errors import HarnessError
@@ -14,6 +14,7 @@ from harness.judge.rows import reason
 from harness.launch.cells import Cell, make_cell, reusable
 from harness.launch.launcher import EventHandler, LocalLauncher, run_cell
 from harness.plan.coverage import why_memory_unknown
+from harness.plan.estimate.alternatives import Alternative, alternatives
 from harness.plan.fit.limit import Limit
 from harness.plan.fit.search import FITTING, OutOfTrials, Trial, trial_experiment, trial_of
 from harness.plan.job import data_bytes, planned_model, scenario_of
@@ -67,6 +68,14 @@ class Runner:
         """Why no size has a prediction; None: they have."""
         scenario = scenario_of(self._cell(self._trial_experiment(1, None)), self.model, self.launcher.device)
         return UNKNOWN_STRATEGY if scenario is None else _why_unpredicted(scenario)
+
+    def alternatives(self) -> list[Alternative]:
+        """What people do where not even one sample fits, by prediction; empty where nothing is predicted."""
+        scenario = scenario_of(self._cell(self._trial_experiment(1, None)), self.model, self.launcher.device)
+        if scenario is None or _why_unpredicted(scenario):
+            return []
+        known = partial(predict_memory, trace=self.launcher.trace)
+        return alternatives([scenario], limit_bytes=self.limit.limit_bytes, memory=known)
 
     def run(self, micro_batch_size: int, sequence_length: int | None = None) -> Trial:
         """Try one size, or return the trial of it. Raises OutOfTrials, and HarnessError if a run fails."""

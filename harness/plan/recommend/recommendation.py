@@ -13,7 +13,15 @@ from harness.backends import registry
 from harness.backends.base import Preset
 from harness.errors import HarnessError
 from harness.judge.wording import listed, percent
-from harness.plan.leading import CLOSE_SHARE
+from harness.plan.estimate.alternatives import (
+    CHECKPOINTED,
+    MORE_GPUS,
+    OFFLOAD,
+    Alternative,
+    alternatives,
+    run_command,
+)
+from harness.plan.leading import CLOSE_SHARE, USUAL
 from harness.plan.limits import TIGHT_SHARE
 from harness.plan.recommend.guide import Advice, advise, guide_line
 from harness.plan.recommend.predict import Configuration, Predictors
@@ -76,6 +84,12 @@ def commands(question: Question, chosen: Sequence[Configuration], typed: Typed) 
     )
 
 
+def _given(typed: Typed) -> list[str]:
+    """Of the model and of the job, as every command repeats it."""
+    settings = [word for text in (*typed.model_settings, *typed.assignments) for word in ("--set", text)]
+    return [*_config(typed), *settings]
+
+
 def in_yaml(value: object) -> str:
     """A value as `--set` reads it."""
     return json.dumps(value)
@@ -119,9 +133,13 @@ class Recommendation:
     guide: str | None
     uncertain: tuple[str, ...]
     commands: Commands
+    words: tuple[str, ...]
+    """Of the model and of the job, as typed."""
     other_preset: Preset
     other_best: Configuration | None
     """What would be recommended if that preset planned."""
+    instead: tuple[Alternative, ...] = ()
+    """What people do where nothing fits, or only with offload."""
     trust: Trust | None = None
     """How wrong such answers have been; None: nothing fits."""
 
@@ -167,6 +185,9 @@ class Recommendation:
             },
             "guide": self.guide,
             "uncertain": list(self.uncertain),
+            "alternatives": [
+                {**one.as_json(), "command": run_command(one, self.words)} for one in self.instead
+            ],
             "trust": self.trust.as_json() if self.trust else None,
             "commands": {"compare": list(self.commands.compare), "slurm": list(self.commands.slurm)},
         }
@@ -197,9 +218,22 @@ def recommend(question: Question, typed: Typed, predictors: Predictors | None = 
         guide=guide_line(question, _data_parallel(question, ranking.fitting)),
         uncertain=tuple(_uncertain(ranking)),
         commands=commands(question, best, typed),
+        instead=_instead(question, ranking, predictors),
+        words=tuple(_given(typed)),
         other_preset=other,
         other_best=next(iter(_best(rank(replace(question, preset=other), predictors))), None),
         trust=_trust(best[0]) if best else None,
+    )
+
+
+def _instead(question: Question, ranking: Ranking, predictors: Predictors) -> tuple[Alternative, ...]:
+    """Where nothing fits without offload: the ways that no variant takes, with the smallest micro-batch."""
+    if any(c.offload == "none" for c in ranking.fitting) or not question.samples_per_rank:
+        return ()
+    scenarios = [c.scenario for c in ranking.too_large if c.label in USUAL]
+    tried = (CHECKPOINTED, OFFLOAD) if True in question.checkpointing else (OFFLOAD,)
+    return tuple(
+        alternatives(scenarios, without=(*tried, MORE_GPUS), memory=predictors.memory, speed=predictors.speed)
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from harness.judge.wording import listed
-from harness.plan.leading import CLOSE_SHARE, about
+from harness.plan.estimate.alternatives import alternative_lines, run_command
+from harness.plan.leading import CLOSE_SHARE, about, by_speed
 from harness.plan.limits import TIGHT_SHARE
 from harness.plan.recommend.guide import Remedy
 from harness.plan.recommend.predict import Configuration
@@ -61,6 +62,7 @@ def recommendation_lines(answer: Recommendation) -> Iterator[str]:
         yield from (f"- {loser.configuration.label}: {loser.reason}" for loser in losers)
     yield f"- not considered: {_left_out(answer)}"
     yield ""
+    yield from alternative_lines(answer.instead, lambda one: run_command(one, answer.words))
     yield from _other_parallelism(answer)
     if answer.uncertain:
         yield ""
@@ -72,7 +74,9 @@ def recommendation_lines(answer: Recommendation) -> Iterator[str]:
 def _what_to_use(answer: Recommendation) -> Iterator[str]:
     """The answer in a sentence, and the runner-up in another."""
     if not answer.best:
-        yield "no configuration fits" if answer.ranking.too_large else "no configuration can be ranked"
+        fitting = sorted((one for one in answer.instead if one.fits), key=by_speed)
+        without = "no configuration fits" if answer.ranking.too_large else "no configuration can be ranked"
+        yield f"{without}; {fitting[0].words()}" if fitting else without
         return
     best, *others = answer.best
     yield f"Use {_in_words(best)}, {SHORTLY[answer.question.preset]}"
@@ -190,6 +194,7 @@ def _other_parallelism(answer: Recommendation) -> Iterator[str]:
         fits = {
             "slower": "Data parallelism alone fits, but is slower",
             "barely fits": "Data parallelism alone barely fits",
+            "only offload fits": "Data parallelism alone fits with offload only",
         }
         yield fits.get(answer.advice.case, f"Data parallelism alone is the wrong tool: {answer.advice.case}")
         yield f"- {answer.advice.figures}"

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from harness.plan.estimate.row import EstimateRow, estimate
-from harness.plan.estimate.table import USUAL, estimate_lines, without_twins
-from harness.plan.leading import moving_parts
+from harness.plan.estimate.table import estimate_lines, without_twins
+from harness.plan.leading import USUAL, moving_parts
 from tests.harness.plan.estimate.asking import ask
 
 

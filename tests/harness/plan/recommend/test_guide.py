@@ -33,7 +33,7 @@ def test_states_that_are_too_large_need_more_gpus() -> None:
     assert found.case == "only offload fits"
     assert remedies(found)["more GPUs"] == 128
     assert "states 50.0" not in found.figures
-    assert "fits: each holds less" in found.remedies[0].reason
+    assert "; each holds less of the states" in found.remedies[0].reason
 
 
 def test_a_sample_that_is_too_long_needs_context_parallelism() -> None:

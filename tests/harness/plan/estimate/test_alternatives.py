@@ -1,0 +1,92 @@
+"""Where nothing fits, what people do is predicted by what predicts everything else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from harness.forms.terms import Term
+from harness.plan.coverage import why_memory_unknown
+from harness.plan.estimate.alternatives import (
+    CHECKPOINTED,
+    MORE_GPUS,
+    OFFLOAD,
+    Alternative,
+    alternative_lines,
+    alternatives,
+    run_command,
+)
+from harness.plan.memory import MemoryPrediction, Moment
+from harness.plan.scenario import Scenario
+from tests.harness.plan.plans import A100, scenario
+
+SMALL = replace(A100, name="small", memory_bytes=24 * 10**9)
+
+
+def held(asked: Scenario) -> int:
+    return sum(asked.states.kinds(host=False).values())
+
+
+def states_only(asked: Scenario) -> MemoryPrediction:
+    assert why_memory_unknown(asked) is None
+    term = Term(kind="weights", name="states", bytes=held(asked), formula="", source="a test")
+    return MemoryPrediction(moments=(Moment(name="forward/backward", terms=(term,)),))
+
+
+def plan(label: str, ranks: int) -> Scenario:
+    """Llama-2-7B, of which peft knows what to adapt, on small GPUs."""
+    like = scenario(label, ranks)
+    model = replace(like.model, config={**like.model.config, "model_type": "llama"})
+    found = Scenario.of(
+        label, model, like.job, world_size=ranks, ranks_per_node=min(ranks, 8), preset=like.preset,
+        micro_batch_size=1, accumulation_steps=1, device=SMALL,
+    )  # fmt: skip
+    assert found is not None
+    return found
+
+
+def ways(*labels: str, **changes: object) -> dict[str, Alternative]:
+    asked = [plan(label, 2) for label in labels]
+    found = alternatives(asked, memory=states_only, speed=lambda _: None, **changes)  # type: ignore[arg-type]
+    return {one.name: one for one in found}
+
+
+def test_each_way_is_the_job_with_its_settings() -> None:
+    # 6.7e9 parameters: 16 bytes each of states over 2 ranks are 54 GB of 24.
+    found = ways("zero3", "fsdp")
+    assert {name for name, one in found.items() if one.fits} == {"LoRA", "QLoRA", OFFLOAD, MORE_GPUS}
+    for one in found.values():
+        assert one.needed_bytes == held(one.scenario)
+        for key, value in one.settings.items():
+            section, _, name = key.partition(".")
+            assert getattr(getattr(one.scenario.job, section), name) == value
+    assert found["QLoRA"].needed_bytes < found["LoRA"].needed_bytes < 24e9 < found[CHECKPOINTED].needed_bytes
+    assert found["8-bit AdamW"].states_alone
+    assert found["8-bit AdamW"].as_json()["fits"] is False
+
+
+def test_more_gpus_are_the_fewest_that_do() -> None:
+    one = ways("fsdp")[MORE_GPUS]
+    assert one.scenario.world_size > 2
+    half = plan("fsdp", one.scenario.world_size // 2)
+    assert held(one.scenario) <= SMALL.memory_bytes < held(half)
+
+
+def test_a_way_that_the_job_takes_is_no_other_one() -> None:
+    found = ways("zero3", without=(OFFLOAD, MORE_GPUS))
+    given = found["LoRA"].scenario
+    again = alternatives([given], without=(OFFLOAD, MORE_GPUS), memory=states_only, speed=lambda _: None)
+    assert {one.name for one in again} & {"LoRA", CHECKPOINTED} == set()
+
+
+def test_what_fits_comes_with_its_command_and_what_does_not_with_its_size() -> None:
+    found = list(ways("zero3").values())
+    first, *lines = alternative_lines(found, lambda one: run_command(one, ["--model", "llama-2-7b"]))
+    assert first == "What fits instead"
+    fitting = [one for one in found if one.fits]
+    assert len(lines) == len(found) + len(fitting)
+    (command,) = (after for line, after in pairwise(lines) if line.startswith("- QLoRA: zero3 on 2"))
+    assert command.startswith("  harness run --backend zero3 --nproc 2 --model llama-2-7b --set ")
+    assert "adapter.base_dtype=nf4" in command
+    assert any(line.startswith(f"- {CHECKPOINTED}: does not fit: ") for line in lines)
+    assert next(alternative_lines([one for one in found if not one.fits])).startswith("Nor does anything")
