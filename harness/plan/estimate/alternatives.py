@@ -168,10 +168,12 @@ def as_settings(one: Alternative) -> str:
 
 def run_command(one: Alternative, words: Sequence[str]) -> str:
     """What runs it: on one node, or under Slurm. `words`: of the model and of the job."""
+    ahead = one.scenario.micro_batch_size * one.scenario.accumulation_steps
     settings = {
         "runtime.preset": one.scenario.preset,
         "data.sequence_length": one.scenario.job.data.sequence_length,
         "training.precision": one.scenario.job.training.precision,
+        "training.global_batch_size": ahead * one.scenario.world_size,
         "training.micro_batch_size": one.scenario.micro_batch_size,
         **one.settings,
     }

@@ -88,5 +88,6 @@ def test_what_fits_comes_with_its_command_and_what_does_not_with_its_size() -> N
     (command,) = (after for line, after in pairwise(lines) if line.startswith("- QLoRA: zero3 on 2"))
     assert command.startswith("  harness run --backend zero3 --nproc 2 --model llama-2-7b --set ")
     assert "adapter.base_dtype=nf4" in command
+    assert "training.global_batch_size=2 " in command  # micro-batch 1 on two GPUs, as predicted
     assert any(line.startswith(f"- {CHECKPOINTED}: does not fit: ") for line in lines)
     assert next(alternative_lines([one for one in found if not one.fits])).startswith("Nor does anything")
