@@ -8,16 +8,8 @@ from harness.backends import registry
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
 from harness.job.experiment import Experiment
-from harness.labs.tables import (
-    LABS,
-    LAYOUTS,
-    OF_ARITHMETIC,
-    Lab,
-    Scale,
-    find_lab,
-    lecture_table,
-    memory_table,
-)
+from harness.labs.catalogue import LABS, LAYOUTS, Lab, Scale, find_lab
+from harness.labs.tables import OF_ARITHMETIC, lecture_table, memory_table
 from harness.shipped import resolve
 
 RUN = [lab for lab in LABS if lab.needs_runs]
