@@ -237,9 +237,9 @@ def preset_of(label: str, default: Preset) -> Preset:
     return parse(label)[1].preset or default
 
 
-def strategy_of(name: str) -> StrategyKind | None:
-    """What a built-in backend's name stands for; None: a third party's."""
-    entry = BUILT_IN.get(name)
+def strategy_of(label: str) -> StrategyKind | None:
+    """What a built-in backend stands for, by its name or label; None: a third party's."""
+    entry = BUILT_IN.get(label.partition(":")[0])
     return None if entry is None else entry.strategy
 
 

@@ -150,7 +150,7 @@ def _planned(cell: Cell, record: Record | None, found: Runs, device: str) -> Pla
 
 def _unsupported(cell: Cell, device: str) -> str | None:
     """Why a strategy cannot run a cell; None: it can, or it is a third party's, which only ranks know."""
-    if registry.parse(cell.backend)[0].strategy is None:
+    if registry.strategy_of(cell.backend) is None:
         return None
     world = World.planned(
         cell.world_size, cell.world_size // cell.nodes, "cuda" if device == "cuda" else "cpu"

@@ -68,8 +68,8 @@ def _export(
         LAUNCH,
         ON_CPU,
         exported_files,
+        exported_strategy,
         require_exportable,
-        strategy_of,
         write_folder,
     )
     from harness.job.batch import batch_layout
@@ -97,7 +97,7 @@ def _export(
     write_folder(output, found)
     launch = (LAUNCH if device == "cuda" else ON_CPU)[tool].format(ranks=ranks)
     echo(f"{output}: {', '.join(found)}")
-    if tool == "accelerate" and device == "cpu" and strategy_of(label).family.startswith("fsdp"):
+    if tool == "accelerate" and device == "cpu" and exported_strategy(label).family.startswith("fsdp"):
         notice("Accelerate shards with FSDP on GPUs only; on the CPU this file would start DDP")
     echo(f"start it with: cd {output} && {launch}")
     return 0

@@ -26,7 +26,7 @@ from harness.job.model import CODE_SWITCH
 LOW_DTYPES = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
 
 
-def strategy_of(label: str) -> StrategyKind:
+def exported_strategy(label: str) -> StrategyKind:
     """Raises HarnessError for a backend that no other program can have: the reference, a third party's."""
     entry, options = registry.parse(label)
     if type(options).mesh is not BackendOptions.mesh:
@@ -47,7 +47,7 @@ def deepspeed_values(
 ) -> dict[str, Any]:
     """DeepSpeed's JSON: that of `zero_config`, which a run hands over. Raises HarnessError."""
     _, options = registry.parse(label)
-    stage = strategy_of(label).zero_stage
+    stage = exported_strategy(label).zero_stage
     assert stage is not None
     assert isinstance(options, ZeroOptions)
     if gathers_blocks(options):
@@ -71,7 +71,7 @@ def _no_loss(*_: Any) -> Any:
 def torch_values(label: str, job: Job, world_size: int, blocks: list[str], preset: Preset) -> dict[str, Any]:
     """Arguments of DDP, FSDP1 or FSDP2, as far as they are not torch's own defaults."""
     _, options = registry.parse(label)
-    strategy, low = strategy_of(label), LOW_DTYPES.get(job.training.precision)
+    strategy, low = exported_strategy(label), LOW_DTYPES.get(job.training.precision)
     if strategy.family == "ddp":
         return {"arguments": {c.setting: c.value for c in ddp_changes(preset)}, "autocast": low}
     reduces_in_fp32 = bool(reduce_dtype_changes(job.training.held_precision, preset))
@@ -110,7 +110,7 @@ OF_PRECISION = {value: name for name, value in PRECISIONS.items() if name != "fp
 
 def accelerate_values(label: str, job: Job, world_size: int, device: str) -> dict[str, Any]:
     """Keys and values. DeepSpeed's own stand in `ds_config.json` next to it. Raises HarnessError."""
-    strategy = strategy_of(label)
+    strategy = exported_strategy(label)
     shared: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "num_machines": 1,
@@ -135,7 +135,7 @@ def accelerate_values(label: str, job: Job, world_size: int, device: str) -> dic
 
 def _fsdp(label: str, job: Job) -> dict[str, Any]:
     entry, options = registry.parse(label)
-    version = 2 if strategy_of(label).family == "fsdp2" else 1
+    version = 2 if exported_strategy(label).family == "fsdp2" else 1
     native = entry.name.removeprefix("accelerate-")
     values: dict[str, Any] = {
         "fsdp_version": version,
@@ -174,7 +174,7 @@ ON_CPU = {**LAUNCH, "deepspeed": LAUNCH["torchrun"]}
 
 def require_exportable(tool: Tool, label: str, job: Job) -> None:
     """Raise HarnessError for what the tool does not run, or what the example cannot say."""
-    strategy = strategy_of(label)
+    strategy = exported_strategy(label)
     if strategy.zero_stage is not None and tool == "torchrun":
         raise HarnessError(f"backend '{label}' is DeepSpeed: use `harness export deepspeed` or accelerate")
     if strategy.zero_stage is None and tool == "deepspeed":
@@ -196,7 +196,7 @@ def exported_files(
     facts: Mapping[str, Any], example: Mapping[str, Any],
 ) -> dict[str, str]:  # fmt: skip
     """Text by file name. `facts`: of `check_job`; `example`: of `example_of`. Raises HarnessError."""
-    strategy, blocks = strategy_of(label), list(facts["layout"]["blocks"])
+    strategy, blocks = exported_strategy(label), list(facts["layout"]["blocks"])
     found = {"train.py": _part("train"), "samples.json": _json({k: example[k] for k in ("tokens", "labels")})}
     found["model/config.json"] = _json(example["configuration"])
     values: dict[str, Any] = {}

@@ -10,7 +10,7 @@ from torch import nn
 
 from harness.backends.base import Backend, Batch, Engine, LossScale, SetupContext, Unsupported, World
 from harness.backends.model_source import Loading
-from harness.backends.registry import parse, strategy_of
+from harness.backends.registry import strategy_of
 from harness.forms.optimizer_states import why_not
 from harness.job.job import Job
 from harness.job.optimizer import OptimizerSection, UpdateGroup
@@ -97,7 +97,7 @@ def _multiplies_in_fp8(job: Job, backend: Backend) -> bool:
 def _optimizer(request: RunRequest, backend: Backend) -> OptimizerSection:
     """The optimizer that runs. Raises Unsupported where the strategy cannot have it."""
     optimizer = request.job.optimizer
-    strategy = strategy_of(parse(request.backend)[0].name)
+    strategy = strategy_of(request.backend)
     precision = request.job.training.precision
     if strategy is not None and (reason := why_not(optimizer.kind, strategy, precision)) is not None:
         raise Unsupported(reason)

@@ -267,3 +267,8 @@ def test_other_names_stand_for_backends_that_exist() -> None:
     for labels in OTHER_NAMES.values():
         for label in labels:
             parse(label)
+
+
+@pytest.mark.parametrize("label", ["pp:stages=2", "zero3:offload=cpu"])
+def test_a_label_stands_for_the_strategy_of_its_name(label: str) -> None:
+    assert strategy_of(label) == strategy_of(label.partition(":")[0]) is not None

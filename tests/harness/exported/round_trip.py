@@ -7,7 +7,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from harness.brought.rows import GivenRow, exactly_as_given, like_for_like, read_files
-from harness.exported.folder import accelerate_values, deepspeed_values, strategy_of
+from harness.exported.folder import accelerate_values, deepspeed_values, exported_strategy
 from harness.job.batch import batch_layout, with_global_batch
 from harness.job.config import load_experiment
 from harness.job.experiment import Experiment
@@ -24,7 +24,7 @@ def exported(row: GivenRow, folder: Path) -> list[Path]:
     job = with_global_batch(experiment.job(), layout)
     preset = "library-defaults" if row.part.mode == "exactly-as-given" else "like-for-like"
     paths = []
-    if strategy_of(row.label).zero_stage is not None:
+    if exported_strategy(row.label).zero_stage is not None:
         values = deepspeed_values(row.label, job, layout, 2, "cpu", PARAMETERS, preset)  # type: ignore[arg-type]
         paths.append(folder / "ds_config.json")
         paths[-1].write_text(json.dumps(values))
