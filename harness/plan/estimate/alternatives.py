@@ -162,23 +162,12 @@ def of_rows(rows: Sequence[EstimateRow]) -> list[Alternative]:
 
 def as_settings(one: Alternative) -> str:
     """What to say instead in the same command."""
-    words = [f"--set {key}={_in_yaml(value)}" for key, value in one.settings.items()]
-    return " ".join([f"backend {one.label} on {one.scenario.world_size:,} ranks", *words])
+    return " ".join([f"backend {one.label} on {one.scenario.world_size:,} ranks", *set_words(one.settings)])
 
 
 def run_command(one: Alternative, words: Sequence[str]) -> str:
     """What runs it: on one node, or under Slurm. `words`: of the model and of the job."""
-    ahead = one.scenario.micro_batch_size * one.scenario.accumulation_steps
-    settings = {
-        "runtime.preset": one.scenario.preset,
-        "data.sequence_length": one.scenario.job.data.sequence_length,
-        "training.precision": one.scenario.job.training.precision,
-        "training.global_batch_size": ahead * one.scenario.world_size,
-        "training.micro_batch_size": one.scenario.micro_batch_size,
-        **one.settings,
-    }
-    decided = [f"{key}={_in_yaml(value)}" for key, value in settings.items()]
-    added = [word for text in decided for word in ("--set", text)]
+    added = set_words({**planned_settings(one.scenario), **one.settings})
     nodes, per_node = one.scenario.nodes, one.scenario.ranks_per_node
     if nodes > 1:
         start = ["slurm", "render", "--site", "SITE.yaml", "--backends", one.label, "--nodes", str(nodes)]
@@ -187,8 +176,25 @@ def run_command(one: Alternative, words: Sequence[str]) -> str:
     return shlex.join(["harness", *start, *words, *added])
 
 
-def _in_yaml(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+def planned_settings(scenario: Scenario) -> dict[str, Any]:
+    """What a command sets so that it runs what was planned."""
+    samples = scenario.micro_batch_size * scenario.accumulation_steps
+    return {
+        "runtime.preset": scenario.preset,
+        "data.sequence_length": scenario.job.data.sequence_length,
+        "training.precision": scenario.job.training.precision,
+        "training.global_batch_size": samples
+        * registry.mesh_of(scenario.label, scenario.world_size).data_size,
+        "training.micro_batch_size": scenario.micro_batch_size,
+    }
+
+
+def set_words(settings: Mapping[str, Any]) -> list[str]:
+    """`--set` for each, its values as YAML reads them."""
+    texts = (
+        f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()
+    )
+    return [word for text in texts for word in ("--set", text)]
 
 
 def _with(scenario: Scenario | None, settings: Mapping[str, Any]) -> Scenario | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,9 @@ from harness.plan.estimate.alternatives import (
     OFFLOAD,
     Alternative,
     alternatives,
+    planned_settings,
     run_command,
+    set_words,
 )
 from harness.plan.leading import CLOSE_SHARE, USUAL
 from harness.plan.limits import TIGHT_SHARE
@@ -65,7 +66,7 @@ def commands(question: Question, chosen: Sequence[Configuration], typed: Typed) 
     compare, slurm = [], []
     for number, group in enumerate(groups.values(), start=1):
         shared = [*_config(typed), "--backends", ",".join(c.label for c in group)]
-        settings = _settings(question, group[0], typed)
+        settings = _settings(group[0], typed)
         compare.append(shlex.join(["harness", "compare", *shared, "--nproc", str(question.gpus), *settings]))
         folder = f"jobs-{number}"
         world = ["--nodes", str(question.nodes), "--nproc", str(question.gpus_per_node)]
@@ -90,32 +91,20 @@ def _given(typed: Typed) -> list[str]:
     return [*_config(typed), *settings]
 
 
-def in_yaml(value: object) -> str:
-    """A value as `--set` reads it."""
-    return json.dumps(value)
-
-
 def _config(typed: Typed) -> list[str]:
     return ["--config", str(typed.config)] if typed.config is not None else []
 
 
-def _settings(question: Question, configuration: Configuration, typed: Typed) -> list[str]:
-    training = question.job.training
+def _settings(configuration: Configuration, typed: Typed) -> list[str]:
     decided = {
-        "runtime.preset": question.preset,
-        "data.sequence_length": question.sequence_length,
-        "training.precision": training.precision,
-        "training.global_batch_size": training.global_batch_size,
-        "training.micro_batch_size": configuration.micro_batch_size,
+        **planned_settings(configuration.scenario),
         "training.activation_checkpointing": configuration.checkpointing,
         # Repetitions of a reference that one GPU cannot hold tell nothing.
         "compare.noise_runs": False,
     }
     given = [text for text in typed.assignments if text.partition("=")[0].strip() not in decided]
-    settled = [
-        f"{key}={value if isinstance(value, str) else in_yaml(value)}" for key, value in decided.items()
-    ]
-    return [word for text in (*typed.model_settings, *given, *settled) for word in ("--set", text)]
+    typed_words = [word for text in (*typed.model_settings, *given) for word in ("--set", text)]
+    return [*typed_words, *set_words(decided)]
 
 
 TOP = 3
