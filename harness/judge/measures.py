@@ -261,19 +261,15 @@ def gradient_lost(reference: Record, record: Record) -> WithoutGradient | None:
 
 def _changes(ranks: Sequence[RankPart]) -> Iterator[tuple[int, list[set[str]]]]:
     """Each step from which on other parameters lack a gradient, with those of every rank, as far as known."""
+    missing: list[list[str] | None] = [None] * len(ranks)
     for step in sorted({step for part in ranks for step in part.without_gradient}):
-        of_ranks = [_missing_in(part, step) for part in ranks]
-        known = [names for names in of_ranks if names is not None]
-        if len(known) < len(of_ranks):
+        missing = [
+            part.without_gradient.get(step, before) for part, before in zip(ranks, missing, strict=True)
+        ]
+        known = [set(names) for names in missing if names is not None]
+        if len(known) < len(ranks):
             return
         yield step, known
-
-
-def _missing_in(part: RankPart, step: int) -> set[str] | None:
-    """Parameters without a gradient on a rank in a step; None: not known."""
-    last = max((number for number in part.without_gradient if number <= step), default=None)
-    names = None if last is None else part.without_gradient[last]
-    return None if names is None else set(names)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -186,29 +186,33 @@ class ThreadAccount:
 def thread_account(proc: Path = PROC) -> ThreadAccount | None:
     """Of the calling thread; None where the system keeps no such account."""
     try:
-        counts = (proc / "thread-self" / "schedstat").read_text().split()
-    except OSError:
+        ran, queued = _ran_and_queued(proc / "thread-self")
+    except (OSError, ValueError):
         return None
-    if not counts or not int(counts[0]):
+    if not ran:
         return None
     # The kernel's own count of running is as old as its last tick.
-    return ThreadAccount(ran_seconds=time.thread_time(), queued_seconds=int(counts[1]) / NANOSECONDS)
+    return ThreadAccount(ran_seconds=time.thread_time(), queued_seconds=queued / NANOSECONDS)
+
+
+def _ran_and_queued(task: Path) -> tuple[int, int]:
+    """Nanoseconds of a thread on a processor and in its queue (the kernel's sched-stats.rst).
+
+    A kernel without CONFIG_SCHED_INFO shows zeros. Raises OSError of a thread that has ended, and ValueError.
+    """
+    ran, queued, *_ = task.joinpath("schedstat").read_text().split()
+    return int(ran), int(queued)
 
 
 def _waiting_seconds(tasks: Path) -> float | None:
-    """Of all threads together: could have run and waited for a processor; None if nothing is counted.
-
-    The first two numbers of each account are nanoseconds on a processor and in its queue (the kernel's
-    sched-stats.rst). A kernel without CONFIG_SCHED_INFO shows zeros.
-    """
+    """Of all threads together: could have run and waited for a processor; None if nothing is counted."""
     ran, waited = 0, 0
     for task in tasks.iterdir():
         try:
-            counts = task.joinpath("schedstat").read_text().split()
+            of_thread = _ran_and_queued(task)
         except (FileNotFoundError, ProcessLookupError):  # the thread has just ended
             continue
-        ran += int(counts[0])
-        waited += int(counts[1])
+        ran, waited = ran + of_thread[0], waited + of_thread[1]
     return waited / NANOSECONDS if ran else None
 
 
