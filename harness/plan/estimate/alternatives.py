@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +14,7 @@ from harness.backends.base import World
 from harness.backends.entry import UnknownBackend
 from harness.errors import HarnessError
 from harness.job.job import Job
+from harness.nested import put
 from harness.plan.coverage import why_memory_unknown
 from harness.plan.estimate.row import EstimateRow
 from harness.plan.leading import USUAL, about, by_speed, simplest_close
@@ -165,17 +165,6 @@ def as_settings(one: Alternative) -> str:
     return " ".join([f"backend {one.label} on {one.scenario.world_size:,} ranks", *set_words(one.settings)])
 
 
-def run_command(one: Alternative, words: Sequence[str]) -> str:
-    """What runs it: on one node, or under Slurm. `words`: of the model and of the job."""
-    added = set_words({**planned_settings(one.scenario), **one.settings})
-    nodes, per_node = one.scenario.nodes, one.scenario.ranks_per_node
-    if nodes > 1:
-        start = ["slurm", "render", "--site", "SITE.yaml", "--backends", one.label, "--nodes", str(nodes)]
-        return shlex.join(["harness", *start, "--nproc", str(per_node), *words, *added, "-o", "jobs"])
-    start = ["run", "--backend", one.label, "--nproc", str(one.scenario.world_size)]
-    return shlex.join(["harness", *start, *words, *added])
-
-
 def planned_settings(scenario: Scenario) -> dict[str, Any]:
     """What a command sets so that it runs what was planned."""
     samples = scenario.micro_batch_size * scenario.accumulation_steps
@@ -203,8 +192,7 @@ def _with(scenario: Scenario | None, settings: Mapping[str, Any]) -> Scenario | 
         return None
     document = scenario.job.model_dump(mode="json")
     for key, value in settings.items():
-        section, _, name = key.partition(".")
-        document.setdefault(section, {})[name] = value
+        put(document, tuple(key.split(".")), value)
     try:
         job = Job.model_validate(document)
     except ValidationError:

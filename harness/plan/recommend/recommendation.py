@@ -19,7 +19,6 @@ from harness.plan.estimate.alternatives import (
     Alternative,
     alternatives,
     planned_settings,
-    run_command,
     set_words,
 )
 from harness.plan.leading import CLOSE_SHARE, USUAL
@@ -83,6 +82,17 @@ def commands(question: Question, chosen: Sequence[Configuration], typed: Typed) 
         compare=(*compare, report) if question.nodes == 1 else (),
         slurm=(*slurm, report),
     )
+
+
+def run_command(one: Alternative, words: Sequence[str]) -> str:
+    """What runs it: on one node, or under Slurm. `words`: of the model and of the job."""
+    added = set_words({**planned_settings(one.scenario), **one.settings})
+    nodes, per_node = one.scenario.nodes, one.scenario.ranks_per_node
+    if nodes > 1:
+        start = ["slurm", "render", "--site", SITE, "--backends", one.label, "--nodes", str(nodes)]
+        return shlex.join(["harness", *start, "--nproc", str(per_node), *words, *added, "-o", "jobs"])
+    start = ["run", "--backend", one.label, "--nproc", str(one.scenario.world_size)]
+    return shlex.join(["harness", *start, *words, *added])
 
 
 def _given(typed: Typed) -> list[str]:

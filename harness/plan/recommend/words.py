@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from harness.judge.wording import listed
-from harness.plan.estimate.alternatives import alternative_lines, run_command
+from harness.plan.estimate.alternatives import alternative_lines
 from harness.plan.leading import CLOSE_SHARE, about, by_speed
 from harness.plan.limits import TIGHT_SHARE
 from harness.plan.recommend.guide import Remedy
 from harness.plan.recommend.predict import Configuration
 from harness.plan.recommend.question import Question
-from harness.plan.recommend.recommendation import Recommendation
+from harness.plan.recommend.recommendation import Recommendation, run_command
 from harness.plan.speed import gpu_hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
 from harness.tell.formats import NOT_AVAILABLE, gigabytes, number, percent
 from harness.tell.narrow import fitted

@@ -14,9 +14,9 @@ from harness.plan.estimate.alternatives import (
     Alternative,
     alternative_lines,
     alternatives,
-    run_command,
 )
 from harness.plan.memory import MemoryPrediction, Moment
+from harness.plan.recommend.recommendation import run_command
 from harness.plan.scenario import Scenario
 from tests.harness.plan.plans import A100, scenario
 
