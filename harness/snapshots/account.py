@@ -11,27 +11,56 @@ import io
 import json
 import pickle
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from harness.bounds import MOST_SNAPSHOT_BYTES
+from harness.bounds import LARGEST_NUMBER, MOST_SNAPSHOT_BYTES
 from harness.errors import HarnessError
 from harness.files import read_plain, require_plain_input
 
 Snapshot = dict[str, Any]
 
 
+_WIDTHS = b"|".join(b"\\x%02x.{%d}" % (width, width) for width in range(10))
+_INTEGER = rb"(?:K.|M..|J.{4}|\x8a(?:%b))" % _WIDTHS
+_PLAIN = re.compile(
+    rb"(?:[(\]}aesuN\x88\x89\x94]|[hq\x80].|j.{4}|r.{3}[\0-\3]|G.{8}|\x95.{8}"
+    rb"|%b\x85|%b{2}\x86|%b{3}\x87|%b){1,1000}" % (4 * (_INTEGER,)),
+    re.DOTALL,
+)
+"""Opcodes of lists, mappings, numbers and references. A tuple holds numbers alone: hashing one of a million
+tuples in each other ends the process. The memo is as long as its largest index, which stays below 2**26."""
+_TEXTS, _STOP = {0x8C: 1, 0x58: 4}, 0x2E
+"""Opcodes of texts, with the bytes of their length; the opcode of the end."""
+
+
 class _PlainUnpickler(pickle.Unpickler):
-    """Admits containers, numbers and texts: no class, no function, no reference to elsewhere."""
+    """Names no class and no function."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
-        raise pickle.UnpicklingError(f"it names {module_name}.{global_name}, which a snapshot does not hold")
+        raise pickle.UnpicklingError(f"it names {module_name}.{global_name}")
 
-    def persistent_load(self, pid: Any) -> Any:
-        raise pickle.UnpicklingError("it refers to something outside of the file")
+
+def _of_pickle(data: bytes) -> Any:
+    """The value of a pickle that holds lists, mappings, numbers and texts alone, as `torch` writes it."""
+    at, end = 0, len(data)
+    while at < end and data[at] != _STOP:
+        if found := _PLAIN.match(data, at):
+            at = found.end()
+        elif width := _TEXTS.get(data[at]):
+            at += 1 + width + int.from_bytes(data[at + 1 : at + 1 + width], "little")
+        elif end - at < 10 and data[-1] != _STOP:
+            raise EOFError
+        else:
+            raise pickle.UnpicklingError(f"it holds something else at byte {at:,}")
+    if at >= end:
+        raise EOFError
+    return _PlainUnpickler(io.BytesIO(data)).load()
 
 
 def read_snapshot(path: Path) -> Snapshot:
@@ -46,16 +75,16 @@ def read_snapshot(path: Path) -> Snapshot:
     if not data:
         raise HarnessError(f"snapshot '{path}' is empty")
     try:
-        found = (
-            json.loads(data)
-            if data.lstrip()[:1] in (b"{", b"[")
-            else _PlainUnpickler(io.BytesIO(data)).load()
-        )
+        if data[:1024].lstrip()[:1] in (b"{", b"["):
+            found = json.loads(data)
+        elif data.startswith(b"\x80"):
+            found = _of_pickle(data)
+        else:
+            raise _not_one(path, "is neither a pickle nor JSON")
     except EOFError as error:
         raise _not_one(path, "is cut off") from error
     except pickle.UnpicklingError as error:
-        cut = "truncated" in str(error)
-        raise _not_one(path, "is cut off" if cut else f"is no pickle of plain values: {error}") from error
+        raise _not_one(path, f"is no pickle of plain values: {error}") from error
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise _not_one(path, "is neither a pickle of plain values nor JSON, or is damaged") from error
     except (MemoryError, RecursionError) as error:
@@ -74,17 +103,20 @@ def _checked(path: Path, found: Any) -> Snapshot:
     for segment in found["segments"]:
         blocks = segment.get("blocks") if isinstance(segment, dict) else None
         whole = isinstance(blocks, list) and all(
-            isinstance(b, dict) and isinstance(b.get("size"), int) and isinstance(b.get("state"), str)
+            isinstance(b, dict) and _is_size(b.get("size")) and isinstance(b.get("state"), str)
             for b in blocks
         )
-        if not whole or not isinstance(segment.get("total_size"), int):
+        if not whole or not _is_size(segment.get("total_size")):
             raise _not_one(path, "has a segment without blocks or size")
     traces = found.get("device_traces", [])
     if not isinstance(traces, list) or not all(isinstance(t, list) for t in traces):
         raise _not_one(path, "has 'device_traces' that are no lists")
     for trace in traces:
-        if not all(isinstance(e, dict) and isinstance(e.get("action"), str) for e in trace):
-            raise _not_one(path, "has a history whose entries name no action")
+        if not all(
+            isinstance(e, dict) and isinstance(e.get("action"), str) and _is_size(e.get("size", 0))
+            for e in trace
+        ):
+            raise _not_one(path, "has a history whose entries name no action or no valid size")
     return found
 
 
@@ -313,7 +345,7 @@ class _History:
             index
             for index, event in enumerate(trace)
             if event["action"] == "alloc"
-            and any(_OPTIMIZER_STEP.search(text) for text in _texts(event.get("frames")))
+            and any("update" in _fitting(text) for text in _texts(event.get("frames")))
         ]
 
     def peaks(self, allocated: int, held: int, reserved: int) -> _Peaks:
@@ -366,8 +398,9 @@ class _History:
         if category not in ("backward", "communication") and not is_bare:
             return category
         death = self._deaths.get(block.born)
-        update = next((index for index in self._updates if index > block.born), None)
-        within_backward = is_bare or any(_is_backward(text) for text in _texts(block.frames))
+        later = bisect_right(self._updates, block.born)
+        update = self._updates[later] if later < len(self._updates) else None
+        within_backward = is_bare or any("backward" in _fitting(text) for text in _texts(block.frames))
         if within_backward and update is not None and (death is None or death > update):
             return "gradients"
         return category
@@ -377,7 +410,7 @@ class _History:
         events = [event for event in self._trace if event["action"] == "oom"]
         free = [event.get("device_free") for event in events]
         return [
-            {"bytes": _whole(event.get("size")), "device_free_bytes": left if isinstance(left, int) else None}
+            {"bytes": _whole(event.get("size")), "device_free_bytes": left if _is_size(left) else None}
             for event, left in zip(events, free, strict=True)
         ]
 
@@ -392,15 +425,14 @@ class _History:
 
 def category_of(frames: Any) -> str:
     """Whose an allocation is, by its stack alone."""
-    for text in _texts(frames):
-        for category, pattern in _RULES:
-            if pattern.search(text):
-                return category
-    return UNKNOWN
+    return next((fitting[0] for text in _texts(frames) if (fitting := _fitting(text))), UNKNOWN)
 
 
-def _is_backward(text: str) -> bool:
-    return any(category == "backward" and pattern.search(text) for category, pattern in _RULES)
+@lru_cache(maxsize=2**16)
+def _fitting(text: str) -> tuple[str, ...]:
+    """Categories whose rules a frame meets, and 'update' where it is of an optimizer's step, last."""
+    rules = [*_RULES, ("update", _OPTIMIZER_STEP)]
+    return tuple(category for category, pattern in rules if pattern.search(text))
 
 
 def _texts(frames: Any) -> Iterator[str]:
@@ -433,5 +465,9 @@ def _addressed(segment: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
         address += block["size"]
 
 
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_NUMBER
+
+
 def _whole(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+    return value if _is_size(value) else 0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from harness.bounds import MOST_RANKS
 from harness.errors import HarnessError
 from harness.traces.collectives import Call, GroupsOfJob, calls_of
 from harness.traces.overlap import (
@@ -19,7 +21,7 @@ from harness.traces.overlap import (
     union,
 )
 from harness.traces.scanning import TraceFile
-from harness.traces.timeline import Device, Process, Timeline
+from harness.traces.timeline import Device, Process, Timeline, whole
 
 _RANK_IN_NAME = re.compile(r"(?:rank|^r|[-_.]r)[-_]?(\d+)", re.IGNORECASE)
 
@@ -86,8 +88,21 @@ class RankTrace:
 
 
 def read_traces(paths: Sequence[Path]) -> list[RankTrace]:
-    """Every rank of these files, in order. Raises HarnessError for no trace, and for a rank given twice."""
+    """Every rank of these files, in order.
+
+    Raises HarnessError for no trace, for a file or rank given twice, and for ranks of several jobs.
+    """
+    twice = [path for path, times in Counter(path.resolve() for path in paths).items() if times > 1]
+    if twice:
+        raise HarnessError(f"'{twice[0]}' is given twice; give each rank once")
     ranks = [rank for path in paths for rank in read_trace(path)]
+    worlds = {rank.world_size: rank.file for rank in ranks if rank.world_size is not None}
+    if len(worlds) > 1:
+        (one, first), (other, second) = list(worlds.items())[:2]
+        raise HarnessError(
+            f"'{first}' is of a job with {one} ranks, '{second}' of one with {other}; give ranks of one job, "
+            "or compare two with --baseline FILE"
+        )
     given: dict[int, str] = {}
     for rank in ranks:
         if rank.rank is None:
@@ -106,6 +121,7 @@ def read_trace(path: Path) -> list[RankTrace]:
     file, timeline = TraceFile(path), Timeline()
     for event in file.events():
         timeline.take(event)
+    file.unreadable += timeline.untimed
     if not file.has_events:
         raise HarnessError(
             f"trace '{path}' has no list 'traceEvents': it is JSON of something else; give a trace of "
@@ -175,19 +191,19 @@ def _rank(
     device = _joined(devices)
     groups = GroupsOfJob(distributed)
     calls = calls_of(process, device, groups)
-    told = distributed.get("rank")
-    rank = told if isinstance(told, int) and count == 1 else None
+    told, world = whole(distributed.get("rank")), whole(distributed.get("world_size"))
+    rank = told if told is not None and 0 <= told < MOST_RANKS and count == 1 else None
     if rank is None:
         named = _RANK_IN_NAME.search(path.name.split(".")[0]) if count == 1 else None
         rank = int(named[1]) if named else (number if count > 1 else None)
-    world, backend = distributed.get("world_size"), distributed.get("backend")
+    backend = distributed.get("backend")
     if device is not None:
         window, work = (device.first, device.last), _device_work(device)
     else:
         window, work = _host_window(process, calls), _host_work(process)
     known = device is not None or bool(process.transports)
     trace = RankTrace(
-        file=str(path), rank=rank, world_size=world if isinstance(world, int) else None,
+        file=str(path), rank=rank, world_size=world if world and 0 < world <= MOST_RANKS else None,
         backend=str(backend) if backend else None, device_name=_device_name(file.settings),
         on_device=device is not None, division=_division(window, work, known=known),
         steps=[], calls=calls, styles=frozenset(process.styles), kernels=device.kernels if device else {},
@@ -275,7 +291,7 @@ def _device_name(settings: dict[str, Any]) -> str | None:
 def _remarks(trace: RankTrace, file: TraceFile, process: Process, *, known: bool) -> list[str]:
     found = []
     if file.unreadable:
-        found.append(f"{file.unreadable:,} events are no JSON and were left out")
+        found.append(f"{file.unreadable:,} events are no JSON or have no valid time, and were left out")
     if not known:
         found.append("only the host was recorded: what the devices did and how long collectives ran is n/a")
     unsized = sum(call.payload_bytes is None for call in trace.calls if call.operation is not None)

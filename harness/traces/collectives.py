@@ -10,13 +10,15 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 from typing import Any
 
+from harness.bounds import MOST_RANKS
 from harness.forms.terms import RING_PASSES
 from harness.traces.kinds import INPUT_AT, OPERATORS, collective_of, dtype_of, element_bytes
 from harness.traces.overlap import length, union
-from harness.traces.timeline import Device, DeviceCommunication, HostEvent, Process
+from harness.traces.timeline import Device, DeviceCommunication, HostEvent, Process, whole
 
 RECORD = "record_param_comms"
 _RANKS = re.compile(r"\[\s*\d+(?:\s*,\s*\d+)*\s*\]")
@@ -405,26 +407,27 @@ def _match_transports(calls: Sequence[Call], transports: Sequence[HostEvent]) ->
 
 def _ranks(arguments: dict[str, Any], size: int | None) -> tuple[int, ...] | None:
     """Ranks of a group; torch cuts long lists, but tells first rank and stride."""
-    text = str(arguments.get("Process Group Ranks", ""))
-    if _RANKS.fullmatch(text.strip()):
-        return tuple(int(rank) for rank in text.strip()[1:-1].split(","))
     first, stride = _count(arguments.get("Global rank start")), _count(arguments.get("Global rank stride"))
+    return _listed(str(arguments.get("Process Group Ranks", "")).strip(), size, first, stride)
+
+
+@lru_cache(maxsize=4096)
+def _listed(text: str, size: int | None, first: int | None, stride: int | None) -> tuple[int, ...] | None:
+    if _RANKS.fullmatch(text):
+        return tuple(int(rank) for rank in text[1:-1].split(","))
     if size and first is not None and stride:
         return tuple(range(first, first + size * stride, stride))
     return None
 
 
 def _count(value: Any) -> int | None:
-    if isinstance(value, bool) or value is None:
-        return None
-    if isinstance(value, int):
-        return value if value >= 0 else None
-    text = str(value)
-    return int(text) if text.isdecimal() and len(text) < 19 else None
+    number = whole(value)
+    return None if number is None or number < 0 else number
 
 
 def _size(value: Any) -> int | None:
-    return _count(value) or None
+    size = _count(value)
+    return size if size and size <= MOST_RANKS else None
 
 
 def _times(elements: int | None, size: int | None) -> int | None:

@@ -14,7 +14,16 @@ COPIES = frozenset({"gpu_memcpy", "gpu_memset", "memcpy", "memset"})
 DEVICE_ACTIVITIES = KERNELS | COPIES
 """Categories of what runs on a device. A `cuda_sync` and a `gpu_user_annotation` span such events."""
 HOST_OPERATORS = frozenset({"cpu_op", "operator", "user_annotation"})
-LAUNCHES = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime", "runtime", "privateuse1_runtime"})
+LAUNCHES = frozenset({
+    "cuda_runtime", "cuda_driver", "hip_runtime", "runtime", "xpu_runtime", "xpu_driver",
+    "privateuse1_runtime", "privateuse1_driver",
+})  # fmt: skip
+OTHER_ACTIVITIES = frozenset({
+    "trace", "gpu_user_annotation", "python_function", "overhead", "external_correlation",
+    "cpu_instant_event", "cuda_sync", "cuda_event", "cuda_profiler_range", "mtia_runtime", "mtia_ccp_events",
+    "mtia_insight", "hpu_op", "glow_runtime", "collective_comm", "xpu_sync",
+})  # fmt: skip
+"""What else Kineto writes (libkineto/include/ActivityType.h); no figure needs it."""
 TRANSPORTS = ("gloo:", "mpi:", "ucc:", "oneccl:")
 """What a transport of the host calls its work on a collective."""
 NOT_COMPUTING = ("c10d::", "_c10d_functional::", "autograd::", "torch::", "torch.", "FSDP::")

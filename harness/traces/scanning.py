@@ -166,6 +166,8 @@ class TraceFile:
                 if repaired is None:
                     continue
                 event = repaired
+            except (RecursionError, ValueError) as error:
+                raise self._excessive(error) from error
             self._count += 1
             yield event
 
@@ -180,8 +182,8 @@ class TraceFile:
             except (StopIteration, json.JSONDecodeError) as error:
                 if not self._incomplete(error):
                     raise self._not_one("is no JSON") from error
-            except RecursionError as error:
-                raise self._not_one("nests too deeply") from error
+            except (RecursionError, ValueError) as error:
+                raise self._excessive(error) from error
             if not self._more():
                 raise self._cut_off()
 
@@ -215,12 +217,16 @@ class TraceFile:
         mended = _BACKSLASH.sub(r"\\\\", _BARE.sub(r"\1null", piece))
         try:
             value = _DECODER.decode(mended)
-        except json.JSONDecodeError:
+        except (RecursionError, ValueError):
             value = None
         if not isinstance(value, dict):
             self.unreadable += 1
             return None
         return value
+
+    def _excessive(self, error: Exception) -> HarnessError:
+        deep = isinstance(error, RecursionError)
+        return self._not_one("nests too deeply" if deep else "holds a number of thousands of digits")
 
     def _cut_off(self) -> HarnessError:
         events = f" after {self._count:,} events" if self._count else ""
@@ -242,7 +248,7 @@ class TraceFile:
 
 def nanoseconds(value: Any) -> int | None:
     """Microseconds of a trace, a number or a text, as whole nanoseconds; None: no finite number."""
-    if isinstance(value, int):
+    if type(value) is int:
         return value * 1000
     text = str(value)
     if text[-4:-3] == ".":

@@ -12,7 +12,7 @@ from typing import Any
 from harness.traces.analysis import RankTrace
 from harness.traces.collectives import Call
 
-Key = tuple[str, tuple[int, ...] | None, str | None, int | None]
+Key = tuple[str, tuple[int, ...] | None, str | None, int | None, int | None]
 MEETING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 """No rank ends these before the last has come; the root of a broadcast does not wait."""
 
@@ -99,7 +99,8 @@ def _by_key(ranks: Sequence[RankTrace]) -> dict[Key, dict[int, list[Call]]]:
                 continue
             # What ranks hand to all-to-all differs; of groups without ranks, sizes are compared later.
             payload = call.payload_bytes if group.ranks and call.operation != "all_to_all" else None
-            key = (call.operation, group.ranks, group.name if group.ranks is not None else None, payload)
+            name = group.name if group.ranks is not None else None
+            key = (call.operation, group.ranks, name, group.size, payload)
             keys.setdefault(key, {}).setdefault(index, []).append(call)
     return keys
 

@@ -12,6 +12,7 @@ from harness.traces.kinds import (
     DEVICE_ACTIVITIES,
     HOST_OPERATORS,
     LAUNCHES,
+    OTHER_ACTIVITIES,
     PHASE,
     is_communication,
     is_transport,
@@ -25,6 +26,8 @@ from harness.traces.scanning import Event, nanoseconds
 _COMPUTES, _COPIES, _COMMUNICATES = 1, 2, 4
 _OPERATOR, _TRANSPORT, _CALL, _LAUNCH, _STEP, _PHASE, _DEVICE_MARK = 8, 16, 32, 64, 128, 256, 512
 _OPERATOR_COMPUTES, _STYLED = 1024, 2048
+_FAR = 2**62
+"""Nanoseconds that no clock reaches."""
 _ON_DEVICE = _COMPUTES | _COPIES | _COMMUNICATES
 _CALLS = ("nccl:", "rccl:", "c10d::", "_c10d_functional::", "symm_mem::")
 _STYLES = {
@@ -120,6 +123,8 @@ class Timeline:
         self.is_kineto = False
         """Whether any event is of a category that torch.profiler writes."""
         self.events = 0
+        self.untimed = 0
+        """Events that figures need and that have no valid time."""
         self._codes: dict[tuple[Any, Any], int] = {}
 
     def take(self, event: Event) -> None:
@@ -137,7 +142,8 @@ class Timeline:
         if not code:
             return
         start, duration = nanoseconds(event.get("ts")), nanoseconds(event.get("dur", 0))
-        if start is None or duration is None or duration < 0:
+        if start is None or duration is None or not -_FAR < start <= start + duration < _FAR:
+            self.untimed += 1
             return
         if code & _ON_DEVICE:
             self._on_device(event, code, str(name), start, start + duration)
@@ -161,8 +167,8 @@ class Timeline:
             arguments = _arguments(event)
             device.communications.append(
                 DeviceCommunication(
-                    name, str(event.get("tid")), start, end, _number(arguments.get("correlation")),
-                    _number(arguments.get("External id", arguments.get("external id"))), _kept(arguments),
+                    name, str(event.get("tid")), start, end, whole(arguments.get("correlation")),
+                    whole(arguments.get("External id", arguments.get("external id"))), _kept(arguments),
                 )
             )  # fmt: skip
             return
@@ -178,7 +184,7 @@ class Timeline:
         if process is None:
             process = self.processes[pid] = Process()
         if code & _LAUNCH:
-            correlation = _number(_arguments(event).get("correlation"))
+            correlation = whole(_arguments(event).get("correlation"))
             if correlation is not None:
                 process.correlations.append(correlation)
                 process.launched.append(start)
@@ -204,7 +210,7 @@ class Timeline:
     def _code(self, category: str, name: str) -> int:
         """What to do with events of a category and name."""
         known = category in DEVICE_ACTIVITIES or category in HOST_OPERATORS or category in LAUNCHES
-        self.is_kineto = self.is_kineto or known or category in ("gpu_user_annotation", "trace")
+        self.is_kineto = self.is_kineto or known or category in OTHER_ACTIVITIES
         if category in DEVICE_ACTIVITIES:
             kind = _COPIES if category in COPIES else 0
             if is_communication(category, name):
@@ -236,11 +242,11 @@ def _kept(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _host_event(event: Event, name: str, start: int, end: int) -> HostEvent:
     arguments = _arguments(event)
-    external = _number(arguments.get("External id", arguments.get("external id")))
+    external = whole(arguments.get("External id", arguments.get("external id")))
     return HostEvent(str(event.get("tid")), start, end, name, external, _kept(arguments))
 
 
-def _number(value: Any) -> int | None:
+def whole(value: Any) -> int | None:
     """A whole number that may be a text; None: it is none."""
     if isinstance(value, bool) or value is None:
         return None

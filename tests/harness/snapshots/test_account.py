@@ -78,6 +78,29 @@ def test_blocks_that_other_streams_hold_are_active_and_not_allocated() -> None:
     assert (account.free_in_used_segments_bytes, account.largest_free_block_bytes) == (4196, 4096)
 
 
+def test_a_history_that_begins_late_is_counted_from_its_end_on_each_device(tmp_path: Path) -> None:
+    """Expandable segments are mapped piece by piece; what was allocated before the history is freed in it."""
+    grown = [
+        step("free_requested", 0, 1000),
+        step("free_completed", 0, 1000),
+        step("segment_map", 4096, 8192),
+    ]
+    grown += [step("alloc", 4096, 5000), step("segment_unmap", 8192, 4096), step("snapshot", 0, 0)]
+    pools = [
+        segment(block(4096, 5120), block(9216, 3072, "inactive"))
+        | {"is_expandable": True, "segment_pool_id": (0, 0), "segment_type": "large"},
+        segment(block(1, 512)) | {"device": 3},
+    ]
+    (tmp_path / "s").write_bytes(
+        pickle.dumps({"segments": pools, "device_traces": [grown, [], [], []], "external_annotations": []})
+    )
+    first, other = accounts(read_snapshot(tmp_path / "s"))
+    assert (first.device, first.peak_allocated_bytes, first.allocated_bytes) == (0, 5120, 5120)
+    assert (first.peak_reserved_bytes, first.reserved_bytes) == (8192 + 4096, 8192)
+    assert (other.device, other.peak_allocated_bytes, other.has_history) == (3, 512, False)
+    assert first.at_peak == other.at_peak | {"unknown": 5120}
+
+
 def test_a_history_that_ran_out_of_memory_says_so() -> None:
     oom = step("oom", 0, 10**9) | {"device_free": 5}
     (account,) = accounts({"segments": [], "device_traces": [[oom]]})
@@ -100,8 +123,20 @@ class Harmful:
         return os.system, ("touch harmed",)
 
 
+DEEP = 10**6
 BAD = {
-    "code": (pickle.dumps({"segments": [Harmful()]}), "posix.system"),
+    "code": (pickle.dumps({"segments": [Harmful()]}), "it holds something else at byte 43"),
+    "call": (b"\x80\x04cbuiltins\ngetattr\n(NNtR.", "it holds something else at byte 2"),
+    "memo": (b"\x80\x04Nr\xff\xff\xff\x7f.", "it holds something else at byte 3"),
+    "hash": (b"\x80\x04})" + b"\x85" * DEEP + b"Ns.", "it holds something else at byte 3"),
+    "deep": (b"\x80\x04" + b"]" * DEEP + b"a" * (DEEP - 1) + b".", "has no list 'segments'"),
+    "long": (pickle.dumps({"segments": [{"total_size": 10**5000, "blocks": []}]}), "it holds something else"),
+    "old": (pickle.dumps({"segments": []}, 0), "is neither a pickle nor JSON"),
+    "huge": (b'{"segments": [{"total_size": 1' + b"0" * 999 + b', "blocks": []}]}', "blocks or size"),
+    "less": (
+        pickle.dumps({"segments": [], "device_traces": [[{"action": "oom", "size": -5}]]}),
+        "valid size",
+    ),
     "cut": (FILE.read_bytes()[:-50], "is cut off"),
     "empty": (b"", "is empty"),
     "text": (b"hello", "give what torch.cuda.memory._dump_snapshot wrote"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.errors import HarnessError
-from harness.traces.analysis import RankTrace, read_trace
+from harness.traces.analysis import RankTrace, read_trace, read_traces
 from harness.traces.scanning import nanoseconds
 from harness.traces.strategy import likeness_of
 from tests.harness.cli.command_line import harness
@@ -48,6 +48,38 @@ def test_times_may_be_texts_and_keep_nanoseconds() -> None:
     assert nanoseconds("1711964646123456.789") == 1711964646123456789
     assert (nanoseconds(12), nanoseconds("12.5"), nanoseconds("1e3")) == (12_000, 12_500, 1_000_000)
     assert nanoseconds("nan") is None
+
+
+@pytest.mark.parametrize("time", [float("nan"), 1e300, 10**40, True, None, [1], "soon"])
+def test_events_without_a_valid_time_are_left_out_and_counted(time: Any, tmp_path: Path) -> None:
+    rank = one(written(tmp_path, [KERNEL, KERNEL | {"ts": time}, KERNEL | {"dur": -5}]))
+    assert microseconds(rank) == [20, 20, 0, 0, 0]
+    assert rank.remarks == ["2 events are no JSON or have no valid time, and were left out"]
+
+
+def test_ranks_and_groups_of_impossible_size_are_not_known(tmp_path: Path) -> None:
+    told = {"Collective name": "allreduce", "In msg nelems": 8, "Out msg nelems": 8, "Group size": 10**18}
+    told |= {"dtype": "Float", "Global rank start": 0, "Global rank stride": 1, "Process Group Name": "0"}
+    kernel = event("kernel", "ncclDevKernel", 0, 10, **told)
+    rank = one(written(tmp_path, [kernel], distributedInfo={"rank": -1, "world_size": 10**30}))
+    assert (rank.rank, rank.world_size) == (None, None)
+    assert (rank.calls[0].group.size, rank.calls[0].group.ranks, rank.calls[0].payload_bytes) == (
+        None,
+        None,
+        32,
+    )
+
+
+def test_a_launch_on_an_xpu_names_the_collective_of_its_kernel(tmp_path: Path) -> None:
+    told = {"Collective name": "allreduce", "In msg nelems": 4, "Out msg nelems": 4, "Group size": 2}
+    events = [
+        event("cpu_op", "record_param_comms", 0, 9, tid=1, pid=99, dtype="Float", **told),
+        event("xpu_runtime", "urEnqueueKernelLaunch", 5, 1, tid=1, pid=99, correlation=4),
+        event("collective_comm", "xccl::allreduce", 0, 9, tid=1, pid=99),
+        event("kernel", "oneccl_allreduce_pcie", 20, 30, correlation=4),
+    ]
+    (call,) = one(written(tmp_path, events)).calls
+    assert (call.operation, call.payload_bytes, call.seconds) == ("all_reduce", 16, 30e-6)
 
 
 def test_every_kind_of_communication_kernel_is_seen(tmp_path: Path) -> None:
@@ -133,6 +165,8 @@ BAD = {
     "nothing.json": (b'{"traceEvents": []}', "holds no event"),
     "a.zip": (b"PK\x03\x04abcdefgh", "is a zip archive"),
     "a.nsys-rep": (b"SQLite format 3\0", "an SQLite database"),
+    "deep.json": (b'{"traceEvents": [{"args":' + b"[" * 10**5, "nests too deeply"),
+    "digits.json": (b'{"traceEvents": [{"ts":' + b"9" * 5000 + b"}]}", "a number of thousands of digits"),
 }  # fmt: skip
 
 
@@ -163,6 +197,13 @@ def test_a_rank_given_twice_is_refused_and_a_baseline_compares(tmp_path: Path) -
     done = harness("trace", first, second, cwd=tmp_path)
     assert done.returncode == 1
     assert "are both of rank 0" in done.stderr
+    for distributed, words in ((None, "is given twice"), ({"rank": 1, "world_size": 2}, "of a job with 2")):
+        other = (
+            first if distributed is None else written(tmp_path, [KERNEL], "c", distributedInfo=distributed)
+        )
+        large = written(tmp_path, [KERNEL], "a.json", distributedInfo={"rank": 0, "world_size": 64})
+        with pytest.raises(HarnessError, match=words):
+            read_traces([other, large])
     done = harness("trace", first, "--baseline", second, "--json", "-o", "out.md", cwd=tmp_path)
     document = json.loads(done.stdout)
     kernel = {"kernel": "gemm", "before_seconds": 40e-6, "after_seconds": 20e-6}
