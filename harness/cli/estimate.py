@@ -73,10 +73,8 @@ def estimate(
 
     Sizes come from the model's configuration: no weights and no network are needed.
     """
-    from harness.plan.device import with_training_defaults
-    from harness.plan.estimate import question
+    from harness.plan.estimate.question import asked_of
     from harness.plan.hardware import load_hardware
-    from harness.plan.job_model import job_model
 
     known = load_hardware(hardware)
     if plot is not None:
@@ -86,19 +84,15 @@ def estimate(
     if list_models or list_hardware:
         return _list(known, models=list_models)
     begin("tracing the model's activations")
-    experiment = load_experiment(config, assignments)
     device = None if gpu is None else known.device(gpu)
-    planned = job_model(experiment.job(), model)
-    experiment, remarks = with_training_defaults(planned, experiment, device)
-    asked = question(
-        planned,
-        experiment,
+    asked = asked_of(
+        load_experiment(config, assignments),
+        model,
         backends=split_backends(backends) if backends is not None else ["all"],
         world_sizes=numbers(world_size, "--world-size", "ranks"),
         ranks_per_node=gpus_per_node, device=device,
         fabric=named_fabric(known, fabric),
         constants=calibrated_constants(calibrate, save_calibration, device),
-        remarks=remarks,
     )  # fmt: skip
     rows = _answer(asked, details=details, whole=whole, as_json=as_json)
     if plot is not None:

@@ -9,11 +9,11 @@ from math import log2
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError, model_validator
+from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
-from harness.files import read_plain, write_atomically
+from harness.files import Stored, read_plain, write_atomically
 from harness.forms.flops import is_stub
 from harness.judge.wording import counted, listed
 from harness.record.environment import FabricPart
@@ -30,11 +30,7 @@ PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "point_to_point")
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class FabricRow(_Part):
+class FabricRow(Stored):
     """One operation at one size."""
 
     op: str
@@ -68,7 +64,7 @@ class FabricRow(_Part):
         return None if rate is None else rate * bus_factor(self.op, len(self.ranks))
 
 
-class FabricResult(_Part):
+class FabricResult(Stored):
     """All that one self-test measured."""
 
     schema_version: Literal[1] = FABRIC_SCHEMA

@@ -6,10 +6,8 @@ import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     ByteSize,
-    ConfigDict,
     Field,
     FiniteFloat,
     NonNegativeInt,
@@ -25,6 +23,7 @@ from pydantic import (
 from harness.backends.model_source import Loading
 from harness.backends.registry import IN_DEFAULT_COMPARISON
 from harness.bounds import MOST_REPEATS
+from harness.files import Stored
 from harness.job.job import Job
 from harness.job.model import Section
 
@@ -74,10 +73,8 @@ class Limits(Section):
 _TEXT = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?) ?([A-Z]{3})")
 
 
-class Price(BaseModel):
+class Price(Stored):
     """An amount of money."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     amount: FiniteFloat = Field(gt=0)
     """Of one hour of one GPU."""

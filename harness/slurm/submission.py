@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
-from harness.files import NO_LOCKS, read_plain, write_atomically
+from harness.files import NO_LOCKS, Stored, read_plain, write_atomically
 from harness.gpus.found import Wheel, read_wheel, unfit_wheel
 from harness.launch.cells import is_refused
 from harness.plan.hardware import load_hardware
@@ -43,10 +43,8 @@ class AnotherSubmission(HarnessError):
     """A folder whose runs another process is submitting."""
 
 
-class SubmittedJob(BaseModel):
+class SubmittedJob(Stored):
     """Which job runs which run."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     run_id: str
     job: str

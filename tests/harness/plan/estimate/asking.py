@@ -6,8 +6,8 @@ from typing import Any
 
 from harness.job.config import load_experiment
 from harness.plan.estimate import question
-from harness.plan.estimate.question import Question, candidates
-from harness.plan.estimate.row import EstimateRow, estimate, step_traffic
+from harness.plan.estimate.question import Question
+from harness.plan.estimate.row import EstimateRow, candidates, estimate, step_traffic
 from harness.plan.hardware import load_hardware
 from harness.plan.models import load_model
 
