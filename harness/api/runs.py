@@ -31,14 +31,14 @@ from harness.record.store import read_runs
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from harness.plan.estimate.question import Question
+    from harness.plan.estimate.question import EstimateRequest
     from harness.plan.estimate.row import EstimateRow
 
 
 class Estimate:
     """Rows of an estimate, one per backend and number of ranks."""
 
-    def __init__(self, question: Question, rows: Sequence[EstimateRow]) -> None:
+    def __init__(self, question: EstimateRequest, rows: Sequence[EstimateRow]) -> None:
         self.question = question
         self.rows = list(rows)
 

@@ -23,7 +23,7 @@ from harness.cli.output import begin
 from harness.job.config import load_experiment
 
 if TYPE_CHECKING:
-    from harness.plan.estimate.question import Question
+    from harness.plan.estimate.question import EstimateRequest
     from harness.plan.estimate.row import EstimateRow
     from harness.plan.hardware import Hardware
 
@@ -110,7 +110,7 @@ def _list(known: Hardware, *, models: bool) -> int:
     return 0
 
 
-def _answer(asked: Question, *, details: bool, whole: bool, as_json: bool) -> list[EstimateRow]:
+def _answer(asked: EstimateRequest, *, details: bool, whole: bool, as_json: bool) -> list[EstimateRow]:
     from harness.plan.estimate import document
     from harness.plan.estimate.alternatives import of_rows
     from harness.plan.estimate.row import estimate as estimated

@@ -25,10 +25,10 @@ from harness.backends.registry import IN_DEFAULT_COMPARISON
 from harness.bounds import MOST_REPEATS
 from harness.files import Stored
 from harness.job.job import Job
-from harness.job.model import Section
+from harness.job.model import SettingsSection
 
 
-class Limits(Section):
+class Limits(SettingsSection):
     """Times after which a run is ended and recorded as timeout, with where each rank was."""
 
     timeout_seconds: PositiveFloat | None = Field(
@@ -134,7 +134,7 @@ Question = Literal["speed", "memory", "footprint", "parity", "scaling", "all"]
 """What a comparison is made to answer; its report answers nothing else."""
 
 
-class MeasureSection(Section):
+class MeasureSection(SettingsSection):
     """Which steps of a run are measured how."""
 
     warmup_steps: NonNegativeInt = Field(3, description="first steps, excluded from all statistics")
@@ -247,7 +247,7 @@ class RuntimeSection(Limits):
     )
 
 
-class CompareSection(Section):
+class CompareSection(SettingsSection):
     """The matrix that `compare` runs."""
 
     question: Question = Field(

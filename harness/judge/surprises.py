@@ -28,7 +28,7 @@ from harness.forms.zero import FP32_SURPLUS, SECOND_FP32_COPY
 from harness.forms.zero3.collectives import TIED_TERM
 from harness.forms.zero3.states import REDUCTION_BUCKET
 from harness.job.experiment import Question
-from harness.judge.cell import Cell
+from harness.judge.cell import CellName
 from harness.judge.comparison import Comparison
 from harness.judge.effective import clipping, master_dtypes
 from harness.judge.measures import (
@@ -106,7 +106,7 @@ class Surprise:
     behaviour: Behaviour
     versions: str
     """'DeepSpeed 0.19.8'; empty where the text names them."""
-    cells: tuple[Cell, ...]
+    cells: tuple[CellName, ...]
     figures: tuple[float, ...]
     """One for each cell that has one."""
     effect: float

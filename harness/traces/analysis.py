@@ -15,13 +15,13 @@ from harness.traces.collectives import Call, GroupsOfJob, calls_of
 from harness.traces.overlap import (
     Communication,
     Interval,
-    Work,
+    RankActivity,
     computing_stretches,
     divide,
     union,
 )
 from harness.traces.scanning import TraceFile
-from harness.traces.timeline import Device, Process, Timeline, whole
+from harness.traces.timeline import Process, Timeline, TracedDevice, whole
 
 _RANK_IN_NAME = re.compile(r"(?:rank|^r|[-_.]r)[-_]?(\d+)", re.IGNORECASE)
 
@@ -148,7 +148,7 @@ def read_trace(path: Path) -> list[RankTrace]:
     return ranks
 
 
-Participant = tuple[int, int, Process, list[Device]]
+Participant = tuple[int, int, Process, list[TracedDevice]]
 
 
 def _participants(timeline: Timeline, distributed: dict[str, Any]) -> list[Participant]:
@@ -185,7 +185,7 @@ def _merged(processes: Iterable[Process]) -> Process:
 
 
 def _rank(
-    path: Path, distributed: dict[str, Any], file: TraceFile, process: Process, devices: list[Device],
+    path: Path, distributed: dict[str, Any], file: TraceFile, process: Process, devices: list[TracedDevice],
     number: int, count: int,
 ) -> RankTrace:  # fmt: skip
     device = _joined(devices)
@@ -215,10 +215,10 @@ def _rank(
     return trace
 
 
-def _joined(devices: list[Device]) -> Device | None:
+def _joined(devices: list[TracedDevice]) -> TracedDevice | None:
     if len(devices) < 2:
         return devices[0] if devices else None
-    whole = Device()
+    whole = TracedDevice()
     for device in devices:
         whole.computing.extend(device.computing)
         whole.copies.extend(device.copies)
@@ -232,18 +232,18 @@ def _joined(devices: list[Device]) -> Device | None:
     return whole
 
 
-def _device_work(device: Device) -> Work:
+def _device_work(device: TracedDevice) -> RankActivity:
     communications = [
         Communication(name=c.name, phase="none", start=c.start, end=c.end) for c in device.communications
     ]
-    return Work(union(_pairs(device.computing)), communications, union(_pairs(device.copies)))
+    return RankActivity(union(_pairs(device.computing)), communications, union(_pairs(device.copies)))
 
 
-def _host_work(process: Process) -> Work:
+def _host_work(process: Process) -> RankActivity:
     communications = [
         Communication(name=t.name, phase="none", start=t.start, end=t.end) for t in process.transports
     ]
-    return Work(computing_stretches(process.operators()), communications)
+    return RankActivity(computing_stretches(process.operators()), communications)
 
 
 def _host_window(process: Process, calls: Sequence[Call]) -> Interval:
@@ -257,7 +257,7 @@ def _pairs(times: Sequence[int]) -> Iterable[Interval]:
     return zip(times[::2], times[1::2], strict=True)
 
 
-def _division(window: Interval, work: Work, *, known: bool) -> Division:
+def _division(window: Interval, work: RankActivity, *, known: bool) -> Division:
     row = divide(0, window, work)
     unknown = () if known else ("communication_seconds", "exposed_seconds", "idle_seconds")
     figures: dict[str, Any] = {name: None if name in unknown else row[name] for name in FIGURES}
@@ -265,7 +265,7 @@ def _division(window: Interval, work: Work, *, known: bool) -> Division:
 
 
 def _steps(
-    rank: int | None, process: Process, device: Device | None, work: Work, *, known: bool
+    rank: int | None, process: Process, device: TracedDevice | None, work: RankActivity, *, known: bool
 ) -> list[StepDivision]:
     """Each annotated step, from its begin to its end on the host."""
     found = []
@@ -277,7 +277,7 @@ def _steps(
     return found
 
 
-def _begins_within(device: Device, window: Interval) -> bool:
+def _begins_within(device: TracedDevice, window: Interval) -> bool:
     """Whether the device's first event comes in the first tenth of a step: the step was recorded whole."""
     return device.first - window[0] <= (window[1] - window[0]) // 10
 

@@ -11,7 +11,7 @@ from harness.backends.registry import strategy_of
 from harness.errors import HarnessError
 from harness.files import write_atomically
 from harness.judge.wording import listed
-from harness.plan.estimate.question import Question
+from harness.plan.estimate.question import EstimateRequest
 from harness.plan.estimate.row import EstimateRow, estimate
 from harness.tell.document import Picture
 from harness.tell.formats import number
@@ -38,7 +38,7 @@ def picture_format(path: Path) -> str:
     return FORMATS[path.suffix]
 
 
-def sizes_to_draw(asked: Question) -> Question:
+def sizes_to_draw(asked: EstimateRequest) -> EstimateRequest:
     """The question over several numbers of ranks; of a single one, over powers of two up to it."""
     if len(asked.world_sizes) > 1:
         return asked
@@ -49,7 +49,7 @@ def sizes_to_draw(asked: Question) -> Question:
     return replace(asked, world_sizes=(*fitting, largest))
 
 
-def write_picture(asked: Question, rows: Sequence[EstimateRow], path: Path) -> None:
+def write_picture(asked: EstimateRequest, rows: Sequence[EstimateRow], path: Path) -> None:
     """Write the picture as SVG or PNG, by the file's suffix. Raises HarnessError where it cannot.
 
     rows: those of the question; of a single number of ranks, those that are drawn are estimated here.
@@ -64,7 +64,7 @@ def write_picture(asked: Question, rows: Sequence[EstimateRow], path: Path) -> N
         raise HarnessError(f"--plot {path} cannot be written: {error.strerror}") from error
 
 
-def estimate_picture(asked: Question, rows: Sequence[EstimateRow]) -> Picture:
+def estimate_picture(asked: EstimateRequest, rows: Sequence[EstimateRow]) -> Picture:
     """Memory with the device's limit, and where a device is known, tokens/s and exposed communication."""
     curves = curves_of(rows)
     name = asked.model.name
@@ -100,7 +100,7 @@ def _joined(labels: Sequence[str]) -> str:
     return text if len(text) <= LONGEST_NAME else f"{labels[0]} and {len(labels) - 1} equal ones"
 
 
-def _chart(asked: Question, curves: Sequence[Curve], *, timed: bool) -> dict[str, Any]:
+def _chart(asked: EstimateRequest, curves: Sequence[Curve], *, timed: bool) -> dict[str, Any]:
     limit = asked.device.memory_bytes / 1e9 if asked.device is not None else None
     panels = [_panel(curves, "GB of memory per rank", _needed, limit=limit, is_log=True)]
     if limit is not None and asked.device is not None:

@@ -19,7 +19,7 @@ from harness.plan.model import PlannedModel
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class EstimateRequest:
     """A model, a job, and where it may run."""
 
     model: PlannedModel
@@ -50,7 +50,7 @@ def question(
     fabric: Fabric | None = None,
     constants: TimeConstants | None = None,
     remarks: Sequence[str] = (),
-) -> Question:
+) -> EstimateRequest:
     """Check what is asked. `backends`: names with their options, or 'all' for every built-in one.
 
     Without any size of a batch, the micro-batch is 1. `remarks`: what was chosen before. Raises HarnessError
@@ -68,7 +68,7 @@ def question(
                 "--gpus-per-node, or change it"
             )
         job_layout(tuple(labels), size, experiment.training)
-    return Question(
+    return EstimateRequest(
         model=model,
         experiment=experiment,
         labels=tuple(labels),
@@ -83,7 +83,9 @@ def question(
     )
 
 
-def asked_of(experiment: Experiment, model: str | None, *, device: Device | None, **where: Any) -> Question:
+def asked_of(
+    experiment: Experiment, model: str | None, *, device: Device | None, **where: Any
+) -> EstimateRequest:
     """What a command asks of a model by name, or of the job's; `where` as of `question`.
 
     A GPU brings the precision, sequence and preset of ordinary training where the job names none.

@@ -16,8 +16,8 @@ from harness.forms.textbook import gathers_updated, textbook_sent_bytes, textboo
 from harness.forms.workload import Role, Workload
 from harness.job.batch import BatchLayout, job_layout, layout_of, with_global_batch
 from harness.plan.coverage import why_memory_unknown
-from harness.plan.estimate.question import Question
-from harness.plan.limits import Verdict
+from harness.plan.estimate.question import EstimateRequest
+from harness.plan.limits import MemoryVerdict
 from harness.plan.memory import MemoryPrediction, host_bytes, predict_memory
 from harness.plan.scenario import Scenario, why_not_planned
 from harness.plan.speed import (
@@ -150,14 +150,14 @@ class EstimateRow:
         return None if self.traffic_unknown else sum(line.between_bytes for line in self.traffic)
 
     @property
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> MemoryVerdict | None:
         """None: no device, or memory not predicted and model states alone fit."""
         if self.scenario is None or self.scenario.device is None:
             return None
         device = self.scenario.device.memory_bytes
         if self.memory is not None:
-            return Verdict(needed_bytes=self.memory.device_bytes, device_bytes=device)
-        alone = Verdict(needed_bytes=self.state_bytes(*STATE_KINDS) or 0, device_bytes=device)
+            return MemoryVerdict(needed_bytes=self.memory.device_bytes, device_bytes=device)
+        alone = MemoryVerdict(needed_bytes=self.state_bytes(*STATE_KINDS) or 0, device_bytes=device)
         return None if alone.fits else alone
 
     @property
@@ -253,14 +253,14 @@ def _parts(scenario: Scenario) -> int:
     return scenario.shard_size or scenario.world_size
 
 
-def candidates(asked: Question) -> Iterator[EstimateRow]:
+def candidates(asked: EstimateRequest) -> Iterator[EstimateRow]:
     """The rows before anything is predicted, by world size and then by backend."""
     for world_size in asked.world_sizes:
         for label in asked.labels:
             yield _planned(asked, label, world_size)
 
 
-def _planned(asked: Question, label: str, world_size: int) -> EstimateRow:
+def _planned(asked: EstimateRequest, label: str, world_size: int) -> EstimateRow:
     per_node = min(asked.ranks_per_node, world_size)
     training, job = asked.experiment.training, asked.experiment.job()
     layout: BatchLayout | None = None
@@ -291,7 +291,7 @@ def _planned(asked: Question, label: str, world_size: int) -> EstimateRow:
     return EstimateRow(label=label, world_size=world_size, scenario=scenario)
 
 
-def estimate(asked: Question) -> list[EstimateRow]:
+def estimate(asked: EstimateRequest) -> list[EstimateRow]:
     """Every row of a question. A row that cannot be predicted says why.
 
     Raises HarnessError if no strategy can run the job on any of the numbers of ranks.
