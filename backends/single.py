@@ -182,7 +182,7 @@ class SingleBackend(Backend):
         precision = getattr(self.options, "precision", None)
         if precision in ("fp32", "fp64"):
             context = replace(context, precision="fp32")
-            model.to(dtype=torch.float64 if precision == "fp64" else torch.float32)
+            model.double() if precision == "fp64" else model.float()
         if precision == "fp64":
             torch.set_default_dtype(torch.float64)
             context = replace(context, compute_loss=in_double(context.compute_loss))

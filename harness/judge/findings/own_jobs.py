@@ -13,7 +13,7 @@ from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 from harness.judge.wording import counted
 from harness.record import ModelLossPart, Record
-from harness.record.workload import batch_statistics, is_another_computation
+from harness.record.workload import batch_statistics, depends_on_split, is_another_computation
 
 BYTES = "bytes"
 
@@ -48,6 +48,8 @@ def _batch_norm(row: Row) -> Finding | None:
     if not layers or row.record.status not in ("ok", "diverged") or row.record.backend.name == REFERENCE:
         return None
     world, reference = row.record.world, row.reference.record if row.reference else None
+    if reference is not None and not depends_on_split(reference):
+        return None  # as measured: these layers keep statistics and do not use the batch's
     same = reference is None or not is_another_computation(row.record, reference)
     count = "1 layer normalises" if len(layers) == 1 else f"{len(layers)} layers normalise"
     text = f"{count} over the {world.micro_batch_size} samples of a rank's micro-batch"
