@@ -166,6 +166,13 @@ def _twice(text: str, _backend: str) -> str:
     )
 
 
+def _no_gradient(_text: str, _backend: str) -> str:
+    return (
+        "the loss takes a gradient (torch.autograd.grad) of what has none; in evaluation nothing has one: "
+        "take it where torch.is_grad_enabled(), or leave evaluation.every_steps out"
+    )
+
+
 def _deterministic(_text: str, _backend: str) -> str:
     return (
         "set training.deterministic=false: an operator has no deterministic kernel on CUDA, and repeats of a "
@@ -173,6 +180,7 @@ def _deterministic(_text: str, _backend: str) -> str:
     )
 
 
+NO_GRADIENT = "does not require grad and does not have a grad_fn"
 KNOWN = (
     KnownFailure(words=("support scalar parameters", "self.dim() cannot be 0 to view"), say=_scalar),
     KnownFailure(
@@ -197,6 +205,7 @@ KNOWN = (
     ),
     KnownFailure(words=("out of bounds for storage of size 0",), say=_given_back),
     KnownFailure(words=("does not have a deterministic implementation",), say=_deterministic),
+    KnownFailure(words=(NO_GRADIENT,), say=_no_gradient),
 )
 OF_STRANGERS = (AttributeError, AssertionError, KeyError)
 """What libraries raise of a parameter that they never saw."""

@@ -315,6 +315,18 @@ def of_preferences() -> Compute:
     return compute
 
 
+def of_slopes() -> Compute:
+    """With a penalty on the gradient of the output with respect to the input, as WGAN-GP has it."""
+
+    def compute(model: nn.Module, batch: Batch) -> Tensor:
+        given = batch["points"].requires_grad_()
+        logits = model(given)
+        (slope,) = torch.autograd.grad(logits.sum(), given, create_graph=True)
+        return functional.cross_entropy(logits, batch["class_of"]) + (slope.norm(dim=-1) - 1).square().mean()
+
+    return compute
+
+
 def twice() -> Compute:
     """The same model on two views of a sample, and their distance."""
 

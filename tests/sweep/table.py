@@ -123,6 +123,8 @@ SHAPES = [
           settings=own("mlp", scalar=True)),
     Shape(name="two heads added up", fault="LateLossOfRankZero", settings=own("mlp", sides=2)),
     Shape(name="the model twice a step", fault="GradientsOfOneRankDropped", settings=own("mlp", "twice")),
+    Shape(name="a penalty on gradients", fault="GradientsOfOneRankDropped",
+          settings=own("mlp", "of_slopes"), labels=SIMPLE[:-1]),
     Shape(name="label smoothing and a term of its own", fault="GradientsSummed",
           settings=own("mlp", loss_smoothing=0.1, loss_auxiliary=0.01)),
     Shape(name="regression by Huber's loss", fault="DecayOnEverything",

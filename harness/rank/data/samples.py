@@ -350,15 +350,19 @@ SILENT_SECONDS = 1.0
 WHAT = "a sequence of samples, each a mapping of names to tensors, arrays or numbers"
 
 
+def seed_generators(seed: int) -> None:
+    """Bring every generator of random numbers that code of the user's own may use to this seed."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+
+
 def load_own_samples(job: Job) -> Samples:
     """Call `data.factory`, with every generator of random numbers at the job's seed, and stack its samples.
 
     Raises JobError for what is no sequence of samples of equal fields and shapes.
     """
-    seed = job.training.seed
-    torch.manual_seed(seed)
-    random.seed(seed)
-    numpy.random.seed(seed % 2**32)
+    seed_generators(job.training.seed)
     shown = f"data.factory '{job.data.factory}'"
     assert job.data.factory is not None
     rows = _rows(call_factory("data.factory", job.data.factory, job.data.arguments), shown, job)
