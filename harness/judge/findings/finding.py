@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -81,6 +81,6 @@ def of_cells(runs: Runs, judge: Callable[[Row], Finding | None]) -> list[Finding
     return found
 
 
-def labels(rows: list[Row]) -> Backends:
+def labels(rows: Sequence[Row]) -> Backends:
     """The backends of rows, each once, sorted."""
     return tuple(sorted({row.label for row in rows}))

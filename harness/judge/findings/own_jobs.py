@@ -218,16 +218,12 @@ def find_labels(runs: Runs) -> list[Finding]:
     return found
 
 
-def _backends_of(rows: Sequence[Row]) -> tuple[str, ...]:
-    return tuple(sorted({row.label for row in rows}))
-
-
 def _of_labels(rows: Sequence[Row]) -> Finding:
     data, count = rows[0].record.data, _misplaced(rows[0])
     assert data is not None
     return Finding(
         id="labels-misplaced",
-        about=_backends_of(rows),
+        about=labels(rows),
         text=f"{count:,} of {data.target_tokens:,} labels are not the token at their position: what is "
         "trained is no continuation of the text",
         values={"misplaced_labels": count, "target_tokens": data.target_tokens}
@@ -245,7 +241,7 @@ def _of_loss(rows: Sequence[Row]) -> Finding:
     added = part.model - part.job
     return Finding(
         id="model-adds-loss",
-        about=_backends_of(rows),
+        about=labels(rows),
         text=f"given labels the model returns {part.model:.4f}, the cross entropy that is trained is "
         f"{part.job:.4f}: what it adds ({added:+.4f}) is not trained",
         values={"model_loss": part.model, "job_loss": part.job, "targets": part.targets},
