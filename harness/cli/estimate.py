@@ -78,9 +78,9 @@ def estimate(
 
     known = load_hardware(hardware)
     if plot is not None:
-        from harness.plan.estimate.picture import picture_format
+        from harness.tell.pictures.drawing import plot_format
 
-        picture_format(plot)  # refuses a format before anything is computed
+        plot_format(plot)  # refuses a format before anything is computed
     if list_models or list_hardware:
         return _list(known, models=list_models)
     begin("tracing the model's activations")

@@ -21,7 +21,7 @@ from harness.tell.document import Picture
 from harness.tell.formats import NOT_AVAILABLE, gigabytes, number
 from harness.tell.narrow import fitted
 from harness.tell.pictures.curves import Panel, decades, plain_look
-from harness.tell.pictures.drawing import draw
+from harness.tell.pictures.drawing import write_plot
 
 FABRIC_SCHEMA: Literal[1] = 1
 FABRIC_NAME = "fabric.json"
@@ -334,19 +334,12 @@ def _panel(
     values = [point["value"] for point in points]
     sizes = sorted({row.size_bytes for rows in curves.values() for row in rows})
     labels = {size: binary_size(size) for size in sizes}
-    panel = Panel(
+    return Panel(
         across="bytes, in powers of 1024", up=title, domain=(min(values) / 1.2, max(values) * 1.2),
         is_log=True, width=WIDTH, height=HEIGHT,
         y_axis={"format": ",~f", "values": decades(min(values), max(values))},
         x_axis={"labelExpr": f"({json.dumps(labels)})[datum.value]"},
-    )  # fmt: skip
-    panel.place_labels(points)
-    return {
-        "data": {"values": points},
-        "width": panel.width,
-        "height": panel.height,
-        "layer": panel.layers(sizes),
-    }
+    ).chart(points, sizes)  # fmt: skip
 
 
 def binary_size(size: float) -> str:
@@ -355,24 +348,13 @@ def binary_size(size: float) -> str:
     return f"{size / 1024**power:g}{' KMGT'[power].strip()}"
 
 
-def picture_format(path: Path) -> Literal["svg", "png"]:
-    """The format that a file's suffix asks for. Raises HarnessError for another than SVG and PNG."""
-    match path.suffix:
-        case ".svg":
-            return "svg"
-        case ".png":
-            return "png"
-    raise HarnessError(f"--plot was given '{path}'; give a name that ends with .svg or .png")
-
-
 def write_picture(result: FabricResult, path: Path) -> None:
     """Write the picture as SVG or PNG, by the suffix. Raises HarnessError for another, and on a stub."""
-    form = picture_format(path)
     if result.on_stub:
         raise HarnessError(
             f"--plot was given '{path}', but a {result.device_name} has no speed to draw; omit it"
         )
-    write_atomically(path, draw(fabric_picture(result), (form,))[form])
+    write_plot(fabric_picture(result), path)
 
 
 def _pairs(result: FabricResult) -> dict[str, list[FabricRow]]:

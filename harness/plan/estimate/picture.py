@@ -8,17 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends.registry import strategy_of
-from harness.errors import HarnessError
-from harness.files import write_atomically
 from harness.judge.wording import listed
 from harness.plan.estimate.question import EstimateRequest
 from harness.plan.estimate.row import EstimateRow, estimate
 from harness.tell.document import Picture
 from harness.tell.formats import number
 from harness.tell.pictures.curves import LINE, Panel, decades
-from harness.tell.pictures.drawing import LIMIT, draw, look_of
+from harness.tell.pictures.drawing import LIMIT, look_of, write_plot
 
-FORMATS = {".svg": "svg", ".png": "png"}
 WIDTH, HEIGHT = 460, 240
 LONGEST_NAME = 44
 
@@ -29,13 +26,6 @@ class Curve:
 
     name: str
     rows: tuple[EstimateRow, ...]
-
-
-def picture_format(path: Path) -> str:
-    """'svg' or 'png' by the file's suffix. Raises HarnessError for another."""
-    if path.suffix not in FORMATS:
-        raise HarnessError(f"--plot was given '{path}'; give a name that ends with .svg or .png")
-    return FORMATS[path.suffix]
 
 
 def sizes_to_draw(asked: EstimateRequest) -> EstimateRequest:
@@ -54,14 +44,8 @@ def write_picture(asked: EstimateRequest, rows: Sequence[EstimateRow], path: Pat
 
     rows: those of the question; of a single number of ranks, those that are drawn are estimated here.
     """
-    form = picture_format(path)
     several = sizes_to_draw(asked)
-    drawn = rows if several is asked else estimate(several)
-    image = draw(estimate_picture(several, drawn), (form,))[form]
-    try:
-        write_atomically(path, image)
-    except OSError as error:
-        raise HarnessError(f"--plot {path} cannot be written: {error.strerror}") from error
+    write_plot(estimate_picture(several, rows if several is asked else estimate(several)), path)
 
 
 def estimate_picture(asked: EstimateRequest, rows: Sequence[EstimateRow]) -> Picture:
@@ -128,19 +112,12 @@ def _panel(
             points.append({"curve": index, "x": size, "value": value, "label": label, **look})
     values = [point["value"] for point in points] + ([limit] if limit is not None else [])
     low = min(values) / 1.15 if is_log else 0.0
-    panel = Panel(
+    sizes = sorted({row.world_size for curve in curves for row in curve.rows})
+    return Panel(
         across="ranks", up=title, domain=(low, max(values) * 1.15 or 1.0), is_log=is_log,
         width=WIDTH, height=max(HEIGHT, int(LINE * len(curves))), x_axis={"format": ",d"},
         y_axis={"format": ",~f", **({"values": decades(min(values), max(values))} if is_log else {})},
-    )  # fmt: skip
-    panel.place_labels(points)
-    sizes = sorted({row.world_size for curve in curves for row in curve.rows})
-    return {
-        "data": {"values": points},
-        "width": panel.width,
-        "height": panel.height,
-        "layer": panel.layers(sizes),
-    }
+    ).chart(points, sizes)  # fmt: skip
 
 
 def _limit(limit: float, name: str) -> list[dict[str, Any]]:
