@@ -30,12 +30,12 @@ from harness.backends.optimizer_groups import (
     set_rates,
     updated_tensors,
 )
-from harness.backends.piece import OptimizerProgress, Piece
+from harness.backends.piece import Piece, Progress
 from harness.backends.precision import autocast_dtype, dtype_name
 
 
 @dataclass(frozen=True, kw_only=True)
-class TorchStrategy:
+class Strategy:
     """What distinguishes one torch strategy from another, as far as the engine is concerned."""
 
     name: str
@@ -79,7 +79,7 @@ class TorchEngine(Engine):
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
         context: SetupContext,
-        strategy: TorchStrategy,
+        strategy: Strategy,
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         self.module = module
@@ -214,11 +214,11 @@ class TorchEngine(Engine):
     def weight_pieces(self) -> Iterator[Piece]:
         return whole_pieces(self._bare_module().named_parameters(), None)
 
-    def progress(self) -> OptimizerProgress:
+    def progress(self) -> Progress:
         scale = scaler_progress(self.scaler) if self.scaler else {}
-        return OptimizerProgress(updates=update_count(bare_optimizer(self.optimizer)), **scale)
+        return Progress(updates=update_count(bare_optimizer(self.optimizer)), **scale)
 
-    def continue_from(self, progress: OptimizerProgress) -> None:
+    def continue_from(self, progress: Progress) -> None:
         set_update_count(bare_optimizer(self.optimizer), progress.updates)
         if self.scaler:
             restore_scaler(self.scaler, progress)

@@ -19,7 +19,7 @@ from harness.backends.checkpoints.adam import (
     update_count,
 )
 from harness.backends.checkpoints.torch_pieces import whole_pieces
-from harness.backends.piece import MOMENTS, OptimizerProgress, Piece
+from harness.backends.piece import MOMENTS, Piece, Progress
 
 from ..explain import Unsupported
 
@@ -48,17 +48,17 @@ def load_native(engine: Any, directory: Path) -> None:
         raise FileNotFoundError(f"no DeepSpeed checkpoint in {directory}")
 
 
-def zero_progress(engine: Any) -> OptimizerProgress:
+def zero_progress(engine: Any) -> Progress:
     """What continues of a `DeepSpeedEngine` besides weights and moments."""
     updates = update_count(engine.basic_optimizer)
     scaler = _scaler_of(engine)
     if scaler is None:
-        return OptimizerProgress(updates=updates)
+        return Progress(updates=updates)
     clean = scaler.cur_iter - scaler.last_overflow_iter - 1
-    return OptimizerProgress(updates=updates, loss_scale=float(scaler.cur_scale), clean_steps=clean)
+    return Progress(updates=updates, loss_scale=float(scaler.cur_scale), clean_steps=clean)
 
 
-def continue_zero(engine: Any, stage: int, progress: OptimizerProgress) -> None:
+def continue_zero(engine: Any, stage: int, progress: Progress) -> None:
     """Set the step count and the loss scaler, and make the weights in use anew; a collective.
 
     Raises ValueError if the checkpoint has no loss scale where this engine scales.
@@ -67,7 +67,7 @@ def continue_zero(engine: Any, stage: int, progress: OptimizerProgress) -> None:
     _refresh_weights(engine, stage)
 
 
-def restore_progress(engine: Any, progress: OptimizerProgress) -> None:
+def restore_progress(engine: Any, progress: Progress) -> None:
     """Set the step count and the loss scaler. Raises ValueError as `continue_zero`."""
     set_update_count(engine.basic_optimizer, progress.updates)
     if (scaler := _scaler_of(engine)) is not None:

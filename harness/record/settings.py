@@ -11,9 +11,9 @@ from pydantic_core import PydanticCustomError
 
 from harness.job.experiment import MeasureSection
 from harness.job.job import Job
-from harness.job.model import SettingsSection
+from harness.job.model import Section
 
-Settings = TypeVar("Settings", bound=SettingsSection)
+Settings = TypeVar("Settings", bound=Section)
 
 
 def _as_recorded(kind: type[Settings]) -> WrapValidator:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -12,16 +13,9 @@ from typing import Any
 from harness.bounds import MOST_RANKS
 from harness.errors import HarnessError
 from harness.traces.collectives import Call, GroupsOfJob, calls_of
-from harness.traces.overlap import (
-    Communication,
-    Interval,
-    RankActivity,
-    computing_stretches,
-    divide,
-    union,
-)
+from harness.traces.overlap import Interval, Stretches, computing_stretches, seconds_within, union
 from harness.traces.scanning import TraceFile
-from harness.traces.timeline import Process, Timeline, TracedDevice, whole
+from harness.traces.timeline import Device, Process, Timeline, whole
 
 _RANK_IN_NAME = re.compile(r"(?:rank|^r|[-_.]r)[-_]?(\d+)", re.IGNORECASE)
 
@@ -142,13 +136,13 @@ def read_trace(path: Path) -> list[RankTrace]:
     ]
     if not any(rank.on_device or rank.calls for rank in ranks):
         raise HarnessError(
-            f"trace '{path}' has neither events of a device nor collectives; record it with "
+            f"trace '{path}' has neither kernels or copies of a GPU nor collectives; record it with "
             "ProfilerActivity.CUDA, or on ranks that communicate"
         )
     return ranks
 
 
-Participant = tuple[int, int, Process, list[TracedDevice]]
+Participant = tuple[int, int, Process, list[Device]]
 
 
 def _participants(timeline: Timeline, distributed: dict[str, Any]) -> list[Participant]:
@@ -185,7 +179,7 @@ def _merged(processes: Iterable[Process]) -> Process:
 
 
 def _rank(
-    path: Path, distributed: dict[str, Any], file: TraceFile, process: Process, devices: list[TracedDevice],
+    path: Path, distributed: dict[str, Any], file: TraceFile, process: Process, devices: list[Device],
     number: int, count: int,
 ) -> RankTrace:  # fmt: skip
     device = _joined(devices)
@@ -209,16 +203,18 @@ def _rank(
         steps=[], calls=calls, styles=frozenset(process.styles), kernels=device.kernels if device else {},
     )  # fmt: skip
     trace.steps = _steps(rank, process, device, work, known=known)
+    marks = sorted((at, number) for number, at in process.steps)
     for call in calls:
-        call.step = next((n for n, (a, b) in process.steps if a <= call.start < b), None)
+        place = bisect_right(marks, call.start, key=lambda mark: mark[0][0]) - 1
+        call.step = marks[place][1] if place >= 0 and call.start < marks[place][0][1] else None
     trace.remarks = _remarks(trace, file, process, known=known)
     return trace
 
 
-def _joined(devices: list[TracedDevice]) -> TracedDevice | None:
+def _joined(devices: list[Device]) -> Device | None:
     if len(devices) < 2:
         return devices[0] if devices else None
-    whole = TracedDevice()
+    whole = Device()
     for device in devices:
         whole.computing.extend(device.computing)
         whole.copies.extend(device.copies)
@@ -232,18 +228,14 @@ def _joined(devices: list[TracedDevice]) -> TracedDevice | None:
     return whole
 
 
-def _device_work(device: TracedDevice) -> RankActivity:
-    communications = [
-        Communication(name=c.name, phase="none", start=c.start, end=c.end) for c in device.communications
-    ]
-    return RankActivity(union(_pairs(device.computing)), communications, union(_pairs(device.copies)))
+def _device_work(device: Device) -> Stretches:
+    talking = union((c.start, c.end) for c in device.communications)
+    return Stretches(union(_pairs(device.computing)), talking, union(_pairs(device.copies)))
 
 
-def _host_work(process: Process) -> RankActivity:
-    communications = [
-        Communication(name=t.name, phase="none", start=t.start, end=t.end) for t in process.transports
-    ]
-    return RankActivity(computing_stretches(process.operators()), communications)
+def _host_work(process: Process) -> Stretches:
+    talking = union((t.start, t.end) for t in process.transports)
+    return Stretches(computing_stretches(process.operators()), talking)
 
 
 def _host_window(process: Process, calls: Sequence[Call]) -> Interval:
@@ -257,15 +249,15 @@ def _pairs(times: Sequence[int]) -> Iterable[Interval]:
     return zip(times[::2], times[1::2], strict=True)
 
 
-def _division(window: Interval, work: RankActivity, *, known: bool) -> Division:
-    row = divide(0, window, work)
+def _division(window: Interval, work: Stretches, *, known: bool) -> Division:
+    row = seconds_within(window, work)
     unknown = () if known else ("communication_seconds", "exposed_seconds", "idle_seconds")
     figures: dict[str, Any] = {name: None if name in unknown else row[name] for name in FIGURES}
     return Division(**figures)
 
 
 def _steps(
-    rank: int | None, process: Process, device: TracedDevice | None, work: RankActivity, *, known: bool
+    rank: int | None, process: Process, device: Device | None, work: Stretches, *, known: bool
 ) -> list[StepDivision]:
     """Each annotated step, from its begin to its end on the host."""
     found = []
@@ -277,7 +269,7 @@ def _steps(
     return found
 
 
-def _begins_within(device: TracedDevice, window: Interval) -> bool:
+def _begins_within(device: Device, window: Interval) -> bool:
     """Whether the device's first event comes in the first tenth of a step: the step was recorded whole."""
     return device.first - window[0] <= (window[1] - window[0]) // 10
 

@@ -5,6 +5,7 @@ Times are integers in nanoseconds. The figures are those of `record.OverlapPart`
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -34,7 +35,7 @@ class Operator(NamedTuple):
     """Whether it is a transport's work on a collective: nothing inside of it computes."""
 
 
-class RankActivity(NamedTuple):
+class Work(NamedTuple):
     """What one rank did."""
 
     computing: Sequence[Interval]
@@ -43,23 +44,40 @@ class RankActivity(NamedTuple):
     """Copies and memsets of a device; None: the host worked."""
 
 
-def divide(step: int, window: Interval, work: RankActivity) -> dict[str, Any]:
+def divide(step: int, window: Interval, work: Work) -> dict[str, Any]:
     """One row in the form of `record.OverlapPart`; what lies outside of `window` is cut off."""
-    start, end = window
-    busy = union(_clip(work.computing, window))
-    talking = union(_clip(((c.start, c.end) for c in work.communications), window))
-    copying = union(_clip(work.copies or (), window))
-    exposed = unhidden(talking, work.computing, window)
+    stretches = Stretches(
+        union(work.computing),
+        union((c.start, c.end) for c in work.communications),
+        None if work.copies is None else union(work.copies),
+    )
+    exposed = unhidden(stretches.talking, stretches.computing, window)
     longest = sorted(exposed, key=lambda stretch: stretch[0] - stretch[1])[:LONGEST_WAITS]
+    waits = [_wait(stretch, work.communications) for stretch in longest]
+    return {"step": step, **seconds_within(window, stretches), "waits": waits}
+
+
+class Stretches(NamedTuple):
+    """What one rank did, each as `union` gives it."""
+
+    computing: Sequence[Interval]
+    talking: Sequence[Interval]
+    copies: Sequence[Interval] | None = None
+
+
+def seconds_within(window: Interval, stretches: Stretches) -> dict[str, float | None]:
+    """The figures of a window in the time that what lies in it takes, however long the trace is."""
+    start, end = window
+    busy, talking = _cut(stretches.computing, window), _cut(stretches.talking, window)
+    copying = _cut(stretches.copies or (), window)
+    exposed = subtract(talking, busy)
     return {
-        "step": step,
         "seconds": (end - start) / 1e9,
         "compute_seconds": length(busy) / 1e9,
         "communication_seconds": length(talking) / 1e9,
         "exposed_seconds": length(exposed) / 1e9,
-        "copy_seconds": None if work.copies is None else length(copying) / 1e9,
+        "copy_seconds": None if stretches.copies is None else length(copying) / 1e9,
         "idle_seconds": (end - start - length(union([*busy, *talking, *copying]))) / 1e9,
-        "waits": [_wait(stretch, work.communications) for stretch in longest],
     }
 
 
@@ -153,6 +171,12 @@ def _wait(stretch: Interval, communications: Sequence[Communication]) -> dict[st
     start, end = stretch
     longest = max(communications, key=lambda c: min(c.end, end) - max(c.start, start))
     return {"name": longest.name, "phase": longest.phase, "seconds": (end - start) / 1e9}
+
+
+def _cut(stretches: Sequence[Interval], window: Interval) -> list[Interval]:
+    """The part of disjoint intervals in order that lies in a window."""
+    first = max(0, bisect_left(stretches, (window[0],)) - 1)
+    return _clip(stretches[first : bisect_left(stretches, (window[1],))], window)
 
 
 def _clip(intervals: Iterable[Interval], window: Interval) -> list[Interval]:

@@ -21,6 +21,8 @@ LEAST_SHARE = 0.04
 REDUCTIONS = ("reduce_scatter", "all_reduce", "reduce")
 AGAIN, ONCE = (1.6, 2.3), (0.75, 1.3)
 """Elements gathered per element reduced: weights gathered for both passes, or for one."""
+MOST_EQUAL_SIZES = 2
+"""Of many all-reduces that are no buckets: one follows attention, the other the layer behind it."""
 CLOSED_FORMS = {"none": "DDP", "grad-op": "weights gathered once", "full-shard": "full sharding"}
 SCATTERED = "ZeRO-1 and ZeRO-2 that scatter gradients in place of all-reducing them"
 FLOATS = ("float32", "float64", "float16", "bfloat16")
@@ -76,8 +78,8 @@ def likeness_of(rank: RankTrace, parameters: int | None = None) -> Likeness:
     ]
     reduced = max((large[op] for op in REDUCTIONS if op in large), key=lambda v: v.elements, default=None)
     gathered = large.get("all_gather")
-    found.strategy, sharding = _name(large, rank.styles, found.evidence)
     count = max(1, steps)
+    found.strategy, sharding = _name(large, rank.styles, count, found.evidence)
     if reduced is not None:
         found.parameters = parameters or round(reduced.elements / count)
         found.unit_bytes = reduced.sizes[: len(reduced.sizes) // count]
@@ -123,7 +125,7 @@ def _volumes(calls: Sequence[Call]) -> dict[str, _Volume]:
 
 
 def _name(
-    large: dict[str, _Volume], styles: frozenset[str], evidence: list[str]
+    large: dict[str, _Volume], styles: frozenset[str], steps: int, evidence: list[str]
 ) -> tuple[str | None, str | None]:
     """The strategy in words, and the sharding of the closed form that fits."""
     beside = _beside(large, evidence)
@@ -147,7 +149,7 @@ def _name(
         name = "ZeRO-1 or ZeRO-2 as DeepSpeed does them: gradients all-reduced, updated weights gathered"
         sharding = "grad-op" if not beside else None
     elif reduced is not None and reduced.elements:
-        equal = len(set(reduced.sizes)) == 1 and reduced.calls >= 8
+        equal = len(set(reduced.sizes)) <= MOST_EQUAL_SIZES and reduced.calls >= 8 * steps
         if "DDP" in styles:
             name, sharding = "DDP", "none"
         elif equal:

@@ -66,7 +66,7 @@ class HostEvent(NamedTuple):
 
 
 @dataclass
-class TracedDevice:
+class Device:
     """What ran on one device; times in nanoseconds."""
 
     computing: array[int] = field(default_factory=lambda: array("q"))
@@ -118,7 +118,7 @@ class Timeline:
     """Takes the events of a file one by one."""
 
     def __init__(self) -> None:
-        self.devices: dict[str, TracedDevice] = {}
+        self.devices: dict[str, Device] = {}
         self.processes: dict[str, Process] = {}
         self.is_kineto = False
         """Whether any event is of a category that torch.profiler writes."""
@@ -148,7 +148,7 @@ class Timeline:
         if code & _ON_DEVICE:
             self._on_device(event, code, str(name), start, start + duration)
         elif code & _DEVICE_MARK:
-            device = self.devices.setdefault(str(event.get("pid")), TracedDevice())
+            device = self.devices.setdefault(str(event.get("pid")), Device())
             device.marks.append(_host_event(event, str(name), start, start + duration))
         else:
             self._on_host(event, code, str(name), start, start + duration)
@@ -157,8 +157,11 @@ class Timeline:
         pid = str(event.get("pid"))
         device = self.devices.get(pid)
         if device is None:
-            device = self.devices[pid] = TracedDevice()
-        device.first, device.last = min(device.first, start), max(device.last, end)
+            device = self.devices[pid] = Device()
+        if start < device.first:
+            device.first = start
+        if end > device.last:
+            device.last = end
         if code & _COMPUTES:
             device.computing.extend((start, end))
         if code & _COPIES:
@@ -191,7 +194,10 @@ class Timeline:
                 process.launchers.append(process.names.setdefault(thread, len(process.names)))
             return
         if code & _OPERATOR:
-            process.first, process.last = min(process.first, start), max(process.last, end)
+            if start < process.first:
+                process.first = start
+            if end > process.last:
+                process.last = end
             times, kinds = process.threads.setdefault(thread, (array("q"), array("b")))
             times.extend((start, end))
             kinds.append((1 if code & _OPERATOR_COMPUTES else 0) | (2 if code & _TRANSPORT else 0))

@@ -719,7 +719,7 @@ MUTANTS = (
            "::test_blocks_that_other_streams_hold_are_active_and_not_allocated"),
 
     Mutant("exposed", "harness/traces/overlap.py",
-           "exposed = unhidden(talking, work.computing, window)", "exposed = talking",
+           "exposed = subtract(talking, busy)", "exposed = talking",
            "Communication is exposed where nothing computes beside it",
            "harness/traces/test_overlap.py"
            "::test_exposed_communication_is_that_beside_which_nothing_computes"),

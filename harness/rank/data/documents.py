@@ -15,7 +15,7 @@ from harness.safe_text import encodable
 
 
 @dataclass(frozen=True)
-class TextSample:
+class Document:
     """A text whose tokens are targets, after a prompt whose tokens are not."""
 
     text: str
@@ -24,13 +24,13 @@ class TextSample:
     """Every right answer, of which `text` is the first; none: it is no question."""
 
 
-def read_documents(data: DataSection) -> Iterator[TextSample]:
+def read_documents(data: DataSection) -> Iterator[Document]:
     """Yield the documents of a source in their order. Raises JobError if they cannot be read."""
     match data.source:
         case "prose":
             return _prose()
         case "text":
-            return iter([TextSample(_read_text(data.path))])
+            return iter([Document(_read_text(data.path))])
         case "squad":
             return _squad(data)
         case "jsonl" | "json" | "csv" | "datasets":
@@ -39,7 +39,7 @@ def read_documents(data: DataSection) -> Iterator[TextSample]:
             raise JobError(f"data.source '{data.source}' has no text")
 
 
-def read_labelled(data: DataSection) -> Iterator[tuple[TextSample, Any]]:
+def read_labelled(data: DataSection) -> Iterator[tuple[Document, Any]]:
     """Yield each row's text and the class that `data.label_field` holds. Raises JobError."""
     for row, where in _rows(data):
         if row.get(data.label_field) is None:
@@ -55,11 +55,11 @@ def _rows(data: DataSection) -> Iterator[tuple[Mapping[str, Any], str]]:
     return _json_lines(data) if data.source == "jsonl" else _datasets(data)
 
 
-def _prose() -> Iterator[TextSample]:
+def _prose() -> Iterator[Document]:
     from pydoc_data.topics import topics
 
     for name in sorted(topics):
-        yield TextSample(topics[name])
+        yield Document(topics[name])
 
 
 def _read_text(path: str | None) -> str:
@@ -98,7 +98,7 @@ def _text(value: str, path: str | None, where: str) -> str:
     return value
 
 
-def _document(data: DataSection, row: Mapping[str, Any], where: str) -> TextSample:
+def _document(data: DataSection, row: Mapping[str, Any], where: str) -> Document:
     values = []
     for name, field in (("text_field", data.text_field), ("prompt_field", data.prompt_field)):
         if field is None:
@@ -111,10 +111,10 @@ def _document(data: DataSection, row: Mapping[str, Any], where: str) -> TextSamp
                 f"fields: {', '.join(map(str, row)) or 'none'}"
             )
         values.append(_text(value, data.path, where))
-    return TextSample(text=values[0], prompt=values[1])
+    return Document(text=values[0], prompt=values[1])
 
 
-def _squad(data: DataSection) -> Iterator[TextSample]:
+def _squad(data: DataSection) -> Iterator[Document]:
     """One document per question: context and question as the prompt, the first answer as the text."""
     count = 0
     try:
@@ -127,7 +127,7 @@ def _squad(data: DataSection) -> Iterator[TextSample]:
                         where = f"question {count}"
                         prompt = f"{paragraph['context']}\nQuestion: {question['question']}\nAnswer:"
                         answers = [_text(answer["text"], data.path, where) for answer in question["answers"]]
-                        yield TextSample(
+                        yield Document(
                             prompt=_text(prompt, data.path, where), text=f" {answers[0]}",
                             answers=tuple(answers),
                         )  # fmt: skip

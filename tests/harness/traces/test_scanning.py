@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,42 @@ def test_a_rank_given_twice_is_refused_and_a_baseline_compares(tmp_path: Path) -
     ]  # fmt: skip
     assert (tmp_path / "out.trace.svg").is_file()
     assert "out.trace.svg" in (tmp_path / "out.md").read_text(encoding="utf-8")
+
+
+def test_many_all_reduces_of_two_sizes_are_not_taken_for_buckets(tmp_path: Path) -> None:
+    """As 73 multimem_all_reduce kernels of a model on 8 B200 (AMD-AGI/TraceLens, tests/traces/b200)."""
+    shapes = {"Input type": ["c10::BFloat16"]}
+    events = []
+    for number in range(73):
+        at = 100 * number
+        sizes = {"Input Dims": [[2727936 if number % 2 else 2557440]]}
+        events += [
+            event("cpu_op", "symm_mem::multimem_all_reduce_", at, 9, tid=1, pid=99, **shapes, **sizes),
+            event("cuda_runtime", "cudaLaunchKernel", at + 1, 1, tid=1, pid=99, correlation=number + 1),
+            event("kernel", "multimem_all_reduce_kernel<c10::BFloat16>", at, 29, correlation=number + 1),
+        ]
+    rank = one(written(tmp_path, events))
+    assert Counter((call.operation, call.payload_bytes) for call in rank.calls) == {
+        ("all_reduce", 5_455_872): 36,
+        ("all_reduce", 5_114_880): 37,
+    }
+    assert likeness_of(rank).strategy == "tensor parallelism, or equal buckets of DDP"
+
+
+def test_every_step_holds_its_own_kernels_and_calls(tmp_path: Path) -> None:
+    events = [event("user_annotation", f"ProfilerStep#{n}", 100 * n, 90, tid=1, pid=99) for n in (2, 0, 1)]
+    events += [event("kernel", "gemm", 100 * n + 10, 10 * (n + 1)) for n in range(3)]
+    events += [event("kernel", "ncclDevKernel", 195, 30), event("gpu_memcpy", "Memcpy HtoD", 85, 10)]
+    events += [event("cpu_op", "c10d::allreduce_", 100 * n + 50, 1, tid=1, pid=99) for n in range(3)]
+    events += [event("cpu_op", "c10d::allreduce_", 95, 1, tid=1, pid=99)]
+    rank = one(written(tmp_path, events))
+    found = [
+        (s.step, *(round((v or 0) * 1e6) for v in (d.compute_seconds, d.exposed_seconds, d.copy_seconds)))
+        for s in rank.steps
+        if (d := s.division)
+    ]
+    assert found == [(0, 10, 0, 5), (1, 20, 0, 0), (2, 30, 10, 0)]
+    assert sorted(call.step for call in rank.calls if call.step is not None) == [0, 1, 2]
 
 
 def test_zero_of_deepspeed_is_held_against_a_textbook_that_scatters(tmp_path: Path) -> None:

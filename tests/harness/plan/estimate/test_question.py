@@ -6,15 +6,15 @@ import pytest
 
 from harness.backends.registry import BUILT_IN
 from harness.errors import HarnessError
-from harness.plan.estimate.row import EstimateRow, candidates
+from harness.plan.estimate.question import Candidate, candidates
 from tests.harness.plan.estimate.asking import ask
 
 
-def rows(*assignments: str, **asked: Any) -> list[EstimateRow]:
+def rows(*assignments: str, **asked: Any) -> list[Candidate]:
     return list(candidates(ask(*assignments, **asked)))
 
 
-def row(*assignments: str, **asked: Any) -> EstimateRow:
+def row(*assignments: str, **asked: Any) -> Candidate:
     (found,) = rows(*assignments, **asked)
     return found
 
