@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ from harness.traces.strategy import likeness_of
 
 # From a slash that begins a path to the last but one; behind -I, -L and an escaped line break too.
 _FOLDERS = re.compile(r"""(?:(?<=-[IL])|(?<=\\[nt])|(?<![\w./<~-]))~?/(?:[^\s/"'<>|:;,()\[\]{}\\]+/)+""")
+_UUIDS = re.compile(r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b")
+"""Of GPUs: what stands in their place tells them apart, and not which they are."""
 _COMMON = frozenset(
     (
         "admin", "cluster", "compute", "cpu", "cuda", "default", "docker", "gpu", "host", "job", "local",
@@ -79,7 +82,7 @@ def nameless_document(value: Any) -> Any:
 def _nameless(text: str) -> str:
     for folder in _own_folders():
         text = text.replace(folder, "")
-    text = _FOLDERS.sub("", text)
+    text = _UUIDS.sub(lambda found: sha256(found[0].encode()).hexdigest()[:8], _FOLDERS.sub("", text))
     hosts, users = _own_names()
     if hosts is not None:
         text = hosts.sub("host", text)

@@ -167,6 +167,7 @@ def test_its_reports_can_be_verified(sent: tuple[Result, Path], tmp_path: Path) 
         ("cat\\n/home/me/x", "cat\\nx"),
         ("2 GB/s of 3 tokens/s, https://pytorch.org/memory_viz/x", "2 GB/s of 3 tokens/s, https://pytorch.org/memory_viz/x"),
         ("node17x.site.edu:29500 refused anneliese", "host:29500 refused user"),
+        ("GPU-8f6d8ae4-8a36-11d1-b5b1-0000f8051515 lost", "GPU-11a6a1ff lost"),
     ],
 )  # fmt: skip
 def test_paths_and_hosts_are_masked_and_figures_are_not(
