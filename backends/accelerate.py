@@ -32,7 +32,7 @@ from harness.backends.presets import (
     ddp_changes,
     reduce_dtype_changes,
 )
-from harness.backends.torch_engine import Strategy, TorchEngine
+from harness.backends.torch_engine import TorchEngine, TorchStrategy
 from harness.backends.zero_engine import ZeroEngine
 
 from .fsdp2 import Fsdp2Engine
@@ -130,12 +130,12 @@ def ddp_strategy(
     arguments: dict[str, Any],
     *,
     through: str = "Accelerate",
-) -> Strategy:
+) -> TorchStrategy:
     """What Accelerate prepared as DDP, whoever asked it to."""
     # On one rank Accelerate wraps in DDP too, on the CPU.
     is_ddp = isinstance(prepared, nn.parallel.DistributedDataParallel)
     dtype = first_trained(prepared).dtype
-    return Strategy(
+    return TorchStrategy(
         name=f"{type(prepared).__name__} through {through}",
         native_config={
             "mixed_precision": accelerator.mixed_precision,

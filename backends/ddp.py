@@ -23,7 +23,7 @@ from harness.backends.loading import this_device
 from harness.backends.options import DdpOptions
 from harness.backends.presets import ddp_changes
 from harness.backends.single import grad_scaler
-from harness.backends.torch_engine import Strategy, TorchEngine
+from harness.backends.torch_engine import TorchEngine, TorchStrategy
 
 
 class DdpBackend(Backend):
@@ -49,7 +49,7 @@ class DdpBackend(Backend):
         ddp = DistributedDataParallel(
             model, device_ids=[device.index] if device.type == "cuda" else None, **arguments
         )
-        strategy = Strategy(
+        strategy = TorchStrategy(
             name="DistributedDataParallel",
             native_config=arguments,
             wrap_units=[""],

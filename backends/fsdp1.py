@@ -43,7 +43,7 @@ from harness.backends.precision import compute_dtype, dtype_name, scaler_argumen
 from harness.backends.prefetch import describe_fsdp1_prefetch, fsdp1_prefetch_arguments
 from harness.backends.presets import reduce_dtype_changes
 from harness.backends.strategy import FSDP1_STRATEGIES, SHARDINGS, Sharding
-from harness.backends.torch_engine import Strategy, TorchEngine, full_tensor
+from harness.backends.torch_engine import TorchEngine, TorchStrategy, full_tensor
 
 STRATEGIES = {sharding: ShardingStrategy[name] for sharding, name in FSDP1_STRATEGIES.items()}
 
@@ -145,13 +145,13 @@ class Fsdp1Backend(Backend):
 
 def fsdp1_strategy(
     fsdp: FullyShardedDataParallel, native_config: dict[str, Any], count: int, *, autocast: bool = False
-) -> Strategy:
+) -> TorchStrategy:
     """What runs, as the live model says."""
     in_force, precision = fsdp.sharding_strategy, fsdp.mixed_precision
     is_sharded = in_force is not ShardingStrategy.NO_SHARD
     dtype = first_trained(fsdp).dtype
     compute = precision.param_dtype or dtype
-    return Strategy(
+    return TorchStrategy(
         name=in_force.name,
         native_config=native_config,
         wrap_units=fsdp1_unit_names(fsdp),

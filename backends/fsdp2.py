@@ -39,7 +39,7 @@ from .prefetch import describe_fsdp2_prefetch, set_fsdp2_prefetch
 from .presets import ROOT_RESHARD, fsdp2_changes, reduce_dtype_changes
 from .single import grad_scaler
 from .strategy import SHARDINGS, Sharding
-from .torch_engine import Strategy, TorchEngine
+from .torch_engine import TorchEngine, TorchStrategy
 
 
 class Fsdp2Engine(TorchEngine):
@@ -184,7 +184,7 @@ class Fsdp2Backend(Backend):
         """Cut the model in another way first, where the mesh says so; the mesh that is left to shard over."""
         return mesh
 
-    def _norm(self, strategy: Strategy, mesh: DeviceMesh) -> Strategy:
+    def _norm(self, strategy: TorchStrategy, mesh: DeviceMesh) -> TorchStrategy:
         """The same with the ranks that hold disjoint parts of the gradient."""
         return strategy
 
@@ -207,7 +207,7 @@ def fsdp2_strategy(
     own_config: Mapping[str, Any],
     *,
     autocast: bool = False,
-) -> Strategy:
+) -> TorchStrategy:
     """What `fully_shard` made of a live model of `count` parameters."""
     compute = policy.param_dtype or first_trained(model).dtype
     config = {
@@ -218,7 +218,7 @@ def fsdp2_strategy(
         },
         "offload_policy": "CPUOffloadPolicy" if offloads else None,
     }
-    return Strategy(
+    return TorchStrategy(
         name="fully_shard" + (" on a 2-D mesh" if mesh.ndim > 1 else ""),
         native_config={"reshard_after_forward": reshards, **own_config, **config},
         wrap_units=fsdp2_unit_names(model),

@@ -70,7 +70,7 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class OptimizerProgress:
     """What continues besides weights and moments."""
 
     updates: int
@@ -118,11 +118,11 @@ class Portable:
         """
         return iter(())
 
-    def progress(self) -> Progress:
+    def progress(self) -> OptimizerProgress:
         """What continues besides weights and moments. The default raises Unsupported."""
         raise Unsupported(f"{type(self).__name__} does not report its step count (`Engine.progress`)")
 
-    def continue_from(self, progress: Progress) -> None:
+    def continue_from(self, progress: OptimizerProgress) -> None:
         """Take over the progress of a checkpoint after `pieces` were written to; a collective.
 
         Weights in use that are copies of the masters are made anew. The default raises Unsupported.

@@ -30,7 +30,7 @@ from harness.backends.model_source import Loading, model_source
 from harness.backends.options import AccelerateFsdpOptions
 from harness.backends.precision import autocast_dtype
 from harness.backends.prefetch import describe_fsdp1_prefetch, describe_fsdp2_prefetch
-from harness.backends.torch_engine import Strategy, TorchEngine
+from harness.backends.torch_engine import TorchEngine, TorchStrategy
 
 
 class PreparedFsdpBackend(Backend):
@@ -164,7 +164,7 @@ def fsdp_strategy(
     options: BackendOptions,
     *,
     through: str,
-) -> Strategy:
+) -> TorchStrategy:
     """What Accelerate prepared as FSDP of either version, whoever asked it to."""
     in_force = accelerator.state.fsdp_plugin.mixed_precision_policy
     dtype = first_trained(prepared).dtype
@@ -180,7 +180,7 @@ def fsdp_strategy(
             "skip_synchronisation": prepared.no_sync,
             "named_full_parameters": partial(fsdp1_full_parameters, prepared),
         }
-    return Strategy(
+    return TorchStrategy(
         name=f"{name} through {through}",
         native_config={},
         # `Accelerator.prepare_model` wraps the forward pass in autocast; it is not called for FSDP2.

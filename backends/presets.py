@@ -38,7 +38,7 @@ ACCELERATOR_PRECISION = "mixed_precision of the Accelerator"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class PresetChange:
     """One setting that a preset gives another value than the library would."""
 
     setting: str
@@ -47,7 +47,7 @@ class Change:
     reason: str
 
 
-WITHOUT_THROUGHPUT_TIMER = Change(
+WITHOUT_THROUGHPUT_TIMER = PresetChange(
     setting=TIMERS,
     value={"throughput": {"enabled": False}},
     default={"throughput": {"enabled": True}},
@@ -55,12 +55,12 @@ WITHOUT_THROUGHPUT_TIMER = Change(
 )
 
 
-def ddp_changes(preset: Preset) -> list[Change]:
+def ddp_changes(preset: Preset) -> list[PresetChange]:
     """Arguments of DistributedDataParallel."""
     if preset != "like-for-like":
         return []
     return [
-        Change(
+        PresetChange(
             setting="gradient_as_bucket_view",
             value=True,
             default=False,
@@ -69,12 +69,12 @@ def ddp_changes(preset: Preset) -> list[Change]:
     ]
 
 
-def trainer_ddp_changes(preset: Preset) -> list[Change]:
+def trainer_ddp_changes(preset: Preset) -> list[PresetChange]:
     """Arguments of Trainer that concern DDP; it has none for `gradient_as_bucket_view`."""
     if preset != "like-for-like":
         return []
     return [
-        Change(
+        PresetChange(
             setting="ddp_find_unused_parameters",
             value=False,
             default=True,
@@ -83,7 +83,9 @@ def trainer_ddp_changes(preset: Preset) -> list[Change]:
     ]
 
 
-def zero_changes(stage: int, precision: Precision, preset: Preset, parameter_count: int) -> list[Change]:
+def zero_changes(
+    stage: int, precision: Precision, preset: Preset, parameter_count: int
+) -> list[PresetChange]:
     """Settings of DeepSpeed's `zero_optimization`, and those beside it."""
     if preset != "like-for-like":
         return []
@@ -93,7 +95,7 @@ def zero_changes(stage: int, precision: Precision, preset: Preset, parameter_cou
         # DeepSpeed 0.19 refuses an odd one: it aligns buckets to two elements.
         bucket = min(BUCKET_ELEMENTS, parameter_count + parameter_count % 2)
         changes += [
-            Change(
+            PresetChange(
                 setting=name,
                 value=bucket,
                 default=ZERO_BUCKET_DEFAULT,
@@ -103,7 +105,7 @@ def zero_changes(stage: int, precision: Precision, preset: Preset, parameter_cou
         ]
     if stage == 3:
         changes += [
-            Change(
+            PresetChange(
                 setting=name,
                 value=0,
                 default=default,
@@ -114,7 +116,7 @@ def zero_changes(stage: int, precision: Precision, preset: Preset, parameter_cou
         ]
     if precision.endswith("-mixed"):
         changes.append(
-            Change(
+            PresetChange(
                 setting=COMMUNICATION_DTYPE,
                 value="fp32",
                 default="the compute dtype",
@@ -124,7 +126,7 @@ def zero_changes(stage: int, precision: Precision, preset: Preset, parameter_cou
     if precision == "bf16-mixed" and stage >= 2:
         # Stage 0 refuses it; stage 1 then takes its BF16_Optimizer, whose gradient norm was seen off by half.
         changes.append(
-            Change(
+            PresetChange(
                 setting=DATA_TYPES,
                 value={"grad_accum_dtype": "fp32"},
                 default={"grad_accum_dtype": "bf16"},
@@ -134,11 +136,11 @@ def zero_changes(stage: int, precision: Precision, preset: Preset, parameter_cou
     return changes
 
 
-def fsdp2_changes(precision: Precision, preset: Preset, *, reshard: bool | int) -> list[Change]:
+def fsdp2_changes(precision: Precision, preset: Preset, *, reshard: bool | int) -> list[PresetChange]:
     """Arguments of `fully_shard`: the root's `reshard_after_forward`, and `reduce_dtype`."""
     if preset != "like-for-like":
         return []
-    root = Change(
+    root = PresetChange(
         setting=ROOT_RESHARD,
         value=reshard,
         default=None,
@@ -149,12 +151,12 @@ def fsdp2_changes(precision: Precision, preset: Preset, *, reshard: bool | int) 
     return [root, *reduce_dtype_changes(precision, preset)]
 
 
-def reduce_dtype_changes(precision: Precision, preset: Preset) -> list[Change]:
+def reduce_dtype_changes(precision: Precision, preset: Preset) -> list[PresetChange]:
     """The mixed precision policy of FSDP1 and FSDP2."""
     if preset != "like-for-like" or not precision.endswith("-mixed"):
         return []
     return [
-        Change(
+        PresetChange(
             setting="reduce_dtype",
             value="float32",
             default="the compute dtype",
@@ -163,12 +165,12 @@ def reduce_dtype_changes(precision: Precision, preset: Preset) -> list[Change]:
     ]
 
 
-def accelerate_fsdp_changes(precision: Precision, preset: Preset) -> list[Change]:
+def accelerate_fsdp_changes(precision: Precision, preset: Preset) -> list[PresetChange]:
     """Accelerate's FSDP plugin at a mixed precision: the same policy, and no autocast above it."""
     changes = reduce_dtype_changes(precision, preset)
     if changes and precision == "bf16-mixed":
         changes.append(
-            Change(
+            PresetChange(
                 setting=ACCELERATOR_PRECISION,
                 value="no",
                 default="bf16",
@@ -180,7 +182,7 @@ def accelerate_fsdp_changes(precision: Precision, preset: Preset) -> list[Change
 
 def preset_changes(
     strategy: StrategyKind, precision: Precision, preset: Preset, parameter_count: int
-) -> list[Change]:
+) -> list[PresetChange]:
     """Everything that a preset changes for a built-in backend of this strategy."""
     if strategy.zero_stage is not None:
         return zero_changes(strategy.zero_stage, precision, preset, parameter_count)

@@ -26,11 +26,11 @@ from .base import (
 )
 from .blocks import first_trained, parameter_count
 from .options import SingleOptions
-from .piece import Progress
+from .piece import OptimizerProgress
 from .precision import cast_parameters, compute_dtype, scaler_arguments
 from .tensor_parallel import require_plan
 from .tensor_plan import cut_dimension
-from .torch_engine import Strategy, TorchEngine
+from .torch_engine import TorchEngine, TorchStrategy
 
 
 class CastEngine(TorchEngine):
@@ -65,7 +65,7 @@ class CastEngine(TorchEngine):
         super().load(directory)
         self._refresh()
 
-    def continue_from(self, progress: Progress) -> None:
+    def continue_from(self, progress: OptimizerProgress) -> None:
         super().continue_from(progress)
         self._refresh()
 
@@ -182,7 +182,7 @@ class SingleBackend(Backend):
         precision = getattr(self.options, "precision", None)
         if precision in ("fp32", "fp64"):
             context = replace(context, precision="fp32")
-            model.to(dtype=torch.float64 if precision == "fp64" else torch.float32)
+            model.double() if precision == "fp64" else model.float()
         if precision == "fp64":
             torch.set_default_dtype(torch.float64)
             context = replace(context, compute_loss=in_double(context.compute_loss))
@@ -193,7 +193,7 @@ class SingleBackend(Backend):
             add_up_parts(model, parts)
         count = parameter_count(model)
         model.to(context.world.device)
-        strategy = Strategy(
+        strategy = TorchStrategy(
             name="single process",
             native_config={},
             wrap_units=[""],

@@ -26,7 +26,7 @@ from harness.backends.checkpoints.zero_pieces import HeldStates, restore_progres
 from harness.backends.extension_builds import load_libaio
 from harness.backends.extensions import swaps_weights
 from harness.backends.options import SUB_GROUP_ELEMENTS, Zero3Options, ZeroOptions
-from harness.backends.piece import MOMENTS, Piece, Progress
+from harness.backends.piece import MOMENTS, OptimizerProgress, Piece
 from harness.backends.precision import compute_dtype
 from harness.backends.swapped_weights import (
     in_file,
@@ -83,7 +83,7 @@ class CopiedStates(HeldStates):
         """Of all parameters, with moments."""
         return scattered_pieces(self._engine, MOMENTS, self)
 
-    def continue_from(self, progress: Progress) -> None:
+    def continue_from(self, progress: OptimizerProgress) -> None:
         """Write the copies to their files, and the weights in use after them; a collective."""
         optimizer = self._engine.optimizer
         optimizer.checkpoint_event_prologue()  # frees the parameters that stay gathered
@@ -285,7 +285,7 @@ class SwappingEngine(ZeroEngine):
         self._copied = CopiedStates(self.engine, self._folder)
         return self._copied.pieces()
 
-    def continue_from(self, progress: Progress) -> None:
+    def continue_from(self, progress: OptimizerProgress) -> None:
         assert self._copied is not None  # `pieces` were written to
         self._copied.continue_from(progress)
         self._copied = None

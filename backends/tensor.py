@@ -31,7 +31,7 @@ from harness.backends.options import FsdpTensorOptions, TensorOptions
 from harness.backends.piece import Piece
 from harness.backends.single import grad_scaler
 from harness.backends.tensor_parallel import copies, cut_layers
-from harness.backends.torch_engine import Strategy, TorchEngine
+from harness.backends.torch_engine import TorchEngine, TorchStrategy
 
 from .fsdp2 import Fsdp2Engine
 
@@ -68,7 +68,7 @@ class TensorBackend(Backend):
                     {name: b.to(device) for name, b in module._buffers.items() if b is not None}
                 )
         dtype = first_trained(model).dtype
-        strategy = Strategy(
+        strategy = TorchStrategy(
             name="parallelize_module",
             native_config={"mesh": dict(context.world.mesh.sizes)},
             wrap_units=[""],
@@ -152,7 +152,7 @@ class FsdpTensorBackend(Fsdp2Backend):
     def _engine_class(self) -> type[Fsdp2Engine]:
         return FsdpTensorEngine
 
-    def _norm(self, strategy: Strategy, mesh: DeviceMesh) -> Strategy:
+    def _norm(self, strategy: TorchStrategy, mesh: DeviceMesh) -> TorchStrategy:
         return replace(strategy, norm_group=dist.group.WORLD, norm_copies=partial(copies, ranks=mesh.size()))
 
 

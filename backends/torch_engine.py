@@ -30,12 +30,12 @@ from harness.backends.optimizer_groups import (
     set_rates,
     updated_tensors,
 )
-from harness.backends.piece import Piece, Progress
+from harness.backends.piece import OptimizerProgress, Piece
 from harness.backends.precision import autocast_dtype, dtype_name
 
 
 @dataclass(frozen=True, kw_only=True)
-class Strategy:
+class TorchStrategy:
     """What distinguishes one torch strategy from another, as far as the engine is concerned."""
 
     name: str
@@ -79,7 +79,7 @@ class TorchEngine(Engine):
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
         context: SetupContext,
-        strategy: Strategy,
+        strategy: TorchStrategy,
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         self.module = module
@@ -214,11 +214,11 @@ class TorchEngine(Engine):
     def weight_pieces(self) -> Iterator[Piece]:
         return whole_pieces(self._bare_module().named_parameters(), None)
 
-    def progress(self) -> Progress:
+    def progress(self) -> OptimizerProgress:
         scale = scaler_progress(self.scaler) if self.scaler else {}
-        return Progress(updates=update_count(bare_optimizer(self.optimizer)), **scale)
+        return OptimizerProgress(updates=update_count(bare_optimizer(self.optimizer)), **scale)
 
-    def continue_from(self, progress: Progress) -> None:
+    def continue_from(self, progress: OptimizerProgress) -> None:
         set_update_count(bare_optimizer(self.optimizer), progress.updates)
         if self.scaler:
             restore_scaler(self.scaler, progress)

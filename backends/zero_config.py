@@ -10,7 +10,7 @@ from typing import Any
 from harness.backends.base import SetupContext, Unsupported
 from harness.backends.extensions import swaps_into_files, swaps_weights
 from harness.backends.options import Zero3Options, Zero12Options, ZeroOptions
-from harness.backends.presets import BESIDE_ZERO_OPTIMIZATION, MULTI_RANK_BUCKET, Change, zero_changes
+from harness.backends.presets import BESIDE_ZERO_OPTIMIZATION, MULTI_RANK_BUCKET, PresetChange, zero_changes
 
 GIVEN_AS_THEY_ARE = (
     "stage3_max_live_parameters", "stage3_prefetch_bucket_size", "stage3_max_reuse_distance",
@@ -61,7 +61,7 @@ def _zero_optimization(
     stage: int,
     options: ZeroOptions,
     context: SetupContext,
-    changes: Sequence[Change],
+    changes: Sequence[PresetChange],
     block_classes: Sequence[str],
 ) -> dict[str, Any]:
     settings: dict[str, Any] = {"stage": stage}

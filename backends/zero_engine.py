@@ -29,7 +29,7 @@ from .optimizer_groups import (
     tensors_in,
     updated_tensors,
 )
-from .piece import Piece, Progress
+from .piece import OptimizerProgress, Piece
 from .precision import dtype_name
 from .presets import HOOKED_WITHOUT_GATHER, TIMER_WAITS
 from .torch_engine import full_tensor
@@ -270,10 +270,10 @@ class ZeroEngine(Engine):
     def weights_in_use(self) -> Iterator[tuple[Tensor, Tensor]]:
         return zero_weights_in_use(self.engine, self.stage)
 
-    def progress(self) -> Progress:
+    def progress(self) -> OptimizerProgress:
         return zero_progress(self.engine)
 
-    def continue_from(self, progress: Progress) -> None:
+    def continue_from(self, progress: OptimizerProgress) -> None:
         continue_zero(self.engine, self.stage, progress)
 
     def train(self, mode: bool = True) -> None:

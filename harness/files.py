@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock
+from pydantic import BaseModel, ConfigDict
 
 from harness.bounds import MOST_CONFIGURATION_BYTES, MOST_SPARSE_BYTES
 from harness.errors import HarnessError
@@ -16,6 +17,12 @@ from harness.errors import HarnessError
 STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}
 STREAM_FOLDERS = ("/dev/fd", "/proc/self/fd")
 """What a shell connects, by name or by number."""
+
+
+class Stored(BaseModel):
+    """What is written into a file and read again: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def stream_number(path: Path) -> int | None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.backends.base import Engine
-from harness.backends.piece import MOMENTS, Piece, Progress
+from harness.backends.piece import MOMENTS, OptimizerProgress, Piece
 
 
 def make_states(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor] | None = None) -> None:
@@ -59,14 +59,14 @@ def scaler_progress(scaler: torch.amp.GradScaler) -> dict[str, Any]:
     return {"loss_scale": float(state["scale"]), "clean_steps": int(state["_growth_tracker"])}
 
 
-def require_scale(progress: Progress) -> tuple[float, int]:
+def require_scale(progress: OptimizerProgress) -> tuple[float, int]:
     """The loss scale and the steps since it changed. Raises ValueError if the checkpoint has none."""
     if progress.loss_scale is None or progress.clean_steps is None:
         raise ValueError("the checkpoint has no loss scale, this run has a loss scaler")
     return progress.loss_scale, progress.clean_steps
 
 
-def restore_scaler(scaler: torch.amp.GradScaler, progress: Progress) -> None:
+def restore_scaler(scaler: torch.amp.GradScaler, progress: OptimizerProgress) -> None:
     """Continue torch's loss scaler. Raises ValueError if the checkpoint has no scale."""
     scale, clean_steps = require_scale(progress)
     state = scaler.state_dict()

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from pydantic import TypeAdapter, ValidationError
 
 from harness.backends.base import Engine
-from harness.backends.checkpoints.tensor_files import Part, TensorFiles, TensorWriter
-from harness.backends.piece import MOMENTS, Piece, Progress, require_same_parameters
+from harness.backends.checkpoints.tensor_files import TensorFiles, TensorRange, TensorWriter
+from harness.backends.piece import MOMENTS, OptimizerProgress, Piece, require_same_parameters
 
 PortableFormat = Literal["consolidated", "neutral"]
 WEIGHTS = "model"
@@ -67,10 +67,10 @@ def load_portable(engine: Engine, directory: Path, form: PortableFormat) -> None
     engine.continue_from(progress)
 
 
-def read_progress(path: Path) -> Progress:
+def read_progress(path: Path) -> OptimizerProgress:
     """Raises ValueError where the file is missing, or holds something else."""
     try:
-        return TypeAdapter(Progress).validate_json(path.read_bytes(), strict=True)
+        return TypeAdapter(OptimizerProgress).validate_json(path.read_bytes(), strict=True)
     except (OSError, ValidationError) as error:
         reason = error.strerror if isinstance(error, OSError) else _first_problem(error)
         raise ValueError(
@@ -88,9 +88,9 @@ def _with_states(pieces: Sequence[Piece], stem: str) -> Sequence[Piece]:
     return pieces if stem == WEIGHTS else [piece for piece in pieces if stem in piece.moments]
 
 
-def _parts(pieces: Sequence[Piece], tensor: Callable[[Piece], torch.Tensor]) -> list[Part]:
+def _parts(pieces: Sequence[Piece], tensor: Callable[[Piece], torch.Tensor]) -> list[TensorRange]:
     return [
-        Part(
+        TensorRange(
             name=piece.name,
             shape=piece.shape,
             start=piece.start,

@@ -30,7 +30,7 @@ _DTYPES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class TensorRange:
     """A range of a whole tensor that this rank holds, and the range of it that this rank writes."""
 
     name: str
@@ -63,7 +63,7 @@ class _File:
 class TensorWriter:
     """Writes tensors as `stem`.safetensors, or as several files with an index, in two steps of all ranks."""
 
-    def __init__(self, folder: Path, stem: str, parts: Sequence[Part]) -> None:
+    def __init__(self, folder: Path, stem: str, parts: Sequence[TensorRange]) -> None:
         self._folder = folder
         self._stem = stem
         self._parts = parts
@@ -126,9 +126,9 @@ class TensorFiles:
         return whole.view(-1)[start : start + count]
 
 
-def _plan(folder: Path, stem: str, parts: Sequence[Part]) -> list[_File]:
+def _plan(folder: Path, stem: str, parts: Sequence[TensorRange]) -> list[_File]:
     """Tensors in order, as many in a file as fit."""
-    groups: list[list[Part]] = [[]]
+    groups: list[list[TensorRange]] = [[]]
     for part in parts:
         if groups[-1] and sum(p.whole_bytes for p in groups[-1]) + part.whole_bytes > LARGEST_FILE_BYTES:
             groups.append([])
@@ -142,7 +142,7 @@ def _plan(folder: Path, stem: str, parts: Sequence[Part]) -> list[_File]:
     return [_planned(folder / name, group) for name, group in zip(names, groups, strict=True)]
 
 
-def _planned(path: Path, parts: Sequence[Part]) -> _File:
+def _planned(path: Path, parts: Sequence[TensorRange]) -> _File:
     tensors = ((part.name, part.values.dtype, part.shape, part.whole_bytes) for part in parts)
     header, starts, end = safetensors_header(tensors)
     return _File(path=path, header=header, data_bytes=end, offsets=starts)
@@ -172,7 +172,7 @@ def _write_index(path: Path, files: Sequence[_File]) -> None:
     path.write_text(json.dumps(document, indent=1), encoding="utf-8")
 
 
-def _write_part(stream: BinaryIO, part: Part, offset: int) -> None:
+def _write_part(stream: BinaryIO, part: TensorRange, offset: int) -> None:
     first, last = part.written
     if first == last:
         return

@@ -19,7 +19,7 @@ from harness.backends.checkpoints.adam import (
     update_count,
 )
 from harness.backends.checkpoints.torch_pieces import whole_pieces
-from harness.backends.piece import MOMENTS, Piece, Progress
+from harness.backends.piece import MOMENTS, OptimizerProgress, Piece
 
 from ..explain import Unsupported
 
@@ -48,17 +48,17 @@ def load_native(engine: Any, directory: Path) -> None:
         raise FileNotFoundError(f"no DeepSpeed checkpoint in {directory}")
 
 
-def zero_progress(engine: Any) -> Progress:
+def zero_progress(engine: Any) -> OptimizerProgress:
     """What continues of a `DeepSpeedEngine` besides weights and moments."""
     updates = update_count(engine.basic_optimizer)
     scaler = _scaler_of(engine)
     if scaler is None:
-        return Progress(updates=updates)
+        return OptimizerProgress(updates=updates)
     clean = scaler.cur_iter - scaler.last_overflow_iter - 1
-    return Progress(updates=updates, loss_scale=float(scaler.cur_scale), clean_steps=clean)
+    return OptimizerProgress(updates=updates, loss_scale=float(scaler.cur_scale), clean_steps=clean)
 
 
-def continue_zero(engine: Any, stage: int, progress: Progress) -> None:
+def continue_zero(engine: Any, stage: int, progress: OptimizerProgress) -> None:
     """Set the step count and the loss scaler, and make the weights in use anew; a collective.
 
     Raises ValueError if the checkpoint has no loss scale where this engine scales.
@@ -67,7 +67,7 @@ def continue_zero(engine: Any, stage: int, progress: Progress) -> None:
     _refresh_weights(engine, stage)
 
 
-def restore_progress(engine: Any, progress: Progress) -> None:
+def restore_progress(engine: Any, progress: OptimizerProgress) -> None:
     """Set the step count and the loss scaler. Raises ValueError as `continue_zero`."""
     set_update_count(engine.basic_optimizer, progress.updates)
     if (scaler := _scaler_of(engine)) is not None:

@@ -33,7 +33,7 @@ from harness.backends.pipeline.stage_module import (
     require_cuttable,
     stages_of_parameters,
 )
-from harness.backends.torch_engine import Strategy
+from harness.backends.torch_engine import TorchStrategy
 
 
 class PipelineBackend(Backend):
@@ -108,7 +108,7 @@ class PipelineBackend(Backend):
             output_width=config.hidden_size if computes_loss(model.lm_head) else config.vocab_size,
         )
 
-    def _strategy(self, pipeline: Pipeline, model: nn.Module) -> Strategy:
+    def _strategy(self, pipeline: Pipeline, model: nn.Module) -> TorchStrategy:
         cut = pipeline.cut
         dtype = next(iter(pipeline.parameters.values())).dtype
         settings = {
@@ -118,7 +118,7 @@ class PipelineBackend(Backend):
             "micro_batches": pipeline.micro_batches,
             "scale_grads": pipeline.scale_grads,
         }
-        return Strategy(
+        return TorchStrategy(
             name=f"pipeline of {cut.stages} stages, {pipeline.schedule}",
             native_config=settings,
             wrap_units=[""],

@@ -16,7 +16,7 @@ from ..base import Batch, SetupContext, TensorKind, Unsupported
 from ..checkpoints.adam import flat, make_states
 from ..gradients import COUNTED_ELSEWHERE
 from ..piece import MOMENTS, Piece
-from ..torch_engine import Strategy, TorchEngine
+from ..torch_engine import TorchEngine, TorchStrategy
 from .cut import ACTIVATIONS, GRADIENTS, Cut, not_whole
 from .stage_module import Stage
 
@@ -184,7 +184,7 @@ class PipelineEngine(TorchEngine):
         pipeline: Pipeline,
         optimizer: torch.optim.Optimizer,
         context: SetupContext,
-        strategy: Strategy,
+        strategy: TorchStrategy,
     ) -> None:
         modules = nn.ModuleDict({str(index): stage for index, stage in pipeline.modules.items()})
         super().__init__(modules, optimizer, context, strategy)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from benchmarks.published.mapping import Mapped
 from benchmarks.published.rows import Row
 from harness.errors import HarnessError
-from harness.plan.limits import Verdict
+from harness.plan.limits import MemoryVerdict
 from harness.plan.memory import MemoryPrediction, predict_memory, reserving
 from harness.plan.scenario import Scenario
 from harness.plan.speed import predict_speed
@@ -104,8 +104,10 @@ def judge(mapped: Mapped) -> Judged:
         return replace(found, memory_reason="bounds more than a factor of 3 apart")
     assert mapped.scenario.device is not None
     needed = memory.needed + overhead
-    verdict = Verdict(needed_bytes=needed, device_bytes=mapped.scenario.device.memory_bytes)
-    at_least = Verdict(needed_bytes=least + overhead if least else needed, device_bytes=verdict.device_bytes)
+    verdict = MemoryVerdict(needed_bytes=needed, device_bytes=mapped.scenario.device.memory_bytes)
+    at_least = MemoryVerdict(
+        needed_bytes=least + overhead if least else needed, device_bytes=verdict.device_bytes
+    )
     return replace(
         found,
         memory_bytes=peak + overhead if row.statistic == "device" else peak,

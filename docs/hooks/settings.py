@@ -8,7 +8,7 @@ from pydantic.fields import FieldInfo
 
 from docs.hooks.tables import code, table
 from harness.job.experiment import Experiment
-from harness.job.model import Section
+from harness.job.model import SettingsSection
 from harness.job.reference import bounds, in_words, models_within, section_model, unit, yaml_value
 
 TITLE = "Settings"
@@ -42,7 +42,7 @@ def settings_page() -> str:
         for name, setting in [*named.items()]:
             # Settings of each item of a list follow the list.
             for item in models_within(setting.annotation):
-                inner = item.model_fields if issubclass(item, Section) else {}
+                inner = item.model_fields if issubclass(item, SettingsSection) else {}
                 named |= {f"{name}[].{key}": found for key, found in inner.items()}
         rows = [_row(name, setting) for name, setting in (named or {section: field}).items()]
         head = ["setting", "type", "default", "unit", "meaning"]

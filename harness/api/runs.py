@@ -31,14 +31,14 @@ from harness.record.store import read_runs
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from harness.plan.estimate.question import Question
+    from harness.plan.estimate.question import EstimateRequest
     from harness.plan.estimate.row import EstimateRow
 
 
 class Estimate:
     """Rows of an estimate, one per backend and number of ranks."""
 
-    def __init__(self, question: Question, rows: Sequence[EstimateRow]) -> None:
+    def __init__(self, question: EstimateRequest, rows: Sequence[EstimateRow]) -> None:
         self.question = question
         self.rows = list(rows)
 
@@ -81,28 +81,21 @@ def estimate(
     `gpu`, `fabric`: names such as 'H100-80' and 'NDR400'; `hardware`: a YAML file with more of them;
     `settings`: values by dotted name. Raises HarnessError.
     """
-    from harness.plan.device import with_training_defaults
-    from harness.plan.estimate import question
+    from harness.plan.estimate.question import asked_of
     from harness.plan.estimate.row import estimate as estimated
     from harness.plan.hardware import load_hardware
-    from harness.plan.job_model import job_model
     from harness.shipped import resolve
 
     known = load_hardware(None if hardware is None else Path(hardware))
     file = None if config is None else resolve(Path(config), "configs")
-    experiment = load_experiment(file, assignments(settings)[1::2])
-    device = None if gpu is None else known.device(gpu)
-    planned = job_model(experiment.job(), model)
-    experiment, remarks = with_training_defaults(planned, experiment, device)
-    asked = question(
-        planned,
-        experiment,
+    asked = asked_of(
+        load_experiment(file, assignments(settings)[1::2]),
+        model,
         backends=backends,
         world_sizes=[world_size] if isinstance(world_size, int) else world_size,
         ranks_per_node=gpus_per_node,
-        device=device,
+        device=None if gpu is None else known.device(gpu),
         fabric=None if fabric is None else known.fabric(fabric),
-        remarks=remarks,
     )
     return Estimate(asked, estimated(asked))
 

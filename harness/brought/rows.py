@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from harness.backends import registry
 from harness.backends.base import Preset
 from harness.backends.explain import explain_all
-from harness.backends.presets import Change, preset_changes
+from harness.backends.presets import PresetChange, preset_changes
 from harness.brought import accelerate_keys, deepspeed_keys
 from harness.brought.accelerate import read_accelerate
 from harness.brought.deepspeed import label_of, read_deepspeed
@@ -36,7 +36,7 @@ from harness.brought.reading import (
 from harness.errors import HarnessError
 from harness.job.config import settings_by_name
 from harness.job.experiment import Experiment
-from harness.job.model import Section
+from harness.job.model import SettingsSection
 from harness.record import FileKind, GivenMode, GivenPart, GivenSettingPart
 from harness.safe_text import capped
 
@@ -172,7 +172,7 @@ def explicit(experiment: Experiment) -> set[str]:
     found = set()
     for section in experiment.model_fields_set:
         values = getattr(experiment, section)
-        if isinstance(values, Section):  # the task of a job is no section
+        if isinstance(values, SettingsSection):  # the task of a job is no section
             found |= {f"{section}.{key}" for key in values.model_fields_set}
     return found
 
@@ -383,7 +383,7 @@ class _Settling:
     """Decides key by key what a row has, and collects the options of its backend."""
 
     def __init__(
-        self, *, backend: str, job: Experiment, mode: GivenMode, changes: Mapping[str, Change]
+        self, *, backend: str, job: Experiment, mode: GivenMode, changes: Mapping[str, PresetChange]
     ) -> None:
         self._backend = backend
         self._job = job

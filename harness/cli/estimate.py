@@ -23,7 +23,7 @@ from harness.cli.output import begin
 from harness.job.config import load_experiment
 
 if TYPE_CHECKING:
-    from harness.plan.estimate.question import Question
+    from harness.plan.estimate.question import EstimateRequest
     from harness.plan.estimate.row import EstimateRow
     from harness.plan.hardware import Hardware
 
@@ -73,32 +73,26 @@ def estimate(
 
     Sizes come from the model's configuration: no weights and no network are needed.
     """
-    from harness.plan.device import with_training_defaults
-    from harness.plan.estimate import question
+    from harness.plan.estimate.question import asked_of
     from harness.plan.hardware import load_hardware
-    from harness.plan.job_model import job_model
 
     known = load_hardware(hardware)
     if plot is not None:
-        from harness.plan.estimate.picture import picture_format
+        from harness.tell.pictures.drawing import plot_format
 
-        picture_format(plot)  # refuses a format before anything is computed
+        plot_format(plot)  # refuses a format before anything is computed
     if list_models or list_hardware:
         return _list(known, models=list_models)
     begin("tracing the model's activations")
-    experiment = load_experiment(config, assignments)
     device = None if gpu is None else known.device(gpu)
-    planned = job_model(experiment.job(), model)
-    experiment, remarks = with_training_defaults(planned, experiment, device)
-    asked = question(
-        planned,
-        experiment,
+    asked = asked_of(
+        load_experiment(config, assignments),
+        model,
         backends=split_backends(backends) if backends is not None else ["all"],
         world_sizes=numbers(world_size, "--world-size", "ranks"),
         ranks_per_node=gpus_per_node, device=device,
         fabric=named_fabric(known, fabric),
         constants=calibrated_constants(calibrate, save_calibration, device),
-        remarks=remarks,
     )  # fmt: skip
     rows = _answer(asked, details=details, whole=whole, as_json=as_json)
     if plot is not None:
@@ -116,7 +110,7 @@ def _list(known: Hardware, *, models: bool) -> int:
     return 0
 
 
-def _answer(asked: Question, *, details: bool, whole: bool, as_json: bool) -> list[EstimateRow]:
+def _answer(asked: EstimateRequest, *, details: bool, whole: bool, as_json: bool) -> list[EstimateRow]:
     from harness.plan.estimate import document
     from harness.plan.estimate.alternatives import of_rows
     from harness.plan.estimate.row import estimate as estimated

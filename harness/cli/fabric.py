@@ -117,9 +117,9 @@ def split_operations(text: str | None) -> list[str]:
 def check_outputs(output: Path | None, plot: Path | None) -> None:
     """Raise HarnessError for a file that could not be written after minutes of measuring."""
     if plot is not None:
-        from harness.fabric.result import picture_format
+        from harness.tell.pictures.drawing import plot_format
 
-        picture_format(plot)
+        plot_format(plot)
         _check_writable(plot, "--plot")
     if output is not None:
         _check_writable(result_file(output), "--output")

@@ -12,7 +12,7 @@ from harness.cli import completion
 from harness.cli.options import common, json_option
 from harness.cli.output import echo
 from harness.errors import HarnessError
-from harness.job.reference import Setting, json_schema, sections
+from harness.job.reference import DocumentedSetting, json_schema, sections
 from harness.job.reference import settings as all_settings
 from harness.tell.narrow import line_width
 
@@ -48,7 +48,7 @@ def settings(section: str | None, schema: bool, as_json: bool) -> int:
     return 0
 
 
-def _chosen(given: str | None) -> list[Setting]:
+def _chosen(given: str | None) -> list[DocumentedSetting]:
     """Settings of the section, or the one setting, that a person names. Raises HarnessError."""
     section, _, key = (given or "").partition(".")
     if given is not None and section not in sections():
@@ -59,7 +59,7 @@ def _chosen(given: str | None) -> list[Setting]:
     return [setting for setting in found if not key or setting.key == key]
 
 
-def _lines(setting: Setting) -> list[str]:
+def _lines(setting: DocumentedSetting) -> list[str]:
     unit = f", {setting.unit}" if setting.unit else ""
     head = f"  {setting.name}: {setting.kind}{unit}, default {setting.default}"
     return [

@@ -31,7 +31,7 @@ from harness.fabric.result import FABRIC_NAME, parse_rate, read_fabric, shortfal
 from harness.job.config import load_experiment, only_elsewhere
 from harness.judge.wording import counted
 from harness.launch.cells import canonical_label, reusable
-from harness.plan.limits import Limits
+from harness.plan.limits import MemoryLimits
 from harness.plan.preflight import Forecast
 from harness.record.store import Store
 from harness.shipped import resolve
@@ -272,7 +272,7 @@ def cancel(folder: Path, run_ids: tuple[str, ...]) -> int:
 class _Judge:
     """Predicts the memory of runs, each once and aloud."""
 
-    def __init__(self, matrix: Matrix, limits: Limits, force: bool) -> None:
+    def __init__(self, matrix: Matrix, limits: MemoryLimits, force: bool) -> None:
         self._matrix, self._limits, self._force = matrix, limits, force
         self._foreseen: Forecast | None = None
         if force:

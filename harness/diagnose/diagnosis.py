@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from harness.backends.registry import REFERENCE
-from harness.diagnose.pair import Run
+from harness.diagnose.pair import LoadedRun
 from harness.diagnose.rerun import (
     Rerun,
     Say,
@@ -17,13 +17,19 @@ from harness.diagnose.rerun import (
     rerun,
     run_references,
 )
-from harness.diagnose.tensors import Comparison, Examined, TensorDifference, TensorNoise, compare_tensors
+from harness.diagnose.tensors import (
+    Examined,
+    TensorComparison,
+    TensorDifference,
+    TensorNoise,
+    compare_tensors,
+)
 from harness.errors import HarnessError
 from harness.judge.distance import Distance, distance
 from harness.judge.effective import SettingDifference, setting_differences
 from harness.judge.explain import explain, name_scale
 from harness.judge.job_equivalence import Difference, job_differences
-from harness.judge.noise import Limits, Noise, measure_noise
+from harness.judge.noise import Noise, Tolerance, measure_noise
 from harness.judge.parity import first_divergent_step, judge
 from harness.judge.run import Run as JudgedRun
 from harness.judge.wording import percent, words
@@ -58,7 +64,7 @@ def steps_to_examine(parting: int | None, last: int) -> list[int]:
     return sorted({*early, *range(max(0, until - LAST_STEPS + 1), until + 1)})
 
 
-def how_far(found: Distance, limits: Limits) -> str:
+def how_far(found: Distance, limits: Tolerance) -> str:
     """'largest differences: loss 1.2e-03 nats (noise: 4.8e-06), ...'."""
     parts = [
         f"{text.format(_size(name, value))} (noise: {_size(name, getattr(limits, name))})"
@@ -74,7 +80,7 @@ def _size(quantity: str, value: float) -> str:
     return f"{value:.1e}" if quantity == "loss" else percent(value)
 
 
-def about_job(differences: Sequence[Difference], other: Run) -> Iterator[str]:
+def about_job(differences: Sequence[Difference], other: LoadedRun) -> Iterator[str]:
     """Fields that make the other run a different training, although both have the same job."""
     for difference in differences:
         yield (
@@ -84,7 +90,7 @@ def about_job(differences: Sequence[Difference], other: Run) -> Iterator[str]:
 
 
 def about_settings(
-    differences: Sequence[SettingDifference], baseline: Run, other: Run, *, clean: bool
+    differences: Sequence[SettingDifference], baseline: LoadedRun, other: LoadedRun, *, clean: bool
 ) -> Iterator[str]:
     """Settings in force that differ and change the mathematics: suspects, unless the runs agree."""
     what = "without effect here" if clean else "suspected setting"
@@ -94,7 +100,7 @@ def about_settings(
             yield f"{what}: {difference.setting}: {here} in {other.name}, {there} in {baseline.name}"
 
 
-def about_replicas(run: Run) -> Iterator[str]:
+def about_replicas(run: LoadedRun) -> Iterator[str]:
     """Ranks that end with different weights although they should be equal."""
     groups: dict[str, list[str]] = {}
     for rank in run.record.ranks:
@@ -105,7 +111,7 @@ def about_replicas(run: Run) -> Iterator[str]:
         yield f"ranks of {run.name} end with different weights: {cut}"
 
 
-def about_reports(baseline: Run, other: Run, limits: Limits) -> Iterator[str]:
+def about_reports(baseline: LoadedRun, other: LoadedRun, limits: Tolerance) -> Iterator[str]:
     """A wrongly reported loss or norm, if a step shows it."""
     cause = explain(baseline.record, other.record, limits)
     if cause.kind in REPORTED:
@@ -140,7 +146,7 @@ class NoiseRuns:
         """The limits of the job; without a reference the lower bounds, in the size of `fallback`."""
         return measure_noise(self.reference or fallback, self.repeats)
 
-    def baseline(self, pair: tuple[Run, Run]) -> tuple[Run, Run]:
+    def baseline(self, pair: tuple[LoadedRun, LoadedRun]) -> tuple[LoadedRun, LoadedRun]:
         """The pair with the run first that is the reference, else the only one that agrees with it."""
         for run, other in (pair, pair[::-1]):
             if run.record.backend.label == self.label:
@@ -161,7 +167,7 @@ class NoiseRuns:
             "twice as much between two runs: each may differ that much from the reference",
         )
 
-    def limits(self, baseline: Record, other: Record) -> Limits:
+    def limits(self, baseline: Record, other: Record) -> Tolerance:
         """What rounding explains between the baseline and another run.
 
         Each of two runs may lie as far from the reference as `compare` allows, so as far as both together
@@ -176,7 +182,7 @@ class NoiseRuns:
 _AGREES = ("exact", "tight", "band")
 
 
-def sum_of(left: Limits, right: Limits) -> Limits:
+def sum_of(left: Tolerance, right: Tolerance) -> Tolerance:
     """Limits added up, of the parameters that both have."""
     values: dict[str, Any] = {
         field.name: getattr(left, field.name) + getattr(right, field.name)
@@ -190,7 +196,7 @@ def sum_of(left: Limits, right: Limits) -> Limits:
 
 
 def find_noise_runs(
-    pair: tuple[Run, Run],
+    pair: tuple[LoadedRun, LoadedRun],
     labels: Callable[[Record | None], Sequence[str]],
     run_missing: Callable[[list[str]], list[Record]],
 ) -> NoiseRuns:
@@ -220,22 +226,24 @@ def find_noise_runs(
     return NoiseRuns(reference=reference, repeats=tuple(repeats))
 
 
-def in_one_split(pair: tuple[Run, Run], noise_runs: NoiseRuns, say: Say) -> tuple[Run, Run]:
+def in_one_split(
+    pair: tuple[LoadedRun, LoadedRun], noise_runs: NoiseRuns, say: Say
+) -> tuple[LoadedRun, LoadedRun]:
     """The pair, with the plain reference replaced by the one that takes as many samples at once."""
     reference = noise_runs.reference
     if reference is None or reference.backend.label == REFERENCE:
         return pair
-    found: list[Run] = []
+    found: list[LoadedRun] = []
     for run in pair:
         if run.record.backend.label == REFERENCE:
             instead = f"{reference.backend.label} stands for {REFERENCE}"
             say(f"the loss depends on how the batch is split: {instead}")
-            run = Run(path=run.path, record=reference)
+            run = LoadedRun(path=run.path, record=reference)
         found.append(run)
     return found[0], found[1]
 
 
-def _records_nearby(pair: tuple[Run, Run]) -> list[Record]:
+def _records_nearby(pair: tuple[LoadedRun, LoadedRun]) -> list[Record]:
     """Runs of the reference of this job by the same code on the same kind of device, the pair's own first."""
     found = {run.path: run.record for run in pair}
     files = RecordFiles()
@@ -268,9 +276,9 @@ class StepVerdict:
     """The first examined step with different tensors, or the last one if there is none."""
 
     step: int
-    gradients: Comparison | None
+    gradients: TensorComparison | None
     """None: one of the engines cannot gather them."""
-    updates: Comparison
+    updates: TensorComparison
 
     @property
     def parts(self) -> bool:
@@ -330,7 +338,7 @@ def _nothing_parts(beyond: Collection[str], *, gathered: bool) -> Iterator[str]:
         yield "so no examined step shows it: the difference accumulates over many steps, each within noise"
 
 
-def _about(kind: str, compared: Comparison, world: WorldPart) -> str:
+def _about(kind: str, compared: TensorComparison, world: WorldPart) -> str:
     if not compared.beyond:
         return f"{kind}: all {compared.compared} tensors agree"
     if compared.common_factor is not None:
@@ -375,10 +383,10 @@ NOT_RERUN = "an observed script is not run again, so no tensors were compared"
 class Diagnosis:
     """What is known of two runs; the baseline is the one that the other is compared with."""
 
-    baseline: Run
-    other: Run
+    baseline: LoadedRun
+    other: LoadedRun
     found: Distance
-    limits: Limits
+    limits: Tolerance
     derivation: tuple[str, ...]
     """Where the limits come from."""
     same_job: Sequence[Difference]
@@ -418,7 +426,7 @@ class Diagnosis:
         }
 
 
-def diagnose(pair: tuple[Run, Run], say: Say) -> Diagnosis:
+def diagnose(pair: tuple[LoadedRun, LoadedRun], say: Say) -> Diagnosis:
     """Compare the records within the noise of their job; if they differ, rerun and compare by parameter.
 
     Raises HarnessError where a run that is needed cannot be made on this machine.
@@ -470,7 +478,7 @@ def diagnose(pair: tuple[Run, Run], say: Say) -> Diagnosis:
     )  # fmt: skip
 
 
-def _of_records(pair: tuple[Run, Run]) -> Diagnosis:
+def _of_records(pair: tuple[LoadedRun, LoadedRun]) -> Diagnosis:
     """What the records alone say: an observed script is not run again."""
     baseline, other = sorted(pair, key=lambda run: run.is_script)
     noise = measure_noise(baseline.record, ())
@@ -498,7 +506,12 @@ def _of_records(pair: tuple[Run, Run]) -> Diagnosis:
 
 
 def _rerun_all(
-    baseline: Run, other: Run, noise_runs: NoiseRuns, parting: int | None, launcher: LocalLauncher, say: Say
+    baseline: LoadedRun,
+    other: LoadedRun,
+    noise_runs: NoiseRuns,
+    parting: int | None,
+    launcher: LocalLauncher,
+    say: Say,
 ) -> list[Rerun]:
     """The baseline, the other, and the runs of the reference that are not the baseline."""
     last = min(len(run.record.steps) for run in (baseline, other)) - 1
@@ -516,7 +529,7 @@ def _references(noise_runs: NoiseRuns) -> list[Record]:
     return list({record.backend.label: record for record in (*noise_runs.repeats, *runs)}.values())
 
 
-def _noise(reruns: Sequence[Rerun], baseline: Run, noise_runs: NoiseRuns) -> dict[int, TensorNoise]:
+def _noise(reruns: Sequence[Rerun], baseline: LoadedRun, noise_runs: NoiseRuns) -> dict[int, TensorNoise]:
     """By step, what the reference's repetitions make of noise; without a reference, the lower bounds."""
     is_reference = baseline.record.backend.label == noise_runs.label
     made = [reruns[0], *reruns[2:]] if is_reference else reruns[2:]
@@ -540,7 +553,7 @@ def _is_low(run: Rerun) -> bool:
     return run.record.backend.options.get("precision") in ("fp32", "cast")
 
 
-def _unlike_records(runs: Sequence[Run], reruns: Sequence[Rerun], limits: Limits) -> list[str]:
+def _unlike_records(runs: Sequence[LoadedRun], reruns: Sequence[Rerun], limits: Tolerance) -> list[str]:
     """That a rerun does not repeat its record, so that what follows is of other code or another machine."""
     sentences = []
     for run, again in zip(runs, reruns, strict=True):

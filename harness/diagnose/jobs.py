@@ -8,14 +8,14 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from harness.diagnose.pair import Run
+from harness.diagnose.pair import LoadedRun
 from harness.diagnose.rerun import Rerun, Say, experiment_of, layout_of, require_room, rerun
 from harness.errors import HarnessError
 from harness.job.batch import layout_over
 from harness.job.job import Job
 from harness.judge.distance import traces
 from harness.judge.effective import setting_differences
-from harness.judge.noise import Limits, measure_noise
+from harness.judge.noise import Tolerance, measure_noise
 from harness.judge.wording import words
 from harness.launch.launcher import LocalLauncher, modules_to_preload
 from harness.nested import differences, put, value_at
@@ -80,7 +80,7 @@ class Parting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class SettingTrial:
     """The baseline's job, run again with one setting of the other run."""
 
     setting: str
@@ -96,12 +96,12 @@ class Trial:
 class JobsDiagnosis:
     """What is known of two runs of different jobs."""
 
-    baseline: Run
-    other: Run
+    baseline: LoadedRun
+    other: LoadedRun
     settings: tuple[Changed, ...]
     parting: Parting | None
     """None: nothing differs beyond rounding."""
-    trials: tuple[Trial, ...] | None
+    trials: tuple[SettingTrial, ...] | None
     """None: nothing was run again."""
     last_step: int | None
     """Up to which runs were made again."""
@@ -154,7 +154,7 @@ class JobsDiagnosis:
         for trial in self.trials or ():
             yield f"{trial.setting} alone: {self._outcome(trial)}"
 
-    def _outcome(self, trial: Trial) -> str:
+    def _outcome(self, trial: SettingTrial) -> str:
         if trial.why_not is not None:
             return f"cannot be tried, {trial.why_not}"
         if trial.parting_step is None:
@@ -183,7 +183,7 @@ def _number(value: float | str | None) -> str:
     return f"{value:.6g}" if isinstance(value, float) else words(value)
 
 
-def diagnose_jobs(pair: tuple[Run, Run], say: Say, *, reruns: bool) -> JobsDiagnosis:
+def diagnose_jobs(pair: tuple[LoadedRun, LoadedRun], say: Say, *, reruns: bool) -> JobsDiagnosis:
     """Compare two runs of different jobs; the first is the baseline.
 
     reruns: train the baseline's job again with one setting of the other at a time. Raises HarnessError where
@@ -231,7 +231,7 @@ def _place(record: Record) -> str:
     return f"{record.backend.label} on {record.world.world_size} ranks"
 
 
-def first_parting(baseline: Record, other: Record, limits: Limits) -> Parting | None:
+def first_parting(baseline: Record, other: Record, limits: Tolerance) -> Parting | None:
     """The figure that differs first, in the order of a step: samples, loss, gradient norm, learning rate."""
     both = traces(baseline, other)
     for left, right, loss, norm in zip(
@@ -257,7 +257,9 @@ def first_parting(baseline: Record, other: Record, limits: Limits) -> Parting | 
     return None
 
 
-def _trials(pair: tuple[Run, Run], settings: Sequence[Changed], last: int, say: Say) -> Iterator[Trial]:
+def _trials(
+    pair: tuple[LoadedRun, LoadedRun], settings: Sequence[Changed], last: int, say: Say
+) -> Iterator[SettingTrial]:
     baseline, other = (run.record for run in pair)
     launcher = LocalLauncher(
         baseline.world.device,
@@ -276,20 +278,20 @@ def _trials(pair: tuple[Run, Run], settings: Sequence[Changed], last: int, say: 
 
 
 def _trial(
-    setting: str, pair: tuple[Run, Run], start: Record, end: float | None, limits: Limits,
+    setting: str, pair: tuple[LoadedRun, LoadedRun], start: Record, end: float | None, limits: Tolerance,
     run: Callable[[Record], Rerun],
-) -> Trial:  # fmt: skip
+) -> SettingTrial:  # fmt: skip
     try:
         again = run(with_setting(pair[0].record, pair[1].record, setting)).record
     except (HarnessError, ValidationError) as error:
         why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-        return Trial(setting=setting, why_not=why)
+        return SettingTrial(setting=setting, why_not=why)
     parting = first_parting(start, again, limits)
     reached, before = _loss_at(again, start.steps[-1].step), _loss_at(start, start.steps[-1].step)
     share = None
     if None not in (reached, before, end) and end != before:
         share = (reached - before) / (end - before)  # type: ignore[operator]
-    return Trial(setting=setting, parting_step=parting.step if parting else None, share=share)
+    return SettingTrial(setting=setting, parting_step=parting.step if parting else None, share=share)
 
 
 def _loss_at(record: Record, step: int) -> float | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.backends.explain import suggestion
 from harness.errors import HarnessError
-from harness.judge.cell import Cell
+from harness.judge.cell import CellName
 from harness.judge.parity import has_dropout
 from harness.judge.rows import reason
 from harness.launch.cells import canonical_label
@@ -17,7 +17,7 @@ from harness.record.store import read_runs
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class LoadedRun:
     """A finished run and where its record lies."""
 
     path: Path
@@ -28,7 +28,7 @@ class Run:
     @property
     def name(self) -> str:
         """'ddp on 2 ranks', or 'ddp on 2 ranks (first)'."""
-        return f"{Cell.of(self.record)}" + (f" ({self.place})" if self.place else "")
+        return f"{CellName.of(self.record)}" + (f" ({self.place})" if self.place else "")
 
     @property
     def is_script(self) -> bool:
@@ -36,7 +36,7 @@ class Run:
         return self.record.observation is not None
 
 
-def read_pair(first: Path, second: Path) -> tuple[Run, Run]:
+def read_pair(first: Path, second: Path) -> tuple[LoadedRun, LoadedRun]:
     """Read two runs.
 
     Raises HarnessError for a path without one record, a run that did not finish, a backend that is not
@@ -80,14 +80,14 @@ def _require_one_model(left: Record, right: Record) -> None:
         )
 
 
-def _read(path: Path) -> Run:
+def _read(path: Path) -> LoadedRun:
     if not path.exists() and archive_of(path) is None:
         siblings = [sibling.name for sibling in path.parent.glob("*") if sibling.is_dir()]
         hint = suggestion(path.name, siblings) or "Give the folder of a run or its record.json"
         raise HarnessError(f"there is no '{path}'. {hint}")
     found, unreadable = read_runs([path])
     if len(found) == 1 and not unreadable:
-        return Run(path=found[0][0], record=found[0][1])
+        return LoadedRun(path=found[0][0], record=found[0][1])
     runs = place_of_runs(path)
     one = runs / found[0][0].parent.relative_to(runs.resolve())
     raise HarnessError(

@@ -48,7 +48,7 @@ class TensorDifference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class TensorComparison:
     """One kind of tensors of one step in two runs."""
 
     beyond: tuple[TensorDifference, ...]
@@ -108,7 +108,7 @@ class TensorNoise:
         }
 
 
-def compare_tensors(first: Sketches, second: Sketches, limits: Mapping[str, float]) -> Comparison:
+def compare_tensors(first: Sketches, second: Sketches, limits: Mapping[str, float]) -> TensorComparison:
     """Tensors that differ by more than their limit; a tensor that is missing is one of zeros."""
     shape = {name: len(sketch) for name, sketch in {**first, **second}.items()}
     first = {name: first.get(name, [0.0] * length) for name, length in shape.items()}
@@ -124,7 +124,7 @@ def compare_tensors(first: Sketches, second: Sketches, limits: Mapping[str, floa
         for name, sketch in first.items()
         if not distances[name] <= limits.get(name, 0.0)
     ]
-    return Comparison(
+    return TensorComparison(
         beyond=tuple(sorted(beyond, key=lambda tensor: -tensor.difference)),
         compared=len(first),
         common_factor=_common_factor(first, second, limits) if beyond else None,

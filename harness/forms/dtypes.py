@@ -5,8 +5,8 @@ from __future__ import annotations
 from harness.backends.base import Precision
 
 DTYPE_BYTES = {
-    "float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2, "int8": 1,
-    "uint8": 1, "bool": 1, "none": 0,
+    "complex128": 16, "complex64": 8, "float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2,
+    "float16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "none": 0,
 }  # fmt: skip
 """Per element; 'none' is the dtype of a barrier."""
 COMPUTE: dict[Precision, str] = {

@@ -26,7 +26,7 @@ KEPT_BY_EVALUATION = "units that an evaluation left gathered are not gathered ag
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unit:
+class GatherUnit:
     """Modules whose weights are gathered at once."""
 
     elements: int
@@ -44,7 +44,7 @@ class Unit:
     """Elements whose gradients are reduced, and those with padding; None: all of them."""
 
 
-def sizes(units: Sequence[Unit]) -> list[tuple[int, int]]:
+def sizes(units: Sequence[GatherUnit]) -> list[tuple[int, int]]:
     """(elements, padded elements) of each unit."""
     return [(unit.elements, unit.padded) for unit in units]
 
@@ -80,7 +80,7 @@ def irregular_units(workload: Workload) -> str | None:
     return None
 
 
-def reduced_sizes(units: Sequence[Unit]) -> list[tuple[int, int]]:
+def reduced_sizes(units: Sequence[GatherUnit]) -> list[tuple[int, int]]:
     """(elements, padded elements) of the gradients of each unit; units without any are left out."""
     found = [unit.reduced or (unit.elements, unit.padded) for unit in units]
     return [sizes for sizes in found if sizes[0]]
@@ -90,7 +90,7 @@ def gathers(
     workload: Workload,
     phase: str,
     term: str,
-    units: Sequence[Unit],
+    units: Sequence[GatherUnit],
     *,
     passes: int = 1,
     again: bool = False,
@@ -132,7 +132,7 @@ def reduction_remarks(workload: Workload) -> list[tuple[str, str]]:
 
 
 def gathers_and_reductions(
-    workload: Workload, units: Sequence[Unit], step: int, *, kept_within_step: bool
+    workload: Workload, units: Sequence[GatherUnit], step: int, *, kept_within_step: bool
 ) -> list[Collective]:
     """One step: weights gathered in every micro-step, gradients reduced in the last one.
 
@@ -157,7 +157,7 @@ def gathers_and_reductions(
     return found + reductions(workload, units)
 
 
-def reductions(workload: Workload, units: Sequence[Unit]) -> list[Collective]:
+def reductions(workload: Workload, units: Sequence[GatherUnit]) -> list[Collective]:
     """Gradients of one step, reduced in its last micro-step."""
     role = shard_role(workload)
     found = gathered(
@@ -166,7 +166,7 @@ def reductions(workload: Workload, units: Sequence[Unit]) -> list[Collective]:
     return found + (_across_replicas(workload, units) if role == "shard" else [])
 
 
-def _across_replicas(workload: Workload, units: Sequence[Unit]) -> list[Collective]:
+def _across_replicas(workload: Workload, units: Sequence[GatherUnit]) -> list[Collective]:
     """Each rank all-reduces its reduced shard of every unit with the ranks that hold the same.
 
     `_reduce_grad` over `_inter_node_pg` (FSDP1, _runtime_utils.py), `foreach_reduce` (FSDP2).
@@ -212,7 +212,7 @@ def norm(workload: Workload) -> Collective:
     )
 
 
-def evaluation(workload: Workload, units: Sequence[Unit]) -> list[Collective]:
+def evaluation(workload: Workload, units: Sequence[GatherUnit]) -> list[Collective]:
     """A forward pass gathers what is not gathered already; without a backward pass kept units stay."""
     window = workload.window
     if not window.evaluation_passes:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.fsdp import (
     KEPT_BY_EVALUATION,
-    Unit,
+    GatherUnit,
     blocks_without_gradient,
     evaluation,
     gathers_and_reductions,
@@ -215,11 +215,11 @@ def _is_reduced(workload: Workload, tensors: Sequence[Tensor]) -> bool:
     return any(not workload.layout.is_frozen(tensor) for tensor in tensors)
 
 
-def _units(workload: Workload, *, reshards: bool) -> list[Unit]:
+def _units(workload: Workload, *, reshards: bool) -> list[GatherUnit]:
     """The root keeps its weights whatever the strategy."""
     named = zip(workload.units(), _flat_units(workload), strict=True)
     return [
-        Unit(
+        GatherUnit(
             elements=elements(tensors), padded=flat.length, kept=not (reshards and name),
             reduced=None if _is_reduced(workload, tensors) else (0, 0),
         )
@@ -227,7 +227,7 @@ def _units(workload: Workload, *, reshards: bool) -> list[Unit]:
     ]  # fmt: skip
 
 
-def _not_sharded(workload: Workload, units: Sequence[Unit]) -> Volume:
+def _not_sharded(workload: Workload, units: Sequence[GatherUnit]) -> Volume:
     def step(workload: Workload, _: int) -> list[Collective]:
         reduced = gathered(
             "backward", GRADIENTS, reduced_sizes(units), reduce_dtype(workload), op="all_reduce"
@@ -244,7 +244,7 @@ def _overflow(workload: Workload) -> list[Collective]:
     return [Collective(phase="step", op="all_reduce", dtype="float32", term=OVERFLOW, payload_bytes=4)]
 
 
-def _checkpoint(workload: Workload, units: Sequence[Unit]) -> list[Collective]:
+def _checkpoint(workload: Workload, units: Sequence[GatherUnit]) -> list[Collective]:
     """FSDP1 makes whole tensors of every unit before it cuts them into the pieces that are written.
 
     torch 2.13: `_sharded_pre_state_dict_hook` (_state_dict_utils.py) unshards the weights, and

@@ -9,7 +9,7 @@ from dataclasses import replace
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.fsdp import (
     KEPT_BY_EVALUATION,
-    Unit,
+    GatherUnit,
     blocks_without_gradient,
     evaluation,
     gathers_and_reductions,
@@ -42,7 +42,7 @@ from harness.forms.workload import Workload
 
 UnitTensors = tuple[list[Tensor], bool, bool]
 """Parameters of a unit, whether it stays gathered between forward and backward pass, and whether torch's
-prefetch takes it for another one (`harness.forms.fsdp.Unit`)."""
+prefetch takes it for another one (`harness.forms.fsdp.GatherUnit`)."""
 
 
 def units_around_blocks(layout: Layout) -> list[UnitTensors]:
@@ -172,7 +172,7 @@ def collectives(workload: Workload) -> Volume:
     )
 
 
-def _reduced_again(workload: Workload, named: Mapping[str, Unit]) -> list[Unit]:
+def _reduced_again(workload: Workload, named: Mapping[str, GatherUnit]) -> list[GatherUnit]:
     """Units that run more than once, where micro-steps add up: in the last, the first `post_backward`
     reduces what was added up (`unsharded_accumulated_grad`), the last one the gradient that just came."""
     if workload.accumulation_steps == 1:
@@ -205,7 +205,7 @@ def reshards_root(workload: Workload) -> bool:
     return workload.strategy.facts.reshards and bool(native or workload.options.get("reshards_root"))
 
 
-def _units(workload: Workload, *, reshards: bool, reshards_root: bool) -> list[Unit]:
+def _units(workload: Workload, *, reshards: bool, reshards_root: bool) -> list[GatherUnit]:
     named = workload.layout.units()
     found = [(tensors, not reshards, False) for name, tensors in named if name]
     if workload.strategy.through_accelerate:
@@ -218,18 +218,18 @@ def _units(workload: Workload, *, reshards: bool, reshards_root: bool) -> list[U
     return [_unit(workload, tensors, kept=kept, astray=astray) for tensors, kept, astray in found]
 
 
-def _unit(workload: Workload, tensors: list[Tensor], *, kept: bool, astray: bool) -> Unit:
+def _unit(workload: Workload, tensors: list[Tensor], *, kept: bool, astray: bool) -> GatherUnit:
     """Weights of several dtypes are gathered as bytes (`foreach_all_gather`, _fsdp_collectives.py); at mixed
     precision the policy casts them all to one. Only what is trained is reduced."""
     reached = [tensor for tensor in tensors if tensor in workload.layout.reached]
     reduced = elements(reached), _padded(reached, workload.shards)
     dtypes = {_gathered_dtype(workload, t) for t in tensors}
     if len(dtypes) == 1:
-        return Unit(
+        return GatherUnit(
             elements=elements(tensors), padded=_padded(tensors, workload.shards), kept=kept, astray=astray,
             dtype=dtypes.pop(), reduced=reduced,
         )  # fmt: skip
-    return Unit(
+    return GatherUnit(
         elements=sum(t.numel * DTYPE_BYTES[_gathered_dtype(workload, t)] for t in tensors),
         padded=sum(
             _padded([t], workload.shards) * DTYPE_BYTES[_gathered_dtype(workload, t)] for t in tensors

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from harness.forms.fsdp import Unit, gathers
+from harness.forms.fsdp import GatherUnit, gathers
 from harness.forms.layout import UnitCall
 from harness.forms.terms import (
     BACKWARD,
@@ -92,7 +92,7 @@ def _moments(calls: Sequence[UnitCall]) -> Iterator[tuple[str, str, bool]]:
         yield "", whole, False
 
 
-def in_order(workload: Workload, units: Mapping[str, Unit], step: int) -> list[Collective]:
+def in_order(workload: Workload, units: Mapping[str, GatherUnit], step: int) -> list[Collective]:
     """What one step gathers. units: by name, '' for what no block holds."""
     order = _order(workload, units)
     if workload.window.follows_evaluation(step):
@@ -106,7 +106,7 @@ def in_order(workload: Workload, units: Mapping[str, Unit], step: int) -> list[C
     return found
 
 
-def evaluation_in_order(workload: Workload, units: Mapping[str, Unit]) -> list[Collective]:
+def evaluation_in_order(workload: Workload, units: Mapping[str, GatherUnit]) -> list[Collective]:
     """A first pass, and further ones without a training step between them."""
     window, order, found = workload.window, _order(workload, units), []
     passes = (window.evaluation_spells, window.evaluation_passes - window.evaluation_spells)
@@ -118,11 +118,11 @@ def evaluation_in_order(workload: Workload, units: Mapping[str, Unit]) -> list[C
     return found
 
 
-def _order(workload: Workload, units: Mapping[str, Unit]) -> Order:
+def _order(workload: Workload, units: Mapping[str, GatherUnit]) -> Order:
     return Order(workload.layout.unit_calls or (), {name: unit.kept for name, unit in units.items()})
 
 
 def _gathers(
-    workload: Workload, phase: str, term: str, units: Mapping[str, Unit], gathered: Counter[str]
+    workload: Workload, phase: str, term: str, units: Mapping[str, GatherUnit], gathered: Counter[str]
 ) -> list[Collective]:
     return gathers(workload, phase, term, [units[name] for name in gathered.elements()])

@@ -22,5 +22,5 @@ from harness.job.job import (
     Task,
     TrainingSection,
 )
-from harness.job.model import DEFAULT_MODEL_CONFIG, AdapterSection, LossSection, ModelSection, Section
+from harness.job.model import DEFAULT_MODEL_CONFIG, AdapterSection, LossSection, ModelSection, SettingsSection
 from harness.job.optimizer import OptimizerSection, ScheduleSection

@@ -16,7 +16,7 @@ from harness.files import read_settings
 from harness.job.experiment import INHERITS, Experiment
 from harness.job.job import FACTORIES, Job
 from harness.job.job import NAMED_FILES as SETTINGS
-from harness.job.model import Section, split_factory
+from harness.job.model import SettingsSection, split_factory
 from harness.shipped import resolve
 
 OTHER_TOOLS = {
@@ -59,7 +59,7 @@ def settings_by_name() -> Mapping[str, tuple[str, ...]]:
     """Dotted settings by their last word and by other tools' names, in small letters."""
     found: dict[str, tuple[str, ...]] = dict(OTHER_TOOLS)
     for section, field in Experiment.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+        if isinstance(field.annotation, type) and issubclass(field.annotation, SettingsSection):
             for key in field.annotation.model_fields:
                 found[key] = (*found.get(key, ()), f"{section}.{key}")
     return found

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from harness.job.model import Factory, Section, arguments_field, factory_field
+from harness.job.model import Factory, SettingsSection, arguments_field, factory_field
 
 Source = Literal["prose", "text", "jsonl", "json", "csv", "squad", "datasets", "images", "synthetic-images"]
 ROWS = ("jsonl", "json", "csv", "datasets")
@@ -18,7 +18,7 @@ DEFAULT_CLASSES = 10
 Targets = Literal["text", "all", "prompt", "text over prompt"]
 
 
-class DataSection(Section):
+class DataSection(SettingsSection):
     """The text or images, how text becomes tokens, and how tokens become samples."""
 
     source: Source = Field(

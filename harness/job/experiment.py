@@ -6,10 +6,8 @@ import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     ByteSize,
-    ConfigDict,
     Field,
     FiniteFloat,
     NonNegativeInt,
@@ -25,11 +23,12 @@ from pydantic import (
 from harness.backends.model_source import Loading
 from harness.backends.registry import IN_DEFAULT_COMPARISON
 from harness.bounds import MOST_REPEATS
+from harness.files import Stored
 from harness.job.job import Job
-from harness.job.model import Section
+from harness.job.model import SettingsSection
 
 
-class Limits(Section):
+class Limits(SettingsSection):
     """Times after which a run is ended and recorded as timeout, with where each rank was."""
 
     timeout_seconds: PositiveFloat | None = Field(
@@ -74,10 +73,8 @@ class Limits(Section):
 _TEXT = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?) ?([A-Z]{3})")
 
 
-class Price(BaseModel):
+class Price(Stored):
     """An amount of money."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     amount: FiniteFloat = Field(gt=0)
     """Of one hour of one GPU."""
@@ -137,7 +134,7 @@ Question = Literal["speed", "memory", "footprint", "parity", "scaling", "all"]
 """What a comparison is made to answer; its report answers nothing else."""
 
 
-class MeasureSection(Section):
+class MeasureSection(SettingsSection):
     """Which steps of a run are measured how."""
 
     warmup_steps: NonNegativeInt = Field(3, description="first steps, excluded from all statistics")
@@ -250,7 +247,7 @@ class RuntimeSection(Limits):
     )
 
 
-class CompareSection(Section):
+class CompareSection(SettingsSection):
     """The matrix that `compare` runs."""
 
     question: Question = Field(

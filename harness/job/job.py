@@ -18,7 +18,7 @@ from pydantic import (
 from harness.backends.base import Precision
 from harness.forms.activations import PARTIAL_CHECKPOINTING
 from harness.job.data import IMAGES, ROWS, DataSection
-from harness.job.model import AdapterSection, LossSection, ModelSection, Section
+from harness.job.model import AdapterSection, LossSection, ModelSection, SettingsSection
 from harness.job.optimizer import OptimizerSection, ScheduleSection
 
 Task = Literal["causal-lm", "seq2seq", "classification", "custom"]
@@ -67,7 +67,7 @@ FACTORIES = (("model", "factory"), ("data", "factory"), ("loss", "factory"), ("o
 """Settings that name a function of the user's own."""
 
 
-class TrainingSection(Section):
+class TrainingSection(SettingsSection):
     """Batch, length, precision and randomness of the training."""
 
     steps: PositiveInt | None = Field(None, description="optimizer steps; excludes `epochs`")
@@ -132,7 +132,7 @@ class TrainingSection(Section):
         return "fp32" if self.precision == "fp8" else self.precision
 
 
-class EvaluationSection(Section):
+class EvaluationSection(SettingsSection):
     """Loss on samples that are held out of the training."""
 
     every_steps: PositiveInt | None = Field(None, description="evaluate every N optimizer steps; null: never")
@@ -152,7 +152,7 @@ class EvaluationSection(Section):
         return self
 
 
-class Job(Section):
+class Job(SettingsSection):
     """What is trained: everything that decides the mathematics, nothing of backend or machine."""
 
     task: Task = Field(

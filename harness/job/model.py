@@ -11,7 +11,7 @@ from harness.backends.base import Compile
 from harness.backends.explain import TypedValues
 
 
-class Section(TypedValues):
+class SettingsSection(TypedValues):
     """A part of a configuration: frozen, unknown keys refused."""
 
 
@@ -65,7 +65,7 @@ DEFAULT_MODEL_CONFIG: dict[str, Any] = {
 }
 
 
-class ModelSection(Section):
+class ModelSection(SettingsSection):
     """The model: a checkpoint by name or path, a configuration with random weights, or your own module."""
 
     name: str | None = Field(None, description="Hugging Face hub name or local folder; excludes `config`")
@@ -150,7 +150,7 @@ ADAPTER_NAME = "default"
 """What peft calls an adapter that has no name of its own; a part of parameters' names."""
 
 
-class AdapterSection(Section):
+class AdapterSection(SettingsSection):
     """Low-rank adapters (peft's LoRA): they alone are trained, all other weights are frozen."""
 
     kind: Literal["none", "lora"] = Field(
@@ -191,7 +191,7 @@ class AdapterSection(Section):
         return self.kind not in (None, "none")  # None: an observed script that does not show it
 
 
-class LossSection(Section):
+class LossSection(SettingsSection):
     """The loss: the task's, or a function of your own."""
 
     factory: Factory | None = factory_field("the loss: a function of (model, batch) that returns a scalar")

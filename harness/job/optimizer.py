@@ -12,7 +12,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, mod
 from harness.backends.base import OptimizerImplementation, OptimizerKind
 from harness.backends.optimizer_kinds import LOW_BIT, OF_TORCH, NewtonSchulz
 from harness.errors import JobError
-from harness.job.model import Factory, Section, arguments_field, factory_field
+from harness.job.model import Factory, SettingsSection, arguments_field, factory_field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class UpdateGroup:
     """Its learning rate over the job's."""
 
 
-class GroupSection(Section):
+class GroupSection(SettingsSection):
     """Parameters whose names match a pattern, and what of the optimizer's constants is their own."""
 
     parameters: str = Field(
@@ -60,7 +60,7 @@ EFFECTIVE: dict[str, tuple[str, ...]] = {
 """Settings that only some kinds have."""
 
 
-class OptimizerSection(Section):
+class OptimizerSection(SettingsSection):
     """AdamW or another optimizer, every constant explicit."""
 
     kind: OptimizerKind = Field(
@@ -203,7 +203,7 @@ class OptimizerSection(Section):
         return self.model_copy(update={"kind": kind, "newton_schulz": "fp32"})
 
 
-class ScheduleSection(Section):
+class ScheduleSection(SettingsSection):
     """The learning rate over steps."""
 
     kind: Literal["constant", "linear", "cosine", "deepspeed"] = Field(

@@ -87,7 +87,7 @@ WIDTH = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class DocumentedSetting:
     """One setting."""
 
     section: str
@@ -113,14 +113,14 @@ def sections() -> dict[str, str]:
     }
 
 
-def settings(section: str | None = None) -> Iterator[Setting]:
+def settings(section: str | None = None) -> Iterator[DocumentedSetting]:
     """Every setting of a section, or of all."""
     for name, field in Experiment.model_fields.items():
         if section not in (None, name):
             continue
         model = section_model(field)
         for key, found in model.model_fields.items() if model else [("", field)]:
-            yield Setting(
+            yield DocumentedSetting(
                 section=name,
                 key=key,
                 kind=plain(" ".join(filter(None, (in_words(found.annotation), bounds(found.metadata))))),
@@ -148,7 +148,7 @@ def commented_file(schema: str | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _commented(setting: Setting, key: str, indent: str) -> list[str]:
+def _commented(setting: DocumentedSetting, key: str, indent: str) -> list[str]:
     meaning = textwrap.wrap(
         f"{setting.meaning} [{setting.kind}]", WIDTH, initial_indent=f"{indent}# ",
         subsequent_indent=f"{indent}#   ", break_long_words=False, break_on_hyphens=False,

@@ -12,14 +12,14 @@ Backends = tuple[str, ...]
 """Labels of several backends."""
 
 
-class Cell(NamedTuple):
+class CellName(NamedTuple):
     """A backend, under the label of its runs, on a number of ranks."""
 
     label: str
     world_size: int
 
     @classmethod
-    def of(cls, record: Record) -> Cell:
+    def of(cls, record: Record) -> CellName:
         """The cell that a run belongs to."""
         return cls(record.backend.label, record.world.world_size)
 
@@ -33,7 +33,7 @@ class Cell(NamedTuple):
         return f"{self.label} on {self.world_size}"
 
 
-def name_cells(subjects: Sequence[Cell | Backends], most: int | None = None) -> str:
+def name_cells(subjects: Sequence[CellName | Backends], most: int | None = None) -> str:
     """Several cells in few words: 'zero1 and zero2 on 2 and 4 ranks; fsdp-hybrid on 4 ranks'.
 
     Names at most `most` backends on the same numbers of ranks, or all of them where it is None. Lists of
@@ -42,7 +42,7 @@ def name_cells(subjects: Sequence[Cell | Backends], most: int | None = None) -> 
     sizes: dict[str, set[int]] = {}
     others: list[str] = []
     for subject in subjects:
-        if isinstance(subject, Cell):
+        if isinstance(subject, CellName):
             sizes.setdefault(subject.label, set()).add(subject.world_size)
         elif (names := listed(subject)) not in others:
             others.append(names)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from harness.backends.explain import available
 from harness.errors import HarnessError
-from harness.judge.cell import Cell
+from harness.judge.cell import CellName
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import Metric, metrics_in
 from harness.judge.ranking import Logs, Ratio, Round, log_ratios, ratios
@@ -81,7 +81,7 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class ChangedSetting:
     """A setting that differs between the sides."""
 
     backend: str
@@ -193,7 +193,7 @@ def shares_occasions(before: Comparison, after: Comparison) -> bool:
     return not left.isdisjoint(right)
 
 
-def settings(before: Comparison, after: Comparison) -> list[Setting]:
+def settings(before: Comparison, after: Comparison) -> list[ChangedSetting]:
     """What differs in job, machine and versions, and in what was in force for each backend.
 
     All runs of a side count: a field that has several values there has a list of them.
@@ -315,7 +315,7 @@ def _own(repeats: Repeats) -> list[dict[str, Any]]:
     ]
 
 
-def _differences(before: Sequence[Any], after: Sequence[Any], backend: str) -> list[Setting]:
+def _differences(before: Sequence[Any], after: Sequence[Any], backend: str) -> list[ChangedSetting]:
     """Leaves whose values over the documents of a side are not those of the other's; none of no documents."""
     if not before or not after:
         return []
@@ -324,7 +324,7 @@ def _differences(before: Sequence[Any], after: Sequence[Any], backend: str) -> l
     for field in dict.fromkeys(field for values in (*left, *right) for field in values):
         old, new = _values(left, field), _values(right, field)
         if any(value not in new for value in old) or any(value not in old for value in new):
-            found.append(Setting(backend=backend, field=field, before=_one(old), after=_one(new)))
+            found.append(ChangedSetting(backend=backend, field=field, before=_one(old), after=_one(new)))
     return found
 
 
@@ -405,7 +405,7 @@ def failures(conditions: Sequence[Condition], before: Comparison, after: Compari
         for condition in conditions:
             if condition.measure != change.key:
                 continue
-            where = Cell(change.backend, change.world_size)
+            where = CellName(change.backend, change.world_size)
             if condition.met_by(change):
                 doubt = DOUBTS.get(change.judgement, "")
                 lines.append(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
-from harness.judge.cell import Cell
+from harness.judge.cell import CellName
 from harness.judge.effective import SETTINGS, Effect, Setting
 from harness.judge.findings.catalogue import find_all
 from harness.judge.findings.finding import Finding
@@ -30,7 +30,7 @@ class SettingValue:
     """One value of a setting and the cells in which it is in force."""
 
     value: Any
-    cells: tuple[Cell, ...]
+    cells: tuple[CellName, ...]
     """Each once, in the order of the rows."""
     is_of_reference: bool
 
@@ -170,7 +170,7 @@ class Comparison(Runs):
         return rankings(self.groups, OWN_STEP)
 
     @cached_property
-    def other_orders(self) -> list[tuple[Cell, Ratio, Ratio]]:
+    def other_orders(self) -> list[tuple[CellName, Ratio, Ratio]]:
         """Cells whose order is another without what others took: the ratio by wall time, and the other.
 
         Where cells took turns, wall time is sharper: what only the other leaves open contradicts nothing.
@@ -181,7 +181,7 @@ class Comparison(Runs):
             for label, wall in order.to_base.items():
                 is_blunt = bool(order.turns.get(label)) and own[label].order == "open"
                 if wall.extent and own[label].extent and own[label].order != wall.order and not is_blunt:
-                    found.append((Cell(label, place[1]), wall, own[label]))
+                    found.append((CellName(label, place[1]), wall, own[label]))
         return found
 
     @cached_property

@@ -12,7 +12,7 @@ from harness.backends.mesh import SPLITTING, Mesh
 from harness.judge.distance import estimate, movement, relative
 from harness.judge.effective import master_dtypes, optimizer_groups, reduce_dtypes
 from harness.judge.measures import idle_on_some_ranks
-from harness.judge.noise import Limits
+from harness.judge.noise import Tolerance
 from harness.judge.wording import numbered, percent
 from harness.record import Record
 from harness.record.workload import known_strategy, micro_batches
@@ -187,7 +187,9 @@ REDUCTION_ROUNDING = 2.0**-7
 """Relative. Gradients that cross the wire in bf16 are rounded by up to 2^-9 each time they are added."""
 
 
-def explain(reference: Record, record: Record, limits: Limits, settings: Sequence[str] = ()) -> Explanation:
+def explain(
+    reference: Record, record: Record, limits: Tolerance, settings: Sequence[str] = ()
+) -> Explanation:
     """The most specific cause that the first step beyond the limits supports.
 
     Initial weights and samples of both runs are equal. A loss that differs at once is the forward pass or
@@ -214,7 +216,7 @@ def explain(reference: Record, record: Record, limits: Limits, settings: Sequenc
     return cause or _update(reference, record, limits, settings, index)
 
 
-def _first_beyond(reference: Record, record: Record, limits: Limits) -> int | None:
+def _first_beyond(reference: Record, record: Record, limits: Tolerance) -> int | None:
     """The first step whose loss is missing, or whose loss or norm lies beyond the limits."""
     for index, (left, right) in enumerate(zip(reference.steps, record.steps, strict=False)):
         if left.loss is None or right.loss is None or abs(left.loss - right.loss) > limits.loss:
@@ -251,7 +253,9 @@ def _from(record: Record, index: int) -> str:
     return "from the first step on" if index == 0 else f"from step {number} on"
 
 
-def _forward(record: Record, expected: float, given: float, index: int, limits: Limits) -> Explanation | None:
+def _forward(
+    record: Record, expected: float, given: float, index: int, limits: Tolerance
+) -> Explanation | None:
     """Why the loss of a step differs; None: a later step, whose own figures do not tell."""
     values: dict[str, Any] = {"reference": expected, "given": given} | _step(record, index)
     sums = sums_of_step(record, index, "loss_sums")
@@ -368,7 +372,7 @@ def _targets(record: Record, index: int) -> list[int]:
 
 
 def _update(
-    reference: Record, record: Record, limits: Limits, settings: Sequence[str], index: int | None
+    reference: Record, record: Record, limits: Tolerance, settings: Sequence[str], index: int | None
 ) -> Explanation:
     """What is left when losses and gradients agree at first."""
     if replicas_differ(record):
@@ -542,7 +546,7 @@ def where(reference: Record, names: Sequence[str]) -> str:
     return _some([*shown, *rest])
 
 
-def _parameters_beyond(reference: Record, record: Record, limits: Limits) -> list[str]:
+def _parameters_beyond(reference: Record, record: Record, limits: Tolerance) -> list[str]:
     left = (reference.final_weights.sketch if reference.final_weights else None) or {}
     right = (record.final_weights.sketch if record.final_weights else None) or {}
     moved = movement(reference)

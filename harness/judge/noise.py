@@ -52,7 +52,7 @@ UNIT_ROUNDOFF = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class Tolerance:
     """Largest distance that a level allows."""
 
     loss: float
@@ -93,10 +93,10 @@ class Level:
 class Noise:
     """The levels of one job and how they were found."""
 
-    tight: Limits
-    band: Limits | None
+    tight: Tolerance
+    band: Tolerance | None
     """None in fp32: there is no lower precision that could explain a difference."""
-    cut_band: Limits | None = None
+    cut_band: Tolerance | None = None
     """The band of runs whose ranks cut layers; None: it was not measured, or the precision is fp32."""
     derivation: tuple[str, ...]
     """One sentence for each limit."""
@@ -105,12 +105,12 @@ class Noise:
     answers: int | None = None
     """Most generated answers in which a repetition differs from the reference; None: none were generated."""
 
-    def widest(self, record: Record) -> Limits:
+    def widest(self, record: Record) -> Tolerance:
         """What rounding explains at most of a run's distance."""
         cut = record.world.mesh.size("tensor") > 1
         return (self.cut_band if cut else None) or self.band or self.tight
 
-    def of_level(self, name: str) -> Limits | None:
+    def of_level(self, name: str) -> Tolerance | None:
         """The limits of a level."""
         return {TIGHT: self.tight, BAND: self.band, CUT_BAND: self.cut_band}[name]
 
@@ -201,7 +201,7 @@ def _other_precision(record: Record) -> bool:
 
 def _limits(
     reference: Record, measured: list[Distance], factor: float, unit: float, element: float = 0.0
-) -> Limits:
+) -> Tolerance:
     """factor x the largest distance of a repetition, at least factor x one unit of rounding.
 
     `element`: how far rounding may move one element of a parameter, whatever was measured.
@@ -218,7 +218,7 @@ def _limits(
 
     weights = largest("weights", rounding)
     sketch = (reference.final_weights.sketch if reference.final_weights else None) or {}
-    return Limits(
+    return Tolerance(
         loss=factor * largest("loss", unit * max(losses, default=1.0)),
         norm=factor * largest("norm", unit),
         # A difference of two lengths may be small by chance; estimated from eight projections it has a
@@ -255,9 +255,9 @@ def _level(name: str, factor: float, repeats: list[Record], measured: list[Dista
     )
 
 
-def _larger(left: Limits, right: Limits) -> Limits:
+def _larger(left: Tolerance, right: Tolerance) -> Tolerance:
     names = ("loss", "norm", "update", "weights")
-    return Limits(
+    return Tolerance(
         **{name: max(getattr(left, name), getattr(right, name)) for name in names},
         parameters={
             name: max(left.parameters.get(name, 0.0), right.parameters.get(name, 0.0))
@@ -266,7 +266,7 @@ def _larger(left: Limits, right: Limits) -> Limits:
     )
 
 
-def _sentence(level: str, limits: Limits, factor: float, repeats: list[Record], unit: str) -> str:
+def _sentence(level: str, limits: Tolerance, factor: float, repeats: list[Record], unit: str) -> str:
     numbers = (
         f"losses within {limits.loss:.1e} nats, gradient norms within {percent(limits.norm)}, distance "
         f"moved within {percent(limits.update)}, final weights within {percent(limits.weights)} of the "

@@ -12,7 +12,7 @@ from harness.forms.terms import STEP_PHASES
 from harness.judge.distance import Distance, Traces, aligned, distance, traces
 from harness.judge.effective import SettingDifference, setting_differences
 from harness.judge.job_equivalence import Difference, job_differences
-from harness.judge.noise import Limits, Noise, measure_noise
+from harness.judge.noise import Noise, Tolerance, measure_noise
 from harness.judge.resumed import aligned_runs
 from harness.judge.run import Run
 from harness.record import Record
@@ -148,12 +148,12 @@ def _level(reference: Record, record: Record, found: Distance, noise: Noise) -> 
     return "diverged"
 
 
-def first_divergent_step(reference: Record, record: Record, limits: Limits) -> int | None:
+def first_divergent_step(reference: Record, record: Record, limits: Tolerance) -> int | None:
     """First step whose loss or gradient norm lies beyond the limits; None: only weights do, or nothing."""
     return first_step_beyond(reference, traces(reference, record), limits)
 
 
-def first_step_beyond(reference: Record, both: Traces, limits: Limits) -> int | None:
+def first_step_beyond(reference: Record, both: Traces, limits: Tolerance) -> int | None:
     """The same, of two runs whose traces are known."""
     losses = ~np.isnan(both.losses[0]) & ~(both.loss_differences <= limits.loss)
     beyond = np.flatnonzero(losses | (both.norm_differences > limits.norm))

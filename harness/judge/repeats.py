@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from harness.backends.registry import REFERENCE
-from harness.judge.cell import Cell
+from harness.judge.cell import CellName
 from harness.judge.distance import aligned
 from harness.judge.metrics import BY_KEY, METRICS, OWN_STEP, SPEED, STEP, Metric
 from harness.judge.parity import Parity
@@ -67,7 +67,7 @@ class Repeats:
         return self.record.job_id, self.world_size, self.rows[0].label_suffix
 
     @property
-    def cell(self) -> Cell:
+    def cell(self) -> CellName:
         """The label and the number of ranks."""
         return self.rows[0].cell
 

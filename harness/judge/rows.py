@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from harness.backends.registry import BUILT_IN, REFERENCE
-from harness.judge.cell import Cell
+from harness.judge.cell import CellName
 from harness.judge.expected import unjudged_amounts
 from harness.judge.job_equivalence import job_differences
 from harness.judge.metrics import METRICS
@@ -144,7 +144,7 @@ class Row:
         return self.run.backend
 
     @property
-    def cell(self) -> Cell:
+    def cell(self) -> CellName:
         """The label and the number of ranks."""
         return self.run.cell
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from statistics import fmean
 
 from harness.judge import measures
-from harness.judge.cell import Cell
+from harness.judge.cell import CellName
 from harness.judge.distance import Series, series
 from harness.judge.statistics import steady_from
 from harness.judge.timings import Disturbance, Timings, disturbance, timings
@@ -38,9 +38,9 @@ class Run:
         return self.record.backend.label
 
     @property
-    def cell(self) -> Cell:
+    def cell(self) -> CellName:
         """The label and the number of ranks."""
-        return Cell(self.label, self.record.world.world_size)
+        return CellName(self.label, self.record.world.world_size)
 
     @cached_property
     def series(self) -> tuple[Series, Series]:

@@ -28,7 +28,7 @@ CUT = {"global_batch_size", "micro_batch_size", "accumulation_steps"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class ScalingPoint:
     """One number of ranks of one backend, compared with the smallest that was run."""
 
     group: Repeats
@@ -78,7 +78,7 @@ class Point:
         return here / there if here is not None and there else None
 
 
-def strong_scaling(comparison: Comparison) -> list[list[Point]]:
+def strong_scaling(comparison: Comparison) -> list[list[ScalingPoint]]:
     """Backends that ran one job on several numbers of ranks, each from its smallest on.
 
     Where one number of ranks ran in several layouts, each layout has a curve of its own. Runs that are not
@@ -106,7 +106,7 @@ def strong_scaling(comparison: Comparison) -> list[list[Point]]:
     return _compared(found)
 
 
-def weak_scaling(comparison: Comparison) -> list[list[Point]]:
+def weak_scaling(comparison: Comparison) -> list[list[ScalingPoint]]:
     """Backends whose jobs grow with the number of ranks and are otherwise the same.
 
     The batch, the model or both may grow: the job with more ranks must be another one. Runs that are not
@@ -130,7 +130,7 @@ def weak_scaling(comparison: Comparison) -> list[list[Point]]:
     return _compared(found)
 
 
-def _compared(curves: list[list[Point]]) -> list[list[Point]]:
+def _compared(curves: list[list[ScalingPoint]]) -> list[list[ScalingPoint]]:
     """Each point with its speed over that of its base, round by round."""
     every = {(number, point.group.key): point for number, curve in enumerate(curves) for point in curve}
     asked = {
@@ -157,7 +157,7 @@ def _separating(groups: Sequence[Repeats]) -> list[str]:
     return [name for name in names if name not in (*GROWING, *harmless)]
 
 
-def _curves(groups: Sequence[Repeats], label: str, conditions: str) -> list[list[Point]]:
+def _curves(groups: Sequence[Repeats], label: str, conditions: str) -> list[list[ScalingPoint]]:
     """One curve, or one for each layout where one number of ranks ran in several.
 
     All of them begin at the fewest ranks on the fewest nodes.
@@ -175,7 +175,7 @@ def _curves(groups: Sequence[Repeats], label: str, conditions: str) -> list[list
             continue
         name = labelled(label, ", ".join(filter(None, (conditions, shown))))
         starts = [base] if members[0].world_size > base.world_size else []
-        curves.append([Point(group=group, base=base, curve=name) for group in [*starts, *members]])
+        curves.append([ScalingPoint(group=group, base=base, curve=name) for group in [*starts, *members]])
     return curves
 
 

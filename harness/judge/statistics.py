@@ -7,12 +7,12 @@ placement and would make noise look smaller than it is. Nothing here supposes ho
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from itertools import combinations, count
 from math import comb, prod
-from statistics import quantiles
+from statistics import median, quantiles
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -52,6 +52,12 @@ def value_range(values: Sequence[float]) -> Interval | None:
 def shown_interval(values: Sequence[float]) -> Interval | None:
     """The interval of the median, or the range where there are too few runs for one; None without values."""
     return median_interval(values) or value_range(values)
+
+
+def median_known(values: Iterable[float | None]) -> float | None:
+    """Median of those that are known; None: none is."""
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 def median_interval(values: Sequence[float]) -> Interval | None:

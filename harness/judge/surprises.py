@@ -28,7 +28,7 @@ from harness.forms.zero import FP32_SURPLUS, SECOND_FP32_COPY
 from harness.forms.zero3.collectives import TIED_TERM
 from harness.forms.zero3.states import REDUCTION_BUCKET
 from harness.job.experiment import Question
-from harness.judge.cell import Cell
+from harness.judge.cell import CellName
 from harness.judge.comparison import Comparison
 from harness.judge.effective import clipping, master_dtypes
 from harness.judge.measures import (
@@ -48,6 +48,8 @@ Cause = Literal["library", "transport", "preset"]
 TRAFFIC: tuple[Question, ...] = ("speed", "scaling", "footprint")
 MEMORY: tuple[Question, ...] = ("memory", "footprint")
 PARITY: tuple[Question, ...] = ("parity",)
+BEARS_ON: dict[str, dict[str, Any]] = {"states": {"questions": MEMORY}, "traffic": {"questions": TRAFFIC}}
+"""By the effect of a fact."""
 NAMES = {"deepspeed": "DeepSpeed", "torch": "torch", "accelerate": "Accelerate"}
 CHANGES_TRAINING = math.inf
 """Effect of what trains something else than the job asks for: before every difference of cost."""
@@ -84,7 +86,7 @@ class Behaviour:
         """Of a fact about a library, whose source it quotes; `words` say the rest."""
         known = fact(name)
         what = f"{{figure}} x {known.cost}: {known.what}" if known.cost else known.what
-        told = {"what": what, "packages": (known.library,)}
+        told = {"what": what, "packages": (known.library,), **BEARS_ON.get(known.effect, {})}
         return cls(id=known.id, since=known.source, **(told | words))
 
 
@@ -106,7 +108,7 @@ class Surprise:
     behaviour: Behaviour
     versions: str
     """'DeepSpeed 0.19.8'; empty where the text names them."""
-    cells: tuple[Cell, ...]
+    cells: tuple[CellName, ...]
     figures: tuple[float, ...]
     """One for each cell that has one."""
     effect: float
@@ -360,11 +362,7 @@ LIMITED_EFFECT = 0.1
 CLEARLY_LESS = 0.97
 """Of the textbook's bytes."""
 
-SECOND_COPY = Behaviour.of(
-    "second-fp32-copy",
-    advice="No action: mixed precision has it anyway.",
-    questions=MEMORY,
-)
+SECOND_COPY = Behaviour.of("second-fp32-copy", advice="No action: mixed precision has it anyway.")
 FP32_GRADIENTS = Behaviour(
     id="gradients-add-up-in-fp32",
     what="{figure} x the textbook's states: gradients take 4 bytes, the textbook counts 2",
@@ -379,24 +377,18 @@ BUCKET = Behaviour.of(
     figure_is_ratio=False,
     what="a reduction bucket of {figure} x the textbook's states stays allocated",
     advice="Set reduce_bucket_size: 5e8 elements by default, whatever the model.",
-    questions=MEMORY,
 )
 GRADIENTS_TWICE = Behaviour.of(
     "gradients-twice",
     figure_is_ratio=False,
     what="a second copy of the gradients, {figure} x the textbook's states, in DDP's buckets",
     advice="Set gradient_as_bucket_view=True.",
-    questions=MEMORY,
 )
 GRADIENTS_CUT = Behaviour.of(
-    "gradients-cut-at-stage-1",
-    advice="Nothing; compare peaks, which include complete gradients.",
-    questions=MEMORY,
+    "gradients-cut-at-stage-1", advice="Nothing; compare peaks, which include complete gradients."
 )
 WEIGHTS_CUT = Behaviour.of(
-    "weights-cut-between-steps",
-    advice="Nothing; the peak includes the gathered weights.",
-    questions=MEMORY,
+    "weights-cut-between-steps", advice="Nothing; the peak includes the gathered weights."
 )
 BY_NAME = {
     FP32_SURPLUS: FP32_GRADIENTS,
@@ -483,36 +475,18 @@ ALL_REDUCED = Behaviour.of(
     questions=TRAFFIC,
 )
 REDUCED_EVERY_MICRO_STEP = Behaviour.of(
-    "reduced-every-micro-step",
-    advice="Accumulate with stage 1, which reduces once per step.",
-    questions=TRAFFIC,
+    "reduced-every-micro-step", advice="Accumulate with stage 1, which reduces once per step."
 )
-MOVED_EVERY_MICRO_STEP = Behaviour.of(
-    "moved-every-micro-step",
-    advice=FEWER_MICRO_STEPS,
-    questions=TRAFFIC,
-)
-GATHERED_EVERY_MICRO_STEP = Behaviour.of(
-    "gathered-every-micro-step",
-    advice=FEWER_MICRO_STEPS,
-    questions=TRAFFIC,
-)
-ROOT_KEPT = Behaviour.of(
-    "root-not-resharded",
-    advice="Nothing; the root's weights take memory meanwhile.",
-    questions=TRAFFIC,
-)
+MOVED_EVERY_MICRO_STEP = Behaviour.of("moved-every-micro-step", advice=FEWER_MICRO_STEPS)
+GATHERED_EVERY_MICRO_STEP = Behaviour.of("gathered-every-micro-step", advice=FEWER_MICRO_STEPS)
+ROOT_KEPT = Behaviour.of("root-not-resharded", advice="Nothing; the root's weights take memory meanwhile.")
 WEIGHTS_KEPT = Behaviour.of(
     "weights-stay-gathered",
     advice="To shard strictly set stage3_max_live_parameters, stage3_max_reuse_distance and "
     "stage3_param_persistence_threshold to 0.",
     questions=(*TRAFFIC, *MEMORY),
 )
-TIED_TWICE = Behaviour.of(
-    "tied-weights-gathered-twice",
-    advice="Leave stage3_max_reuse_distance above 0.",
-    questions=TRAFFIC,
-)
+TIED_TWICE = Behaviour.of("tied-weights-gathered-twice", advice="Leave stage3_max_reuse_distance above 0.")
 BY_TERM: dict[tuple[str, str], Behaviour] = {
     ("zero12", GRADIENTS): ALL_REDUCED,
     ("zero12", FURTHER_GRADIENTS): REDUCED_EVERY_MICRO_STEP,
@@ -529,9 +503,7 @@ BY_TERM: dict[tuple[str, str], Behaviour] = {
 }  # fmt: skip
 """By family and term of the closed form; other terms are shown with the remark of the closed form."""
 MODULE_BY_MODULE = Behaviour.of(
-    "gathers-by-module",
-    advice="Compare zero3:leaf_module=blocks, which gathers by block.",
-    questions=TRAFFIC,
+    "gathers-by-module", advice="Compare zero3:leaf_module=blocks, which gathers by block."
 )
 
 

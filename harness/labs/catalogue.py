@@ -5,20 +5,19 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from harness.backends.explain import available, parse_value
 from harness.errors import HarnessError
+from harness.files import Stored
 from harness.shipped import MARK, names
 
 Variant = Literal["as-intended", "as-written"]
 Scale = Literal["full", "tiny"]
+Arrangement = Literal["setups", "stages", "places", "strategies", "cells", "curves", "read-back"]
+"""Which cells are rows, how they are named and what their factors are over."""
 
 
-class Lab(BaseModel):
+class Lab(Stored):
     """One job of a document, or several that fill one table."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     title: str
@@ -52,10 +51,8 @@ class Lab(BaseModel):
         return ("as-intended", "as-written") if written else ("as-intended",)
 
 
-class Figure(BaseModel):
+class Figure(Stored):
     """What stands in a column."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     figure: str
     digits: int = 2
@@ -64,13 +61,32 @@ class Figure(BaseModel):
     epoch: int | None = None
 
 
-class Layout(BaseModel):
+class Estimated(Stored):
+    """What an estimate is asked for; its rows are those of `estimate --json`, factors are over the first."""
+
+    model: str
+    settings: list[str]
+    backends: list[str]
+    ranks: list[int]
+    ranks_per_node: int
+
+
+class Counted(Stored):
+    """Bytes of a parameter by column, for each dtype of each model; a column without any is n/a."""
+
+    models: list[str]
+    dtypes: dict[str, list[float]]
+
+
+class TableLayout(Stored):
     """A table of a hand-out without its figures."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     title: str = ""
-    rows: Literal["setups", "stages", "places", "strategies", "cells", "curves", "read-back"]
+    rows: (
+        Literal["setups", "stages", "places", "strategies", "cells", "curves", "read-back"]
+        | Estimated
+        | Counted
+    )
     columns: dict[str, Figure | None]
     corner: str | None = None
     """Heading of the figures' names where each is a line and each cell a column."""
@@ -85,12 +101,12 @@ def _lab(entry: dict[str, object]) -> Lab:
     return Lab.model_validate({"full": both, "tiny": both} | entry)
 
 
-def _layout(entry: dict[str, dict[str, object]]) -> Layout:
+def _layout(entry: dict[str, dict[str, object]]) -> TableLayout:
     columns = {
         title: {"figure": given} if isinstance(given, str) else given
         for title, given in entry["columns"].items()
     }
-    return Layout.model_validate(entry | {"columns": columns})
+    return TableLayout.model_validate(entry | {"columns": columns})
 
 
 LABS = tuple(map(_lab, _DATA["labs"]))

@@ -14,7 +14,7 @@ from harness.judge.comparison import Comparison
 from harness.judge.findings.balance import work_per_rank
 from harness.judge.repeats import Repeats
 from harness.judge.speed import median_step
-from harness.labs.catalogue import LAYOUTS, Figure, Lab, Layout
+from harness.labs.catalogue import LAYOUTS, Counted, Estimated, Figure, Lab, TableLayout
 from harness.plan.estimate import document, question
 from harness.plan.estimate.row import estimate
 from harness.plan.models import load_model
@@ -170,7 +170,7 @@ UNITS = {None: 1.0, "GB": GB, "MiB": MIB, "ms": 1e-3}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class LabRow:
     """A cell in a table."""
 
     name: str
@@ -178,50 +178,55 @@ class Row:
     base: Facts
     """What factors are of: the first cell, of its strategy where the rows are curves."""
 
-    def value(self, key: str, epoch: int | None = None) -> Any:
+    def value(self, figure: Figure) -> Any:
         """A figure, or a text; None: not measured."""
+        key = figure.figure
         if key == "name":
             return self.name
-        if epoch is not None:
-            return self.cell.evaluation_loss(epoch)
+        if figure.epoch is not None:
+            return self.cell.evaluation_loss(figure.epoch)
         return OWN[key](self) if key in OWN else self.cell.figures[key]
 
-    def shown(self, figure: Figure | None) -> str:
-        if figure is None:
-            return MISSING
-        value = self.value(figure.figure, figure.epoch)
-        if figure.factor is not None:
-            base = Row(name="", cell=self.base, base=self.base).value(figure.figure)
-            value = ratio(value, base) if figure.factor == "over-base" else ratio(base, value)
-        return value if isinstance(value, str) else shown(scaled(value, UNITS[figure.unit]), figure.digits)
+    def base_value(self, figure: Figure) -> Any:
+        return LabRow(name="", cell=self.base, base=self.base).value(figure)
 
 
-def _of_step(name: str) -> Callable[[Row], Any]:
+def text_of(figure: Figure | None, value: Callable[[Figure], Any], base: Callable[[Figure], Any]) -> str:
+    """A figure of a line, or its factor to that of the base; n/a where it is not known."""
+    if figure is None:
+        return MISSING
+    found = value(figure)
+    if figure.factor is not None:
+        found = ratio(*((found, base(figure)) if figure.factor == "over-base" else (base(figure), found)))
+    return found if isinstance(found, str) else shown(scaled(found, UNITS[figure.unit]), figure.digits)
+
+
+def _of_step(name: str) -> Callable[[LabRow], Any]:
     """Of the traced step of median duration."""
     return lambda row: getattr(median_step(row.cell.traced), name) if row.cell.traced else None
 
 
-def _effective(name: str, without: str | None = None) -> Callable[[Row], Any]:
+def _effective(name: str, without: str | None = None) -> Callable[[LabRow], Any]:
     """What the backend read back; `without` where it has none."""
     return lambda row: getattr(row.cell.record.backend.effective, name, None) or without
 
 
-def _efficiency(row: Row) -> float | None:
+def _efficiency(row: LabRow) -> float | None:
     work = ratio(_work(row), work_per_rank(row.base.record))
     times = ratio(row.base.runtime_seconds, row.cell.runtime_seconds)
     return None if work is None or times is None else 100 * work * times
 
 
-def _work(row: Row) -> float | None:
+def _work(row: LabRow) -> float | None:
     return work_per_rank(row.cell.record)
 
 
-def _layers(row: Row) -> int | None:
+def _layers(row: LabRow) -> int | None:
     model = row.cell.record.model
     return model.geometry.layers if model and model.geometry else None
 
 
-def _hidden(row: Row) -> float | None:
+def _hidden(row: LabRow) -> float | None:
     """In per cent; None without communication."""
     step = median_step(row.cell.traced) if row.cell.traced else None
     if step is None or not step.communication_seconds:
@@ -229,18 +234,18 @@ def _hidden(row: Row) -> float | None:
     return 100 * (1 - step.exposed_seconds / step.communication_seconds)
 
 
-def _longest_wait(row: Row) -> str | None:
+def _longest_wait(row: LabRow) -> str | None:
     waits = [wait for part in row.cell.traced for wait in part.waits]
     wait = max(waits, key=lambda wait: wait.seconds, default=None)
     return f"{wait.name}, {wait.phase}" if wait else None
 
 
-def _state_dtypes(row: Row) -> str | None:
+def _state_dtypes(row: LabRow) -> str | None:
     observed = row.cell.record.observed
     return ", ".join(observed.optimizer_state_dtypes) if observed else None
 
 
-OWN: dict[str, Callable[[Row], Any]] = {
+OWN: dict[str, Callable[[LabRow], Any]] = {
     "ranks": lambda row: str(row.cell.ranks),
     "nodes": lambda row: str(row.cell.record.world.nodes),
     "micro_batch_size": lambda row: str(row.cell.record.world.micro_batch_size),
@@ -268,7 +273,7 @@ OWN: dict[str, Callable[[Row], Any]] = {
 """Figures that only hand-outs know, beside the metrics."""
 
 
-def _rows(kind: str, found: Sequence[Facts]) -> list[Row]:
+def _rows(kind: str, found: Sequence[Facts]) -> list[LabRow]:
     """The cells of a lab, named and in the order of a hand-out."""
     first, rest = baseline(found), strategies(found)
     match kind:
@@ -289,7 +294,7 @@ def _rows(kind: str, found: Sequence[Facts]) -> list[Row]:
         case _:
             named = [(cell.group.label, cell) for cell in (rest if kind == "strategies" else found)]
     bases = dict(reversed(named)) if kind == "curves" else {}
-    return [Row(name=name, cell=cell, base=bases.get(name, named[0][1])) for name, cell in named]
+    return [LabRow(name=name, cell=cell, base=bases.get(name, named[0][1])) for name, cell in named]
 
 
 def _setup(cell: Facts, several: bool) -> str:
@@ -311,9 +316,9 @@ def _place(cell: Facts) -> str:
     return f"{cell.ranks} GPU{'s' * (cell.ranks > 1)}, {nodes} Node{'s' * (nodes > 1)}"
 
 
-def measured_table(layout: Layout, records: Sequence[Record]) -> LabTable:
+def measured_table(layout: TableLayout, kind: str, records: Sequence[Record]) -> LabTable:
     """A table of a hand-out, filled in; remarks on the records stand below the untitled one."""
-    rows = _rows(layout.rows, cells(records))
+    rows = _rows(kind, cells(records))
     epochs = range(1, 1 + max((row.cell.epochs for row in rows), default=0))
     columns: dict[str, Figure | None] = {}
     for title, figure in layout.columns.items():
@@ -322,88 +327,61 @@ def measured_table(layout: Layout, records: Sequence[Record]) -> LabTable:
         else:
             columns[title] = figure
     notes = layout.notes if layout.title else [*layout.notes, *remarks(records)]
-    headers, body = [*columns], [[row.shown(figure) for figure in columns.values()] for row in rows]
+    headers, body = (
+        [*columns],
+        [[text_of(figure, row.value, row.base_value) for figure in columns.values()] for row in rows],
+    )
     if layout.corner is not None:
         lines = [[title, *(values[n] for values in body)] for n, title in enumerate(headers)]
         headers, body = [layout.corner, *(row.name for row in rows)], lines
     return LabTable(headers=headers, rows=body, notes=notes, title=layout.title)
 
 
-MODELS = ("bert-base-cased", "llama-3-8b")
-DTYPES = {"float32": 4.0, "float16, bfloat16": 2.0, "int8": 1.0, "int4": 0.5}
-"""Bytes of a parameter."""
-LECTURE_MODEL = "llama-3.1-70b"
-LECTURE_STRATEGIES = ("fsdp1-no-shard", "fsdp1-grad-op", "fsdp1", "fsdp1-hybrid")
-LECTURE_RANKS = (128, 1280)
-
-
-def memory_table() -> LabTable:
-    """The Accelerate talk: weights, gradients, both, and with Adam, in one dtype; then mixed precision."""
-    headers = ("Model", "Dtype", "Weights", "Gradients", "Backward pass", "Step with Adam")
-    body = []
-    for name in MODELS:
-        parameters = load_model(name).parameters
-        for dtype, width in DTYPES.items():
-            weights = parameters * width
-            training = (weights, 2 * weights, 4 * weights) if width >= 2 else (None, None, None)
-            body.append([name, dtype, *map(_size, (weights, *training))])
-        mixed = (2 * parameters, 2 * parameters, 4 * parameters, 16 * parameters)
-        body.append([name, "mixed: 16-bit, fp32 masters", *map(_size, mixed)])
-    notes = (
-        "Backward pass: weights and gradients; step: with Adam's two moments, and under mixed precision the "
-        "fp32 masters. Activations come on top: `harness estimate`",
-        "Parameters only; Accelerate also counts buffers, of bert-base-cased 8 KiB of positions",
-        "int8 and int4 hold weights; nothing is trained in them",
-    )
-    return LabTable(headers=headers, rows=body, notes=notes)
-
-
-def lecture_table() -> LabTable:
-    """The FSDP lecture: what a GPU holds and sends, by strategy and number of GPUs, 16-bit compute."""
-    settings = ["training.precision=bf16-mixed", "training.micro_batch_size=1", "data.sequence_length=4096"]
-    asked = question(
-        load_model(LECTURE_MODEL), load_experiment(None, settings), backends=LECTURE_STRATEGIES,
-        world_sizes=LECTURE_RANKS, ranks_per_node=8,
+def estimated_lines(asked: Estimated, figures: Sequence[Figure | None]) -> list[list[str]]:
+    """Predictions by number of ranks and strategy; factors are over the first strategy on the same ranks."""
+    found = question(
+        load_model(asked.model), load_experiment(None, asked.settings), backends=asked.backends,
+        world_sizes=asked.ranks, ranks_per_node=asked.ranks_per_node,
     )  # fmt: skip
-    rows: list[dict[str, Any]] = document(asked, estimate(asked))["rows"]
-    headers = (
-        "Strategy", "GPUs", "Weights (GB)", "Gathered (GB)", "Gradients (GB)", "Adam (GB)",
-        "Sent per step (GB)", "Of NO_SHARD",
-    )  # fmt: skip
-    sent = {
-        row["world_size"]: row["sent_bytes_per_step"] for row in rows if row["backend"] == "fsdp1-no-shard"
-    }
-    body = [
+    rows = [
+        row | row["optimizer_parts"] | {"world_size": str(row["world_size"])}
+        for row in document(found, estimate(found))["rows"]
+    ]
+    first = {row["world_size"]: row for row in reversed(rows)}
+    return [
         [
-            row["backend"], str(row["world_size"]),
-            shown(scaled(row["weights_bytes"], GB), 3), shown(scaled(row["gathered_bytes"], GB), 2),
-            shown(scaled(row["gradients_bytes"], GB), 3),
-            shown(scaled(row["optimizer_parts"]["moments_bytes"], GB), 3),
-            shown(scaled(row["sent_bytes_per_step"], GB), 1),
-            shown(ratio(row["sent_bytes_per_step"], sent[row["world_size"]])),
+            text_of(figure, lambda f: row[f.figure], lambda f: first[row["world_size"]][f.figure])  # noqa: B023
+            for figure in figures
         ]
         for row in rows
-    ]  # fmt: skip
-    notes = (
-        f"{LECTURE_MODEL}, mixed precision with fp32 shards, micro-batch 1 of 4,096 tokens, nodes of 8 "
-        "GPUs; hybrid shards within a node",
-        "Ring algorithm, all collectives of a step, the gradient norm included",
-    )
-    return LabTable(headers=headers, rows=body, notes=notes)
+    ]
 
 
-def _size(count: float | None) -> str:
-    """Binary units, as the talk has them."""
-    if count is None:
-        return shown(None)
+def counted_lines(counted: Counted, columns: int) -> list[list[str]]:
+    """Bytes of the parameters of each model in each dtype, in binary units."""
+    return [
+        [name, dtype, *(_size(parameters * width) for width in widths), *[MISSING] * (columns - len(widths))]
+        for name in counted.models
+        for parameters in (load_model(name).parameters,)
+        for dtype, widths in counted.dtypes.items()
+    ]
+
+
+def _size(count: float) -> str:
     return f"{count / MIB:,.2f} MiB" if count < 2**30 else f"{count / 2**30:,.2f} GiB"
-
-
-OF_ARITHMETIC: dict[str, Callable[[], LabTable]] = {"lecture": lecture_table, "memory": memory_table}
 
 
 def fill(lab: Lab, records: Sequence[Record]) -> list[LabTable]:
     """The tables of a lab; one of arithmetic needs no records."""
-    if lab.table in OF_ARITHMETIC:
-        return [OF_ARITHMETIC[lab.table]()]
-    return [measured_table(layout, records) for layout in LAYOUTS[lab.table]]
+    return [_filled(layout, records) for layout in LAYOUTS[lab.table]]
+
+
+def _filled(layout: TableLayout, records: Sequence[Record]) -> LabTable:
+    match layout.rows:
+        case Estimated():
+            body = estimated_lines(layout.rows, [*layout.columns.values()])
+        case Counted():
+            body = counted_lines(layout.rows, len(layout.columns) - 2)
+        case kind:
+            return measured_table(layout, kind, records)
+    return LabTable(headers=[*layout.columns], rows=body, notes=layout.notes, title=layout.title)

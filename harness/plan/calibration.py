@@ -13,12 +13,12 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError, field_validator
+from pydantic import PositiveFloat, ValidationError, field_validator
 
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
 from harness.fabric.result import FabricResult, read_fabric
-from harness.files import read_plain, write_atomically
+from harness.files import Stored, read_plain, write_atomically
 from harness.judge.measures import step_seconds
 from harness.plan.constants import TimeConstants, default_constants
 from harness.plan.device import Device, Fabric
@@ -36,11 +36,7 @@ CLEARLY = 0.05
 """Cells whose step times differ by less are not put into an order."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class CellFit(_Part):
+class CellFit(Stored):
     """One cell: its step as it was measured and as the model has it."""
 
     cell: str
@@ -60,7 +56,7 @@ class CellFit(_Part):
         return None if self.left_out_seconds is None else self.left_out_seconds / self.measured_seconds - 1
 
 
-class Calibration(_Part):
+class Calibration(Stored):
     """Constants of one kind of device and its network."""
 
     schema_version: Literal[1] = SCHEMA_VERSION

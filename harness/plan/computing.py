@@ -12,7 +12,7 @@ from harness.forms.pipeline import bubble_of
 from harness.job.model import ModelSection
 from harness.plan.constants import TimeConstants, TimeTerm
 from harness.plan.device import Device
-from harness.plan.model import Matrix, PlannedModel
+from harness.plan.model import PlannedModel, Weight
 from harness.plan.profiles import AUTOCAST
 from harness.plan.work import Work
 
@@ -341,7 +341,7 @@ def _product(tokens: int, inputs: int, outputs: int, rates: Rates, constants: Ti
     return 2 * tokens * inputs * outputs / rates.flops + moved / rates.bytes + constants.kernel_seconds
 
 
-def _products(matrices: tuple[Matrix, ...], tokens: int, rates: Rates, constants: TimeConstants) -> float:
+def _products(matrices: tuple[Weight, ...], tokens: int, rates: Rates, constants: TimeConstants) -> float:
     return sum(m.count * _product(tokens, m.columns, m.rows, rates, constants) for m in matrices)
 
 

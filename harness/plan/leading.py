@@ -9,7 +9,7 @@ from harness.backends import registry
 from harness.backends.entry import Entry
 from harness.backends.hybrid import SECOND_COPY
 from harness.backends.strategy import StrategyKind
-from harness.plan.limits import Verdict
+from harness.plan.limits import MemoryVerdict
 
 CLOSE_SHARE = 0.05
 """Of the better rate: nearer than that only a measurement ranks."""
@@ -31,7 +31,7 @@ class Predicted(Protocol):
     def label(self) -> str: ...
 
     @property
-    def verdict(self) -> Verdict | None: ...
+    def verdict(self) -> MemoryVerdict | None: ...
 
     @property
     def tokens_per_second_per_gpu(self) -> float: ...

@@ -21,7 +21,7 @@ UNLIMITED_BYTES = 2**60
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class MemoryLimits:
     """Memory of a node and its devices."""
 
     device_bytes: int | None = None
@@ -34,13 +34,13 @@ class Limits:
     """What `runtime.memory_limit` lets torch's allocator serve each rank."""
 
 
-def limits_here(torch_device: str, imposed_bytes: int | None = None) -> Limits:
+def limits_here(torch_device: str, imposed_bytes: int | None = None) -> MemoryLimits:
     """Of this machine: its smallest GPU, and what the host has left."""
     host = available_host_bytes()
     if torch_device != "cuda":
-        return Limits(host_bytes=host, imposed_bytes=imposed_bytes)
+        return MemoryLimits(host_bytes=host, imposed_bytes=imposed_bytes)
     gpus = find_gpus()
-    return Limits(
+    return MemoryLimits(
         device_bytes=gpus.smallest_bytes,
         device=_device_of(gpus),
         host_bytes=host,
@@ -108,7 +108,7 @@ BARELY_SHARE = 0.98
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class MemoryVerdict:
     """What a rank needs of its device, beside what the device has."""
 
     needed_bytes: int

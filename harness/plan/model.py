@@ -47,7 +47,7 @@ products with a constant, two sums, one product of two tensors. BLOOM's own GELU
 
 
 @dataclass(frozen=True, kw_only=True)
-class Matrix:
+class Weight:
     """A weight that tokens are multiplied with, as often as it occurs."""
 
     rows: int
@@ -76,9 +76,9 @@ class Decoder:
     """Of attention."""
     head_rows: int
     """Vocabulary of the output projection, or the part of it that a rank multiplies with."""
-    matrices: tuple[Matrix, ...]
+    matrices: tuple[Weight, ...]
     """Of all blocks together."""
-    last: tuple[Matrix, ...]
+    last: tuple[Weight, ...]
     """The last of each block, whose product recomputation leaves out."""
     traffic: Traffic
 
@@ -108,8 +108,8 @@ def _shapes(block: Sequence[Tensor]) -> list[tuple[int, int]]:
     return [(t.shape[0], t.shape[1]) for t in block if len(t.shape) == 2]
 
 
-def _matrices(shapes: Counter[tuple[int, int]]) -> tuple[Matrix, ...]:
-    return tuple(Matrix(rows=r, columns=c, count=n) for (r, c), n in sorted(shapes.items()))
+def _matrices(shapes: Counter[tuple[int, int]]) -> tuple[Weight, ...]:
+    return tuple(Weight(rows=r, columns=c, count=n) for (r, c), n in sorted(shapes.items()))
 
 
 def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:

@@ -14,14 +14,13 @@ from harness.errors import HarnessError
 from harness.forms.dtypes import COMPUTE, DTYPE_BYTES
 from harness.forms.flops import ModelGeometry, model_flops_per_token
 from harness.job.job import DEFAULT_STEPS, DEFAULT_TASK, Job
-from harness.judge.cell import Cell as NamedCell
-from harness.judge.cell import name_cells
+from harness.judge.cell import CellName, name_cells
 from harness.launch.cells import Cell
 from harness.plan.coverage import why_memory_unknown
 from harness.plan.device import Device
 from harness.plan.job import data_bytes, planned_model, scenario_of, scenario_of_request
 from harness.plan.job_model import job_model
-from harness.plan.limits import Answer, Limits, Verdict, limits_here
+from harness.plan.limits import Answer, MemoryLimits, MemoryVerdict, limits_here
 from harness.plan.memory import MemoryPrediction, predict_memory
 from harness.plan.profiles import Trace
 from harness.plan.scenario import Scenario, why_unsupported
@@ -69,7 +68,7 @@ class Demand:
 
     @property
     def answer(self) -> Answer:
-        return Verdict(needed_bytes=self.needed_bytes, device_bytes=self.limit_bytes).answer
+        return MemoryVerdict(needed_bytes=self.needed_bytes, device_bytes=self.limit_bytes).answer
 
     def __str__(self) -> str:
         """'131 GB of 80 GB per rank'."""
@@ -77,7 +76,7 @@ class Demand:
 
 
 def predict_run(
-    scenario: Scenario, limits: Limits, *, data_bytes: int = 0, trace: Trace | None = None
+    scenario: Scenario, limits: MemoryLimits, *, data_bytes: int = 0, trace: Trace | None = None
 ) -> PredictionPart:
     """The prediction of one run as its record keeps it. Raises HarnessError where none can be made.
 
@@ -88,7 +87,7 @@ def predict_run(
 
 
 def judged(
-    scenario: Scenario, prediction: MemoryPrediction, limits: Limits, data_bytes: int = 0
+    scenario: Scenario, prediction: MemoryPrediction, limits: MemoryLimits, data_bytes: int = 0
 ) -> PredictionPart:
     """A prediction beside the memory that there is."""
     kinds = {"data": data_bytes} if data_bytes else {}
@@ -112,7 +111,7 @@ def least_on_host(
     precision: str,
     world_size: int,
     ranks_per_node: int,
-    limits: Limits,
+    limits: MemoryLimits,
     *,
     trained: int | None = None,
 ) -> PredictionPart:
@@ -133,7 +132,7 @@ def least_on_host(
     return _with_verdict(part, min(ranks_per_node, world_size))
 
 
-def at_least(scenario: Scenario, limits: Limits) -> PredictionPart:
+def at_least(scenario: Scenario, limits: MemoryLimits) -> PredictionPart:
     """What the model states need, of a job whose activations are not predicted.
 
     A model from `model.factory` is whole once on a machine, or on each of its ranks before a library cuts it.
@@ -224,7 +223,7 @@ UNKNOWN_STRATEGY = "nothing is known of the strategy of a third party's backend"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class PlannedCell:
     """A run that may start."""
 
     key: str
@@ -246,8 +245,8 @@ class Candidate:
     """Whether `runtime.memory_limit` holds for it."""
 
     @property
-    def named(self) -> NamedCell:
-        return NamedCell(self.label, self.world_size)
+    def named(self) -> CellName:
+        return CellName(self.label, self.world_size)
 
 
 @dataclass(kw_only=True)
@@ -255,9 +254,9 @@ class Forecast:
     """Of each candidate, by its key."""
 
     parts: dict[str, PredictionPart] = field(default_factory=dict)
-    unknown: dict[str, list[Candidate]] = field(default_factory=dict)
+    unknown: dict[str, list[PlannedCell]] = field(default_factory=dict)
     """Why there is no prediction -> candidates."""
-    candidates: dict[str, Candidate] = field(default_factory=dict)
+    candidates: dict[str, PlannedCell] = field(default_factory=dict)
 
     def refusal(self, key: str) -> str | None:
         """Why a run is not started; None: it is."""
@@ -289,11 +288,11 @@ def of_cells(
     cells: Iterable[Cell],
     facts: Mapping[str, Mapping[str, Any]],
     torch_device: str,
-    limits: Limits,
-) -> list[Candidate]:
+    limits: MemoryLimits,
+) -> list[PlannedCell]:
     """Cells of this machine. `facts`: by job id, what the check of the job returned (`worker.check`)."""
     return [
-        Candidate(
+        PlannedCell(
             key=cell.key,
             label=cell.backend,
             world_size=cell.world_size,
@@ -314,10 +313,10 @@ def of_cells(
     ]  # fmt: skip
 
 
-def of_requests(requests: Iterable[RunRequest], limits: Limits) -> list[Candidate]:
+def of_requests(requests: Iterable[RunRequest], limits: MemoryLimits) -> list[PlannedCell]:
     """Runs of machines that are not here; their data is not known."""
     return [
-        Candidate(
+        PlannedCell(
             key=request.run_id,
             label=request.backend,
             world_size=request.world_size,
@@ -336,7 +335,11 @@ def of_requests(requests: Iterable[RunRequest], limits: Limits) -> list[Candidat
 
 
 def forecast(
-    candidates: Iterable[Candidate], limits: Limits, *, force: bool = False, trace: Trace | None = None
+    candidates: Iterable[PlannedCell],
+    limits: MemoryLimits,
+    *,
+    force: bool = False,
+    trace: Trace | None = None,
 ) -> Forecast:
     """Predict each run. One that cannot fit is refused unless `force`."""
     found = Forecast()
@@ -353,7 +356,9 @@ def forecast(
     return found
 
 
-def _predict(run: Candidate, limits: Limits, force: bool, trace: Trace | None) -> PredictionPart | str | None:
+def _predict(
+    run: PlannedCell, limits: MemoryLimits, force: bool, trace: Trace | None
+) -> PredictionPart | str | None:
     """The prediction, or why there is none; None: the backend will refuse by itself.
 
     Errors of any kind are reasons, since no run may depend on its prediction.
@@ -375,7 +380,7 @@ def _predict(run: Candidate, limits: Limits, force: bool, trace: Trace | None) -
     return part.model_copy(update={"refused": part.verdict == DOES_NOT_FIT and not force})
 
 
-def _of_states(scenario: Scenario, limits: Limits, unknown: str, force: bool) -> PredictionPart | str:
+def _of_states(scenario: Scenario, limits: MemoryLimits, unknown: str, force: bool) -> PredictionPart | str:
     """A run whose model states alone do not fit is refused; of another one, that nothing more is known."""
     part = at_least(scenario, limits)
     if part.verdict == DOES_NOT_FIT:
@@ -383,7 +388,7 @@ def _of_states(scenario: Scenario, limits: Limits, unknown: str, force: bool) ->
     return unknown
 
 
-def _at_least(run: Candidate, limits: Limits, force: bool) -> PredictionPart | None:
+def _at_least(run: PlannedCell, limits: MemoryLimits, force: bool) -> PredictionPart | None:
     """Where nothing else is known: what cannot fit under any strategy is refused; None: it may fit."""
     if run.parameters is None or run.torch_device != "cpu":
         return None
@@ -393,7 +398,7 @@ def _at_least(run: Candidate, limits: Limits, force: bool) -> PredictionPart | N
     return part.model_copy(update={"refused": not force}) if part.verdict == DOES_NOT_FIT else None
 
 
-def _is_unmet(run: Candidate) -> bool:
+def _is_unmet(run: PlannedCell) -> bool:
     entry, options = registry.parse(run.label)
     if entry.strategy is None:
         return False
@@ -401,7 +406,7 @@ def _is_unmet(run: Candidate) -> bool:
     return why_unsupported(entry.strategy, options, run.precision, world) is not None
 
 
-def words(part: PredictionPart, run: Candidate, *, most: bool = False) -> str:
+def words(part: PredictionPart, run: PlannedCell, *, most: bool = False) -> str:
     """'fits: 1.2 MB of 3.9 GB per rank', 'cannot fit: 131 GB of 80 GB per rank'."""
     demand = telling_demand(part, min(run.ranks_per_node, run.world_size), run.torch_device)
     if demand is None:

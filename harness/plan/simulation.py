@@ -95,7 +95,7 @@ reduced while the backward pass runs, so one reading has both."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectiveRow:
+class SimulatedCollective:
     """Collectives of one kind in a step."""
 
     phase: str
@@ -131,7 +131,7 @@ class SimulatedRow:
 
     asked: Simulated
     result: SimulatedRank
-    collectives: tuple[CollectiveRow, ...] = ()
+    collectives: tuple[SimulatedCollective, ...] = ()
     states: tuple[BytesRow, ...] = ()
     peaks: tuple[BytesRow, ...] = ()
 
@@ -189,7 +189,7 @@ def _prediction(scenario: Scenario, rank: int) -> MemoryPrediction | None:
 
 def _collective_rows(
     asked: Simulated, result: SimulatedRank, workload: Workload | None
-) -> list[CollectiveRow]:
+) -> list[SimulatedCollective]:
     counted: dict[tuple[str, str, str, Role], tuple[int, int, list[int]]] = {}
     for part in result.communication:
         key = (part.phase, part.op, part.dtype, part.role)
@@ -206,7 +206,7 @@ def _collective_rows(
         )
         size = len(ranks) or (workload.group_size(role) if workload else 1)
         rows.append(
-            CollectiveRow(
+            SimulatedCollective(
                 phase=phase, op=op, dtype=dtype, role=role, group_size=size, calls=calls,
                 payload_bytes=payload, sent_bytes=ring_sent_bytes(op, payload, size),
                 node_sent_bytes=_leaving_node(asked, op, payload, role, ranks),
@@ -421,7 +421,7 @@ def _row(row: SimulatedRow) -> dict[str, Any]:
     }
 
 
-def _collective(row: CollectiveRow) -> list[str]:
+def _collective(row: SimulatedCollective) -> list[str]:
     return [
         row.phase,
         row.op,

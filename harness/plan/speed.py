@@ -227,7 +227,7 @@ class OverlapRule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class UnitPass:
     """One unit in one direction: its weights arrive, it computes, its gradients leave."""
 
     compute: float
@@ -329,7 +329,7 @@ def exposed_seconds(
     return sent.always + ends + (count - 2) * (micro_step(first=False, last=False) if count > 2 else 0.0)
 
 
-def run_time(stages: Sequence[Stage], rule: OverlapRule) -> float:
+def run_time(stages: Sequence[UnitPass], rule: OverlapRule) -> float:
     """Seconds of stages in order on one device and one network, each of which does one thing at a time.
 
     Ahead: the gather of a stage begins when the stage before begins to compute, after the network is free.
@@ -366,7 +366,7 @@ def reduction_shares(work: Work) -> tuple[float, tuple[float, ...], float]:
 
 def _stages(
     work: Work, computing: ComputingTime, *, forward: float, backward: float, reduced: float
-) -> list[Stage]:
+) -> list[UnitPass]:
     """A micro-step as stages; seconds of communication are divided by the units' elements.
 
     Buckets of DDP and DeepSpeed hold what is ready: the output projection first, the embedding last. A unit
@@ -374,17 +374,17 @@ def _stages(
     """
     root, blocks, early = reduction_shares(work)
     count = max(1, len(blocks))
-    each = [Stage(compute=computing.block_forward / count, gather=share * forward) for share in blocks]
-    found = [Stage(compute=0.0, gather=root * forward), *each, Stage(compute=computing.head_forward)]
-    head = Stage(compute=computing.head_backward, gather=root * backward, reduce=early * reduced)
+    each = [UnitPass(compute=computing.block_forward / count, gather=share * forward) for share in blocks]
+    found = [UnitPass(compute=0.0, gather=root * forward), *each, UnitPass(compute=computing.head_forward)]
+    head = UnitPass(compute=computing.head_backward, gather=root * backward, reduce=early * reduced)
     back = [
         replace(head, compute=computing.block_backward / count, gather=s * backward, reduce=s * reduced)
         for s in reversed(blocks)
     ]
     if not blocks:
-        found.append(Stage(compute=computing.block_forward))
-        back = [Stage(compute=computing.block_backward)]
-    return [*found, head, *back, Stage(compute=0.0, reduce=(root - early) * reduced)]
+        found.append(UnitPass(compute=computing.block_forward))
+        back = [UnitPass(compute=computing.block_backward)]
+    return [*found, head, *back, UnitPass(compute=0.0, reduce=(root - early) * reduced)]
 
 
 __all__ = ["SpeedPrediction", "TimeTerm", "predict_speed"]

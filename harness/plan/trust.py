@@ -25,7 +25,7 @@ WORTH_SAYING = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class KnownErrors:
     """Errors of one figure over published runs."""
 
     runs: int
@@ -46,10 +46,10 @@ class Known:
 class Trust:
     """How wrong answers like one have been."""
 
-    allocated: Known | None
-    reserved: Known | None
+    allocated: KnownErrors | None
+    reserved: KnownErrors | None
     """Reserved or device memory."""
-    speed: Known | None
+    speed: KnownErrors | None
     assumption: str | None
     """The largest that the speed rests on."""
 
@@ -116,11 +116,11 @@ def published_errors() -> tuple[dict[str, Any], ...]:
     return tuple(found)
 
 
-def _known(runs: Sequence[dict[str, Any]], family: str, figure: str, *, of: Any) -> Known | None:
+def _known(runs: Sequence[dict[str, Any]], family: str, figure: str, *, of: Any) -> KnownErrors | None:
     with_figure = [run for run in runs if run[figure] is not None]
     own = [run for run in with_figure if run["family"] == family]
     errors = [float(run[figure]) for run in (own if len(own) >= ENOUGH else with_figure)]
     if not errors:
         return None
     sizes = [abs(error) for error in errors]
-    return Known(runs=len(errors), typical=of(sizes), bias=median(errors), worst=max(sizes))
+    return KnownErrors(runs=len(errors), typical=of(sizes), bias=median(errors), worst=max(sizes))

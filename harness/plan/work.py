@@ -25,7 +25,7 @@ from harness.forms.terms import (
 )
 from harness.forms.textbook import textbook_collectives
 from harness.forms.workload import Workload
-from harness.plan.model import Decoder, Matrix, PlannedModel, decoder
+from harness.plan.model import Decoder, PlannedModel, Weight, decoder
 from harness.plan.part import part_of
 from harness.plan.scenario import Scenario
 
@@ -60,10 +60,10 @@ class Work:
         return bool(self.workload.layout.frozen)
 
     @cached_property
-    def adapter_matrices(self) -> tuple[Matrix, ...]:
+    def adapter_matrices(self) -> tuple[Weight, ...]:
         """A and B of each adapter, in turn; empty without."""
         shapes = [tensor.shape for tensor in self.workload.layout.trained] if self.is_adapted else []
-        return tuple(Matrix(rows=rows, columns=columns, count=1) for rows, columns in shapes)
+        return tuple(Weight(rows=rows, columns=columns, count=1) for rows, columns in shapes)
 
     @cached_property
     def logit_rows(self) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from harness.backends.base import Batch
 from harness.errors import JobError
-from harness.rank.data.documents import Document, read_documents
+from harness.rank.data.documents import TextSample, read_documents
 from harness.rank.data.samples import to_device
 from harness.rank.data.tokens import Tokenizer, tokenizer_of
 from harness.rank.loop import Loop
@@ -64,7 +64,7 @@ def answer_questions(loop: Loop) -> RankAnswers | None:
     return RankAnswers(given=given, seconds=time.perf_counter() - began)
 
 
-def _questions(loop: Loop) -> list[tuple[int, Document]]:
+def _questions(loop: Loop) -> list[tuple[int, TextSample]]:
     """The held-out samples with their documents. Raises JobError where they cannot be told apart."""
     documents = list(islice(read_documents(loop.job.data), len(loop.samples)))
     if len(documents) < len(loop.samples):
@@ -75,7 +75,7 @@ def _questions(loop: Loop) -> list[tuple[int, Document]]:
     return [(sample, documents[sample]) for sample in loop.sampler.evaluation_ids]
 
 
-def _generate(loop: Loop, documents: Sequence[Document], tokenizer: Tokenizer, most: int) -> list[str]:
+def _generate(loop: Loop, documents: Sequence[TextSample], tokenizer: Tokenizer, most: int) -> list[str]:
     """The likeliest text after each prompt, until its end or `most` tokens."""
     room = loop.job.data.sequence_length - most
     prompts = [tokenizer.encode(document.prompt)[-room:] for document in documents]
@@ -114,7 +114,7 @@ def _anyone(loop: Loop, wanted: bool) -> bool:
     return bool(flag.item())
 
 
-def _scored(sample: int, text: str, document: Document) -> AnswerPart:
+def _scored(sample: int, text: str, document: TextSample) -> AnswerPart:
     exact_match, f1 = squad_scores(text.strip(), document.answers)
     return AnswerPart(sample=sample, text=text.strip(), exact_match=exact_match, f1=f1)
 

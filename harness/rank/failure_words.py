@@ -69,7 +69,7 @@ def _in_several_units(model: nn.Module) -> Iterator[list[str]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class KnownFailure:
     """Words of a library's error, and what to say of it: which parameter, why, what to do."""
 
     words: tuple[str, ...]
@@ -166,6 +166,13 @@ def _twice(text: str, _backend: str) -> str:
     )
 
 
+def _no_gradient(_text: str, _backend: str) -> str:
+    return (
+        "the loss takes a gradient (torch.autograd.grad) of what has none; in evaluation nothing has one: "
+        "take it where torch.is_grad_enabled(), or leave evaluation.every_steps out"
+    )
+
+
 def _deterministic(_text: str, _backend: str) -> str:
     return (
         "set training.deterministic=false: an operator has no deterministic kernel on CUDA, and repeats of a "
@@ -173,26 +180,32 @@ def _deterministic(_text: str, _backend: str) -> str:
     )
 
 
+NO_GRADIENT = "does not require grad and does not have a grad_fn"
 KNOWN = (
-    Known(words=("support scalar parameters", "self.dim() cannot be 0 to view"), say=_scalar),
-    Known(
+    KnownFailure(words=("support scalar parameters", "self.dim() cannot be 0 to view"), say=_scalar),
+    KnownFailure(
         words=("got mixed torch.Tensor and DTensor", "got [0] but expected shape compatible with"),
         say=_read_outside,
     ),
-    Known(
+    KnownFailure(
         words=("must be a matrix, got 1-D tensor", "'weight' must be 2-D", "same shape as normalized_shape"),
         say=_flat,
     ),
-    Known(
+    KnownFailure(
         words=("mat1 and mat2 must have the same dtype",),
         say=lambda text, backend: _flat(text, backend) if _noted.places else "",
     ),
-    Known(words=("uniform dtype", "uniform original parameter dtype"), say=_mixed),
-    Known(words=("Expected to have finished reduction in the prior iteration",), say=_unused),
-    Known(words=("Expected to mark a variable ready only once", "Gradient computed twice"), say=_twice),
-    Known(words=("is shared with a parameter already managed by another FSDP group",), say=_across_units),
-    Known(words=("out of bounds for storage of size 0",), say=_given_back),
-    Known(words=("does not have a deterministic implementation",), say=_deterministic),
+    KnownFailure(words=("uniform dtype", "uniform original parameter dtype"), say=_mixed),
+    KnownFailure(words=("Expected to have finished reduction in the prior iteration",), say=_unused),
+    KnownFailure(
+        words=("Expected to mark a variable ready only once", "Gradient computed twice"), say=_twice
+    ),
+    KnownFailure(
+        words=("is shared with a parameter already managed by another FSDP group",), say=_across_units
+    ),
+    KnownFailure(words=("out of bounds for storage of size 0",), say=_given_back),
+    KnownFailure(words=("does not have a deterministic implementation",), say=_deterministic),
+    KnownFailure(words=(NO_GRADIENT,), say=_no_gradient),
 )
 OF_STRANGERS = (AttributeError, AssertionError, KeyError)
 """What libraries raise of a parameter that they never saw."""

@@ -25,9 +25,10 @@ from harness.backends.precision import dtype_name
 from harness.job.optimizer import OptimizerSection, UpdateGroup
 from harness.rank.accelerator import uses_tf32
 from harness.rank.data.batch_digest import SeenBatch, batch_hash_sum, content_digests
-from harness.rank.data.samples import LABELS
+from harness.rank.data.samples import LABELS, seed_generators
 from harness.rank.environment import is_deterministic
 from harness.rank.factories import configuration
+from harness.rank.failure_words import NO_GRADIENT
 from harness.rank.live_model import bare_name, largest_dropout, recomputes
 from harness.rank.models.changes import compiler_facts, is_compiled, narrow_layers
 from harness.rank.models.losses import ComputeLoss, summed_cross_entropy
@@ -296,16 +297,23 @@ class Observer:
         """Loss of one batch that is equal on every rank: equal on all of them if they hold equal weights.
 
         As it was computed here, where the engine asks for that, since an engine may report another; None if
-        it computed that of another batch. A collective. For the end of a run: it leaves the engine in
-        evaluation mode.
+        it computed that of another batch, or takes gradients itself. A collective. For the end of a run: it
+        leaves the engine in evaluation mode.
         """
         self._losses.clear()
         self._batches.clear()
         self._probing = True
         engine.train(False)
-        with torch.no_grad():
-            reported = float(engine.forward(batch))
-        self._probing = False
+        seed_generators(0)  # what a loss draws is the same on every rank
+        try:
+            with torch.no_grad():
+                reported = float(engine.forward(batch))
+        except RuntimeError as error:
+            if NO_GRADIENT not in str(error):
+                raise
+            return None
+        finally:
+            self._probing = False
         if not self._losses:
             return reported
         seen, given = batch_hash_sum(self._batches), batch_hash_sum([SeenBatch(batch)])

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import StringConstraints
+
+from harness.files import Stored
 
 HashSum = Annotated[str, StringConstraints(pattern="^[0-9a-f]{1,16}$")]
 """A sum of hashes modulo 2^64, hexadecimal."""
 
 
-class Part(BaseModel):
+class Part(Stored):
     """A part of a record: frozen; keys of a newer minor version are kept out by the schema version."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     @classmethod
     def shared(cls, source: object) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from pydantic_core import PydanticCustomError
 
 from harness.job.experiment import MeasureSection
 from harness.job.job import Job
-from harness.job.model import Section
+from harness.job.model import SettingsSection
 
-Settings = TypeVar("Settings", bound=Section)
+Settings = TypeVar("Settings", bound=SettingsSection)
 
 
 def _as_recorded(kind: type[Settings]) -> WrapValidator:

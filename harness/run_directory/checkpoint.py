@@ -12,12 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from harness.backends.explain import explain
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
-from harness.files import read_plain, write_atomically
+from harness.files import Stored, read_plain, write_atomically
 from harness.job.job import Job
 from harness.record.ranks import ResumedPart, SavedFormat
 
@@ -25,10 +25,8 @@ DESCRIPTION = "checkpoint.json"
 KEY_BYTES = 32
 
 
-class SavedCheckpoint(BaseModel):
+class SavedCheckpoint(Stored):
     """The run that saved a checkpoint, and how far it was."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     schema_version: Literal[1] = 1
     format: SavedFormat

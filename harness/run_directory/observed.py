@@ -8,11 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
 from harness.backends.base import Effective
 from harness.bounds import MOST_DOCUMENT_BYTES
-from harness.files import read_plain, write_atomically
+from harness.files import Stored, read_plain, write_atomically
 from harness.job.experiment import MeasureSection
 from harness.job.job import Job
 from harness.record import BackendPart, ErrorPart, Record, Status, StepPart, WorldPart
@@ -39,10 +37,8 @@ LOSS = "steps[].loss"
 """Name of the loss among the fields that may be unknown."""
 
 
-class ObserveRequest(BaseModel):
+class ObserveRequest(Stored):
     """What the processes of an observed command are asked to measure."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     run_id: RunId
     created_at: str

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
 from harness.backends.model_source import Loading
 from harness.bounds import MOST_DOCUMENT_BYTES
-from harness.files import read_plain, write_atomically
+from harness.files import Stored, read_plain, write_atomically
 from harness.job.experiment import Limits, MeasureSection, Price, Question
 from harness.job.job import Job
 from harness.record import GivenPart, PredictionPart
@@ -21,19 +19,15 @@ LOCAL_RENDEZVOUS = "HARNESS_LOCAL_RENDEZVOUS"
 """Set in ranks that all run on this machine, so that their store listens there only."""
 
 
-class Resume(BaseModel):
+class Resume(Stored):
     """The checkpoint that a run continues."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     folder: Path
     saved: SavedCheckpoint
 
 
-class RunRequest(BaseModel):
+class RunRequest(Stored):
     """One run of one cell; the job's global batch is resolved and its cut is here."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     run_id: RunId
     created_at: str
@@ -82,10 +76,8 @@ class RunRequest(BaseModel):
         return cls.model_validate_json(read_plain(run_directory / REQUEST_NAME, MOST_DOCUMENT_BYTES))
 
 
-class RankExit(BaseModel):
+class RankExit(Stored):
     """How a rank ended, as its monitor notes it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     exit_code: int
     """Negative: killed by that signal."""

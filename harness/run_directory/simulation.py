@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import TypeAdapter
 
 from harness.backends.base import Effective
-from harness.files import write_atomically
+from harness.files import Stored, write_atomically
 from harness.record import CommunicationPart, LayoutPart, MemoryPart, ModelPart
 from harness.run_directory.request import RunRequest
 
@@ -17,20 +17,16 @@ Tensors = Literal["fake", "real"]
 REQUESTS_NAME = "requests.json"
 
 
-class SimulationRequest(BaseModel):
+class SimulationRequest(Stored):
     """One rank of a run that does not take place."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     run: RunRequest
     rank: int
     tensors: Tensors
 
 
-class SimulatedRank(BaseModel):
+class SimulatedRank(Stored):
     """What one rank communicated and held in its third step; the steps before prepare it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     status: Literal["ok", "unsupported", "failed", "refused"]
     """failed: the library broke off; refused: the job itself cannot run, under no backend."""

@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from harness.errors import HarnessError
 from harness.fabric.result import FABRIC_NAME, FabricResult, parse_rate, read_fabric, shortfall
-from harness.files import write_atomically
+from harness.files import Stored, write_atomically
 from harness.record import Record, SlurmPart
 from harness.record.store import write_record
 from harness.run_directory.assemble import Outcome, Verdict, assemble
@@ -32,10 +30,8 @@ from harness.slurm.client import JobFacts
 Noticed = Literal["time-limit", "terminated", "slow-fabric", "fabric-failed"]
 
 
-class ScriptEnd(BaseModel):
+class ScriptEnd(Stored):
     """What the job's script wrote down at its end."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     ended: Noticed | None = None
     """The signal that the script was sent, before its time limit or to end at once, or the gate it met."""

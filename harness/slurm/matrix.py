@@ -9,12 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from harness.backends.explain import explain
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
-from harness.files import read_plain, write_atomically
+from harness.files import Stored, read_plain, write_atomically
 from harness.job.experiment import Experiment
 from harness.launch.cells import Cell, make_request, plan
 from harness.record.run_id import PlainName, as_name, run_folder
@@ -150,11 +150,7 @@ ARRAY_SIZE = 1000
 """Runs of one job array: Slurm's own default of MaxArraySize is 1001."""
 
 
-class _Document(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class PlannedRun(_Document):
+class PlannedRun(Stored):
     """One run of the matrix and the script that starts it."""
 
     request: RunRequest
@@ -164,7 +160,7 @@ class PlannedRun(_Document):
     array_index: int | None = None
 
 
-class Matrix(_Document):
+class Matrix(Stored):
     """What `render` decided; submission and collection only read it."""
 
     schema_version: Literal[1] = MATRIX_SCHEMA

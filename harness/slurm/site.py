@@ -8,8 +8,6 @@ from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     PositiveInt,
     ValidationError,
@@ -19,6 +17,7 @@ from pydantic import (
 from harness.backends.explain import choices, explain
 from harness.errors import HarnessError
 from harness.fabric.result import parse_rate
+from harness.files import Stored
 from harness.job.yaml_files import read_yaml_file
 
 TIME = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-5]?[0-9]))?(?::([0-5]?[0-9]))?")
@@ -79,10 +78,8 @@ def _rate(text: str) -> str:
 Word = Annotated[str, Field(min_length=1), AfterValidator(_one_line)]
 
 
-class Site(BaseModel):
+class Site(Stored):
     """One cluster, or one partition of it: frozen, unknown keys refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Word = Field(description="name of the site; cells of different sites are different cells")
     partition: Word | None = Field(None, description="--partition")

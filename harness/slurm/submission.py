@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
-from harness.files import NO_LOCKS, read_plain, write_atomically
+from harness.files import NO_LOCKS, Stored, read_plain, write_atomically
 from harness.gpus.found import Wheel, read_wheel, unfit_wheel
 from harness.launch.cells import is_refused
 from harness.plan.hardware import load_hardware
-from harness.plan.limits import Limits
+from harness.plan.limits import MemoryLimits
 from harness.plan.preflight import Forecast, forecast, of_requests
 from harness.record import Record
 from harness.record.record_files import RECORD_NAME
@@ -43,10 +43,8 @@ class AnotherSubmission(HarnessError):
     """A folder whose runs another process is submitting."""
 
 
-class SubmittedJob(BaseModel):
+class SubmittedJob(Stored):
     """Which job runs which run."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     run_id: str
     job: str
@@ -184,14 +182,14 @@ UNIT_BYTES = {"": 2**20, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 """Of sbatch's --mem, which counts in MiB without a unit."""
 
 
-def site_limits(site: Site, gpu: str | None = None) -> Limits:
+def site_limits(site: Site, gpu: str | None = None) -> MemoryLimits:
     """Memory of a site's nodes and GPUs, as far as its file says.
 
     `gpu` goes before the site's. Raises HarnessError for a GPU that no table knows.
     """
     name = gpu or site.gpu
     device = load_hardware().device(name) if name is not None and site.device == "cuda" else None
-    return Limits(
+    return MemoryLimits(
         device_bytes=device.memory_bytes if device else None,
         device=device,
         host_bytes=memory_bytes(site.memory_per_node),
@@ -227,7 +225,7 @@ def memory_bytes(text: str | None) -> int | None:
     return int(text.removesuffix(text[-1]) if unit else text) * UNIT_BYTES[unit] or None
 
 
-def foresee_runs(runs: Sequence[PlannedRun], limits: Limits, *, force: bool) -> Forecast:
+def foresee_runs(runs: Sequence[PlannedRun], limits: MemoryLimits, *, force: bool) -> Forecast:
     """Predict runs that are about to be submitted, by their run ids."""
     return forecast(of_requests([run.request for run in runs], limits), limits, force=force)
 

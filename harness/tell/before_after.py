@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.judge.cell import Cell
+from harness.judge.cell import CellName
 from harness.judge.changes import Change, changes, pairs, settings, shares_occasions
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import metrics_in
@@ -118,7 +118,7 @@ def _lost_and_new(before: Comparison, after: Comparison) -> list[str]:
     lost, new = [], []
     for pair in pairs(before, after):
         well = [side is not None and side.succeeded for side in (pair.before, pair.after)]
-        title = str(Cell(pair.backend, pair.world_size))
+        title = str(CellName(pair.backend, pair.world_size))
         if well == [True, False]:
             lost.append(f"{title} ({pair.after.status if pair.after else 'not comparable, or absent'})")
         elif well == [False, True]:

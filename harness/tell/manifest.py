@@ -9,13 +9,11 @@ import re
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
-
-from pydantic import BaseModel, ConfigDict, model_validator
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 from harness.bounds import MOST_REPORT_BYTES
 from harness.errors import HarnessError
-from harness.files import read_plain
+from harness.files import Stored, read_plain
 from harness.job.experiment import Price, Question
 from harness.record import Record
 from harness.record.record_files import RecordFiles
@@ -27,10 +25,8 @@ MARK = "harness-report: "
 _LINE = re.compile(r'(?:<!-- |% | ")?harness-report"?: (\{.*\})(?: -->)?')
 
 
-class RecordEntry(BaseModel):
+class RecordEntry(Stored):
     """A record of the report, by its path from the report's folder."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     path: str
     sha256: str
@@ -40,10 +36,8 @@ class RecordEntry(BaseModel):
     """Of a report with a baseline: whether it belongs to the baseline."""
 
 
-class Manifest(BaseModel):
+class Manifest(Stored):
     """Options and inputs of one report."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     """Of the report's file, from which those of its pictures are made."""
@@ -65,15 +59,6 @@ class Manifest(BaseModel):
     """Records that lay next to those of the report and are not part of it."""
     pictures: dict[str, str] = {}
     """SHA-256 of each picture, by file name."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drawn_by_matplotlib(cls, values: Any) -> Any:
-        """Reports that matplotlib drew name it by its version alone."""
-        if isinstance(values, dict) and "matplotlib" in values and "drawing" not in values:
-            values = dict(values)
-            values["drawing"] = f"matplotlib {values.pop('matplotlib')}"
-        return values
 
     def line(self) -> str:
         """The line that a writer hides."""
@@ -123,22 +108,29 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+class Asked(TypedDict, total=False):
+    """What a report is asked to be."""
+
+    question: Question | None
+    """None: that of the records."""
+    subject: str
+    """What the title adds to the job."""
+    price: Price | None
+    """Of an hour of one GPU, in place of that of the records."""
+    baseline: Sequence[tuple[Path, Record]]
+    """Records from before a change."""
+    folders: Sequence[Path]
+    """Those whose every record was asked for."""
+
+
 def make_manifest(
-    runs: Sequence[tuple[Path, Record]],
-    output: Path,
-    *,
-    form: Format,
-    question: Question | None = None,
-    subject: str = "",
-    price: Price | None = None,
-    baseline: Sequence[tuple[Path, Record]] = (),
-    folders: Sequence[Path] = (),
+    runs: Sequence[tuple[Path, Record]], output: Path, *, form: Format, **asked: Unpack[Asked]
 ) -> Manifest:
     """Describe a report of `runs`, in their order, that will be written to `output`.
 
-    `question` None: that of the records. `folders`: those whose every record was asked for. Other records
-    next to these are named as left out.
+    Other records next to these are named as left out.
     """
+    baseline = asked.get("baseline", ())
     folder = output.parent
     files = RecordFiles()
     relative = paths_from(folder)
@@ -158,13 +150,13 @@ def make_manifest(
         name=output.name,
         format=form,
         kind="baseline" if baseline else "comparison",
-        question=question or question_of([record for _, record in runs]),
-        subject=subject,
-        price_per_gpu_hour=price,
+        question=asked.get("question") or question_of([record for _, record in runs]),
+        subject=asked.get("subject", ""),
+        price_per_gpu_hour=asked.get("price"),
         harness=version("sharding-harness"),
         drawing=renderer(),
         records=entries,
-        folders=sorted(set(map(relative, folders))),
+        folders=sorted(set(map(relative, asked.get("folders", ())))),
         left_out=[path for path in neighbours(entries, folder, files) if path not in listed],
     )
 

@@ -6,18 +6,19 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Unpack
 
 from harness.bounds import MOST_REPORT_BYTES
 from harness.errors import HarnessError
 from harness.files import read_plain, require_plain_output, stream_number, write_all_atomically
-from harness.job.experiment import Price, Question
+from harness.job.experiment import Price
 from harness.judge.comparison import Comparison
 from harness.record import Record
 from harness.record.record_files import RECORD_NAME
 from harness.record.store import try_writing
 from harness.safe_text import described
 from harness.tell.document import Document
-from harness.tell.manifest import Format, Manifest, digest, make_manifest, manifest_name, read_manifest
+from harness.tell.manifest import Asked, Format, Manifest, digest, make_manifest, manifest_name, read_manifest
 from harness.tell.outline import details_document
 from harness.tell.pictures.drawing import draw
 from harness.tell.sections.records import records_section
@@ -50,32 +51,13 @@ class Rendered:
 
 
 def write_report(
-    runs: Sequence[Run],
-    output: Path,
-    *,
-    form: Format | None = None,
-    question: Question | None = None,
-    subject: str = "",
-    price: Price | None = None,
-    baseline: Sequence[Run] = (),
-    folders: Sequence[Path] = (),
+    runs: Sequence[Run], output: Path, *, form: Format | None = None, **asked: Unpack[Asked]
 ) -> Path:
     """Write the report and the files that belong to it, for /dev/stdout none; return the report's path.
 
-    `form` None: it follows from the extension. `question` None: that of the records. `subject`: what the
-    title adds to the job. `price`: of an hour of one GPU, in place of that of the records.
-    `folders`: those whose every record was asked for.
+    `form` None: it follows from the extension.
     """
-    manifest, rendered = prepare_report(
-        runs,
-        output,
-        form=form,
-        question=question,
-        subject=subject,
-        price=price,
-        baseline=baseline,
-        folders=folders,
-    )
+    manifest, rendered = prepare_report(runs, output, form=form, **asked)
     output.parent.mkdir(parents=True, exist_ok=True)
     stale = _earlier_pictures(output, manifest)
     # A stream has no folder of its own, so the report's text alone goes there.
@@ -92,29 +74,13 @@ def write_report(
 
 
 def prepare_report(
-    runs: Sequence[Run],
-    output: Path,
-    *,
-    form: Format | None = None,
-    question: Question | None = None,
-    subject: str = "",
-    price: Price | None = None,
-    baseline: Sequence[Run] = (),
-    folders: Sequence[Path] = (),
+    runs: Sequence[Run], output: Path, *, form: Format | None = None, **asked: Unpack[Asked]
 ) -> tuple[Manifest, Rendered]:
     """All that `write_report` writes, without writing it."""
     form = form or format_of(output)
-    manifest = make_manifest(
-        runs,
-        output,
-        form=form,
-        question=question,
-        subject=subject,
-        price=price,
-        baseline=baseline,
-        folders=folders,
-    )
-    records = {entry.path: r for entry, (_, r) in zip(manifest.records, (*baseline, *runs), strict=True)}
+    manifest = make_manifest(runs, output, form=form, **asked)
+    given = (*asked.get("baseline", ()), *runs)
+    records = {entry.path: r for entry, (_, r) in zip(manifest.records, given, strict=True)}
     document = make_document(manifest, records)
     images = draw_all(document, form)
     names = picture_names(images, output)

@@ -15,7 +15,7 @@ from harness.errors import HarnessError
 from harness.traces.collectives import Call, GroupsOfJob, calls_of
 from harness.traces.overlap import Interval, Stretches, computing_stretches, seconds_within, union
 from harness.traces.scanning import TraceFile
-from harness.traces.timeline import Device, Process, Timeline, whole
+from harness.traces.timeline import Process, Timeline, TracedDevice, whole
 
 _RANK_IN_NAME = re.compile(r"(?:rank|^r|[-_.]r)[-_]?(\d+)", re.IGNORECASE)
 
@@ -142,7 +142,7 @@ def read_trace(path: Path) -> list[RankTrace]:
     return ranks
 
 
-Participant = tuple[int, int, Process, list[Device]]
+Participant = tuple[int, int, Process, list[TracedDevice]]
 
 
 def _participants(timeline: Timeline, distributed: dict[str, Any]) -> list[Participant]:
@@ -179,7 +179,7 @@ def _merged(processes: Iterable[Process]) -> Process:
 
 
 def _rank(
-    path: Path, distributed: dict[str, Any], file: TraceFile, process: Process, devices: list[Device],
+    path: Path, distributed: dict[str, Any], file: TraceFile, process: Process, devices: list[TracedDevice],
     number: int, count: int,
 ) -> RankTrace:  # fmt: skip
     device = _joined(devices)
@@ -211,10 +211,10 @@ def _rank(
     return trace
 
 
-def _joined(devices: list[Device]) -> Device | None:
+def _joined(devices: list[TracedDevice]) -> TracedDevice | None:
     if len(devices) < 2:
         return devices[0] if devices else None
-    whole = Device()
+    whole = TracedDevice()
     for device in devices:
         whole.computing.extend(device.computing)
         whole.copies.extend(device.copies)
@@ -228,7 +228,7 @@ def _joined(devices: list[Device]) -> Device | None:
     return whole
 
 
-def _device_work(device: Device) -> Stretches:
+def _device_work(device: TracedDevice) -> Stretches:
     talking = union((c.start, c.end) for c in device.communications)
     return Stretches(union(_pairs(device.computing)), talking, union(_pairs(device.copies)))
 
@@ -257,7 +257,7 @@ def _division(window: Interval, work: Stretches, *, known: bool) -> Division:
 
 
 def _steps(
-    rank: int | None, process: Process, device: Device | None, work: Stretches, *, known: bool
+    rank: int | None, process: Process, device: TracedDevice | None, work: Stretches, *, known: bool
 ) -> list[StepDivision]:
     """Each annotated step, from its begin to its end on the host."""
     found = []
@@ -269,7 +269,7 @@ def _steps(
     return found
 
 
-def _begins_within(device: Device, window: Interval) -> bool:
+def _begins_within(device: TracedDevice, window: Interval) -> bool:
     """Whether the device's first event comes in the first tenth of a step: the step was recorded whole."""
     return device.first - window[0] <= (window[1] - window[0]) // 10
 

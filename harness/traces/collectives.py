@@ -18,7 +18,7 @@ from harness.bounds import MOST_RANKS
 from harness.forms.terms import RING_PASSES
 from harness.traces.kinds import INPUT_AT, OPERATORS, collective_of, dtype_of, element_bytes
 from harness.traces.overlap import length, union
-from harness.traces.timeline import Device, DeviceCommunication, HostEvent, Process, whole
+from harness.traces.timeline import DeviceCommunication, HostEvent, Process, TracedDevice, whole
 
 RECORD = "record_param_comms"
 _RANKS = re.compile(r"\[\s*\d+(?:\s*,\s*\d+)*\s*\]")
@@ -109,7 +109,7 @@ class GroupsOfJob:
         return fitting[0] if len(fitting) == 1 else Group(None, fitting[0].size, fitting[0].ranks)
 
 
-def calls_of(process: Process, device: Device | None, groups: GroupsOfJob) -> list[Call]:
+def calls_of(process: Process, device: TracedDevice | None, groups: GroupsOfJob) -> list[Call]:
     """Every collective of a rank in the order of its calls, with what ran for it."""
     calls = [call for tree in _trees(process.calls) for call in _calls(tree, groups)]
     calls.sort(key=lambda call: call.start)
@@ -278,7 +278,9 @@ class _Shapes:
         return dtype_of(str(self._types[at])) if at < len(self._types) else None
 
 
-def _match_kernels(calls: list[Call], process: Process, device: Device, groups: GroupsOfJob) -> list[Call]:
+def _match_kernels(
+    calls: list[Call], process: Process, device: TracedDevice, groups: GroupsOfJob
+) -> list[Call]:
     """Give each kernel to the call that launched it; returns calls that only kernels tell of."""
     of_launch = _Launches(process, {c.correlation for c in device.communications})
     threads = _ByThread(calls)

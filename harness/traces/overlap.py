@@ -35,7 +35,7 @@ class Operator(NamedTuple):
     """Whether it is a transport's work on a collective: nothing inside of it computes."""
 
 
-class Work(NamedTuple):
+class RankActivity(NamedTuple):
     """What one rank did."""
 
     computing: Sequence[Interval]
@@ -44,7 +44,7 @@ class Work(NamedTuple):
     """Copies and memsets of a device; None: the host worked."""
 
 
-def divide(step: int, window: Interval, work: Work) -> dict[str, Any]:
+def divide(step: int, window: Interval, work: RankActivity) -> dict[str, Any]:
     """One row in the form of `record.OverlapPart`; what lies outside of `window` is cut off."""
     stretches = Stretches(
         union(work.computing),

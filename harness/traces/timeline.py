@@ -66,7 +66,7 @@ class HostEvent(NamedTuple):
 
 
 @dataclass
-class Device:
+class TracedDevice:
     """What ran on one device; times in nanoseconds."""
 
     computing: array[int] = field(default_factory=lambda: array("q"))
@@ -118,7 +118,7 @@ class Timeline:
     """Takes the events of a file one by one."""
 
     def __init__(self) -> None:
-        self.devices: dict[str, Device] = {}
+        self.devices: dict[str, TracedDevice] = {}
         self.processes: dict[str, Process] = {}
         self.is_kineto = False
         """Whether any event is of a category that torch.profiler writes."""
@@ -148,7 +148,7 @@ class Timeline:
         if code & _ON_DEVICE:
             self._on_device(event, code, str(name), start, start + duration)
         elif code & _DEVICE_MARK:
-            device = self.devices.setdefault(str(event.get("pid")), Device())
+            device = self.devices.setdefault(str(event.get("pid")), TracedDevice())
             device.marks.append(_host_event(event, str(name), start, start + duration))
         else:
             self._on_host(event, code, str(name), start, start + duration)
@@ -157,7 +157,7 @@ class Timeline:
         pid = str(event.get("pid"))
         device = self.devices.get(pid)
         if device is None:
-            device = self.devices[pid] = Device()
+            device = self.devices[pid] = TracedDevice()
         if start < device.first:
             device.first = start
         if end > device.last:

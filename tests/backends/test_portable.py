@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from harness.backends.checkpoints.portable import PROGRESS, read_progress
-from harness.backends.piece import Progress
+from harness.backends.piece import OptimizerProgress
 
 
 @pytest.mark.parametrize(
-    "progress", [Progress(updates=3), Progress(updates=0, loss_scale=8.0, clean_steps=2)]
+    "progress", [OptimizerProgress(updates=3), OptimizerProgress(updates=0, loss_scale=8.0, clean_steps=2)]
 )
-def test_what_was_saved_is_read(progress: Progress, tmp_path: Path) -> None:
+def test_what_was_saved_is_read(progress: OptimizerProgress, tmp_path: Path) -> None:
     (tmp_path / PROGRESS).write_text(dumps(asdict(progress)))
     assert read_progress(tmp_path / PROGRESS) == progress
 

@@ -1,13 +1,13 @@
 import pytest
 
 from harness.backends import registry
-from harness.backends.presets import BUCKET_ELEMENTS, Change, preset_changes
+from harness.backends.presets import BUCKET_ELEMENTS, PresetChange, preset_changes
 from tests.built_in import strategy
 
 OWN = list(registry.BUILT_IN)
 
 
-def changes_of(backend: str, precision: str, preset: str, parameters: int) -> list[Change]:
+def changes_of(backend: str, precision: str, preset: str, parameters: int) -> list[PresetChange]:
     return preset_changes(strategy(backend), precision, preset, parameters)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.doctor.gpu.matrices import Matrix, compare_all
+from harness.doctor.gpu.matrices import BackendMatrix, compare_all
 from harness.record import Record
 from harness.run_directory.rank_state import WATCH, DeviceNote, device_note
 from harness.tell.verify import verify
@@ -46,7 +46,7 @@ def test_a_stub_answers_what_does_not_need_a_gpu(machine: Machine) -> None:
 @pytest.mark.long(seconds=60)
 def test_a_comparison_is_packed_with_snapshots(tmp_path: Path) -> None:
     """What --full adds to the checks: each rank's snapshot is read, and holds the peak that was measured."""
-    small = Matrix(
+    small = BackendMatrix(
         name="at-size", config="@default", backends=("ddp", "fsdp"), ranks=2, device="cuda",
         settings=(*SETTINGS, "compare.noise_runs=false", "measure.traced_steps=1"),
     )  # fmt: skip

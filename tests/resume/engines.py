@@ -15,7 +15,7 @@ import torch.distributed as dist
 from harness.backends import registry
 from harness.backends.base import Engine, LossScale, SetupContext, World
 from harness.backends.checkpoints.portable import load_portable, save_portable
-from harness.backends.piece import Progress
+from harness.backends.piece import OptimizerProgress
 from harness.job.job import Job
 from harness.job.optimizer import UpdateGroup
 from harness.rank.data.samples import IGNORED, DataFacts
@@ -39,7 +39,7 @@ class Trained:
 
     losses: list[float]
     norms: list[float]
-    progress: Progress
+    progress: OptimizerProgress
     """After the last step."""
     weights: dict[str, torch.Tensor]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.backends.piece import Progress
+from harness.backends.piece import OptimizerProgress
 from tests.resume.engines import resume_job
 from tests.resume.pairs import Resumption, Side, is_exact, loss_difference, resume_all, save_all, trained
 
@@ -38,7 +38,7 @@ def test_the_loss_scaler_goes_on_and_losing_it_shows_in_the_progress(tmp_path: P
     sound = Resumption(side, side)
     forgetful = Resumption(side, side, "neutral", "lost scaler")
     resumed = trained(resume_all([sound, forgetful], job, tmp_path))
-    expected = Progress(updates=6, loss_scale=2.0**13, clean_steps=0)
+    expected = OptimizerProgress(updates=6, loss_scale=2.0**13, clean_steps=0)
     assert is_exact(uninterrupted, resumed[sound])
     assert resumed[sound].progress == uninterrupted.progress == expected
     assert resumed[forgetful].progress != expected

@@ -98,10 +98,11 @@ class Encoder(nn.Module):
 
 
 class Experts(nn.Module):
-    """Each sample goes to one of four experts, chosen by its data; some may idle."""
+    """Each sample goes to one of four experts, chosen by its data; some may idle, or run on no sample."""
 
-    def __init__(self, experts: int = 4) -> None:
+    def __init__(self, experts: int = 4, always: bool = False) -> None:
         super().__init__()
+        self.always = always
         self.first, self.router = nn.Linear(FEATURES, 8), nn.Linear(8, experts)
         self.experts = nn.ModuleList([Block(8) for _ in range(experts)])
         self.head = nn.Linear(8, CLASSES)
@@ -113,7 +114,7 @@ class Experts(nn.Module):
         mixed = torch.zeros_like(hidden)
         for index, expert in enumerate(self.experts):
             rows = (chosen == index).nonzero().flatten()
-            if len(rows):
+            if self.always or len(rows):
                 mixed = mixed.index_add(0, rows, (expert(hidden[rows]) * best[rows, None]).to(mixed.dtype))
         return self.head(hidden + mixed)
 
@@ -310,6 +311,18 @@ def of_preferences() -> Compute:
             known = [model(words, True) for words in (batch["words"], batch["worse"])]
         better, worse = (model(words, False) for words in (batch["words"], batch["worse"]))
         return -functional.logsigmoid(better - worse - known[0] + known[1]).mean()
+
+    return compute
+
+
+def of_slopes() -> Compute:
+    """With a penalty on the gradient of the output with respect to the input, as WGAN-GP has it."""
+
+    def compute(model: nn.Module, batch: Batch) -> Tensor:
+        given = batch["points"].requires_grad_()
+        logits = model(given)
+        (slope,) = torch.autograd.grad(logits.sum(), given, create_graph=True)
+        return functional.cross_entropy(logits, batch["class_of"]) + (slope.norm(dim=-1) - 1).square().mean()
 
     return compute
 

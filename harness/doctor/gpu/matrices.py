@@ -33,7 +33,7 @@ ASKED_SECONDS = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Matrix:
+class BackendMatrix:
     """One job under every strategy on the same ranks."""
 
     name: str
@@ -58,7 +58,7 @@ class Matrix:
 class Compared:
     """What came of a comparison."""
 
-    matrix: Matrix
+    matrix: BackendMatrix
     missing: str | None
     """Why not every cell has a record; None: each has."""
     lines: Sequence[str] = ()
@@ -79,7 +79,12 @@ class Compared:
 
 
 def compare_all(
-    asked: Sequence[Matrix], folder: Path, packed: Path, ends: float, report: Callable[[str], None], gpu: str
+    asked: Sequence[BackendMatrix],
+    folder: Path,
+    packed: Path,
+    ends: float,
+    report: Callable[[str], None],
+    gpu: str,
 ) -> Iterator[Compared]:
     """Make one after the other and pack each in a folder of its name; stops where the user interrupts.
 
@@ -108,16 +113,18 @@ def compare_all(
             return
 
 
-def matrices(ranks: int, config: str = AT_SIZE) -> list[Matrix]:
+def matrices(ranks: int, config: str = AT_SIZE) -> list[BackendMatrix]:
     """The default job and a larger one under the strategies that the larger one's file names."""
     backends = tuple(load_experiment(resolve(Path(config), "configs"), ()).compare.backends)
     return [
-        Matrix(name=name, config=given, backends=backends, ranks=ranks, device="cuda")
+        BackendMatrix(name=name, config=given, backends=backends, ranks=ranks, device="cuda")
         for name, given in (("default", SMALL), ("at-size", config))
     ]
 
 
-def compare_until(matrix: Matrix, runs: Path, ends: float, report: Callable[[str], None]) -> str | None:
+def compare_until(
+    matrix: BackendMatrix, runs: Path, ends: float, report: Callable[[str], None]
+) -> str | None:
     """Run `harness compare` with records in `runs`; None, or why not every cell has one.
 
     ends: by the monotonic clock. The cell that runs then is ended and recorded as any other.
@@ -159,7 +166,7 @@ def compare_until(matrix: Matrix, runs: Path, ends: float, report: Callable[[str
     return None if code == 0 else f"harness compare ended with {code}: {last}"
 
 
-def predict(matrix: Matrix, gpu: str) -> dict[str, Any] | str:
+def predict(matrix: BackendMatrix, gpu: str) -> dict[str, Any] | str:
     """The document of `harness estimate --json` for this machine's GPU, or why there is none."""
     if is_stub(gpu):
         return "the device is a stub"

@@ -176,7 +176,7 @@ OPTIONS = (*ZERO3_DEFAULTS, "stage3_prefetch_bucket_size", "leaf_module", "memor
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fetching:
+class GatherLimits:
     """Limits in elements, as `PartitionedParameterCoordinator` (DeepSpeed 0.19.8) takes them."""
 
     persistence: int
@@ -216,7 +216,7 @@ class Fetching:
         return block or tensor.name.rpartition(".")[0]
 
 
-def fetching(workload: Workload) -> Fetching:
+def fetching(workload: Workload) -> GatherLimits:
     """Options as typed, else the preset's values, else the library's."""
     known = preset_values(workload)
 
@@ -224,7 +224,7 @@ def fetching(workload: Workload) -> Fetching:
         given = workload.options.get(name)
         return int(known.get(name, default) if given is None else given)
 
-    return Fetching(
+    return GatherLimits(
         persistence=value(
             "stage3_param_persistence_threshold", ZERO3_DEFAULTS["stage3_param_persistence_threshold"]
         ),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from harness.judge.cell import Backends, Cell
+from harness.judge.cell import Backends, CellName
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 
@@ -18,7 +18,7 @@ class Finding:
 
     id: str
     """Stable; one of the kinds in the catalogue."""
-    about: Cell | Backends
+    about: CellName | Backends
     """The cell that it is about, or the labels of the backends whose runs it compares."""
     text: str
     """What was found, without the cell and the number of runs."""
@@ -28,14 +28,14 @@ class Finding:
     """The figures behind the text; JSON-serialisable."""
 
     @property
-    def cell(self) -> Cell | None:
+    def cell(self) -> CellName | None:
         """None for a finding about several backends."""
-        return self.about if isinstance(self.about, Cell) else None
+        return self.about if isinstance(self.about, CellName) else None
 
     @property
     def backends(self) -> Backends:
         """Labels of the backends that it is about."""
-        return (self.about.label,) if isinstance(self.about, Cell) else self.about
+        return (self.about.label,) if isinstance(self.about, CellName) else self.about
 
     @property
     def clause(self) -> str:
@@ -81,6 +81,6 @@ def of_cells(runs: Runs, judge: Callable[[Row], Finding | None]) -> list[Finding
     return found
 
 
-def labels(rows: list[Row]) -> Backends:
+def labels(rows: Sequence[Row]) -> Backends:
     """The backends of rows, each once, sorted."""
     return tuple(sorted({row.label for row in rows}))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.judge.cell import Cell, name_cells
+from harness.judge.cell import CellName, name_cells
 from harness.judge.findings.finding import Finding
 
 Role = Literal["cause", "consequence", "figures"]
@@ -35,7 +35,7 @@ class Statement:
 
     id: str
     role: Role
-    cells: tuple[Cell, ...]
+    cells: tuple[CellName, ...]
     """Each once; empty for a finding about several backends."""
     text: str
 
@@ -52,7 +52,7 @@ class Statement:
 
 def statements(findings: Sequence[Finding]) -> list[Statement]:
     """Findings that say the same of several cells as one; causes first, order kept otherwise."""
-    found: dict[tuple[str, str], dict[Cell, None]] = {}
+    found: dict[tuple[str, str], dict[CellName, None]] = {}
     for finding in findings:
         cells = found.setdefault((finding.id, finding.clause), {})
         if finding.cell is not None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from harness.backends.registry import REFERENCE
 from harness.bounds import MOST_REPEATS
-from harness.judge.cell import Cell
+from harness.judge.cell import CellName
 from harness.judge.findings.finding import Finding
 from harness.judge.parity import has_dropout
 from harness.judge.repeats import Runs
@@ -150,7 +150,7 @@ def _missing(backend: str, size: int, records: Sequence[Record]) -> Finding | No
     numbers = listed([str(run) for run in missing])
     return Finding(
         id="runs-missing",
-        about=Cell(backend, size),
+        about=CellName(backend, size),
         text=f"{len(missing)} of {due} runs {'is' if len(missing) == 1 else 'are'} missing from the records: "
         f"{'number' if len(missing) == 1 else 'numbers'} {numbers}, counted from 0",
         values={"missing": missing, "runs": due},

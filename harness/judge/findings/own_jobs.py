@@ -13,7 +13,7 @@ from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 from harness.judge.wording import counted
 from harness.record import ModelLossPart, Record
-from harness.record.workload import batch_statistics, is_another_computation
+from harness.record.workload import batch_statistics, depends_on_split, is_another_computation
 
 BYTES = "bytes"
 
@@ -48,6 +48,8 @@ def _batch_norm(row: Row) -> Finding | None:
     if not layers or row.record.status not in ("ok", "diverged") or row.record.backend.name == REFERENCE:
         return None
     world, reference = row.record.world, row.reference.record if row.reference else None
+    if reference is not None and not depends_on_split(reference):
+        return None  # as measured: these layers keep statistics and do not use the batch's
     same = reference is None or not is_another_computation(row.record, reference)
     count = "1 layer normalises" if len(layers) == 1 else f"{len(layers)} layers normalise"
     text = f"{count} over the {world.micro_batch_size} samples of a rank's micro-batch"
@@ -216,16 +218,12 @@ def find_labels(runs: Runs) -> list[Finding]:
     return found
 
 
-def _backends_of(rows: Sequence[Row]) -> tuple[str, ...]:
-    return tuple(sorted({row.label for row in rows}))
-
-
 def _of_labels(rows: Sequence[Row]) -> Finding:
     data, count = rows[0].record.data, _misplaced(rows[0])
     assert data is not None
     return Finding(
         id="labels-misplaced",
-        about=_backends_of(rows),
+        about=labels(rows),
         text=f"{count:,} of {data.target_tokens:,} labels are not the token at their position: what is "
         "trained is no continuation of the text",
         values={"misplaced_labels": count, "target_tokens": data.target_tokens}
@@ -243,7 +241,7 @@ def _of_loss(rows: Sequence[Row]) -> Finding:
     added = part.model - part.job
     return Finding(
         id="model-adds-loss",
-        about=_backends_of(rows),
+        about=labels(rows),
         text=f"given labels the model returns {part.model:.4f}, the cross entropy that is trained is "
         f"{part.job:.4f}: what it adds ({added:+.4f}) is not trained",
         values={"model_loss": part.model, "job_loss": part.job, "targets": part.targets},

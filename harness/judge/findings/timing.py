@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from harness.judge import measures, speed
-from harness.judge.cell import Cell
+from harness.judge.cell import CellName
 from harness.judge.findings.finding import Finding, labels, of_cells
 from harness.judge.measures import mean_watts
 from harness.judge.repeats import Repeats, Runs
@@ -294,7 +294,7 @@ OFF = ("", "0", "false", "off", "version", "warn")
 
 def find_instrumentation(runs: Runs) -> list[Finding]:
     """One finding per job whose timed windows differ in instrumentation."""
-    jobs: dict[str, dict[Cell, tuple[str, ...]]] = {}
+    jobs: dict[str, dict[CellName, tuple[str, ...]]] = {}
     for row in runs.rows:
         if measures.timed_steps(row.record):
             cell = row.cell

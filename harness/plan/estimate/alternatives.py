@@ -18,7 +18,7 @@ from harness.nested import put
 from harness.plan.coverage import why_memory_unknown
 from harness.plan.estimate.row import EstimateRow
 from harness.plan.leading import USUAL, about, by_speed, simplest_close
-from harness.plan.limits import Verdict
+from harness.plan.limits import MemoryVerdict
 from harness.plan.memory import MemoryPrediction, predict_memory
 from harness.plan.scenario import Scenario, why_not_planned
 from harness.plan.speed import SpeedPrediction, predict_speed
@@ -62,8 +62,8 @@ class Alternative:
         return self.scenario.label
 
     @property
-    def verdict(self) -> Verdict:
-        return Verdict(needed_bytes=self.needed_bytes, device_bytes=self.limit_bytes)
+    def verdict(self) -> MemoryVerdict:
+        return MemoryVerdict(needed_bytes=self.needed_bytes, device_bytes=self.limit_bytes)
 
     @property
     def fits(self) -> bool:

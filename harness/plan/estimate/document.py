@@ -8,7 +8,7 @@ from typing import Any
 from harness.forms.terms import Term
 from harness.plan.computing import attention_kernel
 from harness.plan.estimate.alternatives import Alternative
-from harness.plan.estimate.question import Question
+from harness.plan.estimate.question import EstimateRequest
 from harness.plan.estimate.row import EstimateRow
 from harness.plan.memory import MemoryPrediction
 from harness.plan.speed import SpeedPrediction
@@ -16,7 +16,7 @@ from harness.plan.trust import trust_in
 
 
 def document(
-    asked: Question, rows: Sequence[EstimateRow], instead: Sequence[Alternative] = ()
+    asked: EstimateRequest, rows: Sequence[EstimateRow], instead: Sequence[Alternative] = ()
 ) -> dict[str, Any]:
     """What `harness estimate --json` prints. `instead`: what was predicted where nothing fits."""
     experiment, device, fabric = asked.experiment, asked.device, asked.fabric

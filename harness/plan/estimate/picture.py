@@ -8,17 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends.registry import strategy_of
-from harness.errors import HarnessError
-from harness.files import write_atomically
 from harness.judge.wording import listed
-from harness.plan.estimate.question import Question
+from harness.plan.estimate.question import EstimateRequest
 from harness.plan.estimate.row import EstimateRow, estimate
 from harness.tell.document import Picture
 from harness.tell.formats import number
 from harness.tell.pictures.curves import LINE, Panel, decades
-from harness.tell.pictures.drawing import LIMIT, draw, look_of
+from harness.tell.pictures.drawing import LIMIT, look_of, write_plot
 
-FORMATS = {".svg": "svg", ".png": "png"}
 WIDTH, HEIGHT = 460, 240
 LONGEST_NAME = 44
 
@@ -31,14 +28,7 @@ class Curve:
     rows: tuple[EstimateRow, ...]
 
 
-def picture_format(path: Path) -> str:
-    """'svg' or 'png' by the file's suffix. Raises HarnessError for another."""
-    if path.suffix not in FORMATS:
-        raise HarnessError(f"--plot was given '{path}'; give a name that ends with .svg or .png")
-    return FORMATS[path.suffix]
-
-
-def sizes_to_draw(asked: Question) -> Question:
+def sizes_to_draw(asked: EstimateRequest) -> EstimateRequest:
     """The question over several numbers of ranks; of a single one, over powers of two up to it."""
     if len(asked.world_sizes) > 1:
         return asked
@@ -49,22 +39,16 @@ def sizes_to_draw(asked: Question) -> Question:
     return replace(asked, world_sizes=(*fitting, largest))
 
 
-def write_picture(asked: Question, rows: Sequence[EstimateRow], path: Path) -> None:
+def write_picture(asked: EstimateRequest, rows: Sequence[EstimateRow], path: Path) -> None:
     """Write the picture as SVG or PNG, by the file's suffix. Raises HarnessError where it cannot.
 
     rows: those of the question; of a single number of ranks, those that are drawn are estimated here.
     """
-    form = picture_format(path)
     several = sizes_to_draw(asked)
-    drawn = rows if several is asked else estimate(several)
-    image = draw(estimate_picture(several, drawn), (form,))[form]
-    try:
-        write_atomically(path, image)
-    except OSError as error:
-        raise HarnessError(f"--plot {path} cannot be written: {error.strerror}") from error
+    write_plot(estimate_picture(several, rows if several is asked else estimate(several)), path)
 
 
-def estimate_picture(asked: Question, rows: Sequence[EstimateRow]) -> Picture:
+def estimate_picture(asked: EstimateRequest, rows: Sequence[EstimateRow]) -> Picture:
     """Memory with the device's limit, and where a device is known, tokens/s and exposed communication."""
     curves = curves_of(rows)
     name = asked.model.name
@@ -100,7 +84,7 @@ def _joined(labels: Sequence[str]) -> str:
     return text if len(text) <= LONGEST_NAME else f"{labels[0]} and {len(labels) - 1} equal ones"
 
 
-def _chart(asked: Question, curves: Sequence[Curve], *, timed: bool) -> dict[str, Any]:
+def _chart(asked: EstimateRequest, curves: Sequence[Curve], *, timed: bool) -> dict[str, Any]:
     limit = asked.device.memory_bytes / 1e9 if asked.device is not None else None
     panels = [_panel(curves, "GB of memory per rank", _needed, limit=limit, is_log=True)]
     if limit is not None and asked.device is not None:
@@ -128,19 +112,12 @@ def _panel(
             points.append({"curve": index, "x": size, "value": value, "label": label, **look})
     values = [point["value"] for point in points] + ([limit] if limit is not None else [])
     low = min(values) / 1.15 if is_log else 0.0
-    panel = Panel(
+    sizes = sorted({row.world_size for curve in curves for row in curve.rows})
+    return Panel(
         across="ranks", up=title, domain=(low, max(values) * 1.15 or 1.0), is_log=is_log,
         width=WIDTH, height=max(HEIGHT, int(LINE * len(curves))), x_axis={"format": ",d"},
         y_axis={"format": ",~f", **({"values": decades(min(values), max(values))} if is_log else {})},
-    )  # fmt: skip
-    panel.place_labels(points)
-    sizes = sorted({row.world_size for curve in curves for row in curve.rows})
-    return {
-        "data": {"values": points},
-        "width": panel.width,
-        "height": panel.height,
-        "layer": panel.layers(sizes),
-    }
+    ).chart(points, sizes)  # fmt: skip
 
 
 def _limit(limit: float, name: str) -> list[dict[str, Any]]:

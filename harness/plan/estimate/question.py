@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from harness.backends import registry
-from harness.backends.base import World
-from harness.errors import HarnessError, JobError
-from harness.job.batch import BatchLayout, job_layout, layout_of, with_global_batch
+from harness.errors import HarnessError
+from harness.job.batch import job_layout
 from harness.job.experiment import Experiment
 from harness.job.job import TrainingSection
 from harness.launch.cells import canonical_label
 from harness.plan.constants import TimeConstants
-from harness.plan.device import Device, Fabric, require_context
+from harness.plan.device import Device, Fabric, require_context, with_training_defaults
+from harness.plan.job_model import job_model
 from harness.plan.model import PlannedModel
-from harness.plan.scenario import Scenario, why_not_planned
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class EstimateRequest:
     """A model, a job, and where it may run."""
 
     model: PlannedModel
@@ -39,16 +39,6 @@ class Question:
     """Whether every built-in strategy is asked for, not some by their names."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A row before it is evaluated."""
-
-    label: str
-    world_size: int
-    scenario: Scenario | None
-    unsupported: str | None = None
-
-
 def question(
     model: PlannedModel,
     experiment: Experiment,
@@ -60,7 +50,7 @@ def question(
     fabric: Fabric | None = None,
     constants: TimeConstants | None = None,
     remarks: Sequence[str] = (),
-) -> Question:
+) -> EstimateRequest:
     """Check what is asked. `backends`: names with their options, or 'all' for every built-in one.
 
     Without any size of a batch, the micro-batch is 1. `remarks`: what was chosen before. Raises HarnessError
@@ -78,7 +68,7 @@ def question(
                 "--gpus-per-node, or change it"
             )
         job_layout(tuple(labels), size, experiment.training)
-    return Question(
+    return EstimateRequest(
         model=model,
         experiment=experiment,
         labels=tuple(labels),
@@ -93,42 +83,16 @@ def question(
     )
 
 
-def candidates(asked: Question) -> Iterator[Candidate]:
-    """The rows, by world size and then by backend."""
-    for world_size in asked.world_sizes:
-        for label in asked.labels:
-            yield _candidate(asked, label, world_size)
+def asked_of(
+    experiment: Experiment, model: str | None, *, device: Device | None, **where: Any
+) -> EstimateRequest:
+    """What a command asks of a model by name, or of the job's; `where` as of `question`.
 
-
-def _candidate(asked: Question, label: str, world_size: int) -> Candidate:
-    per_node = min(asked.ranks_per_node, world_size)
-    training, job = asked.experiment.training, asked.experiment.job()
-    layout: BatchLayout | None = None
-    misfit = None
-    try:
-        layout = layout_of(label, world_size, job_layout([label], world_size, training), training)
-    except JobError as error:
-        misfit = str(error)
-    world = World.planned(world_size, per_node, asked.torch_device)
-    reason = why_not_planned(label, job, world, layout.micro_batch_size if layout else None, asked.model)
-    reason = reason or misfit
-    if layout is None or reason is not None:
-        return Candidate(label=label, world_size=world_size, scenario=None, unsupported=reason)
-    scenario = Scenario.of(
-        label,
-        asked.model,
-        with_global_batch(job, layout),
-        world_size=world_size,
-        ranks_per_node=per_node,
-        preset=asked.experiment.runtime.preset,
-        micro_batch_size=layout.micro_batch_size,
-        accumulation_steps=layout.accumulation_steps,
-        torch_device=asked.torch_device,
-        device=asked.device,
-        fabric=asked.fabric,
-        constants=asked.constants,
-    )
-    return Candidate(label=label, world_size=world_size, scenario=scenario)
+    A GPU brings the precision, sequence and preset of ordinary training where the job names none.
+    """
+    planned = job_model(experiment.job(), model)
+    experiment, remarks = with_training_defaults(planned, experiment, device)
+    return question(planned, experiment, device=device, remarks=remarks, **where)
 
 
 def _with_batch(experiment: Experiment) -> Experiment:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from harness.errors import HarnessError
+from harness.backends.base import World
+from harness.errors import HarnessError, JobError
 from harness.forms import fsdp, pipeline, zero
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.network import EMULATED, transport_sent_bytes
 from harness.forms.terms import STATE_KINDS, Collective, ModelStates, ring_formula
 from harness.forms.textbook import gathers_updated, textbook_sent_bytes, textbook_states
 from harness.forms.workload import Role, Workload
+from harness.job.batch import BatchLayout, job_layout, layout_of, with_global_batch
 from harness.plan.coverage import why_memory_unknown
-from harness.plan.estimate.question import Candidate, Question, candidates
-from harness.plan.limits import Verdict
+from harness.plan.estimate.question import EstimateRequest
+from harness.plan.limits import MemoryVerdict
 from harness.plan.memory import MemoryPrediction, host_bytes, predict_memory
-from harness.plan.scenario import Scenario
+from harness.plan.scenario import Scenario, why_not_planned
 from harness.plan.speed import (
     SpeedPrediction,
     hours_per_billion_tokens,
@@ -23,6 +27,8 @@ from harness.plan.speed import (
     predict_speed,
 )
 from harness.plan.work import Work
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,14 +150,14 @@ class EstimateRow:
         return None if self.traffic_unknown else sum(line.between_bytes for line in self.traffic)
 
     @property
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> MemoryVerdict | None:
         """None: no device, or memory not predicted and model states alone fit."""
         if self.scenario is None or self.scenario.device is None:
             return None
         device = self.scenario.device.memory_bytes
         if self.memory is not None:
-            return Verdict(needed_bytes=self.memory.device_bytes, device_bytes=device)
-        alone = Verdict(needed_bytes=self.state_bytes(*STATE_KINDS) or 0, device_bytes=device)
+            return MemoryVerdict(needed_bytes=self.memory.device_bytes, device_bytes=device)
+        alone = MemoryVerdict(needed_bytes=self.state_bytes(*STATE_KINDS) or 0, device_bytes=device)
         return None if alone.fits else alone
 
     @property
@@ -247,7 +253,45 @@ def _parts(scenario: Scenario) -> int:
     return scenario.shard_size or scenario.world_size
 
 
-def estimate(asked: Question) -> list[EstimateRow]:
+def candidates(asked: EstimateRequest) -> Iterator[EstimateRow]:
+    """The rows before anything is predicted, by world size and then by backend."""
+    for world_size in asked.world_sizes:
+        for label in asked.labels:
+            yield _planned(asked, label, world_size)
+
+
+def _planned(asked: EstimateRequest, label: str, world_size: int) -> EstimateRow:
+    per_node = min(asked.ranks_per_node, world_size)
+    training, job = asked.experiment.training, asked.experiment.job()
+    layout: BatchLayout | None = None
+    misfit = None
+    try:
+        layout = layout_of(label, world_size, job_layout([label], world_size, training), training)
+    except JobError as error:
+        misfit = str(error)
+    world = World.planned(world_size, per_node, asked.torch_device)
+    reason = why_not_planned(label, job, world, layout.micro_batch_size if layout else None, asked.model)
+    reason = reason or misfit
+    if layout is None or reason is not None:
+        return EstimateRow(label=label, world_size=world_size, unsupported=reason)
+    scenario = Scenario.of(
+        label,
+        asked.model,
+        with_global_batch(job, layout),
+        world_size=world_size,
+        ranks_per_node=per_node,
+        preset=asked.experiment.runtime.preset,
+        micro_batch_size=layout.micro_batch_size,
+        accumulation_steps=layout.accumulation_steps,
+        torch_device=asked.torch_device,
+        device=asked.device,
+        fabric=asked.fabric,
+        constants=asked.constants,
+    )
+    return EstimateRow(label=label, world_size=world_size, scenario=scenario)
+
+
+def estimate(asked: EstimateRequest) -> list[EstimateRow]:
     """Every row of a question. A row that cannot be predicted says why.
 
     Raises HarnessError if no strategy can run the job on any of the numbers of ranks.
@@ -259,53 +303,27 @@ def estimate(asked: Question) -> list[EstimateRow]:
             f"{first.label} cannot run on {first.world_size} ranks: {first.unsupported}"
             + (f"; nor can any of the {more} others that were asked for" if more else "")
         )
-    return [_row(candidate) for candidate in rows]
+    return [_predicted(row) for row in rows]
 
 
-def _row(candidate: Candidate) -> EstimateRow:
-    scenario = candidate.scenario
+def _predicted(row: EstimateRow) -> EstimateRow:
+    scenario = row.scenario
     if scenario is None:
-        return EstimateRow(
-            label=candidate.label, world_size=candidate.world_size, unsupported=candidate.unsupported
-        )
-    memory, memory_unknown = _memory(scenario)
-    speed, speed_unknown = _speed(scenario)
-    traffic, traffic_unknown = _traffic(scenario)
-    return EstimateRow(
-        label=candidate.label,
-        world_size=candidate.world_size,
-        scenario=scenario,
-        states=scenario.states,
-        memory=memory,
-        memory_unknown=memory_unknown,
-        traffic=traffic,
-        traffic_unknown=traffic_unknown,
-        speed=speed,
-        speed_unknown=speed_unknown,
-    )
+        return row
+    memory, memory_unknown = _tried(lambda: predict_memory(scenario), why_memory_unknown(scenario))
+    speed, speed_unknown = _tried(lambda: predict_speed(scenario), None if scenario.device else NO_DEVICE)
+    traffic, traffic_unknown = _tried(lambda: tuple(step_traffic(scenario)))
+    return replace(
+        row, states=scenario.states, memory=memory, memory_unknown=memory_unknown, traffic=traffic or (),
+        traffic_unknown=traffic_unknown, speed=speed, speed_unknown=speed_unknown,
+    )  # fmt: skip
 
 
-def _memory(scenario: Scenario) -> tuple[MemoryPrediction | None, str | None]:
-    unknown = why_memory_unknown(scenario)
+def _tried(predict: Callable[[], T], unknown: str | None = None) -> tuple[T | None, str | None]:
+    """A prediction, or why there is none; `unknown`: what is known not to be predicted."""
     if unknown is not None:
         return None, unknown
     try:
-        return predict_memory(scenario), None
-    except HarnessError as error:
-        return None, str(error)
-
-
-def _traffic(scenario: Scenario) -> tuple[tuple[TrafficLine, ...], str | None]:
-    try:
-        return tuple(step_traffic(scenario)), None
-    except HarnessError as error:
-        return (), str(error)
-
-
-def _speed(scenario: Scenario) -> tuple[SpeedPrediction | None, str | None]:
-    if scenario.device is None:
-        return None, NO_DEVICE
-    try:
-        return predict_speed(scenario), None
+        return predict(), None
     except HarnessError as error:
         return None, str(error)

@@ -12,7 +12,7 @@ from harness.judge.wording import listed
 from harness.plan.computing import attention_kernel
 from harness.plan.estimate.alternatives import Alternative, alternative_lines, as_settings
 from harness.plan.estimate.document import formulae
-from harness.plan.estimate.question import Question
+from harness.plan.estimate.question import EstimateRequest
 from harness.plan.estimate.row import EstimateRow
 from harness.plan.leading import (
     CLOSE_SHARE,
@@ -85,7 +85,7 @@ FEW = 6
 
 
 def estimate_lines(
-    asked: Question,
+    asked: EstimateRequest,
     rows: Sequence[EstimateRow],
     *,
     details: bool = False,
@@ -131,7 +131,7 @@ def leading(rows: Sequence[EstimateRow]) -> list[EstimateRow]:
     return [*([first] if first else []), *(row for row in fitting if row is not first), *rest]
 
 
-def _header(asked: Question) -> list[str]:
+def _header(asked: EstimateRequest) -> list[str]:
     experiment = asked.experiment
     training = experiment.training
     clipping = (
@@ -158,7 +158,10 @@ LOGITS_SHARE = 0.1
 
 
 def _of_size(
-    asked: Question, world_size: int, rows: Sequence[EstimateRow], compared: Sequence[EstimateRow] | None
+    asked: EstimateRequest,
+    world_size: int,
+    rows: Sequence[EstimateRow],
+    compared: Sequence[EstimateRow] | None,
 ) -> list[str]:
     """Of one number of ranks. `compared`: strategies of which the first few are shown; None: all are."""
     known, twins = without_twins([row for row in rows if row.scenario is not None])
@@ -177,7 +180,7 @@ def _of_size(
     return lines + [part for note in notes for part in _wrapped(note)]
 
 
-def _about_logits(asked: Question, rows: Sequence[EstimateRow]) -> list[str]:
+def _about_logits(asked: EstimateRequest, rows: Sequence[EstimateRow]) -> list[str]:
     """What removes the logits, where a row does not fit and they are much of what a rank holds."""
     experiment, vocabulary = asked.experiment, (asked.model.config or {}).get("vocab_size")
     if experiment.task != "causal-lm" or experiment.loss.chunk_tokens is not None or vocabulary is None:
@@ -197,7 +200,9 @@ def _about_logits(asked: Question, rows: Sequence[EstimateRow]) -> list[str]:
     return []
 
 
-def _answer(asked: Question, rows: Sequence[EstimateRow], compared: Sequence[EstimateRow] | None) -> str:
+def _answer(
+    asked: EstimateRequest, rows: Sequence[EstimateRow], compared: Sequence[EstimateRow] | None
+) -> str:
     """Which strategies fit, and the fastest of those that are compared."""
     if asked.device is None:
         return "name a GPU with --gpu to learn what fits and how fast it is"
@@ -232,7 +237,7 @@ def _names(fitting: Sequence[EstimateRow], rows: Sequence[EstimateRow]) -> str:
     return ", ".join(row.label for row in fitting)
 
 
-def _memory_table(asked: Question, rows: Sequence[EstimateRow]) -> list[str]:
+def _memory_table(asked: EstimateRequest, rows: Sequence[EstimateRow]) -> list[str]:
     peaks = [row.memory.peak_bytes for row in rows if row.memory is not None]
     unit, name = (MEGA, "MB") if max(peaks, default=0) < GIGA else (GIGA, "GB")
     judged = asked.device is not None
@@ -289,7 +294,7 @@ def _memory_cells(row: EstimateRow, unit: float) -> list[str]:
     ]
 
 
-def _step_table(asked: Question, rows: Sequence[EstimateRow]) -> list[str]:
+def _step_table(asked: EstimateRequest, rows: Sequence[EstimateRow]) -> list[str]:
     most = max((row.sent_bytes or 0.0 for row in rows), default=0.0)
     unit, name = (MEGA, "MB") if most < GIGA else (GIGA, "GB")
     headers = ["per step", f"sent {name}", "nodes"]

@@ -14,7 +14,7 @@ from harness.job.experiment import Experiment
 from harness.launch.cells import Cell, make_cell
 from harness.plan.fit.search import divisors, largest_predicted
 from harness.plan.job import data_bytes, planned_model, scenario_of
-from harness.plan.limits import Limits
+from harness.plan.limits import MemoryLimits
 from harness.plan.preflight import predict_run
 from harness.plan.profiles import Trace
 from harness.plan.scenario import Scenario
@@ -25,7 +25,7 @@ class Predict(Protocol):
     """As `planning.preflight.predict_run`."""
 
     def __call__(
-        self, scenario: Scenario, limits: Limits, *, data_bytes: int = 0, trace: Trace | None = None
+        self, scenario: Scenario, limits: MemoryLimits, *, data_bytes: int = 0, trace: Trace | None = None
     ) -> PredictionPart: ...
 
 
@@ -38,7 +38,7 @@ class LargestBatches:
 
     experiment: Experiment
     torch_device: str
-    limits: Limits
+    limits: MemoryLimits
     facts: Mapping[str, Mapping[str, Any]]
     predict: Predict = predict_run
     trace: Trace | None = None
@@ -117,7 +117,7 @@ def cut_lines(cells: Iterable[Cell]) -> list[str]:
     return sorted(chosen)
 
 
-def require_limit(limits: Limits) -> None:
+def require_limit(limits: MemoryLimits) -> None:
     """Raise HarnessError where nothing says how much memory a rank may use."""
     if limits.imposed_bytes is None and limits.device_bytes is None:
         raise HarnessError(

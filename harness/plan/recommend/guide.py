@@ -15,7 +15,7 @@ from typing import Literal
 from harness.judge.wording import percent
 from harness.plan.leading import CLOSE_SHARE
 from harness.plan.recommend.predict import Configuration, Predictors, best_configuration, smallest_need
-from harness.plan.recommend.question import Question
+from harness.plan.recommend.question import RecommendRequest
 from harness.tell.formats import gigabytes, number
 
 Tool = Literal[
@@ -60,7 +60,7 @@ def degree_of(configuration: Configuration) -> int:
 
 
 def memory_remedies(
-    question: Question,
+    question: RecommendRequest,
     smallest: Configuration,
     predictors: Predictors,
     shared: Sequence[Configuration] = (),
@@ -100,7 +100,9 @@ def power_of_two(value: float) -> int:
     return power
 
 
-def _fits_without_accumulation(question: Question, smallest: Configuration, predictors: Predictors) -> bool:
+def _fits_without_accumulation(
+    question: RecommendRequest, smallest: Configuration, predictors: Predictors
+) -> bool:
     """Whether one sample a GPU and step fits: gradients that accumulate may not be sharded."""
     tokens = question.gpus * question.sequence_length
     return question.samples_per_rank > 1 and _fits(
@@ -109,7 +111,7 @@ def _fits_without_accumulation(question: Question, smallest: Configuration, pred
 
 
 def _enough_gpus(
-    question: Question, smallest: Configuration, predictors: Predictors
+    question: RecommendRequest, smallest: Configuration, predictors: Predictors
 ) -> tuple[int, Configuration] | None:
     """The number of GPUs, doubled, on which it fits with the same tokens per step, and what is predicted
     there; None: there is none."""
@@ -124,7 +126,9 @@ def _enough_gpus(
     return None
 
 
-def _enough_context(question: Question, smallest: Configuration, predictors: Predictors) -> int | None:
+def _enough_context(
+    question: RecommendRequest, smallest: Configuration, predictors: Predictors
+) -> int | None:
     """Among how many GPUs a sample must be divided, all else equal; None: that is not what is too much."""
     degree = 2
     while degree <= MOST_CONTEXT and question.sequence_length // degree >= 2:
@@ -140,13 +144,13 @@ def _enough_context(question: Question, smallest: Configuration, predictors: Pre
     return None
 
 
-def _fits(question: Question, like: Configuration, predictors: Predictors) -> bool:
+def _fits(question: RecommendRequest, like: Configuration, predictors: Predictors) -> bool:
     """Whether the same backend with its options fits another question."""
     return _there(question, like, predictors, with_speed=False).fits
 
 
 def _there(
-    question: Question, like: Configuration, predictors: Predictors, *, with_speed: bool
+    question: RecommendRequest, like: Configuration, predictors: Predictors, *, with_speed: bool
 ) -> Configuration:
     """It for another question."""
     return best_configuration(
@@ -161,7 +165,7 @@ def _fits_with(configuration: Configuration) -> str:
     return f"{configuration.label} fits at micro-batch {configuration.micro_batch_size}: {size} GB{rate}"
 
 
-def _model_parallel(question: Question, smallest: Configuration) -> Iterator[Remedy]:
+def _model_parallel(question: RecommendRequest, smallest: Configuration) -> Iterator[Remedy]:
     """Tensor parallelism within a node divides all of it; pipeline stages what is then still too large."""
     if question.gpus == 1:
         return
@@ -201,7 +205,7 @@ class Advice:
 
 
 def advise(
-    question: Question,
+    question: RecommendRequest,
     fitting: Sequence[Configuration],
     too_large: Sequence[Configuration],
     predictors: Predictors,
@@ -232,7 +236,7 @@ def advise(
     return Advice(case="does not fit", figures=figures, remedies=remedies)
 
 
-def guide_line(question: Question, configurations: Sequence[Configuration]) -> str | None:
+def guide_line(question: RecommendRequest, configurations: Sequence[Configuration]) -> str | None:
     """The guide's overlap ratio for full sharding over all ranks; None: it is not predicted."""
     full = next(
         (c for c in configurations if c.scenario.strategy.sharding == "full-shard" and c.speed is not None),
@@ -276,7 +280,7 @@ def _barely(plain: Configuration, roomier: Sequence[Configuration]) -> Advice:
     )
 
 
-def _too_few_samples(question: Question, shared: Sequence[Configuration]) -> Advice:
+def _too_few_samples(question: RecommendRequest, shared: Sequence[Configuration]) -> Advice:
     samples = question.samples_asked
     return Advice(
         case="too few samples",
@@ -305,7 +309,9 @@ def _needs(smallest: Configuration) -> str:
     )
 
 
-def _communication_bound(question: Question, best: Configuration, tried: Collection[Tool]) -> Advice | None:
+def _communication_bound(
+    question: RecommendRequest, best: Configuration, tried: Collection[Tool]
+) -> Advice | None:
     """The best configuration on the device still waits for communication."""
     speed = best.speed
     if speed is None or question.gpus == 1:
@@ -323,7 +329,7 @@ def _communication_bound(question: Question, best: Configuration, tried: Collect
     return Advice(case="communication-bound", figures=figures, remedies=remedies)
 
 
-def _faster(question: Question, best: Configuration, ratio: float) -> list[Remedy]:
+def _faster(question: RecommendRequest, best: Configuration, ratio: float) -> list[Remedy]:
     """More tokens between collectives: a larger batch, or fewer data-parallel ranks."""
     each_micro_step = best.scenario.strategy.stage >= 2
     tokens = best.micro_batch_size * question.sequence_length

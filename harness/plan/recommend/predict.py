@@ -14,10 +14,10 @@ from harness.errors import HarnessError
 from harness.forms.families import collectives
 from harness.forms.terms import STATE_KINDS
 from harness.plan.fit.search import divisors, largest_predicted
-from harness.plan.limits import Verdict
+from harness.plan.limits import MemoryVerdict
 from harness.plan.memory import MemoryPrediction, predict_memory
 from harness.plan.profiles import trace_scenarios
-from harness.plan.recommend.question import Question
+from harness.plan.recommend.question import RecommendRequest
 from harness.plan.scenario import Scenario
 from harness.plan.speed import SpeedPrediction, predict_speed
 
@@ -169,9 +169,9 @@ class Configuration:
         return self.scenario.device.memory_bytes
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> MemoryVerdict:
         """Whether it fits."""
-        return Verdict(needed_bytes=self.needed_bytes, device_bytes=self.memory_bytes)
+        return MemoryVerdict(needed_bytes=self.needed_bytes, device_bytes=self.memory_bytes)
 
     @property
     def margin_bytes(self) -> int:
@@ -206,7 +206,7 @@ class Configuration:
 
 
 def scenario_of(
-    question: Question, label: str, micro_batch_size: int, *, checkpointing: bool | str
+    question: RecommendRequest, label: str, micro_batch_size: int, *, checkpointing: bool | str
 ) -> Scenario:
     """The scenario of one configuration."""
     training = question.job.training.model_copy(update={"activation_checkpointing": checkpointing})
@@ -226,13 +226,13 @@ def scenario_of(
     return scenario
 
 
-def samples_of(question: Question, label: str) -> int:
+def samples_of(question: RecommendRequest, label: str) -> int:
     """Samples per step of each rank, or group of ranks, that has samples of its own."""
     mesh = registry.mesh_of(label, question.gpus)
     return question.samples // mesh.data_size
 
 
-def micro_batch_sizes(question: Question, label: str) -> list[int]:
+def micro_batch_sizes(question: RecommendRequest, label: str) -> list[int]:
     """Micro-batches that a run of the harness takes: they divide the samples of a rank or of a group.
 
     Raises HarnessError where the samples do not divide over those, or make no whole micro-batches of a
@@ -250,7 +250,7 @@ def micro_batch_sizes(question: Question, label: str) -> list[int]:
 
 
 def best_configuration(
-    question: Question,
+    question: RecommendRequest,
     label: str,
     predictors: Predictors,
     *,
@@ -272,7 +272,7 @@ def fastest(configurations: Sequence[Configuration]) -> Configuration:
 
 
 def near_largest(
-    question: Question,
+    question: RecommendRequest,
     label: str,
     predictors: Predictors,
     *,

@@ -22,7 +22,7 @@ _COUNT = re.compile(r"(\d+(?:\.\d+)?(?:[eE]\d+)?)\s*([kKmM]?)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class RecommendRequest:
     """A job on a machine; strategy, micro-batch, checkpointing and offload are open."""
 
     model: PlannedModel
@@ -97,7 +97,7 @@ def ask(
     device: Device,
     fabric: Fabric | None,
     tokens: int,
-) -> Question:
+) -> RecommendRequest:
     """The question for a job and a machine. Raises HarnessError for what contradicts itself."""
     per_node = min(gpus, gpus_per_node)
     if gpus % per_node:
@@ -115,7 +115,7 @@ def ask(
             f"--tokens-per-step {tokens} is less than one sample of {sequence} tokens; raise it, or lower "
             "data.sequence_length"
         )
-    asked = Question(
+    asked = RecommendRequest(
         model=model,
         job=job,
         preset=experiment.runtime.preset,

@@ -20,7 +20,7 @@ from harness.plan.recommend.predict import (
     scenario_of,
     variants,
 )
-from harness.plan.recommend.question import Question
+from harness.plan.recommend.question import RecommendRequest
 from harness.plan.scenario import why_not_planned
 from harness.tell.formats import gigabytes
 
@@ -37,7 +37,7 @@ class Loser:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranking:
+class VariantRanking:
     """Every variant's best configuration: the one to take, then by speed those that fit, then the others."""
 
     fitting: tuple[Configuration, ...]
@@ -85,7 +85,7 @@ class Ranking:
         return [Loser(configuration=configuration, reason=reason) for configuration, reason in reasons]
 
 
-def rank(question: Question, predictors: Predictors) -> Ranking:
+def rank(question: RecommendRequest, predictors: Predictors) -> VariantRanking:
     """Predict every variant with and without checkpointing and rank the best configuration of each."""
     backends, left_out = distinct_backends()
     tried = _tried(question, backends if question.samples else [], left_out, predictors)
@@ -103,7 +103,7 @@ def rank(question: Question, predictors: Predictors) -> Ranking:
     fitting = sorted((c for c in found if c.fits), key=by_speed)
     leader = simplest_close(fitting)
     too_large = sorted((c for c in found if not c.fits), key=lambda c: c.needed_bytes)
-    return Ranking(
+    return VariantRanking(
         fitting=tuple(c for c in (leader, *(c for c in fitting if c is not leader)) if c),
         too_large=tuple(too_large),
         left_out=left_out,
@@ -112,7 +112,7 @@ def rank(question: Question, predictors: Predictors) -> Ranking:
 
 
 def _tried(
-    question: Question, backends: Sequence[Entry], left_out: dict[str, str], predictors: Predictors
+    question: RecommendRequest, backends: Sequence[Entry], left_out: dict[str, str], predictors: Predictors
 ) -> list[str]:
     """Every variant that can run the job; why the others cannot goes to `left_out`.
 
@@ -137,7 +137,7 @@ def _tried(
     return found
 
 
-def _why_not_tried(question: Question, label: str) -> str | None:
+def _why_not_tried(question: RecommendRequest, label: str) -> str | None:
     try:
         size = micro_batch_sizes(question, label)[0]
     except HarnessError as error:
@@ -209,7 +209,7 @@ def _more_computing(configuration: Configuration, best: Configuration) -> str:
     return f"'{most.name}' takes longer"
 
 
-def _choices(question: Question, label: str, predictors: Predictors) -> list[Configuration]:
+def _choices(question: RecommendRequest, label: str, predictors: Predictors) -> list[Configuration]:
     """Without checkpointing and with it, those that fit; what needs least where none does."""
     choices: list[Configuration] = []
     for checkpointing in question.checkpointing:

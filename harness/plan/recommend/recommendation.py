@@ -25,8 +25,8 @@ from harness.plan.leading import CLOSE_SHARE, USUAL
 from harness.plan.limits import TIGHT_SHARE
 from harness.plan.recommend.guide import Advice, advise, guide_line
 from harness.plan.recommend.predict import Configuration, Predictors
-from harness.plan.recommend.question import Question
-from harness.plan.recommend.ranking import Ranking, rank
+from harness.plan.recommend.question import RecommendRequest
+from harness.plan.recommend.ranking import VariantRanking, rank
 from harness.plan.speed import gpu_hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
 from harness.plan.trust import PUBLISHED, Trust, trust_in
 
@@ -52,7 +52,7 @@ class Commands:
     slurm: tuple[str, ...]
 
 
-def commands(question: Question, chosen: Sequence[Configuration], typed: Typed) -> Commands:
+def commands(question: RecommendRequest, chosen: Sequence[Configuration], typed: Typed) -> Commands:
     """A comparison, and a Slurm matrix, for each set of settings among the chosen configurations.
 
     Backends of equal micro-batch and checkpointing share one; all of them record into one folder of runs.
@@ -124,8 +124,8 @@ TOP = 3
 class Recommendation:
     """What `harness recommend` says."""
 
-    question: Question
-    ranking: Ranking
+    question: RecommendRequest
+    ranking: VariantRanking
     best: tuple[Configuration, ...]
     """The best configuration of each of the best backends."""
     advice: Advice | None
@@ -192,7 +192,9 @@ class Recommendation:
         }
 
 
-def recommend(question: Question, typed: Typed, predictors: Predictors | None = None) -> Recommendation:
+def recommend(
+    question: RecommendRequest, typed: Typed, predictors: Predictors | None = None
+) -> Recommendation:
     """Rank what fits, and say what to measure. Raises HarnessError where nothing can be predicted."""
     predictors = predictors or Predictors()
     ranking = rank(question, predictors)
@@ -225,7 +227,9 @@ def recommend(question: Question, typed: Typed, predictors: Predictors | None = 
     )
 
 
-def _instead(question: Question, ranking: Ranking, predictors: Predictors) -> tuple[Alternative, ...]:
+def _instead(
+    question: RecommendRequest, ranking: VariantRanking, predictors: Predictors
+) -> tuple[Alternative, ...]:
     """Where nothing fits without offload: the ways that no variant takes, with the smallest micro-batch."""
     if any(c.offload == "none" for c in ranking.fitting) or not question.samples_per_rank:
         return ()
@@ -245,23 +249,23 @@ def _trust(best: Configuration) -> Trust:
     return replace(found, assumption=own) if own else found
 
 
-def _data_parallel(question: Question, found: Sequence[Configuration]) -> list[Configuration]:
+def _data_parallel(question: RecommendRequest, found: Sequence[Configuration]) -> list[Configuration]:
     """Those whose ranks all have samples of their own."""
     return [c for c in found if not registry.mesh_of(c.label, question.gpus).shares_samples]
 
 
-def _sharing(question: Question, found: Sequence[Configuration]) -> list[Configuration]:
+def _sharing(question: RecommendRequest, found: Sequence[Configuration]) -> list[Configuration]:
     """Those whose ranks share samples."""
     return [c for c in found if registry.mesh_of(c.label, question.gpus).shares_samples]
 
 
-def _best(ranking: Ranking) -> tuple[Configuration, ...]:
+def _best(ranking: VariantRanking) -> tuple[Configuration, ...]:
     """The few to measure; what barely fits only where nothing else fits."""
     fitting = ranking.best_by_backend()
     return (tuple(c for c in fitting if not c.verdict.barely_fits) or fitting)[:TOP]
 
 
-def _uncertain(ranking: Ranking) -> list[str]:
+def _uncertain(ranking: VariantRanking) -> list[str]:
     """What a measurement may turn round."""
     lines = []
     fitting = ranking.best_by_backend()
@@ -301,7 +305,7 @@ FIGURES = ("step_seconds", "exposed_seconds", "tokens_per_second_per_gpu", "mode
 """Of a speed, under the same names."""
 
 
-def _as_json(question: Question, configuration: Configuration) -> dict[str, Any]:
+def _as_json(question: RecommendRequest, configuration: Configuration) -> dict[str, Any]:
     memory, speed = configuration.memory, configuration.speed
     return {
         "backend": configuration.label,

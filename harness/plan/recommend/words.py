@@ -10,7 +10,7 @@ from harness.plan.leading import CLOSE_SHARE, about, by_speed
 from harness.plan.limits import TIGHT_SHARE
 from harness.plan.recommend.guide import Remedy
 from harness.plan.recommend.predict import Configuration
-from harness.plan.recommend.question import Question
+from harness.plan.recommend.question import RecommendRequest
 from harness.plan.recommend.recommendation import Recommendation, run_command
 from harness.plan.speed import gpu_hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
 from harness.tell.formats import NOT_AVAILABLE, gigabytes, number, percent
@@ -130,7 +130,7 @@ def _in_words(configuration: Configuration) -> str:
     )
 
 
-def table(question: Question, configurations: Sequence[Configuration], best: int) -> str:
+def table(question: RecommendRequest, configurations: Sequence[Configuration], best: int) -> str:
     """The best configuration of each backend; `best` of them are numbered."""
     rows = [
         [str(place) if place <= best else "", *_row(question, configuration)]
@@ -139,7 +139,7 @@ def table(question: Question, configurations: Sequence[Configuration], best: int
     return fitted(rows, HEADERS, alignments=dict.fromkeys(HEADERS, "right") | {"backend": "left"})
 
 
-def _row(question: Question, configuration: Configuration) -> list[str]:
+def _row(question: RecommendRequest, configuration: Configuration) -> list[str]:
     speed, memory = configuration.speed, configuration.memory
     row = [
         configuration.label,
@@ -165,7 +165,7 @@ def _row(question: Question, configuration: Configuration) -> list[str]:
     ]
 
 
-def _title(question: Question) -> str:
+def _title(question: RecommendRequest) -> str:
     fabric = f", {question.fabric.name} between nodes" if question.fabric and question.nodes > 1 else ""
     return (
         f"{question.model.name} ({_count(question.model.parameters)} parameters) on {question.gpus:,} x "

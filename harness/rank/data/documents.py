@@ -15,7 +15,7 @@ from harness.safe_text import encodable
 
 
 @dataclass(frozen=True)
-class Document:
+class TextSample:
     """A text whose tokens are targets, after a prompt whose tokens are not."""
 
     text: str
@@ -24,13 +24,13 @@ class Document:
     """Every right answer, of which `text` is the first; none: it is no question."""
 
 
-def read_documents(data: DataSection) -> Iterator[Document]:
+def read_documents(data: DataSection) -> Iterator[TextSample]:
     """Yield the documents of a source in their order. Raises JobError if they cannot be read."""
     match data.source:
         case "prose":
             return _prose()
         case "text":
-            return iter([Document(_read_text(data.path))])
+            return iter([TextSample(_read_text(data.path))])
         case "squad":
             return _squad(data)
         case "jsonl" | "json" | "csv" | "datasets":
@@ -39,7 +39,7 @@ def read_documents(data: DataSection) -> Iterator[Document]:
             raise JobError(f"data.source '{data.source}' has no text")
 
 
-def read_labelled(data: DataSection) -> Iterator[tuple[Document, Any]]:
+def read_labelled(data: DataSection) -> Iterator[tuple[TextSample, Any]]:
     """Yield each row's text and the class that `data.label_field` holds. Raises JobError."""
     for row, where in _rows(data):
         if row.get(data.label_field) is None:
@@ -55,11 +55,11 @@ def _rows(data: DataSection) -> Iterator[tuple[Mapping[str, Any], str]]:
     return _json_lines(data) if data.source == "jsonl" else _datasets(data)
 
 
-def _prose() -> Iterator[Document]:
+def _prose() -> Iterator[TextSample]:
     from pydoc_data.topics import topics
 
     for name in sorted(topics):
-        yield Document(topics[name])
+        yield TextSample(topics[name])
 
 
 def _read_text(path: str | None) -> str:
@@ -98,7 +98,7 @@ def _text(value: str, path: str | None, where: str) -> str:
     return value
 
 
-def _document(data: DataSection, row: Mapping[str, Any], where: str) -> Document:
+def _document(data: DataSection, row: Mapping[str, Any], where: str) -> TextSample:
     values = []
     for name, field in (("text_field", data.text_field), ("prompt_field", data.prompt_field)):
         if field is None:
@@ -111,10 +111,10 @@ def _document(data: DataSection, row: Mapping[str, Any], where: str) -> Document
                 f"fields: {', '.join(map(str, row)) or 'none'}"
             )
         values.append(_text(value, data.path, where))
-    return Document(text=values[0], prompt=values[1])
+    return TextSample(text=values[0], prompt=values[1])
 
 
-def _squad(data: DataSection) -> Iterator[Document]:
+def _squad(data: DataSection) -> Iterator[TextSample]:
     """One document per question: context and question as the prompt, the first answer as the text."""
     count = 0
     try:
@@ -127,7 +127,7 @@ def _squad(data: DataSection) -> Iterator[Document]:
                         where = f"question {count}"
                         prompt = f"{paragraph['context']}\nQuestion: {question['question']}\nAnswer:"
                         answers = [_text(answer["text"], data.path, where) for answer in question["answers"]]
-                        yield Document(
+                        yield TextSample(
                             prompt=_text(prompt, data.path, where), text=f" {answers[0]}",
                             answers=tuple(answers),
                         )  # fmt: skip

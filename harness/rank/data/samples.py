@@ -19,7 +19,7 @@ from harness.errors import JobError
 from harness.job.batch import BatchLayout
 from harness.job.data import DEFAULT_CLASSES, IMAGES, DataSection, Targets
 from harness.job.job import Job
-from harness.rank.data.documents import Document, read_documents, read_labelled
+from harness.rank.data.documents import TextSample, read_documents, read_labelled
 from harness.rank.data.tokens import Tokenizer, tokenizer_of
 from harness.rank.factories import call_factory
 from harness.rank.telling import tell
@@ -84,7 +84,7 @@ def labels_that_count(labels: Tensor) -> Tensor:
     return (labels != IGNORED).reshape(len(labels), -1).sum(dim=1)
 
 
-def load_text(job: Job, documents: Iterable[Document]) -> Samples:
+def load_text(job: Job, documents: Iterable[TextSample]) -> Samples:
     """Tokenise and cut documents."""
     data = job.data
     tokenizer = tokenizer_of(job)
@@ -118,7 +118,7 @@ def of_tokens(tokens: Tensor, labels: Tensor, facts: DataFacts, positions: Tenso
 
 
 def _packed(
-    documents: Iterable[Document], tokenizer: Tokenizer, length: int, limit: int | None
+    documents: Iterable[TextSample], tokenizer: Tokenizer, length: int, limit: int | None
 ) -> tuple[Tensor, Tensor]:
     """At least `limit` samples, if there are so many; every document is read, since one may be refused.
 
@@ -151,7 +151,7 @@ def _kept_apart(tokens: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _padded(
-    documents: Iterable[Document], tokenizer: Tokenizer, length: int, targets: Targets
+    documents: Iterable[TextSample], tokenizer: Tokenizer, length: int, targets: Targets
 ) -> tuple[Tensor, Tensor]:
     token_rows: list[list[int]] = []
     label_rows: list[list[int]] = []
@@ -165,7 +165,7 @@ def _padded(
 
 
 def _one_sample(
-    document: Document, tokenizer: Tokenizer, length: int, targets: Targets = "text"
+    document: TextSample, tokenizer: Tokenizer, length: int, targets: Targets = "text"
 ) -> tuple[list[int], list[int]]:
     """Prompt and text and an end, cut to `length`: the prompt from its left so that the text stays."""
     prompt = tokenizer.encode(document.prompt) if document.prompt else []
@@ -192,7 +192,7 @@ def _lengths(tokens: Tensor, labels: Tensor) -> Tensor:
     return torch.where(labels != IGNORED, positions, 0).max(dim=1).values
 
 
-def load_pairs(job: Job, documents: Iterable[Document]) -> Samples:
+def load_pairs(job: Job, documents: Iterable[TextSample]) -> Samples:
     """Samples of seq2seq: the prompt is the input, the text the target.
 
     input_ids, attention_mask: (samples, sequence_length); labels: (samples, target_length), -100 where the
@@ -350,15 +350,19 @@ SILENT_SECONDS = 1.0
 WHAT = "a sequence of samples, each a mapping of names to tensors, arrays or numbers"
 
 
+def seed_generators(seed: int) -> None:
+    """Bring every generator of random numbers that code of the user's own may use to this seed."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+
+
 def load_own_samples(job: Job) -> Samples:
     """Call `data.factory`, with every generator of random numbers at the job's seed, and stack its samples.
 
     Raises JobError for what is no sequence of samples of equal fields and shapes.
     """
-    seed = job.training.seed
-    torch.manual_seed(seed)
-    random.seed(seed)
-    numpy.random.seed(seed % 2**32)
+    seed_generators(job.training.seed)
     shown = f"data.factory '{job.data.factory}'"
     assert job.data.factory is not None
     rows = _rows(call_factory("data.factory", job.data.factory, job.data.arguments), shown, job)

@@ -32,7 +32,9 @@ def build_own_model(job: Job, *, weights: bool = True) -> nn.Module:
         if any(parameter.is_meta for parameter in model.parameters()):
             raise JobError(f"{shown} returned parameters on the meta device; give them values on the CPU")
         model.to(device="cpu")
-    model.to(dtype=torch.float32)
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():  # complex ones would lose their imaginary part
+            tensor.data = tensor.data.to(torch.float32)
     for parameter in model.parameters():
         if not parameter.is_contiguous():  # no library cuts or flattens others
             parameter.data = parameter.data.contiguous()

@@ -26,7 +26,7 @@ from harness.rank.models.outputs import logits_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class SequencePart:
     """What one rank computes of its samples, each (samples, length of a part) but `positions`."""
 
     tokens: Tensor
@@ -36,7 +36,7 @@ class Part:
     """Places in the whole sample: (1, length of a part)."""
 
 
-def cut(batch: Batch, index: int, parts: int) -> Part:
+def cut(batch: Batch, index: int, parts: int) -> SequencePart:
     """Part `index` of `parts` equal ones of samples: `tokens` and `labels`, int64 (samples, length).
 
     Targets are the labels moved left by one before they are cut, so that the last token of a part still
@@ -50,7 +50,7 @@ def cut(batch: Batch, index: int, parts: int) -> Part:
     positions = torch.arange(length * parts, device=tokens.device).unsqueeze(0)
     own = slice(index * length, (index + 1) * length)
     padded = functional.pad(tokens, (0, padding))
-    return Part(
+    return SequencePart(
         tokens=padded[:, own].contiguous(), targets=targets[:, own].contiguous(), positions=positions[:, own]
     )
 

@@ -142,7 +142,7 @@ def tensors_with_gradient(value: Any) -> list[Tensor]:
 
 
 @dataclass
-class Call:
+class ModuleCall:
     """One run of a module."""
 
     name: str
@@ -176,9 +176,9 @@ class _Calls:
     """Notes each run of each module of a model, in the order in which they begin."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.made: list[Call] = []
+        self.made: list[ModuleCall] = []
         self._model = model
-        self._open: list[Call] = []
+        self._open: list[ModuleCall] = []
 
     @property
     def within(self) -> bool:
@@ -200,7 +200,7 @@ class _Calls:
         def hook(module: nn.Module, inputs: Any, keywords: Mapping[str, Any]) -> None:
             positional = bool(tensors_with_gradient(inputs)) and torch.is_grad_enabled()
             named = bool(tensors_with_gradient(dict(keywords))) and torch.is_grad_enabled()
-            call = Call(name, module, inputs=positional, any_inputs=positional or named)
+            call = ModuleCall(name, module, inputs=positional, any_inputs=positional or named)
             self.made.append(call)
             self._open.append(call)
 
@@ -266,13 +266,13 @@ def _trace(job: Job, model: nn.Module, example: Batch) -> TracedStep:
     )
 
 
-def _without_backward(calls: Sequence[Call]) -> list[str]:
+def _without_backward(calls: Sequence[ModuleCall]) -> list[str]:
     """Modules that run and that no gradient comes back to."""
     reached = {call.name for call in calls if call.reached}
     return sorted({call.name for call in calls if call.name} - reached)
 
 
-def _irregular_uses(model: nn.Module, calls: Sequence[Call], names: Mapping[int, str]) -> Uses:
+def _irregular_uses(model: nn.Module, calls: Sequence[ModuleCall], names: Mapping[int, str]) -> Uses:
     """Of each parameter that several modules share, or whose module does not run exactly once: its uses in
     the order of a forward pass."""
     every = [names[id(p)] for module in model.modules() for p in module.parameters(recurse=False)]
@@ -298,7 +298,7 @@ def _irregular_uses(model: nn.Module, calls: Sequence[Call], names: Mapping[int,
     return found
 
 
-def _unit_calls(model: nn.Module, calls: Sequence[Call]) -> list[UnitCall] | None:
+def _unit_calls(model: nn.Module, calls: Sequence[ModuleCall]) -> list[UnitCall] | None:
     """Runs of the blocks and of the whole model, '', in their order; empty where each trains and runs once
     with a backward pass; None where blocks lie within blocks."""
     blocks = transformer_blocks(model)

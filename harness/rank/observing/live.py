@@ -24,7 +24,7 @@ from harness.backends.ddp import DdpEngine
 from harness.backends.fsdp1 import STRATEGIES, Fsdp1Engine, fsdp1_strategy
 from harness.backends.fsdp2 import Fsdp2Engine, fsdp2_strategy, parameter_groups
 from harness.backends.precision import dtype_name
-from harness.backends.torch_engine import Strategy, TorchEngine
+from harness.backends.torch_engine import TorchEngine, TorchStrategy
 from harness.backends.zero_engine import ZeroEngine
 
 
@@ -175,7 +175,7 @@ def effective_of(
 
 def _ddp(ddp: DistributedDataParallel, optimizers: Optimizers, context: SetupContext) -> Live:
     dtype = next(ddp.parameters()).dtype
-    strategy = Strategy(
+    strategy = TorchStrategy(
         name="DistributedDataParallel",
         native_config={
             "gradient_as_bucket_view": ddp.gradient_as_bucket_view,
@@ -199,7 +199,7 @@ def _ddp(ddp: DistributedDataParallel, optimizers: Optimizers, context: SetupCon
 def _single(root: nn.Module, optimizers: Optimizers, context: SetupContext) -> Live:
     dtype = next(root.parameters()).dtype
     several = context.world.world_size > 1
-    strategy = Strategy(
+    strategy = TorchStrategy(
         name="several processes without gradient synchronisation" if several else "single process",
         native_config={},
         wrap_units=[""],

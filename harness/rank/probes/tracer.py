@@ -32,7 +32,7 @@ from harness.traces.overlap import (
     Communication,
     Interval,
     Operator,
-    Work,
+    RankActivity,
     computing_stretches,
     divide,
     length,
@@ -162,14 +162,16 @@ def divide_steps(events: Any, device: str, accounts: Accounts | None = None) -> 
     return rows
 
 
-def _handed_over(named: list[tuple[str, Any]], work: Work) -> list[Interval]:
+def _handed_over(named: list[tuple[str, Any]], work: RankActivity) -> list[Interval]:
     """From where a rank hands a collective over until the transport begins with it."""
     begins = sorted(communication.start for communication in work.communications)
     asked = (e.start_ns() for name, e in named if name.startswith("c10d::"))
     return [(at, begins[n]) for at in asked if (n := bisect_left(begins, at)) < len(begins)]
 
 
-def _asleep_seconds(at: Interval, work: Work, handed: list[Interval], account: ThreadAccount) -> float:
+def _asleep_seconds(
+    at: Interval, work: RankActivity, handed: list[Interval], account: ThreadAccount
+) -> float:
     """At the least: all communication that nothing hides may have been waited for."""
     stretches = [*((c.start, c.end) for c in work.communications), *handed]
     waited = length(unhidden(stretches, work.computing, at)) / 1e9
@@ -179,7 +181,7 @@ def _asleep_seconds(at: Interval, work: Work, handed: list[Interval], account: T
 Phases = list[tuple[str, Interval]]
 
 
-def _host_work(named: list[tuple[str, Any]], phases: Phases) -> Work:
+def _host_work(named: list[tuple[str, Any]], phases: Phases) -> RankActivity:
     operators = [
         Operator(e.start_thread_id(), e.start_ns(), e.end_ns(), operator_computes(name), is_transport(name))
         for name, e in named
@@ -190,10 +192,10 @@ def _host_work(named: list[tuple[str, Any]], phases: Phases) -> Work:
         for name, e in named
         if is_transport(name)
     ]
-    return Work(computing_stretches(operators), communications)
+    return RankActivity(computing_stretches(operators), communications)
 
 
-def _device_work(events: Any, named: list[tuple[str, Any]], phases: Phases) -> Work:
+def _device_work(events: Any, named: list[tuple[str, Any]], phases: Phases) -> RankActivity:
     # A kernel belongs to the phase in which the host launched it.
     launched = {
         e.correlation_id(): e.start_ns()
@@ -215,7 +217,7 @@ def _device_work(events: Any, named: list[tuple[str, Any]], phases: Phases) -> W
             computing.append(span)
         if kind in COPIES:
             copies.append(span)
-    return Work(computing, communications, copies)
+    return RankActivity(computing, communications, copies)
 
 
 def _on_host(event: Any) -> bool:

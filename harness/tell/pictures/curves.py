@@ -159,6 +159,13 @@ class Panel:
         for row, place in zip(ends, places, strict=True):
             row["label_y"] = self._value(place)
 
+    def chart(self, rows: Sequence[Spec], xs: Sequence[float]) -> Spec:
+        """The panel by itself, with its rows."""
+        self.place_labels(rows)
+        return {
+            "data": {"values": rows}, "width": self.width, "height": self.height, "layer": self.layers(xs),
+        }  # fmt: skip
+
     def layers(self, xs: Sequence[float]) -> list[Spec]:
         """Lines, points and names; `xs`: every value across, in rising order."""
         x = self.x(xs)

@@ -9,9 +9,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from harness.backends.strategy import Sharding, StrategyKind
+from harness.errors import HarnessError
+from harness.files import write_atomically
 from harness.record import Record
 from harness.record.workload import known_strategy
 from harness.tell.document import Picture
@@ -202,3 +205,19 @@ def _rounded(svg: str) -> str:
 def _hundredths(number: re.Match[str]) -> str:
     rounded = f"{float(number[0]):.2f}".rstrip("0").rstrip(".")
     return "0" if rounded == "-0" else rounded
+
+
+def plot_format(path: Path) -> str:
+    """'svg' or 'png' by a file's suffix. Raises HarnessError for another."""
+    if path.suffix not in (".svg", ".png"):
+        raise HarnessError(f"--plot was given '{path}'; give a name that ends with .svg or .png")
+    return path.suffix[1:]
+
+
+def write_plot(picture: Picture, path: Path) -> None:
+    """Write a picture that is of no report, by the file's suffix. Raises HarnessError where it cannot."""
+    form = plot_format(path)
+    try:
+        write_atomically(path, draw(picture, (form,))[form])
+    except OSError as error:
+        raise HarnessError(f"--plot {path} cannot be written: {error.strerror}") from error

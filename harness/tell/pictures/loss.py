@@ -23,7 +23,7 @@ Spec = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Axis:
+class UprightAxis:
     """The upright axis of a panel."""
 
     title: str
@@ -69,7 +69,7 @@ def _span(field: str) -> list[Spec]:
     ]
 
 
-def band(x: Spec, y: Axis, field: str) -> Spec:
+def band(x: Spec, y: UprightAxis, field: str) -> Spec:
     scale = {"domain": list(VERDICTS), "range": list(VERDICTS.values())}
     colour = {"field": "verdict", "type": "nominal", "scale": scale, "legend": None}
     return {
@@ -102,7 +102,7 @@ def band_name() -> Spec:
     }
 
 
-def outliers(x: Spec, y: Axis, field: str) -> list[Spec]:
+def outliers(x: Spec, y: UprightAxis, field: str) -> list[Spec]:
     """A line for each cell that diverged, with its name at the end."""
     diverged = {"filter": "datum.verdict == 'diverged'"}
     line = {
@@ -128,7 +128,7 @@ def _pixel(field: str) -> Spec:
     return {"field": field, "type": "quantitative", "scale": None}
 
 
-def limit_band(y: Axis) -> list[Spec]:
+def limit_band(y: UprightAxis) -> list[Spec]:
     """What the level allows, around the reference."""
     both = [
         {"filter": "isValid(datum.limit)"},
@@ -158,7 +158,7 @@ Curve = dict[int, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class LossLine:
     """The losses of one cell, medians over its runs."""
 
     group: Repeats
@@ -187,7 +187,7 @@ class Line:
         return limits.loss
 
 
-def loss_lines(comparison: Comparison) -> list[Line]:
+def loss_lines(comparison: Comparison) -> list[LossLine]:
     """Of every cell with a finite loss, in their order."""
     groups = comparison.groups
     references = {
@@ -204,7 +204,7 @@ def loss_lines(comparison: Comparison) -> list[Line]:
             expected = _loss_curve(cut)
         if losses:
             differences = {step: loss - expected[step] for step, loss in losses.items() if step in expected}
-            lines.append(Line(group=group, losses=losses, differences=differences))
+            lines.append(LossLine(group=group, losses=losses, differences=differences))
     return lines
 
 
@@ -227,7 +227,7 @@ EXTENT = 48
 DIGITS, DIFFERENCE_DIGITS = 6, 4
 
 
-def loss_chart(lines: Sequence[Line]) -> Spec:
+def loss_chart(lines: Sequence[LossLine]) -> Spec:
     """Two panels for each job: losses, and where there is a reference their differences to it."""
     rows = _rows(lines)
     jobs = list(dict.fromkeys(row["job"] for row in rows))
@@ -248,7 +248,7 @@ def _job(rows: Sequence[Row], job: str, is_one_of_several: bool) -> Spec:
     return chart
 
 
-def _rows(lines: Sequence[Line]) -> list[Row]:
+def _rows(lines: Sequence[LossLine]) -> list[Row]:
     """One for each cell; its curves are lists, which the specification lays out."""
     groups = [line.group for line in lines]
     steps = sorted({step for line in lines for step in line.losses})
@@ -291,7 +291,7 @@ def _losses(rows: Sequence[Row]) -> list[Spec]:
     low, high = min(values) - margin, max(values) + margin
     scale = {"domain": [low, high], "nice": False, "zero": False}
     _place_names(rows, "losses", lambda loss: UPPER * (1 - (loss - low) / (high - low)), UPPER)
-    y = Axis("loss, nats per token", scale, {"tickCount": 5, "minExtent": EXTENT})
+    y = UprightAxis("loss, nats per token", scale, {"tickCount": 5, "minExtent": EXTENT})
     x = x_channel(titled=not any(row["differences"] for row in rows))
     return [band(x, y, "losses"), *outliers(x, y, "losses"), band_name()]
 
@@ -313,7 +313,7 @@ def _differences(rows: Sequence[Row]) -> list[Spec]:
         return LOWER / 2 * (1 - share)
 
     _place_names(rows, "differences", height, LOWER)
-    y = Axis("minus reference", scale, axis)
+    y = UprightAxis("minus reference", scale, axis)
     x = x_channel(titled=True)
     return [*limit_band(y), band(x, y, "differences"), *outliers(x, y, "differences")]
 
@@ -369,7 +369,7 @@ def loss_picture(comparison: Comparison) -> Picture | None:
     )
 
 
-def _drawn(lines: Sequence[Line]) -> list[Line]:
+def _drawn(lines: Sequence[LossLine]) -> list[LossLine]:
     """Those of the first jobs, and of what diverged the furthest, in their order."""
     jobs = list(dict.fromkeys(line.group.record.job_id for line in lines))[:MOST_JOBS]
     of_jobs = [line for line in lines if line.group.record.job_id in jobs]
@@ -379,7 +379,7 @@ def _drawn(lines: Sequence[Line]) -> list[Line]:
     return [line for line in of_jobs if id(line) not in left_out]
 
 
-def _alt(lines: Sequence[Line], agreeing: Sequence[Line], outliers: Sequence[Line]) -> str:
+def _alt(lines: Sequence[LossLine], agreeing: Sequence[LossLine], outliers: Sequence[LossLine]) -> str:
     first, last = (pick(lines[0].losses) for pick in (min, max))
     parts = [
         f"Loss over steps {first} to {last}: {number(lines[0].losses[first])} to "

@@ -46,11 +46,11 @@ def memory_picture(comparison: Comparison) -> Picture | None:
     drawn = drawable(known)
     if not drawn:
         return None
-    cells = [_Cell(group) for group in drawn]
+    cells = [_Bar(group) for group in drawn]
     limit = min((cell.limit for cell in cells if cell.limit is not None), default=None)
     near = limit is not None and limit <= FARTHEST_LIMIT * max(cell.peak for cell in cells)
     cut = _cut([cell.peak for cell in cells])
-    every = rows_of_all(known, drawn, lambda group: _Cell(group).rows(known, near, cut))
+    every = rows_of_all(known, drawn, lambda group: _Bar(group).rows(known, near, cut))
     rows = only_drawn(every)
     ends = [row for row in rows if row["kind"] == LABELS[REST]]
     text = (
@@ -71,7 +71,7 @@ def memory_picture(comparison: Comparison) -> Picture | None:
     )
 
 
-class _Cell:
+class _Bar:
     """Figures of one bar, in MB."""
 
     def __init__(self, group: Repeats) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from harness.judge.scaling import Point
+from harness.judge.scaling import ScalingPoint
 from harness.judge.wording import listed
 from harness.tell.document import Picture
 from harness.tell.formats import percent
@@ -19,7 +19,7 @@ MOST_IN_ONE = 8
 COLUMNS = 2
 PANELS = list(dict.fromkeys(name.partition("-")[0] for name, _ in FAMILIES.values()))
 """The stages of ZeRO share one."""
-Curves = Sequence[Sequence[Point]]
+Curves = Sequence[Sequence[ScalingPoint]]
 
 
 def strong_picture(curves: Curves) -> Picture | None:
@@ -62,7 +62,7 @@ def _picture(key: str, text: str, curves: Curves, *, strong: bool) -> Picture | 
     )
 
 
-def _text(point: Point, strong: bool) -> str:
+def _text(point: ScalingPoint, strong: bool) -> str:
     return f"{point.speed_up:.2g} x" if strong else percent(point.weak_efficiency)
 
 

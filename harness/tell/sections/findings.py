@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from harness.judge.cell import Backends, Cell, name_cells
+from harness.judge.cell import Backends, CellName, name_cells
 from harness.judge.comparison import Comparison
 from harness.judge.findings.catalogue import kinds
 from harness.judge.findings.finding import Finding
@@ -95,13 +95,13 @@ def _sentences(merged: Sequence[Statement]) -> list[Block]:
 def _figures(found: Sequence[Finding]) -> list[list[str]]:
     """Figures of the findings, causes first; cells with equal figures share a line."""
     order = list(ROLES)
-    values: dict[tuple[str, Cell | Backends, str], list[str]] = {}
+    values: dict[tuple[str, CellName | Backends, str], list[str]] = {}
     for finding in sorted(found, key=lambda finding: order.index(role_of(finding.id))):
         for figure, value in _first_figures(finding):
             of_repeats = values.setdefault((finding.id, finding.about, figure), [])
             if value not in of_repeats:
                 of_repeats.append(value)
-    alike: dict[tuple[str, str, str], list[Cell | Backends]] = {}
+    alike: dict[tuple[str, str, str], list[CellName | Backends]] = {}
     for (name, about, figure), of_repeats in values.items():
         alike.setdefault((name, figure, _joined(of_repeats)), []).append(about)
     return [[name, name_cells(abouts), figure, value] for (name, figure, value), abouts in alike.items()]

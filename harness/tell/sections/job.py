@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from harness.backends import registry
 from harness.backends.base import Preset
-from harness.backends.presets import BESIDE_ZERO_OPTIMIZATION, Change, preset_changes
+from harness.backends.presets import BESIDE_ZERO_OPTIMIZATION, PresetChange, preset_changes
 from harness.backends.registry import REFERENCE
 from harness.job.experiment import LEAST_TIMED_STEPS
 from harness.judge.comparison import Comparison
@@ -243,7 +243,7 @@ def _changes(group: Repeats) -> list[tuple[str, ...]]:
     ]
 
 
-def _was_set(change: Change, record: Record) -> bool:
+def _was_set(change: PresetChange, record: Record) -> bool:
     """Whether the configuration of the run has it: a preset may have changed less when a record was made."""
     config = record.backend.native_config
     return not config or change.setting not in BESIDE_ZERO_OPTIMIZATION or change.setting in config

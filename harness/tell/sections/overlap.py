@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.backends.registry import strategy_of
-from harness.judge.cell import Cell, name_cells
+from harness.judge.cell import CellName, name_cells
 from harness.judge.comparison import Comparison
 from harness.judge.repeats import Repeats, job_marks
 from harness.judge.speed import median_step
@@ -133,7 +133,7 @@ def overlap_section(comparison: Comparison) -> Section | None:
     texts = [TEXTS[device] for device in dict.fromkeys(record.world.device for record in traced)]
     blocks: list[Block] = [Paragraph(text) for text in [*texts, SUM_TEXT]]
     marks = job_marks(groups)
-    by_sentence: dict[tuple[str, str], list[Cell]] = {}
+    by_sentence: dict[tuple[str, str], list[CellName]] = {}
     for group in groups:
         if (sentence := overlap_sentence(group)) is not None:
             by_sentence.setdefault((marks[group.record.job_id], sentence), []).append(group.cell)
@@ -164,7 +164,7 @@ def overlap_section(comparison: Comparison) -> Section | None:
 
 def _missing(groups: Sequence[Repeats]) -> Items | None:
     """Why a traced cell has no line."""
-    cells: dict[str, list[Cell]] = {}
+    cells: dict[str, list[CellName]] = {}
     for group in groups:
         for reason in {rank.overlap_missing for row in group.rows for rank in row.record.ranks} - {None}:
             cells.setdefault(str(reason), []).append(group.cell)

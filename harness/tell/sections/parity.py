@@ -7,9 +7,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.backends.trainer.alone import LIBRARY_ALONE
-from harness.judge.cell import Cell, name_cells
+from harness.judge.cell import CellName, name_cells
 from harness.judge.comparison import Comparison
-from harness.judge.noise import BAND_FACTOR, CUT_BAND, TIGHT_FACTOR, UNMEASURED_FACTOR, Level, Limits, Noise
+from harness.judge.noise import (
+    BAND_FACTOR,
+    CUT_BAND,
+    TIGHT_FACTOR,
+    UNMEASURED_FACTOR,
+    Level,
+    Noise,
+    Tolerance,
+)
 from harness.judge.run_conditions import is_deterministic
 from harness.judge.wording import listed
 from harness.record.workload import depends_on_split
@@ -152,7 +160,7 @@ def _limits(noises: dict[str, Noise]) -> Table:
     return Table(key="parity_levels", columns=columns, rows=body)
 
 
-def _lines(level: Level, limits: Limits | None) -> list[list[Any]]:
+def _lines(level: Level, limits: Tolerance | None) -> list[list[Any]]:
     return [
         [level.name, title, seen, level.factor, allowed, _set_by(level, seen, allowed)]
         for name, title in MEASURES
@@ -244,7 +252,7 @@ TEXT = (
 
 def library_alone_section(comparison: Comparison) -> Section | None:
     """One line for each subject and value; None where no library ran the loop."""
-    found: dict[str, dict[str, list[Cell]]] = {}
+    found: dict[str, dict[str, list[CellName]]] = {}
     for group in comparison.groups:
         effective = group.record.backend.effective
         subjects = effective.details.get(LIBRARY_ALONE, {}) if effective is not None else {}

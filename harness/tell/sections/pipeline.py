@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from statistics import median
-
 from harness.judge.comparison import Comparison
 from harness.judge.pipeline import PipelineUse, pipeline_use
 from harness.judge.repeats import Repeats
+from harness.judge.statistics import median_known
 from harness.tell.document import Column, Paragraph, Section, Table
 from harness.tell.formats import megabytes, milliseconds, percent
 from harness.tell.tables import LABELS
@@ -57,7 +55,7 @@ def pipeline_section(comparison: Comparison) -> Section | None:
             group.cell.world_size // uses[0].ranks,
             uses[0].micro_batches,
             uses[0].expected_bubble,
-            _median([use.measured_bubble for use in uses]),
+            median_known([use.measured_bubble for use in uses]),
         ]
         for group, uses in found
     ]
@@ -90,8 +88,3 @@ def pipeline_section(comparison: Comparison) -> Section | None:
 
 def _uses(group: Repeats) -> list[PipelineUse]:
     return [use for row in group.rows if (use := pipeline_use(row.record)) is not None]
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None

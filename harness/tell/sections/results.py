@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.judge.cell import Cell, name_cells
+from harness.judge.cell import CellName, name_cells
 from harness.judge.comparison import Comparison
 from harness.judge.expected import unjudged_amounts
 from harness.judge.repeats import Repeats, job_marks
@@ -69,7 +69,7 @@ def failures_section(comparison: Comparison) -> Section:
     """Each reason with its cells and their number of runs, or that no cell failed."""
     groups = comparison.groups
     marks = job_marks(groups)
-    found: dict[Alike, list[tuple[Cell, Record]]] = {}
+    found: dict[Alike, list[tuple[CellName, Record]]] = {}
     for group in groups:
         for failed in _by_error(group):
             first = failed[0]
@@ -81,7 +81,7 @@ def failures_section(comparison: Comparison) -> Section:
     return Section("failures", "Failed and unsupported cells", [block])
 
 
-def _line(alike: Alike, cells: Sequence[tuple[Cell, Record]]) -> str:
+def _line(alike: Alike, cells: Sequence[tuple[CellName, Record]]) -> str:
     """Cells of one job that failed alike; names the rank if it is the same one everywhere."""
     job, failed, runs, status, why = alike
     reasons = {reason(record) for _, record in cells}

@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import STEP
-from harness.judge.scaling import Point, strong_scaling, weak_scaling
+from harness.judge.scaling import ScalingPoint, strong_scaling, weak_scaling
 from harness.tell.document import Block, Column, Heading, Paragraph, Section, Table
 from harness.tell.formats import milliseconds, number, percent
 from harness.tell.order_words import LEGEND, shown_ratio
@@ -79,7 +79,7 @@ def scaling_section(comparison: Comparison) -> Section | None:
     return Section("scaling", "Scaling", blocks) if blocks else None
 
 
-def _strong_table(curves: Sequence[Sequence[Point]]) -> Table:
+def _strong_table(curves: Sequence[Sequence[ScalingPoint]]) -> Table:
     """Every point once: a reference that is the base of many stands before them."""
     points = {point.group.key: point for curve in curves for point in curve}
     ordered = sorted(points.values(), key=lambda point: not point.group.is_reference)
@@ -94,13 +94,13 @@ def _strong_table(curves: Sequence[Sequence[Point]]) -> Table:
     return Table(key="strong_scaling", columns=STRONG, rows=body)
 
 
-def _base(point: Point) -> str:
+def _base(point: ScalingPoint) -> str:
     """'itself, 1' where the backend is its own base and has there but one layout, else by its name."""
     own = point.base.label in (point.group.label, point.group.backend)
     return f"{'itself' if own else point.base.label}, {point.base.world_size}"
 
 
-def _weak_table(curves: Sequence[Sequence[Point]]) -> Table:
+def _weak_table(curves: Sequence[Sequence[ScalingPoint]]) -> Table:
     body = []
     for curve in curves:
         for point in curve:
@@ -117,14 +117,14 @@ def _weak_table(curves: Sequence[Sequence[Point]]) -> Table:
     return Table(key="weak_scaling", columns=WEAK, rows=body)
 
 
-def _head(point: Point) -> list[Any]:
+def _head(point: ScalingPoint) -> list[Any]:
     world = point.group.record.world
     steps = point.group.values(STEP)
     sizes = [world.nodes, world.world_size, world.threads_per_rank]
     return [point.group.label, *sizes, len(steps), min(steps), max(steps)]
 
 
-def _details(point: Point) -> list[Any]:
+def _details(point: ScalingPoint) -> list[Any]:
     group = point.group
     record = group.record
     return [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
@@ -12,7 +12,7 @@ from harness.judge.comparison import Comparison
 from harness.judge.measures import Usage, usage
 from harness.judge.repeats import Repeats
 from harness.judge.run import Run
-from harness.judge.statistics import LEAST_FOR_P95, LEAST_STEPS, SAME_SHARE
+from harness.judge.statistics import LEAST_FOR_P95, LEAST_STEPS, SAME_SHARE, median_known
 from harness.judge.timings import DATA, PHASES, WAITING
 from harness.tell.document import Block, Column, Heading, Paragraph, Section, Table
 from harness.tell.formats import NOT_AVAILABLE, milliseconds, number
@@ -192,15 +192,15 @@ def _utilisations(cell: Repeats) -> list[object]:
     return [
         *cell.cell,
         speed.compute_dtype(cell.record),
-        _median(model),
-        _median(hardware),
+        median_known(model),
+        median_known(hardware),
         sheet.flops_per_second if sheet else None,
         sheet.source if sheet else None,
-        _median(map(speed.share_of, model, sheets)),
-        _median(map(speed.share_of, hardware, sheets)),
+        median_known(map(speed.share_of, model, sheets)),
+        median_known(map(speed.share_of, hardware, sheets)),
         measured.flops_per_second if measured else None,
-        _median(map(speed.share_of, model, reached)),
-        _median(map(speed.share_of, hardware, reached)),
+        median_known(map(speed.share_of, model, reached)),
+        median_known(map(speed.share_of, hardware, reached)),
     ]
 
 
@@ -240,13 +240,7 @@ def _probe(name: str) -> Callable[[Run], float | None]:
 
 
 def _middle(runs: Sequence[Run], measure: Callable[[Run], float | None]) -> float | None:
-    return _median(map(measure, runs))
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    """Of those that are known."""
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
+    return median_known(map(measure, runs))
 
 
 FIGURES: tuple[tuple[Column, Callable[[Usage], float | None]], ...] = (

@@ -21,7 +21,7 @@ from harness.tell.document import Column, Line, Section, Table
 from harness.tell.formats import megabytes, short, times
 from harness.tell.formats import percent as whole_percent
 from harness.tell.short.decision import decision_blocks
-from harness.tell.short.stage import Stage, peak, stage
+from harness.tell.short.stage import ComparisonScope, peak, stage
 from harness.tell.short.words import sentence
 
 GATHER = "all_gather"
@@ -301,7 +301,7 @@ def choice_section(comparison: Comparison, question: Question) -> Section | None
     return Section("choice", "Which to use", blocks) if blocks else None
 
 
-def _speed(where: Stage) -> str:
+def _speed(where: ComparisonScope) -> str:
     """The same by speed, as far as the runs support an order."""
     order, peaks = where.order, where.figures(peak)
     if order is None or not order.is_judged or len(order.names) < 2:

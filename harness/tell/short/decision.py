@@ -19,7 +19,7 @@ from harness.record.workload import of_record
 from harness.tell.document import Block, Column, Line, Shown, Table
 from harness.tell.formats import megabytes
 from harness.tell.formats import percent as whole_percent
-from harness.tell.short.stage import Stage, bytes_frontier, memory_to_decide, sent_once
+from harness.tell.short.stage import ComparisonScope, bytes_frontier, memory_to_decide, sent_once
 from harness.tell.short.words import levels, names
 
 Traffic = Callable[[Repeats], float | None]
@@ -36,7 +36,7 @@ STATES = (
 PEAKS = "Memory is the measured peak of a rank."
 
 
-def decision_blocks(where: Stage, question: Question) -> list[Block]:
+def decision_blocks(where: ComparisonScope, question: Question) -> list[Block]:
     """What to take by memory and micro-steps, then what each strategy holds and sends elsewhere."""
     blocks: list[Block] = []
     if question != "memory" and (rows := _thresholds(where)):
@@ -56,7 +56,7 @@ def decision_blocks(where: Stage, question: Question) -> list[Block]:
     return blocks
 
 
-def _thresholds(where: Stage) -> list[list[Any]]:
+def _thresholds(where: ComparisonScope) -> list[list[Any]]:
     """A row for each amount of memory, without accumulation and with it."""
     if not min(where.figures(sent_once).values(), default=0.0):
         return []
@@ -77,7 +77,7 @@ def _accumulated(group: Repeats) -> float | None:
     return sent_with(group.record, MICRO_STEPS)
 
 
-def _elsewhere(where: Stage, question: Question) -> Table | None:
+def _elsewhere(where: ComparisonScope, question: Question) -> Table | None:
     """Model states on many ranks, traffic with accumulation; cells that are alike in one row."""
     reads: dict[str, tuple[str, Traffic]] = {
         "states_on_many": (
@@ -104,7 +104,7 @@ def _elsewhere(where: Stage, question: Question) -> Table | None:
     )
 
 
-def _bubbles(where: Stage) -> str:
+def _bubbles(where: ComparisonScope) -> str:
     """What neither peak nor traffic shows of pipelines: how long their ranks wait by the schedule alone."""
     found = {
         group.label: use.expected_bubble

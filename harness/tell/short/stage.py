@@ -16,7 +16,7 @@ Read = Callable[[Repeats], float | None]
 
 
 @dataclass(frozen=True)
-class Stage:
+class ComparisonScope:
     """Cells of one place that succeeded, the reference left out where others ran beside it."""
 
     comparison: Comparison
@@ -76,11 +76,11 @@ class Stage:
         return dict(sorted(found.items(), key=lambda item: item[1]))
 
 
-def stage(comparison: Comparison) -> Stage | None:
+def stage(comparison: Comparison) -> ComparisonScope | None:
     """Where most backends were compared; None where nothing succeeded."""
     comparable = comparison.comparable
     place = place_to_compare(comparable.groups) or _any_place(comparable)
-    return None if place is None else Stage(comparable, place)
+    return None if place is None else ComparisonScope(comparable, place)
 
 
 def peak(group: Repeats) -> float | None:
@@ -98,12 +98,12 @@ def states(group: Repeats) -> float | None:
     return group.median("model_state_bytes")
 
 
-def memory_to_decide(where: Stage) -> Read:
+def memory_to_decide(where: ComparisonScope) -> Read:
     """The memory to decide by: the peak, or of CPU ranks, whose peaks do not carry over, the model states."""
     return states if where.on_cpu else peak
 
 
-def bytes_frontier(where: Stage, traffic: Read = sent_once, memory: Read = peak) -> list[Repeats]:
+def bytes_frontier(where: ComparisonScope, traffic: Read = sent_once, memory: Read = peak) -> list[Repeats]:
     """Cells in rising traffic and falling memory: each needs less memory than all that send no more.
 
     Both figures are counts, which other machines share; of equal cells the first of the comparison is kept.

@@ -7,25 +7,25 @@ from collections.abc import Callable, Sequence
 from harness.backends.registry import PLANTED
 from harness.backends.strategy import ROUTE_PREFIXES
 from harness.job.experiment import Question
-from harness.judge.cell import Cell, name_cells
+from harness.judge.cell import CellName, name_cells
 from harness.judge.comparison import Comparison
 from harness.judge.findings.catalogue import kinds
 from harness.judge.findings.groups import statements
 from harness.judge.metrics import EXPECTED_SENT, SENT, SPEED, STEP
 from harness.judge.ranking import EQUAL, Ranking
 from harness.judge.repeats import Repeats, rank_speeds
-from harness.judge.scaling import Point, strong_scaling, weak_scaling
+from harness.judge.scaling import ScalingPoint, strong_scaling, weak_scaling
 from harness.judge.speed import shares_cores
 from harness.judge.volume import volume_differences
 from harness.judge.wording import counted, listed, ranks
 from harness.tell.document import Items, Line, Section
 from harness.tell.formats import megabytes, number, percent, scientific
 from harness.tell.order_words import ONE_OCCASION, fastest_words, slowest_words, unranked_words
-from harness.tell.short.stage import Stage, memory_to_decide, peak, rounded, sent_once, stage
+from harness.tell.short.stage import ComparisonScope, memory_to_decide, peak, rounded, sent_once, stage
 from harness.tell.short.words import ratio, sentence, shortened
 
 
-def costs_sentence(stage: Stage, *, with_traffic: bool) -> str:
+def costs_sentence(stage: ComparisonScope, *, with_traffic: bool) -> str:
     """Who holds least, relative to DDP: of CPU ranks model states, as their peaks do not carry over."""
     read, on = memory_to_decide(stage), f"on {ranks(stage.size)}"
     known = [(value, group) for group in stage.groups if (value := read(group)) is not None]
@@ -146,7 +146,7 @@ def _endings(groups: Sequence[Repeats]) -> list[str]:
     return [", ".join(parts), *([f"{listed(planted)} {verb} deliberately faulty"] if planted else [])]
 
 
-def _where(cells: Sequence[Cell]) -> str:
+def _where(cells: Sequence[CellName]) -> str:
     """One cell with its ranks, of several the backends."""
     if len(cells) == 1:
         return str(cells[0])
@@ -192,7 +192,7 @@ def _excluded(groups: Sequence[Repeats]) -> list[str]:
     return [f"not comparable: {cells} ran a different job"]
 
 
-Curves = Sequence[Sequence[Point]]
+Curves = Sequence[Sequence[ScalingPoint]]
 
 
 def scaling_sentences(comparison: Comparison) -> list[str]:
@@ -204,18 +204,18 @@ def scaling_sentences(comparison: Comparison) -> list[str]:
     return [text for text in found if text]
 
 
-def _speed_up(point: Point) -> str:
+def _speed_up(point: ScalingPoint) -> str:
     return f"{number(point.speed_up)} ({percent(point.strong_efficiency)})"
 
 
-def _weak_efficiency(point: Point) -> str:
+def _weak_efficiency(point: ScalingPoint) -> str:
     return percent(point.weak_efficiency)
 
 
 ORDERS = {"faster": "faster", "equal": f"as fast within {percent(EQUAL)}", "slower": "slower", "open": "open"}
 
 
-def _scaling_sentence(kind: str, figure: str, curves: Curves, show: Callable[[Point], str]) -> str:
+def _scaling_sentence(kind: str, figure: str, curves: Curves, show: Callable[[ScalingPoint], str]) -> str:
     """What is known at the most ranks, and of more than two backends the first and the last."""
     if not curves:
         return ""
@@ -243,7 +243,7 @@ ON_STUB = "No speed to compare: no kernel runs on a CUDA stub, so its durations 
 NOTHING_TIMED = "No speed to compare: no configuration that trains the same model was timed."
 
 
-def speed_sentence(stage: Stage) -> str:
+def speed_sentence(stage: ComparisonScope) -> str:
     """The fastest and the slowest, as far as the rounds show them; or why there is no order."""
     timed = stage.timed
     if not timed:
@@ -272,7 +272,7 @@ def _order(order: Ranking, timed: dict[str, Repeats]) -> str:
     return "; ".join(filter(None, [head, slowest_words(order)]))
 
 
-def reference_words(stage: Stage) -> list[str]:
+def reference_words(stage: ComparisonScope) -> list[str]:
     """Throughput of one process on the same job; empty where it was not timed."""
     timed = [
         group

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.diagnose.jobs import FILES, JobsDiagnosis, diagnose_jobs, with_setting
-from harness.diagnose.pair import Run
+from harness.diagnose.pair import LoadedRun
 from harness.errors import HarnessError
 from harness.record import Record
 from tests.harness.cli.command_line import SHORT, harness_process
@@ -20,7 +20,7 @@ OTHER = ["--set", "optimizer.beta2=0.5", "--set", "training.activation_checkpoin
 
 
 def of(baseline: Record, other: Record) -> JobsDiagnosis:
-    pair = Run(path=Path("a"), record=baseline), Run(path=Path("b"), record=other)
+    pair = LoadedRun(path=Path("a"), record=baseline), LoadedRun(path=Path("b"), record=other)
     return diagnose_jobs(pair, print, reruns=False)
 
 

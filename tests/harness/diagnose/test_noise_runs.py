@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.diagnose.diagnosis import find_noise_runs, in_one_split
-from harness.diagnose.pair import Run
+from harness.diagnose.pair import LoadedRun
 from harness.diagnose.rerun import reference_labels
 from harness.errors import HarnessError
 from harness.record import Record, SplitPart
@@ -19,13 +19,13 @@ def fixed(_: Record | None) -> list[str]:
     return LABELS
 
 
-def stored(root: Path, name: str, **changes) -> Run:
+def stored(root: Path, name: str, **changes) -> LoadedRun:
     record: Record = make_record(run_id=name, **changes)
     (root / name).mkdir()
-    return Run(path=write_record(root / name, record).resolve(), record=record)
+    return LoadedRun(path=write_record(root / name, record).resolve(), record=record)
 
 
-def pair_in(root: Path) -> tuple[Run, Run]:
+def pair_in(root: Path) -> tuple[LoadedRun, LoadedRun]:
     wrong = make_steps([loss + 0.5 for loss in LOSSES])
     return (
         stored(root, "wrong", label="zero3", steps=wrong, final_weights=make_weights("c" * 64)),
@@ -51,7 +51,7 @@ def test_an_archive_holds_the_reference_beside_the_pair(tmp_path: Path) -> None:
     pair = pair_in(tmp_path)
     stored_runs = [stored(tmp_path, f"stamp-single-n1-r0-{n}", label=label) for n, label in enumerate(LABELS)]
     packed = archive_runs([(run.path, run.record) for run in (*pair, *stored_runs)], tmp_path / "runs.tar.xz")
-    left, right = (Run(path=path, record=record) for path, record in packed[:2])
+    left, right = (LoadedRun(path=path, record=record) for path, record in packed[:2])
     runs = find_noise_runs((left, right), fixed, no_run)
     assert runs.reference == stored_runs[0].record
     assert runs.repeats == (stored_runs[1].record,)

@@ -12,20 +12,20 @@ from harness.diagnose.diagnosis import (
     how_far,
     steps_to_examine,
 )
-from harness.diagnose.pair import Run
+from harness.diagnose.pair import LoadedRun
 from harness.judge.distance import distance
 from harness.judge.effective import SettingDifference, setting_differences
 from harness.judge.job_equivalence import Difference
-from harness.judge.noise import Limits
+from harness.judge.noise import Tolerance
 from harness.judge.wording import Digest
 from harness.record import ObservationPart, ObservedPart
 from tests.records import LOSSES, NORMS, make_effective, make_record, make_steps
 
-LIMITS = Limits(loss=1e-6, norm=1e-6, update=1e-6, weights=1e-6)
+LIMITS = Tolerance(loss=1e-6, norm=1e-6, update=1e-6, weights=1e-6)
 
 
-def run(**changes) -> Run:
-    return Run(path=Path("record.json"), record=make_record(**changes))
+def run(**changes) -> LoadedRun:
+    return LoadedRun(path=Path("record.json"), record=make_record(**changes))
 
 
 def difference(setting: str, reference: object, given: object, effect: str = "mathematics"):
@@ -76,7 +76,7 @@ def test_ranks_that_end_with_different_weights_are_named() -> None:
         rank.model_copy(update={"final_digest": "a" if rank.rank == 0 else "b"})
         for rank in other.record.ranks
     ]
-    broken = Run(path=other.path, record=other.record.model_copy(update={"ranks": ranks}))
+    broken = LoadedRun(path=other.path, record=other.record.model_copy(update={"ranks": ranks}))
     assert list(about_replicas(broken)) == [
         "ranks of ddp on 2 ranks end with different weights: rank 0 against rank 1"
     ]
@@ -105,7 +105,7 @@ def test_another_training_is_named_by_field_with_digests_cut_short() -> None:
 def test_a_script_is_compared_by_its_record_alone() -> None:
     part = ObservationPart(command=["torchrun", "train.py"], frameworks=[], base="ddp")
     own, said = run(label="ddp"), []
-    script = Run(
+    script = LoadedRun(
         path=Path("script.json"),
         record=make_record(label="observed-ddp", job_id="another").model_copy(update={"observation": part}),
     )
@@ -113,7 +113,7 @@ def test_a_script_is_compared_by_its_record_alone() -> None:
     assert (equal.baseline, equal.clean, equal.verdict) == (own, True, None)
     apart = make_steps(losses=[loss + 0.5 * (step > 1) for step, loss in enumerate(LOSSES)])
     record = script.record.model_copy(update={"steps": apart})
-    parted = diagnose((own, Run(path=script.path, record=record)), said.append)
+    parted = diagnose((own, LoadedRun(path=script.path, record=record)), said.append)
     assert (parted.clean, parted.parting_step, parted.verdict) == (False, 2, None)
     assert "the records diverge in step 2" in parted.explanation
     assert NOT_RERUN in parted.explanation
@@ -124,5 +124,8 @@ def test_another_training_with_equal_figures_is_called_so() -> None:
     part = ObservationPart(command=["torchrun", "train.py"], frameworks=[], base="ddp")
     steps = make_steps(changes={2: {"learning_rate": 1.0}})
     script = make_record(label="observed-ddp", job_id="another", steps=steps)
-    pair = run(label="ddp"), Run(path=Path("s.json"), record=script.model_copy(update={"observation": part}))
+    pair = (
+        run(label="ddp"),
+        LoadedRun(path=Path("s.json"), record=script.model_copy(update={"observation": part})),
+    )
     assert diagnose(pair, lambda _: None).outcome == OTHER_TRAINING

@@ -1,7 +1,7 @@
 import pytest
 
 from harness.diagnose.diagnosis import StepVerdict, first_parting_step, number, sentences
-from harness.diagnose.tensors import Comparison, Examined, compare_tensors
+from harness.diagnose.tensors import Examined, TensorComparison, compare_tensors
 from tests.records import make_record
 
 from .test_tensors import LIMITS, SKETCH, noise, scaled
@@ -94,5 +94,5 @@ def test_ratios_are_read_as_numbers() -> None:
 def test_all_tensors_zero_is_one_statement() -> None:
     nothing = scaled(0.0)
     found = compare_tensors(SKETCH, nothing, LIMITS)
-    assert isinstance(found, Comparison)
+    assert isinstance(found, TensorComparison)
     assert said(scaled(1.0), nothing)[1] == "updates: all are zero in the other run"

@@ -22,7 +22,7 @@ from click.testing import CliRunner, Result
 from harness.cli import doctor as command
 from harness.doctor.gpu import matrices, runs
 from harness.doctor.gpu.check import AGAIN, SINGLE
-from harness.doctor.gpu.matrices import Compared, Matrix
+from harness.doctor.gpu.matrices import BackendMatrix, Compared
 from harness.doctor.gpu.packing import anonymous, anonymous_document, forget_names
 from harness.doctor.gpu.runs import OUT_OF_TIME
 from tests.harness.cli.command_line import INTERRUPTED, SMALL, harness
@@ -35,7 +35,7 @@ SETTINGS = (
     *SMALL[1::2], "compare.noise_runs=false", "training.steps=5", "measure.warmup_steps=1",
     "measure.probed_steps=1", "measure.traced_steps=1",
 )  # fmt: skip
-SMALL_MATRIX = Matrix(
+SMALL_MATRIX = BackendMatrix(
     name="default", config="@default", backends=("ddp", "fsdp"), ranks=2, device="cpu", settings=SETTINGS
 )
 ENDLESS = replace(
@@ -79,7 +79,7 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
         patch.setattr(command, "matrices", lambda *_: [SMALL_MATRIX, ENDLESS])
         made = command.compare_all
 
-        def until_it_trains(asked: list[Matrix], *words: Any) -> Iterator[Compared]:
+        def until_it_trains(asked: list[BackendMatrix], *words: Any) -> Iterator[Compared]:
             yield from made(asked[:1], *words)
             patch.setattr(matrices.threading, "Timer", partial(WhenItTrains, folder=words[0] / "at-size"))
             yield from made(asked[1:], *words)

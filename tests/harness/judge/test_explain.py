@@ -6,7 +6,7 @@ import pytest
 
 from harness.backends.mesh import Mesh
 from harness.judge.explain import Explanation, explain, name_scale
-from harness.judge.noise import Limits
+from harness.judge.noise import Tolerance
 from harness.record import LayoutPart, RankPart, ResumedPart, TensorPart
 from tests.records import LOSSES, NORMS, make_ranks, make_record, make_steps, make_weights
 
@@ -16,7 +16,7 @@ def make_layout(names: list[str], **facts: list[str]) -> LayoutPart:
     return LayoutPart(**{"parameters": tensors, "decaying": names, "buffers": [], "blocks": []} | facts)
 
 
-LIMITS = Limits(loss=1e-4, norm=1e-4, update=1e-3, weights=1e-3, parameters={"a": 1e-3, "b": 1e-3})
+LIMITS = Tolerance(loss=1e-4, norm=1e-4, update=1e-3, weights=1e-3, parameters={"a": 1e-3, "b": 1e-3})
 TARGETS = 1016
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.forms.terms import STATE_KINDS
-from harness.judge.cell import Cell
+from harness.judge.cell import CellName
 from harness.judge.comparison import Comparison
 from harness.judge.findings.groups import Statement, statements
 from harness.judge.states import rank_states
@@ -53,7 +53,7 @@ def test_missing_masters_are_named_before_the_updates_that_vanish() -> None:
         "dtype of masters differs: bfloat16 against float32 in the reference",
         "dtype of optimizer states differs: bfloat16 against float32 in the reference",
     ]
-    assert {statement.cells for statement in told} == {(Cell("fsdp:master_dtype=compute", 2),)}
+    assert {statement.cells for statement in told} == {(CellName("fsdp:master_dtype=compute", 2),)}
 
 
 def test_states_without_masters_are_their_closed_form_to_the_byte() -> None:

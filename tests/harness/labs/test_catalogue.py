@@ -9,7 +9,7 @@ from harness.errors import HarnessError
 from harness.job.config import load_experiment
 from harness.job.experiment import Experiment
 from harness.labs.catalogue import LABS, LAYOUTS, Lab, Scale, find_lab
-from harness.labs.tables import OF_ARITHMETIC, lecture_table, memory_table
+from harness.labs.tables import fill
 from harness.shipped import resolve
 
 RUN = [lab for lab in LABS if lab.needs_runs]
@@ -58,7 +58,7 @@ def test_the_as_written_variants_differ_where_the_public_jobs_do() -> None:
 
 def test_the_talk_prints_these_figures_of_bert() -> None:
     """413.18, 413.18, 826.36 MiB and 1.61 GiB, with 8 KiB of buffers that are no parameters."""
-    table = memory_table()
+    (table,) = fill(find_lab("model-memory"), [])
     bert = next(row for row in table.rows if row[:2] == ["bert-base-cased", "float32"])
     values = [float(text.split()[0]) for text in bert[2:]]
     assert values[:3] == pytest.approx([413.18, 413.18, 826.36], abs=0.03)
@@ -67,11 +67,10 @@ def test_the_talk_prints_these_figures_of_bert() -> None:
 
 def test_the_lecture_divides_llama_70b_into_these_shares() -> None:
     """fp32 shards: 4 bytes of each parameter over the GPUs, and as many of each of two moments."""
-    table = lecture_table()
+    (table,) = fill(find_lab("fsdp-lecture"), [])
     rows = {(row[0], row[1]): row for row in table.rows}
     share = 4 * 70_553_706_496 / 1e9
     for gpus in (128, 1280):
         full = rows["fsdp1", str(gpus)]
         assert float(full[2]) == pytest.approx(share / gpus, abs=1e-3)
         assert float(full[5]) == pytest.approx(2 * share / gpus, abs=1e-3)
-    assert set(OF_ARITHMETIC) == {lab.table for lab in LABS if not lab.needs_runs}

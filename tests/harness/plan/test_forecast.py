@@ -6,20 +6,20 @@ from typing import Any
 import pytest
 
 from harness.errors import HarnessError
-from harness.plan.limits import Limits
-from harness.plan.preflight import FORCE, Candidate, Forecast, forecast
+from harness.plan.limits import MemoryLimits
+from harness.plan.preflight import FORCE, Forecast, PlannedCell, forecast
 from harness.plan.scenario import Scenario
 from tests.records import make_prediction
 
 GB = 10**9
 
 
-def candidate(key: str, label: str = "ddp", **changes: Any) -> Candidate:
+def candidate(key: str, label: str = "ddp", **changes: Any) -> PlannedCell:
     values: dict[str, Any] = {
         "key": key, "label": label, "world_size": 2, "ranks_per_node": 2, "torch_device": "cuda",
         "alike": key, "scenario": lambda: None,
     }  # fmt: skip
-    return Candidate(**(values | changes))
+    return PlannedCell(**(values | changes))
 
 
 def judged(*cases: tuple[str, str, int]) -> Forecast:
@@ -64,20 +64,20 @@ def test_only_what_cannot_fit_is_refused() -> None:
 )
 def test_why_there_is_no_prediction_is_shown_once(error: Exception, words: str) -> None:
     runs = [candidate(label, label, scenario=raising(error)) for label in ("ddp", "fsdp")]
-    found = forecast(runs, Limits())
+    found = forecast(runs, MemoryLimits())
     assert found.parts == {}
     assert found.lines() == [f"no prediction for ddp and fsdp on 2 ranks: {words}"]
 
 
 def test_nothing_is_said_of_what_the_backend_will_refuse() -> None:
     run = candidate("a", "fsdp-hybrid:shard_size=3", scenario=raising(ZeroDivisionError()))
-    assert forecast([run], Limits()).lines() == []
+    assert forecast([run], MemoryLimits()).lines() == []
 
 
 def test_equal_runs_are_predicted_once() -> None:
     asked: list[str] = []
     runs = [candidate(str(repeat), alike="ddp", scenario=lambda: asked.append("ddp")) for repeat in range(3)]
-    forecast(runs, Limits())
+    forecast(runs, MemoryLimits())
     assert asked == ["ddp"]
 
 
@@ -85,17 +85,17 @@ def test_equal_runs_are_predicted_once() -> None:
 def test_what_no_strategy_could_fit_is_refused_without_a_prediction(scenario: Any) -> None:
     changes = {"torch_device": "cpu", "world_size": 16, "ranks_per_node": 16, "parameters": 70 * GB}
     run = candidate("big", scenario=scenario, **changes)
-    found = forecast([run], Limits(host_bytes=24 * GB))
+    found = forecast([run], MemoryLimits(host_bytes=24 * GB))
     assert found.refusal("big") == f"cannot fit: at least 52.5 GB of 1.5 GB host memory per rank; {FORCE}"
     assert found.lines() == [
         "predicted memory: ddp on 16 ranks: cannot fit: at least 52.5 GB of 1.5 GB host memory per rank"
     ]
-    assert forecast([run], Limits(host_bytes=24 * GB), force=True).refusal("big") is None
+    assert forecast([run], MemoryLimits(host_bytes=24 * GB), force=True).refusal("big") is None
 
 
 def test_what_some_strategy_could_fit_stays_unknown() -> None:
     run = candidate("small", torch_device="cpu", parameters=GB)
-    found = forecast([run], Limits(host_bytes=24 * GB))
+    found = forecast([run], MemoryLimits(host_bytes=24 * GB))
     assert found.refusal("small") is None
     assert found.lines() == [
         "no prediction for ddp on 2 ranks: nothing is known of the strategy of a third party's backend"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from harness.forms.terms import Term
-from harness.plan.limits import Limits
+from harness.plan.limits import MemoryLimits
 from harness.plan.memory import MemoryPrediction, Moment, host_bytes
 from harness.plan.preflight import judged, setup_bytes, size, telling_demand, tightest_demand
 from harness.record import PredictionPart
@@ -30,7 +30,7 @@ def prediction(peak_bytes: int, *, overhead: int = 0, host_bytes: int = 0) -> Me
 
 
 def on_gpus(peak_bytes: int, **limits: int) -> PredictionPart:
-    return judged(scenario("ddp", world_size=8), prediction(peak_bytes, overhead=GB), Limits(**limits))
+    return judged(scenario("ddp", world_size=8), prediction(peak_bytes, overhead=GB), MemoryLimits(**limits))
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,10 @@ def test_a_run_on_gpus_shows_the_memory_of_the_device() -> None:
 
 def test_ranks_on_the_cpu_share_the_memory_of_the_host() -> None:
     plan = scenario("zero3", world_size=16, ranks_per_node=16, torch_device="cpu")
-    part = judged(plan, prediction(2 * GB), Limits(host_bytes=64 * GB))
+    part = judged(plan, prediction(2 * GB), MemoryLimits(host_bytes=64 * GB))
     assert part.host_bytes == 16 * setup_bytes(plan) > 16 * 4 * llama().parameters
     assert part.verdict == "does not fit"
-    larger = judged(plan, prediction(30 * GB), Limits(host_bytes=1000 * GB))
+    larger = judged(plan, prediction(30 * GB), MemoryLimits(host_bytes=1000 * GB))
     assert (larger.host_bytes, larger.verdict) == (16 * 30 * GB, "fits")
 
 
@@ -101,7 +101,7 @@ def test_the_host_holds_what_all_ranks_of_its_node_offload() -> None:
 
 def test_offloaded_states_count_on_the_host() -> None:
     plan = scenario("zero3", world_size=8, options={"offload": "cpu"})
-    part = judged(plan, prediction(2 * GB, host_bytes=900 * GB), Limits(host_bytes=1000 * GB))
+    part = judged(plan, prediction(2 * GB, host_bytes=900 * GB), MemoryLimits(host_bytes=1000 * GB))
     assert (part.host_bytes, part.verdict) == (900 * GB, "fits")
 
 

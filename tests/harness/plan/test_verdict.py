@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.plan.limits import Verdict
+from harness.plan.limits import MemoryVerdict
 
 GB = 10**9
 
@@ -19,5 +19,5 @@ GB = 10**9
     ],
 )
 def test_the_answer_follows_from_the_margin(needed: int, answer: str, text: str) -> None:
-    verdict = Verdict(needed_bytes=needed, device_bytes=80 * GB)
+    verdict = MemoryVerdict(needed_bytes=needed, device_bytes=80 * GB)
     assert (verdict.answer, verdict.text, verdict.fits) == (answer, text, answer != "does not fit")

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from harness.rank import answers
 from harness.rank.answers import NextTokens, squad_scores
-from harness.rank.data.documents import Document
+from harness.rank.data.documents import TextSample
 from harness.rank.data.tokens import ByteTokenizer
 from tests.docs.markdown import ROOT
 
@@ -56,7 +56,7 @@ def test_generation_equals_that_of_transformers(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(answers.dist, "all_reduce", lambda *_, **__: None)
     with torch.no_grad():
         given = answers._generate(
-            one_rank(model), [Document(text="", prompt=prompt) for prompt in prompts], tokenizer, MOST
+            one_rank(model), [TextSample(text="", prompt=prompt) for prompt in prompts], tokenizer, MOST
         )
         for prompt, text in zip(prompts, given, strict=True):
             tokens = torch.tensor([tokenizer.encode(prompt)[-(LENGTH - MOST) :]])

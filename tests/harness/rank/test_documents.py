@@ -6,10 +6,10 @@ import pytest
 
 from harness.errors import JobError
 from harness.job.data import DataSection
-from harness.rank.data.documents import Document, read_documents
+from harness.rank.data.documents import TextSample, read_documents
 
 
-def read(source: str, path: Path | None = None, **values: object) -> list[Document]:
+def read(source: str, path: Path | None = None, **values: object) -> list[TextSample]:
     return list(read_documents(DataSection(source=source, path=path and str(path), **values)))
 
 
@@ -49,32 +49,32 @@ def test_prose_is_the_help_text_of_python_in_a_fixed_order() -> None:
 def test_text_file_is_one_document(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("first line\nsecond line – ü\n", encoding="utf-8")
-    assert read("text", path) == [Document("first line\nsecond line – ü\n")]
+    assert read("text", path) == [TextSample("first line\nsecond line – ü\n")]
 
 
 def test_json_lines_are_one_document_each_and_blank_lines_none(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "one"}\n\n   \n{"text": "two", "other": 1}')
-    assert read("jsonl", path) == [Document("one"), Document("two")]
+    assert read("jsonl", path) == [TextSample("one"), TextSample("two")]
 
 
 def test_json_lines_have_prompts_where_a_field_is_named(tmp_path: Path) -> None:
     path = write_lines(tmp_path, {"question": "1 + 1?", "answer": "2"})
     assert read("jsonl", path, text_field="answer", prompt_field="question") == [
-        Document(text="2", prompt="1 + 1?")
+        TextSample(text="2", prompt="1 + 1?")
     ]
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\u0085"])
 def test_json_lines_end_at_line_feeds_only(tmp_path: Path, separator: str) -> None:
     text = f"before{separator}after"
-    assert read("jsonl", write_lines(tmp_path, {"text": text})) == [Document(text)]
+    assert read("jsonl", write_lines(tmp_path, {"text": text})) == [TextSample(text)]
 
 
 def test_json_lines_of_windows_are_read(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"text": "one"}\r\n{"text": "two"}\r\n')
-    assert read("jsonl", path) == [Document("one"), Document("two")]
+    assert read("jsonl", path) == [TextSample("one"), TextSample("two")]
 
 
 def test_json_line_without_the_field_is_named_with_the_fields_it_has(tmp_path: Path) -> None:
@@ -102,8 +102,8 @@ def test_line_that_is_no_json_object_is_named(tmp_path: Path, line: str, why: st
 
 def test_squad_asks_with_context_and_question_and_answers_with_the_first_answer(tmp_path: Path) -> None:
     assert read("squad", write_squad(tmp_path)) == [
-        Document(prompt="Ada, in 1843.\nQuestion: Who?\nAnswer:", text=" Ada", answers=("Ada", "She")),
-        Document(prompt="Ada, in 1843.\nQuestion: When?\nAnswer:", text=" 1843", answers=("1843",)),
+        TextSample(prompt="Ada, in 1843.\nQuestion: Who?\nAnswer:", text=" Ada", answers=("Ada", "She")),
+        TextSample(prompt="Ada, in 1843.\nQuestion: When?\nAnswer:", text=" 1843", answers=("1843",)),
     ]
 
 
@@ -118,8 +118,8 @@ def test_saved_dataset_is_read(tmp_path: Path) -> None:
     path = tmp_path / "saved"
     datasets.Dataset.from_dict({"body": ["one", "two"], "ask": ["a", "b"]}).save_to_disk(path)
     assert read("datasets", path, text_field="body", prompt_field="ask") == [
-        Document(text="one", prompt="a"),
-        Document(text="two", prompt="b"),
+        TextSample(text="one", prompt="a"),
+        TextSample(text="two", prompt="b"),
     ]
 
 
@@ -127,8 +127,8 @@ def test_split_of_saved_datasets_is_chosen(tmp_path: Path) -> None:
     path = tmp_path / "saved"
     splits = {name: datasets.Dataset.from_dict({"text": [name]}) for name in ("train", "test")}
     datasets.DatasetDict(splits).save_to_disk(path)
-    assert read("datasets", path) == [Document("train")]
-    assert read("datasets", path, split="test") == [Document("test")]
+    assert read("datasets", path) == [TextSample("train")]
+    assert read("datasets", path, split="test") == [TextSample("test")]
     assert "split 'validation'" in refused("datasets", path, split="validation")
 
 

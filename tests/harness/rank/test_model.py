@@ -225,3 +225,17 @@ def test_weights_are_contiguous_whatever_the_function_makes_of_them() -> None:
     model = build_own_model(Job(model=ModelSection(factory=f"{__name__}:Transposed")))
     assert model.mix.is_contiguous()
     assert model.mix.tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+class Rotary(nn.Linear):
+    """A linear layer with frequencies as complex numbers, built in float64."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2, dtype=torch.float64)
+        self.register_buffer("rotary", torch.polar(torch.ones(2), torch.ones(2)))
+
+
+def test_the_cast_to_fp32_leaves_complex_buffers_whole() -> None:
+    model = build_own_model(Job(model=ModelSection(factory=f"{__name__}:Rotary")))
+    assert model.weight.dtype == torch.float32
+    assert torch.equal(model.rotary, torch.polar(torch.ones(2), torch.ones(2)))

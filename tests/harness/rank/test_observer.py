@@ -1,3 +1,4 @@
+import random
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -226,3 +227,32 @@ def test_the_loss_of_a_model_stands_beside_the_jobs_whatever_the_task() -> None:
     observer.probe_loss(engine, given)
     seen = observer.report()["model_loss"]
     assert (seen.targets, round(seen.model - seen.job, 5)) == (2, 0.5)
+
+
+def test_a_loss_that_takes_a_gradient_is_not_probed() -> None:
+    def penalised(module: nn.Module, given: dict[str, Tensor]) -> Tensor:
+        points = given["points"].requires_grad_()
+        (slope,) = torch.autograd.grad(module(points).sum(), points, create_graph=True)
+        return slope.square().mean()
+
+    observer, model = Observer(), nn.Linear(2, 1)
+    observer.built(model, penalised)
+    engine: Any = SimpleNamespace(
+        train=lambda mode: None, forward=lambda given: observer.compute_loss(model, given)
+    )
+    assert observer.probe_loss(engine, {"points": torch.ones(3, 2)}) is None
+
+
+def test_what_a_loss_draws_is_the_same_on_every_rank() -> None:
+    def noisy(module: nn.Module, given: dict[str, Tensor]) -> Tensor:
+        return module(given["points"] + torch.randn(3, 2) * random.random()).sum()
+
+    model, seen = nn.Linear(2, 1), []
+    for _ in range(2):
+        observer = Observer()
+        observer.built(model, noisy)
+        engine: Any = SimpleNamespace(
+            train=lambda mode: None, forward=lambda given, o=observer: o.compute_loss(model, given)
+        )
+        seen.append(observer.probe_loss(engine, {"points": torch.ones(3, 2)}))
+    assert seen[0] == seen[1]

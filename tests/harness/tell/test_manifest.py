@@ -1,18 +1,11 @@
-"""Reports name their records in their text or in a file next to it; earlier ones are still read."""
+"""Reports name their records in their text or in a file next to it."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from harness.errors import HarnessError
-from harness.tell.manifest import MARK, Manifest, read_manifest
-
-
-def test_a_report_that_matplotlib_drew_is_read() -> None:
-    earlier = {"name": "r.md", "format": "md", "harness": "0.1.0", "matplotlib": "3.11.2", "records": []}
-    carried = read_manifest(f"<!-- {MARK}{json.dumps(earlier)} -->", Path("r.md"))
-    assert carried.manifest.drawing == "matplotlib 3.11.2"
+from harness.tell.manifest import Manifest, read_manifest
 
 
 def test_a_manifest_reads_back_as_written() -> None:

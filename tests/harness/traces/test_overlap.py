@@ -9,7 +9,7 @@ from harness.traces.overlap import (
     Communication,
     Interval,
     Operator,
-    Work,
+    RankActivity,
     computing_stretches,
     divide,
     subtract,
@@ -22,7 +22,7 @@ def talk(start: int, end: int, name: str = "all_reduce", phase: str = "backward"
 
 
 def test_exposed_communication_is_that_beside_which_nothing_computes() -> None:
-    row = divide(3, (0, 100), Work([(0, 40), (60, 70)], [talk(30, 65)]))
+    row = divide(3, (0, 100), RankActivity([(0, 40), (60, 70)], [talk(30, 65)]))
     assert row["step"] == 3
     assert {
         key: row[key] * 1e9 for key in row if key.endswith("seconds") and row[key] is not None
@@ -38,11 +38,11 @@ def test_exposed_communication_is_that_beside_which_nothing_computes() -> None:
 
 
 def test_copies_are_neither_computing_nor_idle() -> None:
-    row = divide(0, (0, 100), Work([(0, 40)], [talk(30, 65)], [(20, 35), (80, 90)]))
+    row = divide(0, (0, 100), RankActivity([(0, 40)], [talk(30, 65)], [(20, 35), (80, 90)]))
     assert {key: round(row[f"{key}_seconds"] * 1e9) for key in ("compute", "exposed", "copy", "idle")} == {
         "compute": 40, "exposed": 25, "copy": 25, "idle": 25,
     }  # fmt: skip
-    assert divide(0, (0, 100), Work([], []))["copy_seconds"] is None
+    assert divide(0, (0, 100), RankActivity([], []))["copy_seconds"] is None
 
 
 def test_nothing_within_a_transport_computes() -> None:
@@ -56,26 +56,28 @@ def test_nothing_within_a_transport_computes() -> None:
 
 
 def test_work_outside_of_the_step_does_not_count() -> None:
-    row = divide(0, (100, 200), Work([(0, 110), (190, 300)], [talk(50, 120), talk(195, 400)]))
+    row = divide(0, (100, 200), RankActivity([(0, 110), (190, 300)], [talk(50, 120), talk(195, 400)]))
     assert row["compute_seconds"] * 1e9 == pytest.approx(20)
     assert row["communication_seconds"] * 1e9 == pytest.approx(25)
     assert row["exposed_seconds"] * 1e9 == pytest.approx(10)
 
 
 def test_collectives_at_the_same_time_count_once() -> None:
-    row = divide(0, (0, 10), Work([], [talk(0, 6), talk(2, 8)]))
+    row = divide(0, (0, 10), RankActivity([], [talk(0, 6), talk(2, 8)]))
     assert row["communication_seconds"] * 1e9 == pytest.approx(8)
 
 
 def test_the_ten_longest_waits_come_longest_first() -> None:
     # Collectives of 1 to 12 ns with a gap after each.
     starts = [sum(range(1, n)) + n for n in range(1, 13)]
-    row = divide(0, (0, 200), Work([], [talk(s, s + n, f"c{n}") for n, s in enumerate(starts, 1)]))
+    row = divide(0, (0, 200), RankActivity([], [talk(s, s + n, f"c{n}") for n, s in enumerate(starts, 1)]))
     assert [wait["name"] for wait in row["waits"]] == [f"c{n}" for n in range(12, 2, -1)]
 
 
 def test_a_wait_is_named_for_the_collective_that_covers_most_of_it() -> None:
-    row = divide(0, (0, 20), Work([(0, 5)], [talk(0, 8, "short", "forward"), talk(4, 20, "long", "step")]))
+    row = divide(
+        0, (0, 20), RankActivity([(0, 5)], [talk(0, 8, "short", "forward"), talk(4, 20, "long", "step")])
+    )
     (wait,) = row["waits"]
     assert (wait["name"], wait["phase"]) == ("long", "step")
     assert wait["seconds"] * 1e9 == pytest.approx(15)
@@ -94,7 +96,7 @@ def test_random_intervals_divide_as_counted_point_by_point(seed: int) -> None:
         return [(start, start + draw.randrange(0, 30)) for start in starts]
 
     busy, talking = some(8), some(8)
-    row = divide(0, (0, 100), Work(busy, [talk(*interval) for interval in talking]))
+    row = divide(0, (0, 100), RankActivity(busy, [talk(*interval) for interval in talking]))
     step = points([(0, 100)])
     computing, communicating = points(busy) & step, points(talking) & step
     expected = {

@@ -5,25 +5,27 @@ from harness.judge.findings.balance import find as find_idle
 from harness.judge.findings.finding import Finding
 from harness.judge.findings.timing import find_impossible as find_late
 from harness.record import ObservedPart, RankPart
-from tests.records import make_ranks, make_record
+from tests.records import NORMS, make_ranks, make_record, make_steps
 
 IDLE = ["moe.experts.0.down.weight", "moe.experts.0.up.weight", "pooler.weight"]
 POOLER = ["pooler.weight"]
 Steps = dict[int, list[str] | None]
 
 
-def missing(*of_ranks: Steps, reference: Steps | None = None) -> list[Finding]:
+def missing(*of_ranks: Steps, reference: Steps | None = None, norm: float = 1.0) -> list[Finding]:
+    """norm: gradient norms, as a share of the reference's."""
     ranks = [
         part.model_copy(update={"without_gradient": steps})
         for part, steps in zip(make_ranks(2), of_ranks, strict=True)
     ]
     (first,) = make_ranks(1)
     alone = make_record(ranks=[first.model_copy(update={"without_gradient": reference or {}})])
-    return find_idle(Comparison([alone, make_record(label="ddp", ranks=ranks)]))
+    steps = make_steps(norms=[norm * value for value in NORMS])
+    return find_idle(Comparison([alone, make_record(label="ddp", ranks=ranks, steps=steps)]))
 
 
 def test_an_expert_that_idles_on_one_rank_is_named_with_the_rank_and_the_step() -> None:
-    (finding,) = missing({0: POOLER}, {0: POOLER, 3: IDLE})
+    (finding,) = missing({0: POOLER}, {0: POOLER, 3: IDLE}, norm=0.7)
     assert finding.id == "idle-on-some-ranks"
     assert finding.message == (
         "ddp on 2 ranks: no gradient reaches moe.experts.0.down.weight, moe.experts.0.up.weight on rank 1 "
@@ -32,10 +34,14 @@ def test_an_expert_that_idles_on_one_rank_is_named_with_the_rank_and_the_step() 
     assert finding.values == {"missing": [{"step": 3, "names": IDLE[:2], "ranks": [1]}]}
 
 
+def test_an_expert_that_idles_in_a_run_that_agrees_is_not_accused() -> None:
+    assert missing({0: POOLER}, {0: POOLER, 3: IDLE}) == []
+
+
 def test_what_no_rank_trains_idles_nowhere() -> None:
     assert missing({0: IDLE}, {0: IDLE}) == []
     assert missing({}, {0: POOLER}) == []
-    assert missing({0: POOLER, 2: None}, {0: POOLER, 3: IDLE}) == []
+    assert missing({0: POOLER, 2: None}, {0: POOLER, 3: IDLE}, norm=0.7) == []
 
 
 def test_a_gradient_that_every_rank_loses_is_named_where_the_reference_keeps_it() -> None:

@@ -1,4 +1,4 @@
-from harness.judge.cell import Cell, name_cells
+from harness.judge.cell import CellName, name_cells
 from harness.judge.comparison import Comparison
 from harness.judge.findings.catalogue import kinds
 from harness.judge.findings.finding import Finding
@@ -7,7 +7,7 @@ from tests.records import NORMS, make_record, make_steps, make_weights
 
 
 def finding(kind: str, label: str, text: str, size: int = 2) -> Finding:
-    return Finding(id=kind, about=Cell(label, size), text=text)
+    return Finding(id=kind, about=CellName(label, size), text=text)
 
 
 def test_what_is_said_alike_of_several_cells_is_said_once() -> None:
@@ -25,7 +25,7 @@ def test_what_is_said_alike_of_several_cells_is_said_once() -> None:
 
 def test_repeats_of_a_cell_are_one_subject() -> None:
     found = [finding("clipping-differs", "zero1", "clips")] * 3
-    assert [statement.cells for statement in statements(found)] == [(Cell("zero1", 2),)]
+    assert [statement.cells for statement in statements(found)] == [(CellName("zero1", 2),)]
 
 
 def test_causes_come_before_what_follows_and_figures_last() -> None:
@@ -60,26 +60,29 @@ def test_a_message_about_the_whole_table_keeps_its_colons() -> None:
 
 
 def test_cells_are_told_by_their_number_of_ranks() -> None:
-    assert name_cells([Cell("single", 1), Cell("a", 2), Cell("b", 2)]) == (
+    assert name_cells([CellName("single", 1), CellName("a", 2), CellName("b", 2)]) == (
         "single on 1 rank; a and b on 2 ranks"
     )
-    assert name_cells([Cell("a", 1), Cell("b", 1), Cell("a", 4), Cell("b", 4)]) == "a and b on 1 and 4 ranks"
+    assert (
+        name_cells([CellName("a", 1), CellName("b", 1), CellName("a", 4), CellName("b", 4)])
+        == "a and b on 1 and 4 ranks"
+    )
 
 
 def test_every_number_of_ranks_is_told_once_and_in_order() -> None:
     sizes = [64, 2, 4, 8, 16, 32, 1, 2]
-    cells = [Cell("ddp", size) for size in sizes]
+    cells = [CellName("ddp", size) for size in sizes]
     assert name_cells(cells) == "ddp on 1, 2, 4, 8, 16, 32 and 64 ranks"
-    backwards = [Cell("a", 1), Cell("a", 2), Cell("b", 2), Cell("b", 1)]
+    backwards = [CellName("a", 1), CellName("a", 2), CellName("b", 2), CellName("b", 1)]
     assert name_cells(backwards) == "a and b on 1 and 2 ranks"
 
 
 def test_what_is_no_cell_is_not_lost_among_cells() -> None:
-    assert name_cells([Cell("ddp", 1), ("ddp",)]) == "ddp; ddp on 1 rank"
+    assert name_cells([CellName("ddp", 1), ("ddp",)]) == "ddp; ddp on 1 rank"
 
 
 def test_of_many_cells_as_many_are_named_as_asked_for() -> None:
-    cells = [Cell(name, 2) for name in "abcd"]
+    cells = [CellName(name, 2) for name in "abcd"]
     assert name_cells(cells, most=3) == "a, b and 2 more on 2 ranks"
     assert name_cells(cells) == "a, b, c and d on 2 ranks"
 

@@ -1,4 +1,4 @@
-from harness.judge.cell import Cell
+from harness.judge.cell import CellName
 from harness.judge.comparison import Comparison
 from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.rows import Row
@@ -8,7 +8,7 @@ from tests.records import make_record
 def judge(row: Row) -> Finding | None:
     if row.record.repeat > 1:
         return None
-    return Finding(id="slow-rank", about=Cell.of(row.record), text=f"rank {row.record.repeat} waits")
+    return Finding(id="slow-rank", about=CellName.of(row.record), text=f"rank {row.record.repeat} waits")
 
 
 def test_what_not_all_repeats_say_is_told_with_their_number() -> None:

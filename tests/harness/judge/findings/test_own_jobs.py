@@ -1,7 +1,7 @@
 """Findings on jobs of the user's own choice."""
 
 from harness.judge.comparison import Comparison
-from harness.record import LayoutPart, TensorPart
+from harness.record import LayoutPart, SplitPart, TensorPart
 from tests.records import make_record
 
 BUFFERS = [
@@ -30,6 +30,12 @@ def test_batch_norm_over_another_micro_batch_is_another_computation() -> None:
     assert message.startswith("ddp on 2 ranks: 1 layer normalises over the 4 samples")
     assert "over 8 in the reference: another computation" in message
     assert found("batch-norm") == []
+
+
+def test_norms_that_were_measured_not_to_use_their_batch_are_no_finding() -> None:
+    split = SplitPart(difference=1e-9, repetition=0.0, rounding=1e-5)
+    assert found("batch-norm", layout=LAYOUT, split=split) == []
+    assert len(found("batch-norm", layout=LAYOUT, split=split.model_copy(update={"difference": 0.1}))) == 1
 
 
 def test_code_of_the_models_folder_is_named_once() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 from harness.job.config import load_experiment
 from harness.plan.estimate import question
-from harness.plan.estimate.question import Question, candidates
-from harness.plan.estimate.row import EstimateRow, estimate, step_traffic
+from harness.plan.estimate.question import EstimateRequest
+from harness.plan.estimate.row import EstimateRow, candidates, estimate, step_traffic
 from harness.plan.hardware import load_hardware
 from harness.plan.models import load_model
 
@@ -15,7 +15,7 @@ from harness.plan.models import load_model
 def ask(
     *assignments: str, model: str = "bloom-560m", backends: str = "ddp", world_sizes: tuple[int, ...] = (8,),
     per_node: int = 8, gpu: str | None = None, fabric: str | None = None,
-) -> Question:  # fmt: skip
+) -> EstimateRequest:  # fmt: skip
     """A question as the command line asks it; `backends` separated by blanks."""
     hardware = load_hardware()
     return question(

@@ -9,12 +9,11 @@ from harness.plan.estimate import picture
 from harness.plan.estimate.picture import (
     curves_of,
     estimate_picture,
-    picture_format,
     sizes_to_draw,
     write_picture,
 )
 from harness.plan.estimate.row import estimate
-from harness.tell.pictures.drawing import draw
+from harness.tell.pictures.drawing import draw, plot_format
 from tests.harness.plan.estimate.asking import ask
 
 MIXED = "training.precision=bf16-mixed"
@@ -51,7 +50,7 @@ def test_another_format_is_refused() -> None:
     with pytest.raises(
         HarnessError, match=r"--plot was given 'a\.pdf'; give a name that ends with \.svg or \.png"
     ):
-        picture_format(Path("a.pdf"))
+        plot_format(Path("a.pdf"))
 
 
 def test_a_picture_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -6,15 +6,15 @@ import pytest
 
 from harness.backends.registry import BUILT_IN
 from harness.errors import HarnessError
-from harness.plan.estimate.question import Candidate, candidates
+from harness.plan.estimate.row import EstimateRow, candidates
 from tests.harness.plan.estimate.asking import ask
 
 
-def rows(*assignments: str, **asked: Any) -> list[Candidate]:
+def rows(*assignments: str, **asked: Any) -> list[EstimateRow]:
     return list(candidates(ask(*assignments, **asked)))
 
 
-def row(*assignments: str, **asked: Any) -> Candidate:
+def row(*assignments: str, **asked: Any) -> EstimateRow:
     (found,) = rows(*assignments, **asked)
     return found
 

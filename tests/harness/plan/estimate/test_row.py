@@ -6,8 +6,8 @@ import pytest
 
 from harness.forms.layout import Layout, Tensor
 from harness.job.experiment import Experiment
-from harness.plan.estimate.question import candidates, question
-from harness.plan.estimate.row import EstimateRow
+from harness.plan.estimate.question import question
+from harness.plan.estimate.row import EstimateRow, candidates
 from harness.plan.model import PlannedModel
 from harness.plan.models import load_model
 from tests.harness.plan.estimate.asking import row, rows, states

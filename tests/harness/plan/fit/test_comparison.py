@@ -6,7 +6,7 @@ from harness.errors import HarnessError
 from harness.job.config import load_experiment
 from harness.launch.cells import Cell, plan
 from harness.plan.fit.comparison import LargestBatches, cut_lines, require_limit
-from harness.plan.limits import Limits
+from harness.plan.limits import MemoryLimits
 from harness.plan.scenario import Scenario
 from harness.rank.check import check_job
 from harness.record import PredictionPart
@@ -18,7 +18,7 @@ SAMPLE_BYTES = {"ddp": 2_000_000, "zero3": 600_000}
 """Of each sample of a micro-batch; nothing else takes memory here."""
 
 
-def predict(scenario: Scenario, limits: Limits, **_: Any) -> PredictionPart:
+def predict(scenario: Scenario, limits: MemoryLimits, **_: Any) -> PredictionPart:
     needed = scenario.micro_batch_size * SAMPLE_BYTES[scenario.label]
     assert limits.imposed_bytes is not None
     return make_prediction(needed, verdict="fits" if needed <= limits.imposed_bytes else "does not fit")
@@ -30,7 +30,7 @@ def facts() -> dict[str, Any]:
 
 
 def batches(facts: dict[str, Any], limit: int = 10_000_000) -> LargestBatches:
-    limits = Limits(imposed_bytes=limit)
+    limits = MemoryLimits(imposed_bytes=limit)
     return LargestBatches(
         experiment=EXPERIMENT, torch_device="cpu", limits=limits, facts=facts, predict=predict
     )
@@ -94,6 +94,6 @@ def test_what_was_chosen_is_shown_once(facts: dict[str, Any]) -> None:
 
 
 def test_a_limit_is_needed() -> None:
-    require_limit(Limits(device_bytes=1))
+    require_limit(MemoryLimits(device_bytes=1))
     with pytest.raises(HarnessError, match=r"--set runtime\.memory_limit=2GB"):
-        require_limit(Limits(host_bytes=1))
+        require_limit(MemoryLimits(host_bytes=1))

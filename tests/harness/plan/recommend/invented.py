@@ -11,7 +11,7 @@ from harness.plan.device import Device, Fabric
 from harness.plan.memory import MemoryPrediction, Moment
 from harness.plan.model import PlannedModel
 from harness.plan.recommend.predict import Predictors
-from harness.plan.recommend.question import Question, ask
+from harness.plan.recommend.question import RecommendRequest, ask
 from harness.plan.scenario import Scenario
 from harness.plan.speed import SpeedPrediction
 
@@ -41,7 +41,7 @@ DEVICE = Device(
 FABRIC = Fabric(name="net", bandwidth_per_gpu=1e10, latency_seconds=1e-6, source="a test")
 
 
-def question(*settings: str, gpus: int = 8, tokens: int = 32 * 100, **changes: Any) -> Question:
+def question(*settings: str, gpus: int = 8, tokens: int = 32 * 100, **changes: Any) -> RecommendRequest:
     """By default 8 GPUs of one node, and 4 samples of 100 tokens for each; libraries alike."""
     given = ["data.sequence_length=100", "runtime.preset=like-for-like", *settings]
     experiment = load_experiment(None, given)

@@ -4,13 +4,13 @@ from typing import Any
 from harness.plan.memory import MemoryPrediction, Moment
 from harness.plan.recommend.guide import Advice, advise, guide_line, power_of_two
 from harness.plan.recommend.predict import Predictors
-from harness.plan.recommend.question import Question
+from harness.plan.recommend.question import RecommendRequest
 from harness.plan.recommend.ranking import rank
 from harness.plan.scenario import Scenario
 from tests.harness.plan.recommend.invented import predictors, question, speed, term
 
 
-def advice(asked: Question, **changes: Any) -> Advice | None:
+def advice(asked: RecommendRequest, **changes: Any) -> Advice | None:
     given = predictors(**changes)
     found = rank(asked, given)
     return advise(asked, found.fitting, found.too_large, given)

@@ -7,7 +7,7 @@ from harness.plan.leading import CLOSE_SHARE, distinct_backends, moving_parts, s
 from harness.plan.memory import MemoryPrediction, Moment
 from harness.plan.recommend.predict import Predictors, variants
 from harness.plan.recommend.ranking import (
-    Ranking,
+    VariantRanking,
     rank,
     why_slower,
 )
@@ -15,11 +15,11 @@ from harness.plan.scenario import Scenario
 from tests.harness.plan.recommend.invented import memory, predictors, question, speed, term, trace_nothing
 
 
-def ranking(**changes) -> Ranking:
+def ranking(**changes) -> VariantRanking:
     return rank(question(), predictors(**changes))
 
 
-def reasons(found: Ranking, top: int = 3) -> dict[str, str]:
+def reasons(found: VariantRanking, top: int = 3) -> dict[str, str]:
     return {x.configuration.backend: x.reason for x in found.losers(found.best_by_backend()[:top])}
 
 

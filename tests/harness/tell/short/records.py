@@ -4,7 +4,7 @@ from typing import Any
 
 from harness.judge.comparison import Comparison
 from harness.record import Record
-from harness.tell.short.stage import Stage, stage
+from harness.tell.short.stage import ComparisonScope, stage
 from tests.records import make_record, make_steps
 
 
@@ -19,7 +19,7 @@ def repeats(label: str, *seconds: float, world_size: int = 2) -> list[Record]:
     ]  # fmt: skip
 
 
-def stage_of(*records: Record) -> Stage:
+def stage_of(*records: Record) -> ComparisonScope:
     """Of records of which some succeeded."""
     found = stage(Comparison(records))
     assert found is not None
