@@ -13,8 +13,9 @@ from typing import Any, Literal
 from benchmarks.published.mapping import Mapped
 from benchmarks.published.rows import Row
 from harness.errors import HarnessError
+from harness.forms.activations import OURS
 from harness.plan.limits import MemoryVerdict
-from harness.plan.memory import MemoryPrediction, predict_memory, reserving
+from harness.plan.memory import MemoryPrediction, predict_memory
 from harness.plan.scenario import Scenario
 from harness.plan.speed import predict_speed
 
@@ -23,6 +24,12 @@ FULLY_SPECIFIED = "A"
 Quantity = Literal["speed", "memory"]
 CLEARLY = 0.05
 """Runs whose figures differ by less are tied."""
+
+
+def reserving(scenario: Scenario) -> Scenario:
+    """The scenario whose peak is what the allocator reserves for the loss."""
+    loss = scenario.loss or OURS
+    return replace(scenario, loss=replace(loss, backward=loss.reserved))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,12 +10,13 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from benchmarks.published import losses
+from benchmarks.published.losses import FAST
 from benchmarks.published.rows import Row
 from harness.backends.registry import BUILT_IN
 from harness.backends.strategy import StrategyKind
 from harness.errors import HarnessError
-from harness.forms import losses
-from harness.forms.losses import FAST, LogitBytes
+from harness.forms.activations import LogitBytes
 from harness.job.job import Job
 from harness.plan.computing import EAGER_ONLY
 from harness.plan.constants import TimeConstants, default_constants

@@ -28,7 +28,7 @@ settings. `benchmarks/published/*.csv` hold the figures with repository, commit,
   from any row: what programs do otherwise than our job stands in `benchmarks/published/settings.yaml`, read
   in their code.
 - Memory: the allocator's peak is predicted. A published 'reserved' or 'device' figure is compared with what
-  the allocator keeps: of the loss (`harness/forms/losses.py`), and for each stream what it once needed
+  the allocator keeps: of the loss (`benchmarks/published/losses.py`), and for each stream what it once needed
   (`harness/forms/peaks/course.py`), no more than the device has; 'device' with context and NCCL's buffers
   besides.
 - [Speeds by constants of other sources](left-out.md): each source predicted by what all others sustain.

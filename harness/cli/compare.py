@@ -52,7 +52,7 @@ from harness.job.experiment import CompareSection
 from harness.judge.wording import ranks
 from harness.launch.cells import Cell, is_refused, reusable
 from harness.launch.external import started_as_rank
-from harness.launch.requeued import made_in_job, requeued_job
+from harness.launch.owner import made_in_job, requeued_job
 from harness.nested import differences
 from harness.plan.preflight import ASSUMED, assumed_time
 from harness.plan.scenario import why_not_planned

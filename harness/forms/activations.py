@@ -9,11 +9,33 @@ from fractions import Fraction
 from itertools import groupby
 from typing import Any
 
-from harness.forms.losses import OURS, LogitBytes
-
 MONOMIALS = ("1", "b", "s", "b s", "s²", "b s²")
 """b: samples of a micro-batch, s: tokens of a sample."""
 SEGMENTS = ("embedding", "block", "head", "loss")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogitBytes:
+    """Bytes per logit in the order of a step, the logits themselves counted."""
+
+    forward: int
+    """At most in the forward pass."""
+    saved: int
+    """Between the passes."""
+    backward: int
+    """At most in the loss's backward pass."""
+    reserved: int
+    """At most of the allocator: a block of s - 1 tokens serves no tensor of s, nor the other way round."""
+    kept: int = 0
+    """Through the whole backward pass, where the program still holds the model's output."""
+    source: str
+
+
+OURS = LogitBytes(
+    forward=10, saved=4, backward=12, reserved=14,
+    source="harness.rank.models.losses, traced: logits in 2 bytes, shifted and widened to 4, log-softmax 4, "
+    "and two gradients of 4",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, order=True)

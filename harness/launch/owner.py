@@ -1,11 +1,12 @@
-"""Notes which process runs a run, so that a run whose launcher was killed is recorded later."""
+"""Notes which process runs a run: one whose launcher was killed is recorded later; jobs may start again."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -136,3 +137,16 @@ def lines_about(runs: Path) -> list[str]:
                 f"run {directory.name} has no record yet: process {owner.process} on {owner.host} runs it"
             )
     return lines
+
+
+def requeued_job() -> str | None:
+    """Number of the job that this process runs in if Slurm has started it before, else None.
+
+    Slurm sets SLURM_RESTART_COUNT after a requeue only, and the job keeps its number.
+    """
+    return os.environ.get("SLURM_JOB_ID") if os.environ.get("SLURM_RESTART_COUNT", "0") != "0" else None
+
+
+def made_in_job(records: Iterable[Record], job: str) -> list[Record]:
+    """Those of the records that an attempt of this job made."""
+    return [r for r in records if r.environment.variables.get("SLURM_JOB_ID") == job]

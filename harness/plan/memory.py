@@ -8,7 +8,6 @@ from typing import Literal
 
 from harness.errors import HarnessError
 from harness.forms.activations import ActivationProfile
-from harness.forms.losses import OURS
 from harness.forms.part import samples_at_once
 from harness.forms.peaks.course import Fullest, Phase
 from harness.forms.peaks.families import fullest_moments
@@ -138,12 +137,6 @@ def predict_memory(
         host_bytes_per_node=host_bytes(scenario),
         reserved_bytes=max(max(moment.bytes, moment.reserved) for moment in fullest.values()),
     )
-
-
-def reserving(scenario: Scenario) -> Scenario:
-    """The scenario whose peak is what the allocator reserves for the loss."""
-    loss = scenario.loss or OURS
-    return replace(scenario, loss=replace(loss, backward=loss.reserved))
 
 
 def _terms(fullest: Fullest) -> tuple[Term, ...]:

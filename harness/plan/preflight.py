@@ -138,7 +138,7 @@ def at_least(scenario: Scenario, limits: MemoryLimits) -> PredictionPart:
     A model from `model.factory` is whole once on a machine, or on each of its ranks before a library cuts it.
     """
     on_cpu = scenario.torch_device == "cpu"
-    kinds = scenario.states.kinds(host=None if on_cpu else False)
+    kinds = scenario.held_states
     held = sum(kinds.values())
     on_host = held if on_cpu else sum(scenario.states.kinds(host=True).values())
     ranks = _ranks_per_node(scenario)

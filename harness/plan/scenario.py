@@ -17,11 +17,10 @@ from harness.backends.mesh import Mesh
 from harness.backends.options import PipelineOptions
 from harness.backends.pipeline.cut import PIPELINED_MODELS, not_whole, why_not_cut, why_not_scheduled
 from harness.backends.strategy import StrategyKind
-from harness.forms.activations import recomputed_until
+from harness.forms.activations import LogitBytes, recomputed_until
 from harness.forms.families import model_states
 from harness.forms.fullest import fullest_rank
 from harness.forms.layout import Layout
-from harness.forms.losses import LogitBytes
 from harness.forms.terms import ModelStates
 from harness.forms.workload import Workload
 from harness.job.job import Job
@@ -186,6 +185,11 @@ class Scenario:
     def states(self) -> ModelStates:
         """Model states of the rank that holds most."""
         return model_states(self._fullest_workload)
+
+    @property
+    def held_states(self) -> dict[str, int]:
+        """Bytes of them by kind where that rank computes: on its device or, of CPU ranks, on the host."""
+        return self.states.kinds(host=None if self.torch_device == "cpu" else False)
 
     def _workload(self, rank: int) -> Workload:
         training = self.job.training

@@ -236,3 +236,12 @@ def _with_spread(group: Repeats, metric: Metric) -> Shown | None:
         return None
     most, least = max(values), min(values)
     return Shown(most, f"{figure_text(metric, most)} ({figure_text(metric, most - least)})")
+
+
+NO_TEXT = "tokens/s: samples/s, since samples that are no text count as one token"
+
+
+def of_no_text(comparison: Comparison) -> bool:
+    """Whether what is called tokens are samples."""
+    records = [row.record for row in comparison.rows if row.record.steps]
+    return bool(records) and all(map(counts_samples, records))

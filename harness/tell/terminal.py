@@ -12,15 +12,16 @@ from harness.judge.statistics import LEVEL
 from harness.tell.document import Column, Table
 from harness.tell.formats import percent
 from harness.tell.narrow import fitted, line_width
-from harness.tell.no_text import NO_TEXT, of_no_text
 from harness.tell.order_words import OPEN
 from harness.tell.sections.settings import TITLE
 from harness.tell.tables import (
+    NO_TEXT,
     NOT_COMPARABLE,
     WITHOUT_FORM,
     WITHOUT_FORM_MEANS,
     main_table,
     not_comparable_table,
+    of_no_text,
     results_table,
 )
 

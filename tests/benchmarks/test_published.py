@@ -10,11 +10,11 @@ import pytest
 from benchmarks.published.__main__ import main
 from benchmarks.published.judge import Judged, by_source, judge, order, summarize
 from benchmarks.published.left_out import left_out, runs_of, text
+from benchmarks.published.losses import FAST, LOW_CHUNKS
 from benchmarks.published.mapping import Mapped, completed, map_row
 from benchmarks.published.page import render
 from benchmarks.published.rows import COLUMNS, Row, read_rows
 from harness.errors import HarnessError
-from harness.forms.losses import FAST, LOW_CHUNKS
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "published" / "published_runs.csv"
 ROW = Row(

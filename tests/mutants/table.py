@@ -432,7 +432,7 @@ MUTANTS = (
            "A record that is written later still says how the ranks ended",
            "harness/launch/test_unwritten.py"
            "::test_record_that_could_not_be_written_says_later_how_the_ranks_ended"),
-    Mutant("requeued", "harness/launch/requeued.py",
+    Mutant("requeued", "harness/launch/owner.py",
            '"0") != "0" else None', '"0") == "0" else None',
            "Only a job that Slurm started again takes over its earlier runs",
            "harness/launch/test_requeued.py::test_only_a_job_that_was_started_again_is_requeued"),

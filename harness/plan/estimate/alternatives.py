@@ -271,7 +271,7 @@ def _best(
 def _needed(scenario: Scenario, predicted: MemoryPrediction | None, limit_bytes: int | None) -> int:
     """What is held against the limit; not predicted: model states."""
     if predicted is None:
-        return sum(scenario.states.kinds(host=None if scenario.torch_device == "cpu" else False).values())
+        return sum(scenario.held_states.values())
     return predicted.device_bytes if limit_bytes is None else predicted.peak_bytes
 
 

@@ -224,9 +224,7 @@ class EstimateRow:
             return None
         if self.states.unknown is not None and "optimizer" in kinds:
             return None
-        on_host = self.scenario.torch_device == "cpu"
-        by_kind = self.states.kinds() if on_host else self.states.kinds(host=False)
-        return sum(by_kind.get(kind, 0) for kind in kinds)
+        return sum(self.scenario.held_states.get(kind, 0) for kind in kinds)
 
     @property
     def swapped_per_node(self) -> tuple[int, int] | None:

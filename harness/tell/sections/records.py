@@ -11,7 +11,7 @@ from harness.record.record_files import RECORD_NAME
 from harness.tell.document import Block, Column, Items, Paragraph, Section, Shown, Table
 from harness.tell.formats import percent
 from harness.tell.manifest import Manifest, RecordEntry
-from harness.tell.no_text import NO_TEXT, of_no_text
+from harness.tell.tables import NO_TEXT, of_no_text
 
 COLUMNS = (
     Column("path", "record", align="left"),

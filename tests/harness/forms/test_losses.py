@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.published.losses import FAST, FUSED, WIDENED_SHIFTED
 from harness.backends.registry import strategy_of
-from harness.forms.activations import ActivationProfile, Point, Saved, Size
-from harness.forms.losses import FAST, FUSED, OURS, WIDENED_SHIFTED, LogitBytes
+from harness.forms.activations import OURS, ActivationProfile, LogitBytes, Point, Saved, Size
 from harness.forms.peaks.families import fullest_moments
 from harness.forms.workload import Workload
 from harness.plan.models import load_model

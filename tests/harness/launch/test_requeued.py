@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.launch.requeued import made_in_job, requeued_job
+from harness.launch.owner import made_in_job, requeued_job
 from tests.records import ENVIRONMENT, make_record
 
 

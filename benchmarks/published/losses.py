@@ -1,32 +1,9 @@
-"""What a loss holds per logit, where it is computed otherwise than a job's own."""
+"""What the losses of other programs hold per logit, as `settings.yaml` names them."""
 
-from __future__ import annotations
+from harness.forms.activations import OURS, LogitBytes
 
-from dataclasses import dataclass
+__all__ = ["OURS", "LogitBytes"]
 
-
-@dataclass(frozen=True, kw_only=True)
-class LogitBytes:
-    """Bytes per logit in the order of a step, the logits themselves counted."""
-
-    forward: int
-    """At most in the forward pass."""
-    saved: int
-    """Between the passes."""
-    backward: int
-    """At most in the loss's backward pass."""
-    reserved: int
-    """At most of the allocator: a block of s - 1 tokens serves no tensor of s, nor the other way round."""
-    kept: int = 0
-    """Through the whole backward pass, where the program still holds the model's output."""
-    source: str
-
-
-OURS = LogitBytes(
-    forward=10, saved=4, backward=12, reserved=14,
-    source="harness.rank.models.losses, traced: logits in 2 bytes, shifted and widened to 4, log-softmax 4, "
-    "and two gradients of 4",
-)  # fmt: skip
 AUTOCAST_SHIFTED = LogitBytes(
     forward=12, saved=4, backward=12, reserved=16,
     source="model code that shifts logits into a copy and computes the loss under autocast: logits 2, "
