@@ -1,9 +1,12 @@
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from harness.rank.probes.memory import NoAllocatorProbe
-from harness.rank.probes.process_memory import driver_use, process_memory
+from harness.errors import HarnessError
+from harness.rank.probes.memory import CudaAllocatorProbe, NoAllocatorProbe
+from harness.rank.probes.process_memory import device_use, driver_use, process_memory
 
 
 @dataclass
@@ -54,6 +57,34 @@ def test_an_unknown_figure_says_why(library: object, reason: str) -> None:
     use = driver_use(library, "uuid", 8)
     assert use.used_bytes is None
     assert reason in str(use.unknown)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """A device of 100 bytes with 30 free, of which the allocator holds 20; returns what was set of it."""
+    done: dict[str, float] = {}
+    properties = SimpleNamespace(uuid="uuid", total_memory=100)
+    for name, value in (
+        ("current_device", 0), ("get_device_properties", properties), ("mem_get_info", (30, 100)),
+        ("memory_reserved", 20),
+    ):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share: done.update(share=share))
+    monkeypatch.setattr("harness.rank.probes.process_memory.nvml", lambda: Driver(Process(7, 100)))
+    return done
+
+
+def test_where_a_container_hides_the_process_the_devices_figure_is_taken(device: dict[str, float]) -> None:
+    use = device_use(CudaAllocatorProbe())
+    assert (use.used_bytes, use.of) == (70, "device")
+    assert "process ids of its own" in str(use.unknown)
+
+
+def test_a_limit_is_of_device_memory_context_and_nccl_included(device: dict[str, float]) -> None:
+    CudaAllocatorProbe().limit(80)  # 50 are neither free nor the allocator's
+    assert device == {"share": 0.3}
+    with pytest.raises(HarnessError, match="the device has 100"):
+        CudaAllocatorProbe().limit(101)
 
 
 def test_without_cuda_only_the_host_is_read() -> None:
