@@ -19,9 +19,12 @@ from typing import Any
 from tabulate import tabulate
 
 from benchmarks.memory_cases import GEOMETRIES, MemoryCase, divided_cases, memory_cases
+from benchmarks.publishing import errors_text
+from harness.backends.registry import strategy_of
 from harness.forms.peaks.families import fullest_moments
 from harness.launch.cells import canonical_label
 from harness.plan.profiles import workload_profile
+from harness.plan.trust import CPU, CPU_ERRORS
 from harness.rank.probes.activation_trace import profile_text
 from harness.record import Record
 from harness.record.record_files import ARCHIVE_NAME, pack_records
@@ -111,6 +114,25 @@ def main(runs: str, output: str, kind: str = "") -> None:
     found = list(outcomes((record for _, record in read_runs([source])[0]), cases))
     target.with_suffix(".md").write_text((divided_page if kind else page)(found))
     print(divided_page(found) if kind else summary(found))
+    kept = [
+        one for one in json.loads(CPU_ERRORS.read_text()) if not one["run"].startswith(f"{target.name}: ")
+    ]
+    CPU_ERRORS.write_text(errors_text([*kept, *errors_of(found, target.name)]), encoding="utf-8")
+
+
+def errors_of(found: Sequence[Outcome], page: str) -> list[dict[str, Any]]:
+    """What answers say of the error of predictions for CPU ranks."""
+    return [
+        {
+            "run": f"{page}: {outcome.case.backend} on {outcome.case.world_size}, {outcome.case.geometry}, "
+            f"{_words(outcome.case)}",
+            "adapted": False,
+            "family": strategy_of(outcome.case.backend).family,  # type: ignore[union-attr]
+            "statistic": CPU, "tokens": outcome.case.settings["data.sequence_length"],
+            "memory": round(outcome.error, 4), "speed": None,
+        }
+        for outcome in found
+    ]  # fmt: skip
 
 
 def outcomes(records: Iterable[Record], of_cases: Sequence[MemoryCase]) -> Iterator[Outcome]:

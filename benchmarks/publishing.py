@@ -5,9 +5,12 @@ Usage: python -m benchmarks.publishing REPORTS [FOLDER]     (render and verify a
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from benchmarks.published_reports import SUBJECTS, question_of
 from harness.record import Record
@@ -58,6 +61,11 @@ def render_again(reports: Path, folder: Path | None = None) -> list[str]:
                 problems += [f"{report.parent}: {problem}" for problem in result.problems]
                 print(f"{report}: {result.summary}", flush=True)
     return problems
+
+
+def errors_text(errors: Iterable[Mapping[str, Any]]) -> str:
+    """Errors of predictions as a file that ships with the planner: a line for each run."""
+    return "[\n" + ",\n".join(json.dumps(one) for one in errors) + "\n]\n"
 
 
 if __name__ == "__main__":

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from benchmarks.published.judge import errors_text, judge
+from benchmarks.published.judge import errors_of, judge
 from benchmarks.published.mapping import map_row
 from benchmarks.published.page import render, scatter
 from benchmarks.published.rows import read_rows
+from benchmarks.publishing import errors_text
 from harness.errors import HarnessError
 from harness.plan.profiles import missing_profiles, trace_ahead
 from harness.plan.trust import ERRORS
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         trace_ahead(profiles, lambda: bar.update() and None)
     judged = [judge(one) for one in tqdm(mapped, unit="row")]
     others = [judge(one) for one in tqdm(ordered, unit="row of order")]
-    ERRORS.write_text(errors_text(judged), encoding="utf-8")
+    ERRORS.write_text(errors_text(errors_of(judged)), encoding="utf-8")
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     for source in dict.fromkeys(one.row.source for one in mapped):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -171,11 +170,6 @@ def errors_of(judged: Iterable[Judged]) -> list[dict[str, Any]]:
         and not one.used_for_constants
         and not (one.memory_error is None and one.speed_error is None)
     ]  # fmt: skip
-
-
-def errors_text(judged: Iterable[Judged]) -> str:
-    """The same as a file with a line for each run."""
-    return "[\n" + ",\n".join(json.dumps(one) for one in errors_of(judged)) + "\n]\n"
 
 
 def _rounded(error: float | None) -> float | None:

@@ -183,6 +183,7 @@ def compare(
     repeats: int | None = None,
     precision: float | None = None,
     max_minutes: float | None = None,
+    model: str | None = None,
     settings: Mapping[str, Any] | None = None,
     runs: AnyPath = "runs",
     fresh: bool = False,
@@ -192,12 +193,13 @@ def compare(
     """Run the missing cells of backends x numbers of ranks x repeats, and compare them all.
 
     `config`: YAML file, or '@default'; `precision`, `max_minutes`: add rounds until each speed is in order
-    and known so well (0.03: within 3 %), but start none after so long; `settings`: values by dotted name,
+    and known so well (0.03: within 3 %), but start none after so long; `model`: of the catalogue or a folder,
+    with random weights, in place of the job's; `settings`: values by dotted name,
     such as {'training.steps': 40}; `runs`: folder of the records; `fresh`: run every cell, even one with a
     record; `force`: start what is predicted not to fit; `quiet`: no progress on standard error. A cell that
     failed has its record, too. Raises HarnessError where the command would exit with an error.
     """
-    words = ["compare", *_common(config, settings, runs, force=force)]
+    words = ["compare", *_common(config, model, settings, runs, force=force)]
     words += _option("--backends", None if backends is None else ",".join(backends))
     sizes = [nproc] if isinstance(nproc, int) else nproc
     words += _option("--nproc", None if sizes is None else ",".join(map(str, sizes)))
@@ -213,6 +215,7 @@ def run(
     config: AnyPath | None = None,
     *,
     nproc: int | None = None,
+    model: str | None = None,
     settings: Mapping[str, Any] | None = None,
     runs: AnyPath = "runs",
     force: bool = False,
@@ -222,7 +225,7 @@ def run(
 
     The other arguments are those of `compare`. Raises HarnessError if the run failed.
     """
-    words = ["run", "--backend", backend, *_common(config, settings, runs, force=force)]
+    words = ["run", "--backend", backend, *_common(config, model, settings, runs, force=force)]
     document = answer([*words, *_option("--nproc", nproc)], quiet=quiet)
     return load(run_folder(Path(runs), document["run_id"]) / RECORD_NAME)
 
@@ -263,9 +266,15 @@ def _read(*paths: AnyPath) -> Results:
 
 
 def _common(
-    config: AnyPath | None, settings: Mapping[str, Any] | None, runs: AnyPath, *, force: bool
+    config: AnyPath | None,
+    model: str | None,
+    settings: Mapping[str, Any] | None,
+    runs: AnyPath,
+    *,
+    force: bool,
 ) -> list[str]:
-    words = [*_option("--config", config), *assignments(settings), "--runs", str(runs), "--json"]
+    job = [*_option("--config", config), *_option("--model", model), *assignments(settings)]
+    words = [*job, "--runs", str(runs), "--json"]
     return [*words, "--force"] if force else words
 
 

@@ -28,7 +28,9 @@ from harness.cli.options import (
     config_option,
     found_checkpoint,
     json_option,
+    load_job,
     measuring,
+    model_option,
     repeats_option,
     resume_option,
     runs_option,
@@ -47,7 +49,6 @@ from harness.cli.rounds import Until, add_rounds, parse_until
 from harness.errors import HarnessError
 from harness.files import stream_number
 from harness.given_cells import plan_with_files
-from harness.job.config import load_experiment
 from harness.job.experiment import CompareSection
 from harness.judge.wording import ranks
 from harness.launch.cells import Cell, is_refused, reusable
@@ -243,6 +244,7 @@ RECORDS_SUFFIX = ".runs"
 
 @click.command()
 @config_option
+@model_option
 @backends_option
 @click.option("--nproc", help="Ranks on this machine, comma-separated: 2,4.")
 @repeats_option
@@ -278,6 +280,7 @@ RECORDS_SUFFIX = ".runs"
 @priced
 def compare(
     config: Path | None,
+    model: str | None,
     backends: str | None,
     nproc: str | None,
     repeats: int | None,
@@ -301,7 +304,7 @@ def compare(
     """Run the missing cells of backends x world sizes x repeats and compare them all."""
     _require_no_launcher()
     until = parse_until(precision, max_minutes)
-    experiment = load_experiment(config, with_trace(assignments, trace))
+    experiment = load_job(config, with_trace(assignments, trace), model)
     view.begin("checking the job, its data and this machine")
     device = resolve_device(experiment.runtime.device)
     asked = split_backends(backends) if backends is not None else experiment.compare.backends

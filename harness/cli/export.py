@@ -19,6 +19,8 @@ from harness.cli.options import (
     View,
     common,
     config_option,
+    load_job,
+    model_option,
     notice,
     set_option,
     warn_skipped,
@@ -50,6 +52,7 @@ def program(tool: Tool, summary: str) -> click.Command:
         click.option(
             "--backend", help="Name, with options after a colon.", shell_complete=completion.backend),
         config_option,
+        model_option,
         set_option,
         click.option("--nproc", type=click.IntRange(1), help="Ranks on this machine."),
         click.option("-o", "--output", required=True, type=PATH, help="New folder for the files."),
@@ -61,8 +64,8 @@ def program(tool: Tool, summary: str) -> click.Command:
 
 
 def _export(
-    tool: Tool, backend: str | None, config: Path | None, assignments: tuple[str, ...], nproc: int | None,
-    output: Path, steps: int, given: GivenFiles,
+    tool: Tool, backend: str | None, config: Path | None, model: str | None, assignments: tuple[str, ...],
+    nproc: int | None, output: Path, steps: int, given: GivenFiles,
 ) -> int:  # fmt: skip
     from harness.exported.folder import (
         LAUNCH,
@@ -73,11 +76,10 @@ def _export(
         write_folder,
     )
     from harness.job.batch import batch_layout
-    from harness.job.config import load_experiment
     from harness.launch.cells import canonical_label, make_cell
     from harness.launch.launcher import LocalLauncher, modules_to_preload
 
-    experiment = load_experiment(config, assignments)
+    experiment = load_job(config, assignments, model)
     row = given.only_row(backend, experiment, View())
     experiment = row.experiment if row is not None else experiment
     label = row.label if row is not None else canonical_label(backend or "")

@@ -17,14 +17,15 @@ from harness.cli.options import (
     PATH,
     config_option,
     json_option,
+    load_job,
     measuring,
+    model_option,
     runs_option,
     set_option,
 )
 from harness.cli.output import begin, echo
 from harness.cli.progress import Progress
 from harness.errors import HarnessError
-from harness.job.config import load_experiment
 from harness.launch.cells import Cell, canonical_label
 from harness.launch.external import started_as_rank
 from harness.launch.launcher import EventHandler, LocalLauncher, modules_to_preload
@@ -47,6 +48,7 @@ from harness.record.store import Store
 @click.command()
 @click.option("--backend", required=True, help="Name, with options after a colon: zero3:offload=cpu.")
 @config_option
+@model_option
 @click.option("--nproc", type=click.IntRange(1), help="Ranks on this machine.")
 @click.option(
     "--limit", help="Memory of a rank: bytes such as 2GB, or a GPU such as A100-40; default: that of the GPU."
@@ -62,6 +64,7 @@ from harness.record.store import Store
 def fit(
     backend: str,
     config: Path | None,
+    model: str | None,
     nproc: int | None,
     limit: str | None,
     hardware: Path | None,
@@ -81,7 +84,7 @@ def fit(
             "fit starts its own ranks and cannot be one of a launcher's: run it without torchrun"
         )
     begin("checking the job, its data and this machine")
-    experiment = load_experiment(config, assignments)
+    experiment = load_job(config, assignments, model)
     label = canonical_label(backend)
     device = resolve_device(experiment.runtime.device)
     world_size = 1 if registry.parse(label)[0].name == registry.REFERENCE else nproc or default_ranks(device)
@@ -120,8 +123,9 @@ def _present(runner: Runner, limit: Limit, found: list[Found], as_json: bool) ->
     instead = [] if all(search.largest for search in found) else runner.alternatives()
     if instead:
         lines += ["", *alternative_lines(instead, as_settings)]
-    error = error_line(runner.trials)
-    text = "\n".join([*lines, *([error] if error else []), "", trial_table(runner.trials)])
+    error, trust = error_line(runner.trials), runner.trust()
+    lines += [*([error] if error else []), *(trust.lines() if trust else [])]
+    text = "\n".join([*lines, "", trial_table(runner.trials)])
     echo(text, err=as_json)
     if as_json:
         document: dict[str, Any] = {
@@ -131,6 +135,7 @@ def _present(runner: Runner, limit: Limit, found: list[Found], as_json: bool) ->
             "limit": limit.origin,
             **{search.what.replace("-", "_"): search.as_json() for search in found},
             "alternatives": [one.as_json() for one in instead],
+            "trust": trust.as_json() if trust else None,
             "trials": [trial.as_json() for trial in runner.trials],
         }
         echo(json.dumps(document, indent=1))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,6 +18,9 @@ from harness.errors import HarnessError
 from harness.run_directory.request import Resume
 from harness.run_directory.resume import find_checkpoint
 from harness.safe_text import described, encodable
+
+if TYPE_CHECKING:
+    from harness.job.experiment import Experiment
 
 EXIT_ERROR = 1
 EXIT_STRICT = 3
@@ -112,6 +115,9 @@ set_option = click.option(
     help="Override a setting; repeatable.",
     shell_complete=completion.setting,
 )
+model_option = click.option(
+    "--model", metavar="NAME|FOLDER|FILE", help=f"{MODEL}, with random weights; default: the job's."
+)
 backends_option = click.option(
     "--backends", help=BACKENDS,
     shell_complete=completion.backends,
@@ -147,6 +153,18 @@ def found_checkpoint(given: str | None, runs: Path, *, trusted: bool) -> Resume 
             raise HarnessError("--trust-checkpoint does nothing without --resume-from; give both")
         return None
     return find_checkpoint(given, runs, trusted=trusted)
+
+
+def load_job(config: Path | None, assignments: tuple[str, ...], model: str | None) -> Experiment:
+    """The job of --config, --model and --set, of which later ones go before earlier ones."""
+    from harness.job.config import load_experiment
+
+    of_model: tuple[str, ...] = ()
+    if model is not None:
+        from harness.plan.models import model_settings
+
+        of_model = model_settings(model)
+    return load_experiment(config, (*of_model, *assignments))
 
 
 def with_trace(assignments: tuple[str, ...], trace: bool) -> tuple[str, ...]:

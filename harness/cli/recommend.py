@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 @click.option("--hardware", type=PATH, metavar="FILE", help="YAML file with GPUs and fabrics of your own.")
 @calibrate_options
 @click.option(
-    "--tokens-per-step", required=True, metavar="T", help="Of the global batch: 4194304, or 4M for 4e6."
-)
+    "--tokens-per-step", metavar="T",
+    help="Of the global batch: 4194304, or 4M for 4e6; default: as GPT-3 of the model's size (0.5M to 3.2M), "
+    "at least a sample a GPU.",
+)  # fmt: skip
 @config_option
 @set_option
 @json_option
@@ -48,7 +50,7 @@ def recommend(
     hardware: Path | None,
     calibrate: tuple[Path, ...],
     save_calibration: Path | None,
-    tokens_per_step: str,
+    tokens_per_step: str | None,
     config: Path | None,
     assignments: tuple[str, ...],
     as_json: bool,
@@ -63,7 +65,7 @@ def recommend(
     from harness.plan.memory import predict_memory
     from harness.plan.profiles import trace_scenarios
     from harness.plan.recommend.predict import Predictors
-    from harness.plan.recommend.question import ask, find_model, model_settings, read_count
+    from harness.plan.recommend.question import ask, find_model, read_count
     from harness.plan.recommend.recommendation import Typed
     from harness.plan.recommend.recommendation import recommend as recommended
     from harness.plan.recommend.words import recommendation_lines
@@ -79,9 +81,9 @@ def recommend(
         gpus_per_node=gpus_per_node,
         device=device,
         fabric=named_fabric(known, fabric),
-        tokens=read_count(tokens_per_step),
+        tokens=None if tokens_per_step is None else read_count(tokens_per_step),
     )
-    typed = Typed(config=config, assignments=assignments, model_settings=model_settings(model))
+    typed = Typed(config=config, assignments=assignments, model=model)
     with tqdm(unit=" predictions", file=sys.stderr, leave=False, mininterval=1, disable=None) as bar:
 
         def memory(scenario: Scenario) -> MemoryPrediction:

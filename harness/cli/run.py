@@ -20,7 +20,9 @@ from harness.cli.options import (
     config_option,
     found_checkpoint,
     json_option,
+    load_job,
     measuring,
+    model_option,
     port_option,
     resume_option,
     runs_option,
@@ -36,7 +38,6 @@ from harness.cli.progress import Progress
 from harness.errors import HarnessError
 from harness.given_cells import with_file
 from harness.job.batch import job_layout
-from harness.job.config import load_experiment
 from harness.job.experiment import Experiment
 from harness.launch.cells import Cell, canonical_label, make_cell, make_request
 from harness.launch.external import (
@@ -65,6 +66,7 @@ from harness.run_directory.request import Resume, RunRequest
     shell_complete=completion.backend,
 )  # fmt: skip
 @config_option
+@model_option
 @click.option("--nproc", type=click.IntRange(1), help="Ranks on this machine.")
 @click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Machines.")
 @set_option
@@ -81,6 +83,7 @@ from harness.run_directory.request import Resume, RunRequest
 def run(
     backend: str | None,
     config: Path | None,
+    model: str | None,
     nproc: int | None,
     nodes: int,
     assignments: tuple[str, ...],
@@ -98,7 +101,7 @@ def run(
 
     Starts the ranks itself, or becomes one of them under torchrun or accelerate launch.
     """
-    experiment = load_experiment(config, with_trace(assignments, trace))
+    experiment = load_job(config, with_trace(assignments, trace), model)
     row = given.only_row(backend, experiment, view)
     experiment = row.experiment if row is not None else experiment
     label = row.label if row is not None else canonical_label(backend or "")

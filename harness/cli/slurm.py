@@ -20,6 +20,8 @@ from harness.cli.options import (
     common,
     config_option,
     json_option,
+    load_job,
+    model_option,
     repeats_option,
     runs_option,
     set_option,
@@ -28,7 +30,7 @@ from harness.cli.output import echo
 from harness.cli.preflight import force_option, show
 from harness.errors import HarnessError
 from harness.fabric.result import FABRIC_NAME, parse_rate, read_fabric, shortfall
-from harness.job.config import load_experiment, only_elsewhere
+from harness.job.config import only_elsewhere
 from harness.judge.wording import counted
 from harness.launch.cells import canonical_label, reusable
 from harness.plan.limits import MemoryLimits
@@ -119,6 +121,7 @@ for command in (begin, finish, gate):
 @slurm.command()
 @click.option("--site", required=True, type=PATH, help="YAML file of the cluster, or @NAME: @ibex.")
 @config_option
+@model_option
 @backends_option
 @click.option("--nodes", default="1", show_default=True, help="Numbers of nodes, comma-separated: 1,2,4.")
 @click.option("--nproc", type=click.IntRange(1), help="Ranks on each node; default: its GPUs, or 2.")
@@ -137,6 +140,7 @@ for command in (begin, finish, gate):
 def render(
     site: Path,
     config: Path | None,
+    model: str | None,
     backends: str | None,
     nodes: str,
     nproc: int | None,
@@ -153,7 +157,7 @@ def render(
     where = load_site(resolve(site, "sites"))
     if time_limit is not None:
         where = with_time_limit(where, time_limit)
-    experiment = on_site(load_experiment(config, assignments), where)
+    experiment = on_site(load_job(config, assignments, model), where)
     names = split_backends(backends) if backends is not None else experiment.compare.backends
     if names != ["all"]:
         names = [canonical_label(name) for name in names]

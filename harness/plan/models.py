@@ -42,6 +42,15 @@ def load_model(text: str) -> PlannedModel:
     return _from_catalogue(text)
 
 
+def model_settings(text: str) -> tuple[str, ...]:
+    """Assignments for `--set` that make a job of the same model with random weights; no hub is needed."""
+    path = Path(text)
+    if path.is_dir():
+        return ("model.config=null", "model.factory=null", f"model.name={text}", "model.weights=random")
+    config = load_model(text).config if path.is_file() else find_entry(text)[1]["config"]
+    return ("model.name=null", "model.factory=null", f"model.config={json.dumps(config, default=str)}")
+
+
 def catalogue_names() -> list[str]:
     """Names of the models that the catalogue covers."""
     return [name for name, entry in read_entries(FOLDER).items() if NOT_COVERED not in entry]

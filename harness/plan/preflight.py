@@ -24,6 +24,7 @@ from harness.plan.limits import Answer, MemoryLimits, MemoryVerdict, limits_here
 from harness.plan.memory import MemoryPrediction, predict_memory
 from harness.plan.profiles import Trace
 from harness.plan.scenario import Scenario, why_unsupported
+from harness.plan.trust import trust_in
 from harness.record import PredictionPart
 from harness.run_directory.request import RunRequest
 
@@ -90,6 +91,7 @@ def judged(
     scenario: Scenario, prediction: MemoryPrediction, limits: MemoryLimits, data_bytes: int = 0
 ) -> PredictionPart:
     """A prediction beside the memory that there is."""
+    trust = trust_in(scenario, speed=False)
     kinds = {"data": data_bytes} if data_bytes else {}
     for kind, size in prediction.decisive.kinds.items():
         kinds[kind] = kinds.get(kind, 0) + size
@@ -102,6 +104,9 @@ def judged(
         host_bytes=_host_bytes(scenario, prediction) + data_bytes * _ranks_per_node(scenario),
         host_limit_bytes=limits.host_bytes,
         made_by=_made_by(),
+        typical_error=trust.allocated.typical if trust.allocated else None,
+        error_runs=trust.allocated.runs if trust.allocated else 0,
+        assumption=trust.assumption,
     )
     return _with_verdict(part, _ranks_per_node(scenario))
 
@@ -257,6 +262,8 @@ class Forecast:
     unknown: dict[str, list[PlannedCell]] = field(default_factory=dict)
     """Why there is no prediction -> candidates."""
     candidates: dict[str, PlannedCell] = field(default_factory=dict)
+    scenarios: list[Scenario] = field(default_factory=list)
+    """Of those whose peak is predicted."""
 
     def refusal(self, key: str) -> str | None:
         """Why a run is not started; None: it is."""
@@ -266,7 +273,8 @@ class Forecast:
         return f"{words(part, self.candidates[key])}; {FORCE}"
 
     def lines(self) -> list[str]:
-        """Runs that fit in one line, then each that is tight or cannot fit, then what is not known."""
+        """Runs that fit in one line, then each that is tight or cannot fit, how wrong such predictions
+        were, and what is not known."""
         judged = [(self.candidates[key], part) for key, part in self.parts.items()]
         distinct = {run.named: (run, part) for run, part in judged}.values()
         fitting = [(run, part) for run, part in distinct if part.verdict == "fits"]
@@ -280,6 +288,8 @@ class Forecast:
             for run, part in distinct
             if part.verdict != "fits"
         ]
+        if self.scenarios:
+            found.append("; ".join(trust_in(*self.scenarios, speed=False).lines()))
         unknown = ((name_cells([run.named for run in runs]), why) for why, runs in self.unknown.items())
         return found + [f"no prediction for {names}: {why}" for names, why in unknown]
 
@@ -347,7 +357,7 @@ def forecast(
     for run in candidates:
         found.candidates[run.key] = run
         if run.alike not in known:
-            known[run.alike] = _predict(run, limits, force, trace)
+            known[run.alike] = _predict(run, limits, force, trace, found.scenarios)
         outcome = known[run.alike]
         if isinstance(outcome, str):
             found.unknown.setdefault(outcome, []).append(run)
@@ -357,11 +367,12 @@ def forecast(
 
 
 def _predict(
-    run: PlannedCell, limits: MemoryLimits, force: bool, trace: Trace | None
+    run: PlannedCell, limits: MemoryLimits, force: bool, trace: Trace | None, predicted: list[Scenario]
 ) -> PredictionPart | str | None:
     """The prediction, or why there is none; None: the backend will refuse by itself.
 
-    Errors of any kind are reasons, since no run may depend on its prediction.
+    `predicted`: gets the scenario of one that is made. Errors of any kind are reasons, since no run may
+    depend on its prediction.
     """
     try:
         if _is_unmet(run):
@@ -373,6 +384,7 @@ def _predict(
         if (unknown := why_memory_unknown(scenario)) is not None:
             return _of_states(scenario, own, unknown, force)
         part = predict_run(scenario, own, data_bytes=run.data_bytes(), trace=trace)
+        predicted.append(scenario)
     except HarnessError as error:
         return _at_least(run, limits, force) or str(error)
     except Exception as error:

@@ -209,6 +209,12 @@ class PredictionPart(Part):
     """None: no limit is known."""
     refused: bool = False
     """Whether the run was not started for that reason."""
+    typical_error: float | None = None
+    """Mean error, without sign, of such predictions for runs that were measured; None: none were."""
+    error_runs: int = 0
+    """How many those were."""
+    assumption: str | None = None
+    """The largest that the prediction rests on."""
     made_by: str
     """Version of the harness."""
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from benchmarks.memory_cases import divided_cases, memory_cases
-from benchmarks.memory_predictions import Outcome, outcomes
+from benchmarks.memory_predictions import Outcome, errors_of, outcomes
+from harness.plan.trust import CPU_ERRORS
 from harness.record.store import read_runs
 
 PUBLISHED = Path(__file__).parents[2] / "reports" / "predictions" / "cpu" / "runs.tar.xz"
@@ -47,6 +49,12 @@ def test_the_predicted_peak_is_the_measured_one(found: list[Outcome]) -> None:
     errors = {f"{o.case.backend} {o.case.settings}": o.error for o in found}
     assert max(map(abs, errors.values())) <= WORST, errors
     assert sum(map(abs, errors.values())) / len(errors) <= MEAN
+
+
+def test_answers_cite_these_errors(found: list[Outcome]) -> None:
+    kept = {one["run"]: one["memory"] for one in json.loads(CPU_ERRORS.read_text())}
+    for one in errors_of(found, "cpu"):
+        assert one["memory"] == pytest.approx(kept[one["run"]], abs=1e-4), one["run"]
 
 
 def test_the_predicted_peak_of_the_update_is_the_measured_one(found: list[Outcome]) -> None:

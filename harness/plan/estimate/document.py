@@ -20,6 +20,7 @@ def document(
 ) -> dict[str, Any]:
     """What `harness estimate --json` prints. `instead`: what was predicted where nothing fits."""
     experiment, device, fabric = asked.experiment, asked.device, asked.fabric
+    planned = [row.scenario for row in rows if row.scenario]
     return {
         "model": asked.model.name,
         "parameters": asked.model.parameters,
@@ -42,7 +43,7 @@ def document(
         "remarks": list(asked.remarks),
         "rows": [_row(row) for row in rows],
         "alternatives": [one.as_json() for one in instead],
-        "trust": next((trust_in(row.scenario).as_json() for row in rows if row.scenario), None),
+        "trust": trust_in(*planned).as_json() if planned else None,
     }
 
 

@@ -25,7 +25,7 @@ from harness.plan.leading import (
     simplest_close,
 )
 from harness.plan.trust import trust_in
-from harness.tell.formats import NOT_AVAILABLE
+from harness.tell.formats import NOT_AVAILABLE, gigabytes
 from harness.tell.narrow import fitted, line_width
 
 NAMES = frozenset({"label", "scenario"})
@@ -80,6 +80,8 @@ INDENT = " " * 4
 MEGA, GIGA = 1e6, 1e9
 
 
+FEW_NAMED = 3
+"""Strategies that are named, of which the answer has the figures of each."""
 FEW = 6
 """Rows that are shown where nobody named the strategies."""
 
@@ -107,8 +109,8 @@ def estimate_lines(
     if instead:
         told = (part for line in alternative_lines(instead, as_settings) for part in _wrapped(line))
         lines += [*told, ""]
-    if asked.device is not None and (first := next((row.scenario for row in rows if row.scenario), None)):
-        lines += [part for line in trust_in(first).lines() for part in _wrapped(line)]
+    if planned := [row.scenario for row in rows if row.scenario]:
+        lines += [part for line in trust_in(*planned).lines() for part in _wrapped(line)]
     if details:
         for row in shown:
             lines += _details(row)
@@ -206,6 +208,8 @@ def _answer(
     """Which strategies fit, and the fastest of those that are compared."""
     if asked.device is None:
         return "name a GPU with --gpu to learn what fits and how fast it is"
+    if rows and not asked.names_all and len(rows) <= FEW_NAMED and all(row.memory for row in rows):
+        return "; ".join(map(_of_row, rows))
     judged = [(row, row.verdict) for row in rows if row.verdict is not None]
     fitting = [row for row, verdict in judged if verdict is not None and verdict.fits]
     if not fitting:
@@ -218,6 +222,18 @@ def _answer(
         rate = about(close[0].tokens_per_second_per_gpu)
         fastest = f"; fastest {listed([row.label for row in close])}{equal}, about {rate} tokens/s per GPU"
     return f"{_names(fitting, rows)} fit{fastest}"
+
+
+def _of_row(row: EstimateRow) -> str:
+    """'zero2:offload=optimizer fits, 40.1 of 85.1 GB and 128 GB of host memory per node, about 1,200 ...'."""
+    assert row.memory is not None
+    assert row.verdict is not None
+    needed, there = row.verdict.needed_bytes, row.verdict.device_bytes
+    host = f" and {_host(row) / GIGA:,.0f} GB of host memory per node" if _host(row) > GIGA else ""
+    rate = f", about {about(row.tokens_per_second_per_gpu)} tokens/s per GPU" if row.speed else ""
+    verdict = "is tight" if row.verdict.answer == "tight" else row.verdict.answer
+    size = f"{gigabytes(needed)} of {gigabytes(there)} GB{host}"
+    return f"{row.label} {verdict}, {size}{rate if row.verdict.fits else ''}"
 
 
 def _answer_of_states(rows: Sequence[EstimateRow]) -> str:

@@ -22,6 +22,7 @@ from harness.plan.memory import predict_memory
 from harness.plan.model import PlannedModel
 from harness.plan.preflight import UNKNOWN_STRATEGY
 from harness.plan.scenario import Scenario
+from harness.plan.trust import Trust, trust_in
 from harness.record import Record
 from harness.record.store import Store
 
@@ -66,16 +67,25 @@ class Runner:
 
     def why_unpredicted(self) -> str | None:
         """Why no size has a prediction; None: they have."""
-        scenario = scenario_of(self._cell(self._trial_experiment(1, None)), self.model, self.launcher.device)
-        return UNKNOWN_STRATEGY if scenario is None else _why_unpredicted(scenario)
+        return UNKNOWN_STRATEGY if self._smallest is None else _why_unpredicted(self._smallest)
+
+    def trust(self) -> Trust | None:
+        """How wrong such predictions have been; None: nothing is predicted."""
+        if self._smallest is None or _why_unpredicted(self._smallest):
+            return None
+        return trust_in(self._smallest, speed=False)
 
     def alternatives(self) -> list[Alternative]:
         """What people do where not even one sample fits, by prediction; empty where nothing is predicted."""
-        scenario = scenario_of(self._cell(self._trial_experiment(1, None)), self.model, self.launcher.device)
-        if scenario is None or _why_unpredicted(scenario):
+        if self._smallest is None or _why_unpredicted(self._smallest):
             return []
         known = partial(predict_memory, trace=self.launcher.trace)
-        return alternatives([scenario], limit_bytes=self.limit.limit_bytes, memory=known)
+        return alternatives([self._smallest], limit_bytes=self.limit.limit_bytes, memory=known)
+
+    @cached_property
+    def _smallest(self) -> Scenario | None:
+        """Of one sample; None: nothing is known of the backend's strategy."""
+        return scenario_of(self._cell(self._trial_experiment(1, None)), self.model, self.launcher.device)
 
     def run(self, micro_batch_size: int, sequence_length: int | None = None) -> Trial:
         """Try one size, or return the trial of it. Raises OutOfTrials, and HarnessError if a run fails."""

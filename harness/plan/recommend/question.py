@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -88,6 +87,15 @@ def read_count(text: str) -> int:
     return round(value)
 
 
+GPT_3_TOKENS = ((1.3e9, 500_000), (6.7e9, 1_000_000), (175e9, 2_000_000), (float("inf"), 3_200_000))
+"""Parameters below -> tokens of a step: T. Brown et al., arXiv 2005.14165, table 2.1."""
+
+
+def default_tokens(model: PlannedModel, gpus: int, sequence: int) -> int:
+    """Of a step where nobody says: as GPT-3's models of that size had, at least one sample for each GPU."""
+    return max(next(t for below, t in GPT_3_TOKENS if model.parameters < below), gpus * sequence)
+
+
 def ask(
     model: PlannedModel,
     experiment: Experiment,
@@ -96,9 +104,12 @@ def ask(
     gpus_per_node: int,
     device: Device,
     fabric: Fabric | None,
-    tokens: int,
+    tokens: int | None,
 ) -> RecommendRequest:
-    """The question for a job and a machine. Raises HarnessError for what contradicts itself."""
+    """The question for a job and a machine. `tokens`: of a step; None: `default_tokens`.
+
+    Raises HarnessError for what contradicts itself.
+    """
     per_node = min(gpus, gpus_per_node)
     if gpus % per_node:
         raise HarnessError(f"--gpus {gpus} is no multiple of --gpus-per-node {per_node}; change one of them")
@@ -110,6 +121,10 @@ def ask(
     require_context(model, experiment)
     remarks, job = [*defaults], experiment.job()
     sequence = job.data.sequence_length
+    if tokens is None:
+        tokens = default_tokens(model, gpus, sequence)
+        size = "as GPT-3 of this size had" if tokens > gpus * sequence else "a sample for each GPU"
+        remarks.append(f"--tokens-per-step={tokens}, since none is given: {size}")
     if tokens < sequence:
         raise HarnessError(
             f"--tokens-per-step {tokens} is less than one sample of {sequence} tokens; raise it, or lower "
@@ -160,16 +175,3 @@ def find_model(text: str) -> PlannedModel:
                 "different GPUs; recommend covers data parallelism of dense models"
             )
     return load_model(text)
-
-
-def model_settings(text: str) -> tuple[str, ...]:
-    """Assignments for `--set` that make a job of the same model with random weights; no hub is needed."""
-    path = Path(text)
-    if path.is_dir():
-        return (f"model.name={text}", "model.weights=random")
-    config = json.dumps(load_model(text).config, default=str) if path.is_file() else _of_catalogue(text)
-    return (f"model.config={config}",)
-
-
-def _of_catalogue(text: str) -> str:
-    return json.dumps(find_entry(text)[1]["config"])

@@ -39,8 +39,8 @@ class Typed:
 
     config: Path | None = None
     assignments: tuple[str, ...] = ()
-    model_settings: tuple[str, ...] = ()
-    """Assignments that name the model of `--model`; empty: the job has it."""
+    model: str | None = None
+    """Of `--model`; None: the job has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ def commands(question: RecommendRequest, chosen: Sequence[Configuration], typed:
         )
     compare, slurm = [], []
     for number, group in enumerate(groups.values(), start=1):
-        shared = [*_config(typed), "--backends", ",".join(c.label for c in group)]
+        shared = [*_job(typed), "--backends", ",".join(c.label for c in group)]
         settings = _settings(group[0], typed)
         compare.append(shlex.join(["harness", "compare", *shared, "--nproc", str(question.gpus), *settings]))
         folder = f"jobs-{number}"
@@ -97,12 +97,12 @@ def run_command(one: Alternative, words: Sequence[str]) -> str:
 
 def _given(typed: Typed) -> list[str]:
     """Of the model and of the job, as every command repeats it."""
-    settings = [word for text in (*typed.model_settings, *typed.assignments) for word in ("--set", text)]
-    return [*_config(typed), *settings]
+    return [*_job(typed), *(word for text in typed.assignments for word in ("--set", text))]
 
 
-def _config(typed: Typed) -> list[str]:
-    return ["--config", str(typed.config)] if typed.config is not None else []
+def _job(typed: Typed) -> list[str]:
+    given = {"--config": typed.config, "--model": typed.model}
+    return [word for name, value in given.items() if value is not None for word in (name, str(value))]
 
 
 def _settings(configuration: Configuration, typed: Typed) -> list[str]:
@@ -113,8 +113,7 @@ def _settings(configuration: Configuration, typed: Typed) -> list[str]:
         "compare.noise_runs": False,
     }
     given = [text for text in typed.assignments if text.partition("=")[0].strip() not in decided]
-    typed_words = [word for text in (*typed.model_settings, *given) for word in ("--set", text)]
-    return [*typed_words, *set_words(decided)]
+    return [*(word for text in given for word in ("--set", text)), *set_words(decided)]
 
 
 TOP = 3

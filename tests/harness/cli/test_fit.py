@@ -50,6 +50,14 @@ def test_every_trial_is_a_record_with_its_limit(fit: Fit) -> None:
     assert all(f"of a limit of {LIMIT_BYTES} bytes" in message for message in refusals)
 
 
+def test_how_wrong_such_predictions_were_is_said(fit: Fit) -> None:
+    known = fit.answer["trust"]
+    assert known["speed"] is None
+    assert known["allocated"]["whose"] == "runs on CPU ranks"
+    assert f"({known['allocated']['runs']} runs on CPU ranks)" in fit.done.stderr
+    assert f"largest assumption: {known['assumption']}" in fit.done.stderr
+
+
 def test_the_fastest_is_one_of_several(fit: Fit) -> None:
     rates = {trial["micro_batch_size"]: trial["tokens_per_second"] or 0 for trial in fit.answer["trials"]}
     assert len([rate for rate in rates.values() if rate]) > 1

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from harness.errors import HarnessError
 from harness.plan.limits import MemoryLimits
+from harness.plan.models import load_model
 from harness.plan.preflight import FORCE, Forecast, PlannedCell, forecast
 from harness.plan.scenario import Scenario
+from harness.plan.trust import trust_in
+from tests.harness.plan.plans import scenario
 from tests.records import make_prediction
 
 GB = 10**9
@@ -49,6 +53,20 @@ def test_what_fits_shares_a_line_and_the_rest_has_one_each() -> None:
         "predicted memory: zero1 on 2 ranks: tight: 75 GB of 80 GB per rank",
         "predicted memory: ddp on 2 ranks: cannot fit: 131 GB of 80 GB per rank",
     ]
+
+
+def test_how_wrong_such_predictions_were_is_said_once() -> None:
+    model = load_model("llama-3.2-1b")
+    planned = {label: scenario(label, 2, model=model) for label in ("ddp", "fsdp")}
+    runs = [candidate(label, label, scenario=partial(planned.get, label)) for label in planned]
+    found = forecast(runs, MemoryLimits(device_bytes=80 * GB))
+    alone = trust_in(planned["ddp"], speed=False)
+    part = found.parts["ddp"]
+    assert alone.allocated is not None
+    assert (part.typical_error, part.error_runs) == (alone.allocated.typical, alone.allocated.runs)
+    assert part.assumption == alone.assumption
+    (said,) = (line for line in found.lines() if line.startswith("typical error"))
+    assert said == "; ".join(trust_in(*planned.values(), speed=False).lines())
 
 
 def test_only_what_cannot_fit_is_refused() -> None:

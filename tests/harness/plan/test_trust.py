@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -14,7 +16,7 @@ from benchmarks.published.rows import read_rows
 from harness.job.job import Job
 from harness.plan.constants import default_constants
 from harness.plan.profiles import missing_profiles, trace_ahead
-from harness.plan.trust import ENOUGH, published_errors, trust_in
+from harness.plan.trust import CPU, CPU_ERRORS, ENOUGH, measured_errors, trust_in
 from tests.harness.plan.plans import scenario
 
 RUNS = Path(benchmarks.published.__file__).with_name("published_runs.csv")
@@ -23,7 +25,7 @@ FIGURES = ("memory", "speed")
 
 def again(mapped: list[Mapped]) -> None:
     found = {one["run"]: one for one in errors_of(map(judge, mapped))}
-    kept = {str(one["run"]): one for one in published_errors()}
+    kept = {str(one["run"]): one for one in measured_errors()}
     for name, one in found.items():
         for figure in FIGURES:
             if one[figure] is not None:
@@ -48,13 +50,14 @@ def test_every_run_has_the_kept_error() -> None:
     mapped = [map_row(row) for row in read_rows(RUNS)]
     trace_ahead(missing_profiles(one.memory_scenario for one in mapped if one.memory_scenario))
     again(mapped)
-    kept = {one["run"] for one in published_errors()}
+    kept = {one["run"] for one in measured_errors() if one["statistic"] != CPU}
     assert kept == {one["run"] for one in errors_of(map(judge, mapped))}
 
 
 def test_an_answer_says_how_wrong_runs_like_it_were() -> None:
     trust = trust_in(scenario("fsdp1", 8))
-    alike = [run for run in published_errors() if not run["adapted"] and run["family"] == "fsdp1"]
+    every = [run for run in measured_errors() if run["statistic"] != CPU]
+    alike = [run for run in every if not run["adapted"] and run["family"] == "fsdp1"]
     speeds = [run["speed"] for run in alike if run["tokens"] >= 1024 and run["speed"] is not None]
     assert trust.speed is not None
     assert trust.speed.runs == len(speeds) >= ENOUGH
@@ -81,4 +84,35 @@ def test_the_largest_assumption_is_the_one_of_the_question() -> None:
     }  # fmt: skip
     for word, asked in texts.items():
         assert word in (trust_in(asked).assumption or ""), word
-    assert trust_in(replace(plain, device=None)).assumption is None
+    assert "NCCL" in (trust_in(replace(plain, device=None)).assumption or "")
+
+
+@pytest.mark.parametrize(("device", "place"), [("cuda", "beside it lie "), ("cpu", "gloo gives its buffers")])
+def test_where_no_speed_is_predicted_the_assumption_is_of_memory(device: str, place: str) -> None:
+    trust = trust_in(replace(scenario("fsdp", 8), torch_device=device), speed=False)
+    assert trust.speed is None
+    assert place in str(trust.assumption)
+
+
+def test_strategies_of_one_answer_are_judged_together() -> None:
+    one, other = trust_in(scenario("fsdp", 8)), trust_in(scenario("fsdp1", 8))
+    both = trust_in(scenario("fsdp", 8), scenario("fsdp1", 8))
+    assert one.speed is not None
+    assert other.speed is not None
+    assert both.speed is not None
+    assert both.speed.runs == one.speed.runs + other.speed.runs
+
+
+def test_cpu_ranks_are_judged_by_cpu_ranks() -> None:
+    trust = trust_in(replace(scenario("fsdp1", 2), torch_device="cpu"), speed=False)
+    errors = [abs(run["memory"]) for run in json.loads(CPU_ERRORS.read_text()) if run["family"] == "fsdp1"]
+    assert trust.allocated is not None
+    assert (trust.allocated.runs, trust.allocated.typical) == (len(errors), pytest.approx(mean(errors)))
+    assert trust.reserved is None
+    assert "runs on CPU ranks)" in trust.lines()[0]
+
+
+def test_without_a_run_like_it_that_is_said() -> None:
+    job = Job.model_validate({"adapter": {"kind": "lora"}})
+    lines = trust_in(replace(scenario("fsdp", 2), torch_device="cpu", job=job), speed=False).lines()
+    assert lines[0] == "typical error of such predictions: not known, since no run like this was compared"

@@ -3,9 +3,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli.options import load_job
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
-from harness.plan.recommend.question import find_model, model_settings
+from harness.plan.models import model_settings
+from harness.plan.recommend.question import find_model
 
 TINY = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -33,6 +35,17 @@ def test_a_file_is_run_by_its_configuration(tmp_path: Path) -> None:
 def test_a_folder_is_run_by_its_path_with_random_weights(tmp_path: Path) -> None:
     job = load_experiment(None, model_settings(str(tmp_path)))
     assert (job.model.name, job.model.weights) == (str(tmp_path), "random")
+
+
+def test_the_model_replaces_the_one_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("model: {name: gpt2, attention: eager}\ndata: {sequence_length: 64}\n")
+    job = load_job(file, ("data.limit=8",), "llama-3.2-1b")
+    assert job.model.name is None
+    assert job.model.config is not None
+    assert (job.model.config["hidden_size"], job.model.attention) == (2048, "eager")
+    assert (job.data.sequence_length, job.data.limit) == (64, 8)
+    assert load_job(file, (), None).model.name == "gpt2"
 
 
 def test_a_mixture_of_experts_names_the_tool() -> None:

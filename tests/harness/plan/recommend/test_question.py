@@ -4,8 +4,9 @@ from typing import Any
 import pytest
 
 from harness.errors import HarnessError
+from harness.forms.layout import Layout, Tensor
 from harness.job.config import load_experiment
-from harness.plan.recommend.question import ask, read_count
+from harness.plan.recommend.question import ask, default_tokens, read_count
 from tests.harness.plan.recommend.invented import DEVICE, FABRIC, MODEL, question
 
 
@@ -48,6 +49,24 @@ def test_what_the_job_names_stays() -> None:
     assert (found.job.training.precision, found.sequence_length, found.remarks) == ("fp32", 1000, ())
     assert found.checkpointing == (False, True)
     assert asked("training.activation_checkpointing=true").checkpointing == (True,)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "gpus", "tokens"),
+    [(1.2e9, 8, 500_000), (6.6e9, 8, 1_000_000), (8e9, 64, 2_000_000), (2e11, 64, 3_200_000),
+     (8e9, 1024, 1024 * 4096)],
+)  # fmt: skip
+def test_tokens_of_a_step_have_a_default(parameters: float, gpus: int, tokens: int) -> None:
+    weight = Tensor("w", (int(parameters),), "float32")
+    model = replace(MODEL, layout=Layout(parameters=(weight,), decaying=frozenset()))
+    assert default_tokens(model, gpus, 4096) == tokens
+
+
+def test_the_default_tokens_are_said() -> None:
+    found = asked(tokens=None)
+    assert found.tokens_asked == 500_000
+    assert "--tokens-per-step=500000, since none is given: as GPT-3 of this size had" in found.remarks
+    assert asked(tokens=None, gpus=1024).remarks[-1].endswith("since none is given: a sample for each GPU")
 
 
 def test_tokens_are_rounded_down_to_whole_samples_of_every_rank() -> None:
