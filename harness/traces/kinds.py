@@ -32,7 +32,7 @@ NOT_COMPUTING = ("c10d::", "_c10d_functional::", "autograd::", "torch::", "torch
 _COMMUNICATES = re.compile(
     r"nccl|rccl|mscclpp|msccl_|oneccl|nvshmem|rocshmem|deep_ep::|multimem_|symmetric_memory::"
     r"|(?:one|two)_?shot_?(?:all_?)?(?:reduce|gather)|(?:all_?reduce|all_?gather|reduce_?scatter)_fusion"
-    r"|cross_device_reduce|quick_?reduce|lamport|allreduce_prototype"
+    r"|cross_device_(?:reduce|store)|quick_?reduce|lamport|allreduce_prototype"
     r"|(?:^|[\s:])(?:barrier_kernel|put_signal_kernel|wait_signal_kernel|all_to_all_v\w*)(?:$|[<(])",
     re.IGNORECASE,
 )

@@ -90,6 +90,7 @@ def test_every_kind_of_communication_kernel_is_seen(tmp_path: Path) -> None:
         "void multimem_all_reduce_kernel<c10::BFloat16, 16>(...)",
         "void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<float>(...)",
         "nvshmemi_transfer_thread", "void vllm::cross_device_reduce_1stage<__half, 8>(...)",
+        "void aiter::reduce_scatter_cross_device_store<__hip_bfloat16, 8>(...)",
     ]  # fmt: skip
     events = [event("Kernel", name, str(100 * n), "50.0", tid="stream 20") for n, name in enumerate(names)]
     events += [
