@@ -121,6 +121,15 @@ def test_a_package_holds_reports_traces_and_predictions(sent: tuple[Result, Path
     assert set(document["comparisons"]["default"]["runs"].values()) == {"ok"}
 
 
+def test_its_comparisons_are_those_of_compare_under_six_strategies() -> None:
+    small, large = matrices.matrices(8)
+    assert [(m.config, m.ranks, m.device) for m in (small, large)] == [
+        ("@default", 8, "cuda"),
+        ("@gpu-node", 8, "cuda"),
+    ]
+    assert small.backends == large.backends == ("ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp")
+
+
 def test_predictions_stand_beside_measurements(sent: tuple[Result, Path]) -> None:
     files = dict(unpacked(sent[1].read_bytes()))
     rows = json.loads(files["doctor/default/predictions.json"])
