@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 from torch.distributed.tensor.parallel import parallelize_module as parallelize
 
+from harness.backends.library_facts import installed_version
 from harness.backends.tensor_plan import COLUMNS, ROWS, VOCABULARY, cut_dimension, why_not_cut
 
 from .explain import Unsupported
@@ -146,7 +146,7 @@ def _require_same_as_transformers(model: nn.Module) -> None:
         layer = pattern.rpartition(".")[2]
         if style not in KNOWN_STYLES.get(layer, ()):
             raise Unsupported(
-                f"transformers {transformers.__version__} plans '{style}' for {pattern} of "
+                f"transformers {installed_version('transformers')} plans '{style}' for {pattern} of "
                 f"{type(model).__name__}, torch {torch.__version__}'s styles here are colwise and rowwise"
             )
 

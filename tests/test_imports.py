@@ -20,10 +20,27 @@ WITHOUT_TORCH = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("module", WITHOUT_TORCH)
-def test_module_loads_without_torch(module: str) -> None:
-    script = (
-        f"import sys, {module}; print(sorted({{'torch', 'transformers', 'deepspeed'}} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+SCRIPT = """
+import importlib, sys
+loaded = {}
+for module in sys.argv[2].split(","):
+    importlib.import_module(module)
+    for library in {*sys.argv[1].split(",")} & {*sys.modules} - {*loaded}:
+        loaded[library] = module
+print(loaded)
+"""
+
+
+@pytest.mark.parametrize(
+    ("libraries", "modules"),
+    [
+        ("torch,transformers,deepspeed,accelerate", WITHOUT_TORCH),
+        ("transformers,deepspeed,accelerate", ["harness.rank.observing.start"]),
+    ],
+    ids=["without-torch", "observed-process"],
+)
+def test_modules_load_without(libraries: str, modules: list[str]) -> None:
+    """One after the other in one process: the first to load a library is named."""
+    words = [sys.executable, "-c", SCRIPT, libraries, ",".join(modules)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "{}"
