@@ -1,4 +1,4 @@
-"""A folder in which commands run one after the other, each in a process of its own."""
+"""A folder in which commands run one after the other and share nothing but its files."""
 
 import shlex
 import subprocess
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.record import Record
-from tests.harness.cli.command_line import HARNESS, environment, records
+from tests.harness.cli.command_line import HARNESS, environment, harness, records
 
 SECONDS = 300
 """That a command may take on a busy machine."""
@@ -27,8 +27,12 @@ class Journey:
     def harness(
         self, *words: str | Path, code: int = 0, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        """`harness WORDS` in the folder, with further environment variables."""
-        return self._run(["harness", *map(str, words)], [*HARNESS, *map(str, words)], code, variables)
+        """`harness WORDS` in the folder; with further environment variables in a process of its own."""
+        typed = ["harness", *map(str, words)]
+        if variables:
+            return self._run(typed, [*HARNESS, *typed[1:]], code, variables)
+        self.typed.append(shlex.join(typed))
+        return self._ended(harness(*words, cwd=self.folder), code)
 
     def printed(self, line: str, *more: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         """A command that another one printed, with further words."""
@@ -72,6 +76,10 @@ class Journey:
             words, cwd=self.folder, env=environment(**variables), capture_output=True, text=True,
             timeout=SECONDS, check=False,
         )  # fmt: skip
+        return self._ended(done, code)
+
+    def _ended(self, done: subprocess.CompletedProcess[str], code: int) -> subprocess.CompletedProcess[str]:
+        """What a command left, if it ended as the journey expects."""
         story = "\n".join(self.typed)
         assert done.returncode == code, f"{story}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         assert code not in (0, 1, 2, 3) or "Traceback" not in done.stderr, f"{story}\n{done.stderr[-3000:]}"

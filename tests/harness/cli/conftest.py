@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .command_line import SHORT, harness_process
+from .command_line import SHORT, harness
 
 
 @dataclass
@@ -22,5 +22,5 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     """One comparison of a tiny job, shared: compare --json --report."""
     folder = tmp_path_factory.mktemp("comparison")
     arguments = ["compare", "--backends", "ddp,zero1", "--nproc", "2", *SHORT]
-    done = harness_process(*arguments, "--json", "--report", "report.md", cwd=folder)
+    done = harness(*arguments, "--json", "--report", "report.md", cwd=folder)
     return Comparison(folder, folder / "runs", arguments, done)

@@ -11,7 +11,7 @@ from harness.diagnose.jobs import FILES, JobsDiagnosis, diagnose_jobs, with_sett
 from harness.diagnose.pair import LoadedRun
 from harness.errors import HarnessError
 from harness.record import Record
-from tests.harness.cli.command_line import SHORT, harness_process
+from tests.harness.cli.command_line import SHORT, harness
 from tests.records import make_record
 
 pytestmark = pytest.mark.long(seconds=20)
@@ -81,10 +81,10 @@ def test_files_that_changed_cannot_be_tried_alone() -> None:
 
 def test_a_rerun_finds_the_setting_that_makes_the_difference(tmp_path: Path) -> None:
     for name, settings in (("first", []), ("second", OTHER)):
-        done = harness_process("run", "--backend", "single", *SHORT, *settings, "--runs", name, cwd=tmp_path)
+        done = harness("run", "--backend", "single", *SHORT, *settings, "--runs", name, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     runs = [str(next((tmp_path / name).glob("*-single-*"))) for name in ("first", "second")]
-    done = harness_process("diagnose", *runs, "--rerun", "--json", "--strict", cwd=tmp_path)
+    done = harness("diagnose", *runs, "--rerun", "--json", "--strict", cwd=tmp_path)
     assert done.returncode == 3, done.stderr
     told = json.loads(done.stdout)
     assert told["verdict"] == "optimizer.beta2 makes the difference"

@@ -10,7 +10,7 @@ import pytest
 from harness.judge.comparison import Comparison
 from harness.judge.findings.own_jobs import added_loss
 from harness.record import ModelLossPart, ObservedPart, Record
-from tests.harness.cli.command_line import harness_process
+from tests.harness.cli.command_line import harness
 from tests.records import make_record
 
 pytestmark = pytest.mark.long(seconds=20)
@@ -29,7 +29,7 @@ def of(model: float, job: float, targets: int = 256) -> Record:
 
 @pytest.mark.parametrize("router", ["true", "false"])
 def test_the_loss_of_a_router_is_named_and_rounding_is_not(tmp_path: Path, router: str) -> None:
-    done = harness_process(
+    done = harness(
         "compare", "--backends", "ddp", "--nproc", "2", "--set", MIXTRAL % router, "--set",
         "data.sequence_length=32", "--set", "training.steps=3", "--runs", "runs", "--json", cwd=tmp_path,
     )  # fmt: skip
