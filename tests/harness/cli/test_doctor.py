@@ -84,7 +84,8 @@ def test_what_two_minutes_do_not_hold_is_not_tried(monkeypatch: pytest.MonkeyPat
     assert "two minutes" in document["not_covered"]["fsdp1"]
 
 
-@pytest.mark.long(seconds=28)
+@pytest.mark.exhaustive
+@pytest.mark.long(seconds=55)
 def test_this_installation_can_be_trusted() -> None:
     code, text = called("--json")
     said = json.loads(text)

@@ -6,7 +6,7 @@ import io
 import json
 import re
 import xml.etree.ElementTree as ElementTree
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,7 +35,7 @@ HOSTILE_FILE = "a|b`c`<b>\n$d$ 模型 %20 \"e\" 'f' (g) [h] {i} #j \\k &amp;"
 KINDS = ("comparison", "baseline")
 
 
-@lru_cache(maxsize=8)
+@cache
 def document(name: str, kind: str) -> Document:
     comparison = Comparison(hostile_records(name))
     if kind == "comparison":
@@ -46,6 +46,7 @@ def document(name: str, kind: str) -> Document:
     return before_after(comparison, Comparison(changed))
 
 
+@cache
 def report(name: str, form: str, kind: str = "comparison") -> str:
     """The text of a report; its pictures are not drawn."""
     shown = document(name, kind)

@@ -16,14 +16,15 @@ from harness.tell.short.outline import MOST_PICTURES, MOST_WORDS, PICTURES, shor
 from harness.tell.writers.markdown import render_details, render_markdown
 from tests.harness.tell.short.records import growing, repeats
 from tests.records import NORMS, make_communication, make_record, make_steps, make_weights
+from tests.representatives import first
 
 REPORTS = Path(__file__).resolve().parents[4] / "reports"
 QUESTIONS: tuple[Question, ...] = ("all", "speed", "memory", "footprint", "parity", "scaling")
 FEW = [make_record(), *repeats("ddp", 0.5), *repeats("fsdp", 0.6)]
 
 
-def document(records: list[Record], question: Question) -> Document:
-    comparison = Comparison(records)
+def document(runs: list[Record] | Comparison, question: Question) -> Document:
+    comparison = runs if isinstance(runs, Comparison) else Comparison(runs)
     return short_document(comparison, question, details_document(comparison, question=question))
 
 
@@ -39,12 +40,12 @@ def both_texts(of: Document) -> str:
 
 
 @pytest.fixture(scope="module")
-def full_matrix() -> list[Record]:
-    return [record for _, record in read_runs([REPORTS / "full-matrix" / ARCHIVE_NAME])[0]]
+def full_matrix() -> Comparison:
+    return Comparison(record for _, record in read_runs([REPORTS / "full-matrix" / ARCHIVE_NAME])[0])
 
 
 @pytest.fixture(scope="module")
-def many() -> list[Record]:
+def many() -> Comparison:
     """200 cells with long names on four numbers of ranks; some ran out of memory, some diverged."""
     records = [make_record()]
     for number in range(50):
@@ -61,11 +62,16 @@ def many() -> list[Record]:
                 label=label, world_size=size, run_id=f"{number}-{size}", comm=comm, **changes
             )  # fmt: skip
             records.append(run)
-    return records
+    return Comparison(records)
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
-@pytest.mark.parametrize("of", ["full_matrix", "many"])
+@pytest.mark.parametrize(
+    ("of", "question"),
+    first(
+        [("full_matrix", "all"), *(("many", question) for question in QUESTIONS)],
+        [(of, question) for of in ("full_matrix", "many") for question in QUESTIONS],
+    ),
+)
 def test_whatever_the_number_of_cells_the_report_is_short(
     of: str, question: Question, request: pytest.FixtureRequest
 ) -> None:
