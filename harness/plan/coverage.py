@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.errors import HarnessError
 from harness.forms.activations import blocks_between
 from harness.forms.optimizer_states import OWN_STATES
-from harness.forms.peaks.families import has_course
+from harness.forms.peaks.families import has_timeline
 from harness.job.job import DEFAULT_TASK, Job, axes_of
 from harness.plan.architectures.catalogue import find_architecture
 from harness.plan.model import PlannedModel
@@ -35,22 +35,22 @@ def why_states_alone(model: PlannedModel, job: Job) -> str | None:
 
 def why_memory_unknown(scenario: Scenario) -> str | None:
     """Why the memory of a step is not predicted; None: it is."""
-    return _without_course(scenario) or why_states_alone(scenario.model, scenario.job)
+    return _without_timeline(scenario) or why_states_alone(scenario.model, scenario.job)
 
 
-def _without_course(scenario: Scenario) -> str | None:
+def _without_timeline(scenario: Scenario) -> str | None:
     workload = scenario.workload()
     every = blocks_between(workload.activation_checkpointing) or 1
     if every > 1 and scenario.strategy.facts.cuts_layers:
         return f"what stages keep with checkpointing of every {every} blocks is not predicted"
-    if has_course(workload) and not workload.swaps_into_files:
+    if has_timeline(workload) and not workload.swaps_into_files:
         return None
     return f"activations and speed under {scenario.label} are not predicted; model states and traffic are"
 
 
-def require_course(scenario: Scenario) -> None:
+def require_timeline(scenario: Scenario) -> None:
     """Raise HarnessError for a strategy the course of whose step is not modelled."""
-    if (reason := _without_course(scenario)) is not None:
+    if (reason := _without_timeline(scenario)) is not None:
         raise HarnessError(reason)
 
 

@@ -9,12 +9,12 @@ from typing import Literal
 from harness.errors import HarnessError
 from harness.forms.activations import ActivationProfile
 from harness.forms.part import samples_at_once
-from harness.forms.peaks.course import Fullest, Phase
 from harness.forms.peaks.families import fullest_moments
-from harness.forms.peaks.walk import TRACED
+from harness.forms.peaks.replay import TRACED
+from harness.forms.peaks.step_timeline import Fullest, Phase
 from harness.forms.terms import Term, by_kind
 from harness.forms.zero3.states import own_settings
-from harness.plan.coverage import require_activations, require_course
+from harness.plan.coverage import require_activations, require_timeline
 from harness.plan.part import part_of
 from harness.plan.profiles import Trace, activation_profile
 from harness.plan.scenario import Scenario
@@ -110,7 +110,7 @@ def predict_memory(
 
     Raises HarnessError where a model has to be traced and cannot be, and for settings that no one modelled.
     """
-    require_course(scenario)
+    require_timeline(scenario)
     require_activations(scenario.model, scenario.job)
     workload = scenario.workload()
     if scenario.strategy.zero_stage == 3 and (own := own_settings(workload)):

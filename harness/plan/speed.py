@@ -26,7 +26,7 @@ from harness.forms.workload import Workload
 from harness.forms.zero3.states import fetching
 from harness.plan.computing import ComputingTime, computing_time
 from harness.plan.constants import TimeConstants, TimeTerm, default_constants
-from harness.plan.coverage import require_activations, require_course
+from harness.plan.coverage import require_activations, require_timeline
 from harness.plan.device import Device
 from harness.plan.scenario import Scenario
 from harness.plan.work import Work
@@ -429,7 +429,7 @@ def predict_speed(scenario: Scenario, constants: TimeConstants | None = None) ->
     device = scenario.device
     if device is None:
         return None
-    require_course(scenario)
+    require_timeline(scenario)
     require_activations(scenario.model, scenario.job)
     constants = constants or scenario.constants or default_constants(device)
     found = (predict_work(Work(scenario, rank), device, constants) for rank in scenario.unlike_ranks)

@@ -105,7 +105,7 @@ MUTANTS = (
            "Gradients of keys and values come home in fp32",
            "harness/forms/test_sequence.py"
            "::test_a_ring_gathers_keys_and_values_and_sends_their_gradients_home_in_fp32"),
-    Mutant("ledger-drop", "harness/forms/peaks/course.py",
+    Mutant("ledger-drop", "harness/forms/peaks/step_timeline.py",
            "        for holding, count in holdings:\n            self.drop(holding, count)", "        pass",
            "What lives for a while is freed in the ledger of a step",
            "harness/forms/peaks/test_ledger.py::test_the_fullest_state_of_a_phase_names_its_causes"),

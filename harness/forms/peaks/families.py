@@ -1,4 +1,4 @@
-"""The course of a step by family, and that of DDP."""
+"""The timeline of a step by family, and that of DDP."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from harness.forms.activations import ActivationProfile
 from harness.forms.ddp import wraps
 from harness.forms.layout import Tensor
 from harness.forms.part import within
-from harness.forms.peaks.course import GRADIENTS, Course, Fullest, Ledger, Phase
-from harness.forms.peaks.fsdp1 import Fsdp1Course
-from harness.forms.peaks.fsdp2 import Fsdp2Course
+from harness.forms.peaks.fsdp1 import Fsdp1Timeline
+from harness.forms.peaks.fsdp2 import Fsdp2Timeline
 from harness.forms.peaks.pipeline import pipeline_moments
-from harness.forms.peaks.walk import Walk
-from harness.forms.peaks.zero0 import Zero0Course
-from harness.forms.peaks.zero3 import Zero3Course, Zero3TensorCourse
-from harness.forms.peaks.zero12 import Zero12Course
+from harness.forms.peaks.replay import Replay
+from harness.forms.peaks.step_timeline import GRADIENTS, Fullest, Ledger, Phase, StepTimeline
+from harness.forms.peaks.zero0 import Zero0Timeline
+from harness.forms.peaks.zero3 import Zero3TensorTimeline, Zero3Timeline
+from harness.forms.peaks.zero12 import Zero12Timeline
 from harness.forms.terms import Term
 from harness.forms.workload import Workload
 
@@ -23,7 +23,7 @@ BUCKETS = Term(
 )  # fmt: skip
 
 
-class DdpCourse(Course):
+class DdpTimeline(StepTimeline):
     """Buckets stay; a gradient is copied into its bucket as it comes, and freed where it is a view."""
 
     def begin(self) -> None:
@@ -44,23 +44,23 @@ class DdpCourse(Course):
         return wraps(self.workload) and self.workload.like_for_like
 
 
-COURSES: dict[str, type[Course]] = {
-    "single": Course,
-    "ddp": DdpCourse,
-    "fsdp1": Fsdp1Course,
-    "fsdp2": Fsdp2Course,
-    "zero0": Zero0Course,
-    "zero12": Zero12Course,
-    "zero3": Zero3Course,
-    "zero3-tensor": Zero3TensorCourse,
+TIMELINES: dict[str, type[StepTimeline]] = {
+    "single": StepTimeline,
+    "ddp": DdpTimeline,
+    "fsdp1": Fsdp1Timeline,
+    "fsdp2": Fsdp2Timeline,
+    "zero0": Zero0Timeline,
+    "zero12": Zero12Timeline,
+    "zero3": Zero3Timeline,
+    "zero3-tensor": Zero3TensorTimeline,
 }
 PIPELINE = "pipeline"
 
 
-def has_course(workload: Workload) -> bool:
-    """Whether the course of a step is known."""
+def has_timeline(workload: Workload) -> bool:
+    """Whether the timeline of a step is known."""
     family = within(workload).strategy.family
-    return family == PIPELINE or family in COURSES
+    return family == PIPELINE or family in TIMELINES
 
 
 def fullest_moments(workload: Workload, profile: ActivationProfile) -> dict[Phase, Fullest]:
@@ -69,11 +69,11 @@ def fullest_moments(workload: Workload, profile: ActivationProfile) -> dict[Phas
         return pipeline_moments(workload, profile)
     length = workload.part_length
     assert length is not None
-    of_cut_layers = COURSES.get(workload.strategy.family)
+    of_cut_layers = TIMELINES.get(workload.strategy.family)
     ledger, workload = Ledger(), within(workload)
-    course = (of_cut_layers or COURSES.get(workload.strategy.family, Course))(workload, ledger)
-    if type(course).at_module is Course.at_module:
+    timeline = (of_cut_layers or TIMELINES.get(workload.strategy.family, StepTimeline))(workload, ledger)
+    if type(timeline).at_module is StepTimeline.at_module:
         profile = profile.fullest(workload.micro_batch_size, length)
-    walk = Walk(course, profile, micro_batch=workload.micro_batch_size, sequence=length)
-    walk.run()
+    replay = Replay(timeline, profile, micro_batch=workload.micro_batch_size, sequence=length)
+    replay.run()
     return ledger.moments()

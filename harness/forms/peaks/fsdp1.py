@@ -6,7 +6,7 @@ from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.fsdp import reduce_dtype
 from harness.forms.fsdp1 import flat_unit, is_sharded
 from harness.forms.layout import Tensor
-from harness.forms.peaks.course import GRADIENTS, Course, Unit, gathering
+from harness.forms.peaks.step_timeline import GRADIENTS, StepTimeline, Unit, gathering
 from harness.forms.terms import Term
 
 _FLAT = "torch 2.13, distributed/fsdp/_flat_param.py: "
@@ -48,7 +48,7 @@ ACCUMULATED = Term(
 )  # fmt: skip
 
 
-class Fsdp1Course(Course):
+class Fsdp1Timeline(StepTimeline):
     """One unit per block and the root, sharded or not."""
 
     def begin(self) -> None:

@@ -8,7 +8,7 @@ from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.fsdp import reduce_dtype
 from harness.forms.fsdp2 import reshards_root
 from harness.forms.layout import Tensor, elements
-from harness.forms.peaks.course import GRADIENTS, Course, Unit, gathering
+from harness.forms.peaks.step_timeline import GRADIENTS, StepTimeline, Unit, gathering
 from harness.forms.terms import Term
 
 _COLLECTIVES = "torch 2.13, distributed/fsdp/_fully_shard/_fsdp_collectives.py: "
@@ -56,7 +56,7 @@ ACCUMULATED = Term(
 )  # fmt: skip
 
 
-class Fsdp2Course(Course):
+class Fsdp2Timeline(StepTimeline):
     """One unit per block and the root, which encloses them."""
 
     def begin(self) -> None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from harness.forms.activations import ActivationProfile, Gradient, Segment, Size
 from harness.forms.layout import Layout
 from harness.forms.part import samples_at_once
-from harness.forms.peaks.course import Course, Fullest, Ledger, Phase
-from harness.forms.peaks.walk import Walk
+from harness.forms.peaks.replay import Replay
+from harness.forms.peaks.step_timeline import Fullest, Ledger, Phase, StepTimeline
 from harness.forms.pipeline import cut_of, micro_batches_of, options_of, place_of, ranks_of
 from harness.forms.terms import Term
 from harness.forms.workload import Workload
@@ -68,7 +68,7 @@ def order(workload: Workload) -> Iterator[Pass]:
             yield Pass(True, stages - 1 - done // per_round % stages)
 
 
-class PipelineCourse(Course):
+class PipelineTimeline(StepTimeline):
     """The blocks of one stage at a time; gradients add up over micro-batches."""
 
     def begin(self) -> None:
@@ -78,7 +78,7 @@ class PipelineCourse(Course):
             tokens = self.workload.micro_batch_size * (self.workload.sequence_length or 0)
             self.ledger.add(TARGETS, 16 * tokens)
 
-    def come_to(self, blocks: tuple[str, ...], *, first: bool) -> None:
+    def visit(self, blocks: tuple[str, ...], *, first: bool) -> None:
         """A stage's pass begins. first: none of its gradients is there yet."""
         self.units = tuple(self._blocks[name] for name in blocks)
         self.micro_step = 0 if first else 1
@@ -88,52 +88,52 @@ def pipeline_moments(workload: Workload, profile: ActivationProfile) -> dict[Pha
     """The fullest moment of each phase, over the passes of a rank that differ."""
     assert workload.sequence_length is not None
     ledger = Ledger()
-    course = PipelineCourse(workload, ledger)
+    timeline = PipelineTimeline(workload, ledger)
     cut, place = cut_of(workload), place_of(workload)
     samples = samples_at_once(workload)
     table = workload.layout.parameters[0]
-    walks = [
-        _StageWalk(course, of_stage(profile, workload.layout, stage, cut.stages),
+    replays = [
+        _StageReplay(timeline, of_stage(profile, workload.layout, stage, cut.stages),
                    cut.blocks_of(stage), samples, workload.sequence_length,
                    vocabulary=table.shape[0] if stage == cut.stages - 1 else 0)
         for stage in cut.of_rank(place)
     ]  # fmt: skip
-    course.begin()
-    in_flight, reached = [0] * len(walks), [False] * len(walks)
+    timeline.begin()
+    in_flight, reached = [0] * len(replays), [False] * len(replays)
     seen: set[tuple[Pass, int, tuple[bool, ...]]] = set()
     for _ in range(min(2, workload.accumulation_steps)):
         for each in order(workload):
             in_flight[each.stage] -= each.backward
-            others = sum(count * walk.kept for count, walk in zip(in_flight, walks, strict=True))
+            others = sum(count * replay.kept for count, replay in zip(in_flight, replays, strict=True))
             state = (each, others, tuple(reached))  # whose gradients are there
             if state not in seen:
                 seen.add(state)
                 ledger.add(IN_FLIGHT, others)
-                walks[each.stage].go(backward=each.backward, first=not reached[each.stage])
+                replays[each.stage].go(backward=each.backward, first=not reached[each.stage])
                 ledger.drop(IN_FLIGHT)
             in_flight[each.stage] += not each.backward
             reached[each.stage] |= each.backward
     ledger.activations = {}
     with ledger.during("step"):
-        course.step()
+        timeline.step()
     return ledger.fullest
 
 
-class _StageWalk(Walk):
+class _StageReplay(Replay):
     """One micro-batch through one stage."""
 
     def __init__(
-        self, course: PipelineCourse, profile: ActivationProfile, blocks: tuple[str, ...], samples: int,
+        self, timeline: PipelineTimeline, profile: ActivationProfile, blocks: tuple[str, ...], samples: int,
         sequence: int, *, vocabulary: int,
     ) -> None:  # fmt: skip
-        super().__init__(course, profile, micro_batch=samples, sequence=sequence)
-        self._stage, self._blocks = course, blocks
-        self._logits = samples * sequence * vocabulary * course.workload.compute_bytes
+        super().__init__(timeline, profile, micro_batch=samples, sequence=sequence)
+        self._stage, self._blocks = timeline, blocks
+        self._logits = samples * sequence * vocabulary * timeline.workload.compute_bytes
         self.kept = profile.saved_bytes(len(blocks), samples, sequence) + self._logits
         """Bytes from the forward to the backward pass of a micro-batch."""
 
     def go(self, *, backward: bool, first: bool) -> None:
-        self._stage.come_to(self._blocks, first=first)
+        self._stage.visit(self._blocks, first=first)
         if backward:
             self._ledger.add(LOGITS, self._logits)
             self._backward()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.forms.dtypes import DTYPE_BYTES
-from harness.forms.peaks.course import GRADIENTS, Course, harness_norm
+from harness.forms.peaks.step_timeline import GRADIENTS, StepTimeline, harness_norm
 from harness.forms.terms import Term
 from harness.forms.zero import reduce_dtype
 from harness.forms.zero0 import FALLBACK_BUCKET_ELEMENTS
@@ -26,7 +26,7 @@ FLOAT_COPY = Term(
 )  # fmt: skip
 
 
-class Zero0Course(Course):
+class Zero0Timeline(StepTimeline):
     """Data parallelism by DeepSpeed's engine."""
 
     @property

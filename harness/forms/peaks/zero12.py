@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.layout import Tensor, ceil_to, elements
-from harness.forms.peaks.course import GRADIENTS, Course, deepspeed_norm, gathering
+from harness.forms.peaks.step_timeline import GRADIENTS, StepTimeline, deepspeed_norm, gathering
 from harness.forms.terms import Term
 from harness.forms.zero import bucket_elements, gradient_accumulation_bytes, reduce_dtype
 from harness.forms.zero12 import START_ALIGNMENT_ELEMENTS
@@ -60,7 +60,7 @@ class _Place:
     """Elements in this rank's partition."""
 
 
-class Zero12Course(Course):
+class Zero12Timeline(StepTimeline):
     """Stage 2 reduces gradients as they come, stage 1 when the backward pass is over."""
 
     def begin(self) -> None:

@@ -9,11 +9,11 @@ from harness.backends.tensor_plan import autotp_cut_dimension
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.layout import Tensor, ceil_to, elements
 from harness.forms.optimizer_step import updated_tensors
-from harness.forms.peaks.course import (
+from harness.forms.peaks.step_timeline import (
     GRADIENTS,
     STATE_SOURCE,
-    Course,
     Ledger,
+    StepTimeline,
     Unit,
     deepspeed_norm,
     gathering,
@@ -210,7 +210,7 @@ UPDATE = Term(
 )  # fmt: skip
 
 
-class Zero3Course(Course):
+class Zero3Timeline(StepTimeline):
     """Like for like nothing is gathered ahead or kept; with the library's defaults small models are whole."""
 
     def begin(self) -> None:
@@ -303,8 +303,8 @@ KEPT = Term(
 )  # fmt: skip
 
 
-class Zero3TensorCourse(Zero3Course):
-    """As `Zero3Course`, but autograd holds on to the weights of cut layers.
+class Zero3TensorTimeline(Zero3Timeline):
+    """As `Zero3Timeline`, but autograd holds on to the weights of cut layers.
 
     Recomputed blocks save them when they run again. With the library's defaults small models stay gathered.
     """

@@ -29,7 +29,7 @@ SMALL_SHARE = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loser:
+class Rejected:
     """A backend with its options that is not among the best, and why."""
 
     configuration: Configuration
@@ -71,7 +71,7 @@ class VariantRanking:
         ]
         return (*leading, *sorted((c for c in others if c), key=by_speed))
 
-    def losers(self, best: Sequence[Configuration]) -> list[Loser]:
+    def rejected(self, best: Sequence[Configuration]) -> list[Rejected]:
         """Each backend that is not among the best, with its fastest configuration or what it lacks to fit."""
         chosen = {configuration.backend for configuration in best}
         slower = [c for c in self.best_by_backend() if c.backend not in chosen]
@@ -82,7 +82,7 @@ class VariantRanking:
                 nearest.setdefault(configuration.backend, configuration)
         reasons = [(c, why_slower(c, self.fitting[0])) for c in slower]
         reasons += [(c, why_too_large(c)) for c in nearest.values()]
-        return [Loser(configuration=configuration, reason=reason) for configuration, reason in reasons]
+        return [Rejected(configuration=configuration, reason=reason) for configuration, reason in reasons]
 
 
 def rank(question: RecommendRequest, predictors: Predictors) -> VariantRanking:

@@ -164,11 +164,11 @@ class Recommendation:
             "fitting": [_as_json(question, c) for c in ranking.fitting],
             "not_chosen": [
                 {
-                    "backend": loser.configuration.label,
-                    "fits": loser.configuration.fits,
-                    "reason": loser.reason,
+                    "backend": one.configuration.label,
+                    "fits": one.configuration.fits,
+                    "reason": one.reason,
                 }
-                for loser in ranking.losers(self.best)
+                for one in ranking.rejected(self.best)
             ],
             "left_out": ranking.left_out,
             "data_parallel_is_right": self.advice is None,

@@ -55,11 +55,11 @@ def recommendation_lines(answer: Recommendation) -> Iterator[str]:
             "host GB: of a node; tokens/s: per GPU; GPU h, kWh: per billion tokens, kWh at the power limit "
             "of the boards"
         )
-    losers = answer.ranking.losers(answer.best)
-    if losers:
+    rejected = answer.ranking.rejected(answer.best)
+    if rejected:
         yield ""
         yield "Why not the others"
-        yield from (f"- {loser.configuration.label}: {loser.reason}" for loser in losers)
+        yield from (f"- {one.configuration.label}: {one.reason}" for one in rejected)
     yield f"- not considered: {_left_out(answer)}"
     yield ""
     yield from alternative_lines(answer.instead, lambda one: run_command(one, answer.words))

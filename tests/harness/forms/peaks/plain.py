@@ -7,8 +7,8 @@ from typing import Any
 from harness.backends.registry import strategy_of
 from harness.forms.activations import ActivationProfile, Gradient, Point, Segment, Size
 from harness.forms.layout import Layout, Tensor
-from harness.forms.peaks.course import Fullest, Phase
 from harness.forms.peaks.families import fullest_moments
+from harness.forms.peaks.step_timeline import Fullest, Phase
 from harness.forms.workload import Workload
 
 WEIGHT = "mlp.weight"

@@ -63,7 +63,7 @@ def test_gradients_that_accumulate_need_fewer_tokens() -> None:
     helped = advise(asked, found.fitting, found.too_large, given)
     assert remedies(helped)["smaller batch"] is None
     assert "fits at 800 tokens: one sample a GPU" in helped.remedies[0].reason  # type: ignore[union-attr]
-    assert "a smaller micro-batch needs more" in found.losers(())[0].reason
+    assert "a smaller micro-batch needs more" in found.rejected(())[0].reason
 
 
 def test_what_a_node_cannot_divide_needs_pipeline_stages() -> None:

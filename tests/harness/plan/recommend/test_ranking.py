@@ -20,7 +20,7 @@ def ranking(**changes) -> VariantRanking:
 
 
 def reasons(found: VariantRanking, top: int = 3) -> dict[str, str]:
-    return {x.configuration.backend: x.reason for x in found.losers(found.best_by_backend()[:top])}
+    return {x.configuration.backend: x.reason for x in found.rejected(found.best_by_backend()[:top])}
 
 
 def test_what_fits_is_ranked_by_speed() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from harness.backends.registry import strategy_of
-from harness.forms.peaks.course import Ledger
-from harness.forms.peaks.fsdp2 import Fsdp2Course
+from harness.forms.peaks.fsdp2 import Fsdp2Timeline
+from harness.forms.peaks.step_timeline import Ledger
 from harness.forms.terms import Term
 from harness.forms.workload import Workload
 from tests.harness.forms.peaks.plain import held, layout, moments
@@ -99,13 +99,13 @@ def test_a_root_that_is_resharded_is_gathered_again_for_the_backward_pass(
         layout=model, strategy=strategy, world_size=2, device="cuda", transport="nccl",
         preset="library-defaults", options=options,
     )  # fmt: skip
-    course = Fsdp2Course(workload, Ledger())
-    course.begin()
-    course.before_model()
-    course.after_model()
-    course.ledger.briefly((at_loss, 1))
-    assert held(course.ledger.fullest["forward"], "gathered") >= 8 * 4 * BLOCK
-    assert sum(c for h, c in course.ledger.held.items() if h.kind == "gathered") == gathered * 4 * BLOCK
+    timeline = Fsdp2Timeline(workload, Ledger())
+    timeline.begin()
+    timeline.before_model()
+    timeline.after_model()
+    timeline.ledger.briefly((at_loss, 1))
+    assert held(timeline.ledger.fullest["forward"], "gathered") >= 8 * 4 * BLOCK
+    assert sum(c for h, c in timeline.ledger.held.items() if h.kind == "gathered") == gathered * 4 * BLOCK
 
 
 def test_streams_have_memory_of_their_own() -> None:

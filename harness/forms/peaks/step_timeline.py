@@ -144,7 +144,7 @@ class Unit:
 
 
 @dataclass
-class Course:
+class StepTimeline:
     """One step under one strategy; this one is a single process, which shards and reduces nothing."""
 
     workload: Workload
