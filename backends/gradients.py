@@ -85,6 +85,7 @@ def _sum_of_squares(tensor: Tensor) -> Tensor:
     On the CPU an fp64 `vector_norm` takes ten times as long as fp32 dot products of short pieces, which
     lose next to nothing.
     """
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     if tensor.dtype == torch.float32:
         pieces = tensor.reshape(-1).split(DOT_ELEMENTS)
         return torch.stack([torch.dot(piece, piece) for piece in pieces]).sum(dtype=torch.float64)

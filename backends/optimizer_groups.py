@@ -35,9 +35,12 @@ def group_constants(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def group_rate(group: Mapping[str, Any]) -> float | None:
-    """The learning rate of a group; None: it has none, as where Adafactor derives its own."""
+    """The learning rate of a group; None: it has no number, as where Adafactor derives its own."""
     rate = group.get("lr")
-    return None if rate is None else float(rate)
+    try:
+        return None if rate is None else float(rate)
+    except (TypeError, ValueError):
+        return None
 
 
 def set_rates(optimizer: Any, rate: float) -> None:

@@ -236,6 +236,11 @@ class TorchEngine(Engine):
         for buffer in self.module.buffers():
             yield "buffers", buffer
 
+    def gathered_tensors(self) -> Iterator[Tensor]:
+        # Each module of a probed step asks: with thousands a walk over all tensors takes minutes.
+        whole = type(self).state_tensors is TorchEngine.state_tensors
+        return iter(()) if whole else super().gathered_tensors()
+
     def _state(self) -> dict[str, Any]:
         from torch.distributed.checkpoint.state_dict import get_state_dict
 

@@ -49,7 +49,9 @@ from harness.run_directory.rank_state import ModuleWriter
 class OptimizerWatch:
     """Looks on between `start` and `stop`, in the first steps only: what trains is at work at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_hook: bool = True) -> None:
+        """has_hook: False: its owner calls `look` after each update."""
+        self._has_hook = has_hook
         self.optimizers: list[torch.optim.Optimizer] = []
         """Those that stepped, in the order in which they first did."""
         self.phase = "setup"
@@ -77,7 +79,7 @@ class OptimizerWatch:
         self._elements.clear()
         self._shares.clear()
         self._looks = True
-        if self._handle is None:
+        if self._handle is None and self._has_hook:
             self._handle = register_optimizer_step_post_hook(self._after_step)
 
     def leave(self) -> None:
@@ -102,8 +104,11 @@ class OptimizerWatch:
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.updates[self.phase] += 1
-        if not self._looks:
-            return
+        if self._looks:
+            self.look(optimizer)
+
+    def look(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note the gradients that it was given."""
         # After and not before: hooks of the optimizer itself may change gradients in between.
         if all(optimizer is not known for known in self.optimizers):
             self.optimizers.append(optimizer)
@@ -121,7 +126,10 @@ class OptimizerWatch:
         if parameter.grad is None:
             return
         whole = ranges == [(0, local.numel())]
-        parts = [parameter.grad] if whole else [parameter.grad.view(-1)[slice(*part)] for part in ranges]
+        if parameter.grad.is_sparse:
+            parts = [parameter.grad.coalesce().values()]
+        else:
+            parts = [parameter.grad] if whole else [parameter.grad.view(-1)[slice(*part)] for part in ranges]
         self._squares[key] = global_norm(parts, None) ** 2
 
 

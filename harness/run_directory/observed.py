@@ -86,6 +86,7 @@ def assemble_observed(
         **measured_parts(events, steps),
         status=status,
         error=error,
+        skipped_steps=sum(event.group_learning_rates == [] for event in events[min(events)].steps),
         job=job,
         job_id=_job_id(job, setup),
         cell=hashlib.sha256(request.run_id.encode()).hexdigest()[:16],
@@ -221,6 +222,8 @@ def _backend(
 ) -> BackendPart:
     name = PREFIX + (seen.observation.base or "script")
     effective = _effective(setup.effective, events) if setup else None
+    if effective is not None:  # an epoch's last step may have fewer micro-steps, even the first
+        effective = replace(effective, accumulation_steps=seen.accumulation_steps)
     own = {"label": name, "name": name, "effective": effective}
     return BackendPart(**BackendPart.shared(setup) | own | versions_of(setup))
 

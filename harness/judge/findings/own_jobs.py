@@ -102,6 +102,8 @@ SCALAR_BYTES = 8
 all of a model's."""
 
 
+BETWEEN = "between"
+"""Phase of what an observed script does outside of passes and updates."""
 GATHERING = ("all_gather", "broadcast", "barrier")
 """What ranks with samples of their own send in the forward pass: weights, buffers, statistics of a batch."""
 
@@ -164,6 +166,8 @@ def _ranks_alone(row: Row) -> Finding | None:
     wrapped = record.observation.base is not None
     if any(wrapped or (part.largest_bytes or part.payload_bytes) > SCALAR_BYTES for part in moved):
         return None
+    if not wrapped and _averages_by_hand(record):
+        return None
     size = record.world.world_size
     same = _on_same_samples(record)
     alike = ", all on the same samples" if same else ""
@@ -173,6 +177,13 @@ def _ranks_alone(row: Row) -> Finding | None:
         text=f"{size} ranks train without exchanging gradients: each has a model of its own{alike}",
         values={"ranks": size, "same_samples": same},
     )
+
+
+def _averages_by_hand(record: Record) -> bool:
+    """Whether ranks send as much between their backward passes and updates as gradients of a byte each."""
+    sent = sum(part.payload_bytes for part in record.comm if part.phase == BETWEEN and part.rank == 0)
+    steps = record.windows.probed if record.windows else 0
+    return sent >= steps * (record.model.parameters if record.model else 1) > 0
 
 
 def _samples_repeated(row: Row) -> Finding | None:

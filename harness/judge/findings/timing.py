@@ -30,12 +30,17 @@ def find(runs: Runs) -> list[Finding]:
     if not short:
         return []
     steps = max(len(row.record.steps) for row in short)
+    text = (
+        "no step was timed: measure.warmup_steps, measure.probed_steps and measure.traced_steps use up all "
+        f"{steps}"
+    )
+    if not steps:
+        text = "no step was seen: no torch optimizer stepped after a call of backward()"
     return [
         Finding(
             id="nothing-timed",
             about=labels(short),
-            text="no step was timed: measure.warmup_steps, measure.probed_steps and measure.traced_steps "
-            f"use up all {steps}",
+            text=text,
             values={"steps": steps},
         )
     ]

@@ -106,14 +106,55 @@ def observe() -> None:
         try:
             if (packages := os.environ.get(PACKAGES)) and packages not in sys.path:
                 sys.path.append(packages)
-            from harness.rank.observing.start import start_observing
-
-            start_observing(Path(os.environ[RUN_DIRECTORY]), finder.on_import)
-        except Exception as error:
+            _start_observing(finder.on_import)
+        except (Exception, SystemExit) as error:
             sys.stderr.write(f"harness observe: this process is not observed: {error!r}\n")
 
     sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
     finder.on_import("torch", start)
+
+
+def _start_observing(on_import: OnImport) -> None:
+    """Do so as if the script's own folders, first on the path, were not there.
+
+    Where the script has modules of the same names, such as a package `harness`, it goes on to find its own.
+    """
+    given, before = list(sys.path), set(sys.modules)
+    library = os.path.dirname(os.__file__)
+    ahead = given[: given.index(library)] if library in given else []
+    folders = set(ahead) - set(os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    places = {os.path.abspath(folder) for folder in folders}
+    names = {name for name, module in sys.modules.items() if _folder_of(module) in places}
+    own = {name: sys.modules.pop(name) for name in before if name.partition(".")[0] in names}
+    sys.path[:] = [entry for entry in given if entry not in folders]
+    try:
+        from harness.rank.observing.start import start_observing
+
+        start_observing(Path(os.environ[RUN_DIRECTORY]), on_import)
+    finally:
+        sys.path[:] = given
+        loaded = [name for name in sys.modules if name not in before or name in own]
+        others = {name for name in loaded if "." not in name and _is_another(name, given)}
+        for name in loaded:
+            if name.partition(".")[0] in others:
+                del sys.modules[name]
+        sys.modules.update(own)
+
+
+def _folder_of(module: ModuleType) -> str | None:
+    """The entry of the path in which a module of the top level was found."""
+    file = getattr(module, "__file__", None)
+    if not file or "." in module.__name__ or module.__name__ == "__main__":
+        return None
+    folder = os.path.dirname(file)
+    return os.path.dirname(folder) if hasattr(module, "__path__") else folder
+
+
+def _is_another(name: str, path: Sequence[str]) -> bool:
+    """Whether a path leads to another module of this name than the one that was imported."""
+    spec, module = PathFinder.find_spec(name, path), sys.modules.get(name)
+    own = getattr(module, "__spec__", None)
+    return bool(spec and spec.origin and own and own.origin and spec.origin != own.origin)
 
 
 def note_ends(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable
 
 import torch
@@ -14,7 +15,7 @@ from harness.backends.base import Batch
 # generators', 2014), as signed integers.
 _TOKEN = 0x9E3779B97F4A7C15 - 2**64
 _LABEL = 0xBF58476D1CE4E5B9 - 2**64
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By bytes of an element."""
 _MIX = 0x94D049BB133111EB - 2**64
 
@@ -70,7 +71,9 @@ def _row_hashes(tensor: Tensor) -> Tensor:
 
 def as_integers(tensor: Tensor) -> Tensor:
     """int64 (samples, elements) that are equal where bits are."""
-    flat = tensor.reshape(len(tensor), -1)
+    flat = tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))
+    if flat.is_complex():
+        flat = torch.view_as_real(flat.resolve_conj()).flatten(1)
     if flat.is_floating_point():
         flat = flat.contiguous().view(_BITS[flat.element_size()])
     return flat.long()
@@ -79,5 +82,6 @@ def as_integers(tensor: Tensor) -> Tensor:
 def _digest(values: Iterable[Tensor]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for value in values:
-        digest.update(value.contiguous().numpy().tobytes())
+        # NumPy knows neither bfloat16 nor the kinds of float8.
+        digest.update(value.resolve_conj().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -50,6 +50,11 @@ class Seen:
     """By group, the most tensors that it held while its optimizer stepped: ZeRO-3 fills them only then."""
     updated_tensors: int | None = None
     """Most tensors with a gradient that optimizers were given in one of the first steps; None: not looked."""
+    has_form: bool = True
+    """Whether each step is one of those that closed forms know: every gradient is computed once, then one
+    optimizer updates."""
+    bare_updates: int = 0
+    """Updates that followed no call of backward()."""
     frameworks: dict[str, None] = field(default_factory=dict)
     """Libraries that were seen to drive the training, in order."""
 
@@ -134,17 +139,13 @@ def model_part(live: Live, layout: LayoutPart, effective: Effective) -> ModelPar
 def observed_part(live: Live, optimizers: Optimizers, seen: Seen) -> ObservedPart:
     """What trains, in the form of the record."""
     states = [state for one in optimizers.each for state in one.state.values() if isinstance(state, Mapping)]
-    steps = [float(state["step"]) for state in states if isinstance(state.get("step"), (Tensor, int, float))]
     held = [key for key in optimizers.state if isinstance(key, Tensor)]
     model: Any = hugging_face_model(live.bare)
-    given = {id(p) for group in optimizers.param_groups for p in group["params"]}
     whole = whole_parameters(live.whole)
-    comparable = given <= {id(one.held) for one in whole}
-    kept = {one.name for one in whole if one.trains and id(one.held) not in given}
     return ObservedPart(
-        parameters_left_out=sorted(kept) if comparable else [],
+        parameters_left_out=left_out(whole, optimizers),
         optimizer_used=bool(optimizers.each),
-        optimizer_steps=int(max(steps)) if steps else None,
+        optimizer_steps=optimizers.steps,
         optimizer_groups=_groups(optimizers, whole, seen),
         updated_tensors=seen.updated_tensors,
         master_dtypes=sorted({dtype_name(tensor.dtype) for tensor in held}),
@@ -160,6 +161,14 @@ def observed_part(live: Live, optimizers: Optimizers, seen: Seen) -> ObservedPar
         tf32=uses_tf32(),
         deterministic=is_deterministic(),
     )
+
+
+def left_out(whole: Sequence[Whole], optimizers: Optimizers) -> list[str]:
+    """Parameters that train and no optimizer was given; none where optimizers hold tensors of their own."""
+    given = {id(p) for group in optimizers.param_groups for p in group["params"]}
+    if given.isdisjoint(id(one.held) for one in whole):
+        return []
+    return sorted({one.name for one in whole if one.trains and id(one.held) not in given})
 
 
 def _groups(optimizers: Optimizers, whole: Sequence[Whole], seen: Seen) -> list[dict[str, Any]]:
@@ -201,7 +210,6 @@ def settings_seen(
         "optimizer.beta2": _number(second),
         "optimizer.epsilon": _number(_common(optimizers, "eps")),
         "optimizer.weight_decay": max((decay for decay in decays if decay is not None), default=None),
-        "training.accumulation_steps": effective.accumulation_steps,
         "training.precision": PRECISIONS.get((compute, effective.master_dtype)),
         "training.gradient_clipping": effective.gradient_clipping,
         "training.activation_checkpointing": model.activation_checkpointing,

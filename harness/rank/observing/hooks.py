@@ -6,6 +6,7 @@ frameworks add is in `frameworks.py`.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -30,26 +31,38 @@ class Listener(Protocol):
     def forward_ends(self, root: nn.Module, output: Any) -> None: ...
     def module_begins(self, module: nn.Module) -> None: ...
     def backward_begins(self, tensors: Any) -> None: ...
+    def scaled(self, outputs: Any) -> None: ...
     def backward_ends(self) -> None: ...
     def update_begins(self) -> None: ...
+    def update_made(self) -> None: ...
     def update_ends(self) -> None: ...
+    def found(self, optimizer: torch.optim.Optimizer) -> None: ...
     def stepping(self, optimizer: torch.optim.Optimizer) -> None: ...
     def stepped(self, optimizer: torch.optim.Optimizer) -> None: ...
-    def clipped(self, norm: Any, largest: float | None) -> None: ...
+    def clipped(self, norm: Any, largest: Any) -> None: ...
     def gradients_zeroed(self) -> None: ...
     def note(self, text: str) -> None: ...
 
 
+def in_backward() -> bool:
+    """Whether this thread is in a backward pass, as in a hook of it or a recomputation."""
+    return bool(torch._C._current_graph_task_id() != NO_BACKWARD)
+
+
 class Guarded:
-    """Passes everything on until the listener fails once: whatever that is, the script goes on unobserved."""
+    """Passes everything on until the listener fails once: whatever that is, the script goes on unobserved.
+
+    Nothing of a process that is forked from this one, such as a loader's worker.
+    """
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
+        self._process = os.getpid()
         self.has_failed = False
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         def tell(*arguments: Any) -> None:
-            if self.has_failed:
+            if self.has_failed or os.getpid() != self._process:
                 return
             try:
                 getattr(self._listener, name)(*arguments)
@@ -99,7 +112,7 @@ class Roots:
         self._before_step = len(self.found)
 
     def _search(self, module: nn.Module, *arguments: Any, **named: Any) -> Any:
-        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() == NO_BACKWARD:
+        if not torch.compiler.is_compiling() and not in_backward():
             if self._inside is not None:
                 self._listener.module_begins(module)
             elif all(module is not root for root in self.found):
@@ -107,13 +120,17 @@ class Roots:
         return self._call(module, *arguments, **named)
 
     def _adopt(self, module: nn.Module) -> None:
-        if any(parameter.requires_grad for parameter in module.parameters()):
-            self.found.append(module)
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            return
+        self.found.append(module)
+        try:
             module.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True)
             module.register_forward_hook(self._after, always_call=True)
+        except RuntimeError as error:
+            self._listener.note(f"forward passes of {type(module).__name__} are not seen: {described(error)}")
 
     def _before(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if self._inside is None and torch._C._current_graph_task_id() == NO_BACKWARD:
+        if self._inside is None and not in_backward():
             self._inside = module
             self._listener.forward_begins(module, arguments, named)
 
@@ -128,7 +145,7 @@ def _hook_backward(listener: Listener) -> None:
 
     @wraps(run)
     def backward(tensors: Any, *arguments: Any, **named: Any) -> None:
-        if torch._C._current_graph_task_id() != NO_BACKWARD:  # a recomputation within a backward pass
+        if in_backward():  # a recomputation
             return run(tensors, *arguments, **named)
         listener.backward_begins(tensors)
         run(tensors, *arguments, **named)
@@ -149,7 +166,17 @@ def _hook_updates(listener: Listener) -> None:
 
     register_optimizer_step_pre_hook(begins)
     register_optimizer_step_post_hook(ends)
-    replace(torch.amp.GradScaler, "step", around(listener.update_begins, listener.update_ends))
+
+    def scaler_begins(_: Any, optimizer: torch.optim.Optimizer, *__: Any, **___: Any) -> None:
+        listener.update_begins()
+        listener.found(optimizer)
+
+    def scaler_ends(*_: Any, **__: Any) -> None:
+        listener.update_made()
+        listener.update_ends()
+
+    replace(torch.amp.GradScaler, "step", told(scaler_begins, scaler_ends))
+    replace(torch.amp.GradScaler, "scale", told(lambda _scaler, outputs: listener.scaled(outputs)))
 
 
 def _hook_clipping(listener: Listener) -> None:
@@ -157,7 +184,7 @@ def _hook_clipping(listener: Listener) -> None:
     from torch.nn.utils import clip_grad
 
     def ends(norm: Any, *arguments: Any, max_norm: Any = None, **_: Any) -> None:
-        listener.clipped(norm, float(arguments[1] if max_norm is None else max_norm))
+        listener.clipped(norm, next(iter(arguments[1:]), None) if max_norm is None else max_norm)
         listener.update_ends()
 
     # FSDP1 has a method of its own, since ranks hold pieces.
@@ -232,6 +259,8 @@ def _updating(session: Guarded, run: Callable[..., Any]) -> Callable[..., Any]:
         norm = self.get_global_grad_norm() if updates else None
         if norm is not None:
             session.clipped(norm, self.gradient_clipping() or None)
+        if updates:
+            session.update_made()
         session.update_ends()
         return result
 
@@ -256,7 +285,7 @@ def _lightning(session: Guarded, module: ModuleType) -> None:
 
 
 def _given_loss(session: Guarded, framework: str, name: str) -> Wrapper:
-    def begins(_owner: Any, loss: Any, *_: Any, **__: Any) -> None:
+    def begins(_owner: Any, loss: Any = None, *_: Any, **__: Any) -> None:
         session.driven_by(framework)
         session.framework_loss(loss, name)
 

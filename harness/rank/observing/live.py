@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,6 +110,23 @@ class Optimizers:
     """The optimizers that step, as one."""
 
     each: list[torch.optim.Optimizer] = field(default_factory=list)
+    steps_before: int = 0
+    """Of those that had been counted when the only one was first seen: it may come from a checkpoint."""
+
+    def add(self, optimizer: torch.optim.Optimizer) -> None:
+        """One that was made anew for the tensors of another takes its place."""
+        if any(optimizer is known for known in self.each):
+            return
+        given, held = _tensors_of(optimizer), [_tensors_of(known) for known in self.each]
+        place = next((n for n, own in enumerate(held) if own and own <= given), len(held))
+        self.steps_before += (steps_of(optimizer) or 0) - sum(steps_of(o) or 0 for o in self.each[place:][:1])
+        self.each[place : place + 1] = [optimizer]
+
+    @property
+    def steps(self) -> int | None:
+        """Updates that the only optimizer counts; None: it counts none, or there are several."""
+        counted = steps_of(self.each[0]) if len(self.each) == 1 else None
+        return None if counted is None else counted - self.steps_before
 
     @property
     def state(self) -> dict[Any, Any]:
@@ -125,6 +142,17 @@ class Optimizers:
         return " and ".join(
             dict.fromkeys(f"{type(one).__module__}.{type(one).__name__}" for one in self.each)
         )
+
+
+def _tensors_of(optimizer: torch.optim.Optimizer) -> set[int]:
+    return {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+
+
+def steps_of(optimizer: torch.optim.Optimizer) -> int | None:
+    """Most steps in its states; None: they count none."""
+    states = [state for state in optimizer.state.values() if isinstance(state, Mapping)]
+    steps = [float(state["step"]) for state in states if isinstance(state.get("step"), (Tensor, int, float))]
+    return int(max(steps)) if steps else None
 
 
 def recognise(

@@ -6,7 +6,6 @@ between, and ends with the update. What observing takes is not in its seconds.
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from harness.backends.optimizer_groups import group_rate
 from harness.rank.observer import OptimizerWatch
 from harness.rank.observing.facts import Seen, is_causal
-from harness.rank.observing.hooks import Listener, Roots
+from harness.rank.observing.hooks import Listener, Roots, in_backward
 from harness.rank.observing.probing import Probing
 from harness.rank.observing.step import MicroBatch, Step, returned_loss, scalar_of
 from harness.rank.observing.writing import Writing
@@ -44,12 +43,11 @@ class Session:
     """Listens to the hooks; see `hooks.Listener`."""
 
     def __init__(self, run_directory: Path, allocator: AllocatorProbe) -> None:
-        self.process = os.getpid()
         self.request = ObserveRequest.read(run_directory)
         self.counter = CommunicationCounter()
         self.counter.start()
         self._roots: Roots | None = None
-        self.watch = OptimizerWatch()
+        self.watch = OptimizerWatch(has_hook=False)
         self.seen = Seen()
         self.writing = Writing(run_directory, self.request.observed, self.seen)
         self.probing = Probing(self.counter, allocator)
@@ -60,6 +58,10 @@ class Session:
         self._depth = 0
         self._engine_depth = 0
         self._backward_waits = False
+        self._steps_within = False
+        self._evaluations = 0
+        self._optimizing = 0
+        self._unscaled: Tensor | None = None
         self._has_stepped = False
         self._since = 0.0
         self._rate: float | None = None
@@ -70,14 +72,7 @@ class Session:
         """Look for the modules that the script calls; `listener` passes on what they do."""
         self._roots = Roots(listener)
 
-    @property
-    def is_foreign(self) -> bool:
-        """Whether this is another process than the one that was started, such as a loader's worker."""
-        return os.getpid() != self.process
-
     def forward_begins(self, root: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if self.is_foreign:
-            return
         if not trains(root):
             if self._step is None or self._step.ended is not None:
                 self._finish()
@@ -87,6 +82,8 @@ class Session:
         now = time.perf_counter()
         if not step.in_micro_step:
             step.in_micro_step = True
+            if self._evaluates_again:
+                return
             step.data_seconds += now - self._since
             last = step.micro_steps == self.seen.accumulation - 1
             self.counter.begin_micro_step(last=last)
@@ -100,12 +97,7 @@ class Session:
         self._enter("forward")
 
     def forward_ends(self, root: nn.Module, output: Any) -> None:
-        if (
-            self._step is None
-            or self._step.ended is not None
-            or self.is_foreign
-            or not torch.is_grad_enabled()
-        ):
+        if self._step is None or self._step.ended is not None or not torch.is_grad_enabled():
             return
         loss = returned_loss(output)
         if loss is not None:
@@ -116,13 +108,21 @@ class Session:
         if torch.is_autocast_enabled(kind):
             self.seen.autocast = torch.get_autocast_dtype(kind)
 
+    def scaled(self, outputs: Any) -> None:
+        """A scaler multiplies what backward() is then called on."""
+        self._unscaled = scalar_of(outputs)
+
     def backward_begins(self, tensors: Any) -> None:
-        if self.is_foreign:
-            return
-        step = self._open()
+        step, scalar = self._open(), self._unscaled
+        scalar, self._unscaled = scalar_of(tensors) if scalar is None else scalar, None
+        # Several passes may begin in the results of one forward pass.
+        step.goes_on = self._evaluates_again or bool(step.batches and not step.in_micro_step)
         step.in_micro_step = True
-        step.losses.current.scalar = scalar_of(tensors)
-        self.probing.moment("after_forward", last=step.micro_steps == self.seen.accumulation - 1)
+        if not step.goes_on:
+            step.losses.current.scalar = scalar
+            self.probing.moment("after_forward", last=step.micro_steps == self.seen.accumulation - 1)
+        elif not self._evaluates_again:
+            step.losses.micro[-2].add(scalar)
         self._enter("backward")
 
     def engine_backward_begins(self) -> None:
@@ -137,14 +137,18 @@ class Session:
     def backward_ends(self) -> None:
         step = self._step
         self._backward_waits = self._engine_depth > 0
-        if step is None or self.is_foreign or self._backward_waits:
+        if step is None or self._backward_waits:
             return
-        self.probing.moment("after_backward", last=step.micro_steps == self.seen.accumulation - 1)
-        step.micro_steps += 1
         step.in_micro_step = False
-        step.losses.next()
+        self._evaluations += self._depth > 0
+        if not step.goes_on:
+            self.probing.moment("after_backward", last=step.micro_steps == self.seen.accumulation - 1)
+            step.micro_steps += 1
+            step.losses.next()
         self._enter("step" if self._depth else None)
         self._since = time.perf_counter()
+        if self._steps_within:
+            self._close(step)
 
     def driven_by(self, framework: str) -> None:
         """A library drives the training."""
@@ -152,39 +156,63 @@ class Session:
 
     def framework_loss(self, loss: Any, name: str) -> None:
         """A framework was given this loss to divide and to call backward on."""
-        if not self.is_foreign and isinstance(loss, Tensor) and loss.numel() == 1:
+        if isinstance(loss, Tensor) and loss.numel() == 1:
             current = self._open().losses.current
             current.framework, current.framework_name = loss.detach().clone(), name
 
     def update_begins(self) -> None:
         self._depth += 1
         step = self._step
-        if self._depth == 1 and step is not None and step.ended is None and step.micro_steps:
+        self._evaluations *= self._depth > 1
+        if self._depth != 1 or step is None or in_backward():
+            return
+        if step.ended is None and step.micro_steps:
             self._enter("step")
 
     def update_ends(self) -> None:
         self._depth -= 1
-        if self._depth == 0 and self._step is not None and not self.is_foreign:
+        if self._depth == 0 and self._step is not None:
             if self._has_stepped:
                 self._close(self._step)
             elif self._step.ended is None:
                 self._enter(None)
 
+    @property
+    def _evaluates_again(self) -> bool:
+        """Whether an optimizer asks again for the gradients of a micro-step, as LBFGS does."""
+        again = self._depth > 0 and self._evaluations > 0
+        self.seen.has_form &= not again
+        return again
+
+    def found(self, optimizer: torch.optim.Optimizer) -> None:
+        """A scaler steps this one, or skips its update."""
+        self.writing.add(optimizer)
+
+    def update_made(self) -> None:
+        """A library has made its update or skipped it, since gradients are not finite: that is a step too."""
+        self._has_stepped = True
+        self.seen.rates = {}
+
     def stepping(self, optimizer: torch.optim.Optimizer) -> None:
         """Before an update: afterwards a scheduler of its hooks may have set the next rate."""
+        self.seen.has_form &= not self._optimizing  # one within another, as ZeroRedundancyOptimizer has it
+        self._optimizing += 1
         self.writing.add(optimizer)
         filled = (group for group in optimizer.param_groups if group["params"])
         self._rate = next((rate for group in filled if (rate := group_rate(group)) is not None), None)
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         self._has_stepped = True
+        self._optimizing -= 1
+        if self.watch.at_work:
+            self.watch.look(optimizer)
         if self._step is not None:
             self._step.rate = self._rate if self._step.rate is None else self._step.rate
             self._step.group_rates |= self.seen.rates
         self.seen.rates = {}
 
-    def clipped(self, norm: Any, largest: float | None) -> None:
-        self.seen.clipping = largest
+    def clipped(self, norm: Any, largest: Any) -> None:
+        self.seen.clipping = None if largest is None else float(largest)
         if self._step is not None:
             self._step.norm = norm.detach() if isinstance(norm, Tensor) else norm
 
@@ -194,14 +222,14 @@ class Session:
 
     def finish(self, failure: BaseException | None = None) -> None:
         """The process ends; `failure` is the exception that ends it. The first call counts."""
-        if not self.is_foreign and not self._is_finished:
+        if not self._is_finished:
             self._is_finished = True
             self._finish()
             self.writing.end(failure, self._step, self.probing)
 
     def note(self, text: str) -> None:
         """Something happened that a reader of the figures must know."""
-        if not self.is_foreign and not self._is_finished:
+        if not self._is_finished:
             self.writing.note(text)
 
     def _open(self) -> Step:
@@ -231,7 +259,12 @@ class Session:
     def _close(self, step: Step) -> None:
         """The update has ended, or another optimizer's after it."""
         self._has_stepped = False
+        self._steps_within = in_backward()
+        if self._steps_within:
+            self.seen.has_form = False
+            return  # an optimizer of each parameter steps as its gradient is ready; the pass ends the step
         if step.micro_steps == 0:
+            self.seen.bare_updates += 1
             return  # a step without a backward pass, as libraries make one to set up their states
         self._enter(None)
         if self.writing.world.device == "cuda":
@@ -253,10 +286,11 @@ class Session:
         self.seen.accumulation = step.micro_steps
         self.seen.steps += 1
         self._step = None
+        is_described = self.writing.engine is not None
         self.writing.step(step, self._timer.take(), applied)
         if self._roots:
             self._roots.end_step()
-        if step.number == 0:
+        if not is_described:
             self.probing.attach(self.writing.engine)
         self._spent += time.perf_counter() - begin
 

@@ -111,9 +111,15 @@ def _named(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Te
     """Tensors with a dimension, by name; a batch that is handed over as one mapping is looked into."""
     found: dict[str, Tensor] = {}
     for name, value in [*named.items(), *_positional(arguments)]:
-        if isinstance(value, Tensor) and value.dim() > 0:
+        if isinstance(value, Tensor) and value.dim() > 0 and _is_plain(value):
             found.setdefault(name, value)
     return found
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether its elements are numbers that lie one after the other."""
+    odd = tensor.is_quantized or tensor.is_nested or tensor.is_meta
+    return tensor.layout is torch.strided and not odd
 
 
 def _positional(arguments: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
@@ -149,6 +155,11 @@ class MicroLoss:
     scalar: Tensor | None = None
     items: float | None = None
     """Tokens by which the model was told to divide its summed loss (`num_items_in_batch`)."""
+
+    def add(self, scalar: Tensor | None) -> None:
+        """backward() was called on another scalar of the same forward pass."""
+        known = self.scalar is not None and scalar is not None
+        self.scalar = self.scalar + scalar if known else None  # type: ignore[operator]
 
 
 @dataclass
@@ -244,6 +255,8 @@ class Step:
     """By group of the optimizers that stepped."""
     in_micro_step: bool = False
     """Whether a forward pass has begun whose backward pass has not ended."""
+    goes_on: bool = False
+    """Whether this backward pass is another one of the micro-step before."""
 
     @property
     def seconds(self) -> float:

@@ -23,10 +23,12 @@ from harness.backends.registry import strategy_of
 from harness.rank.accelerator import describe_accelerator
 from harness.rank.environment import device_name
 from harness.rank.events import GuestEventWriter
+from harness.rank.live_model import whole_parameters
 from harness.rank.observer import DIGESTED_STEPS
 from harness.rank.observing.facts import (
     Seen,
     layout_of,
+    left_out,
     model_part,
     observed_part,
     settings_seen,
@@ -108,6 +110,7 @@ class Writing:
         self._loss_is_known = True
         self._sizes: Counter[tuple[int | None, int | None]] = Counter()
         self._lengths: set[int | None] = set()
+        self._micro_steps: Counter[int] = Counter()
         self._known: dict[str, bool] = {}
         self._has_measured = False
         self._notes: list[str] = []
@@ -123,8 +126,7 @@ class Writing:
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer steps: note the rates of its groups, and what they hold."""
-        if all(optimizer is not known for known in self._optimizers.each):
-            self._optimizers.each.append(optimizer)
+        self._optimizers.add(optimizer)
         seen, first = self._seen, 0
         for known in self._optimizers.each:
             for place, group in enumerate(known.param_groups, start=first):
@@ -158,7 +160,7 @@ class Writing:
     def step(self, step: Step, phases: dict[str, float], applied: tuple[float, float] | None) -> None:
         """Write a step; with the first one what trains."""
         assert self._events is not None
-        if self._described is None and self._roots:
+        if self._described is None and self._roots and step.group_rates:
             self._described = self._describe(step)
             self._events.write(self._setup_event(self._described))
         trained = self._described.trained_elements if self._described else 0
@@ -169,11 +171,12 @@ class Writing:
         size = step.batches[0].count if step.batches else None
         self._sizes[event.samples, size] += 1
         self._lengths.add(length)
+        self._micro_steps[step.micro_steps] += 1
         for name in ("tokens", "target_tokens", "samples", "gradient_norm"):
             self._known[name] = self._known.get(name, True) and getattr(event, name) is not None
         self._events.write(event)
         if step.number == 0:
-            self._write_observation(step.micro_steps)
+            self._write_observation()
 
     def measured(self, probing: Probing) -> None:
         """The probed steps are over."""
@@ -187,7 +190,7 @@ class Writing:
             return
         if not self._has_measured:
             self.measured(probing)
-        self._write_observation(self._seen.accumulation)
+        self._write_observation()
         if self._described is not None:
             observed = observed_part(self._described.live, self._optimizers, self._seen)
             self._events.write(FinalEvent(weights=None, observed=observed, probe_loss=None))
@@ -197,7 +200,7 @@ class Writing:
         """Have the record say what a reader must know of the figures."""
         self._notes.append(text)
         if self._events is not None:
-            self._write_observation(self._seen.accumulation)
+            self._write_observation()
 
     def _describe(self, step: Step) -> Described:
         live = recognise(
@@ -222,7 +225,7 @@ class Writing:
             versions={name: version(name) for name in PACKAGES if name in sys.modules},
             initial_weights=None,
             collectives=dist.get_backend() if dist.is_initialized() else "none",
-            claim=strategy_of(found.live.base) if found.live.base and found.live.has_form else None,
+            claim=strategy_of(found.live.base) if found.live.base and self._has_form(found.live) else None,
             host=socket.gethostname(),
             device_name=device_name(self.world),
             placement=placement(self.world.device),
@@ -234,8 +237,20 @@ class Writing:
             setup_seconds=perf_counter() - self._started,
         )
 
-    def _write_observation(self, micro_steps: int) -> None:
+    def _has_form(self, live: Live) -> bool:
+        """Whether closed forms hold: of one model, whose optimizer updates all that trains."""
+        is_whole = not self._others(live) and not left_out(whole_parameters(live.whole), self._optimizers)
+        return live.has_form and self._seen.has_form and is_whole and self._seen.updated_tensors != 0
+
+    def _others(self, live: Live) -> bool:
+        """Whether a module trains parameters that are not of the described one."""
+        known = {id(parameter) for parameter in live.bare.parameters()}
+        trained = (p for root in self._roots for p in root.parameters() if p.requires_grad)
+        return any(id(parameter) not in known for parameter in trained)
+
+    def _write_observation(self) -> None:
         assert self._events is not None
+        ((micro_steps, _), *_) = self._micro_steps.most_common(1) or [(1, 0)]
         found = self._described
         live = found.live if found else None
         unknown = unknown_fields(self._known, loss=self._loss_is_known, micro_steps=micro_steps)
@@ -245,11 +260,16 @@ class Writing:
         notes = self._notes + ([live.note] if live and live.note else [])
         if (others := self._sizes.total() - usual) > 0:
             notes.append(f"{others} of {self._sizes.total()} steps had a batch of another size")
-        if live is not None and _others(self._roots, live.bare):
+        if live is not None and self._others(live):
             notes.append("several models train; states are those of the largest that the first step called")
         if len(self._optimizers.each) > 1:
             count = len(self._optimizers.each)
             notes.append(f"{count} optimizers step: a step ends with each that follows a backward pass")
+        if not self._seen.steps and self._seen.bare_updates:
+            notes.append(
+                f"{self._seen.bare_updates} updates followed no call of backward(): torch.autograd.grad and "
+                "torch.func are not seen"
+            )
         observation = ObservationPart(
             command=list(self._command),
             frameworks=list(self._seen.frameworks),
@@ -264,6 +284,7 @@ class Writing:
             | {
                 "training.global_batch_size": samples * self.world.world_size if samples else None,
                 "training.micro_batch_size": size,
+                "training.accumulation_steps": micro_steps if found else None,
                 "training.steps": self._seen.steps,
                 "data.sequence_length": length,
             },
@@ -275,13 +296,6 @@ class Writing:
             accumulation_steps=micro_steps,
         )
         self._events.write(event)
-
-
-def _others(roots: Sequence[nn.Module], described: nn.Module) -> bool:
-    """Whether a module trains parameters that are not of the described one."""
-    known = {id(parameter) for parameter in described.parameters()}
-    trained = [p for root in roots for p in root.parameters() if p.requires_grad]
-    return any(id(parameter) not in known for parameter in trained)
 
 
 def _is_gone(run_directory: Path, rank: int) -> bool:

@@ -266,12 +266,13 @@ def live_bytes_by_kind(tensors: Iterable[tuple[str, Tensor]], allocator: Allocat
     inside: dict[str, int] = {}
     outside: dict[str, int] = {}
     for kind, tensor in tensors:
-        storage = tensor.untyped_storage()
-        size = storage.nbytes()
-        if size and allocator.identity(storage) not in seen:
-            seen.add(allocator.identity(storage))
-            kinds = inside if allocator.serves(storage) else outside
-            kinds[kind] = kinds.get(kind, 0) + size
+        for part in (tensor._indices(), tensor._values()) if tensor.is_sparse else (tensor,):
+            storage = part.untyped_storage()
+            size = storage.nbytes()
+            if size and allocator.identity(storage) not in seen:
+                seen.add(allocator.identity(storage))
+                kinds = inside if allocator.serves(storage) else outside
+                kinds[kind] = kinds.get(kind, 0) + size
     return LiveBytes(inside=inside if seen else None, outside=outside or None)
 
 

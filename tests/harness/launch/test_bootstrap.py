@@ -5,8 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from harness.job.experiment import MeasureSection
 from harness.launch.bootstrap.sitecustomize import AfterImport
 from harness.launch.observed import observed_environment
+from harness.run_directory.observed import ObserveRequest
+from harness.run_directory.observed_processes import processes_folder
 
 
 def run(folder: Path, script: str, *paths: Path) -> str:
@@ -74,3 +77,26 @@ def test_a_framework_that_cannot_be_hooked_is_imported_all_the_same(tmp_path: Pa
         "import accelerate.accelerator; print('imported')"
     )
     assert run(tmp_path, script, tmp_path) == "imported"
+
+
+def test_modules_of_the_scripts_folder_are_the_scripts_alone(tmp_path: Path) -> None:
+    """Names that the harness imports too; `psutil` would end the process."""
+    run_directory, folder = tmp_path / "run", tmp_path / "script"
+    run_directory.mkdir()
+    ObserveRequest(
+        run_id="observed", created_at="2026-01-01T00:00:00.000+00:00", command=["harness"], observed=["x"],
+        measure=MeasureSection(traced_steps=0),
+    ).write(run_directory)  # fmt: skip
+    for name, text in {
+        "harness/__init__.py": "mine = 1", "harness/rank.py": "", "psutil.py": "raise SystemExit(7)",
+        "pydantic.py": "ran = True", "train.py": "import pydantic, torch, harness, pydantic as again\n"
+        "print(harness.mine, pydantic.ran, again is pydantic, torch.autograd.backward.__module__)",
+    }.items():  # fmt: skip
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
+        (folder / name).write_text(text)
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=folder, env=observed_environment(run_directory),
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr, done.returncode) == ("1 True True torch.autograd\n", "", 0)
+    assert len(list(processes_folder(run_directory).iterdir())) == 1

@@ -1,0 +1,243 @@
+"""Training loops of other shapes: the script ends as without us, and its record tells of it what it did."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from harness.judge.comparison import Comparison
+from harness.record import Record
+from tests.observed import run_script
+
+pytestmark = pytest.mark.long(seconds=45)
+HEAD = """
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1), nn.Flatten(0))
+
+def loss_of(module, samples=4):
+    x = torch.randn(samples, 8)
+    return F.mse_loss(module(x), x.sin().sum(1))
+
+def say(loss):
+    print("loss", float(loss), flush=True)
+"""
+EACH = """
+for step in range(8):
+    loss = loss_of(model)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    say(loss)
+"""
+BARE = {"busy-machine", "few-timed-steps", "noisy-timing", "slow-data", "not-deterministic"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """A script, and what its record has."""
+
+    body: str
+    steps: int = 8
+    samples: int | None = 4
+    found: frozenset[str] = frozenset()
+    note: str = ""
+    updates: int | None = None
+    """That the optimizer counts; None: it counts none, or there are several."""
+
+
+LOOPS = {
+    "an optimizer that evaluates its closure several times": Loop(body="""
+optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+x = torch.randn(4, 8)
+for step in range(8):
+    losses = []
+    def closure():
+        optimizer.zero_grad()
+        losses.append(F.mse_loss(model(x), x.sin().sum(1)))
+        losses[-1].backward()
+        return losses[-1]
+    optimizer.step(closure)
+    say(losses[0])
+""", found=frozenset({"memory-grows"})),
+    "an optimizer of each parameter in the backward pass": Loop(body="""
+optimizers = {p: torch.optim.AdamW([p]) for p in model.parameters()}
+def update(parameter):
+    optimizers[parameter].step()
+    optimizers[parameter].zero_grad()
+for parameter in model.parameters():
+    parameter.register_post_accumulate_grad_hook(update)
+for step in range(8):
+    loss = loss_of(model)
+    loss.backward()
+    say(loss)
+""", note="4 optimizers step"),
+    "a scaler that skips updates": Loop(body="""
+optimizer = torch.optim.AdamW(model.parameters())
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+for step in range(8):
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = loss_of(model)
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    if step < 2:
+        model[0].weight.grad[0, 0] = float("inf")
+    scaler.step(optimizer)
+    scaler.update()
+    say(loss)
+""", found=frozenset({"skipped-steps"}), updates=6),
+    "an optimizer that is made anew": Loop(body="""
+for step in range(8):
+    optimizer = torch.optim.AdamW(model.parameters())
+    loss = loss_of(model)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    say(loss)
+""", updates=8),
+    "an optimizer of a checkpoint": Loop(body="""
+optimizer = torch.optim.AdamW(model.parameters())
+for p in model.parameters():
+    ones = torch.ones_like(p)
+    optimizer.state[p] = {"step": torch.tensor(900.0), "exp_avg": ones.clone(), "exp_avg_sq": ones}
+""" + EACH, updates=8),
+    "sparse gradients": Loop(body="""
+model = nn.EmbeddingBag(50, 4, sparse=True)
+optimizer = torch.optim.SparseAdam(list(model.parameters()))
+for step in range(8):
+    loss = model(torch.randint(0, 50, (4, 6))).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    say(loss)
+""", updates=8),
+    "complex weights": Loop(body="""
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, dtype=torch.complex64))
+    def forward(self, x):
+        return (x.to(torch.complex64) @ self.weight).abs()
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+""" + EACH),
+    "a scripted module": Loop(body="""
+model = torch.jit.script(model)
+optimizer = torch.optim.AdamW(model.parameters())
+""" + EACH, samples=None, updates=8, note="forward passes of RecursiveScriptModule are not seen"),
+    "samples in bfloat16": Loop(body="""
+model = model.bfloat16()
+optimizer = torch.optim.AdamW(model.parameters())
+loss_of = lambda module: module(torch.randn(4, 8).bfloat16()).float().square().mean()
+""" + EACH, updates=8),
+    "two backward passes of one forward pass": Loop(body="""
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(8):
+    out = model(torch.randn(4, 8))
+    first, second = out.square().mean(), out.abs().mean()
+    optimizer.zero_grad()
+    first.backward(retain_graph=True)
+    second.backward()
+    optimizer.step()
+    say(first + second)
+""", updates=8),
+    "two models that take turns": Loop(body="""
+other = nn.Linear(4, 8)
+optimizers = [torch.optim.Adam(one.parameters()) for one in (model, other)]
+for step in range(8):
+    made = other(torch.randn(4, 4))
+    loss = model((made.detach(), made)[step % 2]).square().mean()
+    optimizers[step % 2].zero_grad()
+    loss.backward()
+    optimizers[step % 2].step()
+    say(loss)
+""", note="several models train"),
+    "parameters that no optimizer has": Loop(body="""
+optimizer = torch.optim.AdamW(model[2].parameters())
+""" + EACH, updates=8),
+    "groups without a number as rate": Loop(body="""
+class Signs(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": "auto", "momentum": float("nan")})
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            p -= 1e-3 * p.grad.sign()
+optimizer = Signs(model.parameters())
+""" + EACH),
+    "a process that forks": Loop(body="""
+optimizer = torch.optim.AdamW(model.parameters())
+def train(steps, told=True):
+    for step in range(steps):
+        loss = loss_of(model)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        told and say(loss)
+train(4)
+if (child := os.fork()) == 0:
+    train(3, told=False)
+    os._exit(0)
+os.waitpid(child, 0)
+train(4)
+""", updates=8),
+    "updates without backward()": Loop(body="""
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(8):
+    gradients = torch.autograd.grad(loss_of(model), list(model.parameters()))
+    for parameter, parameter.grad in zip(model.parameters(), gradients):
+        pass
+    optimizer.step()
+""", steps=0, found=frozenset({"nothing-timed"}), note="8 updates followed no call of backward()"),
+}  # fmt: skip
+AVERAGED = """
+dist.init_process_group("gloo")
+optimizer = torch.optim.AdamW(model.parameters())
+torch.manual_seed(1 + dist.get_rank())
+for step in range(8):
+    loss = loss_of(model)
+    optimizer.zero_grad()
+    loss.backward()
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+        p.grad /= 2
+    optimizer.step()
+"""
+
+
+def observed(folder: Path, body: str, ranks: int = 1) -> tuple[Record, list[float]]:
+    (folder / "train.py").write_text(HEAD + body)
+    seen = run_script(folder, folder / "train.py", ranks=ranks)
+    assert seen.codes == [0] * ranks, seen.printed
+    assert "harness observe" not in seen.printed[0]
+    assert seen.record is not None
+    return seen.record, [float(line.split()[1]) for line in seen.lines("loss ")]
+
+
+def found(record: Record) -> set[str]:
+    return {finding.id for finding in Comparison([record]).findings} - BARE
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_is_recorded_as_it_ran(tmp_path: Path, name: str) -> None:
+    loop = LOOPS[name]
+    record, losses = observed(tmp_path, loop.body)
+    assert record.status == "ok"
+    assert len(record.steps) == loop.steps
+    assert [step.loss for step in record.steps] == pytest.approx(losses)
+    assert {step.samples for step in record.steps} <= {loop.samples}
+    assert record.world.accumulation_steps == 1
+    assert record.observed is None or record.observed.optimizer_steps == loop.updates
+    assert record.observation is not None
+    assert loop.note in " ".join(record.observation.notes)
+    assert found(record) == loop.found
+
+
+def test_ranks_that_average_gradients_by_hand_are_not_alone(tmp_path: Path) -> None:
+    record, _ = observed(tmp_path, AVERAGED, ranks=2)
+    assert found(record) == set()
