@@ -31,7 +31,8 @@ def precision(value: Any) -> str:
     """Raises ValueError for fp8 and what is no precision."""
     name = "no" if value in (False, None) else str(value).lower()
     if name not in PRECISIONS:
-        raise ValueError(f"a job's precision can be {', '.join(PRECISIONS)}")
+        own = "; `training.precision: fp8` of the job is torchao's" if name == "fp8" else ""
+        raise ValueError(f"Accelerate files of {', '.join(PRECISIONS)} are run{own}")
     return PRECISIONS[name]
 
 
@@ -64,7 +65,7 @@ TOP: dict[str, Rule] = {
 RANKS = NotUsed(reason="the ranks that the other sizes leave: --nproc decides")
 EAGER = "model.compile takes torch's defaults"
 SECTIONS: dict[str, Rule] = {
-    "fp8_config": Off(feature="fp8"),
+    "fp8_config": Off(feature="fp8 of such libraries; `training.precision: fp8` of a job is torchao's"),
     "ipex_config": Off(feature="Intel's extension"),
     "megatron_lm_config": Off(feature="Megatron-LM"),
     "tp_config": Off(

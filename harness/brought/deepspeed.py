@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from harness.backends import registry
+from harness.backends.base import OptimizerKind
 from harness.backends.explain import choices
 from harness.backends.extensions import unmet_files
 from harness.backends.options import ZeroOptions
@@ -15,7 +16,6 @@ from harness.brought.deepspeed_keys import (
     PRECISION_KEYS,
     PURE_BF16_KEYS,
     SECTIONS,
-    adamw,
     clipping,
     power_of_two,
 )
@@ -38,6 +38,8 @@ from harness.nested import leaves, value_at
 ZERO = "zero_optimization"
 COMPILE_KEYS = ("compile.enabled", "compile.disable")
 """Either of them switches torch.compile; `disable` wins."""
+OPTIMIZER_KEYS = ("optimizer.type", "optimizer.params.adam_w_mode")
+"""Decide together."""
 PARALLEL = {
     ("autotp", "tensor"): "tensor_parallel.autotp_size",
     ("ulysses", "sequence"): "sequence_parallel_size",
@@ -72,7 +74,7 @@ def read_deepspeed(document: Mapping[str, Any], refusals: Refusals, prefix: str 
         precision = AUTO
     together = dict.fromkeys((*PRECISION_KEYS, *PURE_BF16_KEYS), precision)
     together |= {key: _own_value(document, key, precision) for key in PRECISION_KEYS}
-    together["optimizer.type"] = "AdamW"
+    together |= dict.fromkeys(OPTIMIZER_KEYS, _optimizer_kind(document, refusals, prefix))
     together |= dict.fromkeys(COMPILE_KEYS, _compiled(document, refusals, prefix))
     keys = with_defaults(KEYS, defaults)
     claims = claims_of(document, keys, SECTIONS, refusals, together, prefix)
@@ -80,7 +82,6 @@ def read_deepspeed(document: Mapping[str, Any], refusals: Refusals, prefix: str 
     options = zero_offload(stage, device, refusals, f"{prefix}{ZERO}.")
     backend, more = _parallel(stage, document, refusals, prefix)
     options |= more
-    _require_adamw(document, refusals, prefix)
     settings = _scheduled(document, refusals, prefix)
     require_registered(backend, options, refusals, prefix)
     if refusals.found:
@@ -158,28 +159,23 @@ def _compiled(document: Mapping[str, Any], refusals: Refusals, prefix: str) -> s
         return "none"
 
 
-def _require_adamw(document: Mapping[str, Any], refusals: Refusals, prefix: str) -> None:
-    """Refuse an optimizer that is not AdamW. DeepSpeed's Adam is, unless adam_w_mode is false."""
+def _optimizer_kind(document: Mapping[str, Any], refusals: Refusals, prefix: str) -> str:
+    """'adamw', or 'adam' where DeepSpeed's Adam adds weight decay to gradients: `adam_w_mode` is false."""
     section = document.get("optimizer")
     if not isinstance(section, dict):
-        return
+        return "adamw"
     given, params = section.get("type"), section.get("params")
     if given is None:
         refusals.add(f"{prefix}optimizer", section, "give its 'type', without which DeepSpeed ignores it")
-        return
-    try:
-        adamw(given)
-    except ValueError as error:
-        refusals.add(f"{prefix}optimizer.type", given, str(error))
-        return
+    elif str(given).lower() not in ("adam", "adamw"):
+        kinds = ", ".join(get_args(OptimizerKind))
+        refusals.add(
+            f"{prefix}optimizer.type", given,
+            f"unsupported: only DeepSpeed's Adam and AdamW are run; `optimizer.kind` has {kinds}",
+        )  # fmt: skip
     mode = params.get("adam_w_mode", True) if isinstance(params, dict) else True
     decoupled = refusals.read(boolean, f"{prefix}optimizer.params.adam_w_mode", mode, True)
-    if str(given).lower() == "adam" and not decoupled:
-        refusals.add(
-            f"{prefix}optimizer.params.adam_w_mode", mode,
-            "unsupported: it makes 'Adam' add weight decay to gradients, and every run has AdamW; set it "
-            "to true or take AdamW",
-        )  # fmt: skip
+    return "adamw" if decoupled or str(given).lower() == "adamw" else "adam"
 
 
 def _scheduled(document: Mapping[str, Any], refusals: Refusals, prefix: str) -> dict[str, Any]:
@@ -267,7 +263,7 @@ def _absent(
         name = "torch" if params.get("torch_adam") else "cpu" if "offload" in options else "fused"
         arguments = library_defaults("deepspeed")["optimizers"][name]["defaults"]
         found |= {f"optimizer.params.{key}": arguments[key] for key in ("lr", "betas", "eps", "weight_decay")}
-    if isinstance(scheduler := document.get("scheduler"), dict):
+    if isinstance(scheduler := document.get("scheduler"), dict) and scheduler:
         arguments = library_defaults("deepspeed")["schedulers"][scheduler["type"]]["defaults"]
         found |= {f"scheduler.params.{key}": value for key, value in arguments.items()
                   if key not in ("last_batch_iteration", "last_epoch")}  # fmt: skip

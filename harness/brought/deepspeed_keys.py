@@ -30,7 +30,7 @@ SAVING = NotUsed(reason="concerns saving; the harness saves checkpoints in its o
 LOGGING = NotUsed(reason="prints or logs only")
 NVME = NotUsed(reason="a setting of offload to files that the harness leaves to DeepSpeed")
 MEASURES = "it measures, which would slow this row only; the harness counts from outside"
-CLIENT = "every strategy runs torch's AdamW with the job's constants"
+CLIENT = "every strategy runs the job's optimizer with its constants"
 MISREAD = (
     "under it DeepSpeed 0.19 attributes fp32 masters to other parameters (safe_get_full_fp32_param), so that "
     "weights could not be checked"
@@ -54,13 +54,6 @@ def power_of_two(value: Any) -> float:
     if power >= MOST_POWER:
         raise ValueError(f"2^{power} is no number; at most 2^{MOST_POWER - 1}")
     return math.ldexp(1.0, power)
-
-
-def adamw(value: Any) -> str:
-    """What every run has. Raises ValueError for another optimizer."""
-    if str(value).lower() not in ("adam", "adamw"):
-        raise ValueError("unsupported: of DeepSpeed's optimizers only Adam and AdamW are run, as AdamW")
-    return "AdamW"
 
 
 def folder(value: Any) -> str:
@@ -102,6 +95,8 @@ JOB: dict[str, Rule] = {
     "bf16.bf16_optimizer_states": ToJob(setting="training.precision"),
     "fp16.initial_scale_power": ToJob(setting="training.initial_loss_scale", convert=power_of_two),
     "fp16.loss_scale_window": ToJob(setting="training.loss_scale_growth_interval", convert=integer),
+    "optimizer.type": ToJob(setting="optimizer.kind"),
+    "optimizer.params.adam_w_mode": ToJob(setting="optimizer.kind", reason="DeepSpeed's AdamW ignores it"),
     "optimizer.params.lr": ToJob(setting="optimizer.learning_rate", convert=number),
     "optimizer.params.betas": ToJob(setting="optimizer.beta1", convert=_first),
     "optimizer.params.eps": ToJob(setting="optimizer.epsilon", convert=number),
@@ -119,9 +114,7 @@ BESIDE_ZERO: dict[str, Rule] = {
     "bf16.immediate_grad_update": Fixed(reason=DEFAULT),
     "bf16.check_grad_overflow": Fixed(reason=DEFAULT),
     "bf16.check_overflow": NotUsed(reason="of earlier versions of DeepSpeed"),
-    "optimizer.type": Fixed(used="AdamW", reason=CLIENT),
     "optimizer.params.torch_adam": Fixed(used=True, reason=CLIENT),
-    "optimizer.params.adam_w_mode": Fixed(used=True, reason="DeepSpeed's AdamW ignores it"),
     "optimizer.params.bias_correction": Fixed(used=True, reason=CLIENT, refuses=True),
     "optimizer.params.amsgrad": Fixed(used=False, reason=CLIENT, refuses=True),
     "optimizer.params.fused": NotUsed(reason="optimizer.implementation of the job decides it"),

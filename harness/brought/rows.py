@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from harness.backends import registry
 from harness.backends.base import Preset
-from harness.backends.explain import explain_all
+from harness.backends.explain import InvalidYaml, explain_all, parse_value
 from harness.backends.presets import PresetChange, preset_changes
 from harness.brought import accelerate_keys, deepspeed_keys
 from harness.brought.accelerate import read_accelerate
@@ -60,6 +60,7 @@ TRAINERS = (
         "local_sgd_steps", "local_sgd", "local_sgd_config", "use_local_sgd", "diloco", "outer_optimizer",
     })),
     Trainer(name="torchtitan", keys=frozenset({"job", "parallelism", "training"}), least=2),
+    Trainer(name="verl", keys=frozenset({"actor_rollout_ref"})),
     Trainer(name="NeMo", keys=frozenset({"exp_manager"})),
     Trainer(name="Lightning", keys=frozenset({"trainer", "seed_everything", "model", "data"}), least=2),
     Trainer(name="Megatron", keys=frozenset({
@@ -337,9 +338,19 @@ def _require_kind(kind: FileKind, file: GivenFile) -> None:
 
 
 def _row_name(path: Path, others: Sequence[str]) -> str:
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem).strip("-.")[:40] or "file"
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem).strip("-.")[:40]
+    if not _is_text(name):
+        name = f"file-{name}".strip("-")
     numbered = (name, *(f"{name}-{number}" for number in range(2, len(others) + 3)))
     return next(candidate for candidate in numbered if candidate not in others)
+
+
+def _is_text(name: str) -> bool:
+    """Whether an option reads it as text, not as a value such as 3 or none."""
+    try:
+        return isinstance(parse_value(name), str) and name.lower() != "none"
+    except InvalidYaml:
+        return False
 
 
 def like_for_like(files: Sequence[ReadFile], experiment: Experiment) -> tuple[Experiment, list[GivenRow]]:

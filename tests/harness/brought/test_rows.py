@@ -146,6 +146,35 @@ def test_files_that_disagree_leave_the_job_as_it_is(tmp_path: Path) -> None:
     assert [handled(row)["mixed_precision"] for row in rows] == [("pinned", "fp32"), ("taken", "fp32")]
 
 
+@pytest.mark.parametrize("name", ["none", "3", "True", "1e5", "99999999999999999999", "null"])
+def test_a_file_whose_name_is_a_value_is_a_row(name: str, tmp_path: Path) -> None:
+    row, _ = rows_of(tmp_path, "deepspeed", {"zero_optimization": {"stage": 2}}, name=name)
+    assert row.label == f"zero2:row=file-{name}"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "kind"),
+    [
+        ({"type": "Adam"}, "adamw"),
+        ({"type": "Adam", "params": {"adam_w_mode": False, "lr": 1e-3}}, "adam"),
+        ({"type": "AdamW", "params": {"adam_w_mode": False}}, "adamw"),
+        ({"type": "Adam", "params": {"adam_w_mode": "no", "torch_adam": True}}, "adam"),
+    ],
+)
+def test_the_optimizer_is_the_one_that_deepspeed_makes(
+    optimizer: dict[str, Any], kind: str, tmp_path: Path
+) -> None:
+    for row in rows_of(tmp_path, "deepspeed", {"zero_optimization": {"stage": 1}, "optimizer": optimizer}):
+        assert row.experiment.optimizer.kind == kind
+        assert handled(row)["optimizer.type"] == ("taken", kind)
+
+
+@pytest.mark.parametrize("scheduler", [None, {}])
+def test_an_empty_scheduler_is_none(scheduler: Any, tmp_path: Path) -> None:
+    for row in rows_of(tmp_path, "deepspeed", {"zero_optimization": {"stage": 1}, "scheduler": scheduler}):
+        assert row.experiment.schedule.kind != "deepspeed"
+
+
 def test_two_files_of_one_name_are_two_rows(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     paths = [write(tmp_path / where, "same", "accelerate", accelerate("fsdp2", {})) for where in ("", "a")]
@@ -206,7 +235,7 @@ def refusal(folder: Path, kind: str, document: dict[str, Any]) -> str:
          "moves AdamW's betas"),
         ("deepspeed", {"scheduler": {"type": "WarmupLR", "params": {"warmup_steps": 3}}}, "warmup_num_steps"),
         ("deepspeed", {"scheduler": {"type": "Warmup"}}, "Did you mean 'WarmupLR'"),
-        ("deepspeed", {"optimizer": {"type": "Adam", "params": {"adam_w_mode": False}}}, "unsupported: "),
+        ("deepspeed", {"optimizer": {"type": "Lion"}}, "`optimizer.kind` has adamw, adam, sgd"),
         ("deepspeed", {"zero_optimization": {"stage": 2}, "tensor_parallel": {"autotp_size": 2},
                        "sequence_parallel_size": 2}, "no backend of this version combines"),
         ("deepspeed", {"zero_optimization": {"stage": 0}, "sequence_parallel_size": 2},
@@ -226,7 +255,7 @@ def refusal(folder: Path, kind: str, document: dict[str, Any]) -> str:
         ("accelerate", {"distributed_type": "MEGATRON_LM"}, "DEEPSPEED"),
         ("accelerate", {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 20}}, "give 1 or 2"),
         ("accelerate", {"distributed_type": "MULTI_GPU", "mixed_precison": "bf16"}, "'mixed_precision'"),
-        ("accelerate", {"distributed_type": "MULTI_GPU", "mixed_precision": "fp8"}, "'fp8'"),
+        ("accelerate", {"distributed_type": "MULTI_GPU", "mixed_precision": "fp8"}, "`training.precision"),
         ("accelerate", {"distributed_type": "MULTI_GPU", "dynamo_config": {"dynamo_backend": "EAGER"}},
          "inductor"),
         ("accelerate", {"distributed_type": "FSDP", "fsdp_config": {"fsdp_backward_prefetch_policy": "X"}},
