@@ -2,6 +2,7 @@
 
 import random
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -10,8 +11,10 @@ from harness.traces.overlap import (
     Interval,
     Operator,
     RankActivity,
+    Stretches,
     computing_stretches,
     divide,
+    seconds_within,
     subtract,
     union,
 )
@@ -108,6 +111,28 @@ def test_random_intervals_divide_as_counted_point_by_point(seed: int) -> None:
     assert {key: row[key] * 1e9 for key in expected} == pytest.approx(expected)
     parts = row["compute_seconds"] + row["exposed_seconds"] + row["idle_seconds"]
     assert parts == pytest.approx(row["seconds"])
+
+
+class Counted(list[Interval]):
+    """Counts the intervals that are taken out of it."""
+
+    taken = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        self.taken += len(found) if isinstance(at, slice) else 1
+        return found
+
+    def __iter__(self) -> Any:
+        self.taken += len(self)
+        return super().__iter__()
+
+
+def test_a_step_costs_what_lies_in_it_and_not_the_whole_trace() -> None:
+    every = Counted((at, at + 4) for at in range(0, 100_000, 10))
+    found = seconds_within((50_002, 50_034), Stretches(every, every, every))
+    assert found["compute_seconds"] == pytest.approx(14e-9)
+    assert 0 < every.taken < 100
 
 
 @pytest.mark.parametrize("seed", range(20))
