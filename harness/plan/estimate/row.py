@@ -131,13 +131,16 @@ class EstimateRow:
     world_size: int
     unsupported: str | None = None
     scenario: Scenario | None = None
-    states: ModelStates | None = None
     memory: MemoryPrediction | None = None
     memory_unknown: str | None = None
     traffic: tuple[TrafficLine, ...] = ()
     traffic_unknown: str | None = None
     speed: SpeedPrediction | None = None
     speed_unknown: str | None = None
+
+    @property
+    def states(self) -> ModelStates | None:
+        return None if self.scenario is None else self.scenario.states
 
     @property
     def sent_bytes(self) -> float | None:
@@ -220,19 +223,17 @@ class EstimateRow:
 
     def state_bytes(self, *kinds: str) -> int | None:
         """Model states of some kinds on the device, between backward pass and update; None: not known."""
-        if self.states is None or self.scenario is None:
-            return None
-        if self.states.unknown is not None and "optimizer" in kinds:
+        if self.scenario is None or (self.scenario.states.unknown is not None and "optimizer" in kinds):
             return None
         return sum(self.scenario.held_states.get(kind, 0) for kind in kinds)
 
     @property
     def swapped_per_node(self) -> tuple[int, int] | None:
         """Bytes in files, and in host memory, of all ranks of a node; None: nothing lies in files."""
-        if self.states is None or self.scenario is None or not self.states.files:
+        if self.scenario is None or not self.scenario.states.files:
             return None
         ranks = min(self.scenario.ranks_per_node, self.scenario.world_size)
-        return self.states.file_bytes * ranks, host_bytes(self.scenario)
+        return self.scenario.states.file_bytes * ranks, host_bytes(self.scenario)
 
     def most_bytes(self, kind: str) -> int | None:
         """The most of a kind at any of the three moments."""
@@ -312,7 +313,7 @@ def _predicted(row: EstimateRow) -> EstimateRow:
     speed, speed_unknown = _tried(lambda: predict_speed(scenario), None if scenario.device else NO_DEVICE)
     traffic, traffic_unknown = _tried(lambda: tuple(step_traffic(scenario)))
     return replace(
-        row, states=scenario.states, memory=memory, memory_unknown=memory_unknown, traffic=traffic or (),
+        row, memory=memory, memory_unknown=memory_unknown, traffic=traffic or (),
         traffic_unknown=traffic_unknown, speed=speed, speed_unknown=speed_unknown,
     )  # fmt: skip
 

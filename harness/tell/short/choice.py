@@ -24,8 +24,6 @@ from harness.tell.short.decision import decision_blocks
 from harness.tell.short.stage import ComparisonScope, peak, stage
 from harness.tell.short.words import sentence
 
-GATHER = "all_gather"
-
 
 @dataclass(frozen=True, kw_only=True)
 class CellFacts:
@@ -37,8 +35,6 @@ class CellFacts:
     """Seconds per token over all ranks, median over the runs."""
     collectives: float | None
     """Calls per step among several ranks, mean over ranks; None: not counted."""
-    gathers: float | None
-    """Of them those that gather weights."""
     sent_bytes: float | None
     """Per step, as on a ring."""
     units: int | None
@@ -56,26 +52,19 @@ def cell_facts(group: Repeats) -> CellFacts:
         runs=len(group.values(SPEED)),
         token_seconds=median(group.by_round(SPEED).values()),
         collectives=calls_per_step(record),
-        gathers=calls_per_step(record, GATHER),
         sent_bytes=group.median(SENT),
         units=len(effective.wrap_units) if effective else None,
         prefetch=effective.prefetch if effective else None,
     )
 
 
-def calls_per_step(record: Record, op: str | None = None) -> float | None:
-    """Collectives among several ranks that a rank starts per probed step, mean over ranks; `op`: of one sort.
-
-    None where no step was probed.
-    """
+def calls_per_step(record: Record) -> float | None:
+    """Collectives among several ranks that a rank starts per probed step, mean over ranks; None: unknown."""
     probed = record.windows.probed if record.windows else 0
     if not probed or not record.ranks:
         return None
-    counted_rows = (
-        row for row in record.comm
-        if row.phase in STEP_PHASES and row.group_size > 1 and op in (None, row.op)
-    )  # fmt: skip
-    return sum(row.calls for row in counted_rows) / probed / len(record.ranks)
+    calls = sum(row.calls for row in record.comm if row.phase in STEP_PHASES and row.group_size > 1)
+    return calls / probed / len(record.ranks)
 
 
 @dataclass(frozen=True, kw_only=True)

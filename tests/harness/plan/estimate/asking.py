@@ -40,10 +40,8 @@ def states(*assignments: str, **asked: Any) -> EstimateRow:
         (c.label, c.world_size, c.scenario) for c in candidates(ask(*assignments, **asked))
     )
     assert scenario is not None
-    return EstimateRow(
-        label=label, world_size=size, scenario=scenario, states=scenario.states,
-        traffic=tuple(step_traffic(scenario)),
-    )  # fmt: skip
+    traffic = tuple(step_traffic(scenario))
+    return EstimateRow(label=label, world_size=size, scenario=scenario, traffic=traffic)
 
 
 def row(*assignments: str, **asked: Any) -> EstimateRow:

@@ -27,7 +27,7 @@ def of_size(parameters: int, backend: str, world_size: int, precision: str) -> E
     )
     ((label, scenario),) = ((c.label, c.scenario) for c in candidates(asked))
     assert scenario is not None
-    return EstimateRow(label=label, world_size=world_size, scenario=scenario, states=scenario.states)
+    return EstimateRow(label=label, world_size=world_size, scenario=scenario)
 
 
 @pytest.mark.parametrize(
