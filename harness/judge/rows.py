@@ -99,7 +99,7 @@ SPLIT = "the loss depends on how the batch is split"
 def _why(record: Record, reference: Record) -> str:
     text = f"{SPLIT}: {_last(record)}, {_last(reference)} in the reference"
     if reference.split is not None and reference.split.is_random:
-        return f"{text}; it draws random numbers for each part"
+        return f"{text}; it draws random numbers for each part, or keeps a state that each pass changes"
     samples = samples_at_once(record)
     return f"{text}; no record of {REFERENCE}:micro_batch_size={samples}, which 'compare' runs for this"
 

@@ -180,6 +180,38 @@ def _deterministic(_text: str, _backend: str) -> str:
     )
 
 
+def _written_to(_text: str, backend: str) -> str:
+    if "fsdp1" not in backend:
+        return ""
+    return (
+        "the forward pass writes to a weight, as to the moving average of a teacher, and FSDP1 has weights "
+        "as views of a flat one; write to it after the step, or run ddp, zero2 or fsdp"
+    )
+
+
+def _replaced(_text: str, _backend: str) -> str:
+    return (
+        "a tensor stands in a weight's place, as under torch.func.functional_call, and ZeRO-3 gathers its "
+        "own only; call the module itself, or run ddp, zero2 or fsdp"
+    )
+
+
+def _method(text: str, _backend: str) -> str:
+    return (
+        f"the loss asks DDP's wrapper for {text.rpartition(' ')[2]}, which is the model's own; "
+        "call the model itself (forward), whose hooks reduce gradients, or run a ZeRO backend"
+    )
+
+
+def _sparse(_text: str, _backend: str) -> str:
+    model = _noted.live()
+    modules = model.named_modules() if model is not None else ()
+    names = [f"{bare_name(name)}.weight" for name, module in modules if getattr(module, "sparse", False)]
+    return (
+        f"the gradient of {_named(names)} is sparse, which nothing here adds up; build it with sparse=False"
+    )
+
+
 NO_GRADIENT = "does not require grad and does not have a grad_fn"
 KNOWN = (
     KnownFailure(words=("support scalar parameters", "self.dim() cannot be 0 to view"), say=_scalar),
@@ -206,6 +238,12 @@ KNOWN = (
     KnownFailure(words=("out of bounds for storage of size 0",), say=_given_back),
     KnownFailure(words=("does not have a deterministic implementation",), say=_deterministic),
     KnownFailure(words=(NO_GRADIENT,), say=_no_gradient),
+    KnownFailure(
+        words=("for sparse tensors", "'SparseCPU' backend", "dense and sparse Tensors"), say=_sparse
+    ),
+    KnownFailure(words=("'DistributedDataParallel' object has no attribute",), say=_method),
+    KnownFailure(words=("another view of its base has been modified inplace",), say=_written_to),
+    KnownFailure(words=("'Tensor' object has no attribute 'ds_status'",), say=_replaced),
 )
 OF_STRANGERS = (AttributeError, AssertionError, KeyError)
 """What libraries raise of a parameter that they never saw."""

@@ -38,12 +38,12 @@ def prepare_engine(
     observer: Observer,
     weights_folder: Path,
     example: Batch | None = None,
-    first_batch: tuple[Callable[[Sequence[int]], Batch], Sequence[int]] | None = None,
+    first_batches: tuple[Callable[[Sequence[int]], Batch], Sequence[Sequence[int]]] | None = None,
 ) -> tuple[Engine, Built]:
     """The engine, and what the record says of the bare model that it was given.
 
     weights_folder: for files of initial weights, shared by the ranks of a machine. example: two samples.
-    first_batch: of the reference, what makes a batch of samples, and those of the first step.
+    first_batches: of the reference, what makes a batch of samples, and those of its first steps.
     """
     built = Built()
     job = request.job
@@ -54,8 +54,8 @@ def prepare_engine(
         note_parameters(model)
         updated.append(update_groups(model, job.optimizer))
         built.describe(model, updated[-1], trace_step(job, model, config, example), whole)
-        if first_batch is not None:
-            built.split = split_dependence(job, model, *first_batch)
+        if first_batches is not None:
+            built.split = split_dependence(job, model, *first_batches)
         whole_loss = loss_function(job, model)
         loss = divide_sequence(job, model, world, whole_loss)
         if _multiplies_in_fp8(job, backend):

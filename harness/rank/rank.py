@@ -35,10 +35,11 @@ from harness.rank.data.samples import Sampler, Samples, load_samples
 from harness.rank.environment import device_name, join_process_group, prepare_process, world_of
 from harness.rank.events import EventWriter
 from harness.rank.failure_words import failure_message
-from harness.rank.loop import Loop, describe_data
+from harness.rank.loop import Loop, describe_data, training_steps
 from harness.rank.models.changes import while_compiling
 from harness.rank.models.description import Built
 from harness.rank.models.model import model_config
+from harness.rank.models.splitting import BATCHES
 from harness.rank.placement import placement
 from harness.rank.preparation import prepare_engine
 from harness.rank.probes.communication import CommunicationCounter
@@ -289,7 +290,10 @@ def _train(request: RunRequest, run_directory: Path, world: World, telling: _Tel
     position.enter("setup")
     with counter.counting("setup"), HostPeak() as of_engine:
         facts, example = samples.facts, samples.batch([0, 0])
-        first = (samples.batch, sampler.step_ids(0)) if request.backend == registry.REFERENCE else None
+        first = None
+        if request.backend == registry.REFERENCE:
+            steps = range(min(BATCHES, training_steps(request.job, sampler)))
+            first = samples.batch, [sampler.step_ids(step) for step in steps]
         engine, built = prepare_engine(request, world, backend, facts, observer, weights, example, first)
     while_compiling(lambda: position.within("compile"))
     loop = _loop(request, run_directory, world, samples, sampler, engine, instruments, telling)

@@ -169,12 +169,13 @@ class WeightsPart(Part):
 
 
 class SplitPart(Part):
-    """Whether the gradient of a batch hangs on how the batch is cut, as the reference measured it."""
+    """Whether the gradient of a batch hangs on how it is cut: of the first batches, where it does most."""
 
     difference: float
     """Distance of the gradient of a batch from the sum over its two halves, relative."""
     repetition: float
-    """The same of the batch taken twice: more than rounding where the loss draws random numbers."""
+    """The same of the batch taken twice: more than rounding where the loss draws random numbers, or a
+    forward pass changes what the next one reads."""
     rounding: float
     """What rounding explains at most."""
 

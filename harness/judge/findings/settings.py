@@ -147,12 +147,20 @@ def _replicas(row: Row) -> list[Finding]:
             _about(
                 row,
                 "replicas-differ",
-                "ranks compute different losses from the same batch after training: their compute weights "
-                "differ although the masters agree",
+                "ranks compute different losses from the same batch after training: their compute weights"
+                f"{_or_buffers(row.record)} differ although the masters agree",
                 {"probe_losses": losses},
             )
         ]
     return []
+
+
+def _or_buffers(record: Record) -> str:
+    """What else may differ, where the model keeps numbers that no gradient changes."""
+    names = (
+        [buffer.name for buffer in record.layout.buffers if "float" in buffer.dtype] if record.layout else []
+    )
+    return f", or buffers such as {names[0]}," if names else ""
 
 
 def _probe_losses(record: Record) -> dict[int, float]:

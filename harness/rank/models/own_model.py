@@ -68,7 +68,9 @@ def _repeated_class(model: nn.Module) -> str | None:
     sizes: Counter[str] = Counter()
     for module in model.modules():
         kinds = {type(member) for member in module.children()}
-        if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1 and len(kinds) == 1:
+        lists = isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1 and len(kinds) == 1
+        # A list of lists is no list of blocks: nothing calls its members.
+        if lists and not issubclass(next(iter(kinds)), nn.ModuleList | nn.ModuleDict):
             sizes[kinds.pop().__name__] += sum(parameter.numel() for parameter in module.parameters())
     return sizes.most_common(1)[0][0] if sizes else None
 

@@ -18,6 +18,9 @@ SAMPLES = 8
 """Of the batch that is cut in two."""
 MOST_PARAMETERS = 50_000_000
 """Of a model that is copied in double precision, on the CPU."""
+BATCHES, MOST_FOR_ALL = 8, 5_000_000
+"""So many first batches of a model with so many parameters are cut: where a value decides what runs, both
+halves of one batch may agree by chance. Of a larger model the first."""
 ROUNDING = 100 * 2.0**-23
 """Code of the user's own may cast to fp32 amid double precision: so many roundings of that."""
 FP32_ROUNDING = 2.0**-10
@@ -25,27 +28,29 @@ FP32_ROUNDING = 2.0**-10
 
 
 def split_dependence(
-    job: Job, model: nn.Module, batch_of: Callable[[Sequence[int]], Batch], ids: Sequence[int]
+    job: Job, model: nn.Module, batch_of: Callable[[Sequence[int]], Batch], steps: Sequence[Sequence[int]]
 ) -> SplitPart | None:
-    """Compare the gradient of a batch with that of its halves, in double precision where the code takes it.
+    """Compare gradients of batches with those of their halves, in double precision where the code takes it.
 
-    None where the loss is a sum over samples by construction, and where it cannot be measured.
+    steps: the samples of each. None where the loss is a sum over samples by construction, and where it
+    cannot be measured.
     """
     if job.task == DEFAULT_TASK and job.model.factory is None and job.loss.factory is None:
         return None
     parameters = list(model.parameters())
-    if (
-        len(ids) < 2
-        or any(p.is_meta for p in parameters)
-        or sum(p.numel() for p in parameters) > MOST_PARAMETERS
-    ):
+    count, half = sum(p.numel() for p in parameters), min(SAMPLES, len(steps[0])) // 2
+    if not half or any(p.is_meta for p in parameters) or count > MOST_PARAMETERS:
         return None
-    ids, half = ids[:SAMPLES], len(ids[:SAMPLES]) // 2
-    parts = [batch_of(some) for some in (ids, ids[:half], ids[half:])]
+    cuts = [
+        [batch_of(some) for some in (ids[:SAMPLES], ids[:half], ids[half:SAMPLES])]
+        for ids in steps[: BATCHES if count <= MOST_FOR_ALL else 1]
+    ]
     for double, rounding in ((True, ROUNDING), (False, FP32_ROUNDING)):
         try:
             with torch.random.fork_rng(devices=[]), double_precision(on=double):
-                return _measured(job, copy.deepcopy(model), parts, rounding, double=double)
+                found = [_measured(job, model, parts, rounding, double=double) for parts in cuts]
+            known = [part for part in found if part is not None]
+            return max(known, key=lambda part: (part.is_random, part.difference)) if known else None
         except Exception:  # code of the user's own: the run itself says what is wrong
             continue
     return None
@@ -71,6 +76,7 @@ def doubled(batch: Batch) -> Batch:
 def _measured(
     job: Job, model: nn.Module, parts: Sequence[Batch], rounding: float, *, double: bool
 ) -> SplitPart | None:
+    model = copy.deepcopy(model)
     model = (model.double() if double else model.float()).train()
     compute = loss_function(job, model)
     batch, *halves = [doubled(part) for part in parts] if double else parts

@@ -6,12 +6,14 @@ On the meta device, so that it costs neither memory nor arithmetic and knows not
 from __future__ import annotations
 
 import copy
+import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -32,6 +34,8 @@ TOKENS = 2
 """Of the one sample that is passed through."""
 MOST_REAL_PARAMETERS = 50_000_000
 """Of a model whose step is traced with its values where it does not run without them."""
+DRAWS = 8
+"""So often a step that draws random numbers is traced again: they may decide what runs."""
 Uses = dict[str, list[Use]]
 
 
@@ -71,7 +75,11 @@ def trace_step(job: Job, model: nn.Module, config: Any, example: Batch | None) -
         return UNKNOWN
     try:
         with torch.random.fork_rng(devices=[]):
-            return _trace(job, _copy(model, "meta"), example)
+            drawn, traced = _drawn(), _trace(job, _copy(model, "meta"), example)
+            if _drawn() == drawn:
+                return traced
+            again = (_trace(job, _copy(model, "meta"), example) for _ in range(DRAWS))
+            return traced if all(other == traced for other in again) else UNKNOWN
     except JobError:
         raise
     except (KeyError, NameError) as error:  # no matter of values
@@ -79,6 +87,11 @@ def trace_step(job: Job, model: nn.Module, config: Any, example: Batch | None) -
         raise JobError(f"{shown}: a batch of {', '.join(example)} raised {described_error(error)}") from error
     except Exception:  # whatever code of the user's own makes of tensors without values
         return _with_values(job, model, example)
+
+
+def _drawn() -> list[Any]:
+    """The state of the generators that code of the user's own may draw from."""
+    return [random.getstate(), torch.get_rng_state().tolist(), str(numpy.random.get_state())]
 
 
 def _with_values(job: Job, model: nn.Module, example: Batch) -> TracedStep:

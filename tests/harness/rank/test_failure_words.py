@@ -41,6 +41,12 @@ class Scaled(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
 
 
+class Looked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(4, 2, sparse=True)
+
+
 class Shared(nn.Module):
     """One block in two places, one in another dtype."""
 
@@ -92,6 +98,15 @@ LINEAR = "mat2 must be a matrix, got 1-D tensor"
             "parameter 'first.weight' takes part in several backward passes",
         ),
         (
+            Scaled, "fsdp1", "This view is one or another view of its base has been modified inplace",
+            "the forward pass writes to a weight",
+        ),
+        (
+            Scaled, "ddp", "'DistributedDataParallel' object has no attribute 'encode'",
+            "asks DDP's wrapper for 'encode', which",
+        ),
+        (Scaled, "zero3", "'Tensor' object has no attribute 'ds_status'", "a tensor stands in a weight's"),
+        (
             Scaled, "fsdp",
             "setStorage: sizes [7, 13], strides [1, 7] are out of bounds for storage of size 0",
             "a weight is used after its unit has given its memory back: by a gradient of a gradient",
@@ -123,6 +138,19 @@ def test_words_about_a_parameter_name_it_and_say_what_to_do(
     assert told in message
     assert message.endswith(f"({words})")
     assert ", or run " in message
+
+
+def test_what_no_backend_can_do_is_told_with_the_remedy(tmp_path: Path) -> None:
+    model = Looked()
+    note_parameters(model)
+    for words, told in (
+        ("reshape is not implemented for sparse tensors", "parameter 'words.weight' is sparse"),
+        (
+            "element 0 of tensors does not require grad and does not have a grad_fn",
+            "in evaluation nothing has",
+        ),
+    ):
+        assert told in failure_message(RuntimeError(words), tmp_path, "ddp")
 
 
 def test_words_that_say_enough_are_left_as_they_are(tmp_path: Path) -> None:

@@ -227,6 +227,12 @@ def test_weights_are_contiguous_whatever_the_function_makes_of_them() -> None:
     assert model.mix.tolist() == [[0, 3], [1, 4], [2, 5]]
 
 
+def test_a_list_of_lists_is_no_list_of_blocks() -> None:
+    stages = nn.ModuleList([nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]) for _ in range(2)])
+    declare_blocks(stages, ModelSection())
+    assert stages._no_split_modules == ["Linear"]
+
+
 class Rotary(nn.Linear):
     """A linear layer with frequencies as complex numbers, built in float64."""
 

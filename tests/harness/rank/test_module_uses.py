@@ -1,5 +1,6 @@
 """Which modules run, how often, and where gradients go, found on the meta device."""
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from harness.job.job import Job
-from harness.rank.models.tracing import REGULAR, TracedStep, trace_step
+from harness.rank.models.tracing import REGULAR, UNKNOWN, TracedStep, trace_step
 
 IDS = {"input_ids": torch.tensor([[1, 2, 3], [3, 2, 1]]), "labels": torch.tensor([0, 1])}
 
@@ -149,3 +150,19 @@ def test_how_often_weights_are_gathered_is_unknown_where_the_model_recomputes_by
     found = traced(Recomputing())
     assert found.uses is None
     assert found.unreached == []
+
+
+class Skipped(nn.Module):
+    """Leaves a layer out at random."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.often = nn.Embedding(4, 4), nn.Linear(4, 4)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        hidden = self.first(input_ids)[:, 0]
+        return hidden if random.random() < 0.5 else self.often(hidden)
+
+
+def test_of_layers_that_run_at_random_nothing_is_known() -> None:
+    assert traced(Skipped()) == UNKNOWN

@@ -21,7 +21,9 @@ def batch_of(ids: Sequence[int]) -> Batch:
     return {name: torch.stack([SAMPLES[i][name] for i in ids]) for name in SAMPLES[0]}
 
 
-def measured(loss: str, model: str = "classifier", arguments: dict | None = None, **rest) -> SplitPart:
+def measured(
+    loss: str, model: str = "classifier", arguments: dict | None = None, batches: int = 8, **rest
+) -> SplitPart:
     torch.manual_seed(0)
     built = getattr(own_jobs, model)(**rest)
     job = Job.model_validate(
@@ -35,7 +37,7 @@ def measured(loss: str, model: str = "classifier", arguments: dict | None = None
         }
     )  # fmt: skip
     before = [tensor.clone() for tensor in (*built.parameters(), *built.buffers())]
-    found = split_dependence(job, built, batch_of, list(range(16)))
+    found = split_dependence(job, built, batch_of, [range(8 * n, 8 * n + 8) for n in range(batches)])
     after = [*built.parameters(), *built.buffers()]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert torch.get_default_dtype() is torch.float32
@@ -82,3 +84,17 @@ def test_code_that_takes_fp32_only_is_measured_in_fp32(monkeypatch: pytest.Monke
     found = measured("fp32_only", "towers")
     assert found.depends
     assert found.rounding == 2.0**-10
+
+
+def test_halves_of_the_first_batch_may_agree_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    def branching():
+        def compute(model, batch):
+            return own_jobs.mean()(model, batch) * (1 + (batch["left"][0, 0] > 1))
+
+        return compute
+
+    monkeypatch.setattr(own_jobs, "branching", branching, raising=False)
+    assert not measured("branching", batches=1).depends
+    found = measured("branching")
+    assert found.depends
+    assert not found.is_random
