@@ -18,6 +18,7 @@ from .base import Backend, BackendOptions, Preset, World
 from .built_in import ENTRIES
 from .entry import ENTRY_POINT_GROUP, Entry, UnknownBackend
 from .explain import InvalidYaml, Unsupported, available, explain, parse_value
+from .hybrid import SECOND_COPY
 from .library_facts import unsupported, why_not_run
 from .mesh import Mesh
 from .strategy import StrategyKind
@@ -93,6 +94,11 @@ IN_DEFAULT_COMPARISON = tuple(
 )
 """Labels, in the order of the backends."""
 
+SIMPLEST = (
+    "ddp", "zero0", "zero1", "zero2", "fsdp-grad-op", "fsdp", "fsdp1-no-shard", "fsdp1-grad-op", "fsdp1",
+    "zero3",
+)  # fmt: skip
+"""Strategies by their moving parts, the fewest first; then come hybrids, then ranks that share samples."""
 PLANTED = {
     name: Entry(
         name=name, target=f"harness.backends.faulty:{target}", options="harness.backends.options:NoOptions"
@@ -230,6 +236,26 @@ def _spelled(value: Any) -> str:
         return text if parse_value(text) == value else json.dumps(value, ensure_ascii=False)
     except InvalidYaml:
         return json.dumps(value, ensure_ascii=False)
+
+
+def moving_parts(label: str) -> tuple[bool, int]:
+    """Grows with what has to be set up and can go wrong: offload, ways to shard, groups of ranks.
+
+    Raises UnknownBackend for a label of a backend that is not installed.
+    """
+    entry, given = parse(label)
+    options = given.model_dump()
+    offloads = options.get("offload", "none") != "none"
+    places = len(SIMPLEST)
+    if entry.strategy is not None and entry.strategy.facts.cuts_layers:
+        return offloads, places + 3
+    if "sequence" in options:
+        return offloads, places + 2
+    if "tensor" in options:
+        return offloads, places + 1
+    if entry.name not in SIMPLEST or any(options.get(name) for name in SECOND_COPY):
+        return offloads, places
+    return offloads, SIMPLEST.index(entry.name)
 
 
 def preset_of(label: str, default: Preset) -> Preset:

@@ -3,11 +3,13 @@ sequence: a profile that tracing found and that needs no torch to be read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import groupby
 from typing import Any
+
+from harness.forms.layout import Layout
 
 MONOMIALS = ("1", "b", "s", "b s", "s²", "b s²")
 """b: samples of a micro-batch, s: tokens of a sample."""
@@ -165,15 +167,20 @@ class ActivationProfile:
     recomputed: Segment | None = None
     """A block that recomputes, where every `between`-th does from the first on; None: all are alike."""
     between: int = 1
+    blocks: tuple[Segment, ...] = ()
+    """Every block's own, where they are not alike; empty: `block` and `recomputed` say all."""
 
     def fullest(self, micro_batch: int, sequence: int) -> ActivationProfile:
         """Without the moments of a segment that cannot be its fullest, whatever lies below them."""
         segments = {name: getattr(self, name).fullest(micro_batch, sequence) for name in SEGMENTS}
         again = self.recomputed and self.recomputed.fullest(micro_batch, sequence)
-        return replace(self, recomputed=again, **segments)
+        blocks = tuple(block.fullest(micro_batch, sequence) for block in self.blocks)
+        return replace(self, recomputed=again, blocks=blocks, **segments)
 
     def block_at(self, index: int) -> Segment:
         """The block of this place, from 0."""
+        if self.blocks:
+            return self.blocks[index]
         return self.block if self.recomputed is None or index % self.between else self.recomputed
 
     def with_loss_in_chunks(self, tokens: int, vocabulary: int) -> ActivationProfile:
@@ -240,6 +247,44 @@ class ActivationProfile:
         """All that is held between forward and backward pass."""
         sizes = [*self.embedding.saved, *(self.block.saved * layers), *self.head.saved, *self.loss.saved]
         return sum(saved.size.bytes(micro_batch, sequence) for saved in sizes)
+
+
+def no_activations(layout: Layout) -> ActivationProfile:
+    """The profile of a step that keeps nothing: its modules run and its gradients come, in the model's order.
+
+    What a timeline holds along it is the strategy's own: states, gathered weights and buffers.
+    """
+    units = dict(layout.units())
+    root = [tensor.name for tensor in units.pop("", [])]
+    in_order = [tensor.name for tensor in layout.parameters]
+    first_block = min((in_order.index(unit[0].name) for unit in units.values()), default=len(in_order))
+    before = [name for name in root if in_order.index(name) < first_block]
+    after = [name for name in root if name not in before]
+
+    def empty(names: Sequence[str], unit: str = "", tied: Iterable[str] = ()) -> Segment:
+        own = {name.removeprefix(f"{unit}.") if unit else name: name for name in names}
+        modules = list(dict.fromkeys(name.rpartition(".")[0] for name in (*own, *tied)))
+        points: list[Point] = []
+        gradients: list[Gradient] = []
+        for module in reversed(modules):
+            points.append(Point(module=module, live=Size(), ready=len(gradients)))
+            gradients += [
+                Gradient(parameter=short, live=Size())
+                for short, name in reversed(own.items())
+                if short.rpartition(".")[0] == module and name not in layout.frozen
+            ]
+        return Segment(
+            saved=(), forward=tuple(replace(point, ready=0) for point in reversed(points)),
+            backward=(*points, Point(module="", live=Size(), ready=len(gradients))),
+            gradients=tuple(gradients), forward_growth=Size(), held=Size(),
+        )  # fmt: skip
+
+    nothing = empty(())
+    return ActivationProfile(
+        embedding=empty(before), head=empty(after, tied=layout.tied), loss=nothing, kept=Size(),
+        block=nothing,
+        blocks=tuple(empty([tensor.name for tensor in unit], name) for name, unit in units.items()),
+    )  # fmt: skip
 
 
 def to_json(profile: ActivationProfile) -> dict[str, Any]:

@@ -376,7 +376,7 @@ BUCKET = Behaviour.of(
     "persistent-reduction-bucket",
     figure_is_ratio=False,
     what="a reduction bucket of {figure} x the textbook's states stays allocated",
-    advice="Set reduce_bucket_size: 5e8 elements by default, whatever the model.",
+    advice="Lower reduce_bucket_size: its default, 5e8 elements, ignores the size of the model.",
 )
 GRADIENTS_TWICE = Behaviour.of(
     "gradients-twice",
@@ -426,9 +426,10 @@ def _extra(group: Repeats, states: RankStates, total: float) -> list[Sighting]:
 def _behaviour(term: Term, *, is_zero: bool) -> Behaviour:
     if term.name.startswith(SECOND_FP32_COPY):
         return SECOND_COPY
+    cause = f"whole {term.name}" if term.kind == "gathered" else f"{term.kind}, {term.name}"
     return BY_NAME.get(term.name) or Behaviour(
         id="other-states",
-        what=f"{{figure}} x the textbook's states: {term.kind}, {term.name}",
+        what=f"{{figure}} x the textbook's states: {cause}",
         advice="No action: the implementation does so.",
         questions=MEMORY,
         packages=("deepspeed",) if is_zero else ("torch",),

@@ -7,18 +7,11 @@ from typing import Protocol, TypeVar
 
 from harness.backends import registry
 from harness.backends.entry import Entry
-from harness.backends.hybrid import SECOND_COPY
 from harness.backends.strategy import StrategyKind
 from harness.plan.limits import MemoryVerdict
 
 CLOSE_SHARE = 0.05
 """Of the better rate: nearer than that only a measurement ranks."""
-SIMPLEST = (
-    "ddp", "zero0", "zero1", "zero2", "fsdp-grad-op", "fsdp", "fsdp1-no-shard", "fsdp1-grad-op", "fsdp1",
-    "zero3",
-)  # fmt: skip
-"""Strategies by their moving parts, the fewest first; then come hybrids, then ranks that share samples."""
-
 USUAL = ("ddp", "zero1", "zero2", "zero3", "fsdp-grad-op", "fsdp")
 """The few where nothing says which of them lead."""
 SHARDING_FAMILIES = ("zero12", "zero3", "fsdp1", "fsdp2")
@@ -87,24 +80,9 @@ def simplest_close(ranked: Sequence[P]) -> P | None:
 
     `ranked`: `by_speed`; of equal ones the first. None: there are none.
     """
-    return min(close_to_first(ranked), key=lambda predicted: moving_parts(predicted.label), default=None)
-
-
-def moving_parts(label: str) -> tuple[bool, int]:
-    """Grows with what has to be set up and can go wrong: offload, ways to shard, groups of ranks."""
-    entry, given = registry.parse(label)
-    options = given.model_dump()
-    offloads = options.get("offload", "none") != "none"
-    places = len(SIMPLEST)
-    if entry.strategy is not None and entry.strategy.facts.cuts_layers:
-        return offloads, places + 3
-    if "sequence" in options:
-        return offloads, places + 2
-    if "tensor" in options:
-        return offloads, places + 1
-    if entry.name not in SIMPLEST or any(options.get(name) for name in SECOND_COPY):
-        return offloads, places
-    return offloads, SIMPLEST.index(entry.name)
+    return min(
+        close_to_first(ranked), key=lambda predicted: registry.moving_parts(predicted.label), default=None
+    )
 
 
 def about(rate: float) -> str:

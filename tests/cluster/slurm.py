@@ -61,7 +61,7 @@ class SlurmCluster:
         self, folder: Path, prefix: Path, node_count: int, cpus_per_node: int = CPUS_PER_NODE
     ) -> None:
         self.folder = folder
-        self._prefix = prefix
+        self._prefix = prefix = prefix.resolve()  # daemons start in other folders
         self._cpus_per_node = cpus_per_node
         self._plugins = next((prefix / "usr" / "lib").glob("*/slurm-wlm"))
         folder.mkdir(parents=True, exist_ok=True)

@@ -146,7 +146,7 @@ MUTANTS = (
            "The largest size that fits is found whatever the guess",
            "harness/plan/fit/test_search.py::test_the_largest_is_found_whatever_the_guess"),
     Mutant("simplest-leads", "harness/plan/leading.py",
-           "key=lambda predicted: moving_parts(predicted.label)", "key=lambda predicted: 0",
+           "key=lambda predicted: registry.moving_parts(predicted.label)", "key=lambda predicted: 0",
            "Of what predictions cannot tell apart the one with the fewest moving parts is recommended",
            "harness/plan/recommend/test_ranking.py"
            "::test_of_what_predictions_cannot_tell_apart_the_fewest_moving_parts_lead"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from harness.forms.activations import ActivationProfile
+from dataclasses import replace
+
+from harness.forms.activations import ActivationProfile, no_activations
 from harness.forms.ddp import wraps
+from harness.forms.fullest import fullest_rank
 from harness.forms.layout import Tensor
 from harness.forms.part import within
 from harness.forms.peaks.fsdp1 import Fsdp1Timeline
@@ -77,3 +80,23 @@ def fullest_moments(workload: Workload, profile: ActivationProfile) -> dict[Phas
     replay = Replay(timeline, profile, micro_batch=workload.micro_batch_size, sequence=length)
     replay.run()
     return ledger.moments()
+
+
+def without_activations(workload: Workload) -> int | None:
+    """Bytes that the strategy itself needs while a rank computes on a GPU, at most: model states, weights
+    gathered at once, gradients before they are divided, and buffers; None where no timeline is known.
+
+    Activations come on top. What an update needs for itself is left out: by then they are gone.
+    """
+    if not has_timeline(workload) or workload.strategy.family == PIPELINE:
+        return None
+    on_gpu = replace(workload, device="cuda", transport="nccl")
+    moments = fullest_moments(
+        replace(on_gpu, rank=fullest_rank(on_gpu)), no_activations(within(on_gpu).layout)
+    )
+    left_out = ("data", "temporary")
+    return max(
+        sum(count for term, count in moment.held.items() if term.kind not in left_out)
+        for phase, moment in moments.items()
+        if phase != "step"
+    )

@@ -7,6 +7,7 @@ from dataclasses import fields
 from textwrap import wrap
 from typing import Any
 
+from harness.backends.registry import moving_parts
 from harness.backends.strategy import ROUTE_PREFIXES
 from harness.judge.wording import listed
 from harness.plan.computing import attention_kernel
@@ -21,7 +22,6 @@ from harness.plan.leading import (
     by_speed,
     close_to_first,
     distinct_backends,
-    moving_parts,
     simplest_close,
 )
 from harness.plan.trust import trust_in

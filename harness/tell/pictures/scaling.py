@@ -8,7 +8,7 @@ from typing import Any
 from harness.judge.scaling import ScalingPoint
 from harness.judge.wording import listed
 from harness.tell.document import Picture
-from harness.tell.formats import percent
+from harness.tell.formats import percent, times
 from harness.tell.pictures.bars import MOST_NAMED, Row, cell_row, drawn_name
 from harness.tell.pictures.curves import Panel
 from harness.tell.pictures.drawing import FAMILIES, GREY, look_of_record
@@ -63,7 +63,7 @@ def _picture(key: str, text: str, curves: Curves, *, strong: bool) -> Picture | 
 
 
 def _text(point: ScalingPoint, strong: bool) -> str:
-    return f"{point.speed_up:.2g} x" if strong else percent(point.weak_efficiency)
+    return f"{times(point.speed_up)} x" if strong else percent(point.weak_efficiency)
 
 
 def _chart(curves: Curves, strong: bool) -> dict[str, Any]:
@@ -122,6 +122,6 @@ def _panel(rows: Sequence[Row], strong: bool, size: tuple[int, int]) -> Panel:
     ticks = [2.0**power for power in range(-20, 20) if low <= 2.0**power <= high]
     text = "datum.value < 1 ? '1/' + 1 / datum.value : '' + datum.value"
     return Panel(
-        across="ranks", up="speed-up (times)", domain=(low, high), is_log=True, width=width, height=height,
-        x_axis={"format": "d"}, y_axis={"values": ticks, "labelExpr": text},
+        across="ranks", up="speed-up (log scale)", domain=(low, high), is_log=True, width=width,
+        height=height, x_axis={"format": "d"}, y_axis={"values": ticks, "labelExpr": text},
     )  # fmt: skip

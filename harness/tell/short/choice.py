@@ -222,7 +222,7 @@ def _effects(found: SlowestExplanation) -> list[str]:
     if found.gap.extent and found.gap.order != "faster":
         return []
     if not found.effects or (found.is_tested and all(effect.is_preset for effect in found.effects)):
-        return ["No setting was changed by itself, so the cause is not tested."]
+        return ["No single setting was varied, so the cause is not isolated."]
     if not found.is_tested:
         return [
             f"Its settings were changed one at a time, but fewer than {interval_runs()} rounds "

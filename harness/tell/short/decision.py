@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
 from harness.forms import families
+from harness.forms.peaks.families import without_activations
 from harness.forms.workload import Window, Workload
 from harness.job.experiment import Question
 from harness.judge.pipeline import pipeline_use
@@ -19,21 +19,23 @@ from harness.record.workload import of_record
 from harness.tell.document import Block, Column, Line, Shown, Table
 from harness.tell.formats import megabytes
 from harness.tell.formats import percent as whole_percent
-from harness.tell.short.stage import ComparisonScope, bytes_frontier, memory_to_decide, sent_once
+from harness.tell.short.stage import ComparisonScope, Read, bytes_frontier, peak, sent_once
 from harness.tell.short.words import levels, names
 
-Traffic = Callable[[Repeats], float | None]
 MANY_RANKS = 64
 MICRO_STEPS = 8
-MOST_STEPS = 3
+MOST_STEPS = 4
 """Thresholds for each number of micro-steps."""
 MOST_LEVELS = 8
 NONE_FITS = "none of these: more ranks, or offload"
-STATES = (
-    "Memory is for model states (weights, gradients, optimizer); activations and buffers come on top: "
-    "harness estimate predicts them for your GPU."
+ON_CPU = (
+    "Memory is calculated for GPUs: model states, weights gathered at once, gradients and buffers. "
+    "Activations come on top: harness estimate predicts them for your GPU."
 )
-PEAKS = "Memory is the measured peak of a rank."
+MEASURED = (
+    "Memory is the measured peak of a rank; with other micro-steps, what the strategy then holds more or "
+    "less is calculated."
+)
 
 
 def decision_blocks(where: ComparisonScope, question: Question) -> list[Block]:
@@ -47,12 +49,16 @@ def decision_blocks(where: ComparisonScope, question: Question) -> list[Block]:
             Column("sent", "sends per update, MB", megabytes),
         )
         blocks += [
-            Line("The first row that fits; of those that fit it sends least."),
+            Line("Take the first row that fits: of those that fit it sends least."),
             Table(key="decision", columns=columns, rows=rows),
-            Line(" ".join(filter(None, (STATES if where.on_cpu else PEAKS, _bubbles(where)))), "", "results"),
+            Line(
+                " ".join(filter(None, (ON_CPU if where.on_cpu else MEASURED, _bubbles(where)))), "", "results"
+            ),
         ]
     if (table := _elsewhere(where, question)) is not None:
-        blocks += [table, Line("Calculated in closed form, per rank.", "", "model_states")]
+        steps = f", {MICRO_STEPS} micro-steps per update" if question != "memory" else ""
+        text = f"Calculated per rank{steps}; activations come on top."
+        blocks += [table, Line(text, "", "model_states")]
     return blocks
 
 
@@ -60,11 +66,14 @@ def _thresholds(where: ComparisonScope) -> list[list[Any]]:
     """A row for each amount of memory, without accumulation and with it."""
     if not min(where.figures(sent_once).values(), default=0.0):
         return []
-    reads: dict[int, Traffic] = {1: sent_once, MICRO_STEPS: _accumulated}
+    reads: dict[int, Read] = {1: sent_once, MICRO_STEPS: lambda group: sent_with(group.record, MICRO_STEPS)}
     found: dict[str, list[list[Any]]] = {}
     for steps, traffic in reads.items():
-        cells = bytes_frontier(where, traffic, memory_to_decide(where))[:MOST_STEPS]
-        amounts = [(group, memory_to_decide(where)(group), traffic(group)) for group in cells]
+        memory = _memory(where, steps)
+        cells = bytes_frontier(where, traffic, memory, simplest_first=True)
+        if len(cells) > MOST_STEPS:
+            cells = [*cells[: MOST_STEPS - 1], cells[-1]]
+        amounts = [(group, memory(group), traffic(group)) for group in cells]
         rows = [[Shown(m, f"from {megabytes(m)}"), g.label, s] for g, m, s in amounts]
         if rows:
             found[str(steps)] = [*rows, [Shown(None, "less"), NONE_FITS, Shown(None, "")]]
@@ -73,21 +82,38 @@ def _thresholds(where: ComparisonScope) -> list[list[Any]]:
     return [[steps, *row] for steps, rows in found.items() for row in rows]
 
 
-def _accumulated(group: Repeats) -> float | None:
-    return sent_with(group.record, MICRO_STEPS)
+def _memory(where: ComparisonScope, steps: int) -> Read:
+    """Of a rank with so many micro-steps: the measured peak; of CPU ranks what a GPU would hold."""
+
+    def read(group: Repeats) -> float | None:
+        record = group.record
+        with_steps = held_with(record, steps)
+        if where.on_cpu:
+            return with_steps
+        measured, as_run = peak(group), held_with(record, record.world.accumulation_steps)
+        if steps == record.world.accumulation_steps or measured is None:
+            return measured
+        return None if with_steps is None or as_run is None else measured + with_steps - as_run
+
+    return read
 
 
 def _elsewhere(where: ComparisonScope, question: Question) -> Table | None:
-    """Model states on many ranks, traffic with accumulation; cells that are alike in one row."""
-    reads: dict[str, tuple[str, Traffic]] = {
-        "states_on_many": (
-            f"model states on {ranks(MANY_RANKS)}, MB",
-            lambda group: states_on(group.record, MANY_RANKS),
+    """What is held and sent on many ranks with accumulation; cells that are alike in one row."""
+
+    def held(group: Repeats) -> float | None:
+        steps = group.record.world.accumulation_steps if question == "memory" else MICRO_STEPS
+        return held_with(group.record, steps, MANY_RANKS)
+
+    reads: dict[str, tuple[str, Read]] = {
+        "held_on_many": (f"memory on {ranks(MANY_RANKS)}, MB", held),
+        "sent_on_many": (
+            f"sent per update on {ranks(MANY_RANKS)}, MB",
+            lambda group: sent_with(group.record, MICRO_STEPS, MANY_RANKS),
         ),
-        "sent_accumulated": (f"sent per update of {MICRO_STEPS} micro-steps, MB", _accumulated),
     }
     if question == "memory":
-        reads.pop("sent_accumulated")
+        reads.pop("sent_on_many")
     alike: dict[tuple[str, ...], tuple[list[str], list[float | None]]] = {}
     for group in where.groups:
         values = [read(group) for _, read in reads.values()]
@@ -119,32 +145,41 @@ def _bubbles(where: ComparisonScope) -> str:
     return f"Not in these figures: ranks of a pipeline wait {waits} of the passes (the bubble)."
 
 
-def states_on(record: Record, world_size: int) -> int | None:
-    """Bytes of model states of the rank that would hold most on so many ranks; None: no closed form.
-
-    Hybrid strategies and meshes have none: their groups may stay as they are or grow.
-    """
-    workload = _built_in(record)
-    if workload is None or workload.strategy.facts.has_replicas or record.world.dimensions:
-        return None
-    other = replace(workload, world_size=world_size, shard_size=world_size, ranks_per_node=None)
-    held = [families.model_states(replace(other, rank=rank)) for rank in range(world_size)]
-    return None if held[0].unknown else max(of_rank.model_state_bytes for of_rank in held)
-
-
-def sent_with(record: Record, accumulation_steps: int) -> float | None:
-    """Ring bytes that a rank sends in an ordinary step of so many micro-steps, mean over the ranks; None: no
+def held_with(record: Record, accumulation_steps: int, world_size: int | None = None) -> int | None:
+    """Bytes that the strategy needs on a GPU besides activations, on so many ranks (None: its own); None: no
     closed form."""
+    workload = _what_if(record, accumulation_steps, world_size)
+    return None if workload is None else without_activations(workload)
+
+
+def sent_with(record: Record, accumulation_steps: int, world_size: int | None = None) -> float | None:
+    """Ring bytes that a rank sends in an ordinary step of so many micro-steps on so many ranks (None: its
+    own), mean over the ranks; None: no closed form."""
+    workload = _what_if(record, accumulation_steps, world_size)
+    if workload is None:
+        return None
+    of = record.world.world_size if record.world.dimensions else 1  # of which one stands for all
+    sent = [
+        sent_per_step(of_rank, families.collectives(of_rank))
+        for of_rank in (replace(workload, rank=rank) for rank in range(of))
+    ]
+    return None if None in sent else fmean(part for part in sent if part is not None)
+
+
+def _what_if(record: Record, accumulation_steps: int, world_size: int | None) -> Workload | None:
+    """The run's workload under other circumstances.
+
+    Hybrid strategies and meshes have none on other ranks: their groups may stay as they are or grow.
+    """
     workload = _built_in(record)
     if workload is None:
         return None
-    other = replace(workload, accumulation_steps=accumulation_steps, window=Window())
-    ranks = record.world.world_size if record.world.dimensions else 1  # of which one stands for all
-    sent = [
-        sent_per_step(of_rank, families.collectives(of_rank))
-        for of_rank in (replace(other, rank=rank) for rank in range(ranks))
-    ]
-    return None if None in sent else fmean(part for part in sent if part is not None)
+    workload = replace(workload, accumulation_steps=accumulation_steps, window=Window())
+    if world_size in (None, record.world.world_size):
+        return workload
+    if workload.strategy.facts.has_replicas or record.world.dimensions:
+        return None
+    return replace(workload, world_size=world_size, shard_size=world_size, ranks_per_node=None)
 
 
 def _built_in(record: Record) -> Workload | None:

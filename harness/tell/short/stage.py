@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from harness.backends.registry import PLANTED
+from harness.backends.registry import PLANTED, moving_parts
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import SENT, SPEED
 from harness.judge.ranking import Ranking
@@ -98,25 +98,30 @@ def states(group: Repeats) -> float | None:
     return group.median("model_state_bytes")
 
 
-def memory_to_decide(where: ComparisonScope) -> Read:
-    """The memory to decide by: the peak, or of CPU ranks, whose peaks do not carry over, the model states."""
+def memory_to_state(where: ComparisonScope) -> Read:
+    """The peak, or of CPU ranks, whose peaks do not carry over, the model states."""
     return states if where.on_cpu else peak
 
 
-def bytes_frontier(where: ComparisonScope, traffic: Read = sent_once, memory: Read = peak) -> list[Repeats]:
+def bytes_frontier(
+    where: ComparisonScope, traffic: Read = sent_once, memory: Read = peak, *, simplest_first: bool = False
+) -> list[Repeats]:
     """Cells in rising traffic and falling memory: each needs less memory than all that send no more.
 
     Both figures are counts, which other machines share; of equal cells the first of the comparison is kept.
+    simplest_first: of cells that send alike also those that need more memory than another, but have fewer
+    moving parts, and none that needs hardly less than one before it.
     """
+    least_step = 0.01 if simplest_first else 0.0
     known = [
-        (rounded(sent), rounded(most), number, group)
+        (rounded(sent), moving_parts(group.label) if simplest_first else (), rounded(most), number, group)
         for number, group in enumerate(where.groups)
         if (sent := traffic(group)) is not None and (most := memory(group)) is not None
     ]
     found: list[Repeats] = []
     least: float | None = None
-    for _, most, _, group in sorted(known, key=lambda part: part[:3]):
-        if least is None or most < least:
+    for *_, most, _, group in sorted(known, key=lambda part: part[:4]):
+        if least is None or most < least * (1 - least_step):
             found.append(group)
             least = most
     return found

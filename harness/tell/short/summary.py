@@ -7,14 +7,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.job.experiment import Question
+from harness.judge.cell import Cell
 from harness.judge.comparison import Comparison
 from harness.judge.expected import unjudged_amounts
 from harness.judge.metrics import SENT, SPEED, STEP
 from harness.judge.repeats import BASE, Repeats, job_marks
+from harness.judge.scaling import strong_scaling, weak_scaling
 from harness.judge.wording import ranks
-from harness.tell.document import Block, Column, Heading, Line, Section, Shown, Table
-from harness.tell.formats import NOT_AVAILABLE, percent
-from harness.tell.order_words import LEGEND, clock_words, ratio_cell, ratio_column
+from harness.tell.document import Align, Block, Column, Heading, Line, Section, Shown, Table
+from harness.tell.formats import NOT_AVAILABLE, percent, times
+from harness.tell.order_words import LEGEND, clock_words, ratio_cell, ratio_column, shown_ratio
 from harness.tell.sections.parity import dash
 from harness.tell.short.stage import bytes_frontier, peak, stage
 from harness.tell.short.words import unwrapped
@@ -36,6 +38,7 @@ class _Figure:
     read: Read
     show: Callable[[Any], str]
     is_ratio: bool = False
+    align: Align = "right"
 
 
 def _median(key: str) -> Read:
@@ -61,24 +64,27 @@ def _of_base(key: str, title: str, read: Read) -> _Figure:
 
 
 SPEED_RATIO = _Figure("speed_ratio", "", _median(SPEED), percent)
+SPEED_UP = _Figure("speed_up", "speed-up", _median(SPEED), percent)
 PEAK_RATIO = _of_base("peak_bytes", "peak", peak)
 STATES_RATIO = _of_base("model_state_bytes", "states", _median("model_state_bytes"))
 SENT_RATIO = _of_base(SENT, "sent", _median(SENT))
 PEAK, STATES, BYTES = _figure("peak_bytes", peak), _figure("model_state_bytes"), _figure(SENT)
 FIRST_BEYOND = replace(_figure("first_divergent_step"), show=dash)
+PARITY = _Figure("parity", "parity", lambda group: None, str, align="left")
 AMOUNTS = (PEAK, STATES, BYTES)
 """What closed forms judge."""
 FIGURES: dict[Question, tuple[_Figure, ...]] = {
-    "all": (SPEED_RATIO, PEAK_RATIO, SENT_RATIO, PEAK, STATES, BYTES),
-    "speed": (SPEED_RATIO, SENT_RATIO, _figure(SPEED), _figure("step_seconds"), BYTES, PEAK),
-    "memory": (PEAK_RATIO, STATES_RATIO, PEAK, STATES, _figure("expected_model_state_bytes")),
-    "footprint": (PEAK_RATIO, STATES_RATIO, SENT_RATIO, PEAK, STATES, BYTES),
+    "all": (STATES, BYTES, SENT_RATIO, PARITY, PEAK, PEAK_RATIO, SPEED_RATIO),
+    "speed": (SPEED_RATIO, SENT_RATIO, _figure(SPEED), _figure("step_seconds"), BYTES, PEAK, PARITY),
+    "memory": (PEAK_RATIO, STATES_RATIO, PEAK, STATES, _figure("expected_model_state_bytes"), PARITY),
+    "footprint": (STATES, STATES_RATIO, BYTES, SENT_RATIO, PARITY, PEAK, PEAK_RATIO),
     "parity": (
         _figure("max_loss_difference"), _figure("max_grad_norm_difference"),
-        _figure("final_weights_difference"), FIRST_BEYOND,
+        _figure("final_weights_difference"), FIRST_BEYOND, PARITY,
     ),
-    "scaling": (SPEED_RATIO, _figure(SPEED), _figure("step_seconds"), SENT_RATIO, BYTES, PEAK),
+    "scaling": (SPEED_UP, SPEED_RATIO, _figure(SPEED), _figure("step_seconds"), BYTES, PEAK, PARITY),
 }  # fmt: skip
+"""What the question asks for leads; of all, what carries over to other machines."""
 
 
 def summary_section(comparison: Comparison, question: Question, most_rows: int = MOST_ROWS) -> Section | None:
@@ -143,22 +149,42 @@ def _table(key: str, comparison: Comparison, groups: Sequence[Repeats], wanted: 
     orders = [comparison.comparable.rankings.get(group.place) for group in groups]
     speeds = ratio_column([order for order in orders if order])
     figures = [f for f in wanted if bases or not f.is_ratio]
+    title, scaled = _scaled(comparison) if SPEED_UP in figures else ("", {})
+    others = {SPEED_RATIO: speeds, SPEED_UP: Column("speed_up", title)}
     columns = [
         LABELS[0],
         replace(LABELS[1], only_values=True),
-        *(speeds if f is SPEED_RATIO else Column(f.key, f.title, f.show) for f in figures),
-        Column("parity", "parity", align="left"),
+        *(
+            others.get(f) or Column(f.key, f.title, f.show, "left" if f is PARITY else "right")
+            for f in figures
+        ),
     ]
-    rows = [
-        [*group.cell, *(_value(comparison, group, f, bases.get(group.place)) for f in figures), _state(group)]
-        for group in groups
-    ]
+
+    def value(group: Repeats, figure: _Figure) -> Any:
+        if figure is SPEED_UP:
+            return scaled.get(group.cell)
+        return _value(comparison, group, figure, bases.get(group.place))
+
+    rows = [[*group.cell, *(value(group, figure) for figure in figures)] for group in groups]
     return Table(key=key, columns=columns, rows=rows)
+
+
+def _scaled(comparison: Comparison) -> tuple[str, dict[Cell, Shown]]:
+    """Title of the column of scaling, and each cell's figure: weak scaling where there is no strong."""
+    strong = strong_scaling(comparison)
+    curves, show = (strong, times) if strong else (weak_scaling(comparison), percent)
+    points = {point.group.cell: point for curve in curves for point in curve}
+    return "speed-up" if strong else "efficiency", {
+        cell: shown_ratio(point.ratio, show) or Shown(point.speed_up, show(point.speed_up))
+        for cell, point in points.items()
+    }
 
 
 def _value(comparison: Comparison, group: Repeats, figure: _Figure, base: Repeats | None) -> Any:
     if figure is SPEED_RATIO:
         return ratio_cell(comparison.comparable.rankings.get(group.place), group.label)
+    if figure is PARITY:
+        return _state(group)
     is_other_work = group.parity == "diverged" and figure.key in (SPEED, STEP)
     value = figure.read(group) if group.succeeded and not is_other_work else None
     if not figure.is_ratio:
@@ -180,7 +206,7 @@ def _note(tables: Sequence[Table], left: int) -> str:
     notes = {
         f"Ratios are to {BASE} on the same ranks.": any(key.endswith(f"_of_{BASE}") for key in keys),
         f"{NOT_AVAILABLE}: not measured or not comparable.": NOT_AVAILABLE in texts,
-        f"speed: {LEGEND}.": "speed_ratio" in keys,
+        f"speed: {LEGEND}.": bool(keys & {"speed_ratio", "speed_up"}),
         f"{WITHOUT_FORM}: {WITHOUT_FORM_MEANS}.": any(text.endswith(WITHOUT_FORM) for text in texts),
         f"{left} more rows.": left > 0,
     }

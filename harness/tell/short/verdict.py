@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from harness.backends.registry import PLANTED
 from harness.backends.strategy import ROUTE_PREFIXES
 from harness.job.experiment import Question
-from harness.judge.cell import CellName, name_cells
+from harness.judge.cell import Cell, name_cells
 from harness.judge.comparison import Comparison
 from harness.judge.findings.catalogue import kinds
 from harness.judge.findings.groups import statements
@@ -19,15 +19,21 @@ from harness.judge.speed import shares_cores
 from harness.judge.volume import volume_differences
 from harness.judge.wording import counted, listed, ranks
 from harness.tell.document import Items, Line, Section
-from harness.tell.formats import megabytes, number, percent, scientific
-from harness.tell.order_words import ONE_OCCASION, fastest_words, slowest_words, unranked_words
-from harness.tell.short.stage import ComparisonScope, memory_to_decide, peak, rounded, sent_once, stage
+from harness.tell.formats import megabytes, number, percent, scientific, times
+from harness.tell.order_words import (
+    ONE_OCCASION,
+    fastest_words,
+    ratio_text,
+    slowest_words,
+    unranked_words,
+)
+from harness.tell.short.stage import ComparisonScope, memory_to_state, peak, rounded, sent_once, stage
 from harness.tell.short.words import ratio, sentence, shortened
 
 
 def costs_sentence(stage: ComparisonScope, *, with_traffic: bool) -> str:
     """Who holds least, relative to DDP: of CPU ranks model states, as their peaks do not carry over."""
-    read, on = memory_to_decide(stage), f"on {ranks(stage.size)}"
+    read, on = memory_to_state(stage), f"on {ranks(stage.size)}"
     known = [(value, group) for group in stage.groups if (value := read(group)) is not None]
     if not known:
         return "Memory was not measured."
@@ -146,7 +152,7 @@ def _endings(groups: Sequence[Repeats]) -> list[str]:
     return [", ".join(parts), *([f"{listed(planted)} {verb} deliberately faulty"] if planted else [])]
 
 
-def _where(cells: Sequence[CellName]) -> str:
+def _where(cells: Sequence[Cell]) -> str:
     """One cell with its ranks, of several the backends."""
     if len(cells) == 1:
         return str(cells[0])
@@ -198,18 +204,22 @@ Curves = Sequence[Sequence[ScalingPoint]]
 def scaling_sentences(comparison: Comparison) -> list[str]:
     """At most one for strong and one for weak scaling."""
     found = (
-        _scaling_sentence("strong scaling", "speed-up (efficiency)", strong_scaling(comparison), _speed_up),
+        _scaling_sentence("strong scaling", "speed-up", strong_scaling(comparison), _speed_up),
         _scaling_sentence("weak scaling", "efficiency", weak_scaling(comparison), _weak_efficiency),
     )
     return [text for text in found if text]
 
 
 def _speed_up(point: ScalingPoint) -> str:
-    return f"{number(point.speed_up)} ({percent(point.strong_efficiency)})"
+    return f"{_with_interval(point, times)}, {percent(point.strong_efficiency)} efficient"
 
 
 def _weak_efficiency(point: ScalingPoint) -> str:
-    return percent(point.weak_efficiency)
+    return _with_interval(point, percent)
+
+
+def _with_interval(point: ScalingPoint, show: Callable[[float], str]) -> str:
+    return ratio_text(point.ratio, show) if point.ratio.extent else show(point.speed_up)
 
 
 ORDERS = {"faster": "faster", "equal": f"as fast within {percent(EQUAL)}", "slower": "slower", "open": "open"}

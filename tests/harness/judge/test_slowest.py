@@ -69,7 +69,7 @@ def test_without_variants_facts_are_stated_and_no_cause() -> None:
     assert not found.is_tested
     assert found.sentence == (
         "zero3 takes 2.00 x the time of fsdp, which shards the same states. "
-        "No setting was changed by itself, so the cause is not tested."
+        "No single setting was varied, so the cause is not isolated."
     )
     table = differences(found)
     assert [column.title for column in table.columns] == [
@@ -127,7 +127,7 @@ def test_a_preset_is_said_to_change_several_settings() -> None:
     (effect,) = found.effects
     assert effect.is_preset
     assert effect.closed == pytest.approx(0.5)
-    assert found.sentence.endswith("No setting was changed by itself, so the cause is not tested.")
+    assert found.sentence.endswith("No single setting was varied, so the cause is not isolated.")
     assert closed(found)["zero3:preset=library-defaults"] == "50 %"
 
 

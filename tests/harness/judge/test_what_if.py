@@ -10,7 +10,7 @@ from harness.judge.volume import expected_sent_bytes_per_step
 from harness.record import Record
 from harness.record.record_files import ARCHIVE_NAME
 from harness.record.store import read_runs
-from harness.tell.short.decision import sent_with, states_on
+from harness.tell.short.decision import held_with, sent_with
 from tests.records import make_record
 
 REPORTS = Path(__file__).resolve().parents[3] / "reports"
@@ -29,10 +29,10 @@ def cells(report: str) -> dict[tuple[str, int], Record]:
 
 @pytest.mark.parametrize("report", ["default", "full-matrix", "same-job-on-nodes", "twelve-ways"])
 def test_on_its_own_ranks_and_micro_steps_a_cell_has_the_figures_that_its_run_is_held_to(report: str) -> None:
-    for (label, size), record in cells(report).items():
-        states = states_on(record, size)
-        has_none = "hybrid" in label or bool(record.world.dimensions)
-        assert states == expected_model_state_bytes(record) or (states is None and has_none), label
+    for (label, _), record in cells(report).items():
+        held = held_with(record, record.world.accumulation_steps)
+        states = expected_model_state_bytes(record)
+        assert held is None or states is None or held >= states, label
         expected = expected_sent_bytes_per_step(record)
         if expected is not None:
             assert sent_with(record, record.world.accumulation_steps) == expected, label
@@ -43,16 +43,27 @@ def test_what_one_run_predicts_for_more_ranks_is_what_a_run_on_more_ranks_is_hel
     pairs = [(of[label, 2], of[label, 4]) for label, size in of if size == 2 and (label, 4) in of]
     assert len(pairs) > 10
     for here, there in pairs:
-        assert states_on(here, 4) == expected_model_state_bytes(there), here.backend.label
+        assert sent_with(here, 1, 4) == sent_with(there, 1, 4), here.backend.label
+        assert held_with(here, 1, 4) == held_with(there, 1, 4), here.backend.label
 
 
-def test_sharded_states_shrink_with_the_ranks_and_replicated_ones_do_not() -> None:
+def test_with_the_ranks_what_is_held_shrinks_where_states_are_sharded_and_only_there() -> None:
     of = cells("default")
     for label in (*SHARDED, "ddp", "zero0"):
-        sizes = [states_on(of[label, 2], size) for size in (2, 4, 16, 64)]
+        sizes = [held_with(of[label, 2], 1, size) for size in (2, 4, 16, 64)]
         assert None not in sizes
         assert (sizes == sorted(set(sizes), reverse=True)) is (label in SHARDED), label  # type: ignore[type-var]
         assert (len(set(sizes)) == 1) is (label not in SHARDED), label
+
+
+def test_traffic_of_many_ranks_is_that_of_a_ring_of_as_many() -> None:
+    record = cells("default")["ddp", 2]
+    weights = record.initial_weights
+    assert weights
+    size = 4 * weights.parameter_count
+    # Beside the gradients the norm and the loss go around, some bytes each.
+    assert sent_with(record, 8, 64) == pytest.approx(2 * 63 / 64 * size, rel=1e-4)
+    assert sent_with(record, 8) == pytest.approx(size, rel=1e-4)
 
 
 def test_only_those_who_gather_or_reduce_in_every_micro_step_send_more_with_accumulation() -> None:
@@ -69,11 +80,11 @@ def test_only_those_who_gather_or_reduce_in_every_micro_step_send_more_with_accu
 
 
 def test_a_run_without_a_layout_or_with_forms_of_its_own_has_none() -> None:
-    assert states_on(make_record(label="ddp"), 4) is None
+    assert held_with(make_record(label="ddp"), 1, 4) is None
     assert sent_with(make_record(label="ddp"), 4) is None
     planted = next(
         record
         for _, record in read_runs([REPORTS / "full-matrix" / ARCHIVE_NAME])[0]
         if record.backend.name == "planted-gradients-summed" and record.status == "ok"
     )
-    assert states_on(planted, 4) is None
+    assert held_with(planted, 1, 4) is None

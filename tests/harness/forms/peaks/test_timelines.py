@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from harness.backends.registry import strategy_of
+from harness.forms.activations import no_activations
+from harness.forms.layout import Layout, Tensor
+from harness.forms.peaks.families import without_activations
 from harness.forms.peaks.fsdp2 import Fsdp2Timeline
 from harness.forms.peaks.step_timeline import Ledger
 from harness.forms.terms import Term
@@ -123,3 +126,52 @@ def test_offloaded_states_lie_on_the_host_on_cuda_alone() -> None:
     assert held(on_gpu["step"], "optimizer") == held(on_gpu["step"], "weights") == 0
     on_cpu = moments("fsdp", MODEL, 2, options={"offload": "cpu"}, device="cpu", transport="gloo")
     assert held(on_cpu["step"], "optimizer") == 2 * 2 * 4 * BLOCK
+
+
+def test_what_a_strategy_needs_without_activations_includes_what_lies_there_while_it_computes() -> None:
+    """In weights of one of four blocks; states in fp32 are weights, gradients and twice as much."""
+    model, ranks = layout(4, 1024), 4
+    of_a_block, shards = 4 * 1024, 1 + 2
+    expected = {
+        # Gradients of further micro-steps lie beside the buckets.
+        ("ddp", 1): 4 + 4 + 8,
+        ("ddp", 8): 4 + 4 + 8 + 4,
+        # All weights are whole from the forward to the backward pass; a gradient is whole until it is reduced
+        # to a quarter, or, of all but the last micro-step, until the update.
+        ("fsdp-grad-op", 1): shards + 4 + 1 + 0.25,
+        ("fsdp-grad-op", 8): shards + 4 + 4 + 1,
+    }
+    for (label, steps), blocks in expected.items():
+        strategy = strategy_of(label)
+        assert strategy
+        workload = Workload(
+            layout=model, strategy=strategy, world_size=ranks, device="cpu", transport="gloo",
+            sequence_length=0, gradient_clipping=None, accumulation_steps=steps,
+        )  # fmt: skip
+        assert without_activations(workload) == blocks * of_a_block, (label, steps)
+
+
+def test_modules_and_gradients_of_a_step_without_activations_are_those_of_the_model() -> None:
+    names = (
+        "embed.weight",
+        "layers.0.norm.weight",
+        "layers.0.mlp.weight",
+        "layers.1.mlp.bias",
+        "norm.weight",
+    )
+    model = Layout(
+        parameters=tuple(Tensor(name, (4, 2), "float32") for name in names), decaying=frozenset(names),
+        blocks=("layers.0", "layers.1"), tied={"head.weight": "embed.weight"},
+        frozen=frozenset({"layers.0.norm.weight"}),
+    )  # fmt: skip
+    profile = no_activations(model)
+    segments = (profile.embedding, profile.block_at(0), profile.block_at(1), profile.head)
+    assert [[point.module for point in segment.forward] for segment in segments] == [
+        ["embed"], ["norm", "mlp"], ["mlp"], ["norm", "head"],
+    ]  # fmt: skip
+    assert [[g.parameter for g in segment.gradients] for segment in segments] == [
+        ["embed.weight"], ["mlp.weight"], ["mlp.bias"], ["norm.weight"],
+    ]  # fmt: skip
+    assert {
+        size.bytes(8, 128) for size in (profile.kept, profile.head.held, profile.head.forward_growth)
+    } == {0}

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from harness.backends.registry import moving_parts
 from harness.plan.estimate.row import EstimateRow, estimate
 from harness.plan.estimate.table import estimate_lines, without_twins
-from harness.plan.leading import USUAL, moving_parts
+from harness.plan.leading import USUAL
 from tests.harness.plan.estimate.asking import ask
 
 

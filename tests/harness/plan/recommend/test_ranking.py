@@ -1,9 +1,10 @@
 from dataclasses import replace
 
 from harness.backends import registry
+from harness.backends.registry import moving_parts
 from harness.errors import HarnessError
 from harness.forms.families import model_states
-from harness.plan.leading import CLOSE_SHARE, distinct_backends, moving_parts, simplest_close
+from harness.plan.leading import CLOSE_SHARE, distinct_backends, simplest_close
 from harness.plan.memory import MemoryPrediction, Moment
 from harness.plan.recommend.predict import Predictors, variants
 from harness.plan.recommend.ranking import (
