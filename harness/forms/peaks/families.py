@@ -88,7 +88,7 @@ def without_activations(workload: Workload) -> int | None:
 
     Activations come on top. What an update needs for itself is left out: by then they are gone.
     """
-    if not has_timeline(workload) or workload.strategy.family == PIPELINE:
+    if not has_timeline(workload):
         return None
     on_gpu = replace(workload, device="cuda", transport="nccl")
     moments = fullest_moments(

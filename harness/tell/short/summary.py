@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.job.experiment import Question
-from harness.judge.cell import Cell
+from harness.judge.cell import CellName
 from harness.judge.comparison import Comparison
 from harness.judge.expected import unjudged_amounts
 from harness.judge.metrics import SENT, SPEED, STEP
@@ -169,7 +169,7 @@ def _table(key: str, comparison: Comparison, groups: Sequence[Repeats], wanted: 
     return Table(key=key, columns=columns, rows=rows)
 
 
-def _scaled(comparison: Comparison) -> tuple[str, dict[Cell, Shown]]:
+def _scaled(comparison: Comparison) -> tuple[str, dict[CellName, Shown]]:
     """Title of the column of scaling, and each cell's figure: weak scaling where there is no strong."""
     strong = strong_scaling(comparison)
     curves, show = (strong, times) if strong else (weak_scaling(comparison), percent)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from harness.backends.registry import PLANTED
 from harness.backends.strategy import ROUTE_PREFIXES
 from harness.job.experiment import Question
-from harness.judge.cell import Cell, name_cells
+from harness.judge.cell import CellName, name_cells
 from harness.judge.comparison import Comparison
 from harness.judge.findings.catalogue import kinds
 from harness.judge.findings.groups import statements
@@ -152,7 +152,7 @@ def _endings(groups: Sequence[Repeats]) -> list[str]:
     return [", ".join(parts), *([f"{listed(planted)} {verb} deliberately faulty"] if planted else [])]
 
 
-def _where(cells: Sequence[Cell]) -> str:
+def _where(cells: Sequence[CellName]) -> str:
     """One cell with its ranks, of several the backends."""
     if len(cells) == 1:
         return str(cells[0])

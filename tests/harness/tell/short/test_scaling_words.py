@@ -10,7 +10,7 @@ def scaling(*records: Record) -> list[str]:
 
 def test_speed_up_and_efficiency_are_those_at_the_most_ranks() -> None:
     assert scaling(*repeats("ddp", 0.8, world_size=1), *repeats("ddp", 0.5, world_size=2)) == [
-        "Strong scaling from 1 to 2 ranks, speed-up (efficiency): ddp 1.60 (80 %); "
+        "Strong scaling from 1 to 2 ranks, speed-up: ddp 1.60, 80 % efficient; "
         "medians of 1 run, not tested against noise."
     ]
 
@@ -30,7 +30,7 @@ def test_of_many_curves_the_first_and_the_last_are_named() -> None:
     records = [*(r for label in slower for r in repeats(label, 0.8, world_size=1))]
     records += [r for label, seconds in slower.items() for r in repeats(label, seconds, world_size=2)]
     (text,) = scaling(*records)
-    assert "speed-up (efficiency): most zero2 2.00 (100 %), least fsdp 1.00 (50 %); " in text
+    assert "speed-up: most zero2 2.00, 100 % efficient, least fsdp 1.00, 50 % efficient; " in text
 
 
 def test_seven_rounds_say_for_which_backends_more_ranks_are_faster() -> None:
@@ -42,9 +42,9 @@ def test_seven_rounds_say_for_which_backends_more_ranks_are_faster() -> None:
         for record in repeats(label, *(each * slow for slow in slowing), world_size=size)
     ]
     assert scaling(*records) == [
-        "Strong scaling from 1 to 2 ranks, speed-up (efficiency): most ddp 1.60 (80 %), "
-        "least fsdp 0.8 (40 %); a step on 2 ranks instead of 1 is faster with ddp, as fast within 5 % with "
-        "zero2, slower with fsdp."
+        "Strong scaling from 1 to 2 ranks, speed-up: most ddp 1.60 (1.60 to 1.60), 80 % efficient, "
+        "least fsdp 0.80 (0.80 to 0.80), 40 % efficient; a step on 2 ranks instead of 1 is faster with ddp, "
+        "as fast within 5 % with zero2, slower with fsdp."
     ]
 
 
