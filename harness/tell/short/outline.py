@@ -56,10 +56,10 @@ def check_section(comparison: Comparison, question: Question) -> Section:
 
 LIBRARIES = ("torch", "deepspeed")
 ON_STUB = (
-    "bytes, states and parity carry over to GPUs; no kernel ran on one, so peaks lack what kernels allocate "
-    "and speeds mean nothing"
+    "states, sent bytes and parity should hold on GPUs; no kernel ran on one, so peaks lack what kernels "
+    "allocate and speeds mean nothing"
 )
-ON_CPU = "bytes, states and parity carry over to GPUs, peaks and speeds do not"
+ON_CPU = "states, sent bytes and parity should hold on as many GPUs; peaks and speeds are of this machine"
 
 
 def scope_section(comparison: Comparison, question: Question) -> Section | None:

@@ -206,7 +206,10 @@ def _note(tables: Sequence[Table], left: int) -> str:
     notes = {
         f"Ratios are to {BASE} on the same ranks.": any(key.endswith(f"_of_{BASE}") for key in keys),
         f"{NOT_AVAILABLE}: not measured or not comparable.": NOT_AVAILABLE in texts,
-        f"speed: {LEGEND}.": bool(keys & {"speed_ratio", "speed_up"}),
+        f"speed: {LEGEND}.": "speed_ratio" in keys,
+        "speed-up, efficiency: the same to the fewest ranks, so medians of a column may give another.": (
+            "speed_up" in keys
+        ),
         f"{WITHOUT_FORM}: {WITHOUT_FORM_MEANS}.": any(text.endswith(WITHOUT_FORM) for text in texts),
         f"{left} more rows.": left > 0,
     }
