@@ -268,13 +268,15 @@ def _trace(job: Job, model: nn.Module, example: Batch) -> TracedStep:
         with calls:  # what the model recomputes by itself
             loss.sum().backward()
     recomputed = bool(calls.made) and not job.training.activation_checkpointing
+    # Reentrant checkpoints run without gradients first.
+    hidden = {call.name for call in calls.made if call.reached}.intersection(_without_backward(forward))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     trained = [p for p in model.parameters() if p.requires_grad]
     return TracedStep(
         uses=None if recomputed else _irregular_uses(model, forward, names),
-        without_gradient=_without_backward(forward),
+        without_gradient=_without_backward([*forward, *calls.made]),
         unreached=[names[id(p)] for p in trained if p.grad is None],
-        unit_calls=_unit_calls(model, forward),
+        unit_calls=None if recomputed and hidden else _unit_calls(model, forward),
         read_outside=sorted(outside.names),
     )
 

@@ -152,6 +152,19 @@ def test_how_often_weights_are_gathered_is_unknown_where_the_model_recomputes_by
     assert found.unreached == []
 
 
+class Reentrant(Recomputing):
+    _no_split_modules = ["Linear"]
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return checkpoint(self.last, self.table(input_ids), use_reentrant=True)[:, 0]
+
+
+def test_of_blocks_that_run_without_gradients_first_calls_are_unknown_and_gradients_known() -> None:
+    found = traced(Reentrant())
+    assert found.unit_calls is None
+    assert (found.without_gradient, found.unreached) == ([], [])
+
+
 class Skipped(nn.Module):
     """Leaves a layer out at random."""
 
