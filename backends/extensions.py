@@ -20,6 +20,11 @@ def runs_cpu_adam(options: BackendOptions) -> bool:
     return getattr(options, "adam", None) == "deepspeed"
 
 
+def offloads(options: BackendOptions) -> bool:
+    """Whether weights, gradients and optimizer states live in host memory."""
+    return getattr(options, "offload", "none") == "cpu"
+
+
 def swaps_into_files(options: BackendOptions) -> bool:
     """Whether optimizer states lie in files between updates."""
     return getattr(options, "offload", "none") in ("nvme", "nvme-all")

@@ -33,11 +33,12 @@ from harness.backends.base import (
 )
 from harness.backends.blocks import first_trained, parameter_count, transformer_blocks
 from harness.backends.checkpoints.torch_pieces import flat_parameter_pieces
+from harness.backends.extensions import offloads
 from harness.backends.floating_inputs import takes_tokens
 from harness.backends.hybrid import shard_size, unmet_hybrid
 from harness.backends.loading import fill_fsdp1, reserve_parameters, this_device
 from harness.backends.model_source import model_source
-from harness.backends.options import Fsdp1Options, HybridOptions
+from harness.backends.options import Fsdp1Options
 from harness.backends.piece import Piece
 from harness.backends.precision import compute_dtype, dtype_name, scaler_arguments
 from harness.backends.prefetch import describe_fsdp1_prefetch, fsdp1_prefetch_arguments
@@ -62,8 +63,8 @@ class Fsdp1Backend(Backend):
     def unmet_requirements(self, world: World) -> list[str]:
         unmet = []
         if self._hybrid:
-            unmet += unmet_hybrid(world, self._requested_shard_size())
-        if world.device == "cpu" and self._offload:
+            unmet += unmet_hybrid(world, getattr(self.options, "shard_size", None))
+        if world.device == "cpu" and offloads(self.options):
             unmet.append(
                 f"CPUOffload of FSDP1 needs an accelerator to offload from (torch {torch.__version__})"
             )
@@ -123,7 +124,7 @@ class Fsdp1Backend(Backend):
             **fsdp1_prefetch_arguments(self.options),
         }
         if self._hybrid:
-            size = shard_size(world, self._requested_shard_size())
+            size = shard_size(world, getattr(self.options, "shard_size", None))
             arguments["device_mesh"] = init_device_mesh(
                 world.device,
                 (world.world_size // size, size),
@@ -131,16 +132,9 @@ class Fsdp1Backend(Backend):
             )
         if precision is not None:
             arguments["mixed_precision"] = precision
-        if self._offload:
+        if offloads(self.options):
             arguments["cpu_offload"] = CPUOffload(offload_params=True)
         return arguments
-
-    @property
-    def _offload(self) -> bool:
-        return getattr(self.options, "offload", "none") == "cpu"
-
-    def _requested_shard_size(self) -> int | None:
-        return self.options.shard_size if isinstance(self.options, HybridOptions) else None
 
 
 def fsdp1_strategy(

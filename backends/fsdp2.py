@@ -26,13 +26,14 @@ from .base import (
 )
 from .blocks import first_trained, parameter_count, transformer_blocks
 from .checkpoints.torch_pieces import dtensor_pieces
+from .extensions import offloads
 from .floating_inputs import refuse_batch_norm
 from .gradients import local_shard
 from .hybrid import shard_size, unmet_hybrid, unmet_second_copy
 from .loading import fill_sharded, this_device
 from .model_source import model_source
 from .optimizer_groups import held_tensors
-from .options import Fsdp2Options, HybridOptions
+from .options import Fsdp2Options
 from .piece import Piece
 from .precision import cast_parameters, compute_dtype, dtype_name
 from .prefetch import describe_fsdp2_prefetch, set_fsdp2_prefetch
@@ -117,7 +118,7 @@ class Fsdp2Backend(Backend):
 
     def unmet_requirements(self, world: World) -> list[str]:
         if self.hybrid:
-            return unmet_hybrid(world, self._requested_shard_size())
+            return unmet_hybrid(world, getattr(self.options, "shard_size", None))
         return unmet_second_copy(world, self.options)
 
     def prepare(
@@ -134,7 +135,8 @@ class Fsdp2Backend(Backend):
         policy = mixed_precision(context)
         if policy.param_dtype is not None:
             refuse_batch_norm(model, "FSDP2")
-        if self._offload and context.precision == "fp16-mixed" and context.world.device == "cuda":
+        on_host = offloads(self.options)
+        if on_host and context.precision == "fp16-mixed" and context.world.device == "cuda":
             raise Unsupported(
                 f"torch {torch.__version__}: GradScaler reduces its overflow flag where the gradients "
                 "are; offloaded ones lie on the CPU, which NCCL cannot reach"
@@ -144,7 +146,7 @@ class Fsdp2Backend(Backend):
             "reshard_after_forward": self.reshard,
             "mp_policy": policy,
         }
-        if self._offload:
+        if on_host:
             arguments["offload_policy"] = CPUOffloadPolicy(pin_memory=context.world.device == "cuda")
         for block in blocks.values():
             fully_shard(block, **arguments)
@@ -152,11 +154,11 @@ class Fsdp2Backend(Backend):
         root_reshard = next((c.value for c in changes if c.setting == ROOT_RESHARD), None)
         fully_shard(model, **(arguments | {"reshard_after_forward": root_reshard}))
         if source.loading != "full":
-            fill_sharded(model, source, torch.device("cpu") if self._offload else this_device(context.world))
+            fill_sharded(model, source, torch.device("cpu") if on_host else this_device(context.world))
         set_fsdp2_prefetch(model, list(blocks.values()), self.options)
         units = list(blocks.values())
         own = {"root_reshard_after_forward": root_reshard}
-        strategy = fsdp2_strategy(model, units, mesh, policy, count, self.reshard, self._offload, own)
+        strategy = fsdp2_strategy(model, units, mesh, policy, count, self.reshard, on_host, own)
         strategy = replace(
             strategy,
             loading=source.loading,
@@ -173,13 +175,6 @@ class Fsdp2Backend(Backend):
     def _engine_class(self) -> type[Fsdp2Engine]:
         return Fsdp2Engine
 
-    @property
-    def _offload(self) -> bool:
-        return getattr(self.options, "offload", "none") == "cpu"
-
-    def _requested_shard_size(self) -> int | None:
-        return self.options.shard_size if isinstance(self.options, HybridOptions) else None
-
     def _cut(self, model: nn.Module, mesh: DeviceMesh) -> DeviceMesh:
         """Cut the model in another way first, where the mesh says so; the mesh that is left to shard over."""
         return mesh
@@ -191,7 +186,7 @@ class Fsdp2Backend(Backend):
     def _mesh(self, world: World) -> DeviceMesh:
         if not self.hybrid:
             return init_device_mesh(world.device, (world.world_size,), mesh_dim_names=("shard",))
-        size = shard_size(world, self._requested_shard_size())
+        size = shard_size(world, getattr(self.options, "shard_size", None))
         shape = (world.world_size // size, size)
         return init_device_mesh(world.device, shape, mesh_dim_names=("replicate", "shard"))
 

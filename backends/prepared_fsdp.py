@@ -23,6 +23,7 @@ from harness.backends.base import (
     World,
 )
 from harness.backends.blocks import first_trained, parameter_count, transformer_blocks
+from harness.backends.extensions import offloads
 from harness.backends.fsdp1 import fsdp1_full_parameters, fsdp1_unit_names
 from harness.backends.fsdp2 import fsdp2_full_parameters, fsdp2_unit_names, synchronise
 from harness.backends.loading import reserve_parameters
@@ -108,11 +109,6 @@ class PreparedFsdpBackend(Backend):
     @property
     def _installed(self) -> str:
         return f"{self.library} {version(self.library)}"
-
-
-def offloads(options: BackendOptions) -> bool:
-    """Whether weights, gradients and optimizer states live in host memory."""
-    return getattr(options, "offload", "none") == "cpu"
 
 
 def loads_efficiently(options: BackendOptions) -> bool:

@@ -11,8 +11,9 @@ from torch import nn
 from ..accelerate import ddp_strategy, refuse_without_autocast
 from ..base import Backend, BuildModel, BuildOptimizer, Engine, SetupContext, Unsupported
 from ..blocks import parameter_count
+from ..extensions import offloads
 from ..options import NoOptions
-from ..prepared_fsdp import PreparedFsdpBackend, offloads
+from ..prepared_fsdp import PreparedFsdpBackend
 from ..prepared_zero import PreparedZeroBackend
 from ..presets import trainer_ddp_changes
 from ..torch_engine import TorchEngine

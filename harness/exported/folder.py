@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from harness.backends import registry
 from harness.backends.base import BackendOptions, Preset, SetupContext, World
+from harness.backends.extensions import offloads
 from harness.backends.hybrid import shard_size
 from harness.backends.options import ZeroOptions, gathers_blocks
 from harness.backends.presets import ROOT_RESHARD, ddp_changes, fsdp2_changes, reduce_dtype_changes
@@ -79,7 +80,7 @@ def torch_values(label: str, job: Job, world_size: int, blocks: list[str], prese
         "blocks": blocks if getattr(options, "auto_wrap", None) is None else [],
         "param_dtype": low,
         "reduce_dtype": "float32" if reduces_in_fp32 else None,
-        "offload": getattr(options, "offload", "none") == "cpu",
+        "offload": offloads(options),
         "shard_size": _shard_size(options, strategy, world_size),
     }
     if strategy.family == "fsdp1":
@@ -142,7 +143,7 @@ def _fsdp(label: str, job: Job) -> dict[str, Any]:
         "fsdp_auto_wrap_policy": "NO_WRAP"
         if getattr(options, "auto_wrap", None)
         else "TRANSFORMER_BASED_WRAP",
-        "fsdp_offload_params": getattr(options, "offload", "none") == "cpu",
+        "fsdp_offload_params": offloads(options),
         "fsdp_activation_checkpointing": job.training.activation_checkpointing,
         "fsdp_state_dict_type": "SHARDED_STATE_DICT",
     }

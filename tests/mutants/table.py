@@ -616,7 +616,7 @@ MUTANTS = (
            "An exported FSDP program shards as the run did",
            "harness/exported/test_files.py::test_a_program_shards_as_the_backend_of_its_run_does"),
     Mutant("exported-offload", "harness/exported/folder.py",
-           '"fsdp_offload_params": getattr(options, "offload", "none") == "cpu"',
+           '"fsdp_offload_params": offloads(options)',
            '"fsdp_offload_params": False',
            "A file read, exported and read again is the same row",
            "harness/exported/test_files.py::test_a_file_read_exported_and_read_again_is_the_same_row"),
