@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 REDACTED = "***"
+SHORTEST_SECRET = 8
+"""Characters of a variable's value: shorter ones are words such as 'false'."""
 
 
 @dataclass(frozen=True)
@@ -207,8 +210,11 @@ def encodable(text: str) -> str:
 def redacted(text: str) -> str:
     """The text without users and passwords in addresses, tokens, and values that are named as secrets.
 
-    A JSON document stays one.
+    So are those of this process's environment, wherever they stand. A JSON document stays one.
     """
+    for name, value in os.environ.items():
+        if len(value) >= SHORTEST_SECRET and value in text and not value.startswith("/"):
+            text = text.replace(value, REDACTED) if _NAMED.search(f"{name}=") else text
     lower = text.lower()
     for pattern in SECRET_PATTERNS:
         text = pattern.replaced(text, lower)

@@ -99,8 +99,20 @@ def assemble_observed(
         layout=setup.layout if setup else None,
         model=setup.model if setup else None,
         observed=events[0].final.observed if events[0].final else None,
-        observation=seen.observation.model_copy(update={"learning_rates": _learning_rates(events)}),
+        observation=seen.observation.model_copy(
+            update={
+                "learning_rates": _learning_rates(events),
+                "notes": [*seen.observation.notes, *(_uneven(events) if status == "ok" else [])],
+            }
+        ),
     )
+
+
+def _uneven(events: Mapping[int, RankEvents]) -> list[str]:
+    """A note where ranks made more steps than others, as under torch's Join."""
+    counts = [len(of_rank.steps) for of_rank in events.values()]
+    least, most = min(counts), max(counts)
+    return [f"ranks made {least} to {most} steps; the first {least} are recorded"] if least < most else []
 
 
 def _learning_rates(events: Mapping[int, RankEvents]) -> list[list[float | None]]:

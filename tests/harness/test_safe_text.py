@@ -143,3 +143,13 @@ def test_a_message_of_50_megabytes_keeps_both_ends_and_no_secret() -> None:
     said = described(error)
     assert said.startswith("password=***")
     assert len(said) < 9_000
+
+
+def test_secrets_of_the_environment_are_replaced_wherever_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "HF_TOKEN": "pla1nted-plain", "MY_PASSWORD": "short", "TOKENIZERS_PARALLELISM": "pla1nted-kept",
+        "DB_PASSWORD_FILE": "/run/pla1nted-path",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    said = redacted("no access with pla1nted-plain; short, pla1nted-kept, /run/pla1nted-path")
+    assert said == "no access with ***; short, pla1nted-kept, /run/pla1nted-path"

@@ -210,6 +210,22 @@ for step in range(8):
 """
 
 
+UNEVEN = """
+from torch.distributed.algorithms.join import Join
+dist.init_process_group("gloo")
+model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 512), nn.ReLU(), nn.Linear(512, 1)))
+loss_of = lambda module: module(torch.randn(4, 8)).square().mean()
+optimizer = torch.optim.AdamW(model.parameters())
+torch.manual_seed(1 + dist.get_rank())
+with Join([model]):
+    for step in range(8 + 3 * dist.get_rank()):
+        loss = loss_of(model)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
 def observed(folder: Path, body: str, ranks: int = 1) -> tuple[Record, list[float]]:
     (folder / "train.py").write_text(HEAD + body)
     seen = run_script(folder, folder / "train.py", ranks=ranks)
@@ -236,6 +252,14 @@ def test_a_loop_is_recorded_as_it_ran(tmp_path: Path, name: str) -> None:
     assert record.observation is not None
     assert loop.note in " ".join(record.observation.notes)
     assert found(record) == loop.found
+
+
+def test_ranks_that_make_further_steps_are_told_of(tmp_path: Path) -> None:
+    record, _ = observed(tmp_path, UNEVEN, ranks=2)
+    assert (record.status, len(record.steps)) == ("ok", 8)
+    assert record.observation is not None
+    assert record.observation.notes == ["ranks made 8 to 11 steps; the first 8 are recorded"]
+    assert found(record) == set()
 
 
 def test_ranks_that_average_gradients_by_hand_are_not_alone(tmp_path: Path) -> None:
