@@ -41,6 +41,8 @@ class Case:
 
 
 CASES = [Case(*values) for values in product((1, 2), (None, ACTIVE_CLIPPING), (True, False))]
+HARDEST = CASES[-2:]
+"""Accumulated and clipped, tied and not: for engines whose parts have all cases under another label."""
 
 
 @dataclass

@@ -14,12 +14,12 @@ from tests.forkserver import run_ranks
 JOIN_SECONDS = 300
 
 
-def traces(label: str, world_size: int, folder: Path) -> list:
-    """Train every case of a backend on `world_size` fresh processes; one Trace per case.
+def traces(label: str, world_size: int, folder: Path, cases: str = "cases") -> list:
+    """Train every case of a backend on `world_size` fresh processes, or its `hardest`; one Trace per case.
 
     `label` is a backend's name, or 'module:Class' of a backend that is not registered.
     """
-    per_rank = on_ranks("cases", label, world_size, folder)
+    per_rank = on_ranks(cases, label, world_size, folder)
     mesh = Mesh.data_parallel(world_size) if _is_class(label) else registry.mesh_of(label, world_size)
     return [_merge(parts, mesh) for parts in zip(*per_rank, strict=True)]
 
@@ -84,7 +84,7 @@ def _do(what: str, label: str, rank: int, world_size: int, port: int, folder: Pa
 
     from harness.backends.base import World
     from harness.backends.options import NoOptions
-    from tests.contract.cases import CASES, train
+    from tests.contract.cases import CASES, HARDEST, train
     from tests.contract.checkpoints import evaluation_difference, resumed_difference
     from tests.contract.communication import count_cases, count_twice
 
@@ -101,6 +101,7 @@ def _do(what: str, label: str, rank: int, world_size: int, port: int, folder: Pa
     assert backend.unmet_requirements(world) == []
     deeds = {
         "cases": lambda: [train(backend, case, world) for case in CASES],
+        "hardest": lambda: [train(backend, case, world) for case in HARDEST],
         "resume": lambda: resumed_difference(backend, world, folder / "checkpoint"),
         "volumes": lambda: count_cases(backend, world),
         "recorder": lambda: count_twice(backend, world),
