@@ -30,7 +30,7 @@ SHARDED = {
 @pytest.fixture(
     scope="module",
     params=[
-        ("bloom", 4, FEW), *(pytest.param((*case, BACKENDS), marks=pytest.mark.exhaustive) for case in WIDE),
+        ("bloom", 2, FEW), *(pytest.param((*case, BACKENDS), marks=pytest.mark.exhaustive) for case in WIDE),
     ],
     ids=lambda param: f"{param[0]}-{param[1]}{'-few' * (param[2] is FEW)}",
 )  # fmt: skip
