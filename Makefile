@@ -12,10 +12,12 @@ SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorde
 # What a target runs of tests that have an exhaustive part: one representative of each kind, or the rest.
 WHICH := "not exhaustive"
 
-.PHONY: compare mutants sweep fuzz resume-trial disk-trial test labs test-exhaustive test-journeys test-docs test-browser test-cluster test-cluster-exhaustive gpu-stub-environment test-gpu-stub test-gpu-stub-exhaustive traps gallery gallery-gpu-stub faults lint docs bench publish reports clean
+.PHONY: environment compare mutants sweep fuzz resume-trial disk-trial test labs test-exhaustive test-journeys test-docs test-browser test-cluster test-cluster-exhaustive gpu-stub-environment test-gpu-stub test-gpu-stub-exhaustive traps gallery gallery-gpu-stub faults lint docs bench publish reports clean
 
 compare: $(READY)
 	$(BIN)/harness compare --config configs/default.yaml --runs runs --report runs/report.md
+
+environment: $(READY)
 
 test: $(READY)
 	$(BIN)/pytest $(SIDE_BY_SIDE) $(DOCUMENTED:%=--ignore %) -m "not exhaustive"
@@ -53,7 +55,7 @@ disk-trial: $(READY)
 # Every command and notebook of the documentation that can run here, at the smallest scale. A few minutes.
 DOCUMENTED := tests/docs/test_commands_run.py tests/docs/test_notebooks.py
 test-docs: $(READY)
-	$(BIN)/pytest $(DOCUMENTED)
+	$(BIN)/pytest $(SIDE_BY_SIDE) $(DOCUMENTED)
 
 # The HTML report in headless Chromium: Debian's packages chromium, chromium-driver and fonts-liberation.
 test-browser: $(READY)
