@@ -75,11 +75,15 @@ def _stale_weights(record: Record, differs: str, values: dict[str, Any]) -> Expl
     )
 
 
-def _read_outside(record: Record, differs: str, values: dict[str, Any]) -> Explanation | None:
-    """Weights that the loss reads where a rank holds a part of them; None: there are none."""
-    names = record.layout.read_outside if record.layout is not None else None
+def read_outside(record: Record) -> list[str]:
+    """Weights that the loss reads where a rank holds a part of them."""
     strategy = known_strategy(record)
-    if not names or strategy is None or strategy.facts.stage < 3:
+    cut = strategy is not None and strategy.facts.stage >= 3
+    return (record.layout.read_outside or []) if cut and record.layout is not None else []
+
+
+def _read_outside(record: Record, differs: str, values: dict[str, Any]) -> Explanation | None:
+    if not (names := read_outside(record)):
         return None
     return Explanation(
         kind="weights-read-outside",

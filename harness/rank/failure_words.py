@@ -196,6 +196,11 @@ def _replaced(_text: str, _backend: str) -> str:
     )
 
 
+def _empty(_text: str, _backend: str) -> str:
+    names = [name for name, shape in _noted.shapes.items() if 0 in shape]
+    return f"{_named(names)} has no element to cut; leave it out, or run ddp" if names else ""
+
+
 def _method(text: str, _backend: str) -> str:
     return (
         f"the loss asks DDP's wrapper for {text.rpartition(' ')[2]}, which is the model's own; "
@@ -242,6 +247,7 @@ KNOWN = (
         words=("for sparse tensors", "'SparseCPU' backend", "dense and sparse Tensors"), say=_sparse
     ),
     KnownFailure(words=("'DistributedDataParallel' object has no attribute",), say=_method),
+    KnownFailure(words=("_chunk_cat expects non-empty tensor", "no attribute '_hp_mapping'"), say=_empty),
     KnownFailure(words=("another view of its base has been modified inplace",), say=_written_to),
     KnownFailure(words=("'Tensor' object has no attribute 'ds_status'",), say=_replaced),
 )

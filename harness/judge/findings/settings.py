@@ -10,6 +10,7 @@ from harness.backends.library_facts import FACTS, LibraryFact
 from harness.backends.options import COST_ALONE
 from harness.judge.distance import distance
 from harness.judge.effective import GROUPS, SettingDifference, reduce_dtypes
+from harness.judge.explain import read_outside
 from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.noise import is_repetition, measure_noise
 from harness.judge.parity import has_dropout
@@ -140,8 +141,8 @@ def _replicas(row: Row) -> list[Finding]:
             )
         ]
     losses = _probe_losses(row.record)
-    if batch_statistics(row.record):
-        return []  # each rank evaluates with running statistics of its own
+    if batch_statistics(row.record) or read_outside(row.record):
+        return []  # each rank evaluates with running statistics, or parts of weights, of its own
     if losses and max(losses.values()) - min(losses.values()) > PROBE_TOLERANCE * abs(max(losses.values())):
         return [
             _about(

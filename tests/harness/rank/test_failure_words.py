@@ -45,6 +45,7 @@ class Looked(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.words = nn.Embedding(4, 2, sparse=True)
+        self.none = nn.Parameter(torch.ones(0, 2))
 
 
 class Shared(nn.Module):
@@ -101,6 +102,7 @@ LINEAR = "mat2 must be a matrix, got 1-D tensor"
             Scaled, "fsdp1", "This view is one or another view of its base has been modified inplace",
             "the forward pass writes to a weight",
         ),
+        (Looked, "fsdp", "_chunk_cat expects non-empty tensor", "parameter 'none' has no element to cut"),
         (
             Scaled, "ddp", "'DistributedDataParallel' object has no attribute 'encode'",
             "asks DDP's wrapper for 'encode', which",

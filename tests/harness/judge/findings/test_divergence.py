@@ -50,3 +50,9 @@ def test_a_loss_that_reads_cut_weights_beside_the_model_is_the_cause() -> None:
     found = {finding.id: finding.text for finding in find(Comparison([make_record(), other]))}
     assert found["diverged"].endswith("see weights-read-outside")
     assert "the loss reads first.weight outside of the model's forward pass" in found["weights-read-outside"]
+    # Ranks then compute different losses from equal weights.
+    probed = [part.model_copy(update={"probe_loss": 1.0 + part.rank}) for part in other.ranks]
+    for read, told in ((["first.weight"], False), ([], True)):
+        changes = {"ranks": probed, "layout": layout.model_copy(update={"read_outside": read})}
+        findings = Comparison([make_record(), other.model_copy(update=changes)]).findings
+        assert ("replicas-differ" in [finding.id for finding in findings]) == told
