@@ -8,7 +8,7 @@ import lzma
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -295,17 +295,23 @@ def missing_profiles(scenarios: Iterable[Scenario]) -> list[str]:
     """What has to be traced for scenarios, each once."""
     requests: dict[str, None] = {}
     for scenario in scenarios:
-        workload = scenario.workload()
-        between = blocks_between(workload.activation_checkpointing) or 1
-        variant = _variant(workload, scenario.job.model, scenario.job.adapter)
-        for again in (False, True) if between > 1 else (variant["checkpointing"],):
-            with suppress(HarnessError):
-                found = _shipped_or_request(
-                    _local(workload, scenario.model.config), variant | {"checkpointing": again}
-                )
-                if isinstance(found, str) and not _file(found).exists():
+        with suppress(HarnessError):  # said where it is predicted
+            for found in _requests(scenario):
+                if not _file(found).exists():
                     requests[found] = None
     return list(requests)
+
+
+def _requests(scenario: Scenario) -> Iterator[str]:
+    """What would be asked of a tracer, whether or not it was before. Raises HarnessError."""
+    workload = scenario.workload()
+    between = blocks_between(workload.activation_checkpointing) or 1
+    variant = _variant(workload, scenario.job.model, scenario.job.adapter)
+    for again in (False, True) if between > 1 else (variant["checkpointing"],):
+        config = _local(workload, scenario.model.config)
+        found = _shipped_or_request(config, variant | {"checkpointing": again})
+        if isinstance(found, str):
+            yield found
 
 
 def _shipped_or_request(config: Mapping[str, Any], asked: Mapping[str, Any]) -> ActivationProfile | str:

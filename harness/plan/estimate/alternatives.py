@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from harness.plan.estimate.row import EstimateRow
 from harness.plan.leading import USUAL, about, by_speed, simplest_close
 from harness.plan.limits import MemoryVerdict
 from harness.plan.memory import MemoryPrediction, predict_memory
+from harness.plan.profiles import trace_scenarios
 from harness.plan.scenario import Scenario, why_not_planned
 from harness.plan.speed import SpeedPrediction, predict_speed
 from harness.tell.formats import gigabytes
@@ -110,19 +111,24 @@ def alternatives(
     without: Collection[str] = (),
     memory: Memory = predict_memory,
     speed: Speed = predict_speed,
+    ahead: Callable[[Iterable[Scenario]], None] = trace_scenarios,
 ) -> list[Alternative]:
     """Of each way the best of the scenarios it leads to: the fastest that fits, else what needs least.
+
+    `ahead` is told what will be asked, so that profiles are traced together.
 
     `limit_bytes`: for the allocator's peak; None: the memory of the scenarios' device, for all that is on
     it. Ways that the job takes already, that no strategy takes or that have no prediction are left out.
     """
-    found = []
+    ways = []
     for name, given in SETTINGS.items():
         settings = {**CHECKPOINTING, **given}
         changed = [_with(scenario, settings) for scenario in scenarios]
         taken = any(new is old for new, old in zip(changed, scenarios, strict=True))
         if name not in without and not taken:
-            found.append(_best(name, settings, changed, limit_bytes, memory, speed))
+            ways.append((name, settings, changed))
+    ahead([one for *_, changed in ways for one in changed if one and _why_not(one) is None])
+    found = [_best(*way, limit_bytes, memory, speed) for way in ways]
     if OFFLOAD not in without:
         offloaded = [_with(_relabelled(s, offload), CHECKPOINTING) for s in scenarios for offload in OFFLOADS]
         found.append(_best(OFFLOAD, CHECKPOINTING, offloaded, limit_bytes, memory, speed))

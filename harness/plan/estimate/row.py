@@ -19,6 +19,7 @@ from harness.plan.coverage import why_memory_unknown
 from harness.plan.estimate.question import EstimateRequest
 from harness.plan.limits import MemoryVerdict
 from harness.plan.memory import MemoryPrediction, host_bytes, predict_memory
+from harness.plan.profiles import trace_scenarios
 from harness.plan.scenario import Scenario, why_not_planned
 from harness.plan.speed import (
     SpeedPrediction,
@@ -302,6 +303,8 @@ def estimate(asked: EstimateRequest) -> list[EstimateRow]:
             f"{first.label} cannot run on {first.world_size} ranks: {first.unsupported}"
             + (f"; nor can any of the {more} others that were asked for" if more else "")
         )
+    planned = [row.scenario for row in rows if row.scenario and why_memory_unknown(row.scenario) is None]
+    trace_scenarios(planned)
     return [_predicted(row) for row in rows]
 
 

@@ -80,7 +80,8 @@ class Runner:
         if self._smallest is None or _why_unpredicted(self._smallest):
             return []
         known = partial(predict_memory, trace=self.launcher.trace)
-        return alternatives([self._smallest], limit_bytes=self.limit.limit_bytes, memory=known)
+        here = self.limit.limit_bytes
+        return alternatives([self._smallest], limit_bytes=here, memory=known, ahead=lambda _: None)
 
     @cached_property
     def _smallest(self) -> Scenario | None:

@@ -235,7 +235,13 @@ def _instead(
     scenarios = [c.scenario for c in ranking.too_large if c.label in USUAL]
     tried = (CHECKPOINTED, OFFLOAD) if True in question.checkpointing else (OFFLOAD,)
     return tuple(
-        alternatives(scenarios, without=(*tried, MORE_GPUS), memory=predictors.memory, speed=predictors.speed)
+        alternatives(
+            scenarios,
+            without=(*tried, MORE_GPUS),
+            memory=predictors.memory,
+            speed=predictors.speed,
+            ahead=predictors.ahead,
+        )
     )
 
 
