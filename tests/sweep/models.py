@@ -51,8 +51,11 @@ class Mlp(nn.Module):
 
 
 class Convolutions(nn.Module):
-    def __init__(self, groups: int = 0) -> None:
+    """fixed: BatchNorm keeps the statistics that it has, as in detectors."""
+
+    def __init__(self, groups: int = 0, fixed: bool = False) -> None:
         super().__init__()
+        self.fixed = fixed
         norm = nn.GroupNorm(groups, 6) if groups else nn.BatchNorm2d(6)
         self.stem = nn.Conv2d(1, 6, 3, padding=1)
         self.blocks = nn.ModuleList([nn.Sequential(nn.Conv2d(6, 6, 3, padding=1), norm, nn.ReLU())])
@@ -63,6 +66,13 @@ class Convolutions(nn.Module):
         for block in self.blocks:
             hidden = hidden + block(hidden)
         return self.head(hidden.mean((2, 3)))
+
+    def train(self, mode: bool = True) -> Convolutions:
+        super().train(mode)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d) and self.fixed:
+                module.eval()
+        return self
 
 
 class Recurrent(nn.Module):
@@ -238,10 +248,59 @@ class Graph(nn.Module):
 class Checkpointed(Mlp):
     """Recomputes its blocks by itself."""
 
+    def __init__(self, reentrant: bool = False) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+
     def forward(self, points: Tensor) -> Tensor:
         hidden = self.first(points)
         for block in self.blocks:
-            hidden = torch.utils.checkpoint.checkpoint(block, hidden, use_reentrant=False)
+            hidden = torch.utils.checkpoint.checkpoint(block, hidden, use_reentrant=self.reentrant)
+        return self.heads[0](hidden)
+
+
+class Towers(nn.Module):
+    """Two encoders whose outputs a contrastive loss compares, as CLIP does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.scale = Mlp(), Mlp(), nn.Parameter(torch.full((1,), 1.5))
+
+    def forward(self, points: Tensor) -> Tensor:
+        left, right = self.left(points), self.right(points.flip(-1))
+        return self.scale.exp() * functional.normalize(left, dim=-1) @ functional.normalize(right, dim=-1).T
+
+
+class Rotary(nn.Module):
+    """Turns its embeddings by complex numbers in a buffer, as LLaMA's own code does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.blocks = nn.Embedding(WORDS, 12), nn.ModuleList([Block(12), Block(12)])
+        angles = torch.outer(torch.arange(LENGTH), 0.1 ** torch.arange(6))
+        self.register_buffer("turns", torch.polar(torch.ones_like(angles), angles))
+        self.head = nn.Linear(12, WORDS)
+
+    def forward(self, words: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(self.words(words).float().unflatten(-1, (-1, 2)))
+        hidden = torch.view_as_real(pairs * self.turns).flatten(-2)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(hidden)
+
+
+class Stages(Mlp):
+    """Its blocks lie in lists of a list."""
+
+    def __init__(self) -> None:
+        super().__init__(depth=3)
+        self.blocks = nn.ModuleList([nn.ModuleList([self.blocks[0]]), nn.ModuleList(self.blocks[1:])])
+
+    def forward(self, points: Tensor) -> Tensor:
+        hidden = self.first(points)
+        for stage in self.blocks:
+            for block in stage:
+                hidden = block(hidden)
         return self.heads[0](hidden)
 
 
@@ -249,6 +308,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": Mlp, "convolutions": Convolutions, "recurrent": Recurrent, "encoder": Encoder, "experts": Experts,
     "autoencoder": Autoencoder, "named": Named, "normalised": Normalised, "unet": Unet, "counting": Counting,
     "preferences": Preferences, "toggled": Toggled, "graph": Graph, "checkpointed": Checkpointed,
+    "towers": Towers, "rotary": Rotary, "stages": Stages,
     "linear": lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES)),
     "double": lambda: Mlp().double(),
     "prelu": lambda: nn.Sequential(nn.Linear(FEATURES, 9), nn.PReLU(), nn.Linear(9, CLASSES)),
@@ -311,6 +371,17 @@ def of_preferences() -> Compute:
             known = [model(words, True) for words in (batch["words"], batch["worse"])]
         better, worse = (model(words, False) for words in (batch["words"], batch["worse"]))
         return -functional.logsigmoid(better - worse - known[0] + known[1]).mean()
+
+    return compute
+
+
+def of_pairs() -> Compute:
+    """Each sample among all others of the batch, both ways."""
+
+    def compute(model: nn.Module, batch: Batch) -> Tensor:
+        logits = model(batch["points"])
+        own = torch.arange(len(logits), device=logits.device)
+        return (functional.cross_entropy(logits, own) + functional.cross_entropy(logits.T, own)) / 2
 
     return compute
 
