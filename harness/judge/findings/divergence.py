@@ -124,10 +124,10 @@ def _lost_updates(rows: Sequence[Row]) -> list[Finding]:
         masters = row.record.observed.master_dtypes if row.record.observed else []
         if row.reference is None or not row.judgement.settings or masters in ([], ["float32"]):
             continue
-        moved = sum(value**2 for value in movement(row.record).values()) ** 0.5
-        expected = sum(value**2 for value in movement(row.reference.record).values()) ** 0.5
-        sizes = movement(row.record)
-        still = [name for name, size in sizes.items() if size == 0]
+        sizes, there = movement(row.record), movement(row.reference.record)
+        moved, expected = (sum(size**2 for size in of.values()) ** 0.5 for of in (sizes, there))
+        # What is frozen stands still in the reference, too.
+        still = [name for name, size in sizes.items() if size == 0 and there.get(name)]
         if expected and (moved < LOST_SHARE * expected or still):
             dtypes = listed(masters)
             one = f"{len(still)} of {len(sizes)} tensors, such as {still[0]}, never changed" if still else ""

@@ -1,6 +1,7 @@
 from harness.judge.comparison import Comparison
 from harness.judge.findings.divergence import _exceeded, find
-from harness.record.model import LayoutPart
+from harness.record import Record
+from harness.record.model import LayoutPart, ObservedPart
 from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights
 
 BEYOND = (
@@ -56,3 +57,18 @@ def test_a_loss_that_reads_cut_weights_beside_the_model_is_the_cause() -> None:
         changes = {"ranks": probed, "layout": layout.model_copy(update={"read_outside": read})}
         findings = Comparison([make_record(), other.model_copy(update=changes)]).findings
         assert ("replicas-differ" in [finding.id for finding in findings]) == told
+
+
+def test_what_is_frozen_has_not_lost_its_updates() -> None:
+    still, moved = [1.0] * 9, [2.0, *range(2, 10)]
+
+    def run(label: str, dtype: str, trained: list[float]) -> Record:
+        before = make_weights(sketch={"frozen": still, "trained": still})
+        after = make_weights("b" * 64, sketch={"frozen": still, "trained": trained})
+        observed = ObservedPart(master_dtypes=[dtype])
+        return make_record(label=label, observed=observed, initial_weights=before, final_weights=after)
+
+    for trained, lost in ((moved, []), (still, [["trained"]])):
+        rows = Comparison([run("single", "float32", moved), run("zero2", "bfloat16", trained)])
+        found = [finding for finding in find(rows) if finding.id == "lost-updates"]
+        assert [finding.values["parameters_that_stood_still"] for finding in found] == lost
