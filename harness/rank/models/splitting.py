@@ -97,4 +97,5 @@ def _gradient(model: nn.Module, compute: ComputeLoss, batches: Sequence[Batch]) 
     model.zero_grad(set_to_none=True)
     for batch in batches:
         compute(model, batch).sum().backward()  # type: ignore[no-untyped-call]
-    return torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in trained])

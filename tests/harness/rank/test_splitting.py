@@ -98,3 +98,15 @@ def test_halves_of_the_first_batch_may_agree_by_chance(monkeypatch: pytest.Monke
     found = measured("branching")
     assert found.depends
     assert not found.is_random
+
+
+def test_halves_that_take_other_branches_depend_on_the_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    def branching():
+        def compute(model, batch):
+            block = model.blocks[int(batch["left"][0, 0] > 0)]
+            return block(model.first(batch["left"])).square().mean()
+
+        return compute
+
+    monkeypatch.setattr(own_jobs, "branching", branching, raising=False)
+    assert measured("branching").depends
