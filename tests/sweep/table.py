@@ -161,8 +161,10 @@ SHAPES = [
     Shape(name="experts chosen by data", fault="GradientsSummed", labels=UNUSED, settings=own("experts")),
     Shape(name="experts that run on no sample", fault="GradientsOfOneRankDropped",
           settings=own("experts", always=True)),
+    # Sharded ranks that run other blocks join other gathers, and ZeRO updates what no gradient reached.
     Shape(name="one of two branches", fault="GradientsOfOneRankDropped", labels=UNUSED,
-          settings=own("toggled")),
+          settings=own("toggled"), true=("diverged", "decay-without-gradient", "update-differs",
+                                         "gradient-differs", "idle-on-some-ranks")),
     Shape(name="4 ranks in two groups", fault="StaleWeightsOnOneRank", world_size=4, settings=own("mlp"),
           labels=("fsdp-hybrid:shard_size=2", "fsdp1-hybrid:shard_size=2", "fsdp:reshard=2", "zero3:hpz=2")),
     Shape(name="one rank", fault="NothingUpdated", world_size=1, settings=own("mlp"),
