@@ -250,9 +250,11 @@ def computing_time(work: Work, device: Device, constants: TimeConstants) -> Comp
     forward = products.forward + attended + between
     backward = products.backward + returned + elementwise * model.traffic.backward + products.beside
     launch = constants.dispatch_seconds * constants.host_factor
-    forward = max(forward, model.layers * model.traffic.forward_kernels * launch)
-    backward = max(backward, model.layers * model.traffic.backward_kernels * launch)
+    launches = host_launches(work)
+    waited = max(0.0, launches[0] * launch - forward), max(0.0, launches[1] * launch - backward)
+    forward, backward = forward + waited[0], backward + waited[1]
     backward += products.again + recomputed * (forward - products.forward)
+    waiting = (1 + recomputed) * waited[0] + waited[1]
     backward += between if checkpointing == SELECTIVE else 0.0
     head = _product(tokens, model.hidden, model.head_rows, rates, constants) if model.head_rows else 0.0
     loss = tokens * work.logit_rows * LOSS_BYTES / rates.bytes
@@ -267,9 +269,12 @@ def computing_time(work: Work, device: Device, constants: TimeConstants) -> Comp
         _term("attention", steps * ((1 + recomputed) * attended + returned),
               *((FUSED_FORMULA, constants.attention_source) if attention.fused
                 else (EAGER_FORMULA, EAGER_SOURCE))),
-        _term("elementwise kernels", steps * (forward + backward - multiplied
+        _term("elementwise kernels", steps * (forward + backward - multiplied - waiting
               - (1 + recomputed) * attended - returned),
               "reads and writes of norms, residuals, activations / M", "kernels of transformers 5, counted"),
+        _term("waiting for the host", steps * waiting,
+              f"{launches[0]:,.0f} and {launches[1]:,.0f} launches of {launch * 1e6:.3g} us, less the device",
+              "kernels of transformers 5, counted; benchmarks/host_cost.py"),
         _term("logits and loss", steps * loss, f"{LOSS_BYTES} T V / M", "harness.rank.models.model, counted"),
         _term("gradients and casts", steps * kept, "bytes of weights cast and gradients added / M",
               "torch autocast, accumulate_grad"),
@@ -284,6 +289,35 @@ def computing_time(work: Work, device: Device, constants: TimeConstants) -> Comp
         update=sum(term.seconds for term in update_terms),
         terms=tuple(term for term in terms if term.seconds > 0),
     )
+
+
+ADAPTER_LAUNCHES = (27, 33)
+HOOKS = {
+    "fsdp2": ("units", 55, 65), "fsdp1": ("units", 108, 196), "zero12": ("tensors", 2, 6),
+    "zero3": ("modules", 47, 28),
+}  # fmt: skip
+"""What the host does forward and backward for each unit, trained tensor or module of a library, and for each
+adapted layer, in launches of one elementwise kernel: `python -m benchmarks.host_cost`, torch 2.13, DeepSpeed
+0.19.8, blocks of a Llama of width 16 on a CPU, where that launch takes 11.7 us."""
+
+
+def host_launches(work: Work) -> tuple[float, float]:
+    """What the host starts in one pass forward and backward, in launches of a kernel."""
+    traffic, workload = work.decoder.traffic, work.workload
+    forward = float(work.decoder.layers * traffic.forward_kernels)
+    backward = float(work.decoder.layers * traffic.backward_kernels)
+    if workload.device == "cpu":  # a host that computes itself: calibrated as a whole
+        return forward, backward
+    adapted = len(work.adapter_matrices) / 2
+    what, *hooks = HOOKS.get(within(workload).strategy.family, ("units", 0, 0))
+    counts = {
+        "units": len(work.unit_sizes), "modules": len(work.module_sizes),
+        "tensors": len(workload.layout.trained),
+    }  # fmt: skip
+    return tuple(
+        bare + adapted * of_adapter + counts[what] * hook
+        for bare, of_adapter, hook in zip((forward, backward), ADAPTER_LAUNCHES, hooks, strict=True)
+    )  # type: ignore[return-value]
 
 
 def ring_share(work: Work) -> float:
@@ -319,7 +353,8 @@ def _unpacking(work: Work, rates: Rates) -> float:
     if not work.scenario.job.adapter.is_quantised:
         return 0.0
     packed = sum(m.count * m.rows * m.columns for m in work.decoder.matrices)
-    return packed * (PACKED_BYTES + rates.width) / rates.bytes
+    moved = work.scenario.other.unpacking_bytes or PACKED_BYTES + rates.width
+    return packed * moved / rates.bytes
 
 
 def _rates(work: Work, device: Device, constants: TimeConstants) -> Rates:

@@ -42,6 +42,8 @@ class OtherCode:
     """Layers of 4 bits keep their input: bitsandbytes before 0.43.2 (its pull request 1270)."""
     keeps_graph: bool = False
     """The graph of a step, with what its layers of 4 bits keep, lives until the next loss is computed."""
+    unpacking_bytes: float | None = None
+    """Read and written for each packed weight that is unpacked; None: packed once, and unpacked once."""
     packs_head: bool = False
     """The output projection is packed as the blocks' layers are."""
     nested_scales: bool = True

@@ -123,7 +123,8 @@ def largest_assumption(scenario: Scenario) -> str | None:
         return f"constants of {scenario.constants.origin}"
     kept = f"{100 * default_constants(device).sustained_share:.0f} %"
     if scenario.job.data.sequence_length < SHORT_TOKENS:
-        return "the host starts operators as fast as the GPU computes them, which steps this short disprove"
+        micro = 1e6 * default_constants(device).dispatch_seconds
+        return f"the host takes {micro:.2g} us to start a kernel, which decides steps this short"
     if scenario.job.adapter.is_quantised:
         return "weights of 4 bits are unpacked at the speed of the memory"
     if not any(device.name.startswith(name) for name in SUSTAINED_SHARES):

@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 
 from harness.errors import HarnessError
+from harness.plan.computing import host_launches
 from harness.plan.constants import default_constants
 from harness.plan.speed import (
     SpeedPrediction,
@@ -14,6 +15,7 @@ from harness.plan.speed import (
     kilowatt_hours_per_billion_tokens,
     predict_speed,
 )
+from harness.plan.work import Work
 from tests.harness.plan.plans import A100, llama, scenario
 
 
@@ -152,3 +154,34 @@ def test_a_model_of_405_billion_on_4096_gpus_takes_moments() -> None:
     for backend in ("ddp", "zero1", "zero2", "zero3", "fsdp"):
         speed = predicted(backend, 4096, model=model, micro_batch_size=1)
         assert speed.step_seconds > 1
+
+
+@pytest.mark.parametrize(
+    ("backend", "launches"),
+    [
+        ("ddp", (32 * 34, 32 * 52)),
+        # 32 blocks and the root; 9 modules a block, embedding, last norm, head; 9 tensors a block and 3.
+        ("fsdp", (32 * 34 + 33 * 55, 32 * 52 + 33 * 65)),
+        ("zero3", (32 * 34 + 291 * 47, 32 * 52 + 291 * 28)),
+        ("zero2", (32 * 34 + 291 * 2, 32 * 52 + 291 * 6)),
+    ],
+)
+def test_hooks_of_libraries_count_as_launches(backend: str, launches: tuple[int, int]) -> None:
+    assert host_launches(Work(scenario(backend, 8))) == launches
+
+
+def test_short_steps_wait_for_the_host_and_long_ones_do_not() -> None:
+    def waited(backend: str, tokens: int) -> float:
+        asked = {"model": llama(1024, 24, 2816), "sequence_length": tokens, "micro_batch_size": 1}
+        terms = predicted(backend, 8, **asked).computing
+        return sum(term.seconds for term in terms if term.name == "waiting for the host")
+
+    assert waited("zero3", 256) > waited("fsdp", 256) > waited("ddp", 256) > 0
+    assert waited("fsdp", 32768) == waited("ddp", 32768) == 0
+
+
+def test_hooks_cost_a_cpu_nothing_beyond_its_calibration() -> None:
+    plain, hooked = (
+        host_launches(Work(replace(scenario(name, 2), torch_device="cpu"))) for name in ("ddp", "zero3")
+    )
+    assert plain == hooked == (32 * 34, 32 * 52)
