@@ -63,12 +63,17 @@ def test_what_is_frozen_has_not_lost_its_updates() -> None:
     still, moved = [1.0] * 9, [2.0, *range(2, 10)]
 
     def run(label: str, dtype: str, trained: list[float]) -> Record:
-        before = make_weights(sketch={"frozen": still, "trained": still})
-        after = make_weights("b" * 64, sketch={"frozen": still, "trained": trained})
+        before = make_weights(sketch={"frozen": still, "trained": still, "other": still})
+        after = make_weights("b" * 64, sketch={"frozen": still, "trained": trained, "other": moved})
         observed = ObservedPart(master_dtypes=[dtype])
-        return make_record(label=label, observed=observed, initial_weights=before, final_weights=after)
+        layout = LayoutPart(parameters=[], decaying=[], buffers=[], blocks=[], frozen=["frozen"])
+        changes = {"initial_weights": before, "final_weights": after, "layout": layout}
+        return make_record(label=label, observed=observed, **changes)
 
-    for trained, lost in ((moved, []), (still, [["trained"]])):
-        rows = Comparison([run("single", "float32", moved), run("zero2", "bfloat16", trained)])
+    # A reference in low precision loses the same updates.
+    for there, trained, lost in (
+        (moved, moved, []), (moved, still, [["trained"]]), (still, still, [["trained"]]),
+    ):  # fmt: skip
+        rows = Comparison([run("single", "float32", there), run("zero2", "bfloat16", trained)])
         found = [finding for finding in find(rows) if finding.id == "lost-updates"]
         assert [finding.values["parameters_that_stood_still"] for finding in found] == lost
