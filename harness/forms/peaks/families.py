@@ -94,7 +94,7 @@ def without_activations(workload: Workload) -> int | None:
     moments = fullest_moments(
         replace(on_gpu, rank=fullest_rank(on_gpu)), no_activations(within(on_gpu).layout)
     )
-    left_out = ("data", "temporary")
+    left_out = ("activations", "data", "temporary")  # a pipeline adds logits and micro-batches in flight
     return max(
         sum(count for term, count in moment.held.items() if term.kind not in left_out)
         for phase, moment in moments.items()

@@ -4,7 +4,8 @@ import pytest
 
 from harness.backends.mesh import Mesh
 from harness.backends.strategy import StrategyKind
-from harness.forms.layout import Layout
+from harness.forms.layout import Layout, Tensor
+from harness.forms.peaks.families import without_activations
 from harness.forms.peaks.pipeline import order
 from harness.forms.workload import Workload
 
@@ -51,3 +52,17 @@ def test_interleaved_passes_run_in_the_order_of_torch(ranks: int, micro_batches:
         ]
         given = replace(workload(ranks, micro_batches, "interleaved", place))
         assert [(p.backward, p.stage * ranks + place) for p in order(given)] == expected
+
+
+def test_what_a_pipeline_needs_without_activations_has_no_logits() -> None:
+    tensors = tuple(Tensor(f"h.{n}.weight", (8, 8), "float32") for n in range(4))
+    table = Tensor("wte.weight", (1000, 8), "float32")
+    end = Tensor("ln_f.weight", (8,), "float32"), Tensor("lm_head.weight", (1000, 8), "float32")
+    parameters = (table, *tensors, *end)
+    names = frozenset(tensor.name for tensor in parameters)
+    model = Layout(parameters=parameters, decaying=names, blocks=tuple(f"h.{n}" for n in range(4)))
+    for batch in (4, 8):
+        given = workload(2, 4, "gpipe", 0)
+        given = replace(given, layout=model, sequence_length=64, micro_batch_size=batch)
+        # Weights, gradients and two moments of the last two blocks and what follows; what arrives there.
+        assert without_activations(given) == 16 * (1000 * 8 + 8 + 2 * 64) + batch * 64 * 8 * 4
