@@ -43,12 +43,18 @@ def load_model(text: str) -> PlannedModel:
 
 
 def model_settings(text: str) -> tuple[str, ...]:
-    """Assignments for `--set` that make a job of the same model with random weights; no hub is needed."""
+    """Assignments for `--set` that make a job of the same model with random weights; no hub is needed.
+
+    What a job says of where its own model comes from goes with that model.
+    """
     path = Path(text)
+    own = ("factory=null", "arguments={}", "revision=null", "trust_remote_code=false", "block_class=null")
     if path.is_dir():
-        return ("model.config=null", "model.factory=null", f"model.name={text}", "model.weights=random")
-    config = load_model(text).config if path.is_file() else find_entry(text)[1]["config"]
-    return ("model.name=null", "model.factory=null", f"model.config={json.dumps(config, default=str)}")
+        found = ("config=null", f"name={text}", "weights=random")
+    else:
+        config = load_model(text).config if path.is_file() else find_entry(text)[1]["config"]
+        found = ("name=null", "weights=null", f"config={json.dumps(config, default=str)}")
+    return tuple(f"model.{assignment}" for assignment in (*own, *found))
 
 
 def catalogue_names() -> list[str]:

@@ -48,6 +48,21 @@ def test_the_model_replaces_the_one_of_the_file(tmp_path: Path) -> None:
     assert load_job(file, (), None).model.name == "gpt2"
 
 
+@pytest.mark.parametrize(
+    "own",
+    [
+        "{name: gpt2, weights: pretrained, revision: main}",
+        "{name: gpt2, trust_remote_code: true}",
+        "{factory: 'own_model:model', arguments: {width: 32}, block_class: Block}",
+    ],
+)
+def test_nothing_of_where_the_replaced_model_came_from_is_left(own: str, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(f"model: {own}\n")
+    assert load_job(file, (), "gpt2").model == load_job(None, (), "gpt2").model
+    assert load_job(file, (), str(tmp_path)).model == load_job(None, (), str(tmp_path)).model
+
+
 def test_a_mixture_of_experts_names_the_tool() -> None:
     with pytest.raises(HarnessError, match="mixture of experts: expert parallelism is called for"):
         find_model("mixtral")
