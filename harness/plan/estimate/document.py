@@ -9,10 +9,9 @@ from harness.forms.terms import Term
 from harness.plan.computing import attention_kernel
 from harness.plan.estimate.alternatives import Alternative
 from harness.plan.estimate.question import EstimateRequest
-from harness.plan.estimate.row import EstimateRow
+from harness.plan.estimate.row import EstimateRow, trust_of
 from harness.plan.memory import MemoryPrediction
 from harness.plan.speed import SpeedPrediction
-from harness.plan.trust import trust_in
 
 
 def document(
@@ -20,7 +19,7 @@ def document(
 ) -> dict[str, Any]:
     """What `harness estimate --json` prints. `instead`: what was predicted where nothing fits."""
     experiment, device, fabric = asked.experiment, asked.device, asked.fabric
-    planned = [row.scenario for row in rows if row.scenario]
+    trust = trust_of(rows)
     return {
         "model": asked.model.name,
         "parameters": asked.model.parameters,
@@ -43,7 +42,7 @@ def document(
         "remarks": list(asked.remarks),
         "rows": [_row(row) for row in rows],
         "alternatives": [one.as_json() for one in instead],
-        "trust": trust_in(*planned).as_json() if planned else None,
+        "trust": trust.as_json() if trust else None,
     }
 
 

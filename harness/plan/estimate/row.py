@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -27,6 +27,7 @@ from harness.plan.speed import (
     kilowatt_hours_per_billion_tokens,
     predict_speed,
 )
+from harness.plan.trust import Trust, trust_in
 from harness.plan.work import Work
 
 T = TypeVar("T")
@@ -306,6 +307,12 @@ def estimate(asked: EstimateRequest) -> list[EstimateRow]:
     planned = [row.scenario for row in rows if row.scenario and why_memory_unknown(row.scenario) is None]
     trace_scenarios(planned)
     return [_predicted(row) for row in rows]
+
+
+def trust_of(rows: Sequence[EstimateRow]) -> Trust | None:
+    """How wrong such predictions have been; None: of no row is more than states and traffic predicted."""
+    predicted = [row.scenario for row in rows if row.scenario and (row.memory or row.speed)]
+    return trust_in(*predicted, speed=any(row.speed for row in rows)) if predicted else None
 
 
 def _predicted(row: EstimateRow) -> EstimateRow:

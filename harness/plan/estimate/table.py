@@ -14,7 +14,7 @@ from harness.plan.computing import attention_kernel
 from harness.plan.estimate.alternatives import Alternative, alternative_lines, as_settings
 from harness.plan.estimate.document import formulae
 from harness.plan.estimate.question import EstimateRequest
-from harness.plan.estimate.row import EstimateRow
+from harness.plan.estimate.row import EstimateRow, trust_of
 from harness.plan.leading import (
     CLOSE_SHARE,
     USUAL,
@@ -24,7 +24,6 @@ from harness.plan.leading import (
     distinct_backends,
     simplest_close,
 )
-from harness.plan.trust import trust_in
 from harness.tell.formats import NOT_AVAILABLE, gigabytes
 from harness.tell.narrow import fitted, line_width
 
@@ -109,8 +108,8 @@ def estimate_lines(
     if instead:
         told = (part for line in alternative_lines(instead, as_settings) for part in _wrapped(line))
         lines += [*told, ""]
-    if planned := [row.scenario for row in rows if row.scenario]:
-        lines += [part for line in trust_in(*planned).lines() for part in _wrapped(line)]
+    if trust := trust_of(rows):
+        lines += [part for line in trust.lines() for part in _wrapped(line)]
     if details:
         for row in shown:
             lines += _details(row)

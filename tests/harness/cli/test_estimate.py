@@ -33,6 +33,16 @@ def test_the_answer_comes_first() -> None:
     assert any(line.startswith("16 ranks") for line in lines)
 
 
+def test_nothing_is_said_of_the_error_of_what_is_not_predicted() -> None:
+    words = ("--config", "@t5", "--backends", "ddp,fsdp", "--gpu", "H100-80")
+    _, text, _ = run(*words)
+    assert "memory and speed n/a" in text
+    assert "typical error" not in text
+    assert json.loads(run(*words, "--json")[1])["trust"] is None
+    _, text, _ = run("--model", "gpt2", "--backends", "ddp,fsdp")
+    assert "typical error of such predictions: allocated" in text
+
+
 def test_no_line_of_the_tables_is_wider_than_a_terminal() -> None:
     _, text, _ = run(
         "--model", "bloom-560m", "--backends", "ddp,fsdp1-hybrid-grad-op,fsdp-hybrid,fsdp",
