@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 
-from harness.backends.registry import PLANTED, moving_parts
+from harness.backends.registry import PLANTED, UnknownBackend, moving_parts
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import SENT, SPEED
 from harness.judge.ranking import Ranking
@@ -114,7 +115,7 @@ def bytes_frontier(
     """
     least_step = 0.01 if simplest_first else 0.0
     known = [
-        (rounded(sent), moving_parts(group.label) if simplest_first else (), rounded(most), number, group)
+        (rounded(sent), _moving_parts(group.label) if simplest_first else (), rounded(most), number, group)
         for number, group in enumerate(where.groups)
         if (sent := traffic(group)) is not None and (most := memory(group)) is not None
     ]
@@ -125,6 +126,14 @@ def bytes_frontier(
             found.append(group)
             least = most
     return found
+
+
+def _moving_parts(label: str) -> tuple[bool, float]:
+    """Of a backend that is not installed, or that has no such options any more: the most."""
+    try:
+        return moving_parts(label)
+    except UnknownBackend:
+        return True, inf
 
 
 def rounded(value: float) -> float:

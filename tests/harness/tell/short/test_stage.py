@@ -76,3 +76,15 @@ def test_the_frontier_of_bytes_holds_exactly_the_cells_that_no_other_beats(
 
 def test_the_peak_of_a_cell_is_that_of_the_rank_that_needs_most() -> None:
     assert peak(stage_of(make_record(label="ddp")).groups[0]) == 2_001_000
+
+
+def test_a_backend_that_is_not_installed_has_the_most_moving_parts() -> None:
+    groups = [
+        with_peak("of-others", 8, 4),
+        with_peak("ddp:of-another-version=1", 8, 3),
+        with_peak("fsdp", 8, 5),
+    ]
+    place = stage_of(make_record(), *groups)
+    found = bytes_frontier(place, simplest_first=True)
+    assert [group.label for group in found] == ["fsdp", "ddp:of-another-version=1"]
+    assert [group.label for group in bytes_frontier(place)] == ["ddp:of-another-version=1"]
