@@ -272,7 +272,7 @@ def computing_time(work: Work, device: Device, constants: TimeConstants) -> Comp
         _term("elementwise kernels", steps * (forward + backward - multiplied - waiting
               - (1 + recomputed) * attended - returned),
               "reads and writes of norms, residuals, activations / M", "kernels of transformers 5, counted"),
-        _term("waiting for the host", steps * waiting,
+        _term(HOST_TERM, steps * waiting,
               f"{launches[0]:,.0f} and {launches[1]:,.0f} launches of {launch * 1e6:.3g} us, less the device",
               "kernels of transformers 5, counted; benchmarks/host_cost.py"),
         _term("logits and loss", steps * loss, f"{LOSS_BYTES} T V / M", "harness.rank.models.model, counted"),
@@ -291,6 +291,7 @@ def computing_time(work: Work, device: Device, constants: TimeConstants) -> Comp
     )
 
 
+HOST_TERM = "waiting for the host"
 ADAPTER_LAUNCHES = (27, 33)
 HOOKS = {
     "fsdp2": ("units", 55, 65), "fsdp1": ("units", 108, 196), "zero12": ("tensors", 2, 6),

@@ -24,7 +24,7 @@ from harness.forms.terms import (
 )
 from harness.forms.workload import Workload
 from harness.forms.zero3.states import fetching
-from harness.plan.computing import ComputingTime, computing_time
+from harness.plan.computing import HOST_TERM, ComputingTime, computing_time
 from harness.plan.constants import TimeConstants, TimeTerm, default_constants
 from harness.plan.coverage import require_activations, require_timeline
 from harness.plan.device import Device
@@ -414,6 +414,11 @@ class SpeedPrediction:
     @property
     def computing_seconds(self) -> float:
         return sum(term.seconds for term in self.computing)
+
+    @property
+    def host_share(self) -> float:
+        """Of the step, in which the device waits for the host to start operators."""
+        return sum(term.seconds for term in self.computing if term.name == HOST_TERM) / self.step_seconds
 
     @property
     def communication_seconds(self) -> float:

@@ -26,6 +26,8 @@ ENOUGH = 10
 """Runs that a family of strategies needs before it is judged by its own alone."""
 SHORT_TOKENS = 1024
 """Samples below are steps that wait for the host."""
+HOST_SHARE = 0.1
+"""Of a step, from which waiting for the host decides it."""
 WORTH_SAYING = 0.05
 """Bias from which a direction is named."""
 SMALL = 0.005
@@ -81,10 +83,11 @@ class Trust:
         } | {"assumption": self.assumption}  # fmt: skip
 
 
-def trust_in(*scenarios: Scenario, speed: bool = True) -> Trust:
+def trust_in(*scenarios: Scenario, speed: bool = True, host_share: float | None = None) -> Trust:
     """Of runs with the same kind of training, and of the same families of strategies if there are enough.
 
-    `scenarios`: of one job on one kind of device. `speed`: whether the answer predicts any.
+    `scenarios`: of one job on one kind of device. `speed`: whether the answer predicts any. `host_share`: of
+    a step that waits for the host, at most; None: not known, so the length of a sample decides.
     """
     first = scenarios[0]
     adapted, families = first.job.adapter.is_present, {one.strategy.family for one in scenarios}
@@ -102,7 +105,7 @@ def trust_in(*scenarios: Scenario, speed: bool = True) -> Trust:
     return Trust(
         **memory,
         speed=_known(speeds, families, "speed", of=median) if speed else None,
-        assumption=largest_assumption(first) if speed else largest_of_memory(first),
+        assumption=largest_assumption(first, host_share) if speed else largest_of_memory(first),
     )
 
 
@@ -114,7 +117,7 @@ def largest_of_memory(scenario: Scenario) -> str:
     return f"the allocator wastes nothing{'; beside it lie ' if beside else ''}{listed(beside)}"
 
 
-def largest_assumption(scenario: Scenario) -> str | None:
+def largest_assumption(scenario: Scenario, host_share: float | None = None) -> str | None:
     """What of the time model no run has shown for this question; None: no speed is predicted."""
     device = scenario.device
     if device is None:
@@ -122,7 +125,10 @@ def largest_assumption(scenario: Scenario) -> str | None:
     if scenario.constants is not None and scenario.constants.fitted:
         return f"constants of {scenario.constants.origin}"
     kept = f"{100 * default_constants(device).sustained_share:.0f} %"
-    if scenario.job.data.sequence_length < SHORT_TOKENS:
+    waits = (
+        scenario.job.data.sequence_length < SHORT_TOKENS if host_share is None else host_share > HOST_SHARE
+    )
+    if waits:
         micro = 1e6 * default_constants(device).dispatch_seconds
         return f"the host takes {micro:.2g} us to start a kernel, which decides steps this short"
     if scenario.job.adapter.is_quantised:

@@ -312,7 +312,8 @@ def estimate(asked: EstimateRequest) -> list[EstimateRow]:
 def trust_of(rows: Sequence[EstimateRow]) -> Trust | None:
     """How wrong such predictions have been; None: of no row is more than states and traffic predicted."""
     predicted = [row.scenario for row in rows if row.scenario and (row.memory or row.speed)]
-    return trust_in(*predicted, speed=any(row.speed for row in rows)) if predicted else None
+    share = max((row.speed.host_share for row in rows if row.speed), default=None)
+    return trust_in(*predicted, speed=share is not None, host_share=share) if predicted else None
 
 
 def _predicted(row: EstimateRow) -> EstimateRow:

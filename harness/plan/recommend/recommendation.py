@@ -246,7 +246,7 @@ def _instead(
 
 
 def _trust(best: Configuration) -> Trust:
-    found = trust_in(best.scenario)
+    found = trust_in(best.scenario, host_share=best.speed.host_share if best.speed else None)
     given = [
         remark for remark in (best.speed.remarks if best.speed else ()) if remark.startswith("constants: ")
     ]

@@ -43,6 +43,22 @@ def test_nothing_is_said_of_the_error_of_what_is_not_predicted() -> None:
     assert "typical error of such predictions: allocated" in text
 
 
+@pytest.mark.parametrize(
+    ("words", "assumption"),
+    [
+        # 64 samples of 512 tokens keep the GPU busy; the hooks of ZeRO-3 outlast one sample of 1,024.
+        (("--backends", "ddp", "--set", "data.sequence_length=512", "--set", "training.micro_batch_size=64"),
+         "matmul rate of H100-80"),
+        (("--backends", "ddp,zero3"), "the host takes 8 us to start a kernel"),
+    ],
+)  # fmt: skip
+def test_the_host_is_the_largest_assumption_where_steps_wait_for_it(
+    words: tuple[str, ...], assumption: str
+) -> None:
+    _, text, _ = run("--model", "gpt2", "--gpu", "H100-80", *words)
+    assert assumption in " ".join(text.partition("largest assumption:")[2].split())
+
+
 def test_no_line_of_the_tables_is_wider_than_a_terminal() -> None:
     _, text, _ = run(
         "--model", "bloom-560m", "--backends", "ddp,fsdp1-hybrid-grad-op,fsdp-hybrid,fsdp",
