@@ -282,7 +282,8 @@ class Session:
         applied = None
         if self.watch.at_work:
             applied = self.watch.stop()
-            self.seen.updated_tensors = max(self.seen.updated_tensors or 0, self.watch.with_gradient)
+            if applied is not None:  # else a scaler skipped the update
+                self.seen.updated_tensors = max(self.seen.updated_tensors or 0, self.watch.with_gradient)
         self.seen.accumulation = step.micro_steps
         self.seen.steps += 1
         self._step = None

@@ -35,6 +35,19 @@ for step in range(8):
     optimizer.step()
     say(loss)
 """
+SKIPPED = """
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+for step in range(8):
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = loss_of(model)
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    if step < 2:
+        model[0].weight.grad[0, 0] = float("inf")
+    scaler.step(optimizer)
+    scaler.update()
+    say(loss)
+"""
 BARE = {"busy-machine", "few-timed-steps", "noisy-timing", "slow-data", "not-deterministic"}
 
 
@@ -79,18 +92,10 @@ for step in range(8):
 """, note="4 optimizers step"),
     "a scaler that skips updates": Loop(body="""
 optimizer = torch.optim.AdamW(model.parameters())
-scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
-for step in range(8):
-    with torch.autocast("cpu", dtype=torch.float16):
-        loss = loss_of(model)
-    optimizer.zero_grad()
-    scaler.scale(loss).backward()
-    if step < 2:
-        model[0].weight.grad[0, 0] = float("inf")
-    scaler.step(optimizer)
-    scaler.update()
-    say(loss)
-""", found=frozenset({"skipped-steps"}), updates=6),
+""" + SKIPPED, found=frozenset({"skipped-steps"}), updates=6),
+    "a scaler that skips those of an optimizer that counts none": Loop(body="""
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+""" + SKIPPED, found=frozenset({"skipped-steps"})),
     "an optimizer that is made anew": Loop(body="""
 for step in range(8):
     optimizer = torch.optim.AdamW(model.parameters())
