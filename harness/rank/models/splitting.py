@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -25,6 +26,8 @@ ROUNDING = 100 * 2.0**-23
 """Code of the user's own may cast to fp32 amid double precision: so many roundings of that."""
 FP32_ROUNDING = 2.0**-10
 """Where the code takes fp32 only."""
+FAR = 1e9
+"""Distance, relative, of gradients that are not finite, as where a half has one sample of a kind."""
 
 
 def split_dependence(
@@ -86,10 +89,14 @@ def _measured(
         return None
     again, cut = _gradient(model, compute, [batch]), _gradient(model, compute, halves)
     return SplitPart(
-        difference=float((cut - whole).norm()) / size,
-        repetition=float((again - whole).norm()) / size,
-        rounding=rounding,
+        difference=_share(cut - whole, size), repetition=_share(again - whole, size), rounding=rounding
     )
+
+
+def _share(difference: Tensor, size: float) -> float:
+    """The length of a difference as a share of `size`; `FAR` where it is not finite, as records cannot be."""
+    share = float(difference.norm()) / size
+    return share if math.isfinite(share) else FAR
 
 
 def _gradient(model: nn.Module, compute: ComputeLoss, batches: Sequence[Batch]) -> Tensor:

@@ -110,3 +110,19 @@ def test_halves_that_take_other_branches_depend_on_the_split(monkeypatch: pytest
 
     monkeypatch.setattr(own_jobs, "branching", branching, raising=False)
     assert measured("branching").depends
+
+
+def test_halves_whose_gradients_are_not_finite_depend_on_the_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    def branching():
+        def compute(model, batch):
+            left = batch["left"]
+            lost = len(left) < 8 and bool(left[0, 0] > 1)
+            return own_jobs.mean()(model, batch) * (torch.nan if lost else 1.0)
+
+        return compute
+
+    monkeypatch.setattr(own_jobs, "branching", branching, raising=False)
+    found = measured("branching")
+    assert found.depends
+    assert not found.is_random
+    assert SplitPart.model_validate_json(found.model_dump_json()) == found
