@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from harness.safe_text import described
@@ -176,7 +177,8 @@ def _hook_updates(listener: Listener) -> None:
         listener.update_ends()
 
     replace(torch.amp.GradScaler, "step", told(scaler_begins, scaler_ends))
-    replace(torch.amp.GradScaler, "scale", told(lambda _scaler, outputs: listener.scaled(outputs)))
+    for kind in (torch.amp.GradScaler, ShardedGradScaler):  # which scales by code of its own
+        replace(kind, "scale", told(lambda _scaler, outputs: listener.scaled(outputs)))
 
 
 def _hook_clipping(listener: Listener) -> None:

@@ -96,6 +96,19 @@ optimizer = torch.optim.AdamW(model.parameters())
     "a scaler that skips those of an optimizer that counts none": Loop(body="""
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 """ + SKIPPED, found=frozenset({"skipped-steps"})),
+    "the scaler of FSDP": Loop(body="""
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+dist.init_process_group("gloo")
+optimizer = torch.optim.AdamW(model.parameters())
+scaler = ShardedGradScaler(device="cpu", init_scale=2.0**8)
+for step in range(8):
+    loss = loss_of(model)
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    say(loss)
+""", updates=8, found=frozenset({"communication-differs"})),
     "an optimizer that is made anew": Loop(body="""
 for step in range(8):
     optimizer = torch.optim.AdamW(model.parameters())
