@@ -164,11 +164,13 @@ def observed_part(live: Live, optimizers: Optimizers, seen: Seen) -> ObservedPar
 
 
 def left_out(whole: Sequence[Whole], optimizers: Optimizers) -> list[str]:
-    """Parameters that train and no optimizer was given; none where optimizers hold tensors of their own."""
-    given = {id(p) for group in optimizers.param_groups for p in group["params"]}
-    if given.isdisjoint(id(one.held) for one in whole):
-        return []
-    return sorted({one.name for one in whole if one.trains and id(one.held) not in given})
+    """Parameters that train and no optimizer was given; none where its own tensors may be copies of them."""
+    given = {id(p): p for group in optimizers.param_groups for p in group["params"]}
+    held = {id(one.held): one.held for one in whole}
+    kept = {one.name: one.held for one in whole if one.trains and id(one.held) not in given}
+    left = {id(tensor): tensor.numel() for tensor in kept.values()}
+    own = sum(tensor.numel() for key, tensor in given.items() if key not in held)
+    return sorted(kept) if own < sum(left.values()) else []
 
 
 def _groups(optimizers: Optimizers, whole: Sequence[Whole], seen: Seen) -> list[dict[str, Any]]:

@@ -283,3 +283,34 @@ def test_ranks_that_make_further_steps_are_told_of(tmp_path: Path) -> None:
 def test_ranks_that_average_gradients_by_hand_are_not_alone(tmp_path: Path) -> None:
     record, _ = observed(tmp_path, AVERAGED, ranks=2)
     assert found(record) == set()
+
+
+MASTERS = """
+model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 1), nn.Flatten(0))
+own = [*model[0].parameters(), *model[2].parameters()]
+masters = [p.detach().clone().requires_grad_() for p in own]
+optimizer = torch.optim.AdamW([*masters, *model[1].parameters()])
+for step in range(8):
+    loss = loss_of(model)
+    loss.backward()
+    for p, master in zip(own, masters):
+        master.grad = p.grad.clone()
+    optimizer.step()
+    for p, master in zip(own, masters):
+        p.data.copy_(master.data)
+    model.zero_grad()
+    say(loss)
+"""
+HALF = """
+scale = nn.Parameter(torch.ones(()))
+optimizer = torch.optim.AdamW([*model[2].parameters(), scale])
+"""
+
+
+@pytest.mark.parametrize(("body", "names"), [(MASTERS, []), (HALF + EACH, ["0.bias", "0.weight"])])
+def test_what_an_optimizer_updates_in_copies_of_its_own_is_not_left_out(
+    tmp_path: Path, body: str, names: list[str]
+) -> None:
+    record, _ = observed(tmp_path, body)
+    assert record.observed is not None
+    assert record.observed.parameters_left_out == names
