@@ -122,7 +122,10 @@ def _start_observing(on_import: OnImport) -> None:
     given, before = list(sys.path), set(sys.modules)
     library = os.path.dirname(os.__file__)
     ahead = given[: given.index(library)] if library in given else []
-    folders = set(ahead) - set(os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    asked = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    # Python makes its entries absolute; a script may lie beside `harness` itself.
+    kept = {*asked, *map(os.path.abspath, filter(None, asked)), os.environ.get(PACKAGES)}
+    folders = set(ahead) - kept
     places = {os.path.abspath(folder) for folder in folders}
     names = {name for name, module in sys.modules.items() if _folder_of(module) in places}
     own = {name: sys.modules.pop(name) for name in before if name.partition(".")[0] in names}

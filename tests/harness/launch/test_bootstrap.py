@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from harness.job.experiment import MeasureSection
-from harness.launch.bootstrap.sitecustomize import AfterImport
+from harness.launch.bootstrap.sitecustomize import PACKAGES, AfterImport
 from harness.launch.observed import observed_environment
 from harness.run_directory.observed import ObserveRequest
 from harness.run_directory.observed_processes import processes_folder
@@ -100,3 +100,25 @@ def test_modules_of_the_scripts_folder_are_the_scripts_alone(tmp_path: Path) -> 
     )  # fmt: skip
     assert (done.stdout, done.stderr, done.returncode) == ("1 True True torch.autograd\n", "", 0)
     assert len(list(processes_folder(run_directory).iterdir())) == 1
+
+
+def test_a_script_beside_the_harness_is_observed(tmp_path: Path) -> None:
+    """As `python -m` in a clone, from an environment into which the harness is not installed."""
+    ObserveRequest(
+        run_id="observed", created_at="2026-01-01T00:00:00.000+00:00", command=["harness"], observed=["x"],
+        measure=MeasureSection(traced_steps=0),
+    ).write(tmp_path)  # fmt: skip
+    environment = observed_environment(tmp_path)
+    script = (
+        "import sys\n"
+        "sys.meta_path[:] = [found for found in sys.meta_path if 'ditable' not in repr(found)]\n"
+        f"sys.path.insert(0, {environment[PACKAGES]!r})\n"
+        "import torch\n"
+        "print(torch.autograd.backward.__module__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert len(list(processes_folder(tmp_path).iterdir())) == 1
