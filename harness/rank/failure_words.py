@@ -167,6 +167,8 @@ def _twice(text: str, _backend: str) -> str:
 
 
 def _no_gradient(_text: str, _backend: str) -> str:
+    if (model := _noted.live()) is None or model.training:
+        return ""  # of a loss that hangs on nothing that trains
     return (
         "the loss takes a gradient (torch.autograd.grad) of what has none; in evaluation nothing has one: "
         "take it where torch.is_grad_enabled(), or leave evaluation.every_steps out"

@@ -143,7 +143,7 @@ def test_words_about_a_parameter_name_it_and_say_what_to_do(
 
 
 def test_what_no_backend_can_do_is_told_with_the_remedy(tmp_path: Path) -> None:
-    model = Looked()
+    model = Looked().eval()
     note_parameters(model)
     for words, told in (
         ("reshape is not implemented for sparse tensors", "parameter 'words.weight' is sparse"),
@@ -153,6 +153,8 @@ def test_what_no_backend_can_do_is_told_with_the_remedy(tmp_path: Path) -> None:
         ),
     ):
         assert told in failure_message(RuntimeError(words), tmp_path, "ddp")
+    model.train()  # such as of a loss of frozen weights
+    assert failure_message(RuntimeError(words), tmp_path, "ddp") == words
 
 
 def test_words_that_say_enough_are_left_as_they_are(tmp_path: Path) -> None:
