@@ -127,8 +127,9 @@ def _lost_updates(rows: Sequence[Row]) -> list[Finding]:
         sizes, there = movement(row.record), movement(row.reference.record)
         moved, expected = (sum(size**2 for size in of.values()) ** 0.5 for of in (sizes, there))
         # The reference says nothing of it: in the same precision it loses the same updates.
-        frozen = row.record.layout.frozen if row.record.layout else []
-        still = [name for name, size in sizes.items() if size == 0 and name not in frozen]
+        layout = row.record.layout
+        idle = {*layout.frozen, *(layout.unreached or ())} if layout else set()
+        still = [name for name, size in sizes.items() if size == 0 and name not in idle]
         if expected and (moved < LOST_SHARE * expected or still):
             dtypes = listed(masters)
             one = f"{len(still)} of {len(sizes)} tensors, such as {still[0]}, never changed" if still else ""

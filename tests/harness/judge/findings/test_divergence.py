@@ -1,3 +1,5 @@
+import pytest
+
 from harness.judge.comparison import Comparison
 from harness.judge.findings.divergence import _exceeded, find
 from harness.record import Record
@@ -59,14 +61,15 @@ def test_a_loss_that_reads_cut_weights_beside_the_model_is_the_cause() -> None:
         assert ("replicas-differ" in [finding.id for finding in findings]) == told
 
 
-def test_what_is_frozen_has_not_lost_its_updates() -> None:
+@pytest.mark.parametrize("kind", ["frozen", "unreached"])
+def test_what_nothing_updates_has_not_lost_its_updates(kind: str) -> None:
     still, moved = [1.0] * 9, [2.0, *range(2, 10)]
 
     def run(label: str, dtype: str, trained: list[float]) -> Record:
-        before = make_weights(sketch={"frozen": still, "trained": still, "other": still})
-        after = make_weights("b" * 64, sketch={"frozen": still, "trained": trained, "other": moved})
+        before = make_weights(sketch={"idle": still, "trained": still, "other": still})
+        after = make_weights("b" * 64, sketch={"idle": still, "trained": trained, "other": moved})
         observed = ObservedPart(master_dtypes=[dtype])
-        layout = LayoutPart(parameters=[], decaying=[], buffers=[], blocks=[], frozen=["frozen"])
+        layout = LayoutPart(parameters=[], decaying=[], buffers=[], blocks=[], **{kind: ["idle"]})
         changes = {"initial_weights": before, "final_weights": after, "layout": layout}
         return make_record(label=label, observed=observed, **changes)
 
