@@ -74,12 +74,7 @@ def trace_step(job: Job, model: nn.Module, config: Any, example: Batch | None) -
     if example is None:
         return UNKNOWN
     try:
-        with torch.random.fork_rng(devices=[]):
-            drawn, traced = _drawn(), _trace(job, _copy(model, "meta"), example)
-            if _drawn() == drawn:
-                return traced
-            again = (_trace(job, _copy(model, "meta"), example) for _ in range(DRAWS))
-            return traced if all(other == traced for other in again) else UNKNOWN
+        return _settled(lambda: _trace(job, _copy(model, "meta"), example))
     except JobError:
         raise
     except (KeyError, NameError) as error:  # no matter of values
@@ -87,6 +82,15 @@ def trace_step(job: Job, model: nn.Module, config: Any, example: Batch | None) -
         raise JobError(f"{shown}: a batch of {', '.join(example)} raised {described_error(error)}") from error
     except Exception:  # whatever code of the user's own makes of tensors without values
         return _with_values(job, model, example)
+
+
+def _settled(trace: Callable[[], TracedStep]) -> TracedStep:
+    """What a step does, whatever random numbers it draws."""
+    with torch.random.fork_rng(devices=[]):
+        drawn, traced = _drawn(), trace()
+        if _drawn() == drawn:
+            return traced
+        return traced if all(trace() == traced for _ in range(DRAWS)) else UNKNOWN
 
 
 def _drawn() -> list[Any]:
@@ -100,10 +104,12 @@ def _with_values(job: Job, model: nn.Module, example: Batch) -> TracedStep:
     if any(p.is_meta for p in parameters) or sum(p.numel() for p in parameters) > MOST_REAL_PARAMETERS:
         return UNKNOWN
     try:
-        with torch.random.fork_rng(devices=[]):
-            traced = _trace(job, _copy(model, "cpu"), example)
+        return _settled(lambda: _whatever_the_data(_trace(job, _copy(model, "cpu"), example)))
     except Exception:  # the run itself says what is wrong, at the place where it is
         return UNKNOWN
+
+
+def _whatever_the_data(traced: TracedStep) -> TracedStep:
     return TracedStep(
         uses=None,
         without_gradient=None,
