@@ -7,6 +7,8 @@ between, and ends with the update. What observing takes is not in its seconds.
 from __future__ import annotations
 
 import time
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,7 @@ class Session:
         self._steps_within = False
         self._evaluations = 0
         self._optimizing = 0
+        self._scaled: Callable[[], Tensor | None] | None = None
         self._unscaled: Tensor | None = None
         self._has_stepped = False
         self._since = 0.0
@@ -108,13 +111,17 @@ class Session:
         if torch.is_autocast_enabled(kind):
             self.seen.autocast = torch.get_autocast_dtype(kind)
 
-    def scaled(self, outputs: Any) -> None:
-        """A scaler multiplies what backward() is then called on."""
+    def scaled(self, outputs: Any, scaled: Any) -> None:
+        """A scaler has multiplied what backward() is then called on, or a part of it."""
+        self._scaled = weakref.ref(scaled) if isinstance(scaled, Tensor) else lambda: None
         self._unscaled = scalar_of(outputs)
 
     def backward_begins(self, tensors: Any) -> None:
-        step, scalar = self._open(), self._unscaled
-        scalar, self._unscaled = scalar_of(tensors) if scalar is None else scalar, None
+        step, scalar = self._open(), scalar_of(tensors)
+        if self._scaled is not None:
+            (given,) = tensors if isinstance(tensors, (list, tuple)) and len(tensors) == 1 else (tensors,)
+            scalar = self._unscaled if given is self._scaled() else None
+            self._scaled = self._unscaled = None
         # Several passes may begin in the results of one forward pass.
         step.goes_on = self._evaluates_again or bool(step.batches and not step.in_micro_step)
         step.in_micro_step = True

@@ -314,3 +314,19 @@ def test_what_an_optimizer_updates_in_copies_of_its_own_is_not_left_out(
     record, _ = observed(tmp_path, body)
     assert record.observed is not None
     assert record.observed.parameters_left_out == names
+
+
+PARTS = """
+optimizer = torch.optim.AdamW(model.parameters())
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+for step in range(8):
+    optimizer.zero_grad()
+    (scaler.scale(loss_of(model)) + scaler.scale(loss_of(model).sqrt())).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+def test_a_sum_of_scaled_losses_is_not_told_as_its_last_one(tmp_path: Path) -> None:
+    record, _ = observed(tmp_path, PARTS)
+    assert [step.loss for step in record.steps] == [None] * 8
