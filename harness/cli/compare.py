@@ -317,8 +317,7 @@ def compare(
     require_gpus(device, max(sizes))
     store = Store(runs) if dry_run else open_store(runs)
     _require_writable(None if dry_run else report)
-    job = requeued_job()
-    found = _takeable_runs(store, fresh, job)
+    found = _takeable_runs(store, fresh, job := requeued_job())
     known = reusable([record for _, record in found], lambda _: True)
     batches = largest_batches(cells, experiment, device) if batch == "largest" else None
     cells = _enlarged(cells, batches) if batches is not None else cells

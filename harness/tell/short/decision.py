@@ -19,19 +19,18 @@ from harness.record.workload import of_record
 from harness.tell.document import Block, Column, Line, Shown, Table
 from harness.tell.formats import megabytes
 from harness.tell.formats import percent as whole_percent
-from harness.tell.short.stage import ComparisonScope, Read, bytes_frontier, peak, sent_once
+from harness.tell.short.stage import ComparisonScope, Read, bytes_frontier, peak, sent_once, states
 from harness.tell.short.words import levels, names
 
 MANY_RANKS = 64
 MICRO_STEPS = 8
-MOST_STEPS = 4
-"""Thresholds for each number of micro-steps."""
 MOST_LEVELS = 8
 NONE_FITS = "none of these: more ranks, or offload"
 ON_CPU = (
-    "Memory is calculated for GPUs: model states, weights gathered at once, gradients and buffers. "
-    "Activations come on top: harness estimate predicts them for your GPU."
+    "Memory is calculated for GPUs: model states, weights gathered at once, gradients and buffers; "
+    "activations come on top (harness estimate)."
 )
+STATES = "Memory is for model states after the backward pass; gathered weights and activations come on top."
 MEASURED = (
     "Memory is the measured peak of a rank; with other micro-steps, what the strategy then holds more or "
     "less is calculated."
@@ -51,13 +50,11 @@ def decision_blocks(where: ComparisonScope, question: Question) -> list[Block]:
         blocks += [
             Line("Take the first row that fits: of those that fit it sends least."),
             Table(key="decision", columns=columns, rows=rows),
-            Line(
-                " ".join(filter(None, (ON_CPU if where.on_cpu else MEASURED, _bubbles(where)))), "", "results"
-            ),
+            Line(f"{_what_memory(where)} {_bubbles(where)}".strip(), "", "results"),
         ]
     if (table := _elsewhere(where, question)) is not None:
         steps = f", {MICRO_STEPS} micro-steps per update" if question != "memory" else ""
-        text = f"Calculated per rank{steps}; activations come on top."
+        text = f"Calculated per rank{steps}."
         blocks += [table, Line(text, "", "model_states")]
     return blocks
 
@@ -66,13 +63,15 @@ def _thresholds(where: ComparisonScope) -> list[list[Any]]:
     """A row for each amount of memory, without accumulation and with it."""
     if not min(where.figures(sent_once).values(), default=0.0):
         return []
-    reads: dict[int, Read] = {1: sent_once, MICRO_STEPS: lambda group: sent_with(group.record, MICRO_STEPS)}
+    as_run = where.groups[0].record.world.accumulation_steps
+    reads: dict[int, Read] = {
+        as_run: sent_once,
+        MICRO_STEPS: lambda group: sent_with(group.record, MICRO_STEPS),
+    }
     found: dict[str, list[list[Any]]] = {}
     for steps, traffic in reads.items():
         memory = _memory(where, steps)
         cells = bytes_frontier(where, traffic, memory, simplest_first=True)
-        if len(cells) > MOST_STEPS:
-            cells = [*cells[: MOST_STEPS - 1], cells[-1]]
         amounts = [(group, memory(group), traffic(group)) for group in cells]
         rows = [[Shown(m, f"from {megabytes(m)}"), g.label, s] for g, m, s in amounts]
         if rows:
@@ -82,8 +81,17 @@ def _thresholds(where: ComparisonScope) -> list[list[Any]]:
     return [[steps, *row] for steps, rows in found.items() for row in rows]
 
 
+def _what_memory(where: ComparisonScope) -> str:
+    """Which memory `_memory` reads."""
+    if not where.on_cpu:
+        return MEASURED
+    return ON_CPU if any(held_with(group.record, 1) for group in where.groups) else STATES
+
+
 def _memory(where: ComparisonScope, steps: int) -> Read:
     """Of a rank with so many micro-steps: the measured peak; of CPU ranks what a GPU would hold."""
+    if _what_memory(where) == STATES:
+        return states
 
     def read(group: Repeats) -> float | None:
         record = group.record

@@ -113,9 +113,15 @@ def bytes_frontier(
     simplest_first: of cells that send alike also those that need more memory than another, but have fewer
     moving parts, and none that needs hardly less than one before it.
     """
-    least_step = 0.01 if simplest_first else 0.0
+    least_step, digits = (0.01, 2) if simplest_first else (0.0, 3)
     known = [
-        (rounded(sent), _moving_parts(group.label) if simplest_first else (), rounded(most), number, group)
+        (
+            rounded(sent, digits),
+            _moving_parts(group.label) if simplest_first else (),
+            rounded(most),
+            number,
+            group,
+        )
         for number, group in enumerate(where.groups)
         if (sent := traffic(group)) is not None and (most := memory(group)) is not None
     ]
@@ -136,9 +142,9 @@ def _moving_parts(label: str) -> tuple[bool, float]:
         return True, inf
 
 
-def rounded(value: float) -> float:
+def rounded(value: float, digits: int = 3) -> float:
     """As it is shown, so that figures that read alike are alike."""
-    return float(f"{value:.3g}")
+    return float(f"{value:.{digits}g}")
 
 
 def _any_place(comparison: Comparison) -> Place | None:

@@ -9,9 +9,9 @@ def test_points_are_speed_ups_and_the_last_carries_the_name() -> None:
     runs = [timed("ddp", 0.5, 1), timed("ddp", 0.25, 2), timed("ddp", 0.2, 4)]
     picture = strong_picture(strong_scaling(compared(*runs)))
     points = {row["ranks"]: (row["value"], row["ideal"], row["label"]) for row in rows_of(picture)}
-    assert points == {1: (1.0, 1.0, None), 2: (2.0, 2.0, None), 4: (2.5, 4.0, "ddp 2.5 x")}
-    assert "ddp 2.5 x" in texts(picture)
-    assert "ddp 2.5 x on 4 ranks" in made(picture).alt
+    assert points == {1: (1.0, 1.0, None), 2: (2.0, 2.0, None), 4: (2.5, 4.0, "ddp 2.50 x")}
+    assert "ddp 2.50 x" in texts(picture)
+    assert "ddp 2.50 x on 4 ranks" in made(picture).alt
 
 
 def test_more_than_eight_curves_get_a_panel_for_each_family() -> None:
