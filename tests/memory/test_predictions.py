@@ -52,8 +52,11 @@ def test_the_predicted_peak_is_the_measured_one(found: list[Outcome]) -> None:
 
 
 def test_answers_cite_these_errors(found: list[Outcome]) -> None:
+    """In fp32: what operators on bfloat16 keep depends on the processor, on which profiles are traced too."""
     kept = {one["run"]: one["memory"] for one in json.loads(CPU_ERRORS.read_text())}
-    for one in errors_of(found, "cpu"):
+    in_fp32 = [outcome for outcome in found if outcome.case.settings["training.precision"] == "fp32"]
+    assert in_fp32
+    for one in errors_of(in_fp32, "cpu"):
         assert one["memory"] == pytest.approx(kept[one["run"]], abs=1e-4), one["run"]
 
 
