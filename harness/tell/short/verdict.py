@@ -43,20 +43,27 @@ def costs_sentence(stage: ComparisonScope, *, with_traffic: bool) -> str:
     second = sent_once if with_traffic else peak
     least, best = min(
         known,
-        key=lambda pair: (rounded(pair[0]), pair[1].label.startswith(ROUTE_PREFIXES), second(pair[1]) or 0),
+        key=lambda pair: (rounded(pair[0]), second(pair[1]) or 0, pair[1].label.startswith(ROUTE_PREFIXES)),
     )
     base = next((pair for pair in known if pair[1] is stage.base and pair[1] is not best), None)
-    text = f"{best.label} holds least {on}: {megabytes(least)} MB {noun}"
+    alike = [group for value, group in known if megabytes(value) == megabytes(least) and group is not best]
+    others = counted(len(alike), "other") if alike else ""
+    text = (
+        f"{best.label}{f' and {others} hold' if alike else ' holds'} least {on}: {megabytes(least)} MB {noun}"
+    )
     if base is not None:
         text += f", {percent(least / base[0])} of ddp's {megabytes(base[0])} MB"
     clauses = [text]
     if with_traffic and (sent := sent_once(best)):
         than = _next_to(sent, sent_once(base[1]) if base else None)
-        clauses.append(f"it sends {megabytes(sent)} MB per step{than}")
+        who = f"of these {best.label} sends least," if alike else "it sends"
+        clauses.append(f"{who} {megabytes(sent)} MB per step{than}")
     if not with_traffic and stage.on_cpu and (most := peak(best)):
         of_base = peak(base[1]) if base else None
         share = f", {percent(most / of_base)} of ddp's" if of_base else ""
-        clauses.append(f"its peak here was {megabytes(most)} MB{share}")
+        clauses.append(
+            f"{f'the peak of {best.label}' if alike else 'its peak'} here was {megabytes(most)} MB{share}"
+        )
     return "; ".join(clauses) + "."
 
 

@@ -49,10 +49,10 @@ def test_of_cells_that_hold_alike_the_one_that_sends_less_is_named() -> None:
     fsdp = of("fsdp", 2_000_000, 4_000_000).model_copy(update={"comm": sends})
     grad_op = of("fsdp-grad-op", 3_000_000, 4_000_001).model_copy(update={"comm": ddp.comm})
     assert costs(ddp, fsdp, grad_op, with_traffic=True).startswith(
-        "fsdp-grad-op holds least on 2 ranks: 4.00 MB"
+        "fsdp-grad-op and 1 other hold least on 2 ranks: 4.00 MB"
     )
     assert costs(ddp, fsdp, grad_op, with_traffic=True).endswith(
-        "; it sends 4.00 MB per step, as much as ddp."
+        "; of these fsdp-grad-op sends least, 4.00 MB per step, as much as ddp."
     )
     assert costs(ddp, fsdp, with_traffic=True).endswith(
         "; it sends 6.00 MB per step, 1.5 x of ddp's 4.00 MB."
