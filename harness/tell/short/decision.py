@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from math import inf
 from statistics import fmean
 from typing import Any
 
+from harness.backends.entry import UnknownBackend
+from harness.backends.registry import moving_parts
 from harness.forms import families
 from harness.forms.peaks.families import without_activations
 from harness.forms.workload import Window, Workload
@@ -19,12 +23,14 @@ from harness.record.workload import of_record
 from harness.tell.document import Block, Column, Line, Shown, Table
 from harness.tell.formats import megabytes
 from harness.tell.formats import percent as whole_percent
-from harness.tell.short.stage import ComparisonScope, Read, bytes_frontier, peak, sent_once, states
+from harness.tell.short.stage import ComparisonScope, Read, falling, peak, rounded, sent_once, states
 from harness.tell.short.words import levels, names
 
 MANY_RANKS = 64
 MICRO_STEPS = 8
 MOST_LEVELS = 8
+LEAST_STEP = 0.01
+"""Of memory, between two thresholds."""
 NONE_FITS = "none of these: more ranks, or offload"
 ON_CPU = (
     "Memory is calculated for GPUs: model states, weights gathered at once, gradients and buffers; "
@@ -40,70 +46,79 @@ MEASURED = (
 def decision_blocks(where: ComparisonScope, question: Question) -> list[Block]:
     """What to take by memory and micro-steps, then what each strategy holds and sends elsewhere."""
     blocks: list[Block] = []
-    if question != "memory" and (rows := _thresholds(where)):
-        columns = (
-            Column("micro_steps", "micro-steps per update"),
-            Column("memory", "memory per rank, MB"),
-            Column("take", "take", align="left"),  # no "backend": a filter must not hide thresholds
-            Column("sent", "sends per update, MB", megabytes),
-        )
-        blocks += [
-            Line("Take the first row that fits: of those that fit it sends least."),
-            Table(key="decision", columns=columns, rows=rows),
-            Line(f"{_what_memory(where)} {_bubbles(where)}".strip(), "", "results"),
-        ]
+    if question != "memory" and min(where.figures(sent_once).values(), default=0.0):
+        blocks += _thresholds(where)
     if (table := _elsewhere(where, question)) is not None:
         steps = f", {MICRO_STEPS} micro-steps per update" if question != "memory" else ""
-        text = f"Calculated per rank{steps}."
-        blocks += [table, Line(text, "", "model_states")]
+        blocks += [table, Line(f"Calculated per rank{steps}.", "", "model_states")]
     return blocks
 
 
-def _thresholds(where: ComparisonScope) -> list[list[Any]]:
-    """A row for each amount of memory, without accumulation and with it."""
-    if not min(where.figures(sent_once).values(), default=0.0):
-        return []
+def _thresholds(where: ComparisonScope) -> list[Block]:
+    """A row for each amount of memory, accumulated as in the run and with `MICRO_STEPS`."""
     as_run = where.groups[0].record.world.accumulation_steps
-    reads: dict[int, Read] = {
-        as_run: sent_once,
-        MICRO_STEPS: lambda group: sent_with(group.record, MICRO_STEPS),
-    }
+    sent = {as_run: where.figures(sent_once)}
+    if as_run != MICRO_STEPS:
+        sent[MICRO_STEPS] = where.figures(lambda group: sent_with(group.record, MICRO_STEPS))
+    held, text = _memory(where, as_run)
     found: dict[str, list[list[Any]]] = {}
-    for steps, traffic in reads.items():
-        memory = _memory(where, steps)
-        cells = bytes_frontier(where, traffic, memory, simplest_first=True)
-        amounts = [(group, memory(group), traffic(group)) for group in cells]
-        rows = [[Shown(m, f"from {megabytes(m)}"), g.label, s] for g, m, s in amounts]
+    for steps, traffic in sent.items():
+        memory = held[steps]
+        cells = worth_taking(where, traffic, memory)
+        rows = [
+            [Shown(memory[name], f"from {megabytes(memory[name])}"), name, traffic[name]] for name in cells
+        ]
         if rows:
             found[str(steps)] = [*rows, [Shown(None, "less"), NONE_FITS, Shown(None, "")]]
     if len(found) > 1 and len(set(map(str, found.values()))) == 1:
         found = {" or ".join(found): next(iter(found.values()))}
-    return [[steps, *row] for steps, rows in found.items() for row in rows]
+    if not found:
+        return []
+    columns = (
+        Column("micro_steps", "micro-steps per update"),
+        Column("memory", "memory per rank, MB"),
+        Column("take", "take", align="left"),  # no "backend": a filter must not hide thresholds
+        Column("sent", "sends per update, MB", megabytes),
+    )
+    lines = [[steps, *row] for steps, rows in found.items() for row in rows]
+    return [
+        Line("Take the first row that fits: of those that fit it sends least."),
+        Table(key="decision", columns=columns, rows=lines),
+        Line(f"{text} {_bubbles(where)}".rstrip(), "", "results"),
+    ]
 
 
-def _what_memory(where: ComparisonScope) -> str:
-    """Which memory `_memory` reads."""
-    if not where.on_cpu:
-        return MEASURED
-    return ON_CPU if any(held_with(group.record, 1) for group in where.groups) else STATES
+def _memory(where: ComparisonScope, as_run: int) -> tuple[dict[int, dict[str, float]], str]:
+    """By micro-steps and label the memory of a rank, and which it is."""
+
+    def calculated(steps: int) -> dict[str, float]:
+        return where.figures(lambda group: held_with(group.record, steps))
+
+    held = {steps: calculated(steps) for steps in (as_run, MICRO_STEPS)}
+    if where.on_cpu:
+        return (held, ON_CPU) if held[as_run] else (dict.fromkeys(held, where.figures(states)), STATES)
+    peaks = where.figures(peak)
+    more = {name: count - held[as_run][name] for name, count in held[MICRO_STEPS].items()}
+    return {MICRO_STEPS: {n: peaks[n] + more[n] for n in peaks if n in more}} | {as_run: peaks}, MEASURED
 
 
-def _memory(where: ComparisonScope, steps: int) -> Read:
-    """Of a rank with so many micro-steps: the measured peak; of CPU ranks what a GPU would hold."""
-    if _what_memory(where) == STATES:
-        return states
+def worth_taking(where: ComparisonScope, sent: Mapping[str, float], held: Mapping[str, float]) -> list[str]:
+    """Labels in rising traffic and falling memory, of cells that send alike the fewest moving parts first."""
+    known = [
+        (label, (rounded(sent[label], 2), _moving_parts(label), rounded(held[label])))
+        for label in (group.label for group in where.groups)
+        if label in sent and label in held
+    ]
+    ordered = sorted(known, key=lambda pair: pair[1])
+    return falling(((label, most) for label, (*_, most) in ordered), LEAST_STEP)
 
-    def read(group: Repeats) -> float | None:
-        record = group.record
-        with_steps = held_with(record, steps)
-        if where.on_cpu:
-            return with_steps
-        measured, as_run = peak(group), held_with(record, record.world.accumulation_steps)
-        if steps == record.world.accumulation_steps or measured is None:
-            return measured
-        return None if with_steps is None or as_run is None else measured + with_steps - as_run
 
-    return read
+def _moving_parts(label: str) -> tuple[bool, float]:
+    """Of a backend that is not installed, or that has no such options any more: the most."""
+    try:
+        return moving_parts(label)
+    except UnknownBackend:
+        return True, inf
 
 
 def _elsewhere(where: ComparisonScope, question: Question) -> Table | None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf
+from typing import TypeVar
 
-from harness.backends.registry import PLANTED, UnknownBackend, moving_parts
+from harness.backends.registry import PLANTED
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import SENT, SPEED
 from harness.judge.ranking import Ranking
 from harness.judge.repeats import BASE, Place, Repeats, place_to_compare
 
 Read = Callable[[Repeats], float | None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -104,42 +105,28 @@ def memory_to_state(where: ComparisonScope) -> Read:
     return states if where.on_cpu else peak
 
 
-def bytes_frontier(
-    where: ComparisonScope, traffic: Read = sent_once, memory: Read = peak, *, simplest_first: bool = False
-) -> list[Repeats]:
-    """Cells in rising traffic and falling memory: each needs less memory than all that send no more.
+def bytes_frontier(where: ComparisonScope) -> list[Repeats]:
+    """Cells in rising traffic and falling peaks: each needs less memory than all that send no more.
 
     Both figures are counts, which other machines share; of equal cells the first of the comparison is kept.
-    simplest_first: of cells that send alike also those that need more memory than another, but have fewer
-    moving parts, and none that needs hardly less than one before it.
     """
-    least_step, digits = (0.01, 2) if simplest_first else (0.0, 3)
     known = [
-        (
-            rounded(sent, digits),
-            _moving_parts(group.label) if simplest_first else (),
-            rounded(most),
-            number,
-            group,
-        )
+        (rounded(sent), rounded(most), number, group)
         for number, group in enumerate(where.groups)
-        if (sent := traffic(group)) is not None and (most := memory(group)) is not None
+        if (sent := sent_once(group)) is not None and (most := peak(group)) is not None
     ]
-    found: list[Repeats] = []
+    return falling((group, most) for _, most, _, group in sorted(known, key=lambda part: part[:3]))
+
+
+def falling(cells: Iterable[tuple[T, float]], least_step: float = 0.0) -> list[T]:
+    """Those that need less than each before them, by this share at least; `cells`: with their memory."""
+    found: list[T] = []
     least: float | None = None
-    for *_, most, _, group in sorted(known, key=lambda part: part[:4]):
+    for cell, most in cells:
         if least is None or most < least * (1 - least_step):
-            found.append(group)
+            found.append(cell)
             least = most
     return found
-
-
-def _moving_parts(label: str) -> tuple[bool, float]:
-    """Of a backend that is not installed, or that has no such options any more: the most."""
-    try:
-        return moving_parts(label)
-    except UnknownBackend:
-        return True, inf
 
 
 def rounded(value: float, digits: int = 3) -> float:

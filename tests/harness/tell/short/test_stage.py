@@ -3,7 +3,8 @@ from hypothesis import strategies as st
 
 from harness.judge.comparison import Comparison
 from harness.record import Record
-from harness.tell.short.stage import bytes_frontier, peak, stage
+from harness.tell.short.decision import worth_taking
+from harness.tell.short.stage import bytes_frontier, peak, sent_once, stage
 from tests.harness.tell.short.records import stage_of
 from tests.records import NORMS, make_communication, make_ranks, make_record, make_steps, make_weights
 
@@ -85,6 +86,6 @@ def test_a_backend_that_is_not_installed_has_the_most_moving_parts() -> None:
         with_peak("fsdp", 8, 5),
     ]
     place = stage_of(make_record(), *groups)
-    found = bytes_frontier(place, simplest_first=True)
-    assert [group.label for group in found] == ["fsdp", "ddp:of-another-version=1"]
+    found = worth_taking(place, place.figures(sent_once), place.figures(peak))
+    assert found == ["fsdp", "ddp:of-another-version=1"]
     assert [group.label for group in bytes_frontier(place)] == ["ddp:of-another-version=1"]
