@@ -108,7 +108,7 @@ def estimate_lines(
     if instead:
         told = (part for line in alternative_lines(instead, as_settings) for part in _wrapped(line))
         lines += [*told, ""]
-    if trust := trust_of(rows):
+    if trust := trust_of(shown):
         lines += [part for line in trust.lines() for part in _wrapped(line)]
     if details:
         for row in shown:
