@@ -1,4 +1,4 @@
-"""Prints model states of runs, measured and in closed form, as the markdown tables of docs/memory.md.
+"""Prints model states of runs, measured and in closed form; docs/memory.md shows a table on 4 ranks.
 
 harness compare --config configs/memory-bloom.yaml --runs runs/memory-bloom
 harness compare --config configs/memory-llama.yaml --runs runs/memory-llama
