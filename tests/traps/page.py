@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import csv
+import io
+from collections import Counter
 from dataclasses import dataclass
-
-from tabulate import tabulate
 
 from tests.adapters.test_traps import ADAPTED
 
 from .planted import BF16, DIVIDED, LIBRARIES, OWN_JOBS, TRAPS, Trap
 
-HEAD = """\
-Every row is a mistake that was made on purpose in a test, and what names it: the id of a
-[finding](findings.md), or `unsupported` where the harness refuses with the reason. Rows with a number have
-occurred in public; 'unseen' are kinds of defects for which no finding was written, 'late' are defects that
-begin after three correct steps. A cell in which nothing is wrong must raise none of them:
-`tests/traps/test_clean*.py` run every backend so.
+PAGE = """\
+{count} mistakes are made on purpose in tests, and each must be named by its [finding](findings.md), or
+refused with the reason (`unsupported`): [the list](faults/planted.csv) has what was done, finding and test
+of each. Those with a number have occurred in public; 'unseen' are kinds of defects for which no finding was
+written, 'late' are defects that begin after three correct steps. A cell in which nothing is wrong must raise
+none of them: `tests/traps/test_clean*.py` run every backend so. [The gallery](../reports/traps/README.md) has
+reports of many.
 
-[The gallery](../reports/traps/README.md) has the reports of many of them. This section is generated from the
-tests' own lists; `pytest --update-golden` rewrites it.
-
-"""
+Findings, with the number of mistakes that each names: {findings}."""
 RUNS = "tests/traps/test_traps.py::test_a_planted_trap_is_named"
 JOBS = "tests/traps/test_own_jobs.py::test_a_planted_trap_is_named"
 ADAPTERS = "tests/adapters/test_traps.py::test_a_planted_mistake_is_named"
@@ -127,6 +126,14 @@ def _row(trap: Trap, test: str) -> list[str]:
 
 def page() -> str:
     """What stands between the marks of docs/faults.md."""
-    headers = ("trap", "what was done", "ranks", "precision", "finding", "test")
-    table = tabulate(rows(), headers=headers, tablefmt="pipe", disable_numparse=True)
-    return f"{HEAD}{len(rows())} mistakes are planted:\n\n{table}"
+    named = Counter(row[4] for row in rows()).most_common()
+    return PAGE.format(count=len(rows()), findings=", ".join(f"{finding} {n}" for finding, n in named))
+
+
+def listed() -> str:
+    """The list of all mistakes as CSV."""
+    written = io.StringIO()
+    lines = csv.writer(written, lineterminator="\n")
+    lines.writerow(("trap", "what was done", "ranks", "precision", "finding", "test"))
+    lines.writerows([cell.strip("`") for cell in row] for row in rows())
+    return written.getvalue()
