@@ -1,10 +1,12 @@
-"""Writes docs/communication.md: measured and expected payload of every backend that runs here.
+"""Writes docs/communication.md and its list: measured and expected payload of every backend that runs here.
 
 Usage: python -m benchmarks.communication_table RUNS     (reuses records that exist in RUNS)
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -32,6 +34,9 @@ from harness.record.store import read_runs
 from harness.tell.sections.machine import commit_words
 
 DOCUMENT = DOCS / "communication.md"
+LIST = DOCS / "communication" / "payload.csv"
+MEASURED = ("measured", "expected")
+LEFT_OUT = "the textbook leaves it out"
 BEGIN = "<!-- runs: python -m benchmarks.communication_table -->"
 GEOMETRIES = {
     "Llama, untied": (
@@ -41,13 +46,13 @@ GEOMETRIES = {
     "GPT-2, tied": "{model_type: gpt2, n_embd: 33, n_layer: 2, n_head: 3, vocab_size: 257, n_positions: 64}",
 }
 RECOMPUTATION = (
-    "These tables do not cover activation checkpointing. `tests/contract/test_communication.py` compares "
+    "Activation checkpointing is not among them. `tests/contract/test_communication.py` compares "
     "it to the byte on 2 ranks: ddp, zero2, zero3, fsdp, fsdp-grad-op and fsdp1 with a Llama, GPT-2, BLOOM, "
     "Mistral and Qwen2 model. Only ZeRO-3 communicates more with it: it gathers each block once more, except "
     "the module in which recomputation stops."
 )
 CHECKPOINTS = (
-    "Nor do they cover checkpoints. If a run saves one (`measure.checkpoint`), that phase is compared to "
+    "Nor are checkpoints. If a run saves one (`measure.checkpoint`), that phase is compared to "
     "the byte too, except pickled objects: DeepSpeed all-reduces 40 bytes to compare the tag and gathers "
     "nothing; FSDP1 gathers every unit's weights and both moments of Adam, in the dtype of the masters "
     "and with the padding of its flat parameters; FSDP2 and DDP gather no tensor. "
@@ -108,40 +113,50 @@ def main(runs: Path) -> None:
         records[cut] = {r.backend.label: r for _, r in found if r.backend.name != "single"}
     page = DOCUMENT.read_text(encoding="utf-8")
     DOCUMENT.write_text(between(page, BEGIN, END, "\n\n".join(document(records))), encoding="utf-8")
+    LIST.write_text(listed(records), encoding="utf-8")
 
 
 def document(records: dict[Cut, dict[str, Record]]) -> list[str]:
     everything = [(cut, record) for cut, of_cut in records.items() for record in of_cut.values()]
     ran = [(cut, record) for cut, record in everything if record.status == "ok"]
     differing = [(cut, record) for cut, record in ran if volume_differences(record) != []]
-    parts = [
-        f"Written by `python -m benchmarks.communication_table RUNS` from runs on CPU ranks over gloo: "
-        f"{_origin(ran)}.",
-        "Each figure is the payload in bytes that a rank passes to collectives per step (the size of the "
-        "complete tensors) in forward, backward and step. `harness/rank/probes/communication.py` counts it; "
-        "`harness/forms` derives the expected payload from the job alone. A plain number means that both "
-        "agree to the byte, on every rank, in every phase (setup, weight digest, forward, backward, step), "
-        "collective, dtype and group.",
-        f"{len(ran)} runs; {len(ran) - len(differing)} agree to the byte, {len(differing)} differ.",
-        "Models: " + "; ".join(f"{name}: `{config}`" for name, config in GEOMETRIES.items()) + ". The odd "
-        "width of the second requires every kind of padding. Settings: "
-        + ", ".join(f"`{s}`" for s in COMMON) + ".",
-    ]  # fmt: skip
-    parts += [RECOMPUTATION, CHECKPOINTS]
-    for geometry, size, preset in dict.fromkeys((c.geometry, c.world_size, c.preset) for c in records):
-        cuts = [c for c in records if (c.geometry, c.world_size, c.preset) == (geometry, size, preset)]
-        parts += [f"### {geometry}, {size} ranks, {preset}", _matrix(cuts, records)]
-    parts += ["### Runs that differ", _differences(differing)]
-    parts += ["### Cells without a result", _failures(everything)]
     first = records[CUTS[0]]
-    parts += [
-        "### Measured, expected, textbook",
+    parts = [
+        f"{len(ran) - len(differing)} of {len(ran)} runs send the bytes of their closed form, on every rank, "
+        "in every phase (setup, weight digest, forward, backward, step), collective, dtype and group. "
+        "`harness/rank/probes/communication.py` counts the payload, the size of the complete tensors that a "
+        "rank passes to collectives; `harness/forms` derives it from the job alone. "
+        "[The list](communication/payload.csv) has both for every run.",
         f"{CUTS[0].geometry}, {CUTS[0].world_size} ranks, {CUTS[0].precision}, no accumulation: traffic "
-        "per rank and step in bytes (ring algorithm), and expected minus textbook term by term.",
-        _three_columns(first.values()),
-        _terms(first.values()),
-    ]
+        "per rank and step in bytes (ring algorithm), and what the textbook counts otherwise.",
+        _beside_textbook(first.values()),
+        *_reasons(first.values()),
+    ]  # fmt: skip
+    if differing:
+        parts += ["### Runs that differ", _differences(differing)]
+    parts += [
+        "### What was run",
+        f"`python -m benchmarks.communication_table RUNS` on CPU ranks over gloo: {_origin(ran)}.",
+        "Models: " + "; ".join(f"{name}: `{config}`" for name, config in GEOMETRIES.items()) + ". The odd "
+        "width of the second requires every kind of padding. On 2 and 4 ranks, fp32 and bf16-mixed, with 1 "
+        "and 4 micro-steps, like for like; with the libraries' defaults bf16-mixed, 4 micro-steps, on 2 "
+        "ranks. Settings: "
+        + ", ".join(f"`{s}`" for s in COMMON) + ".",
+        RECOMPUTATION, CHECKPOINTS, "Not run:", _failures(everything),
+    ]  # fmt: skip
     return parts
+
+
+def listed(records: dict[Cut, dict[str, Record]]) -> str:
+    """A line of CSV for every run that ended well: payload in bytes per step."""
+    written = io.StringIO()
+    lines = csv.writer(written, lineterminator="\n")
+    lines.writerow(("model", "ranks", "preset", "precision", "accumulation", "backend", *MEASURED))
+    for cut, of_cut in records.items():
+        where = (cut.geometry, cut.world_size, cut.preset, cut.precision, cut.accumulation_steps)
+        ran = {label: record for label, record in of_cut.items() if record.status == "ok"}
+        lines.writerows((*where, label, *_payload(record)) for label, record in ran.items())
+    return written.getvalue()
 
 
 def _origin(ran: list[tuple[Cut, Record]]) -> str:
@@ -154,28 +169,13 @@ def _origin(ran: list[tuple[Cut, Record]]) -> str:
     return "; ".join([", ".join(days), ", ".join(sorted(versions, key=str.lower)), *code])
 
 
-def _matrix(cuts: list[Cut], records: dict[Cut, dict[str, Record]]) -> str:
-    labels = list(dict.fromkeys(label for cut in cuts for label in records[cut]))
-    headers = ["backend", *(f"{c.precision}, accumulation {c.accumulation_steps}" for c in cuts)]
-    lines = []
-    for label in labels:
-        cells = [_cell(records[cut].get(label)) for cut in cuts]
-        if any(cell != "unsupported" for cell in cells):
-            lines.append([label, *cells])
-    return tabulate(lines, headers, tablefmt="github", disable_numparse=True)
-
-
-def _cell(record: Record | None) -> str:
-    if record is None or record.status != "ok":
-        return record.status if record else "not run"
+def _payload(record: Record) -> tuple[int, int]:
+    """Measured and expected bytes of a step of a run that ended well."""
     pair = volume_of(record)
     assert pair is not None
     assert record.windows is not None
-    measured = _step_bytes(measured_payload(record, pair[0])[0]) // record.windows.probed
-    if volume_differences(record) == [] and not pair[1].unknown:
-        return f"{measured:,}"
-    expected = _step_bytes(expected_payload(pair[1])) // record.windows.probed
-    return f"{measured:,} (expected {expected:,})"
+    measured, expected = measured_payload(record, pair[0])[0], expected_payload(pair[1])
+    return _step_bytes(measured) // record.windows.probed, _step_bytes(expected) // record.windows.probed
 
 
 def _step_bytes(payload: dict[tuple[str, str, str, str], int]) -> int:
@@ -183,8 +183,6 @@ def _step_bytes(payload: dict[tuple[str, str, str, str], int]) -> int:
 
 
 def _differences(differing: list[tuple[Cut, Record]]) -> str:
-    if not differing:
-        return "None."
     lines = [
         f"- {record.backend.label}, {cut}: {difference}"
         for cut, record in differing
@@ -204,25 +202,28 @@ def _failures(everything: list[tuple[Cut, Record]]) -> str:
     return "\n".join(lines) or "None."
 
 
-def _three_columns(records: Iterable[Record]) -> str:
-    lines = [
-        [record.backend.label, *(_bytes(f(record)) for f in (
-            sent_bytes_per_step, expected_sent_bytes_per_step, textbook_bytes_per_step))]
-        for record in records if record.status == "ok"
-    ]  # fmt: skip
-    return tabulate(lines, ("backend", "measured", "expected", "textbook"), tablefmt="github",
-                    disable_numparse=True)  # fmt: skip
+def _beside_textbook(records: Iterable[Record]) -> str:
+    """One line for all backends whose figures and terms are equal."""
+    labels: dict[tuple[str, ...], list[str]] = {}
+    for record in records:
+        if record.status == "ok":
+            terms = [f"{d.term} {d.difference:+,.0f}" for d in textbook_differences(record) or ()]
+            kinds = (sent_bytes_per_step, expected_sent_bytes_per_step, textbook_bytes_per_step)
+            figures = (*(_bytes(of(record)) for of in kinds), "; ".join(terms) or "-")
+            labels.setdefault(figures, []).append(f"`{record.backend.label}`")
+    lines = [[", ".join(equal), *figures] for figures, equal in labels.items()]
+    headers = ("backend", *MEASURED, "textbook", "expected minus textbook")
+    return tabulate(lines, headers, tablefmt="pipe", disable_numparse=True)
 
 
-def _terms(records: Iterable[Record]) -> str:
-    lines = [
-        [record.backend.label, d.term, _bytes(d.expected_bytes), _bytes(d.textbook_bytes),
-         _bytes(d.difference), d.remark]
+def _reasons(records: Iterable[Record]) -> list[str]:
+    """Why a term is another than the textbook's; norms, padding and buffers are left out there."""
+    known = dict.fromkeys(
+        (d.term, d.remark)
         for record in records if record.status == "ok"
-        for d in textbook_differences(record) or ()
-    ]  # fmt: skip
-    headers = ("backend", "term", "expected", "textbook", "difference", "why")
-    return tabulate(lines, headers, tablefmt="github", disable_numparse=True)
+        for d in textbook_differences(record) or () if d.remark not in ("", LEFT_OUT)
+    )  # fmt: skip
+    return ["\n".join(f"- {term}: {remark}" for term, remark in known)] if known else []
 
 
 def _bytes(value: float | None) -> str:

@@ -19,6 +19,7 @@ PAGES = (
 )
 FILES = (
     "docs/*.css",
+    "docs/communication/*.csv",
     "docs/faults/*.csv",
     "docs/notebooks/*.ipynb",
     "docs/labs/**/*.xz",
