@@ -221,7 +221,7 @@ def _units(workload: Workload, *, reshards: bool, reshards_root: bool) -> list[G
 def _unit(workload: Workload, tensors: list[Tensor], *, kept: bool, astray: bool) -> GatherUnit:
     """Weights of several dtypes are gathered as bytes (`foreach_all_gather`, _fsdp_collectives.py); at mixed
     precision the policy casts them all to one. Only what is trained is reduced."""
-    reached = [tensor for tensor in tensors if tensor in workload.layout.reached]
+    reached = [tensor for tensor in tensors if workload.layout.is_reached(tensor)]
     reduced = elements(reached), _padded(reached, workload.shards)
     dtypes = {_gathered_dtype(workload, t) for t in tensors}
     if len(dtypes) == 1:

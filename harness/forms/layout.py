@@ -41,7 +41,7 @@ class Tensor:
     def bytes(self) -> int:
         return self.numel * DTYPE_BYTES[self.dtype]
 
-    @property
+    @cached_property
     def rows(self) -> tuple[int, int]:
         """Rows along the first dimension, and elements of one row."""
         return (self.shape[0], prod(self.shape[1:])) if self.shape else (1, 1)
@@ -115,7 +115,7 @@ class Layout:
     @cached_property
     def reached(self) -> tuple[Tensor, ...]:
         """Parameters that are trained and get a gradient, in the model's order."""
-        return tuple(tensor for tensor in self.trained if tensor.name not in (self.unreached or ()))
+        return tuple(tensor for tensor in self.parameters if self.is_reached(tensor))
 
     @cached_property
     def frozen_parameters(self) -> tuple[Tensor, ...]:
@@ -125,14 +125,17 @@ class Layout:
     def is_frozen(self, tensor: Tensor) -> bool:
         return tensor.name in self.frozen
 
+    def is_reached(self, tensor: Tensor) -> bool:
+        """Whether a parameter is trained and gets a gradient."""
+        return tensor.name not in self.frozen and tensor.name not in (self.unreached or ())
+
     def groups(self) -> list[list[Tensor]]:
         """Parameters by optimizer group, in their order; empty groups are left out."""
         return [list(group) for group in self._groups]
 
     def reached_groups(self) -> list[list[Tensor]]:
         """The same, of the parameters that get a gradient."""
-        reached = {tensor.name for tensor in self.reached}
-        return [[tensor for tensor in group if tensor.name in reached] for group in self._groups]
+        return [list(filter(self.is_reached, group)) for group in self._groups]
 
     def units(self) -> list[tuple[str, list[Tensor]]]:
         """Parameters by wrap unit: one per block, and '' for the rest; empty units are left out."""

@@ -71,6 +71,8 @@ class Zero12Timeline(StepTimeline):
         self._accumulated = gradient_accumulation_bytes(workload)
         self._reduced = DTYPE_BYTES[reduce_dtype(workload)]
         self._bucket: list[Tensor] = []
+        self._filled = 0
+        """Elements in the bucket."""
         self._has_bucket = self._has_partition = False
         self._compact_groups: set[int] = set()
         self._pieces: list[int] = []
@@ -121,15 +123,16 @@ class Zero12Timeline(StepTimeline):
         self._into_bucket(parameter)
 
     def _into_bucket(self, parameter: Tensor) -> None:
-        if elements(self._bucket) + parameter.numel > self._limit:
+        if self._filled + parameter.numel > self._limit:
             self._reduce()
         self._bucket.append(parameter)
+        self._filled += parameter.numel
         if parameter.numel <= self._limit:
             self.ledger.drop(GRADIENTS, parameter.numel * self._width)
 
     def _reduce(self) -> None:
-        bucket, self._bucket = self._bucket, []
-        count = elements(bucket)
+        bucket, count = self._bucket, self._filled
+        self._bucket, self._filled = [], 0
         if not count:
             return
         if self._compact:

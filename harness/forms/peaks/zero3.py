@@ -224,6 +224,8 @@ class Zero3Timeline(StepTimeline):
         self._reduced = DTYPE_BYTES[reduce_dtype(workload)]
         self._accumulated = gradient_accumulation_bytes(workload)
         self._bucket: list[Tensor] = []
+        self._filled = 0
+        """Elements in the bucket."""
         kind = LikeForLike if workload.like_for_like else WithDefaults
         self._fetching: Fetching = kind(workload, self.ledger)
 
@@ -247,11 +249,12 @@ class Zero3Timeline(StepTimeline):
     def gradient_ready(self, parameter: Tensor) -> None:
         self.ledger.add(GRADIENTS, parameter.numel * self._width)
         self.ledger.look()
-        if self._bucket and elements(self._bucket) + parameter.numel > self._limit:
+        if self._bucket and self._filled + parameter.numel > self._limit:
             self._reduce()
-        if elements(self._bucket) + parameter.numel <= self._limit:
-            self.ledger.drop(GRADIENTS, parameter.numel * self._width)
         self._bucket.append(parameter)
+        self._filled += parameter.numel
+        if self._filled <= self._limit:
+            self.ledger.drop(GRADIENTS, parameter.numel * self._width)
 
     def after_backward_of_model(self) -> None:
         # The hook of the last gradient reduces (`update_hook_state_and_maybe_run_epilogue`): the embedding's
@@ -260,11 +263,12 @@ class Zero3Timeline(StepTimeline):
         self._fetching.end_pass()
 
     def _reduce(self) -> None:
-        bucket, self._bucket = self._bucket, []
+        bucket, count = self._bucket, self._filled
+        self._bucket, self._filled = [], 0
         if not bucket:
             return
         ranks = self.workload.world_size
-        count, padded = elements(bucket), sum(ceil_to(t.numel, ranks) for t in bucket)
+        padded = sum(ceil_to(t.numel, ranks) for t in bucket)
         # The bucket itself is in the reduce dtype.
         converted = count * self._reduced if self._reduced != self._width and count > self._limit else 0
         in_place = len(bucket) == 1 and padded == count

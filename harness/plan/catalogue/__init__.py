@@ -11,6 +11,7 @@ from harness.backends.explain import parse_value
 Entries = dict[str, dict[str, Any]]
 
 
+@lru_cache
 def read_file(name: str) -> Entries:
     """The entries of one YAML file below this folder."""
     entries: Entries = parse_value(files(__name__).joinpath(name).read_text(encoding="utf-8"))
