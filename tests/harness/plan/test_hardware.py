@@ -114,3 +114,9 @@ def test_a_wrong_file_is_refused_in_one_line(tmp_path: Path, text: str, message:
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(HarnessError, match=r"none\.yaml cannot be read: No such file"):
         load_hardware(tmp_path / "none.yaml")
+
+
+def test_what_ships_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = load_hardware()
+    monkeypatch.setattr("harness.plan.catalogue.parse_value", None)
+    assert load_hardware().devices == first.devices

@@ -35,6 +35,12 @@ def a_picture(noise: float = 0.0) -> Picture:
     return Picture(key="a", caption="", alt="what it shows", chart=lambda: chart)
 
 
+def test_a_picture_that_is_asked_for_again_is_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = draw(a_picture(), ("svg",))
+    monkeypatch.setattr("vl_convert.vegalite_to_svg", None)
+    assert draw(a_picture(), ("svg",)) == first
+
+
 def test_every_process_draws_the_same_bytes() -> None:
     drawn = set()
     for seed in ("1", "2"):
