@@ -1,5 +1,4 @@
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -77,7 +76,7 @@ def test_files_of_a_folder_are_read_once_while_they_stay(
     assert content_digest(tmp_path) != first
 
 
-@pytest.mark.parametrize("tool", ["exec sleep 60", "exit 9"])
+@pytest.mark.parametrize("tool", ["exec sleep infinity", "exit 9"])
 def test_an_nvidia_smi_that_hangs_or_fails_ends_no_run(
     tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,9 +86,7 @@ def test_an_nvidia_smi_that_hangs_or_fails_ends_no_run(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(provenance, "PATIENCE_SECONDS", 0.3)
     provenance._gpus.cache_clear()
-    begin = time.monotonic()
     try:
         assert machine_name().endswith("; ")
     finally:
         provenance._gpus.cache_clear()
-    assert time.monotonic() - begin < 30

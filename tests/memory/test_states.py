@@ -15,7 +15,7 @@ pytestmark = pytest.mark.long(seconds=70)
 BACKENDS = NATIVE + THROUGH_ACCELERATE
 GEOMETRIES = {"bloom": BLOOM, "llama": LLAMA}
 FEW = ("ddp", "zero1", "zero2", "zero3", "fsdp", "accelerate-zero3")
-"""Each kind of sharding; contract/test_states.py has every strategy, the clean matrix every backend."""
+"""Each kind of sharding; the clean matrix has every backend."""
 WIDE = (("bloom", 4), ("llama", 1), ("bloom", 2), ("llama", 4))
 SHARDED = {
     "optimizer": tuple(name for name in NATIVE if strategy(name).stage >= 1),
