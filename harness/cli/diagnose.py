@@ -12,7 +12,7 @@ from harness.cli.output import echo
 from harness.diagnose import diagnosis as diagnosing
 from harness.diagnose.diagnosis import Diagnosis
 from harness.diagnose.jobs import JobsDiagnosis, diagnose_jobs
-from harness.diagnose.pair import read_pair
+from harness.diagnose.pair import one_job, read_pair
 from harness.nested import finite
 
 
@@ -39,9 +39,8 @@ def diagnose(first: Path, second: Path, strict: bool, reruns: bool, as_json: boo
     def say(text: str) -> None:
         echo(text, err=True)
 
-    one_job = pair[0].record.job_id == pair[1].record.job_id or any(run.is_script for run in pair)
     diagnosis: Diagnosis | JobsDiagnosis = (
-        diagnosing.diagnose(pair, say) if one_job else diagnose_jobs(pair, say, reruns=reruns)
+        diagnosing.diagnose(pair, say) if one_job(*pair) else diagnose_jobs(pair, say, reruns=reruns)
     )
     if as_json:
         runs = {"runs": [run.record.run_id for run in pair]}

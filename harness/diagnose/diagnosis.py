@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from harness.backends.registry import REFERENCE
+from harness.diagnose.jobs import about_partings, find_partings
 from harness.diagnose.pair import LoadedRun
 from harness.diagnose.rerun import (
     Rerun,
@@ -492,8 +493,7 @@ def _of_records(pair: tuple[LoadedRun, LoadedRun]) -> Diagnosis:
     replicas = [text for run in (baseline, other) for text in about_replicas(run)]
     clean = not (beyond or same_job or replicas or parting is not None)
     explanation = [how_far(found, limits)]
-    if parting is not None:
-        explanation.append(f"the records diverge in step {parting}")
+    explanation += about_partings(find_partings(baseline.record, other.record, limits))
     explanation += about_job(same_job, other)
     explanation += about_settings(settings, baseline, other, clean=clean)
     if not clean:

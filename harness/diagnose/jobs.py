@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import ValidationError
 
 from harness.diagnose.pair import LoadedRun
@@ -13,13 +14,15 @@ from harness.diagnose.rerun import Rerun, Say, experiment_of, layout_of, require
 from harness.errors import HarnessError
 from harness.job.batch import layout_over
 from harness.job.job import Job
-from harness.judge.distance import traces
+from harness.judge.distance import Series, Traces, distance, relative_distance, traces
 from harness.judge.effective import setting_differences
-from harness.judge.noise import Tolerance, measure_noise
+from harness.judge.noise import UNIT_ROUNDOFF, Tolerance, measure_noise
+from harness.judge.parity import has_dropout
 from harness.judge.wording import words
 from harness.launch.launcher import LocalLauncher, modules_to_preload
 from harness.nested import differences, put, value_at
 from harness.record import Record
+from harness.record.workload import depends_on_split
 
 STEPS_AFTER = 4
 """A rerun goes on for so many steps after the runs part, so that what acts later shows too."""
@@ -35,6 +38,8 @@ SAME_MATHEMATICS = {
     "training.deterministic",
 }
 """Settings of a job that change the order of operations or their cost, not what is computed."""
+CUT = {"training.accumulation_steps", "training.micro_batch_size"}
+"""The same, unless the loss hangs on how a batch is split or draws random numbers."""
 BACKEND = "backend"
 IN_FORCE = " in force"
 """After the name of what no setting of the job says and the libraries do."""
@@ -49,7 +54,16 @@ OF_JOB = {
     "loss scale": "training.",
 }
 """How a setting in force begins, and the settings of the job that change it."""
+SIZE, INITIAL = "number of parameters", "initial weights"
 SAMPLES = "what the samples hold"
+LOSS, NORM, RATE = "loss", "gradient norm", "learning rate"
+FINAL = "final weights"
+RELATIVE = {
+    LOSS: " nats",
+    INITIAL: " of their norm",
+    FINAL: " of the distance that the baseline's moved",
+}
+"""What a difference is in; of any other figure it is relative to the baseline's."""
 FILES = "contents of the files that the job names"
 
 
@@ -68,15 +82,33 @@ class Changed:
 
 @dataclass(frozen=True, kw_only=True)
 class Parting:
-    """The figure that differs first."""
+    """The first step in which a figure differs."""
 
     step: int
+    """Initial weights differ before it, final weights after it."""
     figure: str
     baseline: float | str | None
     other: float | str | None
     difference: float | None
-    """In nats of a loss, relative of a norm or rate; None: of what is no number."""
+    """In nats of a loss, relative of others; None: of what is no number."""
     noise: float | None
+
+    def __str__(self) -> str:
+        """'5.01 in the baseline, 5.02 in the other; difference 1.0e-02 nats (rounding explains 6.0e-05)'."""
+        known = self.baseline is not None and self.other is not None
+        values = f"{_number(self.baseline)} in the baseline, {_number(self.other)} in the other"
+        if self.difference is None:
+            return values
+        unit = RELATIVE.get(self.figure, " of the baseline's")
+        noise = f" (rounding explains {self.noise:.1e})" if self.noise else ""
+        return f"{f'{values}; ' if known else ''}difference {self.difference:.1e}{unit}{noise}"
+
+    @property
+    def when(self) -> str:
+        """'in step 3', or 'before step 0' of what a run begins with."""
+        if self.figure in (SIZE, INITIAL):
+            return f"before step {self.step}"
+        return f"{'after' if self.figure == FINAL else 'in'} step {self.step}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +121,8 @@ class SettingTrial:
     parting_step: int | None = None
     """First step beyond rounding from the baseline's rerun; None: none is."""
     share: float | None = None
-    """Of the difference in loss between both runs at the last step that was run again."""
+    """Of the difference between both runs in the losses that were run again, or in norms where losses agree
+    within rounding: its projection on that difference over the whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,12 +132,19 @@ class JobsDiagnosis:
     baseline: LoadedRun
     other: LoadedRun
     settings: tuple[Changed, ...]
-    parting: Parting | None
-    """None: nothing differs beyond rounding."""
+    partings: tuple[Parting, ...]
+    """Of each figure that differs beyond rounding its first step, in order; empty: none does."""
     trials: tuple[SettingTrial, ...] | None
     """None: nothing was run again."""
     last_step: int | None
     """Up to which runs were made again."""
+    cautions: tuple[str, ...] = ()
+    """What makes figures or reruns say less than they seem to."""
+
+    @property
+    def parting(self) -> Parting | None:
+        """The first of `partings`."""
+        return self.partings[0] if self.partings else None
 
     @property
     def clean(self) -> bool:
@@ -126,6 +166,7 @@ class JobsDiagnosis:
             "baseline": self.baseline.record.run_id,
             "settings": [asdict(changed) for changed in self.settings],
             "parts_first": asdict(self.parting) if self.parting else None,
+            "partings": [asdict(parting) for parting in self.partings],
             "trials": None if self.trials is None else [asdict(trial) for trial in self.trials],
             "blamed": self.blamed,
         }
@@ -134,12 +175,17 @@ class JobsDiagnosis:
         """The answer in one sentence."""
         names = f"{self.other.name} and {self.baseline.name}"
         if self.parting is None:
-            return f"{names} trained different jobs, and no loss or norm differs beyond rounding"
+            return f"{names} trained different jobs, and no loss, norm or weight differs beyond rounding"
         if self.trials is None:
-            return f"{names} trained different jobs and diverge in step {self.parting.step}"
+            apart = "end with different weights" if self.parting.figure == FINAL else "diverge"
+            return f"{names} trained different jobs and {apart} {self.parting.when}"
         if self.blamed:
             makes = "makes" if len(self.blamed) == 1 else "each make"
             return f"{' and '.join(self.blamed)} {makes} the difference"
+        if all(trial.share is None for trial in self.trials):
+            return (
+                f"up to step {self.last_step} no loss or norm differs beyond rounding: no setting is blamed"
+            )
         return "no setting alone makes the difference; those that move the loss act together"
 
     def sentences(self) -> Iterator[str]:
@@ -147,8 +193,8 @@ class JobsDiagnosis:
         by_effect = {"mathematics": "changes the mathematics", "rounding": "changes rounding or cost only"}
         for effect, what in by_effect.items():
             yield from (f"{what}: {changed}" for changed in self.settings if changed.effect == effect)
-        if self.parting is not None:
-            yield _about_parting(self.parting)
+        yield from about_partings(self.partings)
+        yield from self.cautions
         if self.trials is None and self.parting is not None:
             yield "--rerun finds which of them matters: it changes one at a time"
         for trial in self.trials or ():
@@ -162,21 +208,17 @@ class JobsDiagnosis:
         share = (
             ""
             if trial.share is None
-            else f", {trial.share:.0%} of the difference in loss at step {self.last_step}"
+            else f", {trial.share:.0%} of the difference up to step {self.last_step}"
         )
         return f"diverges in step {trial.parting_step}{share}"
 
 
-def _about_parting(parting: Parting) -> str:
-    values = f"{_number(parting.baseline)} in the baseline, {_number(parting.other)} in the other"
-    if parting.difference is None:
-        return f"{parting.figure} differs first, in step {parting.step}: {values}"
-    unit = " nats" if parting.figure == "loss" else " of the baseline's"
-    noise = "" if parting.noise is None else f" (rounding explains {parting.noise:.1e})"
-    return (
-        f"{parting.figure} differs first, in step {parting.step}: {values}; difference "
-        f"{parting.difference:.1e}{unit}{noise}"
-    )
+def about_partings(partings: Sequence[Parting]) -> Iterator[str]:
+    """The figure that differs first, then the others, a sentence each."""
+    for index, parting in enumerate(partings):
+        differs = "differ" if parting.figure in (INITIAL, FINAL) else "differs"
+        first = f"{differs} first, {parting.when}" if not index else f"{differs} {parting.when}"
+        yield f"{parting.figure} {first}: {parting}"
 
 
 def _number(value: float | str | None) -> str:
@@ -189,26 +231,59 @@ def diagnose_jobs(pair: tuple[LoadedRun, LoadedRun], say: Say, *, reruns: bool) 
     reruns: train the baseline's job again with one setting of the other at a time. Raises HarnessError where
     the baseline cannot be run on this machine.
     """
-    baseline, other = pair
-    settings = tuple(changed_settings(baseline.record, other.record))
-    limits = measure_noise(baseline.record, ()).widest(other.record)
-    parting = first_parting(baseline.record, other.record, limits)
-    trials, last = None, None
-    if reruns and parting is not None:
-        steps = min(len(run.record.steps) for run in pair)
-        last = min(parting.step + STEPS_AFTER, baseline.record.steps[steps - 1].step)
-        trials = tuple(_trials(pair, settings, last, say))
+    baseline, other = (run.record for run in pair)
+    settings = tuple(changed_settings(baseline, other))
+    partings = tuple(find_partings(baseline, other, limits_of(baseline, other)))
+    trials, last, cautions = None, None, list(_cautions(pair))
+    if reruns and partings:
+        computed = next((one for one in partings if one.figure in (LOSS, NORM)), partings[-1])
+        end = baseline.steps[min(len(baseline.steps), len(other.steps)) - 1].step
+        last = min(computed.step + STEPS_AFTER, end)
+        again, tried = _trials(pair, settings, last, say)
+        trials = tuple(tried)
+        left = first_parting(baseline, again, limits_of(baseline, again))
+        if left is not None:
+            cautions.append(
+                f"the rerun of the baseline leaves its record {left.when}: code, versions, machine or random "
+                "numbers differ"
+            )
     return JobsDiagnosis(
-        baseline=baseline, other=other, settings=settings, parting=parting, trials=trials, last_step=last
-    )
+        baseline=pair[0], other=pair[1], settings=settings, partings=partings, trials=trials, last_step=last,
+        cautions=tuple(cautions),
+    )  # fmt: skip
+
+
+def limits_of(baseline: Record, other: Record) -> Tolerance:
+    """What rounding in the finer of both precisions explains, whichever run is the baseline."""
+    finer = min(baseline, other, key=_unit)
+    return measure_noise(finer, ()).widest(other)
+
+
+def _unit(record: Record) -> float:
+    return UNIT_ROUNDOFF.get(record.job.training.precision, UNIT_ROUNDOFF["fp32"])
+
+
+def _cautions(pair: tuple[LoadedRun, LoadedRun]) -> Iterator[str]:
+    records = [run.record for run in pair]
+    if drawn := [run.name for run in pair if has_dropout(run.record)]:
+        yield f"dropout is active in {' and '.join(drawn)}: a part of any difference may be chance"
+    coarse = max(records, key=_unit)
+    if _unit(coarse) > min(map(_unit, records)):
+        limits = measure_noise(coarse, ()).widest(coarse)
+        yield (
+            f"rounding of {coarse.job.training.precision} alone explains {limits.loss:.1e} nats of a loss "
+            f"and {limits.norm:.1e} of a gradient norm"
+        )
 
 
 def changed_settings(baseline: Record, other: Record) -> Iterator[Changed]:
     """Settings of the job, the backend, and what is in force although the job does not say it."""
     found = list(differences(baseline.job.model_dump(mode="json"), other.job.model_dump(mode="json")))
+    either = baseline, other
+    cut = set() if any(depends_on_split(run) or has_dropout(run) for run in either) else CUT
     for keys, left, right in found:
         name = ".".join(keys)
-        effect: Effect = "rounding" if name in SAME_MATHEMATICS else "mathematics"
+        effect: Effect = "rounding" if name in SAME_MATHEMATICS | cut else "mathematics"
         yield Changed(setting=name, baseline=left, other=right, effect=effect)
     if not found:
         yield Changed(setting=FILES, baseline=baseline.job_id, other=other.job_id, effect="mathematics")
@@ -232,7 +307,25 @@ def _place(record: Record) -> str:
 
 
 def first_parting(baseline: Record, other: Record, limits: Tolerance) -> Parting | None:
-    """The figure that differs first, in the order of a step: samples, loss, gradient norm, learning rate."""
+    """The figure that differs first; None: none does."""
+    return next(iter(find_partings(baseline, other, limits)), None)
+
+
+def find_partings(baseline: Record, other: Record, limits: Tolerance) -> list[Parting]:
+    """Of each figure the first step in which it differs beyond rounding.
+
+    In order of steps, and of a step: weights, samples, loss, gradient norm, learning rate.
+    """
+    found: dict[str, Parting] = {}
+
+    def add(step: int, figure: str, values: Any, difference: float | None, noise: float | None) -> None:
+        found.setdefault(
+            figure,
+            Parting(step=step, figure=figure, baseline=values[0], other=values[1], difference=difference,
+                    noise=noise),
+        )  # fmt: skip
+
+    _initial(baseline, other, max(_unit(baseline), _unit(other)), add)
     both = traces(baseline, other)
     for left, right, loss, norm in zip(
         baseline.steps, other.steps, both.loss_differences, both.norm_differences, strict=False
@@ -240,26 +333,38 @@ def first_parting(baseline: Record, other: Record, limits: Tolerance) -> Parting
         rate = abs(right.learning_rate - left.learning_rate) / (abs(left.learning_rate) or 1.0)
         samples = left.sample_hashes, right.sample_hashes
         if None not in samples and samples[0] != samples[1]:
-            return Parting(
-                step=left.step, figure=SAMPLES, baseline=samples[0], other=samples[1], difference=None,
-                noise=None,
-            )  # fmt: skip
+            add(left.step, SAMPLES, samples, None, None)
         for figure, values, difference, noise in (
-            ("loss", (left.loss, right.loss), float(loss), limits.loss),
-            ("gradient norm", (left.gradient_norm, right.gradient_norm), float(norm), limits.norm),
-            ("learning rate", (left.learning_rate, right.learning_rate), rate, 0.0),
+            (LOSS, (left.loss, right.loss), float(loss), limits.loss),
+            (NORM, (left.gradient_norm, right.gradient_norm), float(norm), limits.norm),
+            (RATE, (left.learning_rate, right.learning_rate), rate, 0.0),
         ):
             if None not in values and difference > noise:
-                return Parting(
-                    step=left.step, figure=figure, baseline=values[0], other=values[1],
-                    difference=difference, noise=noise,
-                )  # fmt: skip
-    return None
+                add(left.step, figure, values, difference, noise)
+    weights = distance(baseline, other, both).weights
+    if SIZE not in found and len(baseline.steps) == len(other.steps) and weights is not None:
+        if weights > limits.weights:
+            add(baseline.steps[-1].step, FINAL, (None, None), weights, limits.weights)
+    return list(found.values())
+
+
+def _initial(baseline: Record, other: Record, unit: float, add: Callable[..., None]) -> None:
+    """What both begin with: as many weights, of equal values."""
+    left, right, step = baseline.initial_weights, other.initial_weights, baseline.steps[0].step
+    if left is None or right is None:
+        return
+    if left.parameter_count != right.parameter_count:
+        add(step, SIZE, (f"{left.parameter_count:,}", f"{right.parameter_count:,}"), None, None)
+    elif left.digest != right.digest:
+        apart = relative_distance(left, right)
+        if apart is None or apart > unit:
+            add(step, INITIAL, (None, None), apart, unit)
 
 
 def _trials(
     pair: tuple[LoadedRun, LoadedRun], settings: Sequence[Changed], last: int, say: Say
-) -> Iterator[SettingTrial]:
+) -> tuple[Record, list[SettingTrial]]:
+    """The baseline's rerun, and a trial of each setting."""
     baseline, other = (run.record for run in pair)
     launcher = LocalLauncher(
         baseline.world.device,
@@ -270,32 +375,46 @@ def _trials(
     def run(record: Record) -> Rerun:
         return rerun(record, [last], launcher, say)
 
-    start, end = run(baseline).record, _loss_at(other, last)
-    limits = measure_noise(start, ()).widest(start)
-    for changed in settings:
-        if not changed.setting.endswith(IN_FORCE):
-            yield _trial(changed.setting, pair, start, end, limits, run)
+    start = run(baseline).record
+    names = [changed.setting for changed in settings if not changed.setting.endswith(IN_FORCE)]
+    return start, [_trial(name, pair, start, run) for name in names]
 
 
 def _trial(
-    setting: str, pair: tuple[LoadedRun, LoadedRun], start: Record, end: float | None, limits: Tolerance,
-    run: Callable[[Record], Rerun],
-) -> SettingTrial:  # fmt: skip
+    setting: str, pair: tuple[LoadedRun, LoadedRun], start: Record, run: Callable[[Record], Rerun]
+) -> SettingTrial:
+    other = pair[1].record
     try:
-        again = run(with_setting(pair[0].record, pair[1].record, setting)).record
+        again = run(with_setting(pair[0].record, other, setting)).record
     except (HarnessError, ValidationError) as error:
         why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         return SettingTrial(setting=setting, why_not=why)
+    limits = limits_of(start, again)
     parting = first_parting(start, again, limits)
-    reached, before = _loss_at(again, start.steps[-1].step), _loss_at(start, start.steps[-1].step)
-    share = None
-    if None not in (reached, before, end) and end != before:
-        share = (reached - before) / (end - before)  # type: ignore[operator]
-    return SettingTrial(setting=setting, parting_step=parting.step if parting else None, share=share)
+    return SettingTrial(
+        setting=setting, parting_step=parting.step if parting else None,
+        share=share_of(traces(start, again), traces(start, other), limits_of(start, other)),
+    )  # fmt: skip
 
 
-def _loss_at(record: Record, step: int) -> float | None:
-    return next((one.loss for one in record.steps if one.step == step), None)
+def share_of(part: Traces, whole: Traces, limits: Tolerance) -> float | None:
+    """How much of a difference between two runs another pair makes: its projection on it, over its size.
+
+    Of losses, or of gradient norms where losses differ by no more than rounding; None where neither differs.
+    """
+    for name, found, limit in (
+        ("losses", whole.loss_differences, limits.loss),
+        ("norms", whole.norm_differences, limits.norm),
+    ):
+        made, wanted = _moved(getattr(part, name)), _moved(getattr(whole, name))
+        if len(made) == len(wanted) and (found > limit).any():
+            known = ~np.isnan(made * wanted)
+            return float(made[known] @ wanted[known] / (wanted[known] @ wanted[known]))
+    return None
+
+
+def _moved(sides: tuple[Series, Series]) -> Series:
+    return sides[1] - sides[0]
 
 
 def with_setting(baseline: Record, other: Record, setting: str) -> Record:

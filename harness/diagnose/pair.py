@@ -36,11 +36,16 @@ class LoadedRun:
         return self.record.observation is not None
 
 
+def one_job(first: LoadedRun, second: LoadedRun) -> bool:
+    """Whether both trained one job; of a script only a part is known, so it is taken as the other's."""
+    return first.record.job_id == second.record.job_id or first.is_script or second.is_script
+
+
 def read_pair(first: Path, second: Path) -> tuple[LoadedRun, LoadedRun]:
     """Read two runs.
 
     Raises HarnessError for a path without one record, a run that did not finish, a backend that is not
-    installed, a script beside a run of another model, different devices, and dropout.
+    installed, a script beside a run of another model, different devices, and dropout in runs of one job.
     """
     pair = _read(first), _read(second)
     for run in pair:
@@ -51,7 +56,7 @@ def read_pair(first: Path, second: Path) -> tuple[LoadedRun, LoadedRun]:
             )
         if not run.is_script:
             canonical_label(run.record.backend.label)
-        if has_dropout(run.record):
+        if has_dropout(run.record) and one_job(*pair):
             raise HarnessError(
                 f"{run.record.run_id} trained with dropout, so two runs differ by chance; repeat both with "
                 "--set model.dropout=0"

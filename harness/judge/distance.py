@@ -126,6 +126,12 @@ def sketch_distances(left: WeightsPart | None, right: WeightsPart | None) -> dic
     }
 
 
+def relative_distance(left: WeightsPart, right: WeightsPart) -> float | None:
+    """Estimated L2 distance of two sets of weights over the norm of the first; None: not known."""
+    distances = sketch_distances(left, right)
+    return _root_sum(distances.values()) / left.l2_norm if distances and left.l2_norm else None
+
+
 def estimate(left: Sketch, right: Sketch) -> float:
     """L2 distance of two tensors from their projections: the root of their mean squared difference."""
     squares = [(a - b) * (a - b) for a, b in zip(left[1:], right[1:], strict=True)]

@@ -7,12 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from harness.diagnose.jobs import FILES, JobsDiagnosis, diagnose_jobs, with_setting
+from harness.diagnose.jobs import (
+    FILES,
+    JobsDiagnosis,
+    diagnose_jobs,
+    find_partings,
+    limits_of,
+    share_of,
+    with_setting,
+)
 from harness.diagnose.pair import LoadedRun
 from harness.errors import HarnessError
+from harness.judge.distance import traces
 from harness.record import Record
 from tests.harness.cli.command_line import SHORT, harness
-from tests.records import make_record
+from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights
 
 pytestmark = pytest.mark.long(seconds=20)
 
@@ -61,7 +70,7 @@ def test_settings_that_change_rounding_only_are_told_apart() -> None:
     effects = {changed.setting: changed.effect for changed in found.settings}
     assert effects == {"training.activation_checkpointing": "rounding", "training.seed": "mathematics"}
     assert found.clean
-    assert "no loss or norm differs beyond rounding" in found.verdict()
+    assert "no loss, norm or weight differs beyond rounding" in found.verdict()
 
 
 def test_a_global_batch_is_cut_as_the_baseline_cuts_its_own() -> None:
@@ -70,6 +79,82 @@ def test_a_global_batch_is_cut_as_the_baseline_cuts_its_own() -> None:
     )
     assert (changed.world.micro_batch_size, changed.world.accumulation_steps) == (8, 1)
     assert changed.job.training.global_batch_size == 16
+
+
+def sketched(shift: float) -> dict[str, list[float]]:
+    return {"w": [10.0, *[3.0 + shift] * 8]}
+
+
+def test_every_figure_that_differs_is_named_at_its_first_step() -> None:
+    baseline = make_record(label="ddp", initial_weights=make_weights(sketch=sketched(0.0)),
+                           final_weights=make_weights("b" * 64, sketched(1.0)))  # fmt: skip
+    losses = [loss + 0.25 * (step > 1) for step, loss in enumerate(LOSSES)]
+    other = another(
+        training={"seed": 3}, steps=make_steps(losses, changes={1: {"learning_rate": 0.5}}),
+        initial_weights=make_weights("c" * 64, sketched(2.0)),
+        final_weights=make_weights("d" * 64, sketched(4.0)),
+    )  # fmt: skip
+    found = of(baseline, other)
+    assert [(one.figure, one.when) for one in found.partings] == [
+        ("initial weights", "before step 0"), ("learning rate", "in step 1"), ("loss", "in step 2"),
+        ("final weights", f"after step {len(LOSSES) - 1}"),
+    ]  # fmt: skip
+    # Projections give 2.0 of a norm of 10, and 3.0 where the baseline moved by 1.0.
+    assert [found.partings[i].difference for i in (0, 2, 3)] == pytest.approx([0.2, 0.25, 3.0])
+    assert found.verdict().endswith("diverge before step 0")
+    assert found.as_json()["parts_first"]["figure"] == "initial weights"
+
+
+def test_weights_alone_that_end_elsewhere_are_no_agreement() -> None:
+    weights = {"initial_weights": make_weights(sketch=sketched(0.0))}
+    ends = [make_weights(digest * 64, sketched(shift)) for digest, shift in (("b", 1.0), ("d", 1.5))]
+    found = of(make_record(label="ddp", final_weights=ends[0], **weights),
+               another(training={"seed": 3}, final_weights=ends[1], **weights))  # fmt: skip
+    assert not found.clean
+    assert found.verdict().endswith(f"end with different weights after step {len(LOSSES) - 1}")
+
+
+def test_models_of_other_sizes_are_told_before_any_loss() -> None:
+    larger = make_weights().model_copy(update={"parameter_count": 2000})
+    found = of(make_record(label="ddp"), another(training={"seed": 3}, initial_weights=larger))
+    assert [str(one) for one in found.partings] == ["1,000 in the baseline, 2,000 in the other"]
+
+
+def test_two_precisions_are_judged_alike_whichever_is_the_baseline() -> None:
+    fp32 = make_record(label="ddp")
+    low = another(training={"precision": "bf16-mixed"}, steps=make_steps([loss + 1e-2 for loss in LOSSES]))
+    for pair in ((fp32, low), (low, fp32)):
+        found = of(*pair)
+        assert found.parting is not None
+        assert (found.parting.figure, found.parting.step) == ("loss", 0)
+        assert "rounding of bf16-mixed alone explains" in " ".join(found.sentences())
+
+
+def test_a_batch_cut_otherwise_is_rounding_unless_the_loss_hangs_on_it() -> None:
+    changes = {"training": {"micro_batch_size": 2, "accumulation_steps": 2, "seed": 3}}
+    for model, effect in (({}, "rounding"), ({"dropout": 0.1}, "mathematics")):
+        found = of(make_record(label="ddp", model=model), another(model=model, **changes))
+        effects = {changed.setting: changed.effect for changed in found.settings}
+        assert effects["training.accumulation_steps"] == effects["training.micro_batch_size"] == effect
+    assert "may be chance" in " ".join(found.sentences())
+
+
+def test_a_share_is_of_whole_curves_and_of_norms_where_losses_agree() -> None:
+    def record(loss: float = 0.0, norm: float = 0.0) -> Record:
+        steps = make_steps([one + loss * step for step, one in enumerate(LOSSES)],
+                           [one + norm * step for step, one in enumerate(NORMS)])  # fmt: skip
+        return make_record(label="ddp", steps=steps)
+
+    start = record()
+
+    def share(part: Record, whole: Record) -> float | None:
+        return share_of(traces(start, part), traces(start, whole), limits_of(start, whole))
+
+    assert share(record(loss=0.05), record(loss=0.2, norm=0.1)) == pytest.approx(0.25)
+    # Losses differ by less than rounding: their ratio of 9 says nothing.
+    assert share(record(loss=9e-8, norm=0.1), record(loss=1e-8, norm=0.1)) == pytest.approx(1.0)
+    assert share(record(), record()) is None
+    assert find_partings(start, record(loss=1e-8), limits_of(start, start)) == []
 
 
 def test_files_that_changed_cannot_be_tried_alone() -> None:

@@ -77,8 +77,10 @@ def test_a_cell_that_failed_or_is_unsupported(sound: Path, tmp_path: Path) -> No
     assert "refused is unsupported (needs a GPU)" in refusal(sound, refused)
 
 
-def test_a_job_with_dropout(tmp_path: Path, sound: Path) -> None:
-    assert "dropout" in refusal(sound, write(tmp_path / "dropout", model={"dropout": 0.1}))
+def test_dropout_in_runs_of_one_job_only(tmp_path: Path, sound: Path) -> None:
+    dropout = {"model": {"dropout": 0.1}}
+    assert "dropout" in refusal(sound, write(tmp_path / "dropout", **dropout))
+    read_pair(sound, write(tmp_path / "other-job", job_id="b" * 12, **dropout))
 
 
 def test_a_backend_that_is_not_installed(tmp_path: Path, sound: Path) -> None:
