@@ -385,7 +385,8 @@ def _update(
     if cause is not None:
         return cause
     beyond = _parameters_beyond(reference, record, limits)
-    if (cause := _skipped_by_reference(reference, record, beyond)) is not None:
+    cause = _skipped_by_reference(reference, record, beyond) or _updated_in_parts(record, settings)
+    if cause is not None:
         return cause
     ends = _ends(reference, beyond)
     agreed = _agreed(reference, record, index)
@@ -432,13 +433,8 @@ def _moved_alone(reference: Record, record: Record) -> Explanation | None:
     moved = sorted(name for name, size in right.items() if size > 0 and left.get(name) == 0)
     if not moved or reference.layout is None:
         return None
-    frozen = [name for name in moved if name in reference.layout.frozen]
-    if frozen:
-        return Explanation(
-            kind="frozen-weights-moved",
-            text=f"{where(record, frozen)} moved, although the job freezes that",
-            values={"parameters": frozen},
-        )
+    if (cause := frozen_moved(reference, record)) is not None:
+        return cause
     idle = [name for name in moved if name in (reference.layout.unreached or ())]
     if not idle:
         return None
@@ -447,6 +443,28 @@ def _moved_alone(reference: Record, record: Record) -> Explanation | None:
         text=f"no gradient reaches {_some(idle)}: zeros with weight decay here, skipped in the reference"
         + _shrunk(record, idle),
         values={"parameters": idle, "kept": {name: kept(record, name) for name in idle}},
+    )
+
+
+SKETCH_ROUNDING = 2.0**-20
+"""Relative to a parameter's norm: sums of fp32 weights, taken at two moments, agree far better."""
+
+
+def frozen_moved(reference: Record, record: Record) -> Explanation | None:
+    """Parameters that the job freezes and that moved here, however little, and not in the reference."""
+    left, right = movement(reference), movement(record)
+    sketch = (record.initial_weights.sketch if record.initial_weights else None) or {}
+    names = sorted(
+        name
+        for name in (reference.layout.frozen if reference.layout is not None else ())
+        if left.get(name) == 0 and right.get(name, 0.0) > SKETCH_ROUNDING * sketch[name][0]
+    )
+    if not names:
+        return None
+    return Explanation(
+        kind="frozen-weights-moved",
+        text=f"{where(record, names)} moved, although the job freezes that",
+        values={"parameters": names},
     )
 
 
@@ -475,6 +493,35 @@ def _skipped_by_reference(reference: Record, record: Record, beyond: Sequence[st
         "moments; the reference skips it",
         values={"parameters": names, "kept": {name: kept(record, name) for name in names}} | {"step": step},
     )
+
+
+PARTS_ROUNDING = 1e-4
+"""Of `update_of_part`: an optimizer that updates each element on its own may round to fp32 in every step."""
+
+
+def updates_parts_otherwise(record: Record) -> bool:
+    """Whether the optimizer updates a part of a parameter in another way, and is handed flat parts."""
+    strategy, apart = known_strategy(record), record.update_of_part
+    if strategy is None or apart is None or apart <= PARTS_ROUNDING:
+        return False
+    cut = strategy.family == "fsdp1" and strategy.sharding != "none" and record.world.world_size > 1
+    return cut or strategy.family in FLAT_GRADIENTS[1:]
+
+
+def _updated_in_parts(record: Record, settings: Sequence[str]) -> Explanation | None:
+    """An optimizer that looks at more than one element, under a strategy that hands it flat parts."""
+    if not updates_parts_otherwise(record):
+        return None
+    apart = record.update_of_part or 0.0
+    name = record.backend.effective.optimizer.rpartition(".")[2] if record.backend.effective else ""
+    text = (
+        f"the update of {name or 'the optimizer'} depends on the shape or the norm of a parameter (half a "
+        f"matrix, flattened, moves otherwise by {percent(apart)}), and {record.backend.label} hands it flat "
+        "parts: another computation"
+    )
+    if settings:
+        text += f"; settings that differ besides: {', '.join(settings)}"
+    return Explanation(kind="update-of-parts", text=text, values={"update_of_part": apart})
 
 
 def _shrunk(record: Record, names: Sequence[str]) -> str:

@@ -219,6 +219,15 @@ def _sparse(_text: str, _backend: str) -> str:
     )
 
 
+def _in_place(text: str, _backend: str) -> str:
+    found = re.search(r"(aten\.\w+)", text)
+    return (
+        "code of the job, such as its optimizer, changes a norm over ranks in place "
+        f"({found[1] if found else 'DTensor'}), which torch does not support; write that operation out of "
+        "place, or run ddp"
+    )
+
+
 NO_GRADIENT = "does not require grad and does not have a grad_fn"
 KNOWN = (
     KnownFailure(words=("support scalar parameters", "self.dim() cannot be 0 to view"), say=_scalar),
@@ -242,6 +251,7 @@ KNOWN = (
     KnownFailure(
         words=("is shared with a parameter already managed by another FSDP group",), say=_across_units
     ),
+    KnownFailure(words=("in-place operations that require placement changes",), say=_in_place),
     KnownFailure(words=("out of bounds for storage of size 0",), say=_given_back),
     KnownFailure(words=("does not have a deterministic implementation",), say=_deterministic),
     KnownFailure(words=(NO_GRADIENT,), say=_no_gradient),

@@ -22,7 +22,7 @@ from harness.rank.models.changes import narrow_products
 from harness.rank.models.description import Built
 from harness.rank.models.losses import loss_function, returns_loss, targets_of
 from harness.rank.models.model import model_config
-from harness.rank.models.optimizer import frozen_names, update_groups
+from harness.rank.models.optimizer import frozen_names, try_own, update_groups
 from harness.rank.models.sequence_part import divide_sequence
 from harness.rank.models.splitting import split_dependence
 from harness.rank.models.tracing import trace_step
@@ -67,7 +67,7 @@ def prepare_engine(
     whole = why_whole(job, request.loading)
     loading: Loading = "full" if whole else request.loading
     source = JobModelSource(job, config, world, loading=loading, folder=weights_folder, on_built=note)
-    optimizer = _optimizer(request, backend)
+    optimizer, built.update_of_part = _optimizer(request, backend)
     context = SetupContext(
         world=world,
         precision=job.training.held_precision,
@@ -94,12 +94,19 @@ def _multiplies_in_fp8(job: Job, backend: Backend) -> bool:
     return job.training.precision == "fp8" and getattr(backend.options, "precision", None) != "fp32"
 
 
-def _optimizer(request: RunRequest, backend: Backend) -> OptimizerSection:
-    """The optimizer that runs. Raises Unsupported where the strategy cannot have it."""
+def _optimizer(request: RunRequest, backend: Backend) -> tuple[OptimizerSection, float | None]:
+    """The optimizer that runs, and what `OwnUpdate.of_part` says of the user's own.
+
+    Raises Unsupported where the strategy cannot have it.
+    """
     optimizer = request.job.optimizer
     strategy = strategy_of(request.backend)
     precision = request.job.training.precision
     if strategy is not None and (reason := why_not(optimizer.kind, strategy, precision)) is not None:
         raise Unsupported(reason)
+    own = try_own(optimizer)
+    if own is not None and (reason := own.why_not(strategy)) is not None:
+        raise Unsupported(reason)
     at_full_width = getattr(backend.options, "states", None) == "fp32"
-    return optimizer.at_full_width() if at_full_width else optimizer
+    of_part = own.of_part if own is not None else None
+    return optimizer.at_full_width() if at_full_width else optimizer, of_part

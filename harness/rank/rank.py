@@ -319,6 +319,7 @@ def _train(request: RunRequest, run_directory: Path, world: World, telling: _Tel
             model=built.model,
             layout=built.layout,
             split=built.split,
+            update_of_part=built.update_of_part,
             data=describe_data(samples, sampler),
             steps=loop.steps,
             host_memory=host_memory,

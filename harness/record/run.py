@@ -338,6 +338,10 @@ class Record(Part):
     """Master weights after the last step."""
     split: SplitPart | None = None
     """None: not measured, as in all runs but the reference, or a sum over samples by construction."""
+    update_of_part: float | None = Field(None, exclude_if=lambda value: value is None)
+    """Of an optimizer of the user's own: how far the updates of half a matrix, flattened and alone, lie from
+    the same half of the whole matrix's, over their size. 0 where each element is updated on its own; None: a
+    known optimizer, or one that could not be tried."""
     observed: ObservedPart | None = None
     observation: ObservationPart | None = None
     """How the run was observed; None: the harness ran its own loop."""

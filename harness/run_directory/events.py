@@ -90,6 +90,7 @@ class SetupEvent(Part):
     """None: the backend did not build the model."""
     model: ModelPart | None = None
     split: SplitPart | None = None
+    update_of_part: float | None = None
     data: DataPart | None
     """None: not known of an observed script."""
     steps: int | None

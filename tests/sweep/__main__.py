@@ -50,7 +50,7 @@ class Tally:
             self.cells += 1
             if row.judgement.parity == "unjudged":
                 self.unjudged.append(f"{cell}: {row.judgement.reason}")
-            elif row.judgement.parity == "diverged" and "diverged" not in shape.true:
+            elif row.judgement.parity == "diverged" and not is_said(shape, "diverged", (row.label,)):
                 self.false.append(f"{cell}: diverged: {row.judgement.exceeded}")
         for finding in comparison.findings:
             if finding.id not in ABOUT_TIME and not is_true(shape, finding):
@@ -105,9 +105,13 @@ def main() -> int:
 
 
 def is_true(shape: Shape, finding: Finding) -> bool:
-    """Whether the shape says so, of any backend or of this one."""
+    return is_said(shape, finding.id, finding.backends)
+
+
+def is_said(shape: Shape, kind: str, labels: tuple[str, ...]) -> bool:
+    """Whether the shape says that a finding is true, of any backend or of this one."""
     said = [one.partition(" of ") for one in shape.true]
-    return any(kind == finding.id and (not of or finding.backends == (of,)) for kind, _, of in said)
+    return any(name == kind and (not of or labels == (of,)) for name, _, of in said)
 
 
 def planted(shape: Shape) -> Sequence[str]:

@@ -409,6 +409,11 @@ def twice() -> Compute:
     return compute
 
 
+def adafactor(groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
+    """Means of rows and columns: of a flat part it has none."""
+    return torch.optim.Adafactor(groups)
+
+
 def lion(groups: Iterable[dict[str, Any]], **arguments: Any) -> torch.optim.Optimizer:
     """An optimizer that nobody ships: the sign of a running mean."""
     return Sign(groups, {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0.0} | arguments)

@@ -66,6 +66,11 @@ def own(kind: str, loss: str = "of_classes", data: str = "points", **arguments: 
     )  # fmt: skip
 
 
+def where(*labels: str, kinds: tuple[str, ...]) -> tuple[str, ...]:
+    """These findings of these backends."""
+    return tuple(f"{kind} of {label}" for kind in kinds for label in labels)
+
+
 def known(model_type: str, **values: object) -> tuple[str, ...]:
     """A tiny model of transformers."""
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -94,6 +99,10 @@ SHAPES = [
           settings=(*own("unet"), "optimizer.kind=adam")),
     Shape(name="an optimizer of one's own", fault="LateGradientsOfOneRankDropped",
           settings=(*own("mlp"), f"optimizer.factory={MODULE}:lion")),
+    Shape(name="an optimizer that looks at rows and columns", fault="GradientsOfOneRankDropped",
+          settings=(*own("mlp"), f"optimizer.factory={MODULE}:adafactor"),
+          labels=("ddp", "zero2", "zero3", "fsdp1"),
+          true=where("zero2", "zero3", "fsdp1", kinds=("diverged", "update-of-parts"))),
     Shape(name="groups with rates of their own", fault="ScheduleOncePerProcess",
           settings=(*own("mlp"), "optimizer.groups=[{parameters: 'heads.*', learning_rate: 1.0e-2}, "
                     "{parameters: '*norm*', weight_decay: 0.5}]")),
@@ -106,7 +115,7 @@ SHAPES = [
     Shape(name="a frozen head, bf16", fault="GradientsOfOneRankDropped",
           settings=(*own("mlp", frozen="heads"), BF16), true=("frozen-weights-reduced of fsdp1",)),
     Shape(name="an unused layer", fault="GradientsSummed", settings=own("mlp", unused=True), labels=UNUSED,
-          true=("decay-without-gradient", "diverged")),
+          true=where("zero2", "zero3", "fsdp1", kinds=("decay-without-gradient", "diverged"))),
     Shape(name="an unused layer, nothing decays", fault="NothingUpdated", labels=UNUSED,
           settings=(*own("mlp", unused=True), "optimizer.weight_decay=0")),
     Shape(name="a block used three times", fault="NeverReduced", settings=own("mlp", shared=3)),
@@ -117,7 +126,8 @@ SHAPES = [
     Shape(name="ParameterDict and ParameterList", fault="DecayOnEverything", labels=SIMPLE,
           settings=own("named")),
     Shape(name="weight norm", fault="LateDecayOnEverything", labels=SIMPLE, settings=own("normalised")),
-    Shape(name="a single layer", fault="SeedPerRank", settings=own("linear"), true=("one-wrap-unit",)),
+    Shape(name="a single layer", fault="SeedPerRank", settings=own("linear"),
+          true=where("fsdp", "fsdp1", kinds=("one-wrap-unit",))),
     Shape(name="layers in a Sequential, PReLU", fault="OwnClipping", settings=own("prelu")),
     Shape(name="a parameter of one element", fault="LossOfRankZeroForAll",
           settings=own("mlp", scalar=True)),
@@ -163,8 +173,10 @@ SHAPES = [
           settings=own("experts", always=True)),
     # Sharded ranks that run other blocks join other gathers, and ZeRO updates what no gradient reached.
     Shape(name="one of two branches", fault="GradientsOfOneRankDropped", labels=UNUSED,
-          settings=own("toggled"), true=("diverged", "decay-without-gradient", "update-differs",
-                                         "gradient-differs", "idle-on-some-ranks")),
+          settings=own("toggled"),
+          true=(*where("zero2", "fsdp", "fsdp1", kinds=("diverged", "idle-on-some-ranks")),
+                *where("fsdp", "fsdp1", kinds=("update-differs", "gradient-differs")),
+                "decay-without-gradient of zero2")),
     Shape(name="4 ranks in two groups", fault="StaleWeightsOnOneRank", world_size=4, settings=own("mlp"),
           labels=("fsdp-hybrid:shard_size=2", "fsdp1-hybrid:shard_size=2", "fsdp:reshard=2", "zero3:hpz=2")),
     Shape(name="one rank", fault="NothingUpdated", world_size=1, settings=own("mlp"),

@@ -25,6 +25,7 @@ class Built:
     model: ModelPart | None = None
     layout: LayoutPart | None = None
     split: SplitPart | None = None
+    update_of_part: float | None = None
 
     def describe(
         self,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
@@ -20,6 +22,7 @@ from harness.backends.blocks import transformer_blocks
 from harness.backends.library_facts import require_installed
 from harness.backends.optimizer_groups import LR_SCALE
 from harness.backends.optimizer_kinds import BLOCK_ELEMENTS, LEAST_ELEMENTS, LOW_BIT
+from harness.backends.strategy import StrategyKind
 from harness.errors import JobError
 from harness.job.optimizer import OptimizerSection, ScheduleSection, UpdateGroup
 from harness.rank.factories import call_factory
@@ -325,6 +328,88 @@ def _own_optimizer(
             "hand it all of them"
         )
     return made
+
+
+ROWS, TRIAL_STEPS = 256, 3
+"""Of the square matrix of a trial, large enough for optimizers that treat small ones otherwise; updates."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnUpdate:
+    """What a trial shows of an optimizer of the user's own."""
+
+    name: str
+    needs_closure: bool
+    """Whether its step wants the loss computed again."""
+    begins_with_states: bool
+    """Whether it makes states for the tensors that it is built with."""
+    of_part: float | None
+    """Distance between the updates of half a matrix, in the matrix and flattened alone, over their size.
+
+    0 where each element is updated on its own; None: it could not be tried.
+    """
+
+    def why_not(self, strategy: StrategyKind | None) -> str | None:
+        """Why it does not run under a strategy; None: it does."""
+        if self.needs_closure:
+            return (
+                f"optimizer.factory: the step of {self.name} needs a closure that computes the loss again; "
+                "the job computes it once for each micro-batch"
+            )
+        if self.begins_with_states and strategy is not None and strategy.zero_stage is not None:
+            return (
+                f"optimizer.factory: {self.name} makes states of the tensors that it is built with; these "
+                "DeepSpeed replaces by flat parts (torch's Adagrad it makes anew, without the job's groups)"
+            )
+        return None
+
+
+def try_own(section: OptimizerSection) -> OwnUpdate | None:
+    """Let the job's own optimizer update a random matrix, then half of it; None where it does not take one.
+
+    In double precision, with random states as they were before.
+    """
+    if section.factory is None:
+        return None
+    try:
+        with torch.random.fork_rng(devices=[]):
+            whole, part = (_Trial(section, rows) for rows in (ROWS, ROWS // 2))
+            moved = None if whole.needs_closure else (whole.moved(), part.moved())
+    except Exception:  # code of the user's own: the run itself says what is wrong
+        return None
+    apart = None
+    if moved is not None and (size := float(moved[1].norm())) > 0:
+        apart = float((moved[0][: moved[1].numel()] - moved[1]).norm()) / size
+    return OwnUpdate(
+        name=type(whole.optimizer).__name__, needs_closure=whole.needs_closure, of_part=apart,
+        begins_with_states=whole.begins_with_states,
+    )  # fmt: skip
+
+
+class _Trial:
+    """An optimizer of the first rows of a random matrix: of the whole one as it is, of fewer flattened."""
+
+    def __init__(self, section: OptimizerSection, rows: int) -> None:
+        self._scale = torch.linspace(0.1, 2.0, ROWS, dtype=torch.float64)[:, None]
+        self._rows, self._draw = rows, torch.Generator().manual_seed(0)
+        self._given = self._cut()
+        self._parameter = nn.Parameter(self._given.clone())
+        groups = [{"params": [self._parameter], "weight_decay": section.weight_decay}]
+        self.optimizer = _own_optimizer(section.factory or "", groups, section)
+        self.begins_with_states = any(self.optimizer.state.values())
+        closure = inspect.signature(self.optimizer.step).parameters.get("closure")
+        self.needs_closure = closure is not None and closure.default is closure.empty
+
+    def _cut(self) -> Tensor:
+        matrix = self._scale * torch.randn(ROWS, ROWS, dtype=torch.float64, generator=self._draw)
+        return matrix if self._rows == ROWS else matrix[: self._rows].flatten()
+
+    def moved(self) -> Tensor:
+        """What some updates change, flattened."""
+        for _ in range(TRIAL_STEPS):
+            self._parameter.grad = self._cut()
+            self.optimizer.step()
+        return (self._parameter.detach() - self._given).flatten()
 
 
 @lru_cache(maxsize=1)

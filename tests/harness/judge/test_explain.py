@@ -148,6 +148,27 @@ def test_a_parameter_that_stood_still_is_named_before_the_gradient() -> None:
     assert found.values == {"parameters": ["b"]}
 
 
+@pytest.mark.parametrize(
+    ("label", "apart", "kind"),
+    [
+        *((label, 0.5, "update-of-parts") for label in ("zero1", "zero3", "fsdp1")),
+        *((label, 0.5, "update-differs") for label in ("fsdp1-no-shard", "ddp", "fsdp")),
+        *(("zero3", apart, "update-differs") for apart in (1e-6, None)),
+    ],
+)
+def test_an_optimizer_that_looks_at_shapes_updates_flat_parts_otherwise(
+    label: str, apart: float | None, kind: str
+) -> None:
+    losses = [*LOSSES[:2], LOSSES[2] + 0.01, LOSSES[3] + 0.02]
+    record = make_record(label=label, steps=make_steps(losses), update_of_part=apart, **start(b=2.5))
+    found = explain(make_record(**start()), record, LIMITS)
+    assert found.kind == kind
+    told = (
+        "depends on the shape or the norm of a parameter (half a matrix, flattened, moves otherwise by 50 %)"
+    )
+    assert (told in found.text) == (kind == "update-of-parts")
+
+
 def test_a_run_that_parts_later_has_another_update() -> None:
     losses = [*LOSSES[:2], LOSSES[2] + 0.01, LOSSES[3] + 0.02]
     found = explained(steps=make_steps(losses), **start(b=2.5))

@@ -85,6 +85,10 @@ LINEAR = "mat2 must be a matrix, got 1-D tensor"
             Scaled, "fsdp", "aten.x got mixed torch.Tensor and DTensor, need",
             "reads parameter 'first.weight', 'first.bias', of which",
         ),
+        (
+            Scaled, "fsdp", "aten.pow_.Scalar: in-place operations that require placement changes are not",
+            "changes a norm over ranks in place (aten.pow_), which torch does not support; write that",
+        ),
         (Shared, "fsdp1", LINEAR, "module 'blocks.0' stands in the model 2 times (also as 'blocks.1'), and"),
         (Scaled, "accelerate-fsdp1", LINEAR, "a weight is read outside of the module that holds it"),
         (Tied, "fsdp1", LINEAR, ACROSS),

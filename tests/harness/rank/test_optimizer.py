@@ -1,11 +1,20 @@
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from harness.backends.registry import strategy_of
 from harness.job.optimizer import OptimizerSection, ScheduleSection
-from harness.rank.models.optimizer import build_optimizer, learning_rate, update_groups
+from harness.rank.models.optimizer import (
+    OwnUpdate,
+    build_optimizer,
+    learning_rate,
+    try_own,
+    update_groups,
+)
 
 
 def rates(steps: int, **schedule: object) -> list[float]:
@@ -98,3 +107,71 @@ def test_constants_reach_the_optimizer() -> None:
     assert (group["lr"], group["betas"], group["eps"]) == (2e-3, (0.8, 0.9), 1e-6)
     assert group["amsgrad"] is False
     assert isinstance(optimizer, torch.optim.AdamW)
+
+
+class ByNorm(torch.optim.SGD):
+    """Scales what it does by norms: of each parameter, as LAMB and LARS do, or of all gradients."""
+
+    def __init__(self, groups: Any, *, of_all: bool) -> None:
+        super().__init__(groups)
+        self.of_all = of_all
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        held = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        whole = torch.stack([p.grad.norm() for p in held]).norm()
+        for parameter in held:
+            factor = 1 / whole if self.of_all else parameter.norm() / parameter.grad.norm()
+            parameter.sub_(1e-3 * factor * parameter.grad)
+
+
+def own(groups: Iterable[dict[str, Any]], name: str) -> torch.optim.Optimizer:
+    """The factory of the optimizers that are tried."""
+    if name == "transformers.Adafactor":
+        from transformers.optimization import Adafactor
+
+        return Adafactor(groups, scale_parameter=False, relative_step=False)
+    if name.startswith("by "):
+        return ByNorm(groups, of_all=name == "by all")
+    if name == "LBFGS":
+        return torch.optim.LBFGS([p for group in groups for p in group["params"]])
+    return getattr(torch.optim, name)(groups)
+
+
+def tried(name: str) -> OwnUpdate | None:
+    return try_own(OptimizerSection(factory=f"{__name__}:own", arguments={"name": name}))
+
+
+@pytest.mark.parametrize("name", ["AdamW", "RMSprop", "SGD", "Adamax", "NAdam", "Adagrad", "Rprop"])
+def test_what_updates_each_element_on_its_own_moves_a_part_as_in_the_whole(name: str) -> None:
+    before = torch.random.get_rng_state()
+    found = tried(name)
+    assert found is not None
+    assert (found.of_part, found.needs_closure) == (0.0, False)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", ["Adafactor", "transformers.Adafactor", "by parameter", "by all"])
+def test_what_looks_at_shapes_or_norms_moves_a_part_otherwise(name: str) -> None:
+    found = tried(name)
+    assert found is not None
+    assert found.of_part is not None
+    assert found.of_part > 1e-3
+    assert found.why_not(strategy_of("zero2")) is None, "it runs, and is told from a defect"
+
+
+def test_an_optimizer_that_takes_no_flat_part_or_that_is_known_is_not_tried() -> None:
+    assert tried("Muon") is None
+    assert try_own(OptimizerSection()) is None
+
+
+def test_optimizers_that_cannot_run_say_why() -> None:
+    lbfgs, adagrad = tried("LBFGS"), tried("Adagrad")
+    assert lbfgs is not None
+    assert adagrad is not None
+    for label in ("single", "ddp", "zero2", "fsdp"):
+        assert "needs a closure" in (lbfgs.why_not(strategy_of(label)) or "")
+    for label in ("single", "ddp", "fsdp", "fsdp1"):
+        assert adagrad.why_not(strategy_of(label)) is None
+    for label in ("zero1", "zero2", "zero3", "accelerate-zero2"):
+        assert "DeepSpeed replaces" in (adagrad.why_not(strategy_of(label)) or "")
