@@ -26,6 +26,8 @@ ROUNDING = 100 * 2.0**-23
 """Code of the user's own may cast to fp32 amid double precision: so many roundings of that."""
 FP32_ROUNDING = 2.0**-10
 """Where the code takes fp32 only."""
+NUDGE = 0.01
+"""By which share each trained weight is moved before anything is measured."""
 FAR = 1e9
 """Distance, relative, of gradients that are not finite, as where a half has one sample of a kind."""
 
@@ -81,6 +83,7 @@ def _measured(
 ) -> SplitPart | None:
     model = copy.deepcopy(model)
     model = (model.double() if double else model.float()).train()
+    _nudge(model)
     compute = loss_function(job, model)
     batch, *halves = [doubled(part) for part in parts] if double else parts
     whole = _gradient(model, compute, [batch])
@@ -91,6 +94,19 @@ def _measured(
     return SplitPart(
         difference=_share(cut - whole, size), repetition=_share(again - whole, size), rounding=rounding
     )
+
+
+@torch.no_grad()
+def _nudge(model: nn.Module) -> None:
+    """Move what trains off its initial values: a copy that passes keep, such as a teacher, begins with these.
+
+    Only then does a pass that follows them change the next one.
+    """
+    draw = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            noise = torch.randn(parameter.shape, dtype=torch.float64, generator=draw)
+            parameter.mul_((1 + NUDGE * noise).to(parameter))
 
 
 def _share(difference: Tensor, size: float) -> float:

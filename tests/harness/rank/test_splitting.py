@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from torch import nn
 
 from harness.backends.base import Batch
 from harness.job.job import Job
@@ -69,6 +70,31 @@ def test_a_mean_over_samples_does_not() -> None:
 
 def test_random_numbers_are_told_from_the_split() -> None:
     assert measured("mixup", arguments={"random": True}).is_random
+
+
+class Student(nn.Module):
+    """Learns from a running mean of its own weights, which each forward pass moves."""
+
+    def __init__(self, follows: float) -> None:
+        super().__init__()
+        self.layer, self.follows = nn.Linear(8, 4), follows
+        self.register_buffer("teacher", self.layer.weight.detach().clone())
+
+    def forward(self, left: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.teacher.lerp_(self.layer.weight, self.follows)
+        return (self.layer(left) - left @ self.teacher.T).square().mean()
+
+
+@pytest.mark.parametrize(("follows", "is_random"), [(0.004, True), (0.0, False)])
+def test_a_mean_of_weights_that_each_pass_moves_is_told(
+    monkeypatch: pytest.MonkeyPatch, follows: float, is_random: bool
+) -> None:
+    """Though it begins as the weights, with which no pass would move it."""
+    monkeypatch.setattr(own_jobs, "student", lambda: Student(follows), raising=False)
+    monkeypatch.setattr(own_jobs, "taught", lambda: lambda model, batch: model(batch["left"]), raising=False)
+    found = measured("taught", "student")
+    assert found.is_random == is_random
 
 
 def test_code_that_takes_fp32_only_is_measured_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
