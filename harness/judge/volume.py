@@ -116,6 +116,7 @@ def volume_differences(record: Record) -> list[VolumeDifference] | None:
     expected = {rank: expected_payload(of_rank, workload.mesh) for rank, of_rank in volumes.items()}
     everything = {key for sums in (*expected.values(), *measured.values()) for key in sums}
     kinds = {key for key in everything if is_derived(volume, key[0], key[2])}
+    kinds -= _within_one_rank(record, workload) - {key for sums in expected.values() for key in sums}
     leeway = {id(of_rank): _leeway(record, of_rank) for of_rank in volumes.values()}
     found = []
     for key in sorted(kinds):
@@ -133,6 +134,15 @@ def volume_differences(record: Record) -> list[VolumeDifference] | None:
                 )
             )  # fmt: skip
     return found
+
+
+def _within_one_rank(record: Record, workload: Workload) -> set[Key]:
+    """Collectives in groups of one rank alone: they send nothing, whoever calls them."""
+    sizes: dict[Key, int] = {}
+    for row in record.comm:
+        key = _key(row, workload)
+        sizes[key] = max(row.group_size, sizes.get(key, 0))
+    return {key for key, size in sizes.items() if size == 1}
 
 
 def _volume_by_rank(record: Record, of_first: Volume, ranks: Iterable[int]) -> dict[int, Volume]:

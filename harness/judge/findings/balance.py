@@ -12,7 +12,6 @@ import numpy as np
 from harness.backends.registry import REFERENCE
 from harness.forms.flops import hardware_flops_per_token
 from harness.judge.explain import where
-from harness.judge.findings.divergence import AGREES_IN_BAND
 from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.measures import gradient_lost, idle_on_some_ranks
 from harness.judge.repeats import Place, Repeats, Runs
@@ -66,9 +65,9 @@ def find(runs: Runs) -> list[Finding]:
 
 
 def _idle(row: Row) -> Finding | None:
-    """Where it may have moved weights: a mean over ranks to which one adds nothing may be right."""
+    """Where the run left its reference: a mean over ranks to which one adds nothing may be right."""
     found = idle_on_some_ranks(row.record)
-    if not found or row.judgement.parity in AGREES_IN_BAND:
+    if not found or row.judgement.parity != "diverged":
         return None
     first, *later = found
     more = sum(len(one.names) for one in later)

@@ -162,7 +162,13 @@ def _ranks_alone(row: Row) -> Finding | None:
         return None
     if record.windows.probed == 0:
         return None  # nothing was counted
-    moved = [part for part in record.comm if part.phase in STEP_PHASES and part.payload_bytes]
+    # What is gathered before a backward pass may be weights or an evaluation's answers, no gradient.
+    moved = [
+        part
+        for part in record.comm
+        if part.phase in STEP_PHASES and part.payload_bytes
+        if part.phase != "forward" or part.op not in GATHERING
+    ]
     wrapped = record.observation.base is not None
     if any(wrapped or (part.largest_bytes or part.payload_bytes) > SCALAR_BYTES for part in moved):
         return None

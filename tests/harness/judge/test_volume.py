@@ -43,6 +43,17 @@ def test_sent_bytes_follow_from_the_job_alone() -> None:
     assert expected_sent_bytes_per_step(record.model_copy(update={"comm": []})) == 4 * ELEMENTS
 
 
+@pytest.mark.parametrize(("ranks", "differing"), [([0], 0), ([0, 1], 1)])
+def test_a_collective_of_one_rank_alone_sends_nothing(ranks: list[int], differing: int) -> None:
+    record = make_volume_record("ddp")
+    own = CommunicationPart(
+        rank=0, phase="forward", op="all_reduce", dtype="float64", group="7", group_ranks=ranks,
+        group_size=len(ranks), calls=1, payload_bytes=8,
+    )  # fmt: skip
+    found = volume_differences(record.model_copy(update={"comm": [*record.comm, own]})) or []
+    assert [(d.op, d.dtype) for d in found] == [("all_reduce", "float64")] * differing
+
+
 @pytest.mark.parametrize(
     ("label", "dtype", "differing"), [("ddp", "uint8", 0), ("ddp", "float32", 1), ("zero1", "uint8", 1)]
 )

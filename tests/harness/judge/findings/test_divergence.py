@@ -45,6 +45,29 @@ def test_a_run_that_diverged_tells_what_lies_beyond() -> None:
     assert list(found.values["exceeded"]) == ["loss", "norm"]
 
 
+@pytest.mark.parametrize(("shift", "named"), [(1e-4, True), (1e-9, False)])
+def test_frozen_weights_that_moved_are_named_whatever_else_is_said(shift: float, named: bool) -> None:
+    """By so little that every limit allows it, and where another cause explains the figures."""
+    layout = LayoutPart(
+        parameters=[], decaying=[], buffers=[], blocks=[], frozen=["frozen.weight"]
+    )  # fmt: skip
+    first = {"weight": [1.0] * 9, "frozen.weight": [10.0] * 9}
+
+    def record(moved: float = 0.0, label: str = "single", **changes: object) -> Record:
+        last = {"weight": [1e4] * 9, "frozen.weight": [10.0, *[10.0 + moved] * 8]}
+        return make_record(
+            label=label, layout=layout, initial_weights=make_weights(sketch=first),
+            final_weights=make_weights("b" * 64 if not moved else "c" * 64, last), **changes,
+        )  # fmt: skip
+
+    summed = make_steps(LOSSES, [2 * norm for norm in NORMS])
+    for changes in ({}, {"steps": summed}):
+        comparison = Comparison([record(), record(shift, "ddp", **changes)])
+        said = [f.text for f in find(comparison) if f.id == "frozen-weights-moved"]
+        assert said == ["frozen.weight moved, although the job freezes that"] * named
+    assert comparison.rows[-1].judgement.parity == "diverged"
+
+
 def test_a_loss_that_reads_cut_weights_beside_the_model_is_the_cause() -> None:
     steps = make_steps([LOSSES[0] - 2.5, *LOSSES[1:]], NORMS)
     other = make_record(label="fsdp1", steps=steps)

@@ -38,6 +38,19 @@ def test_an_expert_that_idles_in_a_run_that_agrees_is_not_accused() -> None:
     assert missing({0: POOLER}, {0: POOLER, 3: IDLE}) == []
 
 
+def test_an_expert_that_idles_in_a_run_that_cannot_be_judged_is_not_accused() -> None:
+    ranks = [
+        part.model_copy(update={"without_gradient": steps})
+        for part, steps in zip(make_ranks(2), ({0: POOLER}, {0: IDLE}), strict=True)
+    ]
+    run = make_record(label="ddp", ranks=ranks, steps=make_steps(norms=[0.7 * value for value in NORMS]))
+    assert [finding.id for finding in find_idle(Comparison([make_record(), run]))] == ["idle-on-some-ranks"]
+    dropout = ObservedPart(dropout=0.1)
+    unjudged = [make_record(observed=dropout), run.model_copy(update={"observed": dropout})]
+    for records in ([run], unjudged):
+        assert find_idle(Comparison(records)) == []
+
+
 def test_what_no_rank_trains_idles_nowhere() -> None:
     assert missing({0: IDLE}, {0: IDLE}) == []
     assert missing({}, {0: POOLER}) == []

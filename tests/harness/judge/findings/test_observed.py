@@ -71,6 +71,13 @@ def test_wrapped_ranks_that_move_nothing_are_alone_too() -> None:
     assert found(script(base=None)) == {}
 
 
+def test_answers_that_an_evaluation_gathers_do_not_hide_ranks_that_are_alone() -> None:
+    for op, named in (("all_gather", {"ranks-alone"}), ("broadcast", {"ranks-alone"}), ("all_reduce", set())):
+        for base in ("ddp", None):
+            assert found(script(base=base, bytes_moved=False, forward=op)).keys() == named, op
+            assert found(script(base=base, forward=op)) == {}
+
+
 def test_ranks_that_are_fed_alike_are_named() -> None:
     text = "all 2 ranks train on the same samples in the first 3 steps: the data is not split over ranks"
     alike = (["a", "b"], ["a", "b"])
