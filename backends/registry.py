@@ -177,7 +177,7 @@ def _values(name: str, given: str) -> dict[str, Any]:
             values[key.strip()] = parse_value(value)
         except InvalidYaml as error:
             raise UnknownBackend(
-                f"option '{key}' of backend '{name}' was given {value!r}, which is no YAML value"
+                f"option '{key}' of backend '{name}' was given {value!r}, which is not a YAML value"
             ) from error
     return values
 

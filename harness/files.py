@@ -121,7 +121,7 @@ def _named(path: Path) -> Iterator[None]:
 def read_plain(path: Path, most_bytes: int) -> bytes:
     """The bytes of a file. Raises OSError, also for what is no plain file or larger than allowed."""
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise OSError(None, "it is no plain file", str(path))
+        raise OSError(None, "it is not a plain file", str(path))
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > most_bytes:

@@ -52,7 +52,7 @@ def clipping(value: Any) -> float | None:
 def power_of_two(value: Any) -> float:
     power = integer(value)
     if power >= MOST_POWER:
-        raise ValueError(f"2^{power} is no number; at most 2^{MOST_POWER - 1}")
+        raise ValueError(f"2^{power} is not a number; at most 2^{MOST_POWER - 1}")
     return math.ldexp(1.0, power)
 
 

@@ -100,4 +100,4 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"holds {name}, which is no number")
+    raise ValueError(f"holds {name}, which is not a number")

@@ -326,8 +326,8 @@ def _require_kind(kind: FileKind, file: GivenFile) -> None:
     count = len(file.document)
     if count - len(own) > max(MOST_TYPING_ERRORS, 0.75 * count):
         error = HarnessError(
-            f"'{file.path}' is no configuration of {NAMES[kind]}: {count - len(own)} of its {count} keys are "
-            "another tool's."
+            f"'{file.path}' is not a configuration of {NAMES[kind]}: {count - len(own)} of its {count} keys "
+            "are another tool's."
         )
         error.add_note(
             f"Save its {', '.join(own)} as a file of {NAMES[kind]}, and give that with --from-{kind}."

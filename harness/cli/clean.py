@@ -42,7 +42,7 @@ def clean(runs: Path, older_than: float | None, reports: bool, yes: bool, as_jso
     RUNS is a folder of runs; default: runs. Without --yes nothing is removed.
     """
     if not runs.is_dir():
-        raise HarnessError(f"'{runs}' is no folder of runs; give the one that --runs named")
+        raise HarnessError(f"'{runs}' is not a folder of runs; give the one that --runs named")
     found, _ = Store(runs).runs()
     listed = set() if reports else _in_reports(runs)
     reasons = dict(_removable(runs, found, older_than))

@@ -128,10 +128,10 @@ def _summary(missing: Sequence[Plan], cells: int) -> str:
     if not missing:
         return text
     if not guessed:
-        return f"{text}; no estimate of their time: nothing like them ran, and their FLOPs are not known"
+        return f"{text}; no time estimate: nothing similar ran, and their FLOPs are unknown"
     unknown = len(missing) - len(guessed)
     text += f", about {duration(sum(guessed))}"
-    return f"{text}, and {unknown} for an unknown time" if unknown else text
+    return f"{text}, and {unknown} of unknown length" if unknown else text
 
 
 def _planned(cell: Cell, record: Record | None, found: Runs, device: str) -> Plan:
@@ -370,7 +370,7 @@ def _tell_known(cells: Sequence[Cell], known: Mapping[str, Record], job: str | N
 def _require_no_launcher() -> None:
     if started_as_rank():
         raise HarnessError(
-            "compare starts its own ranks and cannot be one of a launcher's: run it without torchrun, or "
+            "compare starts its own ranks: run it without torchrun, or "
             "start `harness run` under torchrun for each backend"
         )
 

@@ -80,9 +80,7 @@ def fit(
     Predicts it first, then tries sizes in short runs; a run that is out of memory is an answer.
     """
     if started_as_rank():
-        raise HarnessError(
-            "fit starts its own ranks and cannot be one of a launcher's: run it without torchrun"
-        )
+        raise HarnessError("fit starts its own ranks: run it without torchrun")
     begin("checking the job, its data and this machine")
     experiment = load_job(config, assignments, model)
     label = canonical_label(backend)

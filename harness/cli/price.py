@@ -37,7 +37,7 @@ def given_price(text: str | None) -> Price | None:
         return Price.model_validate(read_price(text))
     except ValueError:
         raise HarnessError(
-            f"{OPTION} '{text}' is no price; give an amount and a currency: '2.5 USD'"
+            f"{OPTION} '{text}' is not a price; give an amount and a currency: '2.5 USD'"
         ) from None
 
 

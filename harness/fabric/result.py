@@ -163,7 +163,7 @@ def read_fabric(path: Path) -> FabricResult:
     except OSError as error:
         raise HarnessError(f"fabric result {path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        raise HarnessError(f"{path} is no result of `harness fabric` that this version reads") from error
+        raise HarnessError(f"{path} is not a result of `harness fabric` that this version reads") from error
 
 
 def result_file(output: Path) -> Path:
@@ -192,7 +192,9 @@ def parse_rate(text: str) -> float:
     """
     match = PATTERN.fullmatch(text)
     if match is None or match[5] is None or match[4] is None:
-        raise HarnessError(f"'{text}' is no rate; write 5GB/s, 1GiB/s (bytes), 400Gbps or 200Mbit/s (bits)")
+        raise HarnessError(
+            f"'{text}' is not a rate; write 5GB/s, 1GiB/s (bytes), 400Gbps or 200Mbit/s (bits)"
+        )
     if match[4] == "b" and match[2].islower():
         given = text.strip()
         prefix = f"{match[1]}{match[2].upper()}"
@@ -207,7 +209,7 @@ def parse_size(text: str) -> int:
     """Bytes of '4GB' or '64MiB', both in powers of 1024 as in nccl-tests. Raises HarnessError."""
     match = PATTERN.fullmatch(text)
     if match is None or match[5] is not None or (match[4] or "B") not in ("B", "b"):
-        raise HarnessError(f"'{text}' is no size; write 64MB or 4GB")
+        raise HarnessError(f"'{text}' is not a size; write 64MB or 4GB")
     size = int(float(match[1]) * BINARY[match[2].upper()])
     if size < 1024:
         raise HarnessError(f"size '{text}' is below the smallest that is tested, 1KB")

@@ -11,7 +11,7 @@ from harness.record import Record
 from harness.record.workload import known_strategy, of_record
 
 LOADING = Underived(
-    phase="checkpoint_load", dtypes=(), reason="what loading a checkpoint communicates is the library's own"
+    phase="checkpoint_load", dtypes=(), reason="each library loads a checkpoint in its own way"
 )
 
 ADAM_CLASSES = ("Adam", "AdamW", "FusedAdam", "DeepSpeedCPUAdam")
@@ -83,7 +83,9 @@ def _resumed_into_probed_steps(record: Record, workload: Workload) -> bool:
 def _as_claimed(volume: Volume) -> Volume:
     """The part of a family's volume that another implementation of the strategy shares."""
     outside = tuple(
-        Underived(phase=phase, dtypes=(), reason="a backend that claims a strategy claims its steps only")
+        Underived(
+            phase=phase, dtypes=(), reason="a backend that claims a strategy does so for its steps only"
+        )
         for phase in ("setup", "digest", "evaluation", "checkpoint")
     )
     in_steps = tuple(c for c in volume.collectives if c.phase in STEP_PHASES)

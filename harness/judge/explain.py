@@ -35,7 +35,7 @@ def first_loss_cause(record: Record, values: dict[str, Any]) -> Explanation:
     after = f" after its checkpoint of step {record.resumed.step}" if record.resumed else ""
     differs = f"the first loss{after} differs ({values['given']:.6g} against {values['reference']:.6g})"
     if record.resumed:
-        text = f"{differs}: what it loaded is the suspect, or the steps that the checkpoint holds"
+        text = f"{differs}: suspect what it loaded, or the steps that the checkpoint holds"
         return Explanation(kind="diverged", text=text, values=values)
     return (
         _undivided_attention(record, differs, values)
@@ -400,7 +400,7 @@ def _update(
     if index != 0:
         text += ": the update differs"
     if record.resumed is not None:
-        text += f"; the suspect is what it restored from its checkpoint of step {record.resumed.step}"
+        text += f"; suspect what it restored from its checkpoint of step {record.resumed.step}"
     if settings:
         text += f"; settings that differ: {', '.join(settings)}"
     return Explanation(kind="update-differs", text=text, values={"parameters": beyond} | _step(record, index))

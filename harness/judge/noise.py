@@ -276,5 +276,5 @@ def _sentence(level: str, limits: Tolerance, factor: float, repeats: list[Record
         names = ", ".join(dict.fromkeys(r.backend.label for r in repeats))
         source = f"{factor:g} times how far {names} lies from the reference, at least"
     else:
-        source = "not measured, since no other split of the reference is here:"
+        source = "not measured, as no reference ran with another split of the batch:"
     return f"{level}: {numbers} ({source} {factor:g} units of {unit} rounding)"

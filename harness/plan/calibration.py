@@ -150,7 +150,8 @@ def read_calibration(path: Path) -> Calibration:
         raise HarnessError(f"calibration {path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
         raise HarnessError(
-            f"{path} is no calibration that this version reads; give a folder or archive of runs to make one"
+            f"{path} is not a calibration that this version reads; give a folder or archive of runs to "
+            "make one"
         ) from error
 
 

@@ -24,7 +24,7 @@ def why_states_alone(model: PlannedModel, job: Job) -> str | None:
     elif own:
         what = f"with {' and '.join(own)}"
     elif architecture is not None and not architecture.causal:
-        what = f"of {model.architecture}, which is no causal language model,"
+        what = f"of {model.architecture}, which is not a causal language model,"
     else:
         return _why_axes_are_not(job)
     return (

@@ -40,7 +40,7 @@ def job_model(job: Job, named: str | None = None) -> PlannedModel:
 
 
 def _built(job: Job) -> PlannedModel:
-    require_libraries("plans of a job whose model or data is built to be known")
+    require_libraries("plans of a job whose model or data must be built first")
     from harness.rank.check import read_model_facts  # loads torch and transformers
 
     return planned_model(read_model_facts(job), job)

@@ -473,7 +473,7 @@ def assumed_time(cell: Cell, device: str) -> RunTime | None:
 def _flops_per_step(job: Job) -> float:
     """Raises HarnessError for a model without a closed form: building one would take too long."""
     if job.task != DEFAULT_TASK or job.model.factory or job.data.factory:
-        raise HarnessError("FLOPs are known of causal language models alone")
+        raise HarnessError("FLOPs are known for causal language models only")
     model, length = job_model(job), job.data.sequence_length
     geometry = ModelGeometry(
         multiplying_parameters=model.multiplying_parameters, block_parameters=0, layers=model.layers,

@@ -258,7 +258,7 @@ def overlap_rule(workload: Workload) -> OverlapRule:
             ahead = on_gpu and how.live > 0 and how.ahead > 0
             return OverlapRule(gathers_ahead=ahead, reduces_beside=on_gpu, source=source)
         case "single" | "pipeline":
-            source = "what layers or stages hand on is waited for, and replicas are averaged after the passes"
+            source = "layers and stages wait for what they exchange; replicas are averaged after the passes"
             return OverlapRule(gathers_ahead=False, reduces_beside=False, source=source)
         case _:
             source = "DeepSpeed 0.19.8, zero/config.py: overlap_comm is false by default below stage 3"

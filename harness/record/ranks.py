@@ -308,7 +308,7 @@ class RankPart(Part):
 
 def _known(op: str) -> str:
     if op not in OPERATIONS:
-        raise ValueError(f"is no collective that is counted: {', '.join(sorted(OPERATIONS))}")
+        raise ValueError(f"is not a collective that is counted: {', '.join(sorted(OPERATIONS))}")
     return op
 
 

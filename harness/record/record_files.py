@@ -111,7 +111,7 @@ def _safe_name(path: Path, member: tarfile.TarInfo) -> str:
     """The member's name without './'. Raises HarnessError for what a folder of records cannot hold."""
     parts = member.name.split("/")
     if member.name.startswith("/") or ".." in parts or not member.name.isprintable():
-        raise _refusal(path, f"holds {member.name!r}, which leads out of it or is no plain name")
+        raise _refusal(path, f"holds {member.name!r}, which leads out of it or is not a plain name")
     if not (member.isdir() or member.type in (tarfile.REGTYPE, tarfile.AREGTYPE)) or member.issparse():
         raise _refusal(path, f"holds '{member.name}', which is neither a plain file nor a folder")
     if not 0 <= member.size <= MOST_MEMBER_BYTES:

@@ -32,7 +32,7 @@ def _unchecked(kind: type[BaseModel], value: Any) -> BaseModel:
     None, whatever the type, is what was not seen of an observed script.
     """
     if not isinstance(value, dict):
-        raise PydanticCustomError("settings", "these are no settings")
+        raise PydanticCustomError("settings", "these are not settings")
     unknown = sorted(value.keys() - kind.model_fields.keys())
     if unknown:
         raise PydanticCustomError("settings", "setting '{name}' is unknown", {"name": unknown[0]})

@@ -152,7 +152,7 @@ def _unreadable(data: bytes, path: Path, error: ValueError) -> HarnessError:
         return HarnessError(f"record {path} cannot be read: {damage}")
     version = document.get("schema_version") if isinstance(document, dict) else None
     if version is None:
-        return HarnessError(f"{path} is no record of this harness: it has no schema_version")
+        return HarnessError(f"{path} is not a record of this harness: it has no schema_version")
     if version != SCHEMA_VERSION:
         return HarnessError(
             f"record {path} has schema version {version}; this harness reads {SCHEMA_VERSION} only"

@@ -294,7 +294,7 @@ def _exit_message(code: int | None, position: Position | None) -> str:
     doing = position.doing if position is not None else None
     within = f" in {doing}" if doing else ""
     if code is None:
-        return f"the rank vanished{within} without having finished; who started it did not see how it ended"
+        return f"the rank vanished{within} before it finished; its launcher did not see how it ended"
     if code in TERMINATED:
         return f"the rank was terminated{within} by SIGTERM, which its launcher had not sent"
     if code < 0:
@@ -305,7 +305,7 @@ def _exit_message(code: int | None, position: Position | None) -> str:
         return f"the rank could not write its events ({why}) and ended with exit code {code}"
     if doing:
         return f"{doing} ended the rank with exit code {code}; return what it makes instead"
-    return f"the rank ended with exit code {code} without having finished"
+    return f"the rank ended with exit code {code} before it finished"
 
 
 def _log_tail(run_directory: Path, rank: int) -> str:

@@ -14,8 +14,8 @@ from harness.run_directory.rank_state import RankState, read_modules, read_part,
 
 STUCK_NAME = "stuck.json"
 REMEDY = (
-    "have every rank run it, if on no rows, or run ddp:find_unused_parameters=true; with model.block_class "
-    "for the module that holds it, zero3:leaf_module=blocks or fsdp1"
+    "have every rank run it, on zero rows where it has none, or run ddp:find_unused_parameters=true; with "
+    "model.block_class for the module that holds it, zero3:leaf_module=blocks or fsdp1"
 )
 """Of ranks that run different modules: only some gather the weights, or have the gradients. A unit that every
 rank runs has gradients of zeros under these (torch 2.13, DeepSpeed 0.19.8)."""
@@ -111,7 +111,7 @@ def late_ranks(
     earlier step or phase.
     """
     if gone:
-        return Late(ranks=tuple(gone), why="gone without having finished")
+        return Late(ranks=tuple(gone), why="gone before it finished")
     if stopped:
         return Late(ranks=tuple(stopped), why="stopped by SIGSTOP")
     waiting = [rank for rank, state in states.items() if state.collective is not None]

@@ -142,14 +142,14 @@ class Site(Stored):
     def _consistent(self) -> Site:
         for name in self.environment:
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-                raise ValueError(f"environment: {name!r} is no name of a variable")
+                raise ValueError(f"environment: {name!r} is not the name of a variable")
             if name.startswith(("SLURM_", "MASTER_")) or name in SCRIPT_VARIABLES:
                 raise ValueError(f"environment: {name} is Slurm's or the job script's own; leave it out")
             if "\0" in self.environment[name]:
                 raise ValueError(f"environment: {name} holds a zero byte")
         for name, value in self.options.items():
             if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
-                raise ValueError(f"options: {name!r} is no long option of sbatch")
+                raise ValueError(f"options: {name!r} is not a long option of sbatch")
             # sbatch takes the begin of a long option for the option.
             if any(own.startswith(name) for own in OWN_OPTIONS):
                 raise ValueError(f"options: '{name}' is written by the harness; use the site's own keys")

@@ -84,7 +84,7 @@ def read_snapshot(path: Path) -> Snapshot:
     except EOFError as error:
         raise _not_one(path, "is cut off") from error
     except pickle.UnpicklingError as error:
-        raise _not_one(path, f"is no pickle of plain values: {error}") from error
+        raise _not_one(path, f"is not a pickle of plain values: {error}") from error
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise _not_one(path, "is neither a pickle of plain values nor JSON, or is damaged") from error
     except (MemoryError, RecursionError) as error:

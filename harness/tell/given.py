@@ -21,13 +21,13 @@ COLUMNS = (
 
 
 def summary(label: str, part: GivenPart) -> str:
-    """'ds.json (deepspeed, like-for-like) is row zero3: 9 keys taken, 3 pinned, 4 without a part...'."""
+    """'ds.json (deepspeed, like-for-like) is row zero3: 9 keys taken, 3 pinned, 4 without effect...'."""
     pinned, idle = _pinned(part), _idle(part)
     absent = [setting for setting in part.settings if setting.given is None and setting.handling == "taken"]
     taken = len(part.settings) - len(pinned) - len(idle) - len(absent)
     return (
         f"{part.file} ({part.kind}, {part.mode}) is row {label}: {taken} keys taken, {len(pinned)} pinned, "
-        f"{len(idle)} without a part in a run"
+        f"{len(idle)} without effect on a run"
     )
 
 
@@ -43,7 +43,7 @@ def given_lines(label: str, part: GivenPart) -> list[str]:
         lines.append(fitted(rows, ["key", "given", "used"]))
     for reason, settings in _by_reason(_idle(part)).items():
         keys = ", ".join(f"{s.key}={text(s.given)}" for s in settings)
-        lines += _wrapped(f"without a part ({reason}): {keys}")
+        lines += _wrapped(f"without effect ({reason}): {keys}")
     return lines
 
 

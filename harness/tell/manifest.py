@@ -189,7 +189,7 @@ def read_manifest(text: str, report: Path) -> Carried:
     candidates = [(n, found[1]) for n, line in enumerate(lines, 1) if (found := _LINE.fullmatch(line))]
     if not candidates:
         raise HarnessError(
-            f"'{report}' carries no list of its records: it is no report of this harness, or the line was "
+            f"'{report}' carries no list of its records: it is not a report of this harness, or the line was "
             "removed; write it with `harness report`"
         )
     # LaTeX has it first, the others last: a name within a command may hold such a line too.

@@ -33,7 +33,7 @@ LEVELS = {
     "tight": "as close as another order of summation",
     "band": "within what low precision changes",
     "diverged": "trains something else",
-    "unjudged": "no reference that it can be held to, why: parity_reason of --json",
+    "unjudged": "no reference to compare with; the reason: parity_reason in --json",
 }
 """Of parity."""
 

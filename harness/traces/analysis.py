@@ -283,7 +283,7 @@ def _device_name(settings: dict[str, Any]) -> str | None:
 def _remarks(trace: RankTrace, file: TraceFile, process: Process, *, known: bool) -> list[str]:
     found = []
     if file.unreadable:
-        found.append(f"{file.unreadable:,} events are no JSON or have no valid time, and were left out")
+        found.append(f"{file.unreadable:,} events are not JSON or have no valid time, and were left out")
     if not known:
         found.append("only the host was recorded: what the devices did and how long collectives ran is n/a")
     unsized = sum(call.payload_bytes is None for call in trace.calls if call.operation is not None)

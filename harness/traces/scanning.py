@@ -117,14 +117,14 @@ class TraceFile:
             self._at += 1
             yield from self._members()
         else:
-            raise self._not_one("is no JSON")
+            raise self._not_one("is not JSON")
         if self._next(_GAP) not in ("", "\0"):
             raise self._not_one("goes on after the end of its JSON")
 
     def _members(self) -> Iterator[Event]:
         while (character := self._next(_GAP)) != "}":
             if character != '"':
-                raise self._cut_off() if character == "" else self._not_one("is no JSON object of a trace")
+                raise self._cut_off() if character == "" else self._not_one("is not the JSON of a trace")
             key = self._value()
             character = self._next(_KEY_GAP)
             if key == "traceEvents" and character == "[":
@@ -152,7 +152,7 @@ class TraceFile:
                     value = self._value()  # no event: null, a number
                     self.unreadable += 1
                     if isinstance(value, str) and character != '"':
-                        raise self._not_one("is no JSON")
+                        raise self._not_one("is not JSON")
                     continue
                 text = self._text
             try:
@@ -181,7 +181,7 @@ class TraceFile:
                     return value
             except (StopIteration, json.JSONDecodeError) as error:
                 if not self._incomplete(error):
-                    raise self._not_one("is no JSON") from error
+                    raise self._not_one("is not JSON") from error
             except (RecursionError, ValueError) as error:
                 raise self._excessive(error) from error
             if not self._more():

@@ -85,7 +85,7 @@ def test_tar_unpacks_an_archive_and_one_that_it_packed_is_read(tmp_path: Path) -
 )
 def test_a_name_that_leads_out_or_is_not_plain_is_refused(name: str, tmp_path: Path) -> None:
     data = lzma.compress(packed((member("a/record.json"), b"{}"), (member(name), b"{}")))
-    assert "leads out of it or is no plain name" in refused(tmp_path / "a.tar.xz", data)
+    assert "leads out of it or is not a plain name" in refused(tmp_path / "a.tar.xz", data)
 
 
 @pytest.mark.parametrize(

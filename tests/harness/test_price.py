@@ -23,5 +23,5 @@ def test_the_flag_of_compare_is_the_setting() -> None:
     experiment = load_experiment(None, assignments)
     assert experiment.compare.price_per_gpu_hour == Price(amount=2.5, currency="USD")
     assert with_price(("training.steps=3",), None) == ("training.steps=3",)
-    with pytest.raises(HarnessError, match=r"^--price-per-gpu-hour 'cheap' is no price"):
+    with pytest.raises(HarnessError, match=r"^--price-per-gpu-hour 'cheap' is not a price"):
         with_price((), "cheap")

@@ -50,7 +50,7 @@ def test_another_schema_version_is_refused(tmp_path: Path, version: object) -> N
 def test_a_file_of_another_program_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     path.write_text('{"loss": 1.0}')
-    with pytest.raises(HarnessError, match="is no record of this harness: it has no schema_version"):
+    with pytest.raises(HarnessError, match="is not a record of this harness: it has no schema_version"):
         read_record(path)
     assert path.read_text() == '{"loss": 1.0}'
 

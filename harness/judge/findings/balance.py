@@ -75,8 +75,7 @@ def _idle(row: Row) -> Finding | None:
         id="idle-on-some-ranks",
         about=row.cell,
         text=f"no gradient reaches {where(row.record, first.names)} on {numbered('rank', first.ranks)} in "
-        f"step {first.step}, in which one does on others"
-        + (f", nor {more} more on some ranks" if more else ""),
+        f"step {first.step}, while others have one" + (f"; so it is with {more} more" if more else ""),
         values={"missing": [asdict(one) for one in found]},
     )
 
@@ -147,7 +146,7 @@ def _asleep(group: Repeats) -> list[Finding]:
         Finding(
             id="slow-rank",
             about=group.cell,
-            text=f"rank {slowest} lies idle for {1e3 * often[slowest]:.2g} ms of a step, outside of "
+            text=f"rank {slowest} is idle for {1e3 * often[slowest]:.2g} ms of a step, outside of "
             "communication, and makes the others wait",
             values={"rank": slowest, "what": ASLEEP, "seconds": {str(r): of for r, of in often.items()}},
         )

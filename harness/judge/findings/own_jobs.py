@@ -81,7 +81,7 @@ def _bytes(runs: Runs) -> list[Finding]:
         Finding(
             id="bytes-for-pretrained",
             about=labels(fed),
-            text=f"the pretrained model '{name}' is fed raw bytes; its own tokenizer makes other numbers",
+            text=f"the pretrained model '{name}' is fed raw bytes; its own tokenizer gives other token ids",
             values={"model": name, "tokenizer": BYTES},
         )
     ]

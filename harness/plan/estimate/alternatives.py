@@ -149,7 +149,7 @@ def alternative_lines(
     """Those that fit with the command that runs each, the fastest first; then the others."""
     fitting = sorted((one for one in found if one.fits), key=by_speed)
     if found:
-        yield "What fits instead" if fitting else "Nor does anything that people do instead"
+        yield "What fits instead" if fitting else "None of the usual alternatives fits either"
     for one in (*fitting, *(one for one in found if not one.fits)):
         yield f"- {one.words()}"
         if command is not None and one.fits:

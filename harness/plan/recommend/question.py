@@ -112,7 +112,9 @@ def ask(
     """
     per_node = min(gpus, gpus_per_node)
     if gpus % per_node:
-        raise HarnessError(f"--gpus {gpus} is no multiple of --gpus-per-node {per_node}; change one of them")
+        raise HarnessError(
+            f"--gpus {gpus} is not a multiple of --gpus-per-node {per_node}; change one of them"
+        )
     if gpus > per_node and fabric is None:
         raise HarnessError(f"{gpus // per_node} nodes need the network between them; give it with --fabric")
     _require_open(experiment)

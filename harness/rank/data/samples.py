@@ -420,7 +420,7 @@ def _stacked(values: Sequence[Any], name: str, shown: str) -> Tensor:
         tensor = outside_the_allocator(numpy.stack(arrays))
     except (TypeError, ValueError) as error:
         raise JobError(
-            f"{shown}: field '{name}' of type {type(values[0]).__name__} is no tensor, array or number: "
+            f"{shown}: field '{name}' of type {type(values[0]).__name__} is not a tensor, array or number: "
             f"{error}"
         ) from error
     if tensor.dtype is torch.float64:

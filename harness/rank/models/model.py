@@ -222,7 +222,7 @@ def _given_config(job: Job, facts: DataFacts) -> PretrainedConfig:
     for key in values:
         if key not in known:
             raise JobError(
-                f"model.config.{key} is no setting of {model_type}. "
+                f"model.config.{key} is not a setting of {model_type}. "
                 f"{available(key, sorted(known), 'Allowed')}"
             )
     try:

@@ -54,12 +54,12 @@ ALWAYS = {
     "ranks[].probe_loss": "no batch of the harness runs through the script's model",
     "eval": "evaluations of the script are not read",
     "data": "the script's data set is not read",
-    "job.schedule": "of the schedule only the learning rate of each step is seen",
+    "job.schedule": "only the learning rate of each step is seen, not the schedule",
     "job.training.seed": "the script's seed is not seen",
 }
 REASONS = {
     "tokens": "the model was given no matrix of token ids",
-    "target_tokens": "the model was given no labels, or is no causal language model of transformers",
+    "target_tokens": "the model was given no labels, or is not a causal language model of transformers",
     "samples": "the model was given no tensor",
     "gradient_norm": "nothing computed the norm of the gradients in some step",
 }

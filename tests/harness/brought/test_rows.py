@@ -332,7 +332,7 @@ def test_odd_yaml_is_refused(text: str, tmp_path: Path) -> None:
 
 
 def test_no_pipe_is_read(tmp_path: Path) -> None:
-    with pytest.raises(HarnessError, match="no plain file"):
+    with pytest.raises(HarnessError, match="not a plain file"):
         read_files([], [Path("/dev/zero")])
 
 

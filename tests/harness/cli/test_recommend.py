@@ -49,7 +49,7 @@ def test_commands_name_the_model_as_it_was_named(document: dict[str, Any]) -> No
         ({"--model": "mixtral"}, "expert parallelism is called for"),
         ({"--model": "bert-base"}, "`harness estimate` gives its states"),
         ({"--gpu": "H100-81"}, "Did you mean 'H100-80'"),
-        ({"--gpus": "12"}, "--gpus 12 is no multiple of --gpus-per-node 8"),
+        ({"--gpus": "12"}, "--gpus 12 is not a multiple of --gpus-per-node 8"),
         ({"--gpus": "16"}, "give it with --fabric"),
         ({"--gpus": "16", "--fabric": "NDR401"}, "Did you mean 'NDR400'"),
         ({"--tokens-per-step": "lots"}, "--tokens-per-step was given 'lots'"),

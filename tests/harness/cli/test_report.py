@@ -19,7 +19,7 @@ def test_report_of_nothing(tmp_path: Path) -> None:
 
 def test_report_of_what_is_no_record(tmp_path: Path) -> None:
     (tmp_path / "record.json").write_text("{}")
-    assert "is no record of this harness" in refused(tmp_path, "report", "record.json", "-o", "report.md")
+    assert "is not a record of this harness" in refused(tmp_path, "report", "record.json", "-o", "report.md")
 
 
 def test_report_that_cannot_be_written(comparison: Comparison, tmp_path: Path) -> None:

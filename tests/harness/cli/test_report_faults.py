@@ -127,7 +127,7 @@ def test_pipe_in_place_of_a_record_is_named(tmp_path: Path, words: tuple[str, ..
     done = harness(*words, cwd=tmp_path)
     (line,) = done.stderr.splitlines()
     assert done.returncode == 1
-    assert re.search(r"fifo'? cannot be read: it is no plain file$", line)
+    assert re.search(r"fifo'? cannot be read: it is not a plain file$", line)
 
 
 @pytest.mark.parametrize("given", ["/dev/zero", "/dev/null", "fifo"])
@@ -135,7 +135,7 @@ def test_pipe_or_device_as_configuration_or_data_is_refused(tmp_path: Path, give
     os.mkfifo(tmp_path / "fifo")
     done = harness("run", "--backend", "ddp", "--config", given, cwd=tmp_path)
     assert done.returncode == 1
-    assert "it is no plain file" in done.stderr
+    assert "it is not a plain file" in done.stderr
     data = ["--set", "data.source=text", "--set", f"data.path={given}"]
     done = harness("run", "--backend", "ddp", *data, cwd=tmp_path)
     assert done.returncode == 1

@@ -53,7 +53,7 @@ def test_a_folder_of_several_runs(sound: Path) -> None:
 def test_a_damaged_record(sound: Path, tmp_path: Path) -> None:
     for content, named in [
         ('{"schema_version": 1', "cannot be read"),
-        ("{}", "no record of this harness"),
+        ("{}", "not a record of this harness"),
     ]:
         (tmp_path / "damaged").mkdir(exist_ok=True)
         (tmp_path / "damaged" / "record.json").write_text(content)

@@ -112,7 +112,7 @@ def test_rates_are_read(text: str, rate: float) -> None:
 
 @pytest.mark.parametrize("text", ["5", "5GB", "fast", "-1GB/s", ""])
 def test_what_is_no_rate_is_refused(text: str) -> None:
-    with pytest.raises(HarnessError, match="is no rate"):
+    with pytest.raises(HarnessError, match="is not a rate"):
         parse_rate(text)
 
 
@@ -153,10 +153,10 @@ def test_a_result_is_read_back_and_checked(tmp_path: Path) -> None:
     assert "Usual causes" in missed.stderr
     for seconds in ("[]", "[0.0]"):
         path.write_text(result.model_dump_json().replace("[1.0,2.0]", seconds))
-        with pytest.raises(HarnessError, match="no result"):
+        with pytest.raises(HarnessError, match="not a result"):
             read_fabric(path)
     path.write_text("{}")
-    with pytest.raises(HarnessError, match="no result"):
+    with pytest.raises(HarnessError, match="not a result"):
         read_fabric(path)
 
 

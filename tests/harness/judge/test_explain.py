@@ -282,4 +282,4 @@ def test_steps_of_a_resumed_run_have_their_own_numbers() -> None:
     assert found.values["step"] == 5
     update = make_record(label="ddp", steps=steps, resumed=resumed, **start(b=2.5))
     found = explain(make_record(steps=steps, **start()), update, LIMITS)
-    assert "the suspect is what it restored from its checkpoint of step 5" in found.text
+    assert "suspect what it restored from its checkpoint of step 5" in found.text

@@ -53,7 +53,7 @@ def silent_failure(rank: Rank) -> None:
 @pytest.mark.parametrize(
     ("behaviour", "code", "said"),
     [
-        (leave(0), 0, "exit code 0 without having finished"),
+        (leave(0), 0, "exit code 0 before it finished"),
         (leave(5), 5, "exit code 5"),
         (leave(74), 74, "could not write its events"),
         (killed(signal.SIGKILL), -9, "SIGKILL"),

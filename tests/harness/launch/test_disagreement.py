@@ -78,8 +78,8 @@ def test_the_module_that_idles_on_a_rank_is_named_with_what_to_do(tmp_path: Path
     assert error.kind == "CollectiveMismatch"
     assert error.message.startswith(
         "the ranks disagree on a collective: module 'experts.2' runs on rank 0 and not on rank 1; have every "
-        "rank run it, if on no rows, or run ddp:find_unused_parameters=true; with model.block_class for the "
-        "module that holds it, zero3:leaf_module=blocks or fsdp1; rank 1 "
+        "rank run it, on zero rows where it has none, or run ddp:find_unused_parameters=true; with "
+        "model.block_class for the module that holds it, zero3:leaf_module=blocks or fsdp1; rank 1 "
     )
 
 

@@ -143,7 +143,7 @@ def test_rank_that_vanished_with_its_monitor_is_named_when_its_peer_stands_still
     end_by_themselves(launch(tmp_path, [wait_for_peers, killed_with_its_monitor]))
     record, error = record_of(tmp_path)
     assert (record.status, error.kind, error.rank) == ("timeout", "Stuck", 1)
-    assert "rank 1 is gone without having finished (step 2, forward)" in error.message
+    assert "rank 1 is gone before it finished (step 2, forward)" in error.message
     assert error.ranks[1].note == "the process had ended"
 
 

@@ -115,7 +115,9 @@ def test_an_encoder_has_neither_peak_nor_speed(predict) -> None:
     )  # fmt: skip
     (row,) = estimate(asked)
     assert row.scenario is not None
-    with pytest.raises(HarnessError, match="T5ForConditionalGeneration, which is no causal language model"):
+    with pytest.raises(
+        HarnessError, match="T5ForConditionalGeneration, which is not a causal language model"
+    ):
         predict(row.scenario)
 
 

@@ -135,7 +135,7 @@ def test_unknown_model_type_is_refused_with_suggestion() -> None:
 
 def test_unknown_setting_of_the_model_is_refused_with_suggestion() -> None:
     message = refused({"hidden_sise": 32})
-    assert "model.config.hidden_sise is no setting of llama" in message
+    assert "model.config.hidden_sise is not a setting of llama" in message
     assert "Did you mean 'hidden_size'?" in message
 
 

@@ -61,9 +61,9 @@ def test_missing_file_is_said(tmp_path: Path) -> None:
         ("environment: {SLURM_JOB_ID: x}", "SLURM_JOB_ID is Slurm's or the job script's own"),
         ("environment: {run: x}", "run is Slurm's"),
         ("environment: {MASTER_PORT: x}", "MASTER_PORT is Slurm's"),
-        ('environment: {"A B": x}', "no name of a variable"),
+        ('environment: {"A B": x}', "not the name of a variable"),
         ('environment: {"A": "x\\0y"}', "zero byte"),
-        ('options: {"nice\\nid": 1}', "no long option"),
+        ('options: {"nice\\nid": 1}', "not a long option"),
         ("options: {time: 5}", "written by the harness"),
         ("options: {tim: 5}", "written by the harness"),
         ("options: {wait: true}", "could not follow the job"),
@@ -72,7 +72,7 @@ def test_missing_file_is_said(tmp_path: Path) -> None:
         ('options: {comment: "a\\nb"}', "one line"),
         ("gpu_type: a100", "needs gpus_per_node"),
         ("launcher: mpirun", "torchrun"),
-        ("require_busbw: fast", "is no rate"),
+        ("require_busbw: fast", "is not a rate"),
     ],
 )
 def test_what_no_script_could_hold_is_refused(tmp_path: Path, text: str, said: str) -> None:

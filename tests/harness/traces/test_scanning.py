@@ -55,7 +55,7 @@ def test_times_may_be_texts_and_keep_nanoseconds() -> None:
 def test_events_without_a_valid_time_are_left_out_and_counted(time: Any, tmp_path: Path) -> None:
     rank = one(written(tmp_path, [KERNEL, KERNEL | {"ts": time}, KERNEL | {"dur": -5}]))
     assert microseconds(rank) == [20, 20, 0, 0, 0]
-    assert rank.remarks == ["2 events are no JSON or have no valid time, and were left out"]
+    assert rank.remarks == ["2 events are not JSON or have no valid time, and were left out"]
 
 
 def test_ranks_and_groups_of_impossible_size_are_not_known(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_list_of_events_and_settings_after_them_are_read(tmp_path: Path) -> No
 BAD = {
     "empty": (b"", "is empty"),
     "other.json": (b'{"nodes": []}', "has no list 'traceEvents'"),
-    "no.json": (b"hello", "is no JSON"),
+    "no.json": (b"hello", "is not JSON"),
     "cut.json": (json.dumps({"traceEvents": [KERNEL, KERNEL]}).encode()[:-40], "is cut off after 1 events"),
     "cut.json.gz": (gzip.compress(json.dumps({"traceEvents": [KERNEL] * 99}).encode())[:-30], "is cut off"),
     "chrome.json": (json.dumps({"traceEvents": [event("blink", "paint", 0, 1)]}).encode(), "of another tool"),

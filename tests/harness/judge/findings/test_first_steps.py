@@ -29,7 +29,7 @@ def test_an_expert_that_idles_on_one_rank_is_named_with_the_rank_and_the_step() 
     assert finding.id == "idle-on-some-ranks"
     assert finding.message == (
         "ddp on 2 ranks: no gradient reaches moe.experts.0.down.weight, moe.experts.0.up.weight on rank 1 "
-        "in step 3, in which one does on others"
+        "in step 3, while others have one"
     )
     assert finding.values == {"missing": [{"step": 3, "names": IDLE[:2], "ranks": [1]}]}
 

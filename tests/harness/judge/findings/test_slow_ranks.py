@@ -118,7 +118,7 @@ def test_a_rank_that_sleeps_is_named_by_what_a_third_of_the_steps_shows() -> Non
     assert finding.values["rank"] == 1
     assert finding.values["seconds"] == {"0": 0.0, "1": 0.004}
     assert finding.message == (
-        "ddp on 2 ranks: rank 1 lies idle for 4 ms of a step, outside of communication, and makes the others "
+        "ddp on 2 ranks: rank 1 is idle for 4 ms of a step, outside of communication, and makes the others "
         "wait"
     )
     records = [asleep([0], [ms], repeat=n, run_id=f"r{n}") for n, ms in enumerate((5, 0, 4))]

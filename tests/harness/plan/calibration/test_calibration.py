@@ -95,7 +95,7 @@ def test_another_device_is_refused(calibration: Calibration) -> None:
 def test_a_file_that_is_no_calibration_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     path.write_text("{}")
-    with pytest.raises(HarnessError, match="is no calibration that this version reads"):
+    with pytest.raises(HarnessError, match="is not a calibration that this version reads"):
         read_calibration(path)
 
 

@@ -92,7 +92,7 @@ def test_fewer_samples_than_gpus_leave_none_a_rank_but_some_a_group() -> None:
         (["training.global_batch_size=2"], {}, "training.global_batch_size would be ignored"),
         (["data.sequence_length=4096"], {}, "longer than invented.s context of 2048 positions"),
         (["data.sequence_length=100"], {"tokens": 99}, "less than one sample of 100 tokens"),
-        ([], {"gpus": 12}, "--gpus 12 is no multiple of --gpus-per-node 8"),
+        ([], {"gpus": 12}, "--gpus 12 is not a multiple of --gpus-per-node 8"),
         ([], {"gpus": 16, "fabric": None}, "give it with --fabric"),
     ],
 )

@@ -28,8 +28,8 @@ for step in range(9):
     optimizer.zero_grad()
 """
 ENDS = {
-    "os._exit(3)": ("Exit", 3, "the rank ended with exit code 3 without having finished"),
-    "sys.exit('no data left')": ("Exit", 1, "the rank ended with exit code 1 without having finished"),
+    "os._exit(3)": ("Exit", 3, "the rank ended with exit code 3 before it finished"),
+    "sys.exit('no data left')": ("Exit", 1, "the rank ended with exit code 1 before it finished"),
     "raise ValueError('sample 7 is empty')": ("ValueError", 1, "sample 7 is empty"),
     "sys.exit(None)": ("Exit", 0, "the rank ended with exit code 0 after 7 steps, but rank 0 went on: "),
     "os._exit(0)": ("Exit", 0, "the rank ended with exit code 0 after 7 steps, but rank 0 went on: "),
