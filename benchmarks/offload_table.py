@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.packed_page import DOCS, packed, run, table, with_tables, write
-from harness.forms.network import host_elements, host_link_bytes
+from harness.forms.host_link import host_link_bytes
 from harness.forms.terms import STATE_KINDS
 from harness.judge.expected import expected_states
 from harness.judge.measures import median_step_seconds
@@ -69,7 +69,7 @@ def over_the_link(record: Record) -> float:
     workload, states = of_record(record, 0), expected_states(record, 0)
     assert workload is not None
     assert states is not None
-    return host_link_bytes(workload, host_elements(workload, states))
+    return host_link_bytes(workload, states)
 
 
 def largest_difference(record: Record, reference: Record) -> float:

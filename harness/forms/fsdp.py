@@ -42,6 +42,8 @@ class GatherUnit:
     """In which it is gathered; None: the compute dtype. Counts of elements are in this dtype."""
     reduced: tuple[int, int] | None = None
     """Elements whose gradients are reduced, and those with padding; None: all of them."""
+    held_bytes: int = 0
+    """What a rank of FSDP2 holds of it between uses, padding included."""
 
 
 def sizes(units: Sequence[GatherUnit]) -> list[tuple[int, int]]:

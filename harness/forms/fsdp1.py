@@ -114,6 +114,16 @@ def model_states(workload: Workload) -> ModelStates:
     )  # fmt: skip
 
 
+def host_reads(workload: Workload) -> int:
+    """Bytes that offloaded weights, frozen ones too, take from the host in a step: all in each pass.
+
+    `FlatParamHandle.reshard` (_flat_param.py) points to the piece on the host after each pass, also where the
+    gathered weights are kept, and `pre_unshard` copies it as it is held to the device again.
+    """
+    held = _piece(workload, _flat_units(workload))
+    return 2 * workload.accumulation_steps * (held.own + held.padding) * workload.master_bytes
+
+
 def updated_tensors(workload: Workload) -> list[list[int]]:
     """Elements of the rank's part of each parameter, by group; those without a part have no gradient."""
     parts = _parts(workload)

@@ -172,6 +172,20 @@ def collectives(workload: Workload) -> Volume:
     )
 
 
+def host_reads(workload: Workload) -> int:
+    """Bytes that offloaded weights, frozen ones too, take from the host in a step.
+
+    `FSDPParam.all_gather_inputs` (_fsdp_param.py) copies the rank's rows to the device before each gather, on
+    one rank too, and casts them there. What the forward pass left to a group of ranks lies on the device.
+    """
+    units = _units(workload, reshards=workload.strategy.facts.reshards, reshards_root=reshards_root(workload))
+    again = 0 if workload.second_copy_ranks else sum(unit.held_bytes for unit in units if not unit.kept)
+    read = workload.accumulation_steps * (sum(unit.held_bytes for unit in units) + again)
+    # Further micro-steps find an astray unit gathered: the one before gathered it in its backward pass.
+    further = workload.accumulation_steps - 1
+    return read + sum(unit.held_bytes for unit in units if unit.astray and further)
+
+
 def _reduced_again(workload: Workload, named: Mapping[str, GatherUnit]) -> list[GatherUnit]:
     """Units that run more than once, where micro-steps add up: in the last, the first `post_backward`
     reduces what was added up (`unsharded_accumulated_grad`), the last one the gradient that just came."""
@@ -223,18 +237,20 @@ def _unit(workload: Workload, tensors: list[Tensor], *, kept: bool, astray: bool
     precision the policy casts them all to one. Only what is trained is reduced."""
     reached = [tensor for tensor in tensors if workload.layout.is_reached(tensor)]
     reduced = elements(reached), _padded(reached, workload.shards)
+    shards = workload.shards
+    held = sum(_padded([t], shards) // shards * workload.held_bytes(t) for t in tensors)
     dtypes = {_gathered_dtype(workload, t) for t in tensors}
     if len(dtypes) == 1:
         return GatherUnit(
-            elements=elements(tensors), padded=_padded(tensors, workload.shards), kept=kept, astray=astray,
-            dtype=dtypes.pop(), reduced=reduced,
+            elements=elements(tensors), padded=_padded(tensors, shards), kept=kept, astray=astray,
+            dtype=dtypes.pop(), reduced=reduced, held_bytes=held,
         )  # fmt: skip
     return GatherUnit(
         elements=sum(t.numel * DTYPE_BYTES[_gathered_dtype(workload, t)] for t in tensors),
         padded=sum(
-            _padded([t], workload.shards) * DTYPE_BYTES[_gathered_dtype(workload, t)] for t in tensors
+            _padded([t], shards) * DTYPE_BYTES[_gathered_dtype(workload, t)] for t in tensors
         ),
-        kept=kept, astray=astray, dtype="uint8", reduced=reduced,
+        kept=kept, astray=astray, dtype="uint8", reduced=reduced, held_bytes=held,
     )  # fmt: skip
 
 

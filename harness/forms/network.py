@@ -1,4 +1,4 @@
-"""Transports, nodes, links of another speed, the link to the host, and what a step can hide."""
+"""Transports, nodes, links of another speed, and what a step can hide."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.backends.strategy import StrategyKind
-from harness.forms.states import ADAM_MOMENTS
-from harness.forms.terms import ModelStates, ring_sent_bytes
-from harness.forms.workload import Workload
+from harness.forms.terms import ring_sent_bytes
 
 EMULATED = {"gloo": {"reduce_scatter": "all_reduce"}}
 """Transport -> collective -> what runs in its place."""
@@ -67,25 +65,6 @@ def node_traffic(
     if hosts[neighbour] == hosts[rank]:
         return NodeTraffic(inside=sent)
     return NodeTraffic(between=sent)
-
-
-def host_elements(workload: Workload, expected: ModelStates) -> float:
-    """Elements that a rank updates in host memory: those of its moments there and in files, without padding
-    except that of files."""
-    on_host = [term for term in expected.terms if term.host and not term.extra]
-    moments = sum(term.bytes for term in (*on_host, *expected.files) if term.kind == "optimizer")
-    return moments / (ADAM_MOMENTS * workload.master_bytes)
-
-
-def host_link_bytes(workload: Workload, elements: float) -> float:
-    """Per step of a rank that updates `elements` on the host: gradients down, weights up, both in the compute
-    dtype; offloaded weights are read for each pass besides."""
-    width = workload.compute_bytes
-    moved = 2 * elements * width
-    if workload.offloads_weights:
-        passes = 3 if workload.activation_checkpointing else 2
-        moved += elements * width * passes * workload.accumulation_steps
-    return moved
 
 
 def replicated_ratio(ranks: int, parameters: int, tokens: int, peak_flops: float, bandwidth: float) -> float:

@@ -38,6 +38,7 @@ from harness.forms.zero import (
 START_ALIGNMENT_ELEMENTS = 2
 """`nccl_start_alignment_factor` of DeepSpeedZeroOptimizer (`runtime/zero/stage_1_and_2.py`)."""
 PADDING = "padding of the partition"
+ACCUMULATED_ON_HOST = "accumulated over micro-steps on the host"
 ZEROS = "zeros for parameters that no gradient reaches"
 ALL_REDUCED = "DeepSpeed all-reduces gradients whatever reduce_scatter says, the textbook reduce-scatters"
 
@@ -169,7 +170,7 @@ def _offloaded_gradients(workload: Workload, piece: _Partition) -> list[Term]:
     return [
         gradients("partition, added up on the device", on_device),
         gradients("partition, kept on the host", kept, host=True, extra=False),
-        gradients("accumulated over micro-steps on the host", accumulated, host=True),
+        gradients(ACCUMULATED_ON_HOST, accumulated, host=True),
         buffer("host buffer of one gradient", largest, host=True),
         buffer("device buffer of one gradient", largest),
         buffer("host buffer of updated weights", piece.own * width, host=True),

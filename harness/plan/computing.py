@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.forms.activations import SELECTIVE, recomputed_share
-from harness.forms.network import host_link_bytes
+from harness.forms.host_link import host_link_bytes
 from harness.forms.optimizer_step import implementation
 from harness.forms.part import within
 from harness.forms.pipeline import bubble_of
@@ -135,13 +135,13 @@ def device_terms(work: Work, bytes_per_second: float, constants: TimeConstants) 
 
 
 def host_terms(work: Work, constants: TimeConstants) -> list[TimeTerm]:
-    """The update of an offloaded optimizer; gradients down and weights up; offloaded weights at each pass."""
+    """The update of an offloaded optimizer, and what crosses the link between a rank and its host."""
     workload, elements = work.workload, work.host_elements
     if workload.offload == "none" or workload.device == "cpu":
         return []
     per_element = ADAM_BYTES[implementation(workload)]
     update = elements * per_element / constants.host_bytes_per_second
-    moved, link = host_link_bytes(workload, elements), constants.host_link_bytes_per_second
+    moved, link = host_link_bytes(workload, work.scenario.states), constants.host_link_bytes_per_second
     return [
         TimeTerm(
             name="optimizer step on the host",
@@ -152,8 +152,8 @@ def host_terms(work: Work, constants: TimeConstants) -> list[TimeTerm]:
         TimeTerm(
             name="between device and host",
             seconds=moved / link,
-            formula="gradients down, weights up, offloaded weights at each pass / host link",
-            source="PCIe",
+            formula="gradients down, updated weights up, or all offloaded weights at each gather / host link",
+            source="FSDPParam.all_gather_inputs, partition_grads and their like, counted",
         ),
     ]
 

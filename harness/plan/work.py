@@ -9,7 +9,7 @@ from functools import cached_property
 from harness.errors import HarnessError
 from harness.forms import fsdp, zero
 from harness.forms.families import collectives
-from harness.forms.network import host_elements
+from harness.forms.host_link import host_elements
 from harness.forms.part import samples_at_once, within
 from harness.forms.sequence import with_attention
 from harness.forms.terms import (

@@ -3,7 +3,7 @@
 import pytest
 
 from harness.forms.families import model_states
-from harness.forms.network import host_elements, host_link_bytes
+from harness.forms.host_link import host_link_bytes
 from harness.forms.terms import ModelStates
 from harness.forms.workload import Workload
 from harness.forms.zero3.states import ALIGNMENT_BYTES, LEAST_BYTES, READ_TERM, UPDATED_TERM
@@ -64,5 +64,7 @@ def test_small_weights_leave_nothing_in_files() -> None:
 
 def test_weights_from_files_cross_the_link_as_those_of_host_memory_do() -> None:
     on_host, swapped = (asked(BLOOM_560M, offload=where) for where in ("cpu", "nvme-all"))
-    elements = host_elements(on_host, model_states(on_host))
-    assert host_link_bytes(swapped, elements) == host_link_bytes(on_host, elements)
+    plain, files = (host_link_bytes(job, model_states(job)) for job in (on_host, swapped))
+    pieces = len(on_host.layout.trained)
+    # Files hold aligned pieces of two moments; each element moves as 4 bytes down, and 8 to be widened.
+    assert plain <= files <= plain + pieces * ALIGNMENT_BYTES / 4 * 12
