@@ -42,14 +42,14 @@ from harness.cli.options import (
     with_trace,
 )
 from harness.cli.output import echo
-from harness.cli.preflight import force_option
+from harness.cli.preflight import force_option, foresee_planned, show
 from harness.cli.price import priced
 from harness.cli.progress import duration
 from harness.cli.rounds import Until, add_rounds, parse_until
 from harness.errors import HarnessError
 from harness.files import stream_number
 from harness.given_cells import plan_with_files
-from harness.job.experiment import CompareSection
+from harness.job.experiment import CompareSection, Experiment
 from harness.judge.wording import ranks
 from harness.launch.cells import Cell, is_refused, reusable
 from harness.launch.external import started_as_rank
@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from harness.judge.comparison import Comparison
     from harness.judge.rows import Row
     from harness.plan.fit.comparison import LargestBatches
+    from harness.plan.preflight import Forecast
 
 MOST_NAMED = 3
 """Settings that one line names."""
@@ -90,16 +91,28 @@ class Plan:
 
 
 def show_plan(
-    cells: Sequence[Cell], known: Mapping[str, Record], found: Runs, device: str, *, as_json: bool, view: View
+    cells: Sequence[Cell],
+    known: Mapping[str, Record],
+    found: Runs,
+    device: str,
+    experiment: Experiment,
+    *,
+    force: bool,
+    as_json: bool,
+    view: View,
 ) -> int:
-    """Show what `harness compare` would do with these cells, and do nothing.
+    """Show what `harness compare` would do with these cells, and whether they fit, and do nothing.
 
     `known`: the records that would be used, by cell; `found`: all of the folder.
     """
     plans = [_planned(cell, known.get(cell.key), found, device) for cell in cells]
     missing = [plan for plan in plans if plan.record is None and plan.runs]
+    view.begin("predicting memory")
+    limit = experiment.runtime.memory_limit
+    foreseen = foresee_planned([plan.cell for plan in missing], device, limit, force=force)
+    missing = [plan for plan in missing if foreseen.refusal(plan.cell.key) is None]
     if as_json:
-        echo(json.dumps({"cells": [_document(plan) for plan in plans]}, indent=1))
+        echo(json.dumps({"cells": [_document(plan, foreseen) for plan in plans]}, indent=1))
         return 0
     headers = ("backend", "ranks", "repeat", "time", "record")
     rows = [
@@ -111,6 +124,7 @@ def show_plan(
     ]  # fmt: skip
     echo(fitted(rows, headers, wide=view.wide))
     echo(_summary(missing, len(plans)), err=True)
+    show(foreseen)
     if any(plan.seconds_from == "flops" for plan in missing):
         echo(ASSUMED, err=True)
     return 0
@@ -223,8 +237,9 @@ def _wall_seconds(path: Path, record: Record) -> float | None:
     return seconds if 0 < seconds < time.time() and record.status == "ok" else None
 
 
-def _document(plan: Plan) -> dict[str, Any]:
+def _document(plan: Plan, foreseen: Forecast) -> dict[str, Any]:
     cell = plan.cell
+    part = foreseen.parts.get(cell.key)
     return {
         "backend": cell.backend,
         "world_size": cell.world_size,
@@ -233,6 +248,8 @@ def _document(plan: Plan) -> dict[str, Any]:
         "why": None if plan.record else plan.why.removeprefix("none: "),
         "seconds": plan.seconds,
         "seconds_from": plan.seconds_from,
+        "prediction": part.model_dump(mode="json") if part else None,
+        "no_prediction": foreseen.reason(cell.key),
     }
 
 
@@ -269,7 +286,9 @@ RECORDS_SUFFIX = ".runs"
 @force_option
 @trace_option
 @click.option(
-    "--dry-run", is_flag=True, help="List the cells, which have a record and how long the others take."
+    "--dry-run",
+    is_flag=True,
+    help="List the cells, which have a record, how long the others take and whether they fit.",
 )
 @resume_option
 @trust_option
@@ -322,7 +341,7 @@ def compare(
     batches = largest_batches(cells, experiment, device) if batch == "largest" else None
     cells = _enlarged(cells, batches) if batches is not None else cells
     if dry_run:
-        return show_plan(cells, known, found, device, as_json=as_json, view=view)
+        return show_plan(cells, known, found, device, experiment, force=force, as_json=as_json, view=view)
     _tell_known(cells, known, job, view)
     fresh = fresh and job is None
     runs_made = MissingCells(store, experiment, device, found, fresh=fresh, force=force, view=view)

@@ -44,6 +44,15 @@ def foresee(
     return forecast(candidates, limits, force=force, trace=launcher.trace)
 
 
+def foresee_planned(cells: Sequence[Cell], device: str, memory_limit: int | None, *, force: bool) -> Forecast:
+    """The same for cells of jobs that nobody checked, from their configurations alone."""
+    from harness.plan.limits import limits_here
+    from harness.plan.preflight import forecast, of_cells
+
+    limits = limits_here(device, memory_limit)
+    return forecast(of_cells(cells, {}, device, limits), limits, force=force)
+
+
 def foresee_one(
     cell: Cell, facts: dict[str, Any], experiment: Experiment, launcher: LocalLauncher, *, force: bool,
     shows: bool = True,

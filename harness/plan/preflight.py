@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from harness.backends import registry
@@ -272,6 +273,10 @@ class Forecast:
             return None
         return f"{words(part, self.candidates[key])}; {FORCE}"
 
+    def reason(self, key: str) -> str | None:
+        """Why a run has no prediction; None: it has one, or was not asked about."""
+        return next((why for why, runs in self.unknown.items() if key in {run.key for run in runs}), None)
+
     def lines(self) -> list[str]:
         """Runs that fit in one line, then each that is tight or cannot fit, how wrong such predictions
         were, and what is not known."""
@@ -300,7 +305,19 @@ def of_cells(
     torch_device: str,
     limits: MemoryLimits,
 ) -> list[PlannedCell]:
-    """Cells of this machine. `facts`: by job id, what the check of the job returned (`worker.check`)."""
+    """Cells of this machine. `facts`: by job id, what the check of the job returned (`worker.check`).
+
+    Of a job that was not checked its configuration says what the model is, and its samples do not count.
+    """
+
+    def scenario(cell: Cell) -> Scenario | None:
+        known = facts.get(cell.job_id)
+        model = job_model(cell.job) if known is None else planned_model(known, cell.job)
+        return scenario_of(cell, model, torch_device, device=limits.device)
+
+    def samples(cell: Cell) -> int:
+        return data_bytes(facts[cell.job_id], cell.job) if cell.job_id in facts else 0
+
     return [
         PlannedCell(
             key=cell.key,
@@ -309,13 +326,10 @@ def of_cells(
             ranks_per_node=cell.world_size // cell.nodes,
             torch_device=torch_device,
             alike=(cell.job_id, cell.backend, cell.world_size, cell.nodes, cell.layout),
-            scenario=lambda cell=cell: scenario_of(  # type: ignore[misc]
-                cell, planned_model(facts[cell.job_id], cell.job), torch_device,
-                device=limits.device,
-            ),
-            data_bytes=lambda cell=cell: data_bytes(facts[cell.job_id], cell.job),  # type: ignore[misc]
-            parameters=facts[cell.job_id].get("parameters"),
-            trained=facts[cell.job_id].get("trained_parameters"),
+            scenario=partial(scenario, cell),
+            data_bytes=partial(samples, cell),
+            parameters=facts.get(cell.job_id, {}).get("parameters"),
+            trained=facts.get(cell.job_id, {}).get("trained_parameters"),
             precision=cell.job.training.held_precision,
             limited=cell.memory_limit_bytes is not None,
         )

@@ -1,6 +1,7 @@
 """`harness compare --dry-run`: what would run and why, and nothing runs."""
 
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -50,6 +51,44 @@ def test_a_pipeline_that_cannot_be_scheduled_is_not_counted(label: str, reason: 
     assert reason in done.stdout
     assert "no prediction" not in done.stderr
     assert "1 of 2 cells would run" in done.stderr
+
+
+def test_what_does_not_fit_is_said_and_not_counted(tmp_path: Path) -> None:
+    """A model of the catalogue that no check of the job has built, in the words of a run's prediction."""
+    words = ["--model", "llama-3.1-8b", "--backends", "ddp,fsdp", "--nproc", "2", *SET_WORDS]
+    words += ["--set", "runtime.memory_limit=1GB"]
+    done = harness("compare", "--dry-run", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(
+        r"predicted memory: fsdp on 2 ranks: cannot fit: [\d.]+ GB of 1 GB per rank", done.stderr
+    )
+    assert "typical error of such predictions: allocated ±" in done.stderr
+    assert "0 of 3 cells would run" in done.stderr
+    found = json.loads(harness("compare", "--dry-run", "--json", *words, cwd=tmp_path).stdout)["cells"]
+    assert {cell["prediction"]["verdict"] for cell in found} == {"does not fit"}
+    assert all(cell["prediction"]["refused"] and cell["prediction"]["typical_error"] for cell in found)
+    forced = harness("compare", "--dry-run", "--force", *words, cwd=tmp_path)
+    assert "3 of 3 cells would run" in forced.stderr
+
+
+def test_why_nothing_is_predicted_of_a_model_that_is_not_there(tmp_path: Path) -> None:
+    setting = ["--set", "model.factory=own.py:build"]
+    done = harness(
+        "compare",
+        "--dry-run",
+        "--json",
+        "--backends",
+        "ddp",
+        "--nproc",
+        "2",
+        *SET_WORDS,
+        *setting,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    (found, *_) = json.loads(done.stdout)["cells"]
+    assert found["prediction"] is None
+    assert "there is no file" in found["no_prediction"]
 
 
 def recorded(cell: Cell, /, **changes: object) -> Record:
