@@ -14,7 +14,8 @@ from harness.forms.zero12 import START_ALIGNMENT_ELEMENTS
 
 _SOURCE = "DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py: "
 BUCKET = Term(
-    kind="communication", name="bucket of gradients", formula="compute bytes x reduce_bucket_size",
+    kind="communication", name="bucket of gradients",
+    formula="compute bytes x reduce_bucket_size, twice with overlap_comm",
     source=_SOURCE + "setup_buckets",
 )  # fmt: skip
 FLATTENED = Term(
@@ -114,7 +115,8 @@ class Zero12Timeline(StepTimeline):
     def gradient_ready(self, parameter: Tensor) -> None:
         if not self._has_bucket:
             self._has_bucket = True
-            self.ledger.add(BUCKET, self._limit * self._width)
+            buffers = 2 if self.workload.options.get("overlap_comm") else 1
+            self.ledger.add(BUCKET, buffers * self._limit * self._width)
         if self.workload.strategy.stage == 1:
             super().gradient_ready(parameter)
             return

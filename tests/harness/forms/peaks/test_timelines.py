@@ -51,6 +51,15 @@ def test_zero2_frees_gradients_of_other_partitions_where_zero1_keeps_them() -> N
     assert held(two["backward"], "gradients") <= 2 * 4 * BLOCK
 
 
+@pytest.mark.parametrize("backend", ["zero1", "zero2"])
+def test_zero_fills_a_second_bucket_while_the_first_is_reduced(backend: str) -> None:
+    one, two = (
+        moments(backend, MODEL, 2, options={"reduce_bucket_size": 8 * BLOCK} | option)["backward"]
+        for option in ({}, {"overlap_comm": True})
+    )
+    assert held(two, "communication") - held(one, "communication") == 4 * 8 * BLOCK
+
+
 def test_zero3_reduces_by_bucket() -> None:
     found = moments("zero3", MODEL, 4, options={"reduce_bucket_size": 2 * BLOCK})
     ordered = sum(c for h, c in found["reduction"].held.items() if h.name == "bucket ordered by rank")
