@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from harness.errors import HarnessError
 from harness.forms.activations import blocks_between
 from harness.forms.optimizer_states import OWN_STATES
@@ -9,7 +11,7 @@ from harness.forms.peaks.families import has_timeline
 from harness.job.job import DEFAULT_TASK, Job, axes_of
 from harness.plan.architectures.catalogue import find_architecture
 from harness.plan.model import PlannedModel
-from harness.plan.scenario import Scenario
+from harness.plan.scenario import Scenario, with_settings
 
 PREDICTED = ("training.activation_checkpointing", "loss.chunk_tokens", "optimizer.groups")
 """Settings of `axes_of` that profiles of activations and the time model cover."""
@@ -31,6 +33,36 @@ def why_states_alone(model: PlannedModel, job: Job) -> str | None:
         f"activations and speed {what} are not predicted, only those of causal language models of "
         "transformers; model states and traffic are"
     )
+
+
+CHECKPOINTING = "training.activation_checkpointing"
+FEWEST_BLOCKS = 3
+"""From which compiled blocks keep more together than one eager block computes again."""
+
+
+def neighbours(scenario: Scenario) -> tuple[Scenario, Scenario] | None:
+    """Predicted scenarios between which the memory of one that is not lies, the one that needs less first;
+    None: they are not known.
+
+    Compiled blocks keep their inputs at least, as eager ones do that compute all else again, and no more than
+    eager ones keep: the compiler takes the cut with the fewest bytes (torch/_functorch/partitioners.py,
+    `min_cut_rematerialization_partition`). Every n-th block keeps what all would, the others what none would.
+    """
+    training, model = scenario.job.training, scenario.job.model
+    less: dict[str, Any] = {CHECKPOINTING: True}
+    if model.compile == "block" and not training.activation_checkpointing:
+        if len(scenario.model.layout.blocks) < FEWEST_BLOCKS:
+            return None
+        plain = {"model.compile": "none"}
+        found = with_settings(scenario, less | plain), with_settings(scenario, plain)
+    elif scenario.strategy.facts.cuts_layers and (blocks_between(training.activation_checkpointing) or 1) > 1:
+        found = with_settings(scenario, less), with_settings(scenario, {CHECKPOINTING: False})
+    else:
+        return None
+    low, high = found
+    if low is None or high is None or why_memory_unknown(low) or why_memory_unknown(high):
+        return None
+    return low, high
 
 
 def why_memory_unknown(scenario: Scenario) -> str | None:

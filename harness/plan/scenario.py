@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from pydantic import ValidationError
+
 from harness.backends import registry, tensor_plan
 from harness.backends.base import BackendOptions, Precision, Preset, World
 from harness.backends.explain import Unsupported
@@ -26,6 +28,7 @@ from harness.forms.workload import Workload
 from harness.job.job import Job
 from harness.job.optimizer import OptimizerSection
 from harness.job.pairs import why_refused as why_pair_refused
+from harness.nested import put
 from harness.plan.adapters import why_refused, with_adapters
 from harness.plan.constants import TimeConstants
 from harness.plan.device import Device, Fabric
@@ -216,6 +219,20 @@ class Scenario:
             options={**self.options, **self.other.options},
             **self.job.optimizer.for_closed_forms(self.options),
         )
+
+
+def with_settings(scenario: Scenario | None, settings: Mapping[str, Any]) -> Scenario | None:
+    """The scenario of another job; None: the job's own settings contradict it."""
+    if scenario is None:
+        return None
+    document = scenario.job.model_dump(mode="json")
+    for key, value in settings.items():
+        put(document, tuple(key.split(".")), value)
+    try:
+        job = Job.model_validate(document)
+    except ValidationError:
+        return None
+    return scenario if job == scenario.job else replace(scenario, job=job)
 
 
 def _with_groups(layout: Layout, optimizer: OptimizerSection) -> Layout:

@@ -7,21 +7,17 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import ValidationError
-
 from harness.backends import registry
 from harness.backends.base import World
 from harness.backends.entry import UnknownBackend
 from harness.errors import HarnessError
-from harness.job.job import Job
-from harness.nested import put
 from harness.plan.coverage import why_memory_unknown
 from harness.plan.estimate.row import EstimateRow
 from harness.plan.leading import USUAL, about, by_speed, simplest_close
 from harness.plan.limits import MemoryVerdict
 from harness.plan.memory import MemoryPrediction, predict_memory
 from harness.plan.profiles import trace_scenarios
-from harness.plan.scenario import Scenario, why_not_planned
+from harness.plan.scenario import Scenario, why_not_planned, with_settings
 from harness.plan.speed import SpeedPrediction, predict_speed
 from harness.tell.formats import gigabytes
 
@@ -123,14 +119,18 @@ def alternatives(
     ways = []
     for name, given in SETTINGS.items():
         settings = {**CHECKPOINTING, **given}
-        changed = [_with(scenario, settings) for scenario in scenarios]
+        changed = [with_settings(scenario, settings) for scenario in scenarios]
         taken = any(new is old for new, old in zip(changed, scenarios, strict=True))
         if name not in without and not taken:
             ways.append((name, settings, changed))
     ahead([one for *_, changed in ways for one in changed if one and _why_not(one) is None])
     found = [_best(*way, limit_bytes, memory, speed) for way in ways]
     if OFFLOAD not in without:
-        offloaded = [_with(_relabelled(s, offload), CHECKPOINTING) for s in scenarios for offload in OFFLOADS]
+        offloaded = [
+            with_settings(_relabelled(scenario, offload), CHECKPOINTING)
+            for scenario in scenarios
+            for offload in OFFLOADS
+        ]
         found.append(_best(OFFLOAD, CHECKPOINTING, offloaded, limit_bytes, memory, speed))
     if MORE_GPUS not in without:
         found.append(_enough_gpus(scenarios, limit_bytes, memory, speed))
@@ -190,20 +190,6 @@ def set_words(settings: Mapping[str, Any]) -> list[str]:
         f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()
     )
     return [word for text in texts for word in ("--set", text)]
-
-
-def _with(scenario: Scenario | None, settings: Mapping[str, Any]) -> Scenario | None:
-    """The scenario of another job; None: the job's own settings contradict it."""
-    if scenario is None:
-        return None
-    document = scenario.job.model_dump(mode="json")
-    for key, value in settings.items():
-        put(document, tuple(key.split(".")), value)
-    try:
-        job = Job.model_validate(document)
-    except ValidationError:
-        return None
-    return scenario if job == scenario.job else replace(scenario, job=job)
 
 
 def _relabelled(scenario: Scenario, offload: str) -> Scenario | None:

@@ -75,6 +75,7 @@ def _row(row: EstimateRow) -> dict[str, Any]:
         "host_bytes_per_node": memory.host_bytes_per_node if memory else None,
         "file_bytes_per_node": row.swapped_per_node[0] if row.swapped_per_node else None,
         "memory_unknown": row.memory_unknown,
+        "peak_bytes_between": row.peak_bytes_between,
         "fits": verdict.fits if verdict else None,
         "verdict": verdict.answer if verdict else None,
         "margin_bytes": verdict.margin_bytes if verdict else None,

@@ -15,7 +15,7 @@ from harness.forms.terms import STATE_KINDS, Collective, ModelStates, ring_formu
 from harness.forms.textbook import gathers_updated, textbook_sent_bytes, textbook_states
 from harness.forms.workload import Role, Workload
 from harness.job.batch import BatchLayout, job_layout, layout_of, with_global_batch
-from harness.plan.coverage import why_memory_unknown
+from harness.plan.coverage import neighbours, why_memory_unknown
 from harness.plan.estimate.question import EstimateRequest
 from harness.plan.limits import MemoryVerdict
 from harness.plan.memory import MemoryPrediction, host_bytes, predict_memory
@@ -122,6 +122,8 @@ def _next(rank: int, role: Role, world: int, shards: int) -> int:
     return (rank + (shards if role == "replica" else 1)) % world
 
 
+FARTHEST_BOUNDS = 3
+"""Bounds that are farther apart than this factor say nothing."""
 NO_DEVICE = "no GPU was named (--gpu)"
 
 
@@ -135,6 +137,9 @@ class EstimateRow:
     scenario: Scenario | None = None
     memory: MemoryPrediction | None = None
     memory_unknown: str | None = None
+    memory_bounds: tuple[MemoryPrediction, MemoryPrediction] | None = None
+    """Of a peak that is not predicted, the most and the least of which are; None: they are not known, or too
+    far apart."""
     traffic: tuple[TrafficLine, ...] = ()
     traffic_unknown: str | None = None
     speed: SpeedPrediction | None = None
@@ -156,14 +161,28 @@ class EstimateRow:
 
     @property
     def verdict(self) -> MemoryVerdict | None:
-        """None: no device, or memory not predicted and model states alone fit."""
+        """None: no device, or memory not predicted: model states alone fit, or of bounds only the less."""
         if self.scenario is None or self.scenario.device is None:
             return None
         device = self.scenario.device.memory_bytes
         if self.memory is not None:
             return MemoryVerdict(needed_bytes=self.memory.device_bytes, device_bytes=device)
+        if self.memory_bounds is not None:
+            least, most = (
+                MemoryVerdict(needed_bytes=bound.device_bytes, device_bytes=device)
+                for bound in self.memory_bounds
+            )
+            return most if most.fits else least if not least.fits else None
         alone = MemoryVerdict(needed_bytes=self.state_bytes(*STATE_KINDS) or 0, device_bytes=device)
         return None if alone.fits else alone
+
+    @property
+    def peak_bytes_between(self) -> tuple[int, int] | None:
+        """Of a peak that is not predicted itself."""
+        if self.memory_bounds is None:
+            return None
+        least, most = self.memory_bounds
+        return least.peak_bytes, most.peak_bytes
 
     @property
     def tokens_per_second_per_gpu(self) -> float:
@@ -304,14 +323,32 @@ def estimate(asked: EstimateRequest) -> list[EstimateRow]:
             f"{first.label} cannot run on {first.world_size} ranks: {first.unsupported}"
             + (f"; nor can any of the {more} others that were asked for" if more else "")
         )
-    planned = [row.scenario for row in rows if row.scenario and why_memory_unknown(row.scenario) is None]
-    trace_scenarios(planned)
+    trace_scenarios(found for row in rows if row.scenario for found in _asked_of(row.scenario))
     return [_predicted(row) for row in rows]
+
+
+def _asked_of(scenario: Scenario) -> tuple[Scenario, ...]:
+    """Those whose memory is predicted: itself, or its neighbours."""
+    return (scenario,) if why_memory_unknown(scenario) is None else neighbours(scenario) or ()
+
+
+def _bounds(scenario: Scenario) -> tuple[MemoryPrediction, MemoryPrediction] | None:
+    found = neighbours(scenario)
+    if found is None:
+        return None
+    try:
+        least, most = map(predict_memory, found)
+    except HarnessError:
+        return None
+    apart = most.peak_bytes / least.peak_bytes
+    return (least, most) if 1 <= apart <= FARTHEST_BOUNDS else None
 
 
 def trust_of(rows: Sequence[EstimateRow]) -> Trust | None:
     """How wrong such predictions have been; None: of no row is more than states and traffic predicted."""
-    predicted = [row.scenario for row in rows if row.scenario and (row.memory or row.speed)]
+    predicted = [
+        row.scenario for row in rows if row.scenario and (row.memory or row.memory_bounds or row.speed)
+    ]
     share = max((row.speed.host_share for row in rows if row.speed), default=None)
     return trust_in(*predicted, speed=share is not None, host_share=share) if predicted else None
 
@@ -322,9 +359,10 @@ def _predicted(row: EstimateRow) -> EstimateRow:
         return row
     memory, memory_unknown = _tried(lambda: predict_memory(scenario), why_memory_unknown(scenario))
     speed, speed_unknown = _tried(lambda: predict_speed(scenario), None if scenario.device else NO_DEVICE)
+    bounds = _bounds(scenario) if memory is None else None
     traffic, traffic_unknown = _tried(lambda: tuple(step_traffic(scenario)))
     return replace(
-        row, memory=memory, memory_unknown=memory_unknown, traffic=traffic or (),
+        row, memory=memory, memory_unknown=memory_unknown, memory_bounds=bounds, traffic=traffic or (),
         traffic_unknown=traffic_unknown, speed=speed, speed_unknown=speed_unknown,
     )  # fmt: skip
 

@@ -207,7 +207,12 @@ def _answer(
     """Which strategies fit, and the fastest of those that are compared."""
     if asked.device is None:
         return "name a GPU with --gpu to learn what fits and how fast it is"
-    if rows and not asked.names_all and len(rows) <= FEW_NAMED and all(row.memory for row in rows):
+    if (
+        rows
+        and not asked.names_all
+        and len(rows) <= FEW_NAMED
+        and all(row.memory or row.memory_bounds for row in rows)
+    ):
         return "; ".join(map(_of_row, rows))
     judged = [(row, row.verdict) for row in rows if row.verdict is not None]
     fitting = [row for row, verdict in judged if verdict is not None and verdict.fits]
@@ -225,6 +230,12 @@ def _answer(
 
 def _of_row(row: EstimateRow) -> str:
     """'zero2:offload=optimizer fits, 40.1 of 85.1 GB and 128 GB of host memory per node, about 1,200 ...'."""
+    if row.memory_bounds is not None:
+        assert row.scenario is not None
+        assert row.scenario.device is not None
+        verdict = "may fit" if row.verdict is None else row.verdict.answer.replace("tight", "is tight")
+        needed = _span([bound.device_bytes for bound in row.memory_bounds])
+        return f"{row.label} {verdict}, {needed} of {gigabytes(row.scenario.device.memory_bytes)} GB"
     assert row.memory is not None
     assert row.verdict is not None
     needed, there = row.verdict.needed_bytes, row.verdict.device_bytes
@@ -254,6 +265,7 @@ def _names(fitting: Sequence[EstimateRow], rows: Sequence[EstimateRow]) -> str:
 
 def _memory_table(asked: EstimateRequest, rows: Sequence[EstimateRow]) -> list[str]:
     peaks = [row.memory.peak_bytes for row in rows if row.memory is not None]
+    peaks += [row.peak_bytes_between[1] for row in rows if row.peak_bytes_between]
     unit, name = (MEGA, "MB") if max(peaks, default=0) < GIGA else (GIGA, "GB")
     judged = asked.device is not None
     headers = [f"{name} per rank", *(title for title, _ in MEMORY), "peak", "at"]
@@ -298,7 +310,8 @@ def _memory_cells(row: EstimateRow, unit: float) -> list[str]:
     if row.memory is None:
         kinds = ("weights", "gathered", "gradients", "masters", "optimizer")
         return [
-            *(_kind(row.state_bytes(kind), unit) for kind in kinds), *[NOT_AVAILABLE] * 5
+            *(_kind(row.state_bytes(kind), unit) for kind in kinds), *[NOT_AVAILABLE] * 3,
+            _between_cell(row, unit), NOT_AVAILABLE,
         ]  # fmt: skip
     terms = [term for term in row.memory.decisive.terms if not term.host]
     sums = [sum(term.bytes for term in terms if term.kind in kinds) for _, kinds in MEMORY]
@@ -307,6 +320,11 @@ def _memory_cells(row: EstimateRow, unit: float) -> list[str]:
         _size(row.memory.peak_bytes, unit),
         MOMENTS[row.memory.decisive.name],
     ]
+
+
+def _between_cell(row: EstimateRow, unit: float) -> str:
+    bounds = row.peak_bytes_between or ()
+    return " to ".join(dict.fromkeys(_size(bound, unit) for bound in bounds)) or NOT_AVAILABLE
 
 
 def _step_table(asked: EstimateRequest, rows: Sequence[EstimateRow]) -> list[str]:
@@ -352,12 +370,23 @@ def _reasons(rows: Sequence[EstimateRow]) -> list[str]:
             continue
         lacks: dict[str, list[str]] = {}
         if row.memory_unknown is not None:
-            lacks.setdefault(row.memory_unknown, []).append("memory")
+            lacks.setdefault(row.memory_unknown, []).append(_lacking(row))
         if row.speed_unknown is not None and row.scenario.device is not None:
             lacks.setdefault(row.speed_unknown, []).append("speed")
         for reason, what in lacks.items():
             found.setdefault(f"{' and '.join(what)} n/a: {reason}", []).append(row.label)
     return [f"{', '.join(labels)}: {reason}" for reason, labels in found.items()]
+
+
+def _lacking(row: EstimateRow) -> str:
+    """'memory', or 'peak 21.7 to 46.9 GB, else memory'."""
+    bounds = row.peak_bytes_between
+    return f"peak {_span(bounds)} GB, else memory" if bounds else "memory"
+
+
+def _span(bounds: Sequence[float]) -> str:
+    """'21.7 to 46.9', in GB; bounds that read alike once."""
+    return " to ".join(dict.fromkeys(map(gigabytes, bounds)))
 
 
 def _details(row: EstimateRow) -> list[str]:

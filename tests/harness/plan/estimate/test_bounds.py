@@ -1,0 +1,78 @@
+"""Peaks that are not predicted, between those of two jobs that are."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.plan.coverage import neighbours
+from harness.plan.estimate import row as of_row
+from harness.plan.estimate.document import document
+from harness.plan.estimate.row import EstimateRow, estimate
+from harness.plan.estimate.table import estimate_lines
+
+from .asking import ask, row
+
+COMPILED = "model.compile=block"
+LONG = ("training.precision=bf16-mixed", "data.sequence_length=2048")
+
+
+def peak(found: EstimateRow) -> int:
+    assert found.memory is not None
+    return found.memory.peak_bytes
+
+
+def test_compiled_blocks_keep_between_what_eager_ones_recompute_to_and_keep() -> None:
+    asked = {"backends": "fsdp", "gpu": "A100-80", "model": "llama-3.1-8b"}
+    found = row(*LONG, COMPILED, **asked)
+    least, most = (
+        peak(row(*LONG, f"training.activation_checkpointing={checkpointing}", **asked))
+        for checkpointing in ("true", "false")
+    )
+    assert found.memory is None
+    assert found.peak_bytes_between == (least, most)
+    assert least < most
+    assert found.verdict is not None
+    assert found.verdict.answer == "fits"  # the most does
+
+
+def test_of_every_second_block_a_stage_keeps_between_all_and_none() -> None:
+    asked = {"backends": "pp:stages=4", "gpu": "A100-80", "model": "llama-3.1-8b"}
+    settings = (*LONG, "data.sequence_length=4096", "training.micro_batch_size=8")
+    found = row(*settings, "training.activation_checkpointing=every-2", **asked)
+    bounds = found.peak_bytes_between
+    assert bounds is not None
+    assert bounds[0] < 85e9 < bounds[1]
+    assert found.verdict is None  # it may fit
+
+
+def test_text_and_document_have_the_bounds_and_how_wrong_their_like_were() -> None:
+    question = ask(*LONG, COMPILED, backends="fsdp", gpu="A100-80", model="llama-3.1-8b")
+    rows = estimate(question)
+    (of_rows,) = document(question, rows)["rows"]
+    least, most = of_rows["peak_bytes_between"]
+    assert of_rows["peak_bytes"] is None
+    text = " ".join("\n".join(estimate_lines(question, rows)).split())
+    assert f"fsdp: peak {least / 1e9:.3g} to {most / 1e9:.3g} GB, else memory and speed n/a" in text
+    assert "fsdp fits, " in text
+    assert "typical error of such predictions: allocated ±" in text
+
+
+def test_bounds_that_are_far_apart_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"backends": "fsdp", "gpu": "A100-80", "model": "llama-3.1-8b"}
+    monkeypatch.setattr(of_row, "FARTHEST_BOUNDS", 1.01)
+    assert row(*LONG, COMPILED, **asked).peak_bytes_between is None
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (),
+        ("optimizer.kind=muon",),
+        (COMPILED, "optimizer.kind=muon"),
+        (COMPILED, "training.activation_checkpointing=true"),
+    ],
+)
+def test_what_has_no_two_neighbours_has_no_bounds(settings: tuple[str, ...]) -> None:
+    (found,) = of_row.candidates(ask(*LONG, *settings, backends="fsdp", gpu="A100-80"))
+    assert found.scenario is not None
+    assert neighbours(found.scenario) is None
