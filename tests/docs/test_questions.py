@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "planning.md"
 BLOCK = re.compile(r"### Ten questions.*?```sh\n(.*?)```", re.DOTALL)
 ASKED = re.compile(r"# (.+)\nharness (.+)\n# -> (.+)")
 OF_ESTIMATE = re.compile(r"^[\d,]+ ranks?[,:]")
-pytestmark = [pytest.mark.exhaustive, pytest.mark.long(seconds=90)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.long(seconds=125)]
 
 
 def questions() -> Iterator[re.Match[str]]:
