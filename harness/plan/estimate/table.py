@@ -234,8 +234,8 @@ def _of_row(row: EstimateRow) -> str:
         assert row.scenario is not None
         assert row.scenario.device is not None
         verdict = "may fit" if row.verdict is None else row.verdict.answer.replace("tight", "is tight")
-        needed = _span([bound.device_bytes for bound in row.memory_bounds])
-        return f"{row.label} {verdict}, {needed} of {gigabytes(row.scenario.device.memory_bytes)} GB"
+        span = _span([bound.device_bytes for bound in row.memory_bounds])
+        return f"{row.label} {verdict}, {span} of {gigabytes(row.scenario.device.memory_bytes)} GB"
     assert row.memory is not None
     assert row.verdict is not None
     needed, there = row.verdict.needed_bytes, row.verdict.device_bytes

@@ -64,22 +64,23 @@ def test_fsdp2_reads_what_its_closed_form_says(
 ) -> None:
     """Counted where torch copies rows to the device, of which a CPU makes nothing."""
     read = 0
-    plain = FSDPParam.all_gather_inputs.fget
+    plain = vars(FSDPParam)["all_gather_inputs"].fget
 
     def counted(parameter: FSDPParam) -> list[torch.Tensor]:
         nonlocal read
         if parameter.offload_to_cpu and parameter.sharded_state == ShardedState.SHARDED:
             read += parameter._sharded_param_data.nbytes
-        return plain(parameter)
+        found: list[torch.Tensor] = plain(parameter)
+        return found
 
     monkeypatch.setattr(FSDPParam, "all_gather_inputs", property(counted))
-    config = {key: value for key, value in LLAMA_SMALL.items() if key != "model_type"}
-    model = LlamaForCausalLM(LlamaConfig(**config))
+    config: dict[str, Any] = {key: value for key, value in LLAMA_SMALL.items() if key != "model_type"}
+    model: Any = LlamaForCausalLM(LlamaConfig(**config))
     for name, parameter in model.named_parameters():
         if TRAINED not in name:
             parameter.requires_grad_(False)
             parameter.data = parameter.data.to(getattr(torch, dtype))
-    settings = {
+    settings: dict[str, Any] = {
         "mesh": init_device_mesh("cpu", (RANKS,)),
         "reshard_after_forward": reshards,
         "offload_policy": CPUOffloadPolicy(pin_memory=False),
