@@ -31,8 +31,9 @@ def diagnose(first: Path, second: Path, strict: bool, reruns: bool, as_json: boo
 
     Of one job: the settings in force that differ, the first step, the tensors and the ratio of the
     difference, or that there is none beyond noise. Reruns both on this machine, and the reference if noise
-    was not measured. Of different jobs: the settings that differ and the figure that differs first; --rerun
-    finds the setting that makes the difference. Of an observed script only the records are compared.
+    was not measured. Of different jobs: the settings that differ and each figure that does, the first one
+    first; --rerun finds the setting that makes the difference. Of an observed script only the records are
+    compared.
     """
     pair = read_pair(first, second)
 

@@ -28,6 +28,8 @@ STEPS_AFTER = 4
 """A rerun goes on for so many steps after the runs part, so that what acts later shows too."""
 MOST_OF_IT = 0.8
 """The share of the difference from which one setting is said to explain it."""
+SHOWN = 3
+"""Settings with their share in the verdict, where none makes the difference alone."""
 Effect = Literal["mathematics", "rounding"]
 SAME_MATHEMATICS = {
     "loss.chunk_tokens",
@@ -186,7 +188,10 @@ class JobsDiagnosis:
             return (
                 f"up to step {self.last_step} no loss or norm differs beyond rounding: no setting is blamed"
             )
-        return "no setting alone makes the difference; those that move the loss act together"
+        moving = [t for t in self.trials if t.parting_step is not None and t.share is not None]
+        largest = sorted(moving, key=lambda trial: -abs(trial.share or 0.0))[:SHOWN]
+        makes = ", ".join(f"{trial.setting} {trial.share:.0%}" for trial in largest)
+        return f"no setting alone makes the difference{f'; alone they make: {makes}' if makes else ''}"
 
     def sentences(self) -> Iterator[str]:
         """The evidence, the settings first."""

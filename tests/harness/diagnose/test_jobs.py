@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from harness.diagnose.jobs import (
     FILES,
     JobsDiagnosis,
+    SettingTrial,
     diagnose_jobs,
     find_partings,
     limits_of,
@@ -155,6 +157,25 @@ def test_a_share_is_of_whole_curves_and_of_norms_where_losses_agree() -> None:
     assert share(record(loss=9e-8, norm=0.1), record(loss=1e-8, norm=0.1)) == pytest.approx(1.0)
     assert share(record(), record()) is None
     assert find_partings(start, record(loss=1e-8), limits_of(start, start)) == []
+
+
+@pytest.mark.parametrize(
+    ("shares", "verdict"),
+    [
+        ({"a": 1.0, "b": 0.1}, "a makes the difference"),
+        ({"a": 0.9, "b": 1.1}, "a and b each make the difference"),
+        (
+            {"a": 0.01, "b": 1.33, "c": -0.2, "d": 0.0},
+            "no setting alone makes the difference; alone they make: b 133%, c -20%, a 1%",
+        ),
+        ({"a": None}, "up to step 3 no loss or norm differs beyond rounding: no setting is blamed"),
+    ],
+)
+def test_a_verdict_says_how_much_each_setting_makes_alone(shares: dict, verdict: str) -> None:
+    parted = with_step(another(training={"seed": 3}), 1, loss=9.0)
+    found = of(make_record(label="ddp"), parted)
+    trials = tuple(SettingTrial(setting=name, parting_step=1, share=share) for name, share in shares.items())
+    assert replace(found, trials=trials, last_step=3).verdict() == verdict
 
 
 def test_files_that_changed_cannot_be_tried_alone() -> None:
