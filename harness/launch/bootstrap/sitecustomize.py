@@ -10,7 +10,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from _thread import RLock
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import module_from_spec
 from pathlib import Path
@@ -115,49 +117,84 @@ def observe() -> None:
 
 
 def _start_observing(on_import: OnImport) -> None:
-    """Do so as if the script's own folders, first on the path, were not there.
-
-    Where the script has modules of the same names, such as a package `harness`, it goes on to find its own.
-    """
-    given, before = list(sys.path), set(sys.modules)
-    library = os.path.dirname(os.__file__)
-    ahead = given[: given.index(library)] if library in given else []
-    asked = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    # Python makes its entries absolute; a script may lie beside `harness` itself.
-    kept = {*asked, *map(os.path.abspath, filter(None, asked)), os.environ.get(PACKAGES)}
-    folders = set(ahead) - kept
-    places = {os.path.abspath(folder) for folder in folders}
-    names = {name for name, module in sys.modules.items() if _folder_of(module) in places}
-    own = {name: sys.modules.pop(name) for name in before if name.partition(".")[0] in names}
-    sys.path[:] = [entry for entry in given if entry not in folders]
-    try:
+    apart = Apart()
+    with apart():
         from harness.rank.observing.start import start_observing
 
-        start_observing(Path(os.environ[RUN_DIRECTORY]), on_import)
-    finally:
-        sys.path[:] = given
-        loaded = [name for name in sys.modules if name not in before or name in own]
-        others = {name for name in loaded if "." not in name and _is_another(name, given)}
-        for name in loaded:
-            if name.partition(".")[0] in others:
-                del sys.modules[name]
-        sys.modules.update(own)
+        start_observing(Path(os.environ[RUN_DIRECTORY]), on_import, apart)
 
 
-def _folder_of(module: ModuleType) -> str | None:
-    """The entry of the path in which a module of the top level was found."""
-    file = getattr(module, "__file__", None)
-    if not file or "." in module.__name__ or module.__name__ == "__main__":
-        return None
-    folder = os.path.dirname(file)
-    return os.path.dirname(folder) if hasattr(module, "__path__") else folder
+class Apart:
+    """Keeps the observer's modules from the script's where both have one of a name, such as a `psutil.py`.
+
+    Within a call the script's own folders, first on the path, are not there, and neither are their modules;
+    after it the observer's are not. Libraries look for modules, and for themselves, whenever they are called.
+    """
+
+    def __init__(self) -> None:
+        library = os.path.dirname(os.__file__)
+        ahead = sys.path[: sys.path.index(library)] if library in sys.path else []
+        asked = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        # Python makes its entries absolute; a script's own folder may be one of them.
+        asked = [*asked, *map(os.path.abspath, filter(None, asked))]
+        kept = {entry for entry in asked if os.path.abspath(entry) not in (_script_folder(), os.getcwd())}
+        # A script may lie beside `harness` itself.
+        self._folders = set(ahead) - kept - {os.environ.get(PACKAGES, "")}
+        self._names = {
+            name for folder in self._folders for name in _modules_in(folder) if self._are_two(name)
+        }
+        self._held: dict[str, ModuleType] = {}
+        self._known: set[str] = set()
+        self._size = 0
+        self._lock = RLock()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        if not self._names:
+            yield
+            return
+        with self._lock:
+            path, theirs = list(sys.path), self._take()
+            sys.path[:] = self._without_folders()
+            sys.modules.update(self._held)
+            self._size = len(sys.modules)
+            try:
+                yield
+            finally:
+                self._held = self._take()
+                sys.modules.update(theirs)
+                sys.path[:] = path
+                self._size = len(sys.modules)
+
+    def _take(self) -> dict[str, ModuleType]:
+        """Take the modules of these names, and those in them, away from Python."""
+        if len(sys.modules) != self._size:
+            self._known |= {name for name in list(sys.modules) if name.partition(".")[0] in self._names}
+        return {name: sys.modules.pop(name) for name in self._known if name in sys.modules}
+
+    def _without_folders(self) -> list[str]:
+        return [entry for entry in sys.path if entry not in self._folders]
+
+    def _are_two(self, name: str) -> bool:
+        """Whether the script's folders lead to another module of this name than the rest of the path."""
+        own = PathFinder.find_spec(name, sys.path)
+        if own is None or own.origin is None:
+            return False  # a folder without __init__.py gives way to any package
+        others = PathFinder.find_spec(name, self._without_folders())
+        return name == "harness" if others is None else others.origin not in (None, own.origin)
 
 
-def _is_another(name: str, path: Sequence[str]) -> bool:
-    """Whether a path leads to another module of this name than the one that was imported."""
-    spec, module = PathFinder.find_spec(name, path), sys.modules.get(name)
-    own = getattr(module, "__spec__", None)
-    return bool(spec and spec.origin and own and own.origin and spec.origin != own.origin)
+def _script_folder() -> str:
+    return os.path.dirname(os.path.abspath(getattr(sys.modules["__main__"], "__file__", None) or "-"))
+
+
+def _modules_in(folder: str) -> set[str]:
+    """Names of what may be modules in a folder."""
+    try:
+        found = {entry.partition(".")[0] for entry in os.listdir(folder or ".")}
+    except OSError:  # an archive, or none is there
+        return set()
+    return {name for name in found if name.isidentifier()}
 
 
 def note_ends(folder: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from types import ModuleType
 from typing import Any, Protocol
@@ -50,14 +51,19 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != NO_BACKWARD)
 
 
+Apart = Callable[[], AbstractContextManager[None]]
+"""Within its context the script's modules are not there."""
+
+
 class Guarded:
     """Passes everything on until the listener fails once: whatever that is, the script goes on unobserved.
 
     Nothing of a process that is forked from this one, such as a loader's worker.
     """
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, apart: Apart = nullcontext) -> None:
         self._listener = listener
+        self._apart = apart
         self._process = os.getpid()
         self.has_failed = False
 
@@ -65,12 +71,13 @@ class Guarded:
         def tell(*arguments: Any) -> None:
             if self.has_failed or os.getpid() != self._process:
                 return
-            try:
-                getattr(self._listener, name)(*arguments)
-            except Exception as error:
-                self.has_failed = True
-                sys.stderr.write(f"harness observe: observation ends in {name}: {described(error)}\n")
-                self._note_failure(name, error)
+            with self._apart():
+                try:
+                    getattr(self._listener, name)(*arguments)
+                except Exception as error:
+                    self.has_failed = True
+                    sys.stderr.write(f"harness observe: observation ends in {name}: {described(error)}\n")
+                    self._note_failure(name, error)
 
         return tell
 

@@ -7,12 +7,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import wraps
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
-from harness.rank.observing.hooks import Guarded, hook_frameworks, hook_torch
+from harness.rank.observing.hooks import Apart, Guarded, hook_frameworks, hook_torch
 from harness.rank.observing.session import Session
 from harness.rank.probes.memory import allocator_probe
 from harness.run_directory.observed_processes import note_end, note_start
@@ -21,23 +22,23 @@ from harness.safe_text import described
 OnImport = Callable[[str, Callable[[ModuleType], None]], None]
 
 
-def start_observing(run_directory: Path, on_import: OnImport) -> None:
-    """Put hooks into torch now and into frameworks once they are imported.
+def start_observing(run_directory: Path, on_import: OnImport, apart: Apart = nullcontext) -> None:
+    """Put hooks into torch now and into frameworks once they are imported; they work within `apart()`.
 
     The CPU's allocator counts from here, before the first tensor; on CUDA its own statistics are read.
     """
     session = Session(run_directory, allocator_probe("cpu"))
     rank = os.environ.get("RANK", "")
     note_start(run_directory, int(rank) if rank.isdecimal() else None, trains=False)
-    guarded = Guarded(session)
+    guarded = Guarded(session, apart)
     session.find_roots(guarded)
     hook_torch(guarded)
     hook_frameworks(guarded, on_import)
-    _hook_end(guarded, run_directory)
+    _hook_end(guarded, run_directory, apart)
     _hook_threads(guarded)
 
 
-def _hook_end(guarded: Guarded, run_directory: Path) -> None:
+def _hook_end(guarded: Guarded, run_directory: Path, apart: Apart) -> None:
     """Finish when the process ends, however it does that."""
     failures: list[BaseException] = []
     shown, leave, process = sys.excepthook, os._exit, os.getpid()
@@ -55,7 +56,8 @@ def _hook_end(guarded: Guarded, run_directory: Path) -> None:
         # A watchdog's thread leaves so while the others hang: what could wait is left out there.
         if os.getpid() == process and threading.current_thread() is threading.main_thread():
             try:
-                note_end(run_directory, process, status)
+                with apart():
+                    note_end(run_directory, process, status)
             except OSError as error:
                 sys.stderr.write(f"harness observe: the exit code is not noted: {described(error)}\n")
             if status == 0 or failure() is not None:

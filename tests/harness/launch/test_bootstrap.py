@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.job.experiment import MeasureSection
 from harness.launch.bootstrap.sitecustomize import PACKAGES, AfterImport
 from harness.launch.observed import observed_environment
-from harness.run_directory.observed import ObserveRequest
+from harness.run_directory.observed import ObserveRequest, assemble_observed
 from harness.run_directory.observed_processes import processes_folder
 
 
@@ -79,27 +79,52 @@ def test_a_framework_that_cannot_be_hooked_is_imported_all_the_same(tmp_path: Pa
     assert run(tmp_path, script, tmp_path) == "imported"
 
 
+OWN = {
+    "harness/__init__.py": "mine = 1",
+    "harness/rank.py": "",
+    "psutil.py": "raise SystemExit(7)",
+    "pydantic.py": "ran = True",
+    "datasets/rows.txt": "no package: that of the environment is imported",
+    "train.py": """
+import pydantic, torch, harness, pydantic as again
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters())
+for step in range(3):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+import datasets
+try:
+    import psutil
+except SystemExit as end:
+    print(end)
+print(harness.mine, pydantic.ran, again is pydantic, bool(datasets.__file__))
+""",
+}
+
+
 def test_modules_of_the_scripts_folder_are_the_scripts_alone(tmp_path: Path) -> None:
-    """Names that the harness imports too; `psutil` would end the process."""
+    """Names that the harness imports too; psutil, whose own would end the process, looks for itself."""
     run_directory, folder = tmp_path / "run", tmp_path / "script"
     run_directory.mkdir()
-    ObserveRequest(
+    request = ObserveRequest(
         run_id="observed", created_at="2026-01-01T00:00:00.000+00:00", command=["harness"], observed=["x"],
-        measure=MeasureSection(traced_steps=0),
-    ).write(run_directory)  # fmt: skip
-    for name, text in {
-        "harness/__init__.py": "mine = 1", "harness/rank.py": "", "psutil.py": "raise SystemExit(7)",
-        "pydantic.py": "ran = True", "train.py": "import pydantic, torch, harness, pydantic as again\n"
-        "print(harness.mine, pydantic.ran, again is pydantic, torch.autograd.backward.__module__)",
-    }.items():  # fmt: skip
+        measure=MeasureSection(warmup_steps=0, probed_steps=1, cooldown_steps=0, traced_steps=0),
+    )  # fmt: skip
+    request.write(run_directory)
+    for name, text in OWN.items():
         (folder / name).parent.mkdir(exist_ok=True, parents=True)
         (folder / name).write_text(text)
+    environment = observed_environment(run_directory)
+    environment["PYTHONPATH"] += os.pathsep + str(folder)
     done = subprocess.run(
-        [sys.executable, "train.py"], cwd=folder, env=observed_environment(run_directory),
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert (done.stdout, done.stderr, done.returncode) == ("1 True True torch.autograd\n", "", 0)
-    assert len(list(processes_folder(run_directory).iterdir())) == 1
+        [sys.executable, "train.py"], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("7\n1 True True True\n", "", 0)
+    record = assemble_observed(run_directory, request, done.returncode)
+    assert record is not None
+    assert record.observation is not None
+    assert (record.status, len(record.steps), record.observation.notes) == ("ok", 3, [])
 
 
 def test_a_script_beside_the_harness_is_observed(tmp_path: Path) -> None:
