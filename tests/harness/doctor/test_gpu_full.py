@@ -66,7 +66,7 @@ def unpacked(data: bytes, name: str = "") -> Iterator[tuple[str, bytes]]:
 
 @pytest.fixture(scope="module")
 def sent(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
-    """The command on evidence in place of the checks' runs; its second comparison goes on until its end."""
+    """The command on evidence in place of the checks' runs; its first comparison goes on until its limit."""
     folder = tmp_path_factory.mktemp("sent")
     bundle = folder / "sent.tar.xz"
     with pytest.MonkeyPatch.context() as patch:
@@ -76,12 +76,13 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
         evidence = sound()
         patch.setattr(command, "find_gpus", lambda: evidence.gpus)
         patch.setattr(command, "gather", lambda *_: evidence)
-        patch.setattr(command, "matrices", lambda *_: [SMALL_MATRIX, ENDLESS])
+        patch.setattr(command, "matrices", lambda *_: [ENDLESS, SMALL_MATRIX])
         made = command.compare_all
 
         def until_it_trains(asked: list[BackendMatrix], *words: Any) -> Iterator[Compared]:
-            yield from made(asked[:1], *words)
-            patch.setattr(matrices.threading, "Timer", partial(WhenItTrains, folder=words[0] / "at-size"))
+            with pytest.MonkeyPatch.context() as first:
+                first.setattr(threading, "Timer", partial(WhenItTrains, folder=words[0] / "at-size"))
+                yield from made(asked[:1], *words)
             yield from made(asked[1:], *words)
 
         patch.setattr(command, "compare_all", until_it_trains)
@@ -117,7 +118,7 @@ def test_a_package_holds_reports_traces_and_predictions(sent: tuple[Result, Path
         "doctor/default/raw/fsdp-2-0-trace-00001.json.gz", "doctor/nvidia-smi-topology.txt",
     } <= names  # fmt: skip
     document = json.loads(result.stdout)
-    assert document["comparisons"]["default"]["missing"] is None
+    assert list(document["comparisons"]) == ["at-size", "default"]
     assert set(document["comparisons"]["default"]["runs"].values()) == {"ok"}
 
 
@@ -136,6 +137,14 @@ def test_predictions_stand_beside_measurements(sent: tuple[Result, Path]) -> Non
     assert [row["backend"] for row in rows] == ["single", "ddp", "fsdp"]
     for row in rows[1:]:
         assert all(row[figure] > 0 for figure in FIGURES), row
+
+
+def test_it_ends_by_itself_once_all_is_done(sent: tuple[Result, Path]) -> None:
+    """Its last comparison has minutes left."""
+    document = json.loads(sent[0].stdout)["comparisons"]["default"]
+    assert document["missing"] is None
+    files = dict(unpacked(sent[1].read_bytes()))
+    assert json.loads(files["doctor/doctor.json"])["comparisons"]["default"] == document
 
 
 def test_at_the_limit_what_exists_is_written(sent: tuple[Result, Path]) -> None:
