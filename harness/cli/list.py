@@ -77,7 +77,7 @@ def _document(record: Record) -> dict[str, Any]:
         "status": record.status,
         "reason": reason(record),
         "job_id": record.job_id,
-        "model": job.model.name or job.model.config_values().get("model_type"),
+        "model": job.model.name or _model_kind(record),
         "precision": job.training.precision,
         "steps": len(record.steps),
         "loss": record.steps[-1].loss if record.steps else None,
@@ -85,6 +85,13 @@ def _document(record: Record) -> dict[str, Any]:
         "step_seconds": figures.get(STEP),
         "peak_bytes": figures.get("peak_bytes"),
     }
+
+
+def _model_kind(record: Record) -> str | None:
+    """Type of a model without a name; class of one that the user brings, None where it was not built."""
+    if record.observation is None and record.job.model.factory is None:
+        return record.job.model.config_values().get("model_type")
+    return record.model.architecture if record.model else None
 
 
 def _row(record: Record) -> Row | None:

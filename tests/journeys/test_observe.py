@@ -166,6 +166,15 @@ def test_every_command_reads_the_record_of_a_script(observations: Observations, 
     assert "holds; 1 records unchanged" in journey.harness("verify", report).stdout
 
 
+def test_a_script_is_reported_beside_our_run_of_its_job(observations: Observations) -> None:
+    journey, name = observations.journey, FEW[0]
+    records, number = (observations.observed(name), observations.own(name)), list(SCRIPTS).index(name)
+    said = journey.harness("report", f"observed-{number}", f"own-{number}", "-o", "both.md")
+    assert "skipped" not in said.stderr
+    shown = journey.read("both.md") + journey.read("both.details.md")
+    assert all(record.run_id in shown for record in records)
+
+
 @pytest.mark.parametrize("name", cases())
 def test_a_script_has_the_losses_of_our_run_of_its_job(observations: Observations, name: str) -> None:
     seen, own = observations.observed(name), observations.own(name)

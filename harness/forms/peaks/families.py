@@ -90,7 +90,14 @@ def without_activations(workload: Workload) -> int | None:
     """
     if not has_timeline(workload):
         return None
-    on_gpu = replace(workload, device="cuda", transport="nccl")
+    on_gpu = replace(
+        workload,
+        device="cuda",
+        transport="nccl",
+        # Of a script neither need be known. Only activations, which are left out, depend on the first.
+        sequence_length=1,
+        optimizer_implementation=workload.optimizer_implementation or "default",
+    )
     moments = fullest_moments(
         replace(on_gpu, rank=fullest_rank(on_gpu)), no_activations(within(on_gpu).layout)
     )

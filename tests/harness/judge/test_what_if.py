@@ -48,6 +48,17 @@ def test_what_one_run_predicts_for_more_ranks_is_what_a_run_on_more_ranks_is_hel
         assert held_with(here, 1, 4) == held_with(there, 1, 4), here.backend.label
 
 
+def test_of_a_script_it_need_not_be_known_how_long_samples_are_nor_how_its_update_works() -> None:
+    for label in (*SHARDED, "ddp"):
+        record = cells("default")[label, 2]
+        data = record.job.data.model_copy(update={"sequence_length": None})
+        optimizer = record.job.optimizer.model_copy(update={"implementation": None})
+        job = record.job.model_copy(update={"data": data, "optimizer": optimizer})
+        held = held_with(record.model_copy(update={"job": job}), 8, 64)
+        assert held is not None
+        assert held == held_with(record, 8, 64)
+
+
 def test_with_the_ranks_what_is_held_shrinks_where_states_are_sharded_and_only_there() -> None:
     of = cells("default")
     for label in (*SHARDED, "ddp", "zero0"):
