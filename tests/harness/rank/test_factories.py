@@ -40,6 +40,11 @@ def rows(count=4, length=2):
     return [{"x": torch.ones(length), "labels": i % 2} for i in range(count)]
 
 
+def endless():
+    while True:
+        yield {"x": torch.ones(2), "labels": 0}
+
+
 def uneven():
     return [{"x": torch.ones(2)}, {"x": torch.ones(3)}]
 
@@ -151,6 +156,20 @@ def test_samples_are_stacked_by_field(module: Path) -> None:
         "labels": (5,),
     }
     assert samples.targets.tolist() == [1] * 5
+
+
+def test_of_an_endless_stream_it_is_told_what_was_read_and_what_ends_it(
+    module: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("harness.rank.data.samples.SILENT_SECONDS", -1.0)
+    monkeypatch.setattr("harness.rank.data.samples.tell", told.append)
+    data = {"factory": f"{module}:endless", "limit": 3}
+    samples = load_samples(job(model={"factory": f"{module}:linear"}, data=data))
+    assert samples.targets.tolist() == [1] * 3
+    (line,) = told
+    assert f"data.factory '{module}:endless': 0 samples read so far; all are read before training" in line
+    assert line.endswith("stop this with Ctrl-C and set data.limit")
 
 
 def test_a_loss_of_another_signature_is_refused(module: Path) -> None:
