@@ -22,6 +22,11 @@ RING_PASSES = {
 }
 MESSAGES = ("permute", "send", "recv")
 """From one rank to one other."""
+GATHERING = ("all_gather", "broadcast", "barrier")
+"""What ranks with samples of their own send in the forward pass: weights, buffers, statistics of a batch."""
+SCALAR_BYTES = 8
+"""Of a collective: such as a loss or a count that is gathered for a log. A weight alone is as small, but not
+all of a model's."""
 OPERATIONS = frozenset({*RING_PASSES, *MESSAGES})
 """Every collective and message that is counted."""
 

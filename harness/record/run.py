@@ -181,6 +181,11 @@ class ObservationPart(Part):
     None: the group has no rate, or its optimizer did not step."""
     unknown: dict[str, str] = {}
     """Fields of the record that are n/a, each with the reason."""
+    synchronised_at: int | None = None
+    """The step, from 0, before which ranks whose passes exchange nothing were first seen to exchange weights
+    or gradients; None: they were not, or their passes do."""
+    has_form: bool = True
+    """False: after its first step the script did what closed forms do not know, as `notes` says."""
     notes: list[str] = []
     """What a reader must know of the figures."""
 

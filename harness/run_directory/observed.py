@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from harness.backends.base import Effective
 from harness.bounds import MOST_DOCUMENT_BYTES
@@ -236,7 +237,9 @@ def _backend(
     effective = _effective(setup.effective, events) if setup else None
     if effective is not None:  # an epoch's last step may have fewer micro-steps, even the first
         effective = replace(effective, accumulation_steps=seen.accumulation_steps)
-    own = {"label": name, "name": name, "effective": effective}
+    own: dict[str, Any] = {"label": name, "name": name, "effective": effective}
+    if not seen.observation.has_form:
+        own["claim"] = None
     return BackendPart(**BackendPart.shared(setup) | own | versions_of(setup))
 
 

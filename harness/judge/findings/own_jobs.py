@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from harness.backends.registry import REFERENCE
-from harness.forms.terms import STEP_PHASES
+from harness.forms.terms import GATHERING, SCALAR_BYTES, STEP_PHASES
 from harness.job.model import CODE_SWITCH
 from harness.judge.findings.finding import Finding, labels, of_cells
 from harness.judge.repeats import Runs
@@ -97,17 +97,6 @@ def _feeds_bytes(row: Row) -> bool:
     )
 
 
-SCALAR_BYTES = 8
-"""Of a collective: such as a loss or a count that is gathered for a log. A weight alone is as small, but not
-all of a model's."""
-
-
-BETWEEN = "between"
-"""Phase of what an observed script does outside of passes and updates."""
-GATHERING = ("all_gather", "broadcast", "barrier")
-"""What ranks with samples of their own send in the forward pass: weights, buffers, statistics of a batch."""
-
-
 def find_observed(runs: Runs) -> list[Finding]:
     """At most one finding of each kind per run of a script."""
     return [
@@ -160,8 +149,8 @@ def _ranks_alone(row: Row) -> Finding | None:
     record = row.record
     if record.observation is None or record.world.world_size == 1 or not record.windows:
         return None
-    if record.windows.probed == 0:
-        return None  # nothing was counted
+    if record.windows.probed == 0 or record.observation.synchronised_at is not None:
+        return None  # nothing was counted, or they average what they have every now and then
     # What is gathered before a backward pass may be weights or an evaluation's answers, no gradient.
     moved = [
         part
@@ -172,8 +161,6 @@ def _ranks_alone(row: Row) -> Finding | None:
     wrapped = record.observation.base is not None
     if any(wrapped or (part.largest_bytes or part.payload_bytes) > SCALAR_BYTES for part in moved):
         return None
-    if not wrapped and _averages_by_hand(record):
-        return None
     size = record.world.world_size
     same = _on_same_samples(record)
     alike = ", all on the same samples" if same else ""
@@ -183,13 +170,6 @@ def _ranks_alone(row: Row) -> Finding | None:
         text=f"{size} ranks train without exchanging gradients: each has a model of its own{alike}",
         values={"ranks": size, "same_samples": same},
     )
-
-
-def _averages_by_hand(record: Record) -> bool:
-    """Whether ranks send as much between their backward passes and updates as gradients of a byte each."""
-    sent = sum(part.payload_bytes for part in record.comm if part.phase == BETWEEN and part.rank == 0)
-    steps = record.windows.probed if record.windows else 0
-    return sent >= steps * (record.model.parameters if record.model else 1) > 0
 
 
 def _samples_repeated(row: Row) -> Finding | None:

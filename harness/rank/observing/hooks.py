@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
+from threading import Thread, current_thread, get_ident
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -51,6 +52,12 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != NO_BACKWARD)
 
 
+class ChoosyListener(Listener, Protocol):
+    """One that may leave out what comes from a thread, by the name of what it does."""
+
+    def ignores(self, name: str) -> bool: ...
+
+
 Apart = Callable[[], AbstractContextManager[None]]
 """Within its context the script's modules are not there."""
 
@@ -61,7 +68,7 @@ class Guarded:
     Nothing of a process that is forked from this one, such as a loader's worker.
     """
 
-    def __init__(self, listener: Listener, apart: Apart = nullcontext) -> None:
+    def __init__(self, listener: ChoosyListener, apart: Apart = nullcontext) -> None:
         self._listener = listener
         self._apart = apart
         self._process = os.getpid()
@@ -73,7 +80,8 @@ class Guarded:
                 return
             with self._apart():
                 try:
-                    getattr(self._listener, name)(*arguments)
+                    if not self._listener.ignores(name):
+                        getattr(self._listener, name)(*arguments)
                 except Exception as error:
                     self.has_failed = True
                     sys.stderr.write(f"harness observe: observation ends in {name}: {described(error)}\n")
@@ -103,8 +111,10 @@ class Roots:
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
-        self.found: list[nn.Module] = []
-        self._inside: nn.Module | None = None
+        self.callers: dict[nn.Module, set[Thread]] = {}
+        """Each root with the threads that call it."""
+        self._inside: dict[int, nn.Module] = {}
+        """By thread, the root that it calls."""
         self._before_step = 0
         self._call = nn.Module.__call__
 
@@ -115,22 +125,22 @@ class Roots:
 
     def end_step(self) -> None:
         """A step has ended: so does the search if it brought nothing."""
-        if len(self.found) == self._before_step:
+        if len(self.callers) == self._before_step:
             nn.Module.__call__ = self._call  # type: ignore[method-assign]
-        self._before_step = len(self.found)
+        self._before_step = len(self.callers)
 
     def _search(self, module: nn.Module, *arguments: Any, **named: Any) -> Any:
         if not torch.compiler.is_compiling() and not in_backward():
-            if self._inside is not None:
+            if self._inside:
                 self._listener.module_begins(module)
-            elif all(module is not root for root in self.found):
+            elif module not in self.callers:
                 self._adopt(module)
         return self._call(module, *arguments, **named)
 
     def _adopt(self, module: nn.Module) -> None:
         if not any(parameter.requires_grad for parameter in module.parameters()):
             return
-        self.found.append(module)
+        self.callers[module] = {current_thread()}
         try:
             module.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True)
             module.register_forward_hook(self._after, always_call=True)
@@ -138,13 +148,14 @@ class Roots:
             self._listener.note(f"forward passes of {type(module).__name__} are not seen: {described(error)}")
 
     def _before(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if self._inside is None and not in_backward():
-            self._inside = module
+        if get_ident() not in self._inside and not in_backward():
+            self._inside[get_ident()] = module
+            self.callers[module].add(current_thread())
             self._listener.forward_begins(module, arguments, named)
 
     def _after(self, module: nn.Module, _: Any, output: Any) -> None:
-        if self._inside is module:
-            self._inside = None
+        if self._inside.get(get_ident()) is module:
+            del self._inside[get_ident()]
             self._listener.forward_ends(module, output)
 
 

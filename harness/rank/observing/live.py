@@ -90,6 +90,8 @@ class Live:
     """What a reader must know of the strategy."""
     cuts_units: bool = False
     """Whether weights are gathered in units of the model."""
+    reduces_by: str = ""
+    """A function of the script's, or of a library's, that DDP calls in place of its all-reduce."""
     outer: nn.Module | None = None
     """What wraps `bare` and knows the whole shapes of its parameters; None: `bare` itself does."""
 
@@ -100,9 +102,9 @@ class Live:
 
     @property
     def has_form(self) -> bool:
-        """Whether the closed forms of the backend hold: they know no units within units."""
+        """Whether closed forms hold: they know no units within units, and no reduction of a script's own."""
         units = [f"{name}." for name in self.engine.effective().wrap_units if name]
-        return not any(a != b and a.startswith(b) for a in units for b in units)
+        return not self.reduces_by and not any(a != b and a.startswith(b) for a in units for b in units)
 
 
 @dataclass
@@ -221,7 +223,14 @@ def _ddp(ddp: DistributedDataParallel, optimizers: Optimizers, context: SetupCon
         reduce_bucket_bytes=ddp.bucket_bytes_cap,
         details={"gradient_as_bucket_view": ddp.gradient_as_bucket_view},
     )
-    return Live(engine=DdpEngine(ddp, optimizers, context, strategy), bare=ddp.module, base="ddp")  # type: ignore[arg-type]
+    hooks = ", ".join(getattr(hook, "__name__", "a function") for hook, _ in getattr(ddp, "_comm_hooks", []))
+    return Live(
+        engine=DdpEngine(ddp, optimizers, context, strategy),  # type: ignore[arg-type]
+        bare=ddp.module,
+        base="ddp",
+        note=f"DDP reduces gradients by {hooks}: bytes and memory are not judged" if hooks else None,
+        reduces_by=hooks,
+    )
 
 
 def _single(root: nn.Module, optimizers: Optimizers, context: SetupContext) -> Live:

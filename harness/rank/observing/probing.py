@@ -6,14 +6,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
+import torch.distributed as dist
 from torch import Tensor
 
 from harness.backends.base import Engine
+from harness.forms.terms import GATHERING, SCALAR_BYTES
 from harness.rank.probes.communication import CommunicationCounter
 from harness.rank.probes.memory import AllocatorProbe, CudaAllocatorProbe, host_peak_bytes
 from harness.rank.probes.probes import MemoryProbe
 from harness.record import CommunicationPart, MemoryPart, Moment, Window
 from harness.run_directory.events import MeasuredEvent
+
+BETWEEN = "between"
+"""Phase of what a script does between an update and the next forward pass."""
 
 
 class Probing:
@@ -28,11 +33,18 @@ class Probing:
         self._seconds: dict[str, float] = {}
         self._timed_probes: set[str] = set()
         self._is_over = False
+        self._elements = 0
+        self._later: CommunicationCounter | None = None
+        self._has_synchronised = False
 
-    def attach(self, engine: Engine | None) -> None:
-        """Read the memory of this engine from now on; None: nothing could be recognised."""
+    def attach(self, engine: Engine | None, elements: int) -> None:
+        """Read the memory of this engine from now on; None: nothing could be recognised.
+
+        elements: of the model, which train.
+        """
         if engine is None:
             return
+        self._elements = elements
         if any(parameter.device.type == "cuda" for parameter in _parameters(engine)):
             self._allocator.relax()
             self._allocator = CudaAllocatorProbe()
@@ -56,6 +68,10 @@ class Probing:
         if ended_now:
             self._is_over = True
             self._allocator.relax()
+            if self._looks_on() and dist.is_initialized() and dist.get_world_size() > 1:
+                self._later = CommunicationCounter()
+                self._later.phase = BETWEEN
+                self._later.start()
         if window == "timed":
             at_work = {"counter": self.counter.at_work, "allocator": self._allocator.at_work}
             self._timed_probes |= {name for name, works in at_work.items() if works}
@@ -82,6 +98,30 @@ class Probing:
             self._add("counter", self.counter.seconds)
             self.counter.seconds = 0.0
         self._step = None
+
+    def has_synchronised(self) -> bool:
+        """Whether ranks whose passes exchange nothing have sent a byte of each weight between steps.
+
+        Looked for until it has happened, also after the probed steps. True once.
+        """
+        if not self._looks_on() or (self._is_over and self._later is None):
+            return False
+        counts = (self._later or self.counter).counts
+        if sum(c.payload_bytes for key, c in counts.items() if key.phase == BETWEEN) < self._elements:
+            return False
+        if self._later is not None:
+            self._later.stop()
+        self._has_synchronised = True
+        return True
+
+    def _looks_on(self) -> bool:
+        is_silent = all(
+            count.largest_bytes <= SCALAR_BYTES
+            or key.phase in ("setup", BETWEEN)
+            or (key.phase == "forward" and key.op in GATHERING)
+            for key, count in self.counter.counts.items()
+        )
+        return self._elements > 0 and is_silent and not self._has_synchronised
 
     def event(self, rank: int) -> MeasuredEvent:
         """What was probed so far."""

@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread, current_thread
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from harness.backends.optimizer_groups import group_rate
 from harness.rank.observer import OptimizerWatch
 from harness.rank.observing.facts import Seen, is_causal
 from harness.rank.observing.hooks import Listener, Roots, in_backward
-from harness.rank.observing.probing import Probing
+from harness.rank.observing.probing import BETWEEN, Probing
 from harness.rank.observing.step import MicroBatch, Step, returned_loss, scalar_of
 from harness.rank.observing.writing import Writing
 from harness.rank.probes.communication import CommunicationCounter
@@ -29,8 +30,6 @@ from harness.run_directory.observed import ObserveRequest
 
 ENDLESS = 10**9
 """Steps of a training whose length is not known: all windows but the last are as long as they are set."""
-BETWEEN = "between"
-"""Phase of what a script does between an update and the next forward pass."""
 
 
 def trains(root: nn.Module) -> bool:
@@ -69,11 +68,36 @@ class Session:
         self._since = 0.0
         self._rate: float | None = None
         self._causal: dict[int, bool] = {}
+        self._thread: Thread | None = None
+        self._others: set[Thread] = set()
         self._is_finished = False
+        self._has_several = False
 
     def find_roots(self, listener: Listener) -> None:
         """Look for the modules that the script calls; `listener` passes on what they do."""
         self._roots = Roots(listener)
+
+    def ignores(self, name: str) -> bool:
+        """Whether this comes from a thread that trains beside the one whose steps are recorded.
+
+        That is the first, or one that goes on once it has ended a step, or before there is one.
+        """
+        thread = current_thread()
+        if name in ("finish", "note") or thread is self._thread or in_backward():
+            return False
+        if name not in ("forward_begins", "backward_begins") or not torch.is_grad_enabled():
+            return thread in self._others
+        is_between = self._step is None or self._step.ended is not None or not self.seen.steps
+        if thread not in self._others and is_between:
+            self._others |= {self._thread} if self._thread else set()
+            self._thread = thread
+            return False
+        self._others.add(thread)
+        if not self._has_several:
+            self._has_several = True
+            self.seen.has_form = False
+            self.writing.note("several threads train: the steps of one are recorded, with the memory of all")
+        return True
 
     def forward_begins(self, root: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         if not trains(root):
@@ -245,10 +269,12 @@ class Session:
             return self._step
         self._finish()
         begin = time.perf_counter()
-        self.writing.join(self._roots.found if self._roots else [])
+        self.writing.join(self._called())
         if self._timer is None:
             self._timer = phase_timer(self.writing.world.device)
         window = self.request.measure.window(self.seen.steps, ENDLESS)
+        if self.probing.has_synchronised():
+            self.writing.synchronised(self.seen.steps)
         if self.probing.begin_step(self.seen.steps, window):
             self.writing.measured(self.probing)
         if self.writing.looks_closely(self.seen.steps):
@@ -295,12 +321,18 @@ class Session:
         self.seen.steps += 1
         self._step = None
         is_described = self.writing.engine is not None
+        self.writing.join(self._called())
         self.writing.step(step, self._timer.take(), applied)
         if self._roots:
             self._roots.end_step()
         if not is_described:
-            self.probing.attach(self.writing.engine)
+            self.probing.attach(self.writing.engine, self.writing.trained_elements)
         self._spent += time.perf_counter() - begin
+
+    def _called(self) -> list[nn.Module]:
+        """Roots that a thread calls which is not ignored."""
+        callers = self._roots.callers if self._roots else {}
+        return [root for root, threads in callers.items() if threads - self._others]
 
     def _enter(self, phase: str | None) -> None:
         if self._timer is not None:

@@ -113,6 +113,7 @@ class Writing:
         self._micro_steps: Counter[int] = Counter()
         self._known: dict[str, bool] = {}
         self._has_measured = False
+        self._synchronised_at: int | None = None
         self._notes: list[str] = []
 
     @property
@@ -123,6 +124,10 @@ class Writing:
     @property
     def engine(self) -> Engine | None:
         return self._described.live.engine if self._described else None
+
+    @property
+    def trained_elements(self) -> int:
+        return self._described.trained_elements if self._described else 0
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer steps: note the rates of its groups, and what they hold."""
@@ -163,8 +168,7 @@ class Writing:
         if self._described is None and self._roots and step.group_rates:
             self._described = self._describe(step)
             self._events.write(self._setup_event(self._described))
-        trained = self._described.trained_elements if self._described else 0
-        event, loss = step.event(phases, applied, trained)
+        event, loss = step.event(phases, applied, self.trained_elements)
         self._loss_is_known = self._loss_is_known and loss is not None
         self._loss_source = loss.source if loss else self._loss_source
         length = step.batches[0].length if step.batches else None
@@ -177,6 +181,14 @@ class Writing:
         self._events.write(event)
         if step.number == 0:
             self._write_observation()
+
+    def synchronised(self, step: int) -> None:
+        """Before this step ranks exchanged weights or gradients, which their passes do not."""
+        self._synchronised_at = step
+        self.note(
+            f"passes exchange no gradients; ranks exchange weights or gradients between steps, seen before "
+            f"step {step + 1}"
+        )
 
     def measured(self, probing: Probing) -> None:
         """The probed steps are over."""
@@ -257,7 +269,7 @@ class Writing:
         seen = settings_seen(live, found.effective, found.model, self._optimizers) if found and live else {}
         ((samples, size), usual), *_ = self._sizes.most_common(1) or [((None, None), 0)]
         length = next(iter(self._lengths)) if len(self._lengths) == 1 else None
-        notes = self._notes + ([live.note] if live and live.note else [])
+        notes = self._notes + ([live.note] if live and live.note and self._synchronised_at is None else [])
         if (others := self._sizes.total() - usual) > 0:
             notes.append(f"{others} of {self._sizes.total()} steps had a batch of another size")
         if live is not None and self._others(live):
@@ -276,6 +288,8 @@ class Writing:
             base=live.base if live else None,
             loss=self._loss_source if LOSS not in unknown else "",
             unknown=unknown,
+            synchronised_at=self._synchronised_at,
+            has_form=self._seen.has_form and self._synchronised_at is None,
             notes=notes,
         )
         event = ObservationEvent(

@@ -96,6 +96,47 @@ optimizer = torch.optim.AdamW(model.parameters())
     "a scaler that skips those of an optimizer that counts none": Loop(body="""
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 """ + SKIPPED, found=frozenset({"skipped-steps"})),
+    "a thread that trains beside it": Loop(body="""
+import threading
+gate = threading.Barrier(2)
+def beside():
+    own = nn.Linear(8, 1000)
+    other = torch.optim.AdamW(own.parameters())
+    for step in range(8):
+        gate.wait()
+        loss = own(torch.ones(4, 8)).square().mean()
+        loss.backward()
+        other.step()
+        other.zero_grad()
+        say(loss)
+        gate.wait()
+thread = threading.Thread(target=beside)
+thread.start()
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(8):
+    loss = loss_of(model)
+    gate.wait()
+    gate.wait()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+thread.join()
+""", note="several threads train", updates=8),
+    "threads that train one after the other": Loop(body="""
+import threading
+optimizer = torch.optim.AdamW(model.parameters())
+def train():
+    for step in range(4):
+        loss = loss_of(model)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        say(loss)
+for _ in range(2):
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+""", updates=8),
     "an optimizer that is made anew": Loop(body="""
 for step in range(8):
     optimizer = torch.optim.AdamW(model.parameters())
@@ -264,6 +305,51 @@ def test_ranks_that_make_further_steps_are_told_of(tmp_path: Path) -> None:
     assert (record.status, len(record.steps)) == ("ok", 8)
     assert record.observation is not None
     assert record.observation.notes == ["ranks made 8 to 11 steps; the first 8 are recorded"]
+    assert found(record) == set()
+
+
+LOCAL = """
+from contextlib import nullcontext
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import *
+dist.init_process_group("gloo")
+{given}
+optimizer = torch.optim.AdamW(model.parameters())
+torch.manual_seed(1 + dist.get_rank())
+for step in range(10):
+    with model.no_sync() if {within} else nullcontext():
+        loss = loss_of(model)
+        optimizer.zero_grad()
+        loss.backward()
+    optimizer.step()
+    if step == 6:
+        for p in model.parameters():
+            dist.all_reduce(p.data)
+            p.data /= 2
+"""
+WRAPPED = "model = nn.parallel.DistributedDataParallel(model)\n"
+HOOKED = """
+state = PostLocalSGDState(process_group=None, subgroup=dist.new_subgroups(1)[0], start_localSGD_iter=2)
+model.register_comm_hook(state, post_localSGD_hook)
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "within", "at", "note"),
+    [
+        pytest.param("", False, 7, "between steps, seen before step 8", marks=pytest.mark.exhaustive),
+        (WRAPPED, True, 7, "between steps, seen before step 8"),
+        (WRAPPED + HOOKED, False, None, "by post_localSGD_hook: bytes and memory are not judged"),
+    ],
+)
+def test_ranks_that_synchronise_now_and_then_are_not_judged_and_not_alone(
+    tmp_path: Path, given: str, within: bool, at: int | None, note: str
+) -> None:
+    """They do so after the steps whose collectives are counted."""
+    record, _ = observed(tmp_path, LOCAL.format(given=given, within=within), ranks=2)
+    assert record.observation is not None
+    assert record.observation.synchronised_at == at
+    assert [text.endswith(note) for text in record.observation.notes] == [True]
+    assert record.backend.claim is None
     assert found(record) == set()
 
 
