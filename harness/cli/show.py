@@ -20,6 +20,7 @@ from harness.judge.metrics import METRICS
 from harness.judge.rows import reason
 from harness.nested import leaves
 from harness.record import ObservationPart, Record
+from harness.record.store import record_text
 from harness.tell.formats import megabytes
 from harness.tell.narrow import line_width
 from harness.tell.tables import figure_text
@@ -40,7 +41,7 @@ def show(run: str, runs: Path, as_json: bool) -> int:
     """
     path, record = one_run(run, runs)
     if as_json:
-        echo(record.model_dump_json(indent=1))
+        echo(json.dumps(json.loads(record_text(record)), indent=1, ensure_ascii=False))
         return 0
     comparison = Comparison([record])
     for title, lines in _parts(path, record, comparison):
