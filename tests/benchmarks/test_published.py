@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.published.__main__ import main
 from benchmarks.published.judge import Judged, by_source, judge, order, summarize
-from benchmarks.published.left_out import left_out, runs_of, text
+from benchmarks.published.left_out import HERE, PAGE, left_out, runs_of, text
 from benchmarks.published.losses import FAST, LOW_CHUNKS
 from benchmarks.published.mapping import Mapped, completed, map_row
 from benchmarks.published.page import render
@@ -236,6 +236,12 @@ def test_a_source_is_predicted_by_what_the_others_sustain() -> None:
     assert slow.errors == pytest.approx((0.25,), abs=0.001)
     assert fast.errors == pytest.approx((-0.2, -0.2), abs=0.001)
     assert "| H100   | slow" in text([slow, fast])
+
+
+@pytest.mark.exhaustive
+def test_the_page_of_sources_left_out_is_that_of_this_code() -> None:
+    runs = runs_of(map(map_row, read_rows(HERE / "published_runs.csv")))
+    assert PAGE.read_text(encoding="utf-8") == text(left_out(runs))
 
 
 def test_the_page_names_rows_and_reasons() -> None:
