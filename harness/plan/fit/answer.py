@@ -197,7 +197,7 @@ def answer_lines(found: Found, limit: Limit) -> list[str]:
         lines.append(_fastest(found, found.fastest))
     lines.append(_predicted(found))
     if not found.complete:
-        lines.append("not finished: --most-runs ended the search; raise it")
+        lines.append("not finished: raise --most-runs, which ended the search")
     if found.sizes.remark is not None:
         lines.append(f"note: {found.sizes.remark}")
     return lines

@@ -90,4 +90,4 @@ def test_what_fits_comes_with_its_command_and_what_does_not_with_its_size() -> N
     assert "adapter.base_dtype=nf4" in command
     assert "training.global_batch_size=2 " in command  # micro-batch 1 on two GPUs, as predicted
     assert any(line.startswith(f"- {CHECKPOINTED}: does not fit: ") for line in lines)
-    assert next(alternative_lines([one for one in found if not one.fits])).startswith("Nor does anything")
+    assert next(alternative_lines([one for one in found if not one.fits])).startswith("None of the usual")
