@@ -66,8 +66,9 @@ Prediction: T(w) = T(k) + B (1/w - 1/k) (`harness/forms/network.py`), where
 - k and w are the all-reduce bus bandwidths that `harness fabric` measured on the unshaped and on the shaped
   link, mean of before and after.
 
-No step time of a shaped link enters the prediction. A step time is the mean timed step of a run of {steps}
-steps; the tables hold the median of {runs} and, in brackets, the least and the most.
+No step time of a shaped link enters the prediction; what other programs took from the unshaped runs does.
+A step time is the mean timed step of a run of {steps} steps; the tables hold the median of {runs} and, in
+brackets, the least and the most.
 """
 
 

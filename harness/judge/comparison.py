@@ -170,8 +170,8 @@ class Comparison(Runs):
         return rankings(self.groups, OWN_STEP)
 
     @cached_property
-    def other_orders(self) -> list[tuple[CellName, Ratio, Ratio]]:
-        """Cells whose order is another without what others took: the ratio by wall time, and the other.
+    def other_orders(self) -> list[tuple[CellName, str, Ratio, Ratio]]:
+        """Cells whose order is another without what others took: the base, the ratio by wall time, the other.
 
         Where cells took turns, wall time is sharper: what only the other leaves open contradicts nothing.
         """
@@ -181,7 +181,7 @@ class Comparison(Runs):
             for label, wall in order.to_base.items():
                 is_blunt = bool(order.turns.get(label)) and own[label].order == "open"
                 if wall.extent and own[label].extent and own[label].order != wall.order and not is_blunt:
-                    found.append((CellName(label, place[1]), wall, own[label]))
+                    found.append((CellName(label, place[1]), order.base, wall, own[label]))
         return found
 
     @cached_property

@@ -52,8 +52,8 @@ def shown_ratio(ratio: Ratio, show: Callable[[float], str] = times) -> Shown | N
 def clock_words(comparison: Comparison) -> str:
     """Which orders the time without what others took does not share with wall time; empty where none."""
     found = [
-        f"{cell} is {own.order}, {ratio_text(own)} (by wall time {wall.order})"
-        for cell, wall, own in comparison.comparable.other_orders
+        f"{cell} is {own.order}, {ratio_text(own)} times {base}'s speed (by wall time {wall.order})"
+        for cell, base, wall, own in comparison.comparable.other_orders
     ]
     return f"Without what other programs and the hypervisor took: {listed(found)}." if found else ""
 

@@ -97,5 +97,5 @@ def test_packages_that_users_sent_hold() -> None:
 
 def test_while_nobody_has_sent_one_the_pages_say_so() -> None:
     shown = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    nothing = "No figure of a GPU exists until somebody has sent one"
+    nothing = "It has not run on a GPU yet: its measurements are of CPU ranks"
     assert (nothing in shown, NONE in page(REPORTS)) == (not sent(REPORTS), not sent(REPORTS))

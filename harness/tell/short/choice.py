@@ -20,6 +20,7 @@ from harness.record.workload import known_strategy
 from harness.tell.document import Column, Line, Section, Table
 from harness.tell.formats import megabytes, short, times
 from harness.tell.formats import percent as whole_percent
+from harness.tell.order_words import ratio_text
 from harness.tell.short.decision import decision_blocks
 from harness.tell.short.stage import ComparisonScope, peak, stage
 from harness.tell.short.words import sentence
@@ -212,9 +213,10 @@ def _changed(base: Record, record: Record) -> str:
 def _gap(found: SlowestExplanation) -> str:
     slow, fast = found.slowest.label, found.fastest.label
     if found.gap.order in ("equal", "slower") or (found.gap.extent and found.gap.order == "open"):
-        return f"{slow} is not shown to be slower than {fast}, which shards the same states."
+        return f"{slow} is not shown to be slower than {fast}, which is sharded alike."
     untested = "" if found.gap.extent else ", not tested against noise"
-    return f"{slow} takes {found.ratio:.2f} x the time of {fast}, which shards the same states{untested}."
+    ratio = ratio_text(found.gap) if found.gap.extent else f"{found.ratio:.2f}"
+    return f"{slow} takes {ratio} x the time of {fast}, which is sharded alike{untested}."
 
 
 def _effects(found: SlowestExplanation) -> list[str]:
@@ -222,7 +224,7 @@ def _effects(found: SlowestExplanation) -> list[str]:
     if found.gap.extent and found.gap.order != "faster":
         return []
     if not found.effects or (found.is_tested and all(effect.is_preset for effect in found.effects)):
-        return ["No single setting was varied, so the cause is not isolated."]
+        return ["No setting was varied alone, so the cause is open."]
     if not found.is_tested:
         return [
             f"Its settings were changed one at a time, but fewer than {interval_runs()} rounds "
@@ -284,7 +286,7 @@ def choice_section(comparison: Comparison, question: Question) -> Section | None
             blocks.append(Line(text, "Speed here", "time"))
         found = explain_slowest(comparison)
         if found is not None and found.gap.order == "faster":
-            blocks.append(Line(found.sentence, "Slowest", "time"))
+            blocks.append(Line(found.sentence, "Slow here", "time"))
             if any(not effect.is_preset for effect in found.effects):
                 blocks.append(differences(found))
     return Section("choice", "Which to use", blocks) if blocks else None

@@ -29,6 +29,7 @@ from harness.tell.short.words import levels, names
 MANY_RANKS = 64
 MICRO_STEPS = 8
 MOST_LEVELS = 8
+"""Of memory on many ranks, the least ones."""
 LEAST_STEP = 0.01
 """Of memory, between two thresholds."""
 NONE_FITS = "none of these: more ranks, or offload"
@@ -50,7 +51,8 @@ def decision_blocks(where: ComparisonScope, question: Question) -> list[Block]:
         blocks += _thresholds(where)
     if (table := _elsewhere(where, question)) is not None:
         steps = f", {MICRO_STEPS} micro-steps per update" if question != "memory" else ""
-        blocks += [table, Line(f"Calculated per rank{steps}.", "", "model_states")]
+        least = f" Least: {table.texts()[-1][0]}." if not steps else ""
+        blocks += [table, Line(f"Calculated per rank{steps}.{least}", "", "model_states")]
     return blocks
 
 
@@ -82,7 +84,7 @@ def _thresholds(where: ComparisonScope) -> list[Block]:
     )
     lines = [[steps, *row] for steps, rows in found.items() for row in rows]
     return [
-        Line("Take the first row that fits: of those that fit it sends least."),
+        Line("Take the first row that fits: it sends least."),
         Table(key="decision", columns=columns, rows=lines),
         Line(f"{text} {_bubbles(where)}".rstrip(), "", "results"),
     ]
@@ -149,7 +151,7 @@ def _elsewhere(where: ComparisonScope, question: Question) -> Table | None:
     return Table(
         key="elsewhere",
         columns=[Column("backends", "strategy", align="left"), *columns],
-        rows=[[names(labels), *values] for labels, values in rows[:MOST_LEVELS]],
+        rows=[[names(labels), *values] for labels, values in rows[-MOST_LEVELS:]],
     )
 
 

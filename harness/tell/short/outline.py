@@ -59,7 +59,10 @@ ON_STUB = (
     "states, sent bytes and parity should hold on GPUs; no kernel ran on one, so peaks lack what kernels "
     "allocate and speeds mean nothing"
 )
-ON_CPU = "states, sent bytes and parity should hold on as many GPUs; peaks and speeds are of this machine"
+ON_CPU = (
+    "states, sent bytes and parity should hold on the same number of GPUs; "
+    "peaks and speeds are of this machine"
+)
 
 
 def scope_section(comparison: Comparison, question: Question) -> Section | None:

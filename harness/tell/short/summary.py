@@ -13,7 +13,7 @@ from harness.judge.expected import unjudged_amounts
 from harness.judge.metrics import SENT, SPEED, STEP
 from harness.judge.repeats import BASE, Repeats, job_marks
 from harness.judge.scaling import strong_scaling, weak_scaling
-from harness.judge.wording import ranks
+from harness.judge.wording import counted, ranks
 from harness.tell.document import Align, Block, Column, Heading, Line, Section, Shown, Table
 from harness.tell.formats import NOT_AVAILABLE, percent, times
 from harness.tell.order_words import LEGEND, clock_words, ratio_cell, ratio_column, shown_ratio
@@ -211,6 +211,6 @@ def _note(tables: Sequence[Table], left: int) -> str:
             "speed_up" in keys
         ),
         f"{WITHOUT_FORM}: {WITHOUT_FORM_MEANS}.": any(text.endswith(WITHOUT_FORM) for text in texts),
-        f"{left} more rows.": left > 0,
+        f"{counted(left, 'more row')}.": left > 0,
     }
     return " ".join(note for note, applies in notes.items() if applies)

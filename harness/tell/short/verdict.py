@@ -229,11 +229,20 @@ def _with_interval(point: ScalingPoint, show: Callable[[float], str]) -> str:
     return ratio_text(point.ratio, show) if point.ratio.extent else show(point.speed_up)
 
 
+def _extent(points: Sequence[ScalingPoint], show: Callable[[ScalingPoint], str]) -> str:
+    """Of one with its interval, of several the least to the most."""
+    if len(points) == 1:
+        return show(points[0])
+    ratios = [point.ratio.middle or point.speed_up for point in points]
+    plain = times if show is _speed_up else percent
+    return f"{plain(min(ratios))} to {plain(max(ratios))}"
+
+
 ORDERS = {"faster": "faster", "equal": f"as fast within {percent(EQUAL)}", "slower": "slower", "open": "open"}
 
 
 def _scaling_sentence(kind: str, figure: str, curves: Curves, show: Callable[[ScalingPoint], str]) -> str:
-    """What is known at the most ranks, and of more than two backends the first and the last."""
+    """What is known at the most ranks; of more than two backends which are faster, which slower."""
     if not curves:
         return ""
     ends = [curve[-1] for curve in curves]
@@ -243,15 +252,22 @@ def _scaling_sentence(kind: str, figure: str, curves: Curves, show: Callable[[Sc
     shown = ", ".join(words) if len(words) <= 2 else f"most {words[0]}, least {words[-1]}"
     first = min(point.base.world_size for point in last)
     runs = counted(min(len(point.group.values(STEP)) for point in last), "run")
-    of = {order: [p.curve for p in last if p.ratio.order == order] for order in ORDERS}
-    parts = [f"{word} with {listed(of[order], MOST_NAMES)}" for order, word in ORDERS.items() if of[order]]
+    of = {order: [p for p in last if p.ratio.order == order] for order in ORDERS}
+    parts = []
+    for order, word in ORDERS.items():
+        if of[order]:
+            parts.append(f"{word} with {listed([p.curve for p in of[order]], MOST_NAMES)}")
+            if len(words) > 2 and order != "open":
+                parts[-1] += f", {figure} {_extent(of[order], show)}"
+    head = f"{kind} from {first} to {ranks(size)}"
     if not any(point.ratio.extent for point in last):
         evidence = f"medians of {runs}, not tested against noise"
     elif len(of["open"]) == len(last):
         evidence = f"{runs} settle no difference from {ranks(first)}"
     else:
-        evidence = f"a step on {ranks(size)} instead of {first} is {', '.join(parts)}"
-    return sentence(f"{kind} from {first} to {ranks(size)}, {figure}: {shown}", evidence)
+        evidence = f"a step on {ranks(size)} instead of {first} is {'; '.join(parts)}"
+    settled = any(point.ratio.extent for point in last) and len(words) > 2
+    return sentence(f"{head}: {evidence}") if settled else sentence(f"{head}, {figure}: {shown}", evidence)
 
 
 FEW_TIMED_STEPS = 8

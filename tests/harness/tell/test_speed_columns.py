@@ -134,7 +134,7 @@ def test_a_report_says_where_the_clocks_disagree() -> None:
             )
     said = (
         "Without what other programs and the hypervisor took: fsdp on 2 ranks is slower, "
-        "0.91 (0.91 to 0.91) (by wall time open)."
+        "0.91 (0.91 to 0.91) times ddp's speed (by wall time open)."
     )
     comparison = Comparison(made)
     details = details_document(comparison)

@@ -42,9 +42,10 @@ def test_seven_rounds_say_for_which_backends_more_ranks_are_faster() -> None:
         for record in repeats(label, *(each * slow for slow in slowing), world_size=size)
     ]
     assert scaling(*records) == [
-        "Strong scaling from 1 to 2 ranks, speed-up: most ddp 1.60 (1.60 to 1.60), 80 % efficient, "
-        "least fsdp 0.80 (0.80 to 0.80), 40 % efficient; a step on 2 ranks instead of 1 is faster with ddp, "
-        "as fast within 5 % with zero2, slower with fsdp."
+        "Strong scaling from 1 to 2 ranks: a step on 2 ranks instead of 1 is faster with ddp"
+        ", speed-up 1.60 (1.60 to 1.60), 80 % efficient; as fast within 5 % with zero2, "
+        "speed-up 1.00 (1.00 to 1.00), 50 % efficient; slower with fsdp, "
+        "speed-up 0.80 (0.80 to 0.80), 40 % efficient."
     ]
 
 
@@ -53,3 +54,15 @@ def test_rounds_that_differ_settle_nothing() -> None:
     records += repeats("ddp", 0.4, 1.6, 0.5, 1.2, 0.6, 1.0, 0.8, world_size=2)
     (text,) = scaling(*records)
     assert text.endswith("; 7 runs settle no difference from 1 rank.")
+
+
+def test_of_several_that_are_slower_the_least_and_the_most_are_told() -> None:
+    slowing = (1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 5.0)
+    seconds = {("ddp", 1): 0.8, ("ddp", 2): 1.0, ("fsdp", 1): 0.8, ("fsdp", 2): 2.0, ("zero2", 1): 0.8}
+    records = [
+        record
+        for (label, size), each in (seconds | {("zero2", 2): 1.6}).items()
+        for record in repeats(label, *(each * slow for slow in slowing), world_size=size)
+    ]
+    (text,) = scaling(*records)
+    assert text.endswith("is slower with ddp, zero2 and fsdp, speed-up 0.40 to 0.80.")
