@@ -94,8 +94,9 @@ def without_activations(workload: Workload) -> int | None:
         workload,
         device="cuda",
         transport="nccl",
-        # Of a script neither need be known. Only activations, which are left out, depend on the first.
-        sequence_length=1,
+        # Of a script neither need be known. Activations, which are left out, depend on the first, and what
+        # arrives at a stage of a pipeline, which no script has.
+        sequence_length=workload.sequence_length or 1,
         optimizer_implementation=workload.optimizer_implementation or "default",
     )
     moments = fullest_moments(
