@@ -100,7 +100,7 @@ class Parting:
         known = self.baseline is not None and self.other is not None
         values = f"{_number(self.baseline)} in the baseline, {_number(self.other)} in the other"
         if self.difference is None:
-            return values
+            return values if known else "by how much is not known"
         unit = RELATIVE.get(self.figure, " of the baseline's")
         noise = f" (rounding explains {self.noise:.1e})" if self.noise else ""
         return f"{f'{values}; ' if known else ''}difference {self.difference:.1e}{unit}{noise}"
@@ -184,7 +184,10 @@ class JobsDiagnosis:
         if self.blamed:
             makes = "makes" if len(self.blamed) == 1 else "each make"
             return f"{' and '.join(self.blamed)} {makes} the difference"
-        if all(trial.share is None for trial in self.trials):
+        tried = [trial for trial in self.trials if trial.why_not is None]
+        if not tried:
+            return f"{names} diverge {self.parting.when}, and no setting could be tried alone"
+        if all(trial.share is None for trial in tried):
             return (
                 f"up to step {self.last_step} no loss or norm differs beyond rounding: no setting is blamed"
             )
@@ -413,8 +416,12 @@ def share_of(part: Traces, whole: Traces, limits: Tolerance) -> float | None:
     ):
         made, wanted = _moved(getattr(part, name)), _moved(getattr(whole, name))
         if len(made) == len(wanted) and (found > limit).any():
-            known = ~np.isnan(made * wanted)
-            return float(made[known] @ wanted[known] / (wanted[known] @ wanted[known]))
+            known = np.isfinite(made * wanted)
+            return (
+                None
+                if not wanted[known].any()
+                else float(made[known] @ wanted[known] / (wanted[known] @ wanted[known]))
+            )
     return None
 
 

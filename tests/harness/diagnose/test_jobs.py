@@ -156,6 +156,9 @@ def test_a_share_is_of_whole_curves_and_of_norms_where_losses_agree() -> None:
     # Losses differ by less than rounding: their ratio of 9 says nothing.
     assert share(record(loss=9e-8, norm=0.1), record(loss=1e-8, norm=0.1)) == pytest.approx(1.0)
     assert share(record(), record()) is None
+    lost = record().model_copy(update={"steps": make_steps([*LOSSES[:-1], None], NORMS)})
+    last = record().model_copy(update={"steps": make_steps([*LOSSES[:-1], LOSSES[-1] + 1], NORMS)})
+    assert share(lost, last) is None
     assert find_partings(start, record(loss=1e-8), limits_of(start, start)) == []
 
 
@@ -176,6 +179,20 @@ def test_a_verdict_says_how_much_each_setting_makes_alone(shares: dict, verdict:
     found = of(make_record(label="ddp"), parted)
     trials = tuple(SettingTrial(setting=name, parting_step=1, share=share) for name, share in shares.items())
     assert replace(found, trials=trials, last_step=3).verdict() == verdict
+
+
+def test_settings_that_cannot_be_tried_are_not_said_to_change_nothing() -> None:
+    found = of(make_record(label="ddp"), with_step(another(training={"seed": 3}), 1, loss=9.0))
+    trials = (SettingTrial(setting="a", why_not="no room"),)
+    for made in (trials, ()):
+        verdict = replace(found, trials=made, last_step=3).verdict()
+        assert verdict.endswith("diverge in step 1, and no setting could be tried alone")
+
+
+def test_initial_weights_of_unknown_distance_differ_all_the_same() -> None:
+    other = another(training={"seed": 3}, initial_weights=make_weights("c" * 64))
+    found = of(make_record(label="ddp"), other)
+    assert [str(one) for one in found.partings] == ["by how much is not known"]
 
 
 def test_files_that_changed_cannot_be_tried_alone() -> None:
