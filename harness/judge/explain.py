@@ -457,7 +457,7 @@ def frozen_moved(reference: Record, record: Record) -> Explanation | None:
     names = sorted(
         name
         for name in (reference.layout.frozen if reference.layout is not None else ())
-        if left.get(name) == 0 and right.get(name, 0.0) > SKETCH_ROUNDING * sketch[name][0]
+        if left.get(name) == 0 and name in right and right[name] > SKETCH_ROUNDING * sketch[name][0]
     )
     if not names:
         return None
@@ -495,6 +495,9 @@ def _skipped_by_reference(reference: Record, record: Record, beyond: Sequence[st
     )
 
 
+FLAT_STATES = ("zero12", "zero3")
+"""Families that hand the optimizer flat parts. Stage 0 keeps parameters whole (DeepSpeed 0.19): it flattens
+those of its own fused Adam alone."""
 PARTS_ROUNDING = 1e-4
 """Of `update_of_part`: an optimizer that updates each element on its own may round to fp32 in every step."""
 
@@ -505,7 +508,7 @@ def updates_parts_otherwise(record: Record) -> bool:
     if strategy is None or apart is None or apart <= PARTS_ROUNDING:
         return False
     cut = strategy.family == "fsdp1" and strategy.sharding != "none" and record.world.world_size > 1
-    return cut or strategy.family in FLAT_GRADIENTS[1:]
+    return cut or strategy.family in FLAT_STATES
 
 
 def _updated_in_parts(record: Record, settings: Sequence[str]) -> Explanation | None:

@@ -152,7 +152,7 @@ def test_a_parameter_that_stood_still_is_named_before_the_gradient() -> None:
     ("label", "apart", "kind"),
     [
         *((label, 0.5, "update-of-parts") for label in ("zero1", "zero3", "fsdp1")),
-        *((label, 0.5, "update-differs") for label in ("fsdp1-no-shard", "ddp", "fsdp")),
+        *((label, 0.5, "update-differs") for label in ("fsdp1-no-shard", "ddp", "fsdp", "zero0")),
         *(("zero3", apart, "update-differs") for apart in (1e-6, None)),
     ],
 )

@@ -66,6 +66,8 @@ def test_frozen_weights_that_moved_are_named_whatever_else_is_said(shift: float,
         said = [f.text for f in find(comparison) if f.id == "frozen-weights-moved"]
         assert said == ["frozen.weight moved, although the job freezes that"] * named
     assert comparison.rows[-1].judgement.parity == "diverged"
+    unseen = make_record(label="ddp", layout=layout, initial_weights=None, final_weights=None)
+    assert "frozen-weights-moved" not in {f.id for f in find(Comparison([record(), unseen]))}
 
 
 def test_a_loss_that_reads_cut_weights_beside_the_model_is_the_cause() -> None:
