@@ -15,7 +15,7 @@ from harness.forms.zero12 import START_ALIGNMENT_ELEMENTS
 _SOURCE = "DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py: "
 BUCKET = Term(
     kind="communication", name="bucket of gradients",
-    formula="compute bytes x reduce_bucket_size, twice with overlap_comm",
+    formula="compute bytes x reduce_bucket_size, twice with overlap_comm and contiguous_gradients",
     source=_SOURCE + "setup_buckets",
 )  # fmt: skip
 FLATTENED = Term(
@@ -110,13 +110,18 @@ class Zero12Timeline(StepTimeline):
     def _offloads(self) -> bool:
         return self.workload.offload != "none"
 
+    @property
+    def _buckets(self) -> int:
+        """Without contiguous gradients there is `buf_1` alone; those that wait take the room of the other."""
+        contiguous = self._offloads or self.workload.options.get("contiguous_gradients") is not False
+        return 2 if self.workload.options.get("overlap_comm") and contiguous else 1
+
     # Backward pass
 
     def gradient_ready(self, parameter: Tensor) -> None:
         if not self._has_bucket:
             self._has_bucket = True
-            buffers = 2 if self.workload.options.get("overlap_comm") else 1
-            self.ledger.add(BUCKET, buffers * self._limit * self._width)
+            self.ledger.add(BUCKET, self._buckets * self._limit * self._width)
         if self.workload.strategy.stage == 1:
             super().gradient_ready(parameter)
             return

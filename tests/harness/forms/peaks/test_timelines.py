@@ -60,6 +60,16 @@ def test_zero_fills_a_second_bucket_while_the_first_is_reduced(backend: str) -> 
     assert held(two, "communication") - held(one, "communication") == 4 * 8 * BLOCK
 
 
+def test_without_contiguous_gradients_overlap_allocates_the_only_buffer() -> None:
+    plain = {"reduce_bucket_size": 8 * BLOCK, "contiguous_gradients": False}
+    one, two, offloaded = (
+        moments("zero2", MODEL, 2, options=plain | option)["backward"]
+        for option in ({}, {"overlap_comm": True}, {"overlap_comm": True, "offload": "optimizer"})
+    )
+    assert held(two, "communication") == held(one, "communication")
+    assert held(offloaded, "communication") - held(two, "communication") >= 4 * 8 * BLOCK
+
+
 def test_zero3_reduces_by_bucket() -> None:
     found = moments("zero3", MODEL, 4, options={"reduce_bucket_size": 2 * BLOCK})
     ordered = sum(c for h, c in found["reduction"].held.items() if h.name == "bucket ordered by rank")
