@@ -13,7 +13,7 @@ import time
 from _thread import RLock
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec, PathFinder, all_suffixes
 from importlib.util import module_from_spec
 from pathlib import Path
 from types import ModuleType
@@ -191,10 +191,12 @@ def _script_folder() -> str:
 def _modules_in(folder: str) -> set[str]:
     """Names of what may be modules in a folder."""
     try:
-        found = {entry.partition(".")[0] for entry in os.listdir(folder or ".")}
+        found = os.listdir(folder or ".")
     except OSError:  # an archive, or none is there
         return set()
-    return {name for name in found if name.isidentifier()}
+    endings = ("", *all_suffixes())  # a folder has none; a folder of data may hold thousands of other files
+    names = (entry.partition(".") for entry in found)
+    return {name for name, dot, ending in names if name.isidentifier() and dot + ending in endings}
 
 
 def note_ends(folder: Path) -> None:

@@ -3,10 +3,11 @@
 import os
 import subprocess
 import sys
+from importlib.machinery import all_suffixes
 from pathlib import Path
 
 from harness.job.experiment import MeasureSection
-from harness.launch.bootstrap.sitecustomize import PACKAGES, AfterImport
+from harness.launch.bootstrap.sitecustomize import PACKAGES, AfterImport, _modules_in
 from harness.launch.observed import observed_environment
 from harness.run_directory.observed import ObserveRequest, assemble_observed
 from harness.run_directory.observed_processes import processes_folder
@@ -147,3 +148,10 @@ def test_a_script_beside_the_harness_is_observed(tmp_path: Path) -> None:
     )  # fmt: skip
     assert (done.stderr, done.returncode) == ("", 0)
     assert len(list(processes_folder(tmp_path).iterdir())) == 1
+
+
+def test_of_a_folder_of_data_only_what_python_imports_is_looked_up(tmp_path: Path) -> None:
+    for name in ("random.py", "image1.png", "table.csv", "numpy", f"fast{all_suffixes()[-1]}"):
+        (tmp_path / name).touch()
+    assert _modules_in(str(tmp_path)) >= {"random", "numpy", "fast"}
+    assert not {"image1", "table"} & _modules_in(str(tmp_path))
