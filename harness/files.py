@@ -143,7 +143,7 @@ def require_plain_input(path: Path, what: str) -> None:
     """Raise HarnessError for a pipe or device, which would be read for ever, and a file that is all holes."""
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):
-            raise HarnessError(f"{what} '{path}' is a pipe or device; give a plain file or a folder")
+            raise HarnessError(f"{what} '{path}' is a pipe or device; give what it holds as a plain file")
         status = path.stat() if path.is_file() else None
     except (OSError, ValueError) as error:  # a loop of links, a name that is none
         raise HarnessError(
