@@ -182,6 +182,8 @@ def _run(command: Sequence[str], cwd: Path | None = None) -> str:
         ) from error
     except subprocess.TimeoutExpired as error:
         raise SlurmUnavailable(f"'{command[0]}' did not answer within 120 s; try again later") from error
+    if done.returncode < 0:  # SIGPIPE: the controller closed the connection under it
+        raise SlurmUnavailable(f"'{command[0]}' was ended by signal {-done.returncode}; try again later")
     if done.returncode != 0:
         output = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
         kind = SlurmUnavailable if NO_ANSWER.search(output) else HarnessError

@@ -107,6 +107,13 @@ def test_a_controller_that_does_not_answer_has_not_forgotten_its_jobs(slurm: Fak
         client.job_facts(["7"])
 
 
+def test_a_query_that_a_signal_ends_has_forgotten_no_job(slurm: FakeSlurm) -> None:
+    """A busy controller may close the connection under squeue, which then ends by SIGPIPE without a word."""
+    slurm.refuse("squeue", "nothing; kill -PIPE $$")
+    with pytest.raises(client.SlurmUnavailable, match="ended by signal 13"):
+        client.job_facts(["7"])
+
+
 def test_a_lost_answer_of_sbatch_is_not_tried_again(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.refuse("sbatch", "Batch job submission failed: Socket timed out on send/recv operation")
     with pytest.raises(HarnessError, match="look with squeue") as caught:
