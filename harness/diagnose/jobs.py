@@ -350,9 +350,9 @@ def find_partings(baseline: Record, other: Record, limits: Tolerance) -> list[Pa
             if None not in values and difference > noise:
                 add(left.step, figure, values, difference, noise)
     weights = distance(baseline, other, both).weights
-    if SIZE not in found and len(baseline.steps) == len(other.steps) and weights is not None:
-        if weights > limits.weights:
-            add(baseline.steps[-1].step, FINAL, (None, None), weights, limits.weights)
+    is_comparable = SIZE not in found and len(baseline.steps) == len(other.steps)
+    if is_comparable and weights is not None and weights > limits.weights:
+        add(baseline.steps[-1].step, FINAL, (None, None), weights, limits.weights)
     return list(found.values())
 
 
@@ -417,11 +417,8 @@ def share_of(part: Traces, whole: Traces, limits: Tolerance) -> float | None:
         made, wanted = _moved(getattr(part, name)), _moved(getattr(whole, name))
         if len(made) == len(wanted) and (found > limit).any():
             known = np.isfinite(made * wanted)
-            return (
-                None
-                if not wanted[known].any()
-                else float(made[known] @ wanted[known] / (wanted[known] @ wanted[known]))
-            )
+            size = float(wanted[known] @ wanted[known])
+            return float(made[known] @ wanted[known]) / size if size else None
     return None
 
 

@@ -31,6 +31,12 @@ OPERATIONS = frozenset({*RING_PASSES, *MESSAGES})
 """Every collective and message that is counted."""
 
 
+def may_reduce(phase: str, op: str) -> bool:
+    """Whether a collective of a step may exchange gradients: what is gathered before a backward pass may be
+    weights or an evaluation's answers."""
+    return phase in STEP_PHASES and (phase != "forward" or op not in GATHERING)
+
+
 def ring_sent_bytes(op: str, payload_bytes: int, group_size: int) -> float:
     """Bytes that one rank of a ring sends, on average, for a collective on `payload_bytes`.
 

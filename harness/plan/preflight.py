@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from harness.backends import registry
@@ -275,7 +275,7 @@ class Forecast:
 
     def reason(self, key: str) -> str | None:
         """Why a run has no prediction; None: it has one, or was not asked about."""
-        return next((why for why, runs in self.unknown.items() if key in {run.key for run in runs}), None)
+        return next((why for why, runs in self.unknown.items() if any(run.key == key for run in runs)), None)
 
     def lines(self) -> list[str]:
         """Runs that fit in one line, then each that is tight or cannot fit, how wrong such predictions
@@ -310,9 +310,12 @@ def of_cells(
     Of a job that was not checked its configuration says what the model is, and its samples do not count.
     """
 
+    jobs = {cell.job_id: cell.job for cell in cells}
+    unchecked = cache(lambda job_id: job_model(jobs[job_id]))
+
     def scenario(cell: Cell) -> Scenario | None:
         known = facts.get(cell.job_id)
-        model = job_model(cell.job) if known is None else planned_model(known, cell.job)
+        model = unchecked(cell.job_id) if known is None else planned_model(known, cell.job)
         return scenario_of(cell, model, torch_device, device=limits.device)
 
     def samples(cell: Cell) -> int:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from harness.backends.registry import REFERENCE
-from harness.forms.terms import GATHERING, SCALAR_BYTES, STEP_PHASES
+from harness.forms.terms import GATHERING, SCALAR_BYTES, may_reduce
 from harness.job.model import CODE_SWITCH
 from harness.judge.findings.finding import Finding, labels, of_cells
 from harness.judge.repeats import Runs
@@ -151,13 +151,7 @@ def _ranks_alone(row: Row) -> Finding | None:
         return None
     if record.windows.probed == 0 or record.observation.synchronised_at is not None:
         return None  # nothing was counted, or they average what they have every now and then
-    # What is gathered before a backward pass may be weights or an evaluation's answers, no gradient.
-    moved = [
-        part
-        for part in record.comm
-        if part.phase in STEP_PHASES and part.payload_bytes
-        if part.phase != "forward" or part.op not in GATHERING
-    ]
+    moved = [part for part in record.comm if part.payload_bytes and may_reduce(part.phase, part.op)]
     wrapped = record.observation.base is not None
     if any(wrapped or (part.largest_bytes or part.payload_bytes) > SCALAR_BYTES for part in moved):
         return None

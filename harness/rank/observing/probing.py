@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.backends.base import Engine
-from harness.forms.terms import GATHERING, SCALAR_BYTES
+from harness.forms.terms import SCALAR_BYTES, may_reduce
 from harness.rank.probes.communication import CommunicationCounter
 from harness.rank.probes.memory import AllocatorProbe, CudaAllocatorProbe, host_peak_bytes
 from harness.rank.probes.probes import MemoryProbe
@@ -104,7 +104,7 @@ class Probing:
 
         Looked for until it has happened, also after the probed steps. True once.
         """
-        if not self._looks_on() or (self._is_over and self._later is None):
+        if (self._is_over and self._later is None) or not self._looks_on():
             return False
         counts = (self._later or self.counter).counts
         if sum(c.payload_bytes for key, c in counts.items() if key.phase == BETWEEN) < self._elements:
@@ -115,13 +115,10 @@ class Probing:
         return True
 
     def _looks_on(self) -> bool:
-        is_silent = all(
-            count.largest_bytes <= SCALAR_BYTES
-            or key.phase in ("setup", BETWEEN)
-            or (key.phase == "forward" and key.op in GATHERING)
+        return not (self._has_synchronised or self._elements == 0) and all(
+            count.largest_bytes <= SCALAR_BYTES or not may_reduce(key.phase, key.op)
             for key, count in self.counter.counts.items()
         )
-        return self._elements > 0 and is_silent and not self._has_synchronised
 
     def event(self, rank: int) -> MeasuredEvent:
         """What was probed so far."""

@@ -211,8 +211,8 @@ Curves = Sequence[Sequence[ScalingPoint]]
 def scaling_sentences(comparison: Comparison) -> list[str]:
     """At most one for strong and one for weak scaling."""
     found = (
-        _scaling_sentence("strong scaling", "speed-up", strong_scaling(comparison), _speed_up),
-        _scaling_sentence("weak scaling", "efficiency", weak_scaling(comparison), _weak_efficiency),
+        _scaling_sentence("strong scaling", "speed-up", strong_scaling(comparison), _speed_up, times),
+        _scaling_sentence("weak scaling", "efficiency", weak_scaling(comparison), _weak_efficiency, percent),
     )
     return [text for text in found if text]
 
@@ -229,45 +229,43 @@ def _with_interval(point: ScalingPoint, show: Callable[[float], str]) -> str:
     return ratio_text(point.ratio, show) if point.ratio.extent else show(point.speed_up)
 
 
-def _extent(points: Sequence[ScalingPoint], show: Callable[[ScalingPoint], str]) -> str:
-    """Of one with its interval, of several the least to the most."""
-    if len(points) == 1:
-        return show(points[0])
-    ratios = [point.ratio.middle or point.speed_up for point in points]
-    plain = times if show is _speed_up else percent
-    return f"{plain(min(ratios))} to {plain(max(ratios))}"
-
-
 ORDERS = {"faster": "faster", "equal": f"as fast within {percent(EQUAL)}", "slower": "slower", "open": "open"}
 
 
-def _scaling_sentence(kind: str, figure: str, curves: Curves, show: Callable[[ScalingPoint], str]) -> str:
+def _scaling_sentence(
+    kind: str, figure: str, curves: Curves, show: Callable[[ScalingPoint], str], plain: Callable[[float], str]
+) -> str:
     """What is known at the most ranks; of more than two backends which are faster, which slower."""
     if not curves:
         return ""
     ends = [curve[-1] for curve in curves]
     size = max(point.group.world_size for point in ends)
     last = sorted((p for p in ends if p.group.world_size == size), key=lambda point: -point.speed_up)
-    words = [f"{point.curve} {show(point)}" for point in last]
-    shown = ", ".join(words) if len(words) <= 2 else f"most {words[0]}, least {words[-1]}"
     first = min(point.base.world_size for point in last)
     runs = counted(min(len(point.group.values(STEP)) for point in last), "run")
-    of = {order: [p for p in last if p.ratio.order == order] for order in ORDERS}
-    parts = []
-    for order, word in ORDERS.items():
-        if of[order]:
-            parts.append(f"{word} with {listed([p.curve for p in of[order]], MOST_NAMES)}")
-            if len(words) > 2 and order != "open":
-                parts[-1] += f", {figure} {_extent(of[order], show)}"
-    head = f"{kind} from {first} to {ranks(size)}"
-    if not any(point.ratio.extent for point in last):
+    is_tested, are_many = any(point.ratio.extent for point in last), len(last) > 2
+
+    def of(order: str) -> str:
+        points = [point for point in last if point.ratio.order == order]
+        names = f"{ORDERS[order]} with {listed([point.curve for point in points], MOST_NAMES)}"
+        if not points or order == "open" or not are_many:
+            return names if points else ""
+        middles = [point.ratio.middle or point.speed_up for point in points]
+        extent = f"{plain(min(middles))} to {plain(max(middles))}" if points[1:] else show(points[0])
+        return f"{names}, {figure} {extent}"
+
+    if not is_tested:
         evidence = f"medians of {runs}, not tested against noise"
-    elif len(of["open"]) == len(last):
+    elif all(point.ratio.order == "open" for point in last):
         evidence = f"{runs} settle no difference from {ranks(first)}"
     else:
-        evidence = f"a step on {ranks(size)} instead of {first} is {'; '.join(parts)}"
-    settled = any(point.ratio.extent for point in last) and len(words) > 2
-    return sentence(f"{head}: {evidence}") if settled else sentence(f"{head}, {figure}: {shown}", evidence)
+        evidence = f"a step on {ranks(size)} instead of {first} is {'; '.join(filter(None, map(of, ORDERS)))}"
+    head = f"{kind} from {first} to {ranks(size)}"
+    if is_tested and are_many:
+        return sentence(f"{head}: {evidence}")
+    words = [f"{point.curve} {show(point)}" for point in last]
+    shown = f"most {words[0]}, least {words[-1]}" if are_many else ", ".join(words)
+    return sentence(f"{head}, {figure}: {shown}", evidence)
 
 
 FEW_TIMED_STEPS = 8
