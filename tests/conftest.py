@@ -6,6 +6,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.made_once import MadeOnce
+
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile(
     "suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
@@ -25,6 +27,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--update-golden", action="store_true", help="write the golden files anew instead of comparing"
     )
     parser.addoption("--cluster", action="store_true", help="run the tests on a Slurm cluster of their own")
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
+    """What one worker makes for all of the session, below its own temporary folder."""
+    folder = tmp_path_factory.getbasetemp()
+    return MadeOnce((folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "made-once")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The one fork server of a test process.
+"""The one fork server of a test process, and a port for its ranks.
 
 Whoever starts it first decides what every rank inherits, so it is given all that any test's ranks import:
 without, each rank of DeepSpeed would import torch's compiler again, more than half of its time. Python 3.11
@@ -8,7 +8,9 @@ looks for the tests' own modules in the current directory only: elsewhere ranks 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -37,6 +39,15 @@ def context() -> BaseContext:
     """Processes of it are forked from the server."""
     launcher()
     return multiprocessing.get_context("forkserver")
+
+
+@contextmanager
+def held_port() -> Iterator[int]:
+    """A port that is given to nobody else meanwhile; a server that asks for SO_REUSEADDR can listen on it."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 def run_ranks(

@@ -82,6 +82,8 @@ RECOMPUTED_CASES = (
 )
 
 
+RECOMPUTED_FEW = RECOMPUTED_CASES[:4]
+"""Of two architectures."""
 FIRST_STEPS = tuple(
     VolumeCase(1, "bf16-mixed", "like-for-like", tied=True, clipping=1.0, probed_step=step) for step in (0, 1)
 )
@@ -100,6 +102,11 @@ class Counted:
 def count_recomputed(backend: Backend, world: World) -> list[Counted]:
     """The same of jobs that recompute their activations."""
     return [_count(backend, world, case) for case in RECOMPUTED_CASES]
+
+
+def count_recomputed_few(backend: Backend, world: World) -> list[Counted]:
+    """The same of two architectures."""
+    return [_count(backend, world, case) for case in RECOMPUTED_FEW]
 
 
 def count_recomputed_llama(backend: Backend, world: World) -> list[Counted]:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from harness.backends import registry
 from harness.backends.mesh import Mesh
-from harness.launch.launcher import free_port
-from tests.forkserver import run_ranks
+from tests.forkserver import held_port, run_ranks
 
 JOIN_SECONDS = 300
 
@@ -35,14 +34,14 @@ def on_ranks(what: str, label: str, world_size: int, folder: Path) -> list:
     """
     import torch
 
-    port = free_port()
-    run_ranks(
-        _rank,
-        world_size,
-        lambda rank: (what, label, rank, world_size, port, str(folder)),
-        folder,
-        JOIN_SECONDS,
-    )
+    with held_port() as port:
+        run_ranks(
+            _rank,
+            world_size,
+            lambda rank: (what, label, rank, world_size, port, str(folder)),
+            folder,
+            JOIN_SECONDS,
+        )
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world_size)]
 
 

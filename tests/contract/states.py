@@ -24,6 +24,8 @@ STATE_CASES = (
     _case(1, "bf16"),
     _case(2, "bf16"),
 )
+FEW_CASES = STATE_CASES[:3:2]
+"""At full and at low precision, with several micro-steps."""
 LLAMA_CASES = tuple(replace(case, family="llama") for case in STATE_CASES)
 STEPS_BEFORE = 2
 """From the second step on optimizers have their states."""
@@ -41,6 +43,11 @@ class Held:
 def states_of_cases(backend: Backend, world: World) -> list[Held | None]:
     """One for each case, None where the library cannot run it."""
     return [_states(backend, world, case) for case in STATE_CASES]
+
+
+def states_of_few(backend: Backend, world: World) -> list[Held | None]:
+    """The same of two cases."""
+    return [_states(backend, world, case) for case in FEW_CASES]
 
 
 def states_of_llama(backend: Backend, world: World) -> list[Held | None]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from harness.backends import registry
 from harness.backends.base import World
-from tests.built_in import HYBRID, NATIVE, SEQUENCE, TENSOR
+from tests.built_in import HYBRID, SEQUENCE, TENSOR
 from tests.contract.cases import CASES, HARDEST, Case
 from tests.contract.ranks import traces
 from tests.representatives import first
@@ -57,11 +59,6 @@ def reached(reference, trace) -> tuple[float, float, float]:
     return loss, norm, weight
 
 
-@pytest.fixture(scope="session")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> list:
-    return traces(registry.REFERENCE, 1, tmp_path_factory.mktemp("reference"))
-
-
 def test_the_cases_are_worth_comparing(reference) -> None:
     for case, trace in zip(CASES, reference, strict=True):
         assert trace.losses[-1] < trace.losses[0] - 0.02, case.name
@@ -83,17 +80,36 @@ CPU_ADAM = [
 
 
 REPRESENTATIVES = [
-    *(name for name in runnable() if name in NATIVE and name not in ("fsdp-grad-op", "fsdp1-grad-op")),
-    "accelerate-zero2", "trainer-zero1", "fsdp-hybrid", "fsdp:prefetch=2", "zero3:hpz=2", "pp",
+    "ddp", "zero3", "fsdp", "fsdp1", "accelerate-zero2", "trainer-zero1", "fsdp-hybrid", "fsdp:prefetch=2",
+    "zero3:hpz=2",
 ]  # fmt: skip
-"""Every strategy, one of them through each library, one with groups of ranks, one setting of a kind."""
+"""Every stage, one through each library, one with groups of ranks, one setting of a kind."""
+IN_EVERY_CASE = ("zero3", "fsdp")
+"""Of each library one; others in the hardest cases, natives in every case where all are asked for."""
+OF_PARTS = ("accelerate-", "trainer-", *HYBRID, *SECOND_COPY)
 
 
 @pytest.mark.parametrize("name", [*first(REPRESENTATIVES, [*runnable(), *PREFETCH, *SECOND_COPY]), *CPU_ADAM])
 def test_backend_trains_as_one_process_does(name, reference, tmp_path, contract_table) -> None:
+    assert_trains(name, reference, tmp_path, contract_table, name in IN_EVERY_CASE)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in (*runnable(), *PREFETCH)
+        if not name.startswith(OF_PARTS) and name not in IN_EVERY_CASE
+    ],
+)
+def test_backend_trains_as_one_process_does_in_every_case(name, reference, tmp_path, contract_table) -> None:
+    assert_trains(name, reference, tmp_path, contract_table, every_case=True)
+
+
+def assert_trains(name: str, reference: list, tmp_path: Path, contract_table: list, every_case: bool) -> None:
     size = 4 if name in (*HYBRID, *SECOND_COPY) else 2
-    of_parts = size == 4 or name.startswith(("accelerate-", "trainer-"))
-    cases, which = (HARDEST, "hardest") if of_parts else (CASES, "cases")
+    cases, which = (CASES, "cases") if every_case else (HARDEST, "hardest")
     found = []
     of_reference = reference[-len(cases) :]
     for case, expected, trace in zip(cases, of_reference, traces(name, size, tmp_path, which), strict=True):

@@ -6,16 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from harness.backends import registry
 from harness.judge.volume import volume_differences, volume_of
 from tests.built_in import MULTIPLYING, SEQUENCE
-from tests.contract.cases import CASES, Trace
+from tests.contract.cases import CASES, HARDEST, Trace
 from tests.contract.communication import RECOMPUTED_CASES, VOLUME_CASES
-from tests.contract.ranks import on_ranks, traces
+from tests.contract.ranks import on_ranks
 from tests.contract.states import LLAMA_CASES
 from tests.contract.test_communication import as_record
-from tests.contract.test_contract import violations
 from tests.contract.test_states import KINDS, expected_kinds
+from tests.contract.test_tensor import assert_trains
 
 pytestmark = pytest.mark.long(seconds=40)
 
@@ -27,11 +26,6 @@ def label_of(name: str, **options: object) -> str:
     corrected = {"correct_gradients": "true"} if name in MULTIPLYING else {}
     text = ",".join(f"{key}={value}" for key, value in (corrected | options).items())
     return f"{name}:{text}" if text else name
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> list[Trace]:
-    return traces(registry.REFERENCE, 1, tmp_path_factory.mktemp("reference"))
 
 
 @pytest.mark.parametrize(
@@ -48,10 +42,15 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> list[Trace]:
 def test_ranks_that_divide_samples_train_as_one_process_does(
     label: str, ranks: int, reference: list[Trace], tmp_path: Path
 ) -> None:
-    found = []
-    for case, expected, trace in zip(CASES, reference, traces(label, ranks, tmp_path), strict=True):
-        found += violations(expected, trace, case)
-    assert found == []
+    assert_trains(HARDEST, "hardest", label, ranks, reference[-len(HARDEST) :], tmp_path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", SEQUENCE)
+def test_ranks_that_divide_samples_train_as_one_process_does_in_every_case(
+    name: str, reference: list[Trace], tmp_path: Path
+) -> None:
+    assert_trains(CASES, "cases", label_of(name), 2, reference, tmp_path)
 
 
 @pytest.mark.parametrize(
