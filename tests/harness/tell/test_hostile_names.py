@@ -174,6 +174,27 @@ def test_markdown_stays_text_where_no_html_is_allowed(name: str) -> None:
     assert found.links == harmless.links
 
 
+WRITTEN_OUT = {
+    f"{scheme}example.org{page}" for scheme in ("http://", "http://www.", "mailto:a@") for page in ("", "/x")
+}
+"""Where addresses in the names lead that GitHub makes links of; each shows where it leads."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_markdown_stays_text_on_github(name: str, kind: str) -> None:
+    from cmarkgfm import markdown_to_html_with_extensions
+    from cmarkgfm.cmark import Options
+
+    options = Options.CMARK_OPT_UNSAFE | Options.CMARK_OPT_FOOTNOTES  # HTML as it stands there
+    extensions = ["table", "autolink", "strikethrough", "tasklist"]
+    found, harmless = (
+        Parts(markdown_to_html_with_extensions(report(of, "md", kind), options, extensions))
+        for of in (name, "plain")
+    )
+    assert found.parts - harmless.parts <= OF_CODE | {("a", "href")}
+    assert {str(link).lower() for link in found.links if link not in harmless.links} <= WRITTEN_OUT
+
+
 def test_csv_reads_back_as_written(name: str) -> None:
     lines = list(csv.DictReader(io.StringIO(report(name, "csv"), newline="")))
     assert lines[1]["backend"] == f"ddp:{name}"
