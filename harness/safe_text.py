@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -213,12 +215,24 @@ def redacted(text: str) -> str:
     So are those of this process's environment, wherever they stand. A JSON document stays one.
     """
     for name, value in os.environ.items():
-        if len(value) >= SHORTEST_SECRET and value in text and not value.startswith("/"):
-            text = text.replace(value, REDACTED) if _NAMED.search(f"{name}=") else text
+        if len(value) >= SHORTEST_SECRET and not value.startswith("/") and _names_a_secret(name):
+            for written in _as_written(value):
+                text = text.replace(written, REDACTED)
     lower = text.lower()
     for pattern in SECRET_PATTERNS:
         text = pattern.replaced(text, lower)
     return without_named_secrets(text)
+
+
+@cache
+def _names_a_secret(name: str) -> bool:
+    return _NAMED.search(f"{name}=") is not None
+
+
+def _as_written(value: str) -> list[str]:
+    """A value as texts have it, as those of JSON do first: of an escape no half may stay."""
+    escaped = {json.dumps(value, ensure_ascii=ascii_only)[1:-1] for ascii_only in (False, True)}
+    return sorted(escaped | {value}, key=len, reverse=True)
 
 
 def capped(text: str, most_bytes: int) -> str:

@@ -153,3 +153,13 @@ def test_secrets_of_the_environment_are_replaced_wherever_they_stand(monkeypatch
         monkeypatch.setenv(name, value)
     said = redacted("no access with pla1nted-plain; short, pla1nted-kept, /run/pla1nted-path")
     assert said == "no access with ***; short, pla1nted-kept, /run/pla1nted-path"
+
+
+@pytest.mark.parametrize("value", ['pla1"nt\\ed', "pla1nted\\", "pla1\nnted", "pl\u00e4nted1"])
+@pytest.mark.parametrize("ascii_only", [False, True])
+def test_a_document_has_no_secret_in_the_spelling_of_json_either(
+    value: str, ascii_only: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_PASSWORD", value)
+    document = json.dumps({"said": [value, f"<{value}>"]}, ensure_ascii=ascii_only)
+    assert json.loads(redacted(document)) == {"said": ["***", "<***>"]}
