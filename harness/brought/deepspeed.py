@@ -40,6 +40,8 @@ COMPILE_KEYS = ("compile.enabled", "compile.disable")
 """Either of them switches torch.compile; `disable` wins."""
 OPTIMIZER_KEYS = ("optimizer.type", "optimizer.params.adam_w_mode")
 """Decide together."""
+SGD = "SGD"
+"""Torch's own, of whose optimizers DeepSpeed takes any that is spelled as its class."""
 PARALLEL = {
     ("autotp", "tensor"): "tensor_parallel.autotp_size",
     ("ulysses", "sequence"): "sequence_parallel_size",
@@ -160,18 +162,20 @@ def _compiled(document: Mapping[str, Any], refusals: Refusals, prefix: str) -> s
 
 
 def _optimizer_kind(document: Mapping[str, Any], refusals: Refusals, prefix: str) -> str:
-    """'adamw', or 'adam' where DeepSpeed's Adam adds weight decay to gradients: `adam_w_mode` is false."""
+    """'adamw', 'sgd', or 'adam': with `adam_w_mode` false, DeepSpeed's adds weight decay to gradients."""
     section = document.get("optimizer")
     if not isinstance(section, dict):
         return "adamw"
     given, params = section.get("type"), section.get("params")
     if given is None:
         refusals.add(f"{prefix}optimizer", section, "give its 'type', without which DeepSpeed ignores it")
+    elif given == SGD:
+        return "sgd"
     elif str(given).lower() not in ("adam", "adamw"):
         kinds = ", ".join(get_args(OptimizerKind))
         refusals.add(
             f"{prefix}optimizer.type", given,
-            f"unsupported: only DeepSpeed's Adam and AdamW are run; `optimizer.kind` has {kinds}",
+            f"unsupported: only Adam, AdamW and {SGD} are run; `optimizer.kind` has {kinds}",
         )  # fmt: skip
     mode = params.get("adam_w_mode", True) if isinstance(params, dict) else True
     decoupled = refusals.read(boolean, f"{prefix}optimizer.params.adam_w_mode", mode, True)
@@ -261,8 +265,10 @@ def _absent(
     if isinstance(optimizer := document.get("optimizer"), dict):
         params = optimizer.get("params") or {}
         name = "torch" if params.get("torch_adam") else "cpu" if "offload" in options else "fused"
+        name = "sgd" if optimizer.get("type") == SGD else name
         arguments = library_defaults("deepspeed")["optimizers"][name]["defaults"]
-        found |= {f"optimizer.params.{key}": arguments[key] for key in ("lr", "betas", "eps", "weight_decay")}
+        constants = ("lr", "betas", "eps", "momentum", "weight_decay")
+        found |= {f"optimizer.params.{key}": arguments[key] for key in constants if key in arguments}
     if isinstance(scheduler := document.get("scheduler"), dict) and scheduler:
         arguments = library_defaults("deepspeed")["schedulers"][scheduler["type"]]["defaults"]
         found |= {f"scheduler.params.{key}": value for key, value in arguments.items()

@@ -100,6 +100,7 @@ JOB: dict[str, Rule] = {
     "optimizer.params.lr": ToJob(setting="optimizer.learning_rate", convert=number),
     "optimizer.params.betas": ToJob(setting="optimizer.beta1", convert=_first),
     "optimizer.params.eps": ToJob(setting="optimizer.epsilon", convert=number),
+    "optimizer.params.momentum": ToJob(setting="optimizer.momentum", convert=number),
     "optimizer.params.weight_decay": ToJob(setting="optimizer.weight_decay", convert=number),
     "scheduler.type": ToJob(setting="schedule.scheduler", reason=LOOP),
 }  # fmt: skip
@@ -116,7 +117,9 @@ BESIDE_ZERO: dict[str, Rule] = {
     "bf16.check_overflow": NotUsed(reason="of earlier versions of DeepSpeed"),
     "optimizer.params.torch_adam": Fixed(used=True, reason=CLIENT),
     "optimizer.params.bias_correction": Fixed(used=True, reason=CLIENT, refuses=True),
-    "optimizer.params.amsgrad": Fixed(used=False, reason=CLIENT, refuses=True),
+    **{f"optimizer.params.{key}": Fixed(used=False, reason=CLIENT, refuses=True)
+       for key in ("amsgrad", "nesterov", "maximize")},
+    "optimizer.params.dampening": Fixed(used=0, reason=CLIENT, refuses=True),
     "optimizer.params.fused": NotUsed(reason="optimizer.implementation of the job decides it"),
     "optimizer.legacy_fusion": Fixed(used=False, reason=CLIENT),
     "scheduler.params.last_batch_iteration": NotUsed(reason=LOOP),

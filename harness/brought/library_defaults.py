@@ -21,6 +21,7 @@ from typing import Any
 from harness.brought.reading import LIBRARY, Fixed, OfPreset, Rule, ToOption
 from harness.errors import HarnessError
 from harness.files import write_atomically
+from harness.import_path import module_command, safe_environment
 from harness.record import FileKind
 
 QUESTION = "harness.brought.read_defaults"
@@ -69,8 +70,8 @@ def _filled(rule: Rule, default: Any) -> Rule:
 def _asked(kind: FileKind) -> str:
     try:
         ran = subprocess.run(
-            [sys.executable, "-P", "-m", QUESTION, kind], capture_output=True, text=True, timeout=SECONDS,
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, check=False,
+            [*module_command(QUESTION), kind], capture_output=True, text=True, timeout=SECONDS,
+            env=safe_environment() | {"CUDA_VISIBLE_DEVICES": ""}, check=False,
         )  # fmt: skip
     except OSError as error:
         raise HarnessError(f"no process can be started to read the defaults of {kind}: {error}") from error

@@ -46,7 +46,9 @@ def deepspeed_defaults() -> dict[str, Any]:
         if name.endswith("_DEFAULT")
     }
     schedulers = {name: getattr(lr_schedules, name) for name in lr_schedules.VALID_LR_SCHEDULES}
-    optimizers = {"torch": torch.optim.AdamW, "cpu": DeepSpeedCPUAdam, "fused": FusedAdam}
+    optimizers = {
+        "torch": torch.optim.AdamW, "cpu": DeepSpeedCPUAdam, "fused": FusedAdam, "sgd": torch.optim.SGD
+    }  # fmt: skip
     return {
         "top": top | {"adam_w_mode": ADAM_W_MODE_DEFAULT},
         "fp16": DeepSpeedFP16Config().model_dump(mode="json"),

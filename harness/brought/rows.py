@@ -37,6 +37,7 @@ from harness.errors import HarnessError
 from harness.job.config import settings_by_name
 from harness.job.experiment import Experiment
 from harness.job.model import SettingsSection
+from harness.job.optimizer import EFFECTIVE
 from harness.record import FileKind, GivenMode, GivenPart, GivenSettingPart
 from harness.safe_text import capped
 
@@ -192,7 +193,8 @@ def shared(files: Sequence[Brought], experiment: Experiment) -> dict[str, Any]:
     for group in (CUT, LENGTH, SCHEDULE):
         if given & set(group):  # together with what was given they could contradict each other
             taken = {name: value for name, value in taken.items() if name not in group}
-    return taken
+    without = _of_other_optimizers(taken.get("optimizer.kind", experiment.optimizer.kind))
+    return {name: value for name, value in taken.items() if name not in without}
 
 
 def with_settings(experiment: Experiment, settings: Settings, what: str) -> Experiment:
@@ -205,6 +207,8 @@ def with_settings(experiment: Experiment, settings: Settings, what: str) -> Expe
         _drop(document, LENGTH)
     if "schedule.scheduler" in settings:  # warmup_steps stays for parameters that are left to the job
         _drop(document, (name for name in SCHEDULE if name != "schedule.warmup_steps"))
+    if "optimizer.kind" in settings:
+        _drop(document, _of_other_optimizers(settings["optimizer.kind"]))
     cut = set(settings) & set(CUT)
     for name in CUT[::-1] if cut else ():
         if len(_given(document, CUT) | cut) > 2 and name not in cut:
@@ -216,6 +220,11 @@ def with_settings(experiment: Experiment, settings: Settings, what: str) -> Expe
         return Experiment.model_validate(document)
     except ValidationError as error:
         raise HarnessError(f"{what}: {explain_all(error, Experiment, settings_by_name())}") from error
+
+
+def _of_other_optimizers(kind: str) -> list[str]:
+    """Settings that this optimizer has not."""
+    return [f"optimizer.{key}" for key, kinds in EFFECTIVE.items() if kind not in kinds]
 
 
 def _given(document: Mapping[str, Any], names: Iterable[str]) -> set[str]:

@@ -159,6 +159,7 @@ def test_a_file_whose_name_is_a_value_is_a_row(name: str, tmp_path: Path) -> Non
         ({"type": "Adam", "params": {"adam_w_mode": False, "lr": 1e-3}}, "adam"),
         ({"type": "AdamW", "params": {"adam_w_mode": False}}, "adamw"),
         ({"type": "Adam", "params": {"adam_w_mode": "no", "torch_adam": True}}, "adam"),
+        ({"type": "SGD", "params": {"momentum": 0.9, "nesterov": False}}, "sgd"),
     ],
 )
 def test_the_optimizer_is_the_one_that_deepspeed_makes(
@@ -167,6 +168,23 @@ def test_the_optimizer_is_the_one_that_deepspeed_makes(
     for row in rows_of(tmp_path, "deepspeed", {"zero_optimization": {"stage": 1}, "optimizer": optimizer}):
         assert row.experiment.optimizer.kind == kind
         assert handled(row)["optimizer.type"] == ("taken", kind)
+
+
+def test_each_optimizer_brings_its_own_constants_alone(tmp_path: Path) -> None:
+    documents = {
+        "sgd": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}},
+        "adamw": {"type": "AdamW", "params": {"betas": [0.8, 0.9]}},
+    }
+    paths = [
+        write(tmp_path, name, "deepspeed", {"zero_optimization": {"stage": 1}, "optimizer": optimizer})
+        for name, optimizer in documents.items()
+    ]
+    files = read_files([], paths)
+    own = exactly_as_given(files[0], load_experiment(None, ["optimizer.beta2=0.99"])).experiment.optimizer
+    assert (own.kind, own.learning_rate, own.momentum, own.weight_decay) == ("sgd", 0.1, 0.9, 0)
+    job, rows = like_for_like(files, load_experiment(None))
+    assert (job.optimizer.kind, job.optimizer.momentum, job.optimizer.beta2) == ("adamw", 0, 0.9)
+    assert handled(rows[0])["optimizer.params.momentum"] == ("pinned", 0)
 
 
 @pytest.mark.parametrize("scheduler", [None, {}])
