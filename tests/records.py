@@ -1,10 +1,13 @@
-"""Deterministic records for tests, built without running anything."""
+"""Deterministic records for tests, built without running anything, and published ones."""
 
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from harness.backends.base import Effective
 from harness.job.job import Job, TrainingSection
+from harness.judge.comparison import Comparison
 from harness.record import (
     BackendPart,
     CommunicationPart,
@@ -18,6 +21,10 @@ from harness.record import (
     WindowsPart,
     WorldPart,
 )
+from harness.record.record_files import ARCHIVE_NAME
+from harness.record.store import read_runs
+
+REPORTS = Path(__file__).resolve().parents[1] / "reports"
 
 LOSSES = (5.5, 5.25, 5.0, 4.75)
 NORMS = (2.0, 1.5, 1.25, 1.0)
@@ -35,6 +42,21 @@ ENVIRONMENT = {
     "git": {"commit": "f" * 40, "modified": False},
     "variables": {},
 }
+
+
+@cache
+def published(name: str) -> tuple[Record, ...]:
+    """The records of the published report in a folder of `reports`."""
+    runs, problems = read_runs([REPORTS / name / ARCHIVE_NAME])
+    assert runs
+    assert not problems
+    return tuple(record for _, record in runs)
+
+
+@cache
+def published_comparison(name: str) -> Comparison:
+    """What is judged of them."""
+    return Comparison(published(name))
 
 
 def make_steps(

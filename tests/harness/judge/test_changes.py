@@ -3,7 +3,6 @@ from pathlib import Path
 from harness.judge.changes import Change, changes, failures, parse_conditions, settings, shares_occasions
 from harness.judge.comparison import Comparison
 from harness.record import BackendPart, Record
-from harness.record.store import read_runs
 from harness.tell.before_after import before_after
 from harness.tell.writers.markdown import render_markdown
 from tests.records import (
@@ -13,6 +12,7 @@ from tests.records import (
     make_ranks,
     make_record,
     make_steps,
+    published,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -117,18 +117,18 @@ def test_sides_are_compared_within_the_occasions_that_they_share() -> None:
 
 def test_sides_that_ran_in_turns_are_compared_within_rounds() -> None:
     """The published FSDP and DDP of seven disturbed rounds, as if FSDP was DDP after a change."""
-    found = [record for _, record in read_runs([ROOT / "reports" / "default" / "runs.tar.xz"])[0]]
+    found = published("default")
     sides = {name: [r for r in found if r.backend.label == name] for name in ("ddp", "fsdp")}
     after = [r.model_copy(update={"backend": sides["ddp"][0].backend}) for r in sides["fsdp"]]
     before, after = Comparison(sides["ddp"]), Comparison(after)
     (order,) = Comparison([*sides["ddp"], *sides["fsdp"]]).rankings.values()
-    published = order.to_base["fsdp"]
-    assert published.extent is not None
+    ratio = order.to_base["fsdp"]
+    assert ratio.extent is not None
     speed, step = (change(before, after, key) for key in ("tokens_per_second", "step_seconds"))
     assert (speed.judgement, step.judgement) == ("beyond noise", "beyond noise")
-    assert speed.extent == published.extent
-    assert speed.relative == published.middle - 1
-    assert step.extent == published.mirrored.extent
+    assert speed.extent == ratio.extent
+    assert speed.relative == ratio.middle - 1
+    assert step.extent == ratio.mirrored.extent
     (line,) = failures(parse_conditions("tokens_per_second<-3%"), before, after)
     assert line.startswith("ddp on 2 ranks: tokens_per_second changed by -59.")
     assert "are compared within rounds" in render_markdown(before_after(before, after), {}, "", "")

@@ -1,30 +1,17 @@
 """The published reports that explain a difference: what the code of today says of their records."""
 
-from pathlib import Path
-
 import pytest
 
 from harness.forms.terms import STATE_KINDS
 from harness.judge.cell import CellName
-from harness.judge.comparison import Comparison
 from harness.judge.findings.groups import Statement, statements
 from harness.judge.states import rank_states
-from harness.record.record_files import ARCHIVE_NAME
-from harness.record.store import read_runs
-
-REPORTS = Path(__file__).parents[3] / "reports"
-
-
-def published(name: str) -> Comparison:
-    runs, problems = read_runs([REPORTS / name / ARCHIVE_NAME])
-    assert runs
-    assert not problems
-    return Comparison(record for _, record in runs)
+from tests.records import published_comparison
 
 
 def said(name: str) -> list[Statement]:
     """What is said of the training; figures of speed and memory are no question of these reports."""
-    return [told for told in statements(published(name).findings) if told.role != "figures"]
+    return [told for told in statements(published_comparison(name).findings) if told.role != "figures"]
 
 
 def test_a_default_clipping_is_named_before_what_follows_from_it() -> None:
@@ -57,7 +44,7 @@ def test_missing_masters_are_named_before_the_updates_that_vanish() -> None:
 
 
 def test_states_without_masters_are_their_closed_form_to_the_byte() -> None:
-    records = [row.record for row in published("explain-master-weights").rows]
+    records = [row.record for row in published_comparison("explain-master-weights").rows]
     (record,) = (r for r in records if r.backend.label == "fsdp:master_dtype=compute")
     held = rank_states(record)
     assert len(held) == 2
@@ -71,6 +58,6 @@ def test_states_without_masters_are_their_closed_form_to_the_byte() -> None:
 @pytest.mark.parametrize("name", ["explain-clipping", "explain-master-weights"])
 def test_the_other_backends_of_the_job_agree(name: str) -> None:
     blamed = {cell for statement in said(name) for cell in statement.cells}
-    sound = [row for row in published(name).rows if row.cell not in blamed]
+    sound = [row for row in published_comparison(name).rows if row.cell not in blamed]
     assert {row.judgement.parity for row in sound} <= {"exact", "tight", "band"}
     assert {"ddp", "zero1", "zero3", "fsdp"} & {row.record.backend.label for row in sound}

@@ -1,19 +1,15 @@
 """Closed forms of measured cells on other numbers of ranks; of published runs, which have layouts."""
 
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 from harness.judge.states import expected_model_state_bytes
 from harness.judge.volume import expected_sent_bytes_per_step
 from harness.record import Record
-from harness.record.record_files import ARCHIVE_NAME
-from harness.record.store import read_runs
 from harness.tell.short.decision import held_with, sent_with
-from tests.records import make_record
+from tests.records import make_record, published
 
-REPORTS = Path(__file__).resolve().parents[3] / "reports"
 SHARDED = ("zero1", "zero2", "zero3", "fsdp", "fsdp1")
 
 
@@ -21,7 +17,7 @@ SHARDED = ("zero1", "zero2", "zero3", "fsdp", "fsdp1")
 def cells(report: str) -> dict[tuple[str, int], Record]:
     """The first sound run of each cell of built-in backends."""
     found: dict[tuple[str, int], Record] = {}
-    for _, record in read_runs([REPORTS / report / ARCHIVE_NAME])[0]:
+    for record in published(report):
         if record.status == "ok" and not record.backend.name.startswith("planted-"):
             found.setdefault((record.backend.label, record.world.world_size), record)
     return found
@@ -96,7 +92,7 @@ def test_a_run_without_a_layout_or_with_forms_of_its_own_has_none() -> None:
     assert sent_with(make_record(label="ddp"), 4) is None
     planted = next(
         record
-        for _, record in read_runs([REPORTS / "full-matrix" / ARCHIVE_NAME])[0]
+        for record in published("full-matrix")
         if record.backend.name == "planted-gradients-summed" and record.status == "ok"
     )
     assert held_with(planted, 1, 4) is None

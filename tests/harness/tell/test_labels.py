@@ -1,21 +1,16 @@
 """Runs of one backend and number of ranks on other numbers of nodes are told apart wherever they stand."""
 
-from pathlib import Path
-
 import pytest
 
 from harness.judge.comparison import Comparison
-from harness.record.record_files import ARCHIVE_NAME
-from harness.record.store import read_runs
 from harness.tell.outline import details_document
-
-REPORTS = Path(__file__).parents[3] / "reports"
+from tests.records import published_comparison
 
 
 @pytest.fixture(scope="module")
 def rows() -> Comparison:
     """Six strategies, among them on four ranks of one node and of two."""
-    return Comparison(record for _, record in read_runs([REPORTS / "same-job-on-nodes" / ARCHIVE_NAME])[0])
+    return published_comparison("same-job-on-nodes")
 
 
 def test_every_table_calls_a_cell_by_its_whole_name(rows: Comparison) -> None:

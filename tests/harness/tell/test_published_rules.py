@@ -8,17 +8,20 @@ from harness.job.experiment import Question
 from harness.judge.comparison import Comparison
 from harness.judge.statistics import interval_runs
 from harness.record.record_files import ARCHIVE_NAME
-from harness.record.store import read_runs
 from harness.tell.document import Table
 from harness.tell.manifest import read_manifest
 from harness.tell.outline import details_document, speeds_are_asked
 from harness.tell.short.outline import short_document
 from harness.tell.tables import SPEEDS
 from harness.tell.writers.markdown import render_details, render_markdown
+from tests.records import published_comparison
+from tests.representatives import first
 
 REPORTS = Path(__file__).resolve().parents[3] / "reports"
 FOLDERS = sorted(str(path.parent.relative_to(REPORTS)) for path in REPORTS.rglob(ARCHIVE_NAME))
 FOLDERS = [folder for folder in FOLDERS if (REPORTS / folder / "report.md").is_file()]
+FEW = ("default", "explain-zero3-speed", "full-matrix")
+"""One that ranks speeds, one that was asked for them, one that was not."""
 FIGURES_OF_SPEED = ("tokens/s", "samples/s", "step ms", "fastest", "slowest")
 ORDERS = ("is fastest", "are fastest", "fastest is", "is slowest", "slowest is", "Pareto frontier of")
 
@@ -33,15 +36,11 @@ def text_of(comparison: Comparison, question: Question) -> str:
     return short + render_details(document.details, pictures, "r")
 
 
-def comparison_of(folder: str) -> Comparison:
-    return Comparison(record for _, record in read_runs([REPORTS / folder / ARCHIVE_NAME])[0])
-
-
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("folder", first(FEW, FOLDERS))
 def test_a_report_states_no_speed_unless_it_was_asked_and_no_order_without_enough_runs(folder: str) -> None:
     report = REPORTS / folder / "report.md"
     question = read_manifest(report.read_text(encoding="utf-8"), report).manifest.question
-    comparison = comparison_of(folder)
+    comparison = published_comparison(folder)
     excluded: tuple[str, ...] = ()
     if not speeds_are_asked(question):
         excluded = FIGURES_OF_SPEED
@@ -53,22 +52,22 @@ def test_a_report_states_no_speed_unless_it_was_asked_and_no_order_without_enoug
 
 @pytest.mark.parametrize("question", ["parity", "memory"])
 def test_no_line_of_a_report_on_another_question_tells_a_speed(question: Question) -> None:
-    text = text_of(comparison_of("strong-scaling"), question)
+    text = text_of(published_comparison("strong-scaling"), question)
     assert [words for words in FIGURES_OF_SPEED if words in text] == []
 
 
 def test_repeats_that_the_page_calls_for_are_those_that_an_interval_needs() -> None:
     page = (REPORTS / "README.md").read_text(encoding="utf-8")
     assert f"from {interval_runs()} rounds on" in page
-    assert all(order.is_judged for order in comparison_of("default").comparable.rankings.values())
+    assert all(order.is_judged for order in published_comparison("default").comparable.rankings.values())
 
 
 def test_a_report_on_parity_has_no_column_of_speed() -> None:
-    document = details_document(comparison_of("explain-clipping"), question="parity")
+    document = details_document(published_comparison("explain-clipping"), question="parity")
     columns = {column.key for table in document.tables() for column in table.columns}
     assert columns.isdisjoint(SPEEDS)
     assert not columns & {"samples_per_second", "p95_step_seconds", "step_seconds_least"}
     assert {section.key for section in document.sections}.isdisjoint({"time", "overlap", "scaling"})
-    asked = details_document(comparison_of("explain-clipping"))
+    asked = details_document(published_comparison("explain-clipping"))
     assert set(SPEEDS) & {column.key for table in asked.tables() for column in table.columns}
     assert any(isinstance(block, Table) and block.key == "time" for block in asked.blocks())

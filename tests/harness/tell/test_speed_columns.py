@@ -3,7 +3,6 @@
 import csv
 import io
 import re
-from functools import cache
 from math import log
 from pathlib import Path
 from statistics import median, stdev
@@ -13,7 +12,6 @@ import pytest
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import OWN_STEP, STEP
 from harness.judge.ranking import NO_FIGURES
-from harness.record.store import read_runs
 from harness.tell.document import Document, Section
 from harness.tell.order_words import LEGEND, clock_words
 from harness.tell.outline import details_document
@@ -22,7 +20,7 @@ from harness.tell.tables import results_table
 from harness.tell.terminal import terminal_table
 from harness.tell.writers.csv import render_csv
 from harness.tell.writers.markdown import render_markdown
-from tests.records import make_ranks, make_record, make_steps
+from tests.records import make_ranks, make_record, make_steps, published_comparison
 from tests.timed_records import processors
 
 ROOT = Path(__file__).parents[3]
@@ -30,15 +28,10 @@ REPORTS = ("default", "explain-zero3-speed")
 KEYS = list(NO_FIGURES)
 
 
-@cache
-def published(name: str) -> Comparison:
-    return Comparison(record for _, record in read_runs([ROOT / "reports" / name / "runs.tar.xz"])[0])
-
-
 def texts(name: str) -> dict[str, str]:
     """The ratio of each cell as it must be written, from the JSON document alone."""
     found = {}
-    for row in published(name).as_json()["rows"]:
+    for row in published_comparison(name).as_json()["rows"]:
         base, ratio, low, high, order = (row[key] for key in KEYS)
         if base is not None:
             interval = f"{ratio:.2f} ({low:.2f} to {high:.2f})"
@@ -59,7 +52,7 @@ def column(text: str, title: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", REPORTS)
 def test_csv_holds_what_json_says(name: str) -> None:
-    comparison = published(name)
+    comparison = published_comparison(name)
     main, _ = render_csv(Document("", [Section("", "", [results_table(comparison)])]), "")
     lines = list(csv.DictReader(io.StringIO(main, newline="")))
     of_cells = {(row["backend"], row["world_size"]): row for row in comparison.as_json()["rows"]}
@@ -80,7 +73,7 @@ def test_reports_hold_what_json_says_bold_where_it_is_settled(name: str, file: s
 
 
 def test_the_terminal_and_the_readme_hold_what_json_says() -> None:
-    table = terminal_table(published("default"), wide=True)
+    table = terminal_table(published_comparison("default"), wide=True)
     in_readme = column((ROOT / "README.md").read_text(encoding="utf-8"), "speed here / ddp")
     for label, ratio in texts("default").items():
         assert re.search(rf"^ *{re.escape(label)} .* {re.escape(ratio)} ", table, re.MULTILINE), label
@@ -96,7 +89,7 @@ def test_the_verdict_calls_fastest_what_json_does_not_call_slower(name: str) -> 
     ((fastest, others),) = re.findall(
         r"Speed on 2 ranks: (?:fastest is )?(\S+) (?:is fastest|or one of (\d+) others \(their order)", text
     )
-    orders = {row["backend"]: row["speed_order"] for row in published(name).as_json()["rows"]}
+    orders = {row["backend"]: row["speed_order"] for row in published_comparison(name).as_json()["rows"]}
     open_ = {label for label, order in orders.items() if order in ("open", "equal", "faster")}
     assert fastest in open_
     assert len(open_) == 1 + int(others or 0)
@@ -108,14 +101,14 @@ def test_the_verdict_calls_fastest_what_json_does_not_call_slower(name: str) -> 
 def test_time_without_what_others_took_spreads_less() -> None:
     """Seven rounds beside neighbours; the quiet ones are as long by both clocks, and no order is another."""
     wall, own = [], []
-    for group in published("default").comparable.groups:
+    for group in published_comparison("default").comparable.groups:
         times = [(row.figures[STEP], row.figures[OWN_STEP]) for row in group.rows]
         assert all(0 < mine <= all_ for all_, mine in times)
         spreads = [stdev(map(log, of_clock)) for of_clock in zip(*times, strict=True)]
         wall.append(spreads[0])
         own.append(spreads[1])
     assert median(own) < median(wall) / 2
-    assert clock_words(published("default")) == ""
+    assert clock_words(published_comparison("default")) == ""
 
 
 def test_a_report_says_where_the_clocks_disagree() -> None:

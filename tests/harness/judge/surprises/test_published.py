@@ -1,15 +1,9 @@
 """What the published records show; each behaviour that they hold is named there."""
 
-from pathlib import Path
-
 import pytest
 
-from harness.judge.comparison import Comparison
 from harness.judge.surprises import surprises
-from harness.record.record_files import ARCHIVE_NAME
-from harness.record.store import read_runs
-
-REPORTS = Path(__file__).parents[4] / "reports"
+from tests.records import published_comparison
 
 
 @pytest.mark.parametrize(
@@ -28,8 +22,6 @@ REPORTS = Path(__file__).parents[4] / "reports"
     ],
 )  # fmt: skip
 def test_published_records_show_what_surprises(name: str, expected: set[str]) -> None:
-    runs, problems = read_runs([REPORTS / name / ARCHIVE_NAME])
-    assert not problems
-    found = surprises(Comparison(record for _, record in runs).comparable)
+    found = surprises(published_comparison(name).comparable)
     assert expected <= {surprise.behaviour.id for surprise in found}
     assert all(surprise.versions for surprise in found)

@@ -7,19 +7,15 @@ import pytest
 from harness.job.config import load_experiment
 from harness.judge.comparison import Comparison
 from harness.launch.cells import plan
-from harness.record.record_files import ARCHIVE_NAME
-from harness.record.store import read_runs
 from harness.tell.document import Code, Folded, Table
 from harness.tell.sections.job import measurement_section
 from harness.tell.sections.reproduce import reproduce_section
-from tests.records import make_record
-
-REPORTS = Path(__file__).resolve().parents[4] / "reports"
+from tests.records import make_record, published_comparison
 
 
 @pytest.fixture(scope="module")
 def default() -> Comparison:
-    return Comparison(record for _, record in read_runs([REPORTS / "default" / ARCHIVE_NAME])[0])
+    return published_comparison("default")
 
 
 def test_configurations_of_a_report_ask_for_the_same_job(default: Comparison, tmp_path: Path) -> None:

@@ -1,14 +1,8 @@
-from pathlib import Path
-
 from harness.judge.comparison import Comparison
 from harness.record import Record
-from harness.record.record_files import ARCHIVE_NAME
-from harness.record.store import read_runs
 from harness.record.workload import known_strategy
 from harness.tell.short.verdict import checks_sentence
-from tests.records import NORMS, make_record, make_steps, make_weights
-
-REPORTS = Path(__file__).resolve().parents[4] / "reports"
+from tests.records import NORMS, make_record, make_steps, make_weights, published
 
 
 def checks(*records: Record) -> str:
@@ -17,7 +11,7 @@ def checks(*records: Record) -> str:
 
 def test_a_byte_too_many_is_not_as_expected() -> None:
     """On published runs of two ranks, where a ring sends what is paid in: 16 bytes more in every step."""
-    records = [record for _, record in read_runs([REPORTS / "default" / ARCHIVE_NAME])[0]]
+    records = [*published("default")]
     alone, ddp = (next(r for r in records if r.backend.label == label) for label in ("single", "ddp"))
     assert checks(alone, ddp) == (
         "3 of 3 checks hold: 1 of 1 train as one process does, 1 of 1 hold the expected model states and "
@@ -34,7 +28,7 @@ def test_a_byte_too_many_is_not_as_expected() -> None:
 
 
 def test_norms_of_what_claims_a_strategy_are_set_aside() -> None:
-    records = [record for _, record in read_runs([REPORTS / "default" / ARCHIVE_NAME])[0]]
+    records = [*published("default")]
     (ddp,) = (record for record in records if record.backend.label == "ddp" and record.repeat == 0)
     claim = known_strategy(ddp)
     backend = ddp.backend.model_copy(update={"name": "observed-ddp", "label": "observed-ddp", "claim": claim})

@@ -1,18 +1,12 @@
-from pathlib import Path
-
 from harness.job.experiment import Question
 from harness.judge.comparison import Comparison
 from harness.record import Record
-from harness.record.record_files import ARCHIVE_NAME
-from harness.record.store import read_runs
 from harness.tell.document import Block, Line, Table
 from harness.tell.short.choice import choice_section
 from harness.tell.short.decision import NONE_FITS
 from tests.harness.tell.short.records import repeats
 from tests.pipelines import make_pipeline
-from tests.records import make_communication, make_ranks, make_record
-
-REPORTS = Path(__file__).resolve().parents[4] / "reports"
+from tests.records import make_communication, make_ranks, make_record, published
 
 
 def cell(label: str, sent: int, peak: int) -> Record:
@@ -49,10 +43,6 @@ def advice(question: Question, *records: Record) -> dict[str, str]:
 
 def on_gpu(record: Record) -> Record:
     return record.model_copy(update={"world": record.world.model_copy(update={"device": "cuda"})})
-
-
-def published(folder: str) -> list[Record]:
-    return [record for _, record in read_runs([REPORTS / folder / ARCHIVE_NAME])[0]]
 
 
 def test_a_threshold_is_a_row_and_so_is_a_simpler_cell_that_sends_no_more() -> None:

@@ -1,6 +1,5 @@
 """What the short report holds, and that it stays short."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,17 +7,21 @@ import pytest
 from harness.job.experiment import Question
 from harness.judge.comparison import Comparison
 from harness.record import Record
-from harness.record.record_files import ARCHIVE_NAME
-from harness.record.store import read_runs
 from harness.tell.document import Document, Picture
 from harness.tell.outline import details_document
 from harness.tell.short.outline import MOST_PICTURES, MOST_WORDS, PICTURES, short_document, words_of
 from harness.tell.writers.markdown import render_details, render_markdown
 from tests.harness.tell.short.records import growing, repeats
-from tests.records import NORMS, make_communication, make_record, make_steps, make_weights
+from tests.records import (
+    NORMS,
+    make_communication,
+    make_record,
+    make_steps,
+    make_weights,
+    published_comparison,
+)
 from tests.representatives import first
 
-REPORTS = Path(__file__).resolve().parents[4] / "reports"
 QUESTIONS: tuple[Question, ...] = ("all", "speed", "memory", "footprint", "parity", "scaling")
 FEW = [make_record(), *repeats("ddp", 0.5), *repeats("fsdp", 0.6)]
 
@@ -41,7 +44,7 @@ def both_texts(of: Document) -> str:
 
 @pytest.fixture(scope="module")
 def full_matrix() -> Comparison:
-    return Comparison(record for _, record in read_runs([REPORTS / "full-matrix" / ARCHIVE_NAME])[0])
+    return published_comparison("full-matrix")
 
 
 @pytest.fixture(scope="module")
