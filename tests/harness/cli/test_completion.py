@@ -1,23 +1,25 @@
 """What a shell offers, asked as bash asks."""
 
 import subprocess
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from harness.cli import harness
 from tests.harness.cli.command_line import HARNESS, environment
 
 
-def offered(folder: Path, line: str) -> list[str]:
-    """Words for the last one of a line, which may be unfinished."""
-    words = line.split(" ")
-    done = subprocess.run(
-        HARNESS, cwd=folder, capture_output=True, text=True, timeout=60, check=True,
-        env=environment(
-            _HARNESS_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD=str(len(words) - 1)
-        ),
-    )  # fmt: skip
-    return [text.partition(",")[2] for text in done.stdout.splitlines()]
+def asked(line: str) -> dict[str, str]:
+    """What bash sets to ask for words in place of the last one of a line, which may be unfinished."""
+    return {
+        "_HARNESS_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")),
+    }  # fmt: skip
+
+
+def words_of(printed: str) -> list[str]:
+    return [text.partition(",")[2] for text in printed.splitlines()]
 
 
 @pytest.mark.parametrize(
@@ -35,10 +37,17 @@ def offered(folder: Path, line: str) -> list[str]:
     ],
 )  # fmt: skip
 def test_the_shell_offers_what_the_harness_knows(tmp_path: Path, line: str, words: list[str]) -> None:
-    assert offered(tmp_path, line) == words
+    with chdir(tmp_path):
+        done = CliRunner().invoke(harness, [], prog_name="harness", env=asked(line))
+    assert words_of(done.stdout) == words
 
 
 def test_runs_are_offered_by_name(tmp_path: Path) -> None:
+    """By the command as bash starts it."""
     (tmp_path / "runs" / "one").mkdir(parents=True)
     (tmp_path / "runs" / "one" / "record.json").touch()
-    assert offered(tmp_path, "harness show o") == ["one"]
+    done = subprocess.run(
+        HARNESS, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True,
+        env=environment(**asked("harness show o")),
+    )  # fmt: skip
+    assert words_of(done.stdout) == ["one"]

@@ -12,7 +12,12 @@ import pytest
 from harness.launch.external import supervise
 from harness.record import ErrorPart, Record
 from harness.record.store import read_record
+from harness.run_directory.request import rank_file, rank_owner
+from tests.events import steps_taken
 from tests.fake_ranks import Behaviour, Rank, a_request
+
+SECONDS = 120
+"""That end a wait which would have no end."""
 
 
 def launch(
@@ -47,13 +52,13 @@ def launch(
 def end_by_themselves(processes: list[multiprocessing.process.BaseProcess]) -> None:
     """As on nodes whose launcher or network does not tell the others that a rank is gone."""
     for process in processes:
-        process.join(20)
+        process.join(SECONDS)
         assert process.exitcode is not None
 
 
 def end(processes: list[multiprocessing.process.BaseProcess]) -> list[int | None]:
     """As torchrun: when one process has failed, terminate the others."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline and any(p.exitcode is None for p in processes):
         if any(p.exitcode not in (None, 0) for p in processes):
             for process in processes:
@@ -68,9 +73,20 @@ def record_of(runs: Path) -> tuple[Record, ErrorPart]:
     return record, record.error
 
 
+LEAVING = "leaving"
+"""The file of a rank that trained and is about to go."""
+
+
+def until(is_so: Callable[[], object]) -> None:
+    """Wait; whoever waits for the process ends it if this never comes."""
+    while not is_so():
+        time.sleep(0.01)
+
+
 def survive(rank: Rank) -> None:
     rank.train()
-    rank.miss_a_peer(0.8)
+    until((rank.folder / LEAVING).exists)
+    rank.miss_a_peer()
 
 
 def wait_for_peers(rank: Rank) -> None:
@@ -81,18 +97,21 @@ def wait_for_peers(rank: Rank) -> None:
 
 def killed(rank: Rank) -> None:
     rank.train()
+    (rank.folder / LEAVING).touch()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def killed_with_its_monitor(rank: Rank) -> None:
     rank.train()
-    time.sleep(0.4)  # the monitor has said which process it is
+    until(rank.owner.exists)
+    (rank.folder / LEAVING).touch()
     os.kill(os.getppid(), signal.SIGKILL)
-    time.sleep(20)
+    time.sleep(60)
 
 
 def left(rank: Rank) -> None:
     rank.train()
+    (rank.folder / LEAVING).touch()
     os._exit(0)
 
 
@@ -112,7 +131,7 @@ def test_killed_rank_is_blamed_whoever_writes_the_record(
 ) -> None:
     behaviours = [survivor, survivor]
     behaviours[at_fault] = behaviour
-    end(launch(tmp_path, behaviours))
+    end(launch(tmp_path, behaviours, stuck_after_seconds=60))
     record, error = record_of(tmp_path)
     assert record.status == "failed"
     assert (error.rank, error.exit_code, error.step, error.phase) == (at_fault, code, 2, "forward")
@@ -166,11 +185,10 @@ def test_rank_whose_node_has_a_folder_of_its_own_is_neither_late_nor_blamed(tmp_
 
 
 def test_run_that_its_launcher_ends_is_interrupted_and_blamed_on_no_rank(tmp_path: Path) -> None:
-    processes = launch(tmp_path, [wait_for_peers, wait_for_peers])
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and len(list(tmp_path.glob("run/*.owner.json"))) < 2:
-        time.sleep(0.05)
-    time.sleep(0.2)
+    processes = launch(tmp_path, [wait_for_peers, wait_for_peers], stuck_after_seconds=60)
+    run = tmp_path / "run"
+    until(lambda: all(rank_owner(run, rank).exists() for rank in range(2)))
+    until(lambda: [steps_taken(rank_file(run, rank)) for rank in range(2)] == [2, 2])
     for process in processes:
         process.terminate()
     end(processes)
