@@ -18,7 +18,7 @@ from harness.judge.distance import Series, Traces, distance, relative_distance, 
 from harness.judge.effective import setting_differences
 from harness.judge.noise import UNIT_ROUNDOFF, Tolerance, measure_noise
 from harness.judge.parity import has_dropout
-from harness.judge.wording import words
+from harness.judge.wording import ranks, words
 from harness.launch.launcher import LocalLauncher, modules_to_preload
 from harness.nested import differences, put, value_at
 from harness.record import Record
@@ -311,7 +311,7 @@ def changed_settings(baseline: Record, other: Record) -> Iterator[Changed]:
 
 
 def _place(record: Record) -> str:
-    return f"{record.backend.label} on {record.world.world_size} ranks"
+    return f"{record.backend.label} on {ranks(record.world.world_size)}"
 
 
 def first_parting(baseline: Record, other: Record, limits: Tolerance) -> Parting | None:

@@ -396,8 +396,10 @@ BY_NAME = {
     BUCKETS_BESIDE_GRADIENTS: GRADIENTS_TWICE,
 }
 """By the name of the closed form's term; other extra terms are shown by their name."""
+GATHERED = "gathered"
+"""The kind of weights of other ranks."""
 BY_THEMSELVES = (REDUCTION_BUCKET, BUCKETS_BESIDE_GRADIENTS)
-"""Buffers, which are no model states: their figure is their own size."""
+"""Buffers, which like gathered weights are no model states: their figure is their own size."""
 
 
 def find_in_states(group: Repeats) -> list[Sighting]:
@@ -416,7 +418,8 @@ def _extra(group: Repeats, states: RankStates, total: float) -> list[Sighting]:
             continue
         is_zero = strategy is not None and strategy.zero_stage is not None
         surplus = term.bytes / total
-        figure = surplus if term.name in BY_THEMSELVES else 1 + surplus
+        by_itself = term.kind == GATHERED or term.name in BY_THEMSELVES
+        figure = surplus if by_itself else 1 + surplus
         limited = term.name == REDUCTION_BUCKET and group.record.world.preset == "like-for-like"
         effect = min(surplus, LIMITED_EFFECT) if limited else surplus
         found.append(Sighting(behaviour=_behaviour(term, is_zero=is_zero), figure=figure, effect=effect))
@@ -426,13 +429,22 @@ def _extra(group: Repeats, states: RankStates, total: float) -> list[Sighting]:
 def _behaviour(term: Term, *, is_zero: bool) -> Behaviour:
     if term.name.startswith(SECOND_FP32_COPY):
         return SECOND_COPY
-    cause = f"whole {term.name}" if term.kind == "gathered" else f"{term.kind}, {term.name}"
+    packages = ("deepspeed",) if is_zero else ("torch",)
+    if term.kind == GATHERED:
+        return Behaviour(
+            id="stays-gathered",
+            figure_is_ratio=False,
+            what=f"{term.name} stay whole: {{figure}} x the textbook's states, besides these",
+            advice="stage3_param_persistence_threshold: 0 shards them." if is_zero else "",
+            questions=MEMORY,
+            packages=packages,
+        )
     return BY_NAME.get(term.name) or Behaviour(
         id="other-states",
-        what=f"{{figure}} x the textbook's states: {cause}",
+        what=f"{{figure}} x the textbook's states: {term.kind}, {term.name}",
         advice="No action: the implementation does so.",
         questions=MEMORY,
-        packages=("deepspeed",) if is_zero else ("torch",),
+        packages=packages,
     )
 
 

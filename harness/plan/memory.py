@@ -14,7 +14,7 @@ from harness.forms.peaks.replay import TRACED
 from harness.forms.peaks.step_timeline import Fullest, Phase
 from harness.forms.terms import Term, by_kind
 from harness.forms.zero3.states import own_settings
-from harness.plan.coverage import require_activations, require_timeline
+from harness.plan.coverage import neighbours, require_activations, require_timeline
 from harness.plan.part import part_of
 from harness.plan.profiles import Trace, activation_profile
 from harness.plan.scenario import Scenario
@@ -137,6 +137,20 @@ def predict_memory(
         host_bytes_per_node=host_bytes(scenario),
         reserved_bytes=max(max(moment.bytes, moment.reserved) for moment in fullest.values()),
     )
+
+
+def memory_bounds(
+    scenario: Scenario, trace: Trace | None = None
+) -> tuple[MemoryPrediction, MemoryPrediction] | None:
+    """The least and the most that a scenario needs which is not predicted itself; None: they are not known."""
+    found = neighbours(scenario)
+    if found is None:
+        return None
+    try:
+        least, most = (predict_memory(neighbour, trace) for neighbour in found)
+    except HarnessError:
+        return None
+    return (least, most) if least.peak_bytes <= most.peak_bytes else None
 
 
 def _terms(fullest: Fullest) -> tuple[Term, ...]:

@@ -22,7 +22,7 @@ from harness.plan.device import Device
 from harness.plan.job import data_bytes, planned_model, scenario_of, scenario_of_request
 from harness.plan.job_model import job_model
 from harness.plan.limits import Answer, MemoryLimits, MemoryVerdict, limits_here
-from harness.plan.memory import MemoryPrediction, predict_memory
+from harness.plan.memory import MemoryPrediction, memory_bounds, predict_memory
 from harness.plan.profiles import Trace
 from harness.plan.scenario import Scenario, why_unsupported
 from harness.plan.trust import trust_in
@@ -399,7 +399,7 @@ def _predict(
             return _at_least(run, limits, force) or UNKNOWN_STRATEGY
         own = limits if run.limited else replace(limits, imposed_bytes=None)
         if (unknown := why_memory_unknown(scenario)) is not None:
-            return _of_states(scenario, own, unknown, force)
+            return _at_the_least(scenario, own, unknown, force, trace)
         part = predict_run(scenario, own, data_bytes=run.data_bytes(), trace=trace)
         predicted.append(scenario)
     except HarnessError as error:
@@ -409,9 +409,14 @@ def _predict(
     return part.model_copy(update={"refused": part.verdict == DOES_NOT_FIT and not force})
 
 
-def _of_states(scenario: Scenario, limits: MemoryLimits, unknown: str, force: bool) -> PredictionPart | str:
-    """A run whose model states alone do not fit is refused; of another one, that nothing more is known."""
+def _at_the_least(
+    scenario: Scenario, limits: MemoryLimits, unknown: str, force: bool, trace: Trace | None
+) -> PredictionPart | str:
+    """A run whose model states alone, or the least that it needs, do not fit is refused; of another one, why
+    nothing more is known."""
     part = at_least(scenario, limits)
+    if part.verdict != DOES_NOT_FIT and (bounds := memory_bounds(scenario, trace)) is not None:
+        part = judged(scenario, bounds[0], limits).model_copy(update={"moment": AT_LEAST})
     if part.verdict == DOES_NOT_FIT:
         return part.model_copy(update={"refused": not force})
     return unknown

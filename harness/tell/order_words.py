@@ -14,7 +14,7 @@ from harness.tell.formats import NOT_AVAILABLE, number, percent, times
 
 ONE_OCCASION = "one session; day-to-day variation is not included"
 OPEN = "~"
-LEGEND = f"median ratio to the base in the same round, {percent(LEVEL)} interval; bold: settled; {OPEN}: open"
+LEGEND = f"median ratio to the base in the same round, {percent(LEVEL)} interval; bold: settled; {OPEN}: open, either may be faster"
 SHARES = {1 / 5: "a fifth", 1 / 4: "a quarter", 1 / 3: "a third", 1 / 2: "half", 2 / 3: "two thirds"}
 MOST_NAMES = 2
 NEAR = 0.05
@@ -55,7 +55,7 @@ def clock_words(comparison: Comparison) -> str:
         f"{cell} is {own.order}, {ratio_text(own)} times {base}'s speed (by wall time {wall.order})"
         for cell, base, wall, own in comparison.comparable.other_orders
     ]
-    return f"Without what other programs and the hypervisor took: {listed(found)}." if found else ""
+    return f"Counting only the ranks' own time: {listed(found)}." if found else ""
 
 
 def ratio_text(ratio: Ratio, show: Callable[[float], str] = times) -> str:

@@ -266,7 +266,7 @@ def _busy(row: Row, left: int) -> Finding | None:
         id="busy-machine",
         about=row.cell,
         # Without figures, so that findings of several cells merge into one sentence; the values hold them.
-        text="other programs or guests of the host used processors that ranks needed in timed steps",
+        text="other programs or guests took processors from ranks in timed steps",
         values={"other_cores": used.other_cores, "cores": cores, "threads": threads},
     )
 

@@ -15,10 +15,11 @@ from harness.forms.terms import STATE_KINDS, Collective, ModelStates, ring_formu
 from harness.forms.textbook import gathers_updated, textbook_sent_bytes, textbook_states
 from harness.forms.workload import Role, Workload
 from harness.job.batch import BatchLayout, job_layout, layout_of, with_global_batch
+from harness.judge.wording import ranks
 from harness.plan.coverage import neighbours, why_memory_unknown
 from harness.plan.estimate.question import EstimateRequest
 from harness.plan.limits import MemoryVerdict
-from harness.plan.memory import MemoryPrediction, host_bytes, predict_memory
+from harness.plan.memory import MemoryPrediction, host_bytes, memory_bounds, predict_memory
 from harness.plan.profiles import trace_scenarios
 from harness.plan.scenario import Scenario, why_not_planned
 from harness.plan.speed import (
@@ -138,8 +139,7 @@ class EstimateRow:
     memory: MemoryPrediction | None = None
     memory_unknown: str | None = None
     memory_bounds: tuple[MemoryPrediction, MemoryPrediction] | None = None
-    """Of a peak that is not predicted, the most and the least of which are; None: they are not known, or too
-    far apart."""
+    """Of a peak that is not predicted, the least and the most of which are; None: they are not known."""
     traffic: tuple[TrafficLine, ...] = ()
     traffic_unknown: str | None = None
     speed: SpeedPrediction | None = None
@@ -167,7 +167,7 @@ class EstimateRow:
         device = self.scenario.device.memory_bytes
         if self.memory is not None:
             return MemoryVerdict(needed_bytes=self.memory.device_bytes, device_bytes=device)
-        if self.memory_bounds is not None:
+        if self.memory_bounds is not None:  # However far apart: what not even the least fits is refused.
             least, most = (
                 MemoryVerdict(needed_bytes=bound.device_bytes, device_bytes=device)
                 for bound in self.memory_bounds
@@ -177,11 +177,19 @@ class EstimateRow:
         return None if alone.fits else alone
 
     @property
-    def peak_bytes_between(self) -> tuple[int, int] | None:
-        """Of a peak that is not predicted itself."""
+    def near_bounds(self) -> tuple[MemoryPrediction, MemoryPrediction] | None:
+        """Bounds that say something: they lie within a factor of `FARTHEST_BOUNDS`."""
         if self.memory_bounds is None:
             return None
         least, most = self.memory_bounds
+        return self.memory_bounds if most.peak_bytes <= FARTHEST_BOUNDS * least.peak_bytes else None
+
+    @property
+    def peak_bytes_between(self) -> tuple[int, int] | None:
+        """Of a peak that is not predicted itself, in bytes."""
+        if self.near_bounds is None:
+            return None
+        least, most = self.near_bounds
         return least.peak_bytes, most.peak_bytes
 
     @property
@@ -320,7 +328,7 @@ def estimate(asked: EstimateRequest) -> list[EstimateRow]:
     if all(row.scenario is None for row in rows):
         first, more = rows[0], len(rows) - 1
         raise HarnessError(
-            f"{first.label} cannot run on {first.world_size} ranks: {first.unsupported}"
+            f"{first.label} cannot run on {ranks(first.world_size)}: {first.unsupported}"
             + (f"; nor can any of the {more} others that were asked for" if more else "")
         )
     trace_scenarios(found for row in rows if row.scenario for found in _asked_of(row.scenario))
@@ -332,22 +340,10 @@ def _asked_of(scenario: Scenario) -> tuple[Scenario, ...]:
     return (scenario,) if why_memory_unknown(scenario) is None else neighbours(scenario) or ()
 
 
-def _bounds(scenario: Scenario) -> tuple[MemoryPrediction, MemoryPrediction] | None:
-    found = neighbours(scenario)
-    if found is None:
-        return None
-    try:
-        least, most = map(predict_memory, found)
-    except HarnessError:
-        return None
-    apart = most.peak_bytes / least.peak_bytes
-    return (least, most) if 1 <= apart <= FARTHEST_BOUNDS else None
-
-
 def trust_of(rows: Sequence[EstimateRow]) -> Trust | None:
     """How wrong such predictions have been; None: of no row is more than states and traffic predicted."""
     predicted = [
-        row.scenario for row in rows if row.scenario and (row.memory or row.memory_bounds or row.speed)
+        row.scenario for row in rows if row.scenario and (row.memory or row.near_bounds or row.speed)
     ]
     share = max((row.speed.host_share for row in rows if row.speed), default=None)
     return trust_in(*predicted, speed=share is not None, host_share=share) if predicted else None
@@ -359,7 +355,7 @@ def _predicted(row: EstimateRow) -> EstimateRow:
         return row
     memory, memory_unknown = _tried(lambda: predict_memory(scenario), why_memory_unknown(scenario))
     speed, speed_unknown = _tried(lambda: predict_speed(scenario), None if scenario.device else NO_DEVICE)
-    bounds = _bounds(scenario) if memory is None else None
+    bounds = memory_bounds(scenario) if memory is None else None
     traffic, traffic_unknown = _tried(lambda: tuple(step_traffic(scenario)))
     return replace(
         row, memory=memory, memory_unknown=memory_unknown, memory_bounds=bounds, traffic=traffic or (),

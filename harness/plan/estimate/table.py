@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.backends.registry import moving_parts
 from harness.backends.strategy import ROUTE_PREFIXES
-from harness.judge.wording import listed
+from harness.judge.wording import listed, ranks
 from harness.plan.computing import attention_kernel
 from harness.plan.estimate.alternatives import Alternative, alternative_lines, as_settings
 from harness.plan.estimate.document import formulae
@@ -169,7 +169,7 @@ def _of_size(
     shown = known if compared is None else compared[:FEW]
     cut = next((row.scenario for row in known if row.scenario), None)
     batch = f", micro-batch {cut.micro_batch_size} x {cut.accumulation_steps} accumulated" if cut else ""
-    lines = _wrapped(f"{world_size} ranks{batch}: {_answer(asked, known, compared)}")
+    lines = _wrapped(f"{ranks(world_size)}{batch}: {_answer(asked, known, compared)}")
     if shown:
         lines += ["", *_memory_table(asked, shown), "", *_step_table(asked, shown)]
     if compared is None:
@@ -211,7 +211,7 @@ def _answer(
         rows
         and not asked.names_all
         and len(rows) <= FEW_NAMED
-        and all(row.memory or row.memory_bounds for row in rows)
+        and all(row.memory or row.near_bounds for row in rows)
     ):
         return "; ".join(map(_of_row, rows))
     judged = [(row, row.verdict) for row in rows if row.verdict is not None]
@@ -230,11 +230,11 @@ def _answer(
 
 def _of_row(row: EstimateRow) -> str:
     """'zero2:offload=optimizer fits, 40.1 of 85.1 GB and 128 GB of host memory per node, about 1,200 ...'."""
-    if row.memory_bounds is not None:
+    if row.near_bounds is not None:
         assert row.scenario is not None
         assert row.scenario.device is not None
         verdict = "may fit" if row.verdict is None else row.verdict.answer.replace("tight", "is tight")
-        span = _span([bound.device_bytes for bound in row.memory_bounds])
+        span = _span([bound.device_bytes for bound in row.near_bounds])
         return f"{row.label} {verdict}, {span} of {gigabytes(row.scenario.device.memory_bytes)} GB"
     assert row.memory is not None
     assert row.verdict is not None
@@ -395,7 +395,7 @@ def _details(row: EstimateRow) -> list[str]:
     lines = formulae(row)
     cells = [[line["quantity"], _detail(line)] for line in lines]
     head, rule, *values = fitted(cells, ["what", "value"], alignments={"value": "right"}).splitlines()
-    title = f"{row.label} on {row.world_size} ranks, line by line (bytes unless said otherwise)"
+    title = f"{row.label} on {ranks(row.world_size)}, line by line (bytes unless said otherwise)"
     body = [part for line, text in zip(lines, values, strict=True) for part in (text, *_origin(line))]
     return [title, head, rule, *body, ""]
 

@@ -355,7 +355,7 @@ def loss_picture(comparison: Comparison) -> Picture | None:
     limits = sorted({line.limit for line in lines if line.limit is not None and line.differences})
     outliers = [line for line in lines if line.verdict == "diverged"]
     agreeing = [line for line in lines if line.verdict == "agrees"]
-    text = "Loss over steps, medians over runs; the band spans all cells that agree."
+    text = "Loss over steps, medians over runs; the shaded area spans all cells that agree."
     if any(line.differences for line in lines):
         text += " Below: difference to the reference"
         text += f", limit {listed([scientific(limit) for limit in limits])}." if limits else "."

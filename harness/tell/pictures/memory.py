@@ -62,7 +62,7 @@ def memory_picture(comparison: Comparison) -> Picture | None:
     if limit is not None:
         text += f" Device limit: {number(limit)} MB."
     if cut is not None:
-        text += f" Cut: bars beyond {number(cut)} MB."
+        text += f" Bars are cut at {number(cut)} MB."
     return Picture(
         key="memory",
         caption=caption(text, drawn, known),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.judge.scaling import ScalingPoint
-from harness.judge.wording import listed
+from harness.judge.wording import listed, ranks
 from harness.tell.document import Picture
 from harness.tell.formats import percent, times
 from harness.tell.pictures.bars import MOST_NAMED, Row, cell_row, drawn_name
@@ -50,7 +50,7 @@ def _picture(key: str, text: str, curves: Curves, *, strong: bool) -> Picture | 
             f" Drawn: {len(drawn)} of {len(curves)}, those of the shortest median step; the table holds all."
         )
     ends = [
-        f"{curve[-1].curve} {_text(curve[-1], strong)} on {curve[-1].group.world_size} ranks"
+        f"{curve[-1].curve} {_text(curve[-1], strong)} on {ranks(curve[-1].group.world_size)}"
         for curve in drawn
     ]
     what = "Speed-up" if strong else "Weak-scaling efficiency"

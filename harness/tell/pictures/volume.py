@@ -72,7 +72,7 @@ def _ticks(rows: Sequence[Row]) -> str:
         return text
     if len(judged) < len(rows):
         return f"{text} {len(judged)} of {len(rows)} cells have an expected volume, and sent it."
-    return f"{text} Every cell sent what its implementation is expected to send."
+    return f"{text} Every cell sent, as counted, what its implementation is expected to."
 
 
 def _equal(value: float, other: float) -> bool:

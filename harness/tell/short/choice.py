@@ -213,10 +213,10 @@ def _changed(base: Record, record: Record) -> str:
 def _gap(found: SlowestExplanation) -> str:
     slow, fast = found.slowest.label, found.fastest.label
     if found.gap.order in ("equal", "slower") or (found.gap.extent and found.gap.order == "open"):
-        return f"{slow} is not shown to be slower than {fast}, which is sharded alike."
+        return f"{slow} is not shown to be slower than {fast}, which shards the same tensors."
     untested = "" if found.gap.extent else ", not tested against noise"
     ratio = ratio_text(found.gap) if found.gap.extent else f"{found.ratio:.2f}"
-    return f"{slow} takes {ratio} x the time of {fast}, which is sharded alike{untested}."
+    return f"{slow} takes {ratio} x the time of {fast}, which shards the same tensors{untested}."
 
 
 def _effects(found: SlowestExplanation) -> list[str]:

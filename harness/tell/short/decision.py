@@ -33,10 +33,11 @@ MOST_LEVELS = 8
 LEAST_STEP = 0.01
 """Of memory, between two thresholds."""
 NONE_FITS = "none of these: more ranks, or offload"
-ON_CPU = (
-    "Memory is calculated for GPUs: model states, weights gathered at once, gradients and buffers; "
-    "activations come on top (harness estimate)."
+HELD = (
+    "Counted: model states, the most weights gathered at once, gradients and buffers; activations come on top "
+    "(harness estimate)."
 )
+ON_CPU = f"Memory is calculated for GPUs. {HELD}"
 STATES = "Memory is for model states after the backward pass; gathered weights and activations come on top."
 MEASURED = (
     "Memory is the measured peak of a rank; with other micro-steps, what the strategy then holds more or "
@@ -52,7 +53,8 @@ def decision_blocks(where: ComparisonScope, question: Question) -> list[Block]:
     if (table := _elsewhere(where, question)) is not None:
         steps = f", {MICRO_STEPS} micro-steps per update" if question != "memory" else ""
         least = f" Least: {table.texts()[-1][0]}." if not steps else ""
-        blocks += [table, Line(f"Calculated per rank{steps}.{least}", "", "model_states")]
+        what = "" if blocks else f" {HELD}"
+        blocks += [table, Line(f"Calculated per rank{steps}.{what}{least}", "", "model_states")]
     return blocks
 
 
@@ -84,7 +86,7 @@ def _thresholds(where: ComparisonScope) -> list[Block]:
     )
     lines = [[steps, *row] for steps, rows in found.items() for row in rows]
     return [
-        Line("Take the first row that fits: it sends least."),
+        Line(f"On {ranks(where.size)}, take the first row that fits: it sends least."),
         Table(key="decision", columns=columns, rows=lines),
         Line(f"{text} {_bubbles(where)}".rstrip(), "", "results"),
     ]

@@ -202,12 +202,12 @@ def _state(group: Repeats) -> str:
 def _note(tables: Sequence[Table], left: int) -> str:
     """What the ratios and marks in the tables mean, and how many cells are not in them."""
     texts = [text for table in tables for row in table.texts() for text in row]
-    keys = {column.key for table in tables for column in table.columns}
+    keys = {column.key: column.title for table in tables for column in table.columns}
     notes = {
         f"Ratios are to {BASE} on the same ranks.": any(key.endswith(f"_of_{BASE}") for key in keys),
         f"{NOT_AVAILABLE}: not measured or not comparable.": NOT_AVAILABLE in texts,
         f"speed: {LEGEND}.": "speed_ratio" in keys,
-        "speed-up, efficiency: the same to the fewest ranks, so medians of a column may give another.": (
+        f"{keys.get('speed_up')}: median ratio to the fewest ranks in the same round, not that of two medians.": (
             "speed_up" in keys
         ),
         f"{WITHOUT_FORM}: {WITHOUT_FORM_MEANS}.": any(text.endswith(WITHOUT_FORM) for text in texts),

@@ -176,7 +176,8 @@ def _agreement(judged: Sequence[Repeats]) -> list[str]:
     judgement = f"{number} judged configurations train"
     if len(judged) == 1:
         judgement = "the one judged configuration trains"
-    return [f"{judgement} the same model as one process: losses agree {extent}"]
+    steps = counted(min(len(group.record.steps) for group in agree), "step")
+    return [f"{judgement} the same model as one process: losses agree {extent} over {steps}"]
 
 
 def _divergence(off: Sequence[Repeats]) -> list[str]:

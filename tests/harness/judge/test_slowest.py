@@ -68,7 +68,7 @@ def test_without_variants_facts_are_stated_and_no_cause() -> None:
     assert found.effects == ()
     assert not found.is_tested
     assert found.sentence == (
-        "zero3 takes 2.00 (2.00 to 2.00) x the time of fsdp, which is sharded alike. "
+        "zero3 takes 2.00 (2.00 to 2.00) x the time of fsdp, which shards the same tensors. "
         "No setting was varied alone, so the cause is open."
     )
     table = differences(found)
@@ -97,7 +97,7 @@ def test_the_share_of_the_gap_that_a_setting_closes_is_measured() -> None:
     assert shares["stage3_max_reuse_distance=1000"] == pytest.approx(-0.25)
     assert [effect.difference.order for effect in found.effects] == ["faster", "equal", "slower"]
     assert found.is_tested
-    assert found.sentence.endswith("which is sharded alike.")
+    assert found.sentence.endswith("which shards the same tensors.")
     assert closed(found) == {
         "fsdp": "", "zero3": "", "zero3:leaf_module=blocks": "60 %",
         "zero3:stage3_max_live_parameters=1000": "no change shown",
@@ -140,7 +140,7 @@ def test_a_tie_is_no_gap() -> None:
     level = [*runs("single", 1.0, 1), *runs("fsdp", 1.0), *runs("zero3", 1.0001)]
     found = explained([*level, *runs("zero3:leaf_module=blocks", 0.5)])
     assert found.gap.order == "equal"
-    assert found.sentence == "zero3 is not shown to be slower than fsdp, which is sharded alike."
+    assert found.sentence == "zero3 is not shown to be slower than fsdp, which shards the same tensors."
 
 
 def test_of_twins_through_accelerate_the_one_with_variants_is_explained() -> None:

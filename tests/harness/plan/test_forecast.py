@@ -8,9 +8,10 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.plan.limits import MemoryLimits
+from harness.plan.memory import memory_bounds
 from harness.plan.models import load_model
 from harness.plan.preflight import FORCE, Forecast, PlannedCell, forecast
-from harness.plan.scenario import Scenario
+from harness.plan.scenario import Scenario, with_settings
 from harness.plan.trust import trust_in
 from tests.harness.plan.plans import scenario
 from tests.records import make_prediction
@@ -118,3 +119,16 @@ def test_what_some_strategy_could_fit_stays_unknown() -> None:
     assert found.lines() == [
         "no prediction for ddp on 2 ranks: nothing is known of the strategy of a third party's backend"
     ]
+
+
+def test_what_not_even_the_least_of_its_bounds_fits_is_refused() -> None:
+    job = {"precision": "bf16-mixed", "sequence_length": 16384, "model": load_model("llama-3.2-1b")}
+    compiled = with_settings(scenario("fsdp", 2, **job), {"model.compile": "block"})
+    assert compiled is not None
+    bounds = memory_bounds(compiled)
+    assert bounds is not None
+    least, most = (bound.device_bytes for bound in bounds)
+    run = candidate("compiled", "fsdp", scenario=lambda: compiled)
+    assert forecast([run], MemoryLimits(device_bytes=(least + most) // 2)).parts == {}
+    refused = forecast([run], MemoryLimits(device_bytes=least * 9 // 10)).refusal("compiled")
+    assert str(refused).startswith("cannot fit: at least ")

@@ -126,7 +126,7 @@ def test_a_report_says_where_the_clocks_disagree() -> None:
                 make_record(label=label, repeat=number, run_id=f"{label}-{number}", steps=steps, ranks=ranks)
             )
     said = (
-        "Without what other programs and the hypervisor took: fsdp on 2 ranks is slower, "
+        "Counting only the ranks' own time: fsdp on 2 ranks is slower, "
         "0.91 (0.91 to 0.91) times ddp's speed (by wall time open)."
     )
     comparison = Comparison(made)

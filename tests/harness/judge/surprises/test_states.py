@@ -68,3 +68,10 @@ def test_the_default_bucket_comes_first_and_the_presets_after_what_grows_with_th
 def test_ddp_holds_gradients_twice_by_default() -> None:
     assert "gradients-twice" in seen(holding("ddp", preset="library-defaults"))
     assert "gradients-twice" not in seen(holding("ddp"))
+
+
+def test_what_stays_gathered_is_told_by_its_own_size_besides_the_states() -> None:
+    surprise = seen(holding("zero3", preset="library-defaults"))["stays-gathered"]
+    assert 0.48 < surprise.figures[0] <= 0.5  # weights of 4 bytes over half of 16; pieces are padded
+    assert not surprise.saves
+    assert surprise.what.endswith("the textbook's states, besides these")

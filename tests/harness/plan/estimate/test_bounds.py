@@ -63,6 +63,20 @@ def test_bounds_that_are_far_apart_are_none(monkeypatch: pytest.MonkeyPatch) -> 
     assert row(*LONG, COMPILED, **asked).peak_bytes_between is None
 
 
+def test_bounds_that_are_far_apart_refuse_what_not_even_the_least_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(of_row, "FARTHEST_BOUNDS", 1.01)
+    asked = ("data.sequence_length=16384", *LONG[:1], COMPILED)
+    question = ask(*asked, backends="ddp", gpu="A100-80", model="llama-3.1-8b")
+    (found,) = rows = estimate(question)
+    assert found.peak_bytes_between is None
+    assert found.verdict is not None
+    assert not found.verdict.fits
+    assert document(question, rows)["rows"][0]["fits"] is False
+    assert "nothing fits" in "\n".join(estimate_lines(question, rows))
+
+
 @pytest.mark.parametrize(
     "settings",
     [

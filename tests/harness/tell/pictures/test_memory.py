@@ -76,4 +76,4 @@ def test_a_bar_far_beyond_the_others_is_cut_and_says_so() -> None:
     (text,) = [row["text"] for row in rows if row["backend"] == "zero3"]
     assert text.startswith("2,000 MB")
     assert text.endswith("(bar cut)")
-    assert "Cut: bars beyond 46.0 MB." in picture.caption
+    assert "Bars are cut at 46.0 MB." in picture.caption

@@ -16,14 +16,15 @@ def endings(*records: Record) -> str:
 
 def test_agreement_is_told_with_its_extent() -> None:
     assert parity(make_record(), make_record(label="ddp")) == (
-        "The one judged configuration trains the same model as one process: losses agree bit for bit."
+        "The one judged configuration trains the same model as one process: losses agree bit for bit "
+        f"over {len(LOSSES)} steps."
     )
     near = make_steps([loss + 1e-5 for loss in LOSSES])
     text = parity(make_record(), make_record(label="ddp"), make_record(label="fsdp", steps=near))
     assert text.startswith(
         "All 2 judged configurations train the same model as one process: losses agree within"
     )
-    assert text.endswith("1.0e-05 nats per token.")
+    assert text.endswith(f"1.0e-05 nats per token over {len(LOSSES)} steps.")
 
 
 def test_a_cell_that_diverged_is_named_with_how_far() -> None:
