@@ -182,7 +182,7 @@ SECTIONS: tuple[Callable[[Comparison, Question], Section | None], ...] = (
     warnings_section,
     check_section,
 )
-MOST_WORDS = 1300
+MOST_WORDS = 1350
 """Of the short report as markdown, whatever the number of cells."""
 ROWS = range(MOST_ROWS, 3, -1)
 """Of the results, at most: the largest number with which the report is short enough."""
