@@ -142,7 +142,7 @@ def predict_memory(
 def memory_bounds(
     scenario: Scenario, trace: Trace | None = None
 ) -> tuple[MemoryPrediction, MemoryPrediction] | None:
-    """The least and the most that a scenario needs which is not predicted itself; None: they are not known."""
+    """The least and the most that a scenario needs which is not predicted itself; None: not known."""
     found = neighbours(scenario)
     if found is None:
         return None

@@ -34,8 +34,8 @@ LEAST_STEP = 0.01
 """Of memory, between two thresholds."""
 NONE_FITS = "none of these: more ranks, or offload"
 HELD = (
-    "Counted: model states, the most weights gathered at once, gradients and buffers; activations come on top "
-    "(harness estimate)."
+    "Counted: model states, the most weights gathered at once, gradients and buffers; activations come on "
+    "top (harness estimate)."
 )
 ON_CPU = f"Memory is calculated for GPUs. {HELD}"
 STATES = "Memory is for model states after the backward pass; gathered weights and activations come on top."

@@ -92,23 +92,28 @@ def test_the_verdict_calls_fastest_what_json_does_not_call_slower(name: str) -> 
     orders = {row["backend"]: row["speed_order"] for row in published_comparison(name).as_json()["rows"]}
     open_ = {label for label, order in orders.items() if order in ("open", "equal", "faster")}
     assert fastest in open_
-    assert len(open_) == 1 + int(others or 0)
-    ((slowest, others),) = re.findall(r"slowest is (\S+) \(\d+ % of ddp\) or one of (\d+) others", text)
+    assert len(open_) >= 1 + int(others or 0)  # one that is open to ddp may be behind another
+    ((slowest, others),) = re.findall(
+        r"slowest is (\S+) \(\d+ % of ddp\) or (?:one of (\d+) others|\S+);", text
+    )
     assert orders[slowest] == "slower"
-    assert list(orders.values()).count("slower") > int(others)
+    assert list(orders.values()).count("slower") > int(others or 1)
 
 
 def test_time_without_what_others_took_spreads_less() -> None:
-    """Seven rounds beside neighbours; the quiet ones are as long by both clocks, and no order is another."""
-    wall, own = [], []
-    for group in published_comparison("default").comparable.groups:
-        times = [(row.figures[STEP], row.figures[OWN_STEP]) for row in group.rows]
-        assert all(0 < mine <= all_ for all_, mine in times)
-        spreads = [stdev(map(log, of_clock)) for of_clock in zip(*times, strict=True)]
-        wall.append(spreads[0])
-        own.append(spreads[1])
-    assert median(own) < median(wall) / 2
-    assert clock_words(published_comparison("default")) == ""
+    """Of seven rounds beside neighbours; those of a quiet machine spread alike by both clocks."""
+    found = {}
+    for name in ("weak-scaling", "default"):
+        wall, own = [], []
+        for group in published_comparison(name).comparable.groups:
+            times = [(row.figures[STEP], row.figures[OWN_STEP]) for row in group.rows]
+            assert all(0 < mine <= all_ for all_, mine in times)
+            spreads = [stdev(map(log, of_clock)) for of_clock in zip(*times, strict=True)]
+            wall.append(spreads[0])
+            own.append(spreads[1])
+        found[name] = median(own) / median(wall)
+    assert found["weak-scaling"] < 0.5 < 0.95 < found["default"] <= 1
+    assert clock_words(published_comparison("strong-scaling")) == ""
 
 
 def test_a_report_says_where_the_clocks_disagree() -> None:
