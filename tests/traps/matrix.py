@@ -1,8 +1,9 @@
-"""Runs cells of tiny jobs for the trap suite, each reference and its repetitions once."""
+"""Runs cells of tiny jobs, each once in a session of tests, whichever of its workers asks for it first."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,12 +17,21 @@ from harness.job.config import load_experiment
 from harness.job.experiment import Experiment
 from harness.judge.comparison import Comparison
 from harness.judge.findings.finding import Finding
-from harness.launch.cells import canonical_label, make_cell, noise_labels, same_split_labels, tensor_sizes
+from harness.launch.cells import (
+    Cell,
+    canonical_label,
+    make_cell,
+    noise_labels,
+    same_split_labels,
+    tensor_sizes,
+)
 from harness.launch.launcher import run_cell
 from harness.record import Record
-from harness.record.store import Store
+from harness.record.record_files import RECORD_NAME
+from harness.record.store import Store, read_record
 from harness.record.workload import depends_on_split, samples_at_once
 from tests.forkserver import launcher
+from tests.made_once import MadeOnce
 from tests.plugins import register
 
 from . import adapters, late, libraries, narrow, orthogonal, pipelines, sequence, tensor, unseen
@@ -37,19 +47,28 @@ OF_MODEL = 2
 """So many of them at the beginning are about the model and its samples."""
 
 
-def experiment_of(settings: Sequence[str]) -> Experiment:
-    """The tiny job with these settings; a model of its own replaces the model."""
-    own = any(setting.startswith("model.factory=") for setting in settings)
-    return load_experiment(None, [*TINY[OF_MODEL if own else 0 :], *settings])
+UNTRACED = "measure.traced_steps=0"
+"""Starting and reading the profiler takes longer than all steps, and only findings of speed read it."""
 
 
 class Matrix:
-    """Runs and remembers cells; one fork server serves them all."""
+    """Runs and remembers cells; one fork server serves them all.
 
-    def __init__(self, folder: Path) -> None:
+    `further`: settings of all cells, before their own. `made_once`: where runs of other workers lie.
+    """
+
+    def __init__(self, folder: Path, further: Sequence[str] = (), made_once: MadeOnce | None = None) -> None:
         self.store = Store(folder / "runs")
         self.store.prepare()
+        self._further = further
+        self._made_once = made_once
         self._records: dict[tuple[str, int, tuple[str, ...]], Record] = {}
+        self._comparisons: dict[tuple[tuple[str, ...], int, tuple[str, ...]], Comparison] = {}
+
+    def _experiment(self, settings: Sequence[str]) -> Experiment:
+        """The tiny job with these settings; a model of its own replaces the model."""
+        own = any(setting.startswith("model.factory=") for setting in settings)
+        return load_experiment(None, [*TINY[OF_MODEL if own else 0 :], *self._further, *settings])
 
     def record(self, label: str, world_size: int, settings: Sequence[str]) -> Record:
         key = (label, world_size, tuple(settings))
@@ -59,7 +78,13 @@ class Matrix:
 
     def compare(self, labels: Sequence[str], world_size: int, settings: Sequence[str] = ()) -> Comparison:
         """Rows of these backends beside the reference and its repetitions."""
-        experiment = experiment_of(settings)
+        key = (tuple(labels), world_size, tuple(settings))
+        if key not in self._comparisons:
+            self._comparisons[key] = self._compare(labels, world_size, settings)
+        return self._comparisons[key]
+
+    def _compare(self, labels: Sequence[str], world_size: int, settings: Sequence[str]) -> Comparison:
+        experiment = self._experiment(settings)
         layout = reference_layout(batch_layout(experiment.training, world_size), experiment.training)
         parts = tensor_sizes(labels, world_size)
         references = [registry.REFERENCE, *noise_labels(layout, experiment, parts)]
@@ -79,7 +104,7 @@ class Matrix:
         return [finding for finding in comparison.findings if finding.id not in ABOUT_TIME]
 
     def _reference(self, label: str, world_size: int, settings: Sequence[str]) -> Record:
-        experiment = experiment_of(settings)
+        experiment = self._experiment(settings)
         layout = reference_layout(batch_layout(experiment.training, world_size), experiment.training)
         key = (label, 1, (*settings, str(layout)))
         if key not in self._records:
@@ -87,11 +112,26 @@ class Matrix:
         return self._records[key]
 
     def _run(self, label: str, world_size: int, settings: Sequence[str]) -> Record:
-        experiment = experiment_of(settings)
+        experiment = self._experiment(settings)
         layout = batch_layout(experiment.training, world_size)
         if registry.parse(label)[0].name == registry.REFERENCE:
             world_size, layout = 1, reference_layout(layout, experiment.training)
         cell = make_cell(experiment, canonical_label(label), world_size, layout, 0, "cpu")
+        if self._made_once is None:
+            return self._made(cell, experiment)
+        with self._made_once.place(cell.key) as kept:
+            if kept.exists():
+                record = read_record(kept / RECORD_NAME)
+                shutil.copytree(kept, self.store.root / record.run_id, dirs_exist_ok=True)
+                return record
+            record = self._made(cell, experiment)
+            if record.status != "failed":
+                whole = kept.with_suffix(".new")
+                shutil.copytree(self.store.root / record.run_id, whole)
+                whole.rename(kept)
+            return record
+
+    def _made(self, cell: Cell, experiment: Experiment) -> Record:
         return run_cell(
             cell, experiment, self.store, launcher(), command=["make", "gallery"], on_event=lambda _: None
         )
@@ -113,11 +153,13 @@ def install(folder: Path) -> None:
 
 
 @contextmanager
-def planted_matrix(folder: Path) -> Iterator[Matrix]:
+def planted_matrix(
+    folder: Path, further: Sequence[str] = (), made_once: MadeOnce | None = None
+) -> Iterator[Matrix]:
     """A matrix of runs in the folder; meanwhile the broken adapters are known."""
     install(folder / "site")
     try:
-        yield Matrix(folder)
+        yield Matrix(folder, further, made_once)
     finally:
         sys.path.remove(str(folder / "site"))
 

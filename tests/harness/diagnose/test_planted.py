@@ -12,7 +12,9 @@ from click.testing import CliRunner
 
 from harness.cli import harness
 from harness.record import Record
-from tests.traps.matrix import Matrix, planted_matrix
+from tests.made_once import MadeOnce
+from tests.representatives import EXHAUSTIVE, first
+from tests.traps.matrix import UNTRACED, Matrix, planted_matrix
 
 pytestmark = pytest.mark.long(seconds=25)
 
@@ -21,8 +23,8 @@ BF16 = ("training.precision=bf16-mixed",)
 
 
 @pytest.fixture(scope="module")
-def matrix(tmp_path_factory: pytest.TempPathFactory):
-    with planted_matrix(tmp_path_factory.mktemp("diagnose")) as matrix:
+def matrix(tmp_path_factory: pytest.TempPathFactory, made_once: MadeOnce):
+    with planted_matrix(tmp_path_factory.mktemp("diagnose"), [UNTRACED], made_once) as matrix:
         yield matrix
 
 
@@ -44,14 +46,16 @@ def beside_reference(matrix: Matrix, label: str, settings: tuple[str, ...] = ())
     return said
 
 
-@pytest.mark.parametrize("settings", [(), BF16], ids=["fp32", "bf16-mixed"])
-@pytest.mark.parametrize("label", ["zero3", "fsdp"])
+@pytest.mark.parametrize(
+    ("label", "settings"),
+    first([("zero3", BF16), ("fsdp", ())], [(name, job) for name in ("zero3", "fsdp") for job in ((), BF16)]),
+)
 def test_a_clean_run_beside_the_reference_has_no_difference(matrix, label: str, settings: tuple) -> None:
     said = beside_reference(matrix, label, settings)
     assert (said["verdict"], said["beyond"], said["step"]) == ("no difference beyond noise", {}, None)
 
 
-@pytest.mark.parametrize("settings", [(), BF16], ids=["fp32", "bf16-mixed"])
+@pytest.mark.parametrize("settings", [BF16, pytest.param((), marks=EXHAUSTIVE)], ids=["bf16-mixed", "fp32"])
 def test_two_clean_runs_have_no_difference_where_noise_is_measured_anew(
     matrix, settings: tuple, tmp_path: Path
 ) -> None:
