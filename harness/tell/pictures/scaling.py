@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.judge.scaling import ScalingPoint
+from harness.judge.statistics import LEVEL
 from harness.judge.wording import listed, ranks
 from harness.tell.document import Picture
 from harness.tell.formats import percent, times
-from harness.tell.pictures.bars import MOST_NAMED, Row, cell_row, drawn_name
+from harness.tell.pictures.bars import MOST_NAMED, Row, as_given, cell_row, drawn_name
 from harness.tell.pictures.curves import Panel
 from harness.tell.pictures.drawing import FAMILIES, GREY, look_of_record
 
@@ -17,6 +18,8 @@ MOST_CURVES = 24
 MOST_IN_ONE = 8
 """More curves are drawn in a panel for each family."""
 COLUMNS = 2
+BESIDE = 0.012
+"""Of the way across, between the intervals of two curves at one point."""
 PANELS = list(dict.fromkeys(name.partition("-")[0] for name, _ in FAMILIES.values()))
 """The stages of ZeRO share one."""
 Curves = Sequence[Sequence[ScalingPoint]]
@@ -43,6 +46,8 @@ def weak_picture(curves: Curves) -> Picture | None:
 def _picture(key: str, text: str, curves: Curves, *, strong: bool) -> Picture | None:
     if not curves:
         return None
+    if any(point.ratio.extent for curve in curves for point in curve):
+        text += f" Upright lines: {percent(LEVEL)} interval of the ratio in the same round."
     shortest = sorted(curves, key=lambda curve: curve[-1].step_seconds)[:MOST_CURVES]
     drawn = [curve for curve in curves if curve in shortest]
     if len(drawn) < len(curves):
@@ -80,7 +85,15 @@ def _chart(curves: Curves, strong: bool) -> dict[str, Any]:
         "mark": {"type": "line", "strokeDash": [6, 4], "color": GREY, "strokeWidth": 1.2},
         "encoding": {"x": panel.x(sizes), "y": {**panel.y("ideal"), "aggregate": "max"}},
     }
-    unit = {"width": panel.width, "height": panel.height, "layer": [ideal, *panel.layers(sizes)]}
+    whiskers = {
+        "transform": [{"filter": "isValid(datum.low)"}],
+        "mark": {"type": "rule", "strokeWidth": 1.5, "opacity": 0.7},
+        "encoding": {
+            "x": {**panel.x(sizes), "field": "beside"}, "y": panel.y("low"), "y2": {"field": "high"},
+            "stroke": as_given("colour"),
+        },
+    }  # fmt: skip
+    unit = {"width": panel.width, "height": panel.height, "layer": [ideal, whiskers, *panel.layers(sizes)]}
     if not many:
         return {"data": {"values": rows}, **unit}
     facet = {"field": "panel", "type": "nominal", "title": None, "sort": PANELS}
@@ -99,10 +112,13 @@ def _rows(curves: Curves, strong: bool) -> list[Row]:
         # The reference may be the first point of a curve: it is drawn as the curve is.
         look = look_of_record(last.group.record)
         for point in curve:
+            extent, unit = point.ratio.extent, 1 if strong else 100
             row = cell_row(
                 point.group, groups, curve=index, x=point.group.world_size,
                 value=point.speed_up if strong else 100 * point.weak_efficiency,
                 label=f"{name} {_text(point, strong)}" if point is last else None,
+                low=unit * extent.low if extent else None, high=unit * extent.high if extent else None,
+                beside=point.group.world_size * (1 - BESIDE * (index + 1)),
                 ideal=point.group.world_size / least if strong else 100.0,
                 panel=look.family.partition("-")[0],
             )  # fmt: skip
@@ -111,7 +127,8 @@ def _rows(curves: Curves, strong: bool) -> list[Row]:
 
 
 def _panel(rows: Sequence[Row], strong: bool, size: tuple[int, int]) -> Panel:
-    values = [row["value"] for row in rows] + [row["ideal"] for row in rows]
+    names = ("value", "ideal", "low", "high")
+    values = [value for row in rows for name in names if (value := row[name]) is not None]
     width, height = size
     if not strong:
         return Panel(

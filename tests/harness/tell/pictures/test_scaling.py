@@ -33,3 +33,19 @@ def test_weak_scaling_shows_efficiency_in_percent() -> None:
     picture = weak_picture(weak_scaling(compared(*runs)))
     assert [row["value"] for row in rows_of(picture)] == [100, 80]
     assert "ddp 80 %" in texts(picture)
+
+
+def test_intervals_stand_beside_their_points_and_within_the_picture() -> None:
+    runs = [
+        timed(label, seconds / size * (1 + 0.02 * repeat * (size - 1)), size, repeat=repeat)
+        for label, size in (("ddp", 1), ("ddp", 2), ("fsdp", 1), ("fsdp", 2))
+        for repeat, seconds in enumerate((0.5, 0.6, 0.4, 0.7, 0.5, 0.6, 0.45))
+    ]
+    curves = strong_scaling(compared(*runs))
+    picture = strong_picture(curves)
+    drawn = [row for row in rows_of(picture) if row["low"] is not None]
+    extents = [point.ratio.extent for curve in curves for point in curve if point.ratio.extent]
+    assert [(row["low"], row["high"]) for row in drawn] == [(e.low, e.high) for e in extents]
+    assert len({row["beside"] for row in drawn}) == len(drawn) == 2
+    assert all(row["low"] < row["value"] < row["high"] for row in drawn)
+    assert "95 % interval" in made(picture).caption
