@@ -22,7 +22,7 @@ LLAMA = (
 SETTINGS = (
     "training.steps=4", "measure.warmup_steps=1", "measure.probed_steps=3", "measure.traced_steps=0",
     "measure.weight_digests=false", "data.sequence_length=16", "training.global_batch_size=8",
-    "data.limit=64",
+    "data.limit=64", "compare.noise_runs=false",
 )  # fmt: skip
 
 

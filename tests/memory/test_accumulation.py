@@ -34,7 +34,6 @@ def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         f"model.config={LLAMA}",
         f"runtime.preset={preset}",
         f"training.accumulation_steps={MICRO_STEPS}",
-        "compare.noise_runs=false",
     )
 
 

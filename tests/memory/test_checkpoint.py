@@ -15,7 +15,7 @@ from tests.memory.runs import LLAMA, Outcome, compare
 
 BACKENDS = ("ddp", "zero1", "zero3", "fsdp", "fsdp1")
 SETTINGS = (
-    f"model.config={LLAMA}", "training.steps=3", "measure.probed_steps=2", "compare.noise_runs=false",
+    f"model.config={LLAMA}", "training.steps=3", "measure.probed_steps=2",
     "measure.checkpoint=true",
 )  # fmt: skip
 

@@ -36,7 +36,10 @@ WAYS = {
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
 @pytest.mark.parametrize("model", WAYS, ids=["even", "odd"])
 def test_every_byte_has_its_term_and_training_is_the_same(model: str, precision: str, tmp_path: Path) -> None:
-    settings = (f"model.config={model}", f"training.precision={precision}", "measure.probed_steps=2")
+    settings = (
+        f"model.config={model}", f"training.precision={precision}", "measure.probed_steps=2",
+        "compare.noise_runs=true",
+    )  # fmt: skip
     outcome = compare(tmp_path, ",".join(("single", *WAYS[model])), 2, *settings)
     ran = {label: record for label, record in outcome.records.items() if label.startswith("zero3")}
     assert len(ran) == len(WAYS[model])
