@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -214,7 +214,7 @@ def explain(
         before = _norm_ratio(reference, record, index - 1) if index else 1.0
         cause = (
             _standing_still(reference, record)
-            or _moved_alone(reference, record)
+            or moved_alone(reference, record)
             or _gradient(record, ratio, before, index)
         )
     return cause or _update(reference, record, limits, settings, index)
@@ -381,7 +381,7 @@ def _update(
     """What is left when losses and gradients agree at first."""
     if replicas_differ(record):
         return Explanation(kind="diverged", text="ranks hold different weights")
-    cause = _standing_still(reference, record) or _moved_alone(reference, record)
+    cause = _standing_still(reference, record) or moved_alone(reference, record)
     if cause is not None:
         return cause
     beyond = _parameters_beyond(reference, record, limits)
@@ -427,15 +427,18 @@ def _agreed(reference: Record, record: Record, index: int | None) -> str:
     return found if any(norms) else f"{found}; gradient norms were not compared"
 
 
-def _moved_alone(reference: Record, record: Record) -> Explanation | None:
-    """Parameters that the reference leaves where they are, and this run moves."""
-    left, right = movement(reference), movement(record)
-    moved = sorted(name for name, size in right.items() if size > 0 and left.get(name) == 0)
-    if not moved or reference.layout is None:
+def moved_alone(reference: Record, record: Record) -> Explanation | None:
+    """Parameters that the reference leaves where they are, and this run moves, however little."""
+    layout = reference.layout
+    if layout is None:
         return None
-    if (cause := frozen_moved(reference, record)) is not None:
-        return cause
-    idle = [name for name in moved if name in (reference.layout.unreached or ())]
+    if frozen := _moved_of(layout.frozen, reference, record):
+        return Explanation(
+            kind="frozen-weights-moved",
+            text=f"{where(record, frozen)} moved, although the job freezes that",
+            values={"parameters": frozen},
+        )
+    idle = _moved_of(layout.unreached or (), reference, record)
     if not idle:
         return None
     return Explanation(
@@ -450,21 +453,14 @@ SKETCH_ROUNDING = 2.0**-20
 """Relative to a parameter's norm: sums of fp32 weights, taken at two moments, agree far better."""
 
 
-def frozen_moved(reference: Record, record: Record) -> Explanation | None:
-    """Parameters that the job freezes and that moved here, however little, and not in the reference."""
+def _moved_of(names: Iterable[str], reference: Record, record: Record) -> list[str]:
+    """Those of these parameters that moved here and not in the reference."""
     left, right = movement(reference), movement(record)
     sketch = (record.initial_weights.sketch if record.initial_weights else None) or {}
-    names = sorted(
+    return sorted(
         name
-        for name in (reference.layout.frozen if reference.layout is not None else ())
+        for name in names
         if left.get(name) == 0 and name in right and right[name] > SKETCH_ROUNDING * sketch[name][0]
-    )
-    if not names:
-        return None
-    return Explanation(
-        kind="frozen-weights-moved",
-        text=f"{where(record, names)} moved, although the job freezes that",
-        values={"parameters": names},
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from harness.judge.explain import altered_step, explain, frozen_moved, of_one_rank, sums_of_step
+from harness.judge.explain import altered_step, explain, moved_alone, of_one_rank, sums_of_step
 from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.metrics import metrics_in
 from harness.judge.noise import differing_answers
@@ -58,22 +58,18 @@ def find(runs: Runs) -> list[Finding]:
                     values=cause.values,
                 )
             )
-    named = {finding.about for finding in found if finding.id == FROZEN_MOVED}
-    others = [row for row in runs.rows if row.cell not in named]
-    return found + _frozen_moved(others) + _altered_losses(runs.rows) + _lost_updates(runs.rows)
+    return found + _moved_alone(runs.rows, found) + _altered_losses(runs.rows) + _lost_updates(runs.rows)
 
 
-FROZEN_MOVED = "frozen-weights-moved"
-
-
-def _frozen_moved(rows: Sequence[Row]) -> list[Finding]:
+def _moved_alone(rows: Sequence[Row], found: Sequence[Finding]) -> list[Finding]:
     """Of runs whose parity or another cause does not show it."""
+    known = {(finding.about, finding.id) for finding in found}
     judged = [row for row in rows if row.reference is not None and row.judgement.parity != "unjudged"]
-    causes = ((row, frozen_moved(row.reference.record, row.record)) for row in judged if row.reference)
+    causes = ((row, moved_alone(row.reference.record, row.record)) for row in judged if row.reference)
     return [
-        Finding(id=FROZEN_MOVED, about=row.cell, text=cause.text, values=cause.values)
+        Finding(id=cause.kind, about=row.cell, text=cause.text, values=cause.values)
         for row, cause in causes
-        if cause is not None
+        if cause is not None and (row.cell, cause.kind) not in known
     ]
 
 

@@ -46,11 +46,21 @@ def test_a_run_that_diverged_tells_what_lies_beyond() -> None:
 
 
 @pytest.mark.parametrize(("shift", "named"), [(1e-4, True), (1e-9, False)])
-def test_frozen_weights_that_moved_are_named_whatever_else_is_said(shift: float, named: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "told", "text"),
+    [
+        ("frozen", "frozen-weights-moved", "frozen.weight moved, although the job freezes that"),
+        (
+            "unreached", "decay-without-gradient",
+            "no gradient reaches frozen.weight: zeros with weight decay here, skipped in the reference",
+        ),
+    ],
+)  # fmt: skip
+def test_weights_that_nothing_should_move_are_named_whatever_else_is_said(
+    kind: str, told: str, text: str, shift: float, named: bool
+) -> None:
     """By so little that every limit allows it, and where another cause explains the figures."""
-    layout = LayoutPart(
-        parameters=[], decaying=[], buffers=[], blocks=[], frozen=["frozen.weight"]
-    )  # fmt: skip
+    layout = LayoutPart(parameters=[], decaying=[], buffers=[], blocks=[], **{kind: ["frozen.weight"]})
     first = {"weight": [1.0] * 9, "frozen.weight": [10.0] * 9}
 
     def record(moved: float = 0.0, label: str = "single", **changes: object) -> Record:
@@ -63,11 +73,10 @@ def test_frozen_weights_that_moved_are_named_whatever_else_is_said(shift: float,
     summed = make_steps(LOSSES, [2 * norm for norm in NORMS])
     for changes in ({}, {"steps": summed}):
         comparison = Comparison([record(), record(shift, "ddp", **changes)])
-        said = [f.text for f in find(comparison) if f.id == "frozen-weights-moved"]
-        assert said == ["frozen.weight moved, although the job freezes that"] * named
+        assert [f.text for f in find(comparison) if f.id == told] == [text] * named
     assert comparison.rows[-1].judgement.parity == "diverged"
     unseen = make_record(label="ddp", layout=layout, initial_weights=None, final_weights=None)
-    assert "frozen-weights-moved" not in {f.id for f in find(Comparison([record(), unseen]))}
+    assert told not in {f.id for f in find(Comparison([record(), unseen]))}
 
 
 def test_a_loss_that_reads_cut_weights_beside_the_model_is_the_cause() -> None:
