@@ -71,7 +71,7 @@ def why_not(optimizer: OptimizerKind, strategy: StrategyKind, precision: str = "
     """Why an optimizer, or a precision, does not run under a strategy; None: it does."""
     shares_samples = strategy.sequence is not None or strategy.family == "pipeline"
     others = ("adam", "sgd", "own")
-    if optimizer == "own" and strategy.family == "zero0":
+    if optimizer == "own" and strategy.family == "zero0" and precision != "fp32":
         return (
             "optimizer.factory: DeepSpeed's stage 0 takes a step while it sets up in low precision, which "
             "only optimizers that are known here can forget; use zero1"

@@ -30,7 +30,13 @@ def unjudged_amounts(record: Record) -> tuple[str, ...]:
 
 
 def expected_states(record: Record, rank: int) -> ModelStates | None:
-    """The closed form for one rank: of its family, or its own; None: there is none."""
+    """The closed form for one rank: of its family, or its own; None: there is none of all that it holds."""
+    found = derived_states(record, rank)
+    return None if found is None or found.unknown is not None else found
+
+
+def derived_states(record: Record, rank: int) -> ModelStates | None:
+    """The same, also where the optimizer's states are not known: then without them."""
     if record.backend.own_forms is not None:
         return record.backend.own_forms.states[rank]
     workload = of_record(record, rank)
@@ -38,8 +44,7 @@ def expected_states(record: Record, rank: int) -> ModelStates | None:
         return None
     if families.underived(workload) is not None:
         return None
-    found = families.model_states(workload)
-    return None if found.unknown is not None else found
+    return families.model_states(workload)
 
 
 def _keeps_other_states(record: Record) -> bool:

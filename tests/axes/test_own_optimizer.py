@@ -81,5 +81,9 @@ def test_what_is_no_optimizer_of_the_job_is_refused_before_a_run(function, reaso
 
 @pytest.mark.parametrize("label", ["zero0", "pp", "cp", "tp"])
 def test_other_strategies_are_unsupported(label: str) -> None:
-    job = Job.model_validate({"optimizer": {"factory": "own:lion"}})
+    job = Job.model_validate({
+        "optimizer": {"factory": "own:lion"}, "training": {"precision": "bf16-mixed"}
+    })  # fmt: skip
     assert why_refused(label, 2, job) is not None
+    in_fp32 = job.model_copy(update={"training": job.training.model_copy(update={"precision": "fp32"})})
+    assert (why_refused(label, 2, in_fp32) is None) == (label == "zero0")

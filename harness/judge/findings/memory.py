@@ -11,6 +11,7 @@ from typing import Any
 from harness.forms.terms import STATE_KINDS
 from harness.forms.zero3.states import BUFFER_TERM, READ_TERM, UPDATED_TERM
 from harness.judge import measures
+from harness.judge.expected import derived_states
 from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
@@ -250,7 +251,8 @@ def _imbalance(row: Row) -> Finding | None:
     peaks = _lasting_peaks(row.record)
     states = rank_states(row.record)
     held = {of_rank.rank: of_rank.measured_bytes for of_rank in states}
-    expected = {s.rank: s.expected.model_state_bytes for s in states if s.expected is not None}
+    forms = {s.rank: derived_states(row.record, s.rank) for s in states if s.step > 0}
+    expected = {rank: form.model_state_bytes for rank, form in forms.items() if form is not None}
     if _data_decide(row.record):
         peaks = {}
         held = {of.rank: of.measured_bytes - sum(of.measured.get(k, 0) for k in LAZY) for of in states}

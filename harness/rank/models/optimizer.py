@@ -346,7 +346,8 @@ class OwnUpdate:
     of_part: float | None
     """Distance between the updates of half a matrix, in the matrix and flattened alone, over their size.
 
-    0 where each element is updated on its own; None: it could not be tried.
+    0 where each element is updated on its own; None: it could not be tried, or it draws random numbers, which
+    are others for a part.
     """
 
     def why_not(self, strategy: StrategyKind | None) -> str | None:
@@ -356,7 +357,8 @@ class OwnUpdate:
                 f"optimizer.factory: the step of {self.name} needs a closure that computes the loss again; "
                 "the job computes it once for each micro-batch"
             )
-        if self.begins_with_states and strategy is not None and strategy.zero_stage is not None:
+        flat = strategy is not None and strategy.zero_stage is not None and strategy.family != "zero0"
+        if self.begins_with_states and flat:
             return (
                 f"optimizer.factory: {self.name} makes states of the tensors that it is built with; these "
                 "DeepSpeed replaces by flat parts (torch's Adagrad it makes anew, without the job's groups)"
@@ -374,7 +376,10 @@ def try_own(section: OptimizerSection) -> OwnUpdate | None:
     try:
         with torch.random.fork_rng(devices=[]):
             whole, part = (_Trial(section, rows) for rows in (ROWS, ROWS // 2))
+            drawn = torch.get_rng_state()
             moved = None if whole.needs_closure else (whole.moved(), part.moved())
+            if not torch.equal(torch.get_rng_state(), drawn):
+                moved = None
     except Exception:  # code of the user's own: the run itself says what is wrong
         return None
     apart = None

@@ -131,6 +131,8 @@ def own(groups: Iterable[dict[str, Any]], name: str) -> torch.optim.Optimizer:
         from transformers.optimization import Adafactor
 
         return Adafactor(groups, scale_parameter=False, relative_step=False)
+    if name == "drawing":
+        return Drawing(groups, lr=1e-3)
     if name.startswith("by "):
         return ByNorm(groups, of_all=name == "by all")
     if name == "LBFGS":
@@ -160,6 +162,25 @@ def test_what_looks_at_shapes_or_norms_moves_a_part_otherwise(name: str) -> None
     assert found.why_not(strategy_of("zero2")) is None, "it runs, and is told from a defect"
 
 
+class Drawing(torch.optim.SGD):
+    """Adds noise to each update, as Langevin dynamics does."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.add_(1e-3 * torch.randn_like(parameter))
+
+
+def test_an_update_that_draws_random_numbers_says_nothing_of_parts() -> None:
+    before = torch.random.get_rng_state()
+    found = tried("drawing")
+    assert found is not None
+    assert (found.of_part, found.name) == (None, "Drawing")
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
 def test_an_optimizer_that_takes_no_flat_part_or_that_is_known_is_not_tried() -> None:
     assert tried("Muon") is None
     assert try_own(OptimizerSection()) is None
@@ -171,7 +192,7 @@ def test_optimizers_that_cannot_run_say_why() -> None:
     assert adagrad is not None
     for label in ("single", "ddp", "zero2", "fsdp"):
         assert "needs a closure" in (lbfgs.why_not(strategy_of(label)) or "")
-    for label in ("single", "ddp", "fsdp", "fsdp1"):
+    for label in ("single", "ddp", "zero0", "fsdp", "fsdp1"):
         assert adagrad.why_not(strategy_of(label)) is None
     for label in ("zero1", "zero2", "zero3", "accelerate-zero2"):
         assert "DeepSpeed replaces" in (adagrad.why_not(strategy_of(label)) or "")

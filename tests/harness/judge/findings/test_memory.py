@@ -3,7 +3,9 @@ from dataclasses import replace
 
 import pytest
 
+from harness.job.optimizer import OptimizerSection
 from harness.judge.comparison import Comparison
+from harness.judge.expected import derived_states
 from harness.judge.findings.catalogue import kinds
 from harness.judge.findings.memory import _gap, find
 from harness.record import LayoutPart, MemoryPart, Record, TensorPart
@@ -212,6 +214,25 @@ def test_states_that_data_decide_are_no_imbalance() -> None:
     assert record.layout is not None
     layout = record.layout.model_copy(update={"unreached": None})
     assert find(Comparison([record.model_copy(update={"layout": layout})])) == []
+
+
+def test_what_a_strategy_divides_unevenly_is_no_imbalance_where_the_optimizer_is_not_known() -> None:
+    """Two parameters of one group: the rank whose part one of them only reaches into keeps all of it."""
+    names = [TensorPart(name=name, shape=[size], dtype="float32") for name, size in (("a", 900), ("b", 300))]
+    layout = LAYOUT.model_copy(update={"parameters": names, "decaying": ["a", "b"]})
+    own = OptimizerSection(factory="own:lion")
+    record = run([steady(), steady()], "zero1").model_copy(update={"layout": layout})
+    record = record.model_copy(update={"job": record.job.model_copy(update={"optimizer": own})})
+    forms = [derived_states(record, rank) for rank in (0, 1)]
+    sizes = [form.kinds()["gradients"] for form in forms if form is not None]
+    assert sizes == [900 * 4, 1200 * 4]
+    for extra, found in ((0, []), (2000, ["memory-imbalance"])):
+        kinds = [EXACT | {"gradients": sizes[0]}, EXACT | {"gradients": sizes[1] + extra}]
+        ranks = [
+            part.model_copy(update={"memory": steady(kinds=of)})
+            for part, of in zip(record.ranks, kinds, strict=True)
+        ]
+        assert ids(record.model_copy(update={"ranks": ranks})) == found
 
 
 def test_the_rank_that_differs_is_named_among_many() -> None:
