@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.backends.base import Engine
 from harness.forms.terms import SCALAR_BYTES, may_reduce
-from harness.rank.probes.communication import CommunicationCounter
+from harness.rank.probes.communication import CollectiveKey, CommunicationCounter
 from harness.rank.probes.memory import AllocatorProbe, CudaAllocatorProbe, host_peak_bytes
 from harness.rank.probes.probes import MemoryProbe
 from harness.record import CommunicationPart, MemoryPart, Moment, Window
@@ -33,7 +33,9 @@ class Probing:
         self._seconds: dict[str, float] = {}
         self._timed_probes: set[str] = set()
         self._is_over = False
-        self._elements = 0
+        self._elements = self._exchanged = 0
+        self._mean_elements = 0.0
+        self._known: dict[CollectiveKey, tuple[int, int]] = {}
         self._later: CommunicationCounter | None = None
         self._has_synchronised = False
 
@@ -44,8 +46,9 @@ class Probing:
         """
         if engine is None:
             return
-        self._elements = elements
-        if any(parameter.device.type == "cuda" for parameter in _parameters(engine)):
+        weights = list(_parameters(engine))
+        self._elements, self._mean_elements = elements, elements / max(1, len(weights))
+        if any(weight.device.type == "cuda" for weight in weights):
             self._allocator.relax()
             self._allocator = CudaAllocatorProbe()
         self._memory = MemoryProbe(self._allocator, engine)
@@ -71,6 +74,7 @@ class Probing:
             if self._looks_on() and dist.is_initialized() and dist.get_world_size() > 1:
                 self._later = CommunicationCounter()
                 self._later.phase = BETWEEN
+                self._known.clear()
                 self._later.start()
         if window == "timed":
             at_work = {"counter": self.counter.at_work, "allocator": self._allocator.at_work}
@@ -102,12 +106,19 @@ class Probing:
     def has_synchronised(self) -> bool:
         """Whether ranks whose passes exchange nothing have sent a byte of each weight between steps.
 
-        Looked for until it has happened, also after the probed steps. True once.
+        Looked for until it has happened, also after the probed steps. True once. Of what calls of one kind
+        send between two steps that counts which is as large as weights on the mean: numbers that a script
+        gathers for its log are not.
         """
         if (self._is_over and self._later is None) or not self._looks_on():
             return False
-        counts = (self._later or self.counter).counts
-        if sum(c.payload_bytes for key, c in counts.items() if key.phase == BETWEEN) < self._elements:
+        for key, count in (self._later or self.counter).counts.items():
+            calls, size = self._known.get(key, (0, 0))
+            self._known[key] = count.calls, count.payload_bytes
+            sent, made = count.payload_bytes - size, count.calls - calls
+            if key.phase == BETWEEN and sent >= made * self._mean_elements:
+                self._exchanged += sent
+        if self._exchanged < self._elements:
             return False
         if self._later is not None:
             self._later.stop()

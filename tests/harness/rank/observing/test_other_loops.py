@@ -353,6 +353,27 @@ def test_ranks_that_synchronise_now_and_then_are_not_judged_and_not_alone(
     assert found(record) == set()
 
 
+LOGGED = """
+dist.init_process_group("gloo")
+optimizer = torch.optim.AdamW(model.parameters())
+torch.manual_seed(1 + dist.get_rank())
+for step in range(24):
+    loss = loss_of(model)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    dist.all_reduce(torch.tensor([loss.item(), 1.0], dtype=torch.float64))
+"""
+
+
+def test_numbers_that_ranks_gather_for_a_log_are_no_synchronisation(tmp_path: Path) -> None:
+    """Together they are more bytes than the model has weights."""
+    record, _ = observed(tmp_path, LOGGED, ranks=2)
+    assert record.observation is not None
+    assert record.observation.synchronised_at is None
+    assert found(record) == {"ranks-alone"}
+
+
 def test_ranks_that_average_gradients_by_hand_are_not_alone(tmp_path: Path) -> None:
     record, _ = observed(tmp_path, AVERAGED, ranks=2)
     assert found(record) == set()
