@@ -8,7 +8,7 @@ from typing import Protocol
 from harness.forms import ddp, fsdp1, fsdp2, fsdp2_tensor, pipeline, single, tensor, zero0, zero3, zero12
 from harness.forms.optimizer_states import with_optimizer, with_whole_matrices
 from harness.forms.sequence import with_attention
-from harness.forms.terms import ModelStates, Volume
+from harness.forms.terms import ModelStates, Underived, Volume
 from harness.forms.workload import Workload
 from harness.forms.zero_tensor import zero3_tensor, zero12_tensor
 
@@ -60,6 +60,29 @@ def underived(workload: Workload) -> str | None:
     return None
 
 
+FOLLOWING = frozenset({"zero3", "fsdp1", "fsdp2"})
+"""Families that gather weights as modules run."""
+EVALUATES_OTHERWISE = (
+    "an evaluation runs other modules than training, or in another order; what is gathered for it is not "
+    "modelled"
+)
+
+
+def _with_evaluation(workload: Workload, volume: Volume) -> Volume:
+    """Nothing is said of evaluations that run other modules, nor of a step that finds what they gathered."""
+    window = workload.window
+    if workload.layout.evaluates_alike or workload.strategy.family not in FOLLOWING:
+        return volume
+    after = any(map(window.follows_evaluation, window.steps))
+    apart = Underived(phase="evaluation", dtypes=(), reason=EVALUATES_OTHERWISE)
+    return replace(
+        volume,
+        collectives=tuple(c for c in volume.collectives if c.phase != "evaluation"),
+        unknown=volume.unknown or (EVALUATES_OTHERWISE if after else None),
+        underived=(*volume.underived, *([apart] if window.evaluation_passes else [])),
+    )
+
+
 def model_states(workload: Workload) -> ModelStates:
     """The model states of the workload's family."""
     return with_optimizer(workload, FAMILIES[workload.strategy.family].model_states(workload))
@@ -68,5 +91,5 @@ def model_states(workload: Workload) -> ModelStates:
 def collectives(workload: Workload) -> Volume:
     """The collectives of the workload's family, of attention where ranks divide samples, and of Muon."""
     of_family = FAMILIES[workload.strategy.family].collectives(workload)
-    volume = with_attention(workload, with_whole_matrices(workload, of_family))
+    volume = with_attention(workload, with_whole_matrices(workload, _with_evaluation(workload, of_family)))
     return replace(volume, unknown=volume.unknown or underived(workload))

@@ -88,6 +88,8 @@ class Layout:
     unit_calls: tuple[UnitCall, ...] | None = ()
     """Runs of the blocks and of the whole model in the order in which they begin; (): each runs once and has
     a backward pass. None: not known."""
+    evaluates_alike: bool = True
+    """Whether an evaluation runs the same modules in the same order."""
 
     @cached_property
     def parameter_count(self) -> int:

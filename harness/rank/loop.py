@@ -164,6 +164,9 @@ class Loop:
         self._trace(wanted=window == "traced")
         if self.turns is not None and window == "timed":
             self._take_turn(self.turns)
+        if window in ("warmup", "probed"):
+            steps = range(self.layout.accumulation_steps)
+            self.observer.count(self.samples.batch, [self._ids(step, micro_step) for micro_step in steps])
         self.probes.begin_step(step, window)
         self._synchronise()
         self.tracer.begin_step(step)
@@ -277,10 +280,14 @@ class Loop:
                 self.tracer.stop()
             dist.barrier()
 
-    def _batch(self, step: int, micro_step: int, hashes: SampleHashes) -> Batch:
-        ids = self.sampler.micro_batch_ids(
+    def _ids(self, step: int, micro_step: int) -> list[int]:
+        """Of the samples that this rank takes."""
+        return self.sampler.micro_batch_ids(
             step, micro_step, self.world.data_rank, self.world.data_size, self.layout
         )
+
+    def _batch(self, step: int, micro_step: int, hashes: SampleHashes) -> Batch:
+        ids = self._ids(step, micro_step)
         hashes.note(ids)
         return to_device(self.samples.batch(ids), self.world.device)
 

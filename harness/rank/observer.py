@@ -41,6 +41,7 @@ from harness.rank.models.optimizer import (
     stored_dtype,
     wide_bytes,
 )
+from harness.rank.models.tracing import Counting
 from harness.rank.module_watch import ModuleWatch
 from harness.record.model import ModelLossPart
 from harness.run_directory.rank_state import ModuleWriter
@@ -173,6 +174,7 @@ class Observer:
         self._kind: OptimizerKind = "adamw"
         self._targets_of_model_loss: Callable[[Batch], Tensor | int] | None = None
         self._model_loss: ModelLossPart | None = None
+        self._counting: Counting | None = None
         self._rates: list[list[float | None]] = []
 
     @property
@@ -187,13 +189,15 @@ class Observer:
         frozen: frozenset[str] = frozenset(),
         *,
         targets_of_model_loss: Callable[[Batch], Tensor | int] | None = None,
+        counting: Counting | None = None,
     ) -> None:
         """Remember the model that a backend received, the job's loss and what it does not train.
 
         targets_of_model_loss: over how many targets the loss is a mean that the model returns of labels;
-        None: it returns none that can stand beside the job's.
+        None: it returns none that can stand beside the job's. counting: of the reference, where values decide
+        what its steps run.
         """
-        self._model, self._loss = model, loss
+        self._model, self._loss, self._counting = model, loss, counting
         self._targets_of_model_loss = targets_of_model_loss
         self._elements = {name: parameter.numel() for name, parameter in model.named_parameters()}
         self._frozen = frozen
@@ -271,6 +275,14 @@ class Observer:
         else:
             self._watch.leave()
 
+    def count(self, batch_of: Callable[[Sequence[int]], Batch], taken: Sequence[Sequence[int]]) -> None:
+        """Before a step that is not timed: count what it will run, where values decide that.
+
+        taken: the samples of each of its micro-steps, which `batch_of` makes batches of.
+        """
+        if self._counting is not None:
+            self._counting.count(batch_of, taken)
+
     def enter(self, phase: str) -> None:
         """What the loop does from here on: fetching data, a phase of the step, or what no clock counts."""
         self._watch.phase = phase
@@ -336,6 +348,7 @@ class Observer:
             "updates_by_phase": dict(self._watch.updates),
             "compute_dtype": self._modules.compute_dtype if self._modules is not None else None,
             "model_loss": self._model_loss,
+            "counted": self._counting.part if self._counting is not None else None,
         }
 
     def _computed_loss(self) -> float:

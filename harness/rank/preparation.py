@@ -25,7 +25,7 @@ from harness.rank.models.model import model_config
 from harness.rank.models.optimizer import frozen_names, try_own, update_groups
 from harness.rank.models.sequence_part import divide_sequence
 from harness.rank.models.splitting import split_dependence
-from harness.rank.models.tracing import trace_step
+from harness.rank.models.tracing import Counting, trace_step
 from harness.rank.observer import Observer
 from harness.run_directory.request import RunRequest
 
@@ -53,16 +53,19 @@ def prepare_engine(
     def note(model: nn.Module) -> None:
         note_parameters(model)
         updated.append(update_groups(model, job.optimizer))
-        built.describe(model, updated[-1], trace_step(job, model, config, example), whole)
+        traced = trace_step(job, model, config, example)
+        built.describe(model, updated[-1], traced, whole)
+        counting = None
         if first_batches is not None:
             built.split = split_dependence(job, model, *first_batches)
+            counting = Counting(job, model) if traced.without_gradient is None else None
         whole_loss = loss_function(job, model)
         loss = divide_sequence(job, model, world, whole_loss)
         if _multiplies_in_fp8(job, backend):
             narrow_products(model)
         in_one_piece = loss is whole_loss and job.model.compile == "none" and world.mesh.model_parts == 1
         beside = partial(targets_of, job=job) if in_one_piece and returns_loss(job, model) else None
-        observer.built(model, loss, frozen_names(model), targets_of_model_loss=beside)
+        observer.built(model, loss, frozen_names(model), targets_of_model_loss=beside, counting=counting)
 
     whole = why_whole(job, request.loading)
     loading: Loading = "full" if whole else request.loading

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from harness.bounds import LARGEST_NUMBER
 from harness.forms.layout import UnitCall, Use
@@ -77,6 +77,8 @@ class LayoutPart(Part):
     read_outside: list[str] | None = []
     """Names of the parameters that the loss reads while no module runs, such as for a penalty; None: not
     known."""
+    evaluates_alike: bool | None = True
+    """Whether an evaluation runs the same modules in the same order; None: not known."""
 
     @model_validator(mode="before")
     @classmethod
@@ -85,6 +87,16 @@ class LayoutPart(Part):
         if isinstance(values, dict) and values.get("uses", {}) != {}:
             return {"unreached": None, "unit_calls": None, **values}
         return values
+
+
+class CountedPart(Part):
+    """Fields of `LayoutPart` that values decide, as the steps of the reference up to the last probed one had
+    them: each sample alone and as many at once as it takes. None: not alike in all of them."""
+
+    uses: dict[str, list[Use]] | None
+    without_gradient: list[str] | None
+    unreached: list[str] | None
+    unit_calls: list[UnitCall] | None
 
 
 class GeometryPart(Part):
@@ -228,6 +240,8 @@ class ObservedPart(Part):
     'outside': after a step's time was taken, before that of the next began. Empty: none stepped."""
     compute_dtype: str | None = None
     """Of most outputs of linear layers and convolutions in the first steps; None: none was seen."""
+    counted: CountedPart | None = Field(None, exclude_if=lambda value: value is None)
+    """Of the reference, where a step without values does not tell; None: it does, or nothing was counted."""
     model_loss: ModelLossPart | None = None
     """None: the model returns no loss, is compiled or divided, or the job has a loss of its own."""
     master_dtypes: list[str] = []

@@ -11,7 +11,8 @@ from harness.backends import registry
 from harness.forms.terms import STATE_KINDS
 from harness.judge.expected import expected_states
 from harness.judge.volume import volume_differences, why_unknown
-from harness.record import BackendPart, CommunicationPart, Record, WindowsPart
+from harness.record import BackendPart, CommunicationPart, ObservedPart, Record, WindowsPart
+from harness.record.workload import with_counts
 from tests.contract.irregular import CASES, GLOBAL_BATCH, PROBED_STEP, REFUSED, CountedStep, job_of
 from tests.contract.ranks import on_ranks
 from tests.records import make_record
@@ -29,6 +30,8 @@ GATHERED_AGAIN = {
     ("fsdp", "shared block"): 23_432,
 }
 """Payload of weights in the backward pass."""
+COUNTED = "idle expert"
+"""Where values decide what runs, alike for each sample."""
 UNKNOWN = {
     ("zero3", "parameters"): "'scales.in' is read by a module that does not own it",
     ("zero3", "idle expert"): "which modules of the model run",
@@ -85,6 +88,8 @@ def test_traffic_and_states_follow_what_runs(name: str, tmp_path: Path) -> None:
             if states is not None:
                 held = sum(of_rank[case].kinds.get(kind, 0) for kind in STATE_KINDS)
                 assert held == states.model_state_bytes, (case, rank)
+        if case == COUNTED:
+            _is_as_the_reference_counted(record, [of_rank[case] for of_rank in per_rank])
         wanted = GATHERED_AGAIN.get((name, case))
         if wanted is not None:
             rows = [
@@ -94,3 +99,17 @@ def test_traffic_and_states_follow_what_runs(name: str, tmp_path: Path) -> None:
             ]
             assert sum(row.payload_bytes for row in rows) == wanted
     assert set(per_rank[0]) == set(CASES) - REFUSED.get(OPTION.get(name, name.title()), set())
+
+
+def _is_as_the_reference_counted(record: Record, ranks: list[CountedStep]) -> None:
+    """Where values decide, its counts give what the job alone does not."""
+    reference = make_record(observed=ObservedPart(counted=ranks[0].counted))
+    counted = with_counts(record, reference)
+    assert counted.layout is not None
+    assert counted.layout.unreached == ["experts.1.weight", "experts.1.bias"]
+    assert why_unknown(counted) is None
+    assert volume_differences(counted) == []
+    for rank, of_rank in enumerate(ranks):
+        states = expected_states(counted, rank)
+        assert states is not None
+        assert sum(of_rank.kinds.get(kind, 0) for kind in STATE_KINDS) == states.model_state_bytes

@@ -116,7 +116,7 @@ def is_said(shape: Shape, kind: str, labels: tuple[str, ...]) -> bool:
 
 def planted(shape: Shape) -> Sequence[str]:
     """The cell with the fault: DDP, told of unused parameters where the shape has some."""
-    option = ":find_unused_parameters=True" if shape.labels == UNUSED else ""
+    option = ":find_unused_parameters=True" if shape.labels[0] == UNUSED[0] else ""
     return [*(["ddp" + option] if shape.fault == "Bf16Reduction" else []), f"planted-{shape.fault}{option}"]
 
 

@@ -304,11 +304,145 @@ class Stages(Mlp):
         return self.heads[0](hidden)
 
 
+class Exiting(Mlp):
+    """Stops at the first block behind which some value of the batch is beyond a limit; says so to nobody."""
+
+    def __init__(self, limit: float, depth: int = 3) -> None:
+        super().__init__(depth=depth)
+        self.limit = limit
+
+    def forward(self, points: Tensor) -> Tensor:
+        hidden = self.first(points)
+        for block in self.blocks:
+            hidden = block(hidden)
+            if hidden.abs().max().item() > self.limit:
+                break
+        return self.heads[0](hidden)
+
+
+class Repeating(Mlp):
+    """Its first block runs once or twice, as a value of the batch says; always: twice whatever it says."""
+
+    def __init__(self, always: bool = False) -> None:
+        super().__init__()
+        self.always = always
+
+    def forward(self, points: Tensor) -> Tensor:
+        hidden = self.first(points)
+        for _ in range(1 + int(self.always or points[0, 0].item() > 0)):
+            hidden = self.blocks[0](hidden)
+        return self.heads[0](self.blocks[1](hidden))
+
+
+class Gated(Mlp):
+    """A block that runs for the samples alone that a gate lets through, if there are any."""
+
+    def __init__(self, least: float = 0.0) -> None:
+        super().__init__()
+        self.gate, self.least = nn.Linear(13, 1), least
+
+    def forward(self, points: Tensor) -> Tensor:
+        hidden = self.first(points)
+        share = torch.sigmoid(self.gate(hidden))
+        rows = (share[:, 0] > self.least).nonzero().flatten()
+        if len(rows):
+            hidden = hidden.index_add(0, rows, (share[rows] * self.blocks[0](hidden[rows])).to(hidden.dtype))
+        return self.heads[0](self.blocks[1](hidden) * share)
+
+
+class Dropping(Mlp):
+    """LayerDrop: training leaves blocks out at random."""
+
+    def __init__(self, probability: float = 0.1) -> None:
+        super().__init__(depth=4)
+        self.probability = probability
+
+    def forward(self, points: Tensor) -> Tensor:
+        hidden = self.first(points)
+        for block in self.blocks:
+            if not self.training or torch.rand([]) >= self.probability:
+                hidden = block(hidden)
+        return self.heads[0](hidden)
+
+
+class Evaluated(Mlp):
+    """A second head that evaluations alone run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = nn.Linear(CLASSES, CLASSES)
+
+    def forward(self, points: Tensor) -> Tensor:
+        found = super().forward(points)
+        return found if self.training else found + 0.1 * self.second(found)
+
+
+class Scaling(nn.Module):
+    """A module that holds buffers alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(FEATURES))
+        self.register_buffer("scale", torch.ones(FEATURES))
+
+    def forward(self, points: Tensor) -> Tensor:
+        return (points - self.mean) / self.scale
+
+
+class Taught(nn.Module):
+    """A frozen teacher beside the student, both of which each step runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = Mlp(), Mlp()
+        self.teacher.requires_grad_(False)
+
+    def forward(self, points: Tensor) -> Tensor:
+        with torch.no_grad():
+            taught = self.teacher(points)
+        return self.student(points) + 0.1 * taught
+
+
+class Odd(Mlp):
+    """A parameter without dimension, and one without an element, as asked for."""
+
+    def __init__(self, none: bool = False, whole: bool = False) -> None:
+        super().__init__()
+        self.none = nn.Parameter(torch.ones(0, 3)) if none else None
+        self.whole = nn.Parameter(torch.ones(())) if whole else None
+
+    def forward(self, points: Tensor) -> Tensor:
+        found = super().forward(points)
+        return found if self.whole is None else found * self.whole
+
+
+class TiedBlocks(Mlp):
+    """Two blocks, which are units of their own, share a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[1].linear.weight = self.blocks[0].linear.weight
+
+
+class Lazy(nn.Module):
+    """Its first layer takes its size from the first batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.LazyLinear(8), nn.Linear(8, CLASSES)
+
+    def forward(self, points: Tensor) -> Tensor:
+        return self.head(torch.relu(self.first(points)))
+
+
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": Mlp, "convolutions": Convolutions, "recurrent": Recurrent, "encoder": Encoder, "experts": Experts,
     "autoencoder": Autoencoder, "named": Named, "normalised": Normalised, "unet": Unet, "counting": Counting,
     "preferences": Preferences, "toggled": Toggled, "graph": Graph, "checkpointed": Checkpointed,
     "towers": Towers, "rotary": Rotary, "stages": Stages,
+    "exiting": Exiting, "repeating": Repeating, "gated": Gated, "dropping": Dropping, "evaluated": Evaluated,
+    "taught": Taught, "odd": Odd, "tied": TiedBlocks, "lazy": Lazy,
+    "scaled": lambda: nn.Sequential(Scaling(), nn.Linear(FEATURES, 9), nn.ReLU(), nn.Linear(9, CLASSES)),
     "linear": lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES)),
     "double": lambda: Mlp().double(),
     "prelu": lambda: nn.Sequential(nn.Linear(FEATURES, 9), nn.PReLU(), nn.Linear(9, CLASSES)),

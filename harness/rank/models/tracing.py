@@ -1,6 +1,7 @@
 """One step of the bare model before a library touches it: which modules run, how often, where gradients go.
 
-On the meta device, so that it costs neither memory nor arithmetic and knows nothing of the judged run.
+On the meta device, so that it costs neither memory nor arithmetic and knows nothing of the judged run. Where
+values decide, the reference counts in its own steps.
 """
 
 from __future__ import annotations
@@ -8,10 +9,13 @@ from __future__ import annotations
 import copy
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any
+from unittest.mock import patch
 
 import numpy
 import torch
@@ -29,13 +33,17 @@ from harness.rank.factories import described_error
 from harness.rank.models.adapter import add_adapters
 from harness.rank.models.losses import loss_function
 from harness.rank.models.model_classes import from_config
+from harness.record.model import CountedPart
 
+META = "meta"
 TOKENS = 2
 """Of the one sample that is passed through."""
 MOST_REAL_PARAMETERS = 50_000_000
 """Of a model whose step is traced with its values where it does not run without them."""
 DRAWS = 8
 """So often a step that draws random numbers is traced again: they may decide what runs."""
+MOST_DRAWS = 2_000
+"""Of one step that is always given the same number."""
 Uses = dict[str, list[Use]]
 
 
@@ -48,11 +56,14 @@ class TracedStep:
     unreached: list[str] | None = field(default_factory=list)
     unit_calls: list[UnitCall] | None = field(default_factory=list)
     read_outside: list[str] | None = field(default_factory=list)
+    evaluates_alike: bool | None = True
 
 
 REGULAR = TracedStep()
 """Every module runs once, tied weights at each of their names, and every parameter gets a gradient."""
-UNKNOWN = TracedStep(uses=None, without_gradient=None, unreached=None, unit_calls=None, read_outside=None)
+UNKNOWN = TracedStep(
+    uses=None, without_gradient=None, unreached=None, unit_calls=None, read_outside=None, evaluates_alike=None
+)
 
 
 class ValuesDecide(Exception):
@@ -74,7 +85,7 @@ def trace_step(job: Job, model: nn.Module, config: Any, example: Batch | None) -
     if example is None:
         return UNKNOWN
     try:
-        return _settled(lambda: _trace(job, _copy(model, "meta"), example))
+        return _settled(lambda: _trace(job, _copy(model, META), example))
     except JobError:
         raise
     except (KeyError, NameError) as error:  # no matter of values
@@ -84,18 +95,116 @@ def trace_step(job: Job, model: nn.Module, config: Any, example: Batch | None) -
         return _with_values(job, model, example)
 
 
+class Counting:
+    """What the reference's own steps do, each sample alone and as many at once as it takes.
+
+    Where these agree the samples do not decide, however ranks divide them; what they do not agree in is not
+    known. Weights are those of the step, which routing may follow.
+    """
+
+    def __init__(self, job: Job, model: nn.Module) -> None:
+        self._job, self._model = job, model
+        self._elements = sum(parameter.numel() for parameter in model.parameters())
+        self._found: TracedStep | None = None
+        self._is_over = False
+
+    def count(self, batch_of: Callable[[Sequence[int]], Batch], taken: Sequence[Sequence[int]]) -> None:
+        """Pass the samples of a step, those of each of its micro-steps, through copies of the model."""
+        each = [[sample] for samples in taken for sample in samples]
+        self._is_over |= self._elements * len(each) > MOST_REAL_PARAMETERS
+        if self._is_over or self._found == UNKNOWN:
+            return
+        try:
+            for samples in (*taken, *each):
+                self._add(_settled(partial(self._trace, batch_of(samples))))
+        except Exception:  # code of the user's own: the run itself says what is wrong
+            self._is_over = True
+
+    def _trace(self, batch: Batch) -> TracedStep:
+        return _trace(self._job, _copy(self._model), batch)
+
+    def _add(self, traced: TracedStep) -> None:
+        found, other = asdict(self._found or traced), asdict(traced)
+        self._found = TracedStep(**{n: value if value == other[n] else None for n, value in found.items()})
+
+    @property
+    def part(self) -> CountedPart | None:
+        """For the record; None: not every step was counted."""
+        return (
+            None if self._found is None or self._is_over else CountedPart(**CountedPart.shared(self._found))
+        )
+
+
 def _settled(trace: Callable[[], TracedStep]) -> TracedStep:
-    """What a step does, whatever random numbers it draws."""
-    with torch.random.fork_rng(devices=[]):
+    """What a step does, whatever random numbers it draws.
+
+    Few draws do not show what runs with a small probability, as a layer that LayerDrop leaves out: the least
+    and the largest draw do.
+    """
+    with _own_draws():
         drawn, traced = _drawn(), trace()
         if _drawn() == drawn:
             return traced
+        for number in (0.0, 1 - 2.0**-24):
+            with _Drawing(number):
+                if trace() != traced:
+                    return UNKNOWN
         return traced if all(trace() == traced for _ in range(DRAWS)) else UNKNOWN
+
+
+@contextmanager
+def _own_draws() -> Iterator[None]:
+    """Leave generators as they were."""
+    of_python, of_numpy = random.getstate(), numpy.random.get_state()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(of_python)
+        numpy.random.set_state(of_numpy)
 
 
 def _drawn() -> list[Any]:
     """The state of the generators that code of the user's own may draw from."""
-    return [random.getstate(), torch.get_rng_state().tolist(), str(numpy.random.get_state())]
+    on_device = torch.cuda.get_rng_state().tolist() if torch.cuda.is_initialized() else None
+    return [random.getstate(), torch.get_rng_state().tolist(), on_device, str(numpy.random.get_state())]
+
+
+class _Drawing(TorchFunctionMode):
+    """Every draw between 0 and 1 gives one number: what runs with some probability always does, or never."""
+
+    def __init__(self, number: float) -> None:
+        super().__init__()
+        self._number, self._left, self._patches = number, MOST_DRAWS, ExitStack()
+
+    def __enter__(self) -> Any:
+        owners = (random, "random"), (numpy.random, "random"), (numpy.random, "rand")
+        for owner, name in owners:
+            self._patches.enter_context(patch.object(owner, name, self._drawn))
+        for owner in (random, numpy.random):
+            self._patches.enter_context(patch.object(owner, "uniform", self._between))
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        self._patches.close()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.rand, torch.rand_like) or (func is Tensor.uniform_ and len(args) == 1):
+            with torch.no_grad():
+                result.fill_(self._drawn())
+        return result
+
+    def _drawn(self, *sizes: int) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise ValuesDecide  # a loop that waits for another number
+        return numpy.full(sizes, self._number) if sizes else self._number
+
+    def _between(self, low: float = 0.0, high: float = 1.0, size: Any = None) -> Any:
+        return low + (high - low) * self._drawn(*([] if size is None else numpy.atleast_1d(size)))
 
 
 def _with_values(job: Job, model: nn.Module, example: Batch) -> TracedStep:
@@ -104,7 +213,7 @@ def _with_values(job: Job, model: nn.Module, example: Batch) -> TracedStep:
     if any(p.is_meta for p in parameters) or sum(p.numel() for p in parameters) > MOST_REAL_PARAMETERS:
         return UNKNOWN
     try:
-        return _settled(lambda: _whatever_the_data(_trace(job, _copy(model, "cpu"), example)))
+        return _settled(lambda: _whatever_the_data(_trace(job, _copy(model), example)))
     except Exception:  # the run itself says what is wrong, at the place where it is
         return UNKNOWN
 
@@ -116,6 +225,7 @@ def _whatever_the_data(traced: TracedStep) -> TracedStep:
         unreached=None if traced.unreached else [],
         unit_calls=traced.unit_calls,
         read_outside=traced.read_outside,
+        evaluates_alike=traced.evaluates_alike,
     )
 
 
@@ -249,12 +359,12 @@ class _ReadsOutside(TorchFunctionMode):
         return result
 
 
-def _copy(model: nn.Module, device: str) -> nn.Module:
+def _copy(model: nn.Module, device: str | None = None) -> nn.Module:
     """A copy, so that what its forward pass changes in the model is changed in the copy; on meta without
-    memory."""
+    memory. Hooks on its tensors stay behind."""
     memo: dict[int, Any] = {}
     for tensor in chain(model.parameters(), model.buffers()):
-        held = torch.empty_like(tensor, device="meta") if device == "meta" else tensor.detach().clone()
+        held = torch.empty_like(tensor, device=META) if device == META else tensor.detach().clone()
         is_parameter = isinstance(tensor, nn.Parameter)
         memo[id(tensor)] = nn.Parameter(held, requires_grad=tensor.requires_grad) if is_parameter else held
     return copy.deepcopy(model, memo)
@@ -284,7 +394,20 @@ def _trace(job: Job, model: nn.Module, example: Batch) -> TracedStep:
         unreached=[names[id(p)] for p in trained if p.grad is None],
         unit_calls=None if recomputed and hidden else _unit_calls(model, forward),
         read_outside=sorted(outside.names),
+        evaluates_alike=_evaluated(job, model, batch) == [call.name for call in forward],
     )
+
+
+@torch.no_grad()
+def _evaluated(job: Job, model: nn.Module, batch: Batch) -> list[str] | None:
+    """The modules that a forward pass of an evaluation runs, in their order; None: it cannot be made."""
+    model.eval()
+    try:
+        with AnswersForMeta() as answers, _Calls(model) as calls:
+            loss_function(job, model)(model, batch)
+    except Exception:  # as of a loss that takes gradients itself
+        return None
+    return None if answers.has_guessed else [call.name for call in calls.made]
 
 
 def _without_backward(calls: Sequence[ModuleCall]) -> list[str]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from harness.judge.comparison import Comparison
 from harness.judge.rows import Row
-from harness.record import Record, SplitPart
+from harness.record import LayoutPart, ObservedPart, Record, SplitPart, TensorPart
+from harness.record.model import CountedPart
 from tests.records import LOSSES, make_record, make_steps, make_weights
 
 DEPENDS = SplitPart(difference=0.3, repetition=0.0, rounding=1e-5)
@@ -84,3 +88,30 @@ def test_limits_of_each_split_are_told_apart() -> None:
     comparison = Comparison([*records, make_record(label="ddp", steps=make_steps(halves))])
     job = records[0].job_id
     assert list(comparison.noises) == [job, f"{job}, 4 at once"]
+
+
+COUNTED = CountedPart(uses={"a": []}, without_gradient=[], unreached=["a"], unit_calls=None)
+LAYOUT = LayoutPart(
+    parameters=[TensorPart(name=name, shape=[2], dtype="float32") for name in "ab"], decaying=[], buffers=[],
+    blocks=[], uses=None, without_gradient=[], unreached=None, unit_calls=[],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("missing", "known"), [({0: ["a"]}, ["a"]), ({}, ["a"]), ({0: ["a"], 1: []}, None), ({0: None}, None)]
+)
+def test_where_values_decide_expected_figures_come_of_the_references_counts(
+    missing: dict[int, list[str] | None], known: list[str] | None
+) -> None:
+    """Of a rank whose samples train others, nothing is expected."""
+    reference = make_record(label="single", layout=LAYOUT, observed=ObservedPart(counted=COUNTED))
+    run = make_record(label="ddp", layout=LAYOUT)
+    ranks = [part.model_copy(update={"without_gradient": missing}) for part in run.ranks]
+    steps = [replace(step, window="probed") for step in run.steps]
+    first, row = Comparison([reference, run.model_copy(update={"ranks": ranks, "steps": steps})]).rows
+    assert row.record.layout is not None
+    assert row.record.layout.unreached == known
+    assert row.record.layout.uses == (None if known is None else {"a": []})
+    assert row.record.layout.unit_calls is None  # in these the reference's samples do not agree
+    assert first.record.layout is not None
+    assert first.record.layout.unreached == ["a"]

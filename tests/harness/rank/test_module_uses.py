@@ -4,12 +4,14 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from harness.job.job import Job
-from harness.rank.models.tracing import REGULAR, UNKNOWN, TracedStep, trace_step
+from harness.rank.models.tracing import REGULAR, UNKNOWN, Counting, TracedStep, trace_step
 
 IDS = {"input_ids": torch.tensor([[1, 2, 3], [3, 2, 1]]), "labels": torch.tensor([0, 1])}
 
@@ -175,6 +177,113 @@ class Skipped(nn.Module):
     def forward(self, input_ids: Tensor) -> Tensor:
         hidden = self.first(input_ids)[:, 0]
         return hidden if random.random() < 0.5 else self.often(hidden)
+
+
+class Dropped(nn.ModuleList):
+    """Leaves each layer out with a small probability, drawn by torch, Python or numpy."""
+
+    def __init__(self, draw: Callable[[], Any], probability: float = 0.02) -> None:
+        super().__init__([nn.Linear(3, 3), nn.Linear(3, 3)])
+        self.draw, self.probability = draw, probability
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        hidden = input_ids.float()
+        for layer in self:
+            if self.draw() >= self.probability:
+                hidden = layer(hidden)
+        return hidden
+
+
+@pytest.mark.parametrize("draw", [
+    lambda: torch.rand([]), lambda: torch.empty(1).uniform_(), lambda: random.random(),
+    lambda: numpy.random.random(), lambda: numpy.random.uniform(0, 1),
+])  # fmt: skip
+def test_layers_that_are_seldom_left_out_are_not_known_and_never_left_out_ones_are(
+    draw: Callable[[], Any],
+) -> None:
+    seldom, never = Dropped(draw), Dropped(draw, 0.0)
+    before = torch.get_rng_state(), random.getstate()
+    assert traced(seldom) == UNKNOWN
+    assert traced(never) == REGULAR
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+
+
+class Waiting(Chain):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        while torch.rand([]) < 0.5:
+            pass
+        return super().forward(input_ids)
+
+
+def test_a_loop_that_waits_for_a_draw_does_not_hang() -> None:
+    assert traced(Waiting()) == UNKNOWN
+
+
+class Routed(nn.Module):
+    """Each batch goes to the expert that its first value chooses."""
+
+    def __init__(self, choose: Callable[[float], int]) -> None:
+        super().__init__()
+        self.choose, self.experts = choose, nn.ModuleList([nn.Linear(3, 2), nn.Linear(3, 2)])
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.experts[self.choose(float(input_ids[0, 0]))](input_ids.float())
+
+
+ROWS = torch.tensor([[1, 2, 3], [3, 2, 1], [0, 1, 0], [2, 2, 2]])
+
+
+def counted(model: nn.Module) -> Any:
+    counting = Counting(job(), model)
+    for _ in range(2):
+        counting.count(lambda ids: {"input_ids": ROWS[list(ids)], "labels": torch.zeros(len(ids)).long()},
+                       [[0, 1], [2, 3]])  # fmt: skip
+    return counting.part
+
+
+def test_what_each_sample_of_the_reference_runs_is_counted_where_values_decide() -> None:
+    model = Routed(lambda value: 0)
+    assert traced(model).unreached is None
+    found = counted(model)
+    assert found.unreached == ["experts.1.weight", "experts.1.bias"]
+    assert found.uses == {"experts.1.weight": [], "experts.1.bias": []}
+    assert not any(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_what_samples_do_not_agree_in_is_not_known() -> None:
+    found = counted(Routed(lambda value: int(value > 0)))
+    assert (found.uses, found.unreached) == (None, None)
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(3, 2), nn.BatchNorm1d(2)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.norm(self.first(input_ids.float()))
+
+
+def test_nothing_is_counted_of_samples_that_cannot_be_passed_alone() -> None:
+    assert counted(Normed()) is None
+
+
+class EvaluatedElsewhere(nn.Module):
+    """A layer that evaluations alone run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(3, 2), nn.Linear(2, 2)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        found = self.first(input_ids.float())
+        return found if self.training else self.head(found)
+
+
+def test_evaluations_that_run_other_modules_are_told() -> None:
+    found = traced(EvaluatedElsewhere())
+    assert (found.evaluates_alike, found.unreached) == (False, ["head.weight", "head.bias"])
 
 
 class SkippedOnDevice(Skipped):
