@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.harness.cli.command_line import SHORT, harness
+from tests.representatives import EXHAUSTIVE
 
 DEFAULT_FSDP1 = {
     "forward_prefetch": False, "backward_prefetch": "BACKWARD_PRE", "limit_all_gathers": True,
@@ -16,9 +17,11 @@ DEFAULT_FSDP1 = {
 @pytest.mark.parametrize(
     ("label", "expected"),
     [
-        ("fsdp", {"forward_prefetch": "implicit", "backward_prefetch": "implicit"}),
+        pytest.param(
+            "fsdp", {"forward_prefetch": "implicit", "backward_prefetch": "implicit"}, marks=EXHAUSTIVE
+        ),
         ("fsdp:prefetch=1", {"forward_prefetch": 1, "backward_prefetch": 1}),
-        ("fsdp1", DEFAULT_FSDP1),
+        pytest.param("fsdp1", DEFAULT_FSDP1, marks=EXHAUSTIVE),
         (
             "fsdp1:forward_prefetch=true,backward_prefetch=none,limit_all_gathers=false",
             {"forward_prefetch": True, "backward_prefetch": "none", "limit_all_gathers": False},

@@ -33,7 +33,11 @@ def test_runs_folder_below_a_file(tmp_path: Path, command: str) -> None:
     ("arguments", "said"),
     [
         ("run --backend ddp --set data.sequence_length=1024", "longer than the model's context"),
-        ("compare --backends ddp,zero1 --nproc 2 --set 'model.config={model_type: bert}'", "not a causal"),
+        pytest.param(
+            "compare --backends ddp,zero1 --nproc 2 --set 'model.config={model_type: bert}'",
+            "not a causal",
+            marks=pytest.mark.exhaustive,
+        ),
         ("report none -o report.md", "holds no record"),
     ],
 )
