@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from harness.backends.registry import REFERENCE
 from harness.diagnose.jobs import about_partings, find_partings
+from harness.diagnose.noise_runs import NoiseRuns, find_noise_runs, in_one_split, recorded_noise
 from harness.diagnose.pair import LoadedRun
 from harness.diagnose.rerun import (
     Rerun,
@@ -25,20 +26,16 @@ from harness.diagnose.tensors import (
     TensorNoise,
     compare_tensors,
 )
-from harness.errors import HarnessError
 from harness.judge.distance import Distance, distance
 from harness.judge.effective import SettingDifference, setting_differences
 from harness.judge.explain import explain, name_scale
 from harness.judge.job_equivalence import Difference, job_differences
-from harness.judge.noise import Noise, Tolerance, measure_noise
-from harness.judge.parity import first_divergent_step, judge
-from harness.judge.run import Run as JudgedRun
+from harness.judge.noise import Tolerance
+from harness.judge.parity import first_divergent_step
+from harness.judge.resumed import aligned_runs
 from harness.judge.wording import percent, words
 from harness.launch.launcher import LocalLauncher, modules_to_preload
 from harness.record import Record, WorldPart
-from harness.record.record_files import RecordFiles
-from harness.record.store import read_record
-from harness.record.workload import is_another_computation
 
 FIRST_STEPS = 4
 """Most defects act from the start, long before losses show them."""
@@ -112,10 +109,12 @@ def about_replicas(run: LoadedRun) -> Iterator[str]:
         yield f"ranks of {run.name} end with different weights: {cut}"
 
 
-def about_reports(baseline: LoadedRun, other: LoadedRun, limits: Tolerance) -> Iterator[str]:
-    """A wrongly reported loss or norm, if a step shows it."""
-    cause = explain(baseline.record, other.record, limits)
-    if cause.kind in REPORTED:
+def about_reports(
+    baseline: Record, other: Record, limits: Tolerance, *, every: bool = False
+) -> Iterator[str]:
+    """A wrongly reported loss or norm, if a step shows it; `every`: whatever cause it shows."""
+    cause = explain(baseline, other, limits)
+    if every or cause.kind in REPORTED:
         yield cause.text
 
 
@@ -128,145 +127,6 @@ def _values(difference: SettingDifference) -> tuple[str, str]:
         if any(own):
             return words(own[0]), words(own[1])
     return difference.texts
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoiseRuns:
-    """The reference of a job and its repetitions."""
-
-    reference: Record | None
-    """None: it could not be run here."""
-    repeats: tuple[Record, ...]
-
-    @property
-    def label(self) -> str:
-        """Of the run that others are held to."""
-        return self.reference.backend.label if self.reference is not None else REFERENCE
-
-    def noise(self, fallback: Record) -> Noise:
-        """The limits of the job; without a reference the lower bounds, in the size of `fallback`."""
-        return measure_noise(self.reference or fallback, self.repeats)
-
-    def baseline(self, pair: tuple[LoadedRun, LoadedRun]) -> tuple[LoadedRun, LoadedRun]:
-        """The pair with the run first that is the reference, else the only one that agrees with it."""
-        for run, other in (pair, pair[::-1]):
-            if run.record.backend.label == self.label:
-                return run, other
-        noise = self.noise(pair[0].record)
-        reference = JudgedRun.of(self.reference) if self.reference is not None else None
-        judged = [judge(reference, JudgedRun.of(run.record), noise) for run in pair]
-        agrees = [judgement.parity in _AGREES for judgement in judged]
-        return (pair[1], pair[0]) if agrees == [False, True] else pair
-
-    def derivation(self, baseline: Record) -> tuple[str, ...]:
-        """Where the limits come from, one sentence each."""
-        sentences = self.noise(baseline).derivation
-        if baseline.backend.label == self.label:
-            return sentences
-        return (
-            *sentences,
-            "twice as much between two runs: each may differ that much from the reference",
-        )
-
-    def limits(self, baseline: Record, other: Record) -> Tolerance:
-        """What rounding explains between the baseline and another run.
-
-        Each of two runs may lie as far from the reference as `compare` allows, so as far as both together
-        from each other.
-        """
-        noise = self.noise(baseline)
-        if baseline.backend.label == self.label:
-            return noise.widest(other)
-        return sum_of(noise.widest(baseline), noise.widest(other))
-
-
-_AGREES = ("exact", "tight", "band")
-
-
-def sum_of(left: Tolerance, right: Tolerance) -> Tolerance:
-    """Limits added up, of the parameters that both have."""
-    values: dict[str, Any] = {
-        field.name: getattr(left, field.name) + getattr(right, field.name)
-        for field in fields(left)
-        if field.name != "parameters"
-    }
-    both = left.parameters.keys() & right.parameters.keys()
-    return replace(
-        left, **values, parameters={name: left.parameters[name] + right.parameters[name] for name in both}
-    )
-
-
-def find_noise_runs(
-    pair: tuple[LoadedRun, LoadedRun],
-    labels: Callable[[Record | None], Sequence[str]],
-    run_missing: Callable[[list[str]], list[Record]],
-) -> NoiseRuns:
-    """The reference and its repetitions: of the pair, of the folders around it, and the rest run now.
-
-    `labels`: which, by the plain reference; the first is what the pair is held to.
-    """
-    known = _records_nearby(pair)
-
-    def add(wanted: Sequence[str]) -> None:
-        missing = [label for label in wanted if label not in {record.backend.label for record in known}]
-        if missing:
-            known.extend(run_missing(missing))
-
-    def labelled(label: str) -> Record | None:
-        return next((record for record in known if record.backend.label == label), None)
-
-    add([REFERENCE])
-    plain = labelled(REFERENCE)
-    wanted = labels(plain)
-    add(wanted)
-    reference = labelled(wanted[0])
-    repeats = [record for record in known if record is not reference]
-    if reference is not None and reference is not plain and plain is not None:
-        reference = reference.model_copy(update={"split": plain.split})
-        repeats = [record for record in repeats if not is_another_computation(record, reference)]
-    return NoiseRuns(reference=reference, repeats=tuple(repeats))
-
-
-def in_one_split(
-    pair: tuple[LoadedRun, LoadedRun], noise_runs: NoiseRuns, say: Say
-) -> tuple[LoadedRun, LoadedRun]:
-    """The pair, with the plain reference replaced by the one that takes as many samples at once."""
-    reference = noise_runs.reference
-    if reference is None or reference.backend.label == REFERENCE:
-        return pair
-    found: list[LoadedRun] = []
-    for run in pair:
-        if run.record.backend.label == REFERENCE:
-            instead = f"{reference.backend.label} stands for {REFERENCE}"
-            say(f"the loss depends on how the batch is split: {instead}")
-            run = LoadedRun(path=run.path, record=reference)
-        found.append(run)
-    return found[0], found[1]
-
-
-def _records_nearby(pair: tuple[LoadedRun, LoadedRun]) -> list[Record]:
-    """Runs of the reference of this job by the same code on the same kind of device, the pair's own first."""
-    found = {run.path: run.record for run in pair}
-    files = RecordFiles()
-    for run in pair:
-        for path in files.of_runs(run.path.parent.parent):
-            if f"-{REFERENCE}-n1-" not in path.parent.name:
-                continue
-            try:
-                found.setdefault(path.resolve(), read_record(path, files))
-            except HarnessError:
-                continue  # a damaged record of another run does not concern this pair
-    job_id, device = pair[0].record.job_id, pair[0].record.world.device
-    codes = {run.record.environment.code for run in pair}
-    return [
-        record
-        for record in found.values()
-        if record.backend.name == REFERENCE
-        and record.status == "ok"
-        and record.job_id == job_id
-        and record.world.device == device
-        and record.environment.code in codes
-    ]
 
 
 SHOWN_TENSORS = 3
@@ -378,6 +238,7 @@ CLEAN = "no difference beyond noise"
 PARTED = "the runs differ beyond noise"
 OTHER_TRAINING = "not the same training, though no figure differs beyond noise"
 NOT_RERUN = "an observed script is not run again, so no tensors were compared"
+NOT_CONTINUED = "a run that continued a checkpoint is not run again, so no tensors were compared"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -430,30 +291,35 @@ class Diagnosis:
 def diagnose(pair: tuple[LoadedRun, LoadedRun], say: Say) -> Diagnosis:
     """Compare the records within the noise of their job; if they differ, rerun and compare by parameter.
 
-    Raises HarnessError where a run that is needed cannot be made on this machine.
+    Of a script, or a run that continued a checkpoint, the records alone. Raises HarnessError where a run that
+    is needed cannot be made on this machine.
     """
-    if any(run.is_script for run in pair):
-        return _of_records(pair)
-    some = pair[0].record
-    records = [run.record for run in pair]
-    labels = [REFERENCE, *(record.backend.label for record in records)]
-    launcher = LocalLauncher(
-        some.world.device,
-        modules_to_preload(experiment_of(some), labels),
-    )
-    noise_runs = find_noise_runs(
-        pair,
-        lambda plain: reference_labels(plain, records),
-        lambda missing: run_references(some, missing, launcher, say),
-    )
-    pair = in_one_split(pair, noise_runs, say)
-    baseline, other = noise_runs.baseline(pair)
-    limits = noise_runs.limits(baseline.record, other.record)
-    found = distance(baseline.record, other.record)
+    script = any(run.is_script for run in pair)
+    continued = any(run.record.resumed is not None for run in pair)
+    if script or continued:  # what can be run again from its beginning is the baseline
+        pair = tuple(sorted(pair, key=lambda run: (run.is_script, run.record.resumed is not None)))  # type: ignore[assignment]
+    some, records = pair[0].record, [run.record for run in pair]
+    if script:
+        noise_runs = recorded_noise(pair)
+        baseline, other = pair
+    else:
+        labels = [REFERENCE, *(record.backend.label for record in records)]
+        launcher = LocalLauncher(some.world.device, modules_to_preload(experiment_of(some), labels))
+        noise_runs = find_noise_runs(
+            pair,
+            lambda plain: reference_labels(plain, records),
+            lambda missing: run_references(some, missing, launcher, say),
+        )
+        pair = in_one_split(pair, noise_runs, say)
+        baseline, other = noise_runs.baseline(pair)
+    left, right = aligned_runs(baseline.record, other.record)
+    limits = noise_runs.limits(left, right)
+    found = distance(left, right)
     beyond = limits.exceeded(found)
-    same_job = job_differences(baseline.record, other.record)
-    settings = setting_differences(baseline.record, other.record)
-    parting = first_divergent_step(baseline.record, other.record, limits)
+    # Of a script's job only a part is known, so that its id is always another.
+    same_job = [d for d in job_differences(left, right) if not (script and d.field == "job_id")]
+    settings = setting_differences(left, right)
+    parting = first_divergent_step(left, right, limits)
     replicas = [text for run in (baseline, other) for text in about_replicas(run)]
     clean = not (beyond or same_job or replicas or parting is not None)
     causes = [
@@ -462,10 +328,15 @@ def diagnose(pair: tuple[LoadedRun, LoadedRun], say: Say) -> Diagnosis:
     ]
     explanation = [how_far(found, limits)]
     verdict = None
-    if clean:
+    if script or continued:
+        explanation += [*about_partings(find_partings(left, right, limits)), *causes]
+        if not clean:
+            explanation += [*replicas, *about_reports(left, right, limits, every=continued and bool(beyond))]
+            explanation += [NOT_RERUN if script else NOT_CONTINUED]
+    elif clean:
         explanation += causes
     else:
-        causes += [*replicas, *about_reports(baseline, other, limits)]
+        causes += [*replicas, *about_reports(left, right, limits)]
         reruns = _rerun_all(baseline, other, noise_runs, parting, launcher, say)
         verdict = first_parting_step(
             reruns[0].examined, reruns[1].examined, _noise(reruns, baseline, noise_runs)
@@ -476,32 +347,6 @@ def diagnose(pair: tuple[LoadedRun, LoadedRun], say: Say) -> Diagnosis:
         baseline=baseline, other=other, found=found, limits=limits,
         derivation=noise_runs.derivation(baseline.record), same_job=same_job, settings=settings,
         beyond=beyond, clean=clean, parting_step=parting, verdict=verdict, explanation=explanation,
-    )  # fmt: skip
-
-
-def _of_records(pair: tuple[LoadedRun, LoadedRun]) -> Diagnosis:
-    """What the records alone say: an observed script is not run again."""
-    baseline, other = sorted(pair, key=lambda run: run.is_script)
-    noise = measure_noise(baseline.record, ())
-    limits = noise.widest(other.record)
-    found = distance(baseline.record, other.record)
-    beyond = limits.exceeded(found)
-    # Of a script's job only a part is known, so that its id is always another.
-    same_job = [d for d in job_differences(baseline.record, other.record) if d.field != "job_id"]
-    settings = setting_differences(baseline.record, other.record)
-    parting = first_divergent_step(baseline.record, other.record, limits)
-    replicas = [text for run in (baseline, other) for text in about_replicas(run)]
-    clean = not (beyond or same_job or replicas or parting is not None)
-    explanation = [how_far(found, limits)]
-    explanation += about_partings(find_partings(baseline.record, other.record, limits))
-    explanation += about_job(same_job, other)
-    explanation += about_settings(settings, baseline, other, clean=clean)
-    if not clean:
-        explanation += [*replicas, *about_reports(baseline, other, limits), NOT_RERUN]
-    return Diagnosis(
-        baseline=baseline, other=other, found=found, limits=limits, derivation=noise.derivation,
-        same_job=same_job, settings=settings, beyond=beyond, clean=clean, parting_step=parting, verdict=None,
-        explanation=explanation,
     )  # fmt: skip
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from pydantic import ValidationError
 
+from harness.diagnose.noise_runs import NoiseRuns, recorded_noise
 from harness.diagnose.pair import LoadedRun
 from harness.diagnose.rerun import Rerun, Say, experiment_of, layout_of, require_room, rerun
 from harness.errors import HarnessError
@@ -18,6 +19,7 @@ from harness.judge.distance import Series, Traces, distance, relative_distance, 
 from harness.judge.effective import setting_differences
 from harness.judge.noise import UNIT_ROUNDOFF, Tolerance, measure_noise
 from harness.judge.parity import has_dropout
+from harness.judge.resumed import aligned_runs, first_step, from_step
 from harness.judge.wording import ranks, words
 from harness.launch.launcher import LocalLauncher, modules_to_preload
 from harness.nested import differences, put, value_at
@@ -31,6 +33,8 @@ MOST_OF_IT = 0.8
 SHOWN = 3
 """Settings with their share in the verdict, where none makes the difference alone."""
 Effect = Literal["mathematics", "rounding"]
+NoiseOfJobs: TypeAlias = Mapping[str, NoiseRuns]
+"""By job, what lies beside its run."""
 SAME_MATHEMATICS = {
     "loss.chunk_tokens",
     "model.attention",
@@ -56,10 +60,13 @@ OF_JOB = {
     "loss scale": "training.",
 }
 """How a setting in force begins, and the settings of the job that change it."""
+RATE_ROUNDING = UNIT_ROUNDOFF["fp32"]
+"""Relative. A rate that two programs compute in another order; an update in fp32 is rounded by as much."""
 SIZE, INITIAL = "number of parameters", "initial weights"
 SAMPLES = "what the samples hold"
 LOSS, NORM, RATE = "loss", "gradient norm", "learning rate"
 FINAL = "final weights"
+NOT_FINITE = "not finite"
 RELATIVE = {
     LOSS: " nats",
     INITIAL: " of their norm",
@@ -98,7 +105,8 @@ class Parting:
     def __str__(self) -> str:
         """'5.01 in the baseline, 5.02 in the other; difference 1.0e-02 nats (rounding explains 6.0e-05)'."""
         known = self.baseline is not None and self.other is not None
-        values = f"{_number(self.baseline)} in the baseline, {_number(self.other)} in the other"
+        left, right = _numbers(self.baseline, self.other)
+        values = f"{left} in the baseline, {right} in the other"
         if self.difference is None:
             return values if known else "by how much is not known"
         unit = RELATIVE.get(self.figure, " of the baseline's")
@@ -122,6 +130,8 @@ class SettingTrial:
     """Why it cannot be changed alone."""
     parting_step: int | None = None
     """First step beyond rounding from the baseline's rerun; None: none is."""
+    not_finite: int | None = None
+    """First step whose loss or norm is not finite, although the baseline's is; None: none is."""
     share: float | None = None
     """Of the difference between both runs in the losses that were run again, or in norms where losses agree
     within rounding: its projection on that difference over the whole."""
@@ -187,7 +197,7 @@ class JobsDiagnosis:
         tried = [trial for trial in self.trials if trial.why_not is None]
         if not tried:
             return f"{names} diverge {self.parting.when}, and no setting could be tried alone"
-        if all(trial.share is None for trial in tried):
+        if all(trial.share is None and trial.not_finite is None for trial in tried):
             return (
                 f"up to step {self.last_step} no loss or norm differs beyond rounding: no setting is blamed"
             )
@@ -218,7 +228,8 @@ class JobsDiagnosis:
             if trial.share is None
             else f", {trial.share:.0%} of the difference up to step {self.last_step}"
         )
-        return f"diverges in step {trial.parting_step}{share}"
+        lost = "" if trial.not_finite is None else f", not finite in step {trial.not_finite}"
+        return f"diverges in step {trial.parting_step}{lost}{share}"
 
 
 def about_partings(partings: Sequence[Parting]) -> Iterator[str]:
@@ -229,8 +240,14 @@ def about_partings(partings: Sequence[Parting]) -> Iterator[str]:
         yield f"{parting.figure} {first}: {parting}"
 
 
-def _number(value: float | str | None) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else words(value)
+def _numbers(left: float | str | None, right: float | str | None) -> tuple[str, str]:
+    """Both with as many digits as tell them apart, six at least."""
+    shown = [(_number(left, digits), _number(right, digits)) for digits in (6, 9, 17)]
+    return next((pair for pair in shown if pair[0] != pair[1]), shown[0])
+
+
+def _number(value: float | str | None, digits: int) -> str:
+    return f"{value:.{digits}g}" if isinstance(value, float) else words(value)
 
 
 def diagnose_jobs(pair: tuple[LoadedRun, LoadedRun], say: Say, *, reruns: bool) -> JobsDiagnosis:
@@ -240,16 +257,17 @@ def diagnose_jobs(pair: tuple[LoadedRun, LoadedRun], say: Say, *, reruns: bool) 
     the baseline cannot be run on this machine.
     """
     baseline, other = (run.record for run in pair)
+    noise = {run.record.job_id: _noise_beside(run) for run in pair}
     settings = tuple(changed_settings(baseline, other))
-    partings = tuple(find_partings(baseline, other, limits_of(baseline, other)))
-    trials, last, cautions = None, None, list(_cautions(pair))
+    partings = tuple(find_partings(baseline, other, limits_of(baseline, other, noise)))
+    trials, last, cautions = None, None, list(_cautions(pair, noise))
     if reruns and partings:
         computed = next((one for one in partings if one.figure in (LOSS, NORM)), partings[-1])
-        end = baseline.steps[min(len(baseline.steps), len(other.steps)) - 1].step
+        end = min(baseline.steps[-1].step, other.steps[-1].step)
         last = min(computed.step + STEPS_AFTER, end)
-        again, tried = _trials(pair, settings, last, say)
+        again, tried = _trials(pair, settings, last, noise, say)
         trials = tuple(tried)
-        left = first_parting(baseline, again, limits_of(baseline, again))
+        left = first_parting(baseline, again, limits_of(baseline, again, noise))
         if left is not None:
             cautions.append(
                 f"the rerun of the baseline leaves its record {left.when}: code, versions, machine or random "
@@ -261,23 +279,47 @@ def diagnose_jobs(pair: tuple[LoadedRun, LoadedRun], say: Say, *, reruns: bool) 
     )  # fmt: skip
 
 
-def limits_of(baseline: Record, other: Record) -> Tolerance:
-    """What rounding in the finer of both precisions explains, whichever run is the baseline."""
+def _noise_beside(run: LoadedRun) -> NoiseRuns:
+    try:
+        return recorded_noise((run, run))
+    except HarnessError:  # a loss that draws random numbers for each part has no reference in its split
+        return NoiseRuns(reference=None, repeats=())
+
+
+def limits_of(baseline: Record, other: Record, noise: NoiseOfJobs | None = None) -> Tolerance:
+    """What rounding in the finer of both precisions explains, whichever run is the baseline.
+
+    As the repetitions of that job's reference show it, else the lower bounds.
+    """
     finer = min(baseline, other, key=_unit)
-    return measure_noise(finer, ()).widest(other)
+    known = (noise or {}).get(finer.job_id)
+    if known is None or not known.repeats:
+        return measure_noise(finer, ()).widest(other)
+    return known.limits(finer, other)
 
 
 def _unit(record: Record) -> float:
     return UNIT_ROUNDOFF.get(record.job.training.precision, UNIT_ROUNDOFF["fp32"])
 
 
-def _cautions(pair: tuple[LoadedRun, LoadedRun]) -> Iterator[str]:
+def _cautions(pair: tuple[LoadedRun, LoadedRun], noise: NoiseOfJobs) -> Iterator[str]:
     records = [run.record for run in pair]
+    for run in pair:
+        if run.record.resumed is not None:
+            yield (
+                f"{run.name} continued the checkpoint of step {run.record.resumed.step}: compared from there "
+                "on, what it restored is a suspect too, and reruns begin at step 0"
+            )
+    if not any(of_job.repeats for of_job in noise.values()):
+        yield (
+            "rounding was not measured, since no repetition of a reference lies beside these runs: "
+            f"{measure_noise(min(records, key=_unit), ()).derivation[-1]}"
+        )
     if drawn := [run.name for run in pair if has_dropout(run.record)]:
         yield f"dropout is active in {' and '.join(drawn)}: a part of any difference may be chance"
     coarse = max(records, key=_unit)
     if _unit(coarse) > min(map(_unit, records)):
-        limits = measure_noise(coarse, ()).widest(coarse)
+        limits = limits_of(coarse, coarse, noise)
         yield (
             f"rounding of {coarse.job.training.precision} alone explains {limits.loss:.1e} nats of a loss "
             f"and {limits.norm:.1e} of a gradient norm"
@@ -320,10 +362,12 @@ def first_parting(baseline: Record, other: Record, limits: Tolerance) -> Parting
 
 
 def find_partings(baseline: Record, other: Record, limits: Tolerance) -> list[Parting]:
-    """Of each figure the first step in which it differs beyond rounding.
+    """Of each figure the first step in which it differs beyond rounding, or is not finite in one alone.
 
-    In order of steps, and of a step: weights, samples, loss, gradient norm, learning rate.
+    In order of steps, and of a step: weights, samples, loss, gradient norm, learning rate. A run that
+    continued a checkpoint is compared from its first step on.
     """
+    baseline, other = aligned_runs(baseline, other)
     found: dict[str, Parting] = {}
 
     def add(step: int, figure: str, values: Any, difference: float | None, noise: float | None) -> None:
@@ -345,15 +389,23 @@ def find_partings(baseline: Record, other: Record, limits: Tolerance) -> list[Pa
         for figure, values, difference, noise in (
             (LOSS, (left.loss, right.loss), float(loss), limits.loss),
             (NORM, (left.gradient_norm, right.gradient_norm), float(norm), limits.norm),
-            (RATE, (left.learning_rate, right.learning_rate), rate, 0.0),
+            (RATE, (left.learning_rate, right.learning_rate), rate, RATE_ROUNDING),
         ):
-            if None not in values and difference > noise:
-                add(left.step, figure, values, difference, noise)
+            if None not in values and values[0] != values[1] and not difference <= noise:
+                add(left.step, figure, values, difference if np.isfinite(difference) else None, noise)
+            elif values.count(None) == 1 and _computes(baseline, figure) and _computes(other, figure):
+                add(left.step, figure, [NOT_FINITE if v is None else v for v in values], None, noise)
     weights = distance(baseline, other, both).weights
     is_comparable = SIZE not in found and len(baseline.steps) == len(other.steps)
-    if is_comparable and weights is not None and weights > limits.weights:
+    if is_comparable and weights is not None and not weights <= limits.weights:
         add(baseline.steps[-1].step, FINAL, (None, None), weights, limits.weights)
     return list(found.values())
+
+
+def _computes(record: Record, figure: str) -> bool:
+    """Whether steps of a run have this figure wherever it is finite; a script may lack it in all of them."""
+    name = "loss" if figure == LOSS else "gradient_norm"
+    return record.observation is None or any(getattr(step, name) is not None for step in record.steps)
 
 
 def _initial(baseline: Record, other: Record, unit: float, add: Callable[..., None]) -> None:
@@ -370,7 +422,7 @@ def _initial(baseline: Record, other: Record, unit: float, add: Callable[..., No
 
 
 def _trials(
-    pair: tuple[LoadedRun, LoadedRun], settings: Sequence[Changed], last: int, say: Say
+    pair: tuple[LoadedRun, LoadedRun], settings: Sequence[Changed], last: int, noise: NoiseOfJobs, say: Say
 ) -> tuple[Record, list[SettingTrial]]:
     """The baseline's rerun, and a trial of each setting."""
     baseline, other = (run.record for run in pair)
@@ -385,11 +437,15 @@ def _trials(
 
     start = run(baseline).record
     names = [changed.setting for changed in settings if not changed.setting.endswith(IN_FORCE)]
-    return start, [_trial(name, pair, start, run) for name in names]
+    return start, [_trial(name, pair, start, noise, run) for name in names]
 
 
 def _trial(
-    setting: str, pair: tuple[LoadedRun, LoadedRun], start: Record, run: Callable[[Record], Rerun]
+    setting: str,
+    pair: tuple[LoadedRun, LoadedRun],
+    start: Record,
+    noise: NoiseOfJobs,
+    run: Callable[[Record], Rerun],
 ) -> SettingTrial:
     other = pair[1].record
     try:
@@ -397,11 +453,14 @@ def _trial(
     except (HarnessError, ValidationError) as error:
         why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         return SettingTrial(setting=setting, why_not=why)
-    limits = limits_of(start, again)
-    parting = first_parting(start, again, limits)
+    limits = limits_of(start, again, noise)
+    partings = find_partings(start, again, limits)
+    begin = first_step(other)
+    start, again = from_step(start, begin), from_step(again, begin)
     return SettingTrial(
-        setting=setting, parting_step=parting.step if parting else None,
-        share=share_of(traces(start, again), traces(start, other), limits_of(start, other)),
+        setting=setting, parting_step=partings[0].step if partings else None,
+        not_finite=next((one.step for one in partings if one.other == NOT_FINITE), None),
+        share=share_of(traces(start, again), traces(start, other), limits_of(start, other, noise)),
     )  # fmt: skip
 
 
@@ -409,12 +468,18 @@ def share_of(part: Traces, whole: Traces, limits: Tolerance) -> float | None:
     """How much of a difference between two runs another pair makes: its projection on it, over its size.
 
     Of losses, or of gradient norms where losses differ by no more than rounding; None where neither differs.
+    Where one run alone is not finite: of the steps in which it is not, the share in which the other pair
+    is finite or not as that run is.
     """
     for name, found, limit in (
         ("losses", whole.loss_differences, limits.loss),
         ("norms", whole.norm_differences, limits.norm),
     ):
         made, wanted = _moved(getattr(part, name)), _moved(getattr(whole, name))
+        (before, after), (_, tried) = getattr(whole, name), getattr(part, name)
+        lost = np.isnan(before) != np.isnan(after)
+        if len(made) == len(wanted) and lost.any():
+            return float((np.isnan(tried) == np.isnan(after))[lost].mean())
         if len(made) == len(wanted) and (found > limit).any():
             known = np.isfinite(made * wanted)
             size = float(wanted[known] @ wanted[known])

@@ -9,6 +9,7 @@ from harness.backends.explain import suggestion
 from harness.errors import HarnessError
 from harness.judge.cell import CellName
 from harness.judge.parity import has_dropout
+from harness.judge.resumed import first_step
 from harness.judge.rows import reason
 from harness.launch.cells import canonical_label
 from harness.record import Record
@@ -64,6 +65,12 @@ def read_pair(first: Path, second: Path) -> tuple[LoadedRun, LoadedRun]:
     left, right = (run.record for run in pair)
     if any(run.is_script for run in pair):
         _require_one_model(left, right)
+    begin, end = max(first_step(left), first_step(right)), min(r.steps[-1].step for r in (left, right))
+    if begin > end:
+        raise HarnessError(
+            f"these runs have no step in common: {left.run_id} took steps {_span(left)}, {right.run_id} "
+            f"{_span(right)}"
+        )
     devices = [run.record.world.device for run in pair]
     if devices[0] != devices[1]:
         raise HarnessError(
@@ -73,6 +80,10 @@ def read_pair(first: Path, second: Path) -> tuple[LoadedRun, LoadedRun]:
     if pair[0].name == pair[1].name:
         pair = replace(pair[0], place="first"), replace(pair[1], place="second")
     return pair
+
+
+def _span(record: Record) -> str:
+    return f"{record.steps[0].step} to {record.steps[-1].step}"
 
 
 def _require_one_model(left: Record, right: Record) -> None:

@@ -94,7 +94,7 @@ def _read_outside(record: Record, differs: str, values: dict[str, Any]) -> Expla
 
 
 SCALE_TOLERANCE = 5e-3
-"""Relative. Low precision moves a norm by a few thousandths; factors differ by small integers."""
+"""Relative, at most: no factor is named where rounding leaves more open. It decides no verdict."""
 
 
 def known_factors(mesh: Mesh, accumulation_steps: int, parts: int = 1) -> dict[str, float]:
@@ -124,12 +124,18 @@ def known_factors(mesh: Mesh, accumulation_steps: int, parts: int = 1) -> dict[s
     return known
 
 
-def name_scale(ratio: float, mesh: Mesh, accumulation_steps: int, parts: int = 1) -> list[str]:
-    """The mistakes that explain a ratio of gradients; several if their factors coincide."""
+def name_scale(
+    ratio: float, mesh: Mesh, accumulation_steps: int, parts: int = 1, *, rounding: float = SCALE_TOLERANCE
+) -> list[str]:
+    """The mistakes that explain a ratio of gradients; several if their factors coincide.
+
+    rounding: how far it moves the ratio, relative. A rank that adds no gradient may halve a norm, but not
+    as exactly as a factor does.
+    """
     return [
         name
         for name, factor in known_factors(mesh, accumulation_steps, parts).items()
-        if abs(ratio / factor - 1) < SCALE_TOLERANCE
+        if abs(ratio / factor - 1) <= min(rounding, SCALE_TOLERANCE)
     ]
 
 
@@ -215,7 +221,7 @@ def explain(
         cause = (
             _standing_still(reference, record)
             or moved_alone(reference, record)
-            or _gradient(record, ratio, before, index)
+            or _gradient(record, ratio, before, index, limits.norm)
         )
     return cause or _update(reference, record, limits, settings, index)
 
@@ -276,18 +282,20 @@ def _forward(
         # If each rank divided by its own targets, undoing that gives the reference's sum.
         total = sum(targets)
         undone = sum(part * count * len(targets) / total for part, count in zip(sums, targets, strict=True))
-        if abs(undone / total - expected) < 1e-5 * expected:
+        if abs(undone / total - expected) <= limits.loss:
             return Explanation(
                 kind="loss-normalisation",
                 text="the loss is a mean of per-rank means although ranks hold different numbers of "
                 "target tokens; the job asks for the mean over all target tokens",
                 values=values | {"target_tokens": targets},
             )
-    causes = name_scale(given / expected, record.world.mesh, record.world.accumulation_steps)
+    world, ratio = record.world, given / expected if expected else 0.0
+    rounding = limits.loss / abs(expected) if expected else 0.0
+    causes = name_scale(ratio, world.mesh, world.accumulation_steps, rounding=rounding)
     if causes:
         return Explanation(
             kind="loss-scale",
-            text=f"losses x {given / expected:.4g} {_from(record, index)}: {' or '.join(causes)}",
+            text=f"losses x {ratio:.4g} {_from(record, index)}: {' or '.join(causes)}",
             values=values,
         )
     computed = whole_loss(record, index)
@@ -303,10 +311,10 @@ def _forward(
     return first_loss_cause(record, values)
 
 
-def _gradient(record: Record, ratio: float, before: float, index: int) -> Explanation | None:
+def _gradient(record: Record, ratio: float, before: float, index: int, rounding: float) -> Explanation | None:
     """Why the norm of a step differs although its loss agrees; None: the updates before may explain it.
 
-    ratio: of the norm to the reference's; before: the same a step earlier.
+    ratio: of the norm to the reference's; before: the same a step earlier; rounding: of it, relative.
     """
     world = record.world
     norms = [rank.gradient_norms[index] for rank in record.ranks if len(rank.gradient_norms) > index]
@@ -323,7 +331,8 @@ def _gradient(record: Record, ratio: float, before: float, index: int) -> Explan
             "global norm",
             values={"gradient_norms": norms},
         )
-    causes = name_scale(ratio, world.mesh, world.accumulation_steps, micro_batches(record))
+    parts = micro_batches(record)
+    causes = name_scale(ratio, world.mesh, world.accumulation_steps, parts, rounding=rounding)
     if causes:
         return Explanation(
             kind="gradient-scale",

@@ -54,9 +54,12 @@ def noise_labels(layout: BatchLayout, experiment: Experiment, parts: Iterable[in
 
     `parts`: over how many ranks layers are cut, of which each rounds its part of a sum.
     """
-    other = another_split(layout)
-    options = [f"micro_batch_size={other.micro_batch_size},{REORDERED}"] if other is not None else []
-    return _references(options + _roundings(experiment, parts))
+    other, roundings = another_split(layout), _roundings(experiment, parts)
+    if other is not None:
+        options = [f"micro_batch_size={other.micro_batch_size},{REORDERED}"]
+    else:  # one sample, which nothing splits
+        options = [REORDERED, *([] if roundings else [DOUBLE])]
+    return _references(options + roundings)
 
 
 def same_split_labels(samples: int, experiment: Experiment, parts: Iterable[int] = ()) -> list[str]:
@@ -67,12 +70,12 @@ def same_split_labels(samples: int, experiment: Experiment, parts: Iterable[int]
     options = [""]
     if experiment.compare.noise_runs:
         roundings = _roundings(experiment, parts)
-        exact = [] if roundings else ["precision=fp64"]
+        exact = [] if roundings else [DOUBLE]
         options += [REORDERED, *exact, *roundings]
     return _references(",".join(filter(None, (f"micro_batch_size={samples}", o))) for o in options)
 
 
-REORDERED = "norm=fp32,backward=reordered"
+REORDERED, DOUBLE = "norm=fp32,backward=reordered", "precision=fp64"
 
 
 def _roundings(experiment: Experiment, parts: Iterable[int]) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from harness.judge.explain import altered_step, explain, moved_alone, of_one_rank, sums_of_step
 from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.metrics import metrics_in
-from harness.judge.noise import differing_answers
+from harness.judge.noise import Noise, differing_answers
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 from harness.judge.wording import listed, percent
@@ -44,7 +44,9 @@ def find(runs: Runs) -> list[Finding]:
                 id="diverged",
                 about=row.cell,
                 text=f"diverges from the reference ({beyond or 'a loss or norm became NaN or infinite'}); "
-                f"{why}" + ("" if cause.kind == "update-differs" else _named(settings)),
+                f"{why}"
+                + ("" if cause.kind == "update-differs" else _named(settings))
+                + _measured(row.noise),
                 values={metric.key: values[metric.key] for metric in metrics_in("parity")}
                 | {"exceeded": {name: rest for name, *rest in row.judgement.exceeded}},
             )
@@ -93,6 +95,13 @@ def _measure(name: str, found: float, allowed: float) -> str:
         return f"a loss differs by {found:.1e} nats per token, {allowed:.1e} allowed"
     differs, of = MEASURES.get(name, (f"{name} differs", " of the distance it moved"))
     return f"{differs} by {percent(found)}{of}, {percent(allowed)} allowed"
+
+
+def _measured(noise: Noise) -> str:
+    """That nothing was, where the limits are lower bounds alone."""
+    if any(level.repetitions for level in noise.levels):
+        return ""
+    return "; rounding was not measured, as compare.noise_runs does"
 
 
 def _named(settings: list[str]) -> str:

@@ -1,4 +1,7 @@
-"""Whether the gradient of a batch hangs on how the batch is cut, which no strategy could then hide."""
+"""Whether the gradient of a batch hangs on how the batch is cut, which no strategy could then hide.
+
+Of a large model whether its loss does.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,9 @@ from harness.record import SplitPart
 
 SAMPLES = 8
 """Of the batch that is cut in two."""
-MOST_PARAMETERS = 50_000_000
-"""Of a model that is copied in double precision, on the CPU."""
+MOST_PARAMETERS, MOST_WITH_GRADIENTS = 500_000_000, 50_000_000
+"""Of a model that is copied in double precision, on the CPU; of more than the second without gradients: only
+losses are compared."""
 BATCHES, MOST_FOR_ALL = 8, 5_000_000
 """So many first batches of a model with so many parameters are cut: where a value decides what runs, both
 halves of one batch may agree by chance. Of a larger model the first."""
@@ -37,8 +41,8 @@ def split_dependence(
 ) -> SplitPart | None:
     """Compare gradients of batches with those of their halves, in double precision where the code takes it.
 
-    steps: the samples of each. None where the loss is a sum over samples by construction, and where it
-    cannot be measured.
+    steps: the samples of each. Of a large model losses are compared alone. None where the loss is a sum over
+    samples by construction, and where it cannot be measured.
     """
     if job.task == DEFAULT_TASK and job.model.factory is None and job.loss.factory is None:
         return None
@@ -86,11 +90,12 @@ def _measured(
     _nudge(model)
     compute = loss_function(job, model)
     batch, *halves = [doubled(part) for part in parts] if double else parts
-    whole = _gradient(model, compute, [batch])
+    of = _gradient if sum(p.numel() for p in model.parameters()) <= MOST_WITH_GRADIENTS else _loss
+    whole = of(model, compute, [batch])
     size = float(whole.norm())
     if not size or not torch.isfinite(whole).all():
         return None
-    again, cut = _gradient(model, compute, [batch]), _gradient(model, compute, halves)
+    again, cut = of(model, compute, [batch]), of(model, compute, halves)
     return SplitPart(
         difference=_share(cut - whole, size), repetition=_share(again - whole, size), rounding=rounding
     )
@@ -113,6 +118,12 @@ def _share(difference: Tensor, size: float) -> float:
     """The length of a difference as a share of `size`; `FAR` where it is not finite, as records cannot be."""
     share = float(difference.norm()) / size
     return share if math.isfinite(share) else FAR
+
+
+@torch.no_grad()
+def _loss(model: nn.Module, compute: ComputeLoss, batches: Sequence[Batch]) -> Tensor:
+    """Summed over the batches, of one element."""
+    return torch.stack([compute(model, batch).sum() for batch in batches]).sum().reshape(1)
 
 
 def _gradient(model: nn.Module, compute: ComputeLoss, batches: Sequence[Batch]) -> Tensor:

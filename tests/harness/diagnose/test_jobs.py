@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,9 @@ from harness.diagnose.jobs import (
 from harness.diagnose.pair import LoadedRun
 from harness.errors import HarnessError
 from harness.judge.distance import traces
-from harness.record import Record
+from harness.judge.resumed import from_step
+from harness.record import Record, ResumedPart
+from harness.record.store import write_record
 from tests.harness.cli.command_line import SHORT, harness
 from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights
 
@@ -159,6 +162,7 @@ def test_a_share_is_of_whole_curves_and_of_norms_where_losses_agree() -> None:
     lost = record().model_copy(update={"steps": make_steps([*LOSSES[:-1], None], NORMS)})
     last = record().model_copy(update={"steps": make_steps([*LOSSES[:-1], LOSSES[-1] + 1], NORMS)})
     assert share(lost, last) is None
+    assert (share(lost, lost), share(last, lost)) == (1.0, 0.0)
     assert find_partings(start, record(loss=1e-8), limits_of(start, start)) == []
 
 
@@ -171,14 +175,92 @@ def test_a_share_is_of_whole_curves_and_of_norms_where_losses_agree() -> None:
             {"a": 0.01, "b": 1.33, "c": -0.2, "d": 0.0},
             "no setting alone makes the difference; alone they make: b 133%, c -20%, a 1%",
         ),
+        ({"a": math.nan}, "no setting alone makes the difference"),
         ({"a": None}, "up to step 3 no loss or norm differs beyond rounding: no setting is blamed"),
     ],
 )
 def test_a_verdict_says_how_much_each_setting_makes_alone(shares: dict, verdict: str) -> None:
     parted = with_step(another(training={"seed": 3}), 1, loss=9.0)
     found = of(make_record(label="ddp"), parted)
-    trials = tuple(SettingTrial(setting=name, parting_step=1, share=share) for name, share in shares.items())
+    trials = tuple(
+        SettingTrial(setting=name, parting_step=1, not_finite=1)
+        if share is not None and math.isnan(share)
+        else SettingTrial(setting=name, parting_step=1, share=share)
+        for name, share in shares.items()
+    )
     assert replace(found, trials=trials, last_step=3).verdict() == verdict
+
+
+@pytest.mark.parametrize("figure", ["loss", "gradient norm"])
+def test_what_is_not_finite_in_one_run_alone_differs_there(figure: str) -> None:
+    name = figure.replace(" ", "_")
+    left, right = make_record(label="ddp"), with_step(another(training={"seed": 3}), 2, **{name: None})
+    found = of(left, right)
+    (one,) = found.partings
+    assert (one.figure, one.when, one.difference) == (figure, "in step 2", None)
+    assert str(one).endswith("in the baseline, not finite in the other")
+    assert of(right, left).partings[0].baseline == "not finite"
+    assert not of(right, right.model_copy(update={"job_id": "c" * 12})).partings
+    json.dumps(found.as_json())
+
+
+def test_a_trial_that_is_not_finite_is_not_said_to_change_nothing() -> None:
+    found = of(make_record(label="ddp"), with_step(another(training={"seed": 3}), 1, loss=9.0))
+    trials = (SettingTrial(setting="a", parting_step=1, not_finite=2),)
+    told = list(replace(found, trials=trials, last_step=3).sentences())
+    assert told[-1] == "a alone: diverges in step 1, not finite in step 2"
+
+
+@pytest.mark.parametrize(("factor", "parts"), [(1 + 2**-52, False), (1 + 2**-24, False), (1 + 2**-20, True)])
+def test_a_rate_in_another_order_of_operations_is_the_same_rate(factor: float, parts: bool) -> None:
+    left = make_record(label="ddp", steps=make_steps(changes={1: {"learning_rate": 1e-3}}))
+    steps = make_steps(changes={1: {"learning_rate": 1e-3 * factor}})
+    found = of(left, another(training={"seed": 3}, steps=steps)).partings
+    assert [one.figure for one in found] == ["learning rate"] * parts
+    # Seven digits are equal: the values are told with as many as differ.
+    assert [str(one).split(";")[0] for one in found] == [
+        "0.001 in the baseline, 0.00100000095 in the other"
+    ] * parts
+
+
+def test_a_gradient_where_the_baseline_has_none_differs() -> None:
+    left = make_record(label="ddp", steps=make_steps(norms=[0.0, *NORMS[1:]]))
+    found = of(left, another(training={"seed": 3})).partings
+    assert [(one.figure, one.step, one.difference) for one in found] == [("gradient norm", 0, None)]
+
+
+def test_a_resumed_run_is_compared_from_its_first_step_on() -> None:
+    begun = ResumedPart(format="native", run_id="r", backend="ddp", world_size=2, step=2)
+    other = from_step(another(training={"seed": 3}, initial_weights=make_weights("e" * 64)), 2)
+    other = other.model_copy(update={"resumed": begun})
+    assert of(make_record(label="ddp"), other).clean
+    parted = of(make_record(label="ddp"), with_step(other, 1, loss=9.0))
+    assert [(one.figure, one.when) for one in parted.partings] == [("loss", "in step 3")]
+    assert "continued the checkpoint of step 2" in " ".join(parted.cautions)
+
+
+def test_rounding_is_what_repetitions_beside_the_run_show(tmp_path: Path) -> None:
+    def stored(name: str, record: Record) -> LoadedRun:
+        (tmp_path / name).mkdir()
+        return LoadedRun(path=write_record(tmp_path / name, record).resolve(), record=record)
+
+    def shifted(by: float) -> list:
+        return make_steps([loss + by for loss in LOSSES])
+
+    pair = (
+        stored("left", make_record(label="ddp")),
+        stored("right", another(training={"seed": 3}, steps=shifted(1e-3))),
+    )
+    assumed = diagnose_jobs(pair, print, reruns=False)
+    assert [one.figure for one in assumed.partings] == ["loss"]
+    assert "rounding was not measured" in " ".join(assumed.cautions)
+    stored("a-single-n1-r0-0", make_record())
+    split = "single:micro_batch_size=4"
+    stored("a-single-n1-r0-1", make_record(label=split, run_id="split", steps=shifted(1e-4)))
+    measured = diagnose_jobs(pair, print, reruns=False)
+    # Ten times 1e-4 from the reference, for each of both.
+    assert measured.clean
+    assert not measured.cautions
 
 
 def test_settings_that_cannot_be_tried_are_not_said_to_change_nothing() -> None:

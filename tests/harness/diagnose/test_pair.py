@@ -50,6 +50,15 @@ def test_a_folder_of_several_runs(sound: Path) -> None:
     assert "holds 2 records; give the folder of one run" in refusal(sound, sound.parent)
 
 
+def test_runs_without_a_common_step(tmp_path: Path) -> None:
+    record = make_record(label="ddp")
+    ends = {"early": record.steps[:2], "late": record.steps[2:]}
+    early, late = (write(tmp_path / name, label="ddp", steps=steps) for name, steps in ends.items())
+    assert refusal(early, late).endswith(
+        "these runs have no step in common: early took steps 0 to 1, late 2 to 3"
+    )
+
+
 def test_a_damaged_record(sound: Path, tmp_path: Path) -> None:
     for content, named in [
         ('{"schema_version": 1', "cannot be read"),

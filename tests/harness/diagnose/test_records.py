@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from harness.diagnose.diagnosis import (
+    NOT_CONTINUED,
     NOT_RERUN,
     OTHER_TRAINING,
     about_job,
@@ -17,8 +18,10 @@ from harness.judge.distance import distance
 from harness.judge.effective import SettingDifference, setting_differences
 from harness.judge.job_equivalence import Difference
 from harness.judge.noise import Tolerance
+from harness.judge.resumed import from_step
 from harness.judge.wording import Digest
-from harness.record import ObservationPart, ObservedPart
+from harness.record import ObservationPart, ObservedPart, ResumedPart
+from harness.record.store import write_record
 from tests.records import LOSSES, NORMS, make_effective, make_record, make_steps
 
 LIMITS = Tolerance(loss=1e-6, norm=1e-6, update=1e-6, weights=1e-6)
@@ -117,6 +120,31 @@ def test_a_script_is_compared_by_its_record_alone() -> None:
     assert (parted.clean, parted.parting_step, parted.verdict) == (False, 2, None)
     assert any(said.startswith("loss differs first, in step 2: ") for said in parted.explanation)
     assert NOT_RERUN in parted.explanation
+    assert said == []
+
+
+def test_a_resumed_run_is_compared_by_true_steps_and_not_run_again(tmp_path: Path) -> None:
+    begun = ResumedPart(format="native", run_id="r", backend="ddp", world_size=2, step=2)
+    for number, label in enumerate(("single", "single:micro_batch_size=4,norm=fp32,backward=reordered")):
+        folder = tmp_path / f"a-single-n1-r0-{number}"
+        folder.mkdir()
+        write_record(folder, make_record(label=label, run_id=label))
+    losses = [*LOSSES[2:3], LOSSES[3] + 0.5]
+    own = LoadedRun(path=tmp_path / "own" / "record.json", record=make_record(label="ddp"))
+
+    def resumed(losses: list) -> LoadedRun:
+        made = from_step(make_record(label="zero3", steps=make_steps([*LOSSES[:2], *losses])), 2)
+        made = made.model_copy(update={"resumed": begun})
+        return LoadedRun(path=tmp_path / "resumed" / "record.json", record=made)
+
+    said: list[str] = []
+    assert diagnose((resumed(list(LOSSES[2:])), own), said.append).clean
+    parted = diagnose((resumed(losses), own), said.append)
+    assert (parted.baseline, parted.parting_step, parted.verdict) == (own, 3, None)
+    told = " ".join(parted.explanation)
+    assert "loss differs first, in step 3" in told
+    assert "suspect what it restored from its checkpoint of step 2" in told
+    assert NOT_CONTINUED in parted.explanation
     assert said == []
 
 

@@ -43,6 +43,10 @@ def test_noise_needs_another_split_and_at_low_precision_other_precisions() -> No
         "single",
         "single:micro_batch_size=4,norm=fp32,backward=reordered",
     ]
+    one = placed(micro_batch_size=1, accumulation_steps=1, world_size=1)
+    assert reference_labels(None, [one]) == [
+        "single", "single:norm=fp32,backward=reordered", "single:precision=fp64",
+    ]  # fmt: skip
     mixed = make_record(label="ddp", training={"precision": "bf16-mixed"})
     assert reference_labels(None, [mixed])[2:] == ["single:precision=fp32", "single:precision=cast"]
 

@@ -68,6 +68,21 @@ def test_a_ratio_of_gradients_names_what_multiplied_them(
     assert name_scale(ratio, Mesh.data_parallel(ranks), steps) == told
 
 
+def test_a_factor_is_named_only_within_what_rounding_does_to_a_norm() -> None:
+    """A rank that adds no gradient leaves a bit more or less than half of it."""
+    half = explained(steps=make_steps(norms=[norm / 2 for norm in NORMS]))
+    assert (half.kind, "divided by the 2 ranks again" in half.text) == ("gradient-scale", True)
+    dropped = explained(steps=make_steps(norms=[norm / 2 * 1.001 for norm in NORMS]))
+    assert dropped.kind == "gradient-differs"
+    assert name_scale(0.5005, Mesh.data_parallel(2), 1, rounding=1e-2) == ["divided by the 2 ranks again"]
+
+
+def test_a_reference_whose_loss_is_zero_has_no_ratio() -> None:
+    zero = make_record(**start(), steps=make_steps([0.0, *LOSSES[1:]]))
+    found = explain(zero, make_record(label="ddp", steps=make_steps([0.25, *LOSSES[1:]])), LIMITS)
+    assert "the first loss differs (0.25 against 0)" in found.text
+
+
 def test_a_ratio_that_ranks_and_steps_both_explain_names_both() -> None:
     assert len(name_scale(2.0, Mesh.data_parallel(2), 2)) == 2
 

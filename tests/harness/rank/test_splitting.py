@@ -10,6 +10,7 @@ from torch import nn
 
 from harness.backends.base import Batch
 from harness.job.job import Job
+from harness.rank.models import splitting
 from harness.rank.models.splitting import split_dependence
 from harness.record import SplitPart
 from tests.traps import own_jobs
@@ -66,6 +67,18 @@ def test_a_mean_over_samples_does_not() -> None:
     found = measured("mean")
     assert not found.depends
     assert found.difference < 1e-6
+
+
+def test_of_a_large_model_losses_are_compared_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(splitting, "MOST_WITH_GRADIENTS", 0)
+    assert not measured("mean").depends
+    assert measured("contrastive", "towers").difference > 0.01
+
+    def refuses(*_: object) -> None:
+        raise AssertionError("a gradient was computed")
+
+    monkeypatch.setattr(torch.Tensor, "backward", refuses)
+    assert measured("mixup").depends
 
 
 def test_random_numbers_are_told_from_the_split() -> None:
