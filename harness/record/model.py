@@ -94,9 +94,13 @@ class CountedPart(Part):
     them: each sample alone and as many at once as it takes. None: not alike in all of them."""
 
     uses: dict[str, list[Use]] | None
+    """Parameters that are not used once -> their uses, in the order of a forward pass."""
     without_gradient: list[str] | None
+    """Names of the modules that run and that no gradient comes back to."""
     unreached: list[str] | None
+    """Names of the trained parameters that no gradient reaches."""
     unit_calls: list[UnitCall] | None
+    """Runs of the blocks and of the whole model, in the order in which they begin."""
 
 
 class GeometryPart(Part):
