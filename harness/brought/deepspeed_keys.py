@@ -127,6 +127,12 @@ BESIDE_ZERO: dict[str, Rule] = {
     "zero_force_ds_cpu_optimizer": Fixed(used=False, reason=CLIENT),
     "communication_data_type": OfPreset(setting=COMMUNICATION_DTYPE, default=COMPUTE_DTYPE),
     "data_types.grad_accum_dtype": OfPreset(setting=DATA_TYPES, default=COMPUTE_DTYPE),
+    "data_types.keep_in_fp32_modules": Off(feature="modules that stay in fp32"),
+    **{f"data_types.{key}": Off(feature="a dtype of its own for weights or buffers")
+       for key in ("param_dtype", "buffer_dtype")},
+    "managed_gradient_accumulation": Fixed(reason=DEFAULT, refuses=True),
+    "use_data_before_expert_parallelism": Fixed(used=False, reason="no layer has experts", refuses=True),
+    "vocabulary_size": LOGGING,
     "prescale_gradients": Fixed(used=False, reason="gradients are averaged after they are summed"),
     "gradient_predivide_factor": Fixed(used=1.0, reason="prescale_gradients is off"),
     "gradient_allreduce_op": Fixed(used="mean", reason="gradients are averaged", refuses=True),

@@ -1,11 +1,13 @@
 import json
+import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
 
-from harness.brought.deepspeed_keys import DEFAULT, KEYS
+from harness.brought.deepspeed_keys import DEFAULT, KEYS, SECTIONS
 from harness.brought.library_defaults import deepspeed_values, with_defaults
 from harness.brought.reading import LIBRARY, Fixed, ToOption
 from harness.brought.rows import GivenRow, exactly_as_given, like_for_like, read_files
@@ -356,6 +358,20 @@ def test_no_pipe_is_read(tmp_path: Path) -> None:
 
 def job_of(folder: Path, kind: str, document: dict[str, Any], *assignments: str) -> Any:
     return rows_of(folder, kind, document, *assignments)[1].experiment
+
+
+def test_no_key_of_the_installed_deepspeed_is_unknown() -> None:
+    """Those that its constants name and give a default."""
+    spec = find_spec("deepspeed")
+    assert spec is not None
+    assert spec.origin is not None
+    source = (Path(spec.origin).parent / "runtime" / "constants.py").read_text(encoding="utf-8")
+    names = dict(re.findall(r"^([A-Z0-9_]+) = [\"']([a-z0-9_]+)[\"']", source, re.MULTILINE))
+    given = {key for name, key in names.items() if f"\n{name}_DEFAULT = " in source}
+    known = {part for name in (*KEYS, *SECTIONS) for part in name.split(".")}
+    of_checkpoints = {"tag_validation", "load_universal", "use_node_local_storage", "pipeline_stage"}
+    assert len(given) > 30
+    assert given - known == of_checkpoints  # which is a section as a whole
 
 
 def test_an_absent_key_has_the_default_of_the_installed_deepspeed(tmp_path: Path) -> None:
