@@ -15,6 +15,7 @@ from harness.cli.options import PATH, common, json_option
 from harness.cli.output import echo
 from harness.errors import HarnessError
 from harness.files import read_plain
+from harness.judge.run_conditions import began_at
 from harness.judge.wording import counted
 from harness.launch.owner import without_record
 from harness.record import Record
@@ -51,7 +52,10 @@ def clean(runs: Path, older_than: float | None, reports: bool, yes: bool, as_jso
     sizes = {folder: _size(folder) for folder in removed}
     if yes:
         for folder in removed:
-            shutil.rmtree(folder)
+            if folder.is_symlink():  # to a run that lies elsewhere, and stays
+                folder.unlink()
+            else:
+                shutil.rmtree(folder)
     if as_json:
         documents = [{"run_id": f.name, "why": reasons[f], "bytes": sizes[f]} for f in removed]
         echo(json.dumps({"removed": yes, "runs": documents}, indent=1))
@@ -76,7 +80,7 @@ def _removable(
             yield path.parent, record.status
         elif last[record.cell] != path:
             yield path.parent, "its cell ran again since"
-        elif oldest is not None and datetime.fromisoformat(record.created_at) < oldest:
+        elif oldest is not None and (began := began_at(record)) is not None and began < oldest.timestamp():
             yield path.parent, f"older than {older_than:g} days"
     for folder, owner in without_record(root):
         if owner.is_gone:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, fields, is_dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveInt
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt
 
 from harness.backends.base import Effective
 from harness.backends.mesh import Dimension, Mesh
@@ -28,7 +28,7 @@ from harness.record.ranks import (
     WindowsPart,
 )
 from harness.record.settings import RecordedJob, RecordedMeasure
-from harness.safe_text import KeptCommand
+from harness.safe_text import MOST_MESSAGE_BYTES, KeptCommand, capped
 
 
 class DimensionPart(Part):
@@ -106,7 +106,7 @@ class ErrorPart(Part):
 
     kind: str
     """Exception, or how the run ended: 'Exit', 'Stuck', 'Timeout', 'Interrupted', 'LauncherLost' ..."""
-    message: str
+    message: Annotated[str, AfterValidator(lambda text: capped(text, 2 * MOST_MESSAGE_BYTES))]
     """What happened, in one line."""
     rank: int | None = None
     """The rank at fault; None: not one rank, or not known."""

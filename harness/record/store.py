@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -138,10 +138,20 @@ def parse_record(data: bytes, path: Path) -> Record:
     """The record in a file's bytes; raises HarnessError like `read_record`."""
     if (number := _LONG_NUMBER.search(data)) is not None:
         raise HarnessError(f"record {path} is not valid: it has a number of {len(number[0])} digits")
+    if (b"NaN" in data or b"Infinity" in data) and (found := _constants(data)):
+        raise HarnessError(f"record {path} is not valid: it has {found[0]}, which is no number of JSON")
     try:
         return Record.model_validate_json(data)
     except (ValidationError, ValueError) as error:
         raise _unreadable(data, path, error) from error
+
+
+def _constants(data: bytes) -> list[str]:
+    """What Python takes for numbers and JSON does not; records have null in its place."""
+    found: list[str] = []
+    with suppress(ValueError, RecursionError):  # named by who reads the record
+        json.loads(data, parse_constant=found.append)
+    return found
 
 
 def _unreadable(data: bytes, path: Path, error: ValueError) -> HarnessError:

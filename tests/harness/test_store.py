@@ -60,6 +60,20 @@ def test_a_number_beyond_every_float_is_refused(tmp_path: Path) -> None:
         read_record(edited(tmp_path, repeat=10**399))
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_no_number_of_json_is_refused(tmp_path: Path, value: float) -> None:
+    with pytest.raises(HarnessError, match=f"it has {json.dumps(value)}, which is no number of JSON"):
+        read_record(edited(tmp_path, repeat=value))
+
+
+def test_a_message_of_somebody_s_record_is_capped_and_may_hold_any_word(tmp_path: Path) -> None:
+    error = {"kind": "ValueError", "message": "loss: NaN, -Infinity " + "x" * 10**6}
+    record = read_record(edited(tmp_path, error=error))
+    assert record.error is not None
+    assert record.error.message.startswith("loss: NaN, -Infinity x")
+    assert len(record.error.message) < 20_000
+
+
 def test_unknown_key_is_refused_with_its_place(tmp_path: Path) -> None:
     with pytest.raises(HarnessError, match="not valid: 'no_such_key' is unknown"):
         read_record(edited(tmp_path, no_such_key=1))

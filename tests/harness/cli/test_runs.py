@@ -103,3 +103,16 @@ def test_clean_removes_what_failed_and_keeps_what_a_report_lists(folder: Path) -
     assert left == {"one-aaa", "two-bbb", "zz-one-again"}
     harness("clean", "--yes", "--reports", cwd=folder)
     assert not (folder / "runs/one-aaa").exists()
+
+
+def test_clean_takes_links_away_not_what_they_lead_to_and_any_time_of_a_record(folder: Path) -> None:
+    put(folder, "naive", cell="3", created_at="2020-01-01T00:00:00")
+    put(folder, "odd", cell="4", created_at="yesterday")
+    (folder / "runs/naive").rename(folder / "elsewhere")
+    (folder / "runs/naive").symlink_to(folder / "elsewhere")
+    done = harness("clean", "--yes", "--older-than", "1000", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "naive: older than 1000 days" in done.stdout
+    assert not (folder / "runs/naive").is_symlink()
+    assert (folder / "elsewhere/record.json").exists()
+    assert (folder / "runs/odd").exists()
