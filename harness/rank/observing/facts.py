@@ -55,6 +55,8 @@ class Seen:
     optimizer updates."""
     bare_updates: int = 0
     """Updates that followed no call of backward()."""
+    discarded: int = 0
+    """Micro-steps whose gradients were zeroed before an update."""
     frameworks: dict[str, None] = field(default_factory=dict)
     """Libraries that were seen to drive the training, in order."""
 

@@ -1,7 +1,6 @@
 """Where a training script passes: its forward and backward passes, updates and clipping.
 
-Each hook calls the listener and leaves arguments and results as they are. Those of torch alone are here; what
-frameworks add is in `frameworks.py`.
+Each hook calls the listener and leaves arguments and results as they are.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from functools import wraps
 from threading import Thread, current_thread, get_ident
 from types import ModuleType
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -36,12 +36,14 @@ class Listener(Protocol):
     def backward_begins(self, tensors: Any) -> None: ...
     def scaled(self, outputs: Any, scaled: Any) -> None: ...
     def backward_ends(self) -> None: ...
+    def pass_fails(self) -> None: ...
     def update_begins(self) -> None: ...
     def update_made(self) -> None: ...
     def update_ends(self) -> None: ...
     def found(self, optimizer: torch.optim.Optimizer) -> None: ...
     def stepping(self, optimizer: torch.optim.Optimizer) -> None: ...
     def stepped(self, optimizer: torch.optim.Optimizer) -> None: ...
+    def step_failed(self) -> None: ...
     def clipped(self, norm: Any, largest: Any) -> None: ...
     def gradients_zeroed(self) -> None: ...
     def note(self, text: str) -> None: ...
@@ -111,8 +113,8 @@ class Roots:
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
-        self.callers: dict[nn.Module, set[Thread]] = {}
-        """Each root with the threads that call it."""
+        self.callers: WeakKeyDictionary[nn.Module, set[Thread]] = WeakKeyDictionary()
+        """Each root that the script still has, with the threads that call it."""
         self._inside: dict[int, nn.Module] = {}
         """By thread, the root that it calls."""
         self._before_step = 0
@@ -156,7 +158,10 @@ class Roots:
     def _after(self, module: nn.Module, _: Any, output: Any) -> None:
         if self._inside.get(get_ident()) is module:
             del self._inside[get_ident()]
-            self._listener.forward_ends(module, output)
+            if output is None and sys.exc_info()[1] is not None:
+                self._listener.pass_fails()
+            else:
+                self._listener.forward_ends(module, output)
 
 
 def _hook_backward(listener: Listener) -> None:
@@ -167,7 +172,11 @@ def _hook_backward(listener: Listener) -> None:
         if in_backward():  # a recomputation
             return run(tensors, *arguments, **named)
         listener.backward_begins(tensors)
-        run(tensors, *arguments, **named)
+        try:
+            run(tensors, *arguments, **named)
+        except BaseException:  # a script may go on with its next batch
+            listener.pass_fails()
+            raise
         listener.backward_ends()
 
     # `Tensor.backward` looks it up there at each call (torch 2.13, _tensor.py).
@@ -185,6 +194,12 @@ def _hook_updates(listener: Listener) -> None:
 
     register_optimizer_step_pre_hook(begins)
     register_optimizer_step_post_hook(ends)
+    hook = torch.optim.Optimizer.profile_hook_step  # makes the step of every class (torch 2.13)
+
+    def hooked(step: Callable[..., Any]) -> Callable[..., Any]:
+        return wraps(step)(told(failed=listener.step_failed)(hook(step)))
+
+    torch.optim.Optimizer.profile_hook_step = staticmethod(hooked)  # type: ignore[assignment]
 
     def scaler_begins(_: Any, optimizer: torch.optim.Optimizer, *__: Any, **___: Any) -> None:
         listener.update_begins()
@@ -194,7 +209,7 @@ def _hook_updates(listener: Listener) -> None:
         listener.update_made()
         listener.update_ends()
 
-    replace(torch.amp.GradScaler, "step", told(scaler_begins, scaler_ends))
+    replace(torch.amp.GradScaler, "step", told(scaler_begins, scaler_ends, listener.update_ends))
     for kind in (torch.amp.GradScaler, ShardedGradScaler):  # which scales by code of its own
         replace(kind, "scale", told(after=lambda scaled, _, outputs: listener.scaled(outputs, scaled)))
 
@@ -207,9 +222,18 @@ def _hook_clipping(listener: Listener) -> None:
         listener.clipped(norm, next(iter(arguments[1:]), None) if max_norm is None else max_norm)
         listener.update_ends()
 
+    def begins(*_: Any, **__: Any) -> None:
+        listener.update_begins()
+
     # FSDP1 has a method of its own, since ranks hold pieces.
     for owner in (utils, clip_grad, FullyShardedDataParallel):
-        replace(owner, "clip_grad_norm_", told(lambda *_, **__: listener.update_begins(), ends))
+        replace(owner, "clip_grad_norm_", told(begins, ends, listener.update_ends))
+
+    def ends_with(_: Any, _parameters: Any, max_norm: Any, total_norm: Any, *__: Any, **___: Any) -> None:
+        ends(total_norm, max_norm=max_norm)
+
+    # The norm and the clipping by themselves, as torchtitan calls them.
+    replace(utils, "clip_grads_with_norm_", told(begins, ends_with, listener.update_ends))
 
 
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -222,14 +246,26 @@ def replace(owner: Any, name: str, wrapper: Wrapper) -> None:
         setattr(owner, name, wraps(run)(wrapper(run)))
 
 
-def told(before: Callable[..., None] | None = None, after: Callable[..., None] | None = None) -> Wrapper:
-    """Call `before` with a function's arguments, and `after` with its result and these."""
+def told(
+    before: Callable[..., None] | None = None,
+    after: Callable[..., None] | None = None,
+    failed: Callable[[], None] | None = None,
+) -> Wrapper:
+    """Call `before` with a function's arguments, and `after` with its result and these.
+
+    `failed` takes the place of `after` where the function raises: the script may go on.
+    """
 
     def wrapper(run: Callable[..., Any]) -> Callable[..., Any]:
         def called(*arguments: Any, **named: Any) -> Any:
             if before is not None:
                 before(*arguments, **named)
-            result = run(*arguments, **named)
+            try:
+                result = run(*arguments, **named)
+            except BaseException:
+                if failed is not None:
+                    failed()
+                raise
             if after is not None:
                 after(result, *arguments, **named)
             return result
@@ -241,7 +277,7 @@ def told(before: Callable[..., None] | None = None, after: Callable[..., None] |
 
 def around(begin: Callable[[], None], end: Callable[[], None]) -> Wrapper:
     """Call `begin` before a function and `end` after it, with nothing."""
-    return told(lambda *_, **__: begin(), lambda *_, **__: end())
+    return told(lambda *_, **__: begin(), lambda *_, **__: end(), end)
 
 
 OnImport = Callable[[str, Callable[[ModuleType], None]], None]
@@ -271,11 +307,11 @@ def _deepspeed(session: Guarded, module: ModuleType) -> None:
 
 def _updating(session: Guarded, run: Callable[..., Any]) -> Callable[..., Any]:
     """DeepSpeed clips within its step and keeps the norm."""
+    stepped = told(lambda *_, **__: session.update_begins(), failed=session.update_ends)(run)
 
     def called(self: Any, *arguments: Any, **named: Any) -> Any:
         updates = self.is_gradient_accumulation_boundary()
-        session.update_begins()
-        result = run(self, *arguments, **named)
+        result = stepped(self, *arguments, **named)
         norm = self.get_global_grad_norm() if updates else None
         if norm is not None:
             session.clipped(norm, self.gradient_clipping() or None)

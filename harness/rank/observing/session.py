@@ -21,7 +21,7 @@ from harness.rank.observer import OptimizerWatch
 from harness.rank.observing.facts import Seen, is_causal
 from harness.rank.observing.hooks import Listener, Roots, in_backward
 from harness.rank.observing.probing import BETWEEN, Probing
-from harness.rank.observing.step import MicroBatch, Step, returned_loss, scalar_of
+from harness.rank.observing.step import MicroBatch, MicroLoss, Step, returned_loss, scalar_of
 from harness.rank.observing.writing import Writing
 from harness.rank.probes.communication import CommunicationCounter
 from harness.rank.probes.memory import AllocatorProbe
@@ -181,6 +181,17 @@ class Session:
         if self._steps_within:
             self._close(step)
 
+    def pass_fails(self) -> None:
+        """It raises, as where memory runs out: if the script goes on, its next passes are this micro-step."""
+        step = self._step
+        self._backward_waits = False
+        if step is None or step.ended is not None or step.goes_on or not torch.is_grad_enabled():
+            return
+        step.in_micro_step = False
+        del step.batches[step.micro_steps :]
+        step.losses.micro[-1] = MicroLoss()
+        self._enter("step" if self._depth else None)
+
     def driven_by(self, framework: str) -> None:
         """A library drives the training."""
         self.seen.frameworks[framework] = None
@@ -242,20 +253,33 @@ class Session:
             self._step.group_rates |= self.seen.rates
         self.seen.rates = {}
 
+    def step_failed(self) -> None:
+        """It has raised: there is no update."""
+        self._optimizing -= 1
+        self.update_ends()
+
     def clipped(self, norm: Any, largest: Any) -> None:
         self.seen.clipping = None if largest is None else float(largest)
         if self._step is not None:
             self._step.norm = norm.detach() if isinstance(norm, Tensor) else norm
 
     def gradients_zeroed(self) -> None:
-        if self._step is not None and self._step.ended is not None and not self._depth:
+        step = self._step
+        if step is None or self._depth:
+            return
+        if step.ended is not None:
             self._finish()
+        elif step.micro_steps and not step.in_micro_step and self.writing.are_gradients_gone():
+            self.seen.discarded += step.micro_steps  # such as a batch whose loss is not finite
+            step.begin_again()
 
     def finish(self, failure: BaseException | None = None) -> None:
         """The process ends; `failure` is the exception that ends it. The first call counts."""
         if not self._is_finished:
             self._is_finished = True
             self._finish()
+            if self.probing.has_synchronised():
+                self.writing.synchronised(self.seen.steps)
             self.writing.end(failure, self._step, self.probing)
 
     def note(self, text: str) -> None:
@@ -331,8 +355,8 @@ class Session:
 
     def _called(self) -> list[nn.Module]:
         """Roots that a thread calls which is not ignored."""
-        callers = self._roots.callers if self._roots else {}
-        return [root for root, threads in callers.items() if threads - self._others]
+        callers = self._roots.callers.items() if self._roots else ()
+        return [root for root, threads in callers if threads - self._others]
 
     def _enter(self, phase: str | None) -> None:
         if self._timer is not None:

@@ -258,6 +258,10 @@ class Step:
     goes_on: bool = False
     """Whether this backward pass is another one of the micro-step before."""
 
+    def begin_again(self) -> None:
+        """What was accumulated is thrown away."""
+        self.micro_steps, self.batches, self.losses, self.norm = 0, [], StepLoss(), None
+
     @property
     def seconds(self) -> float:
         assert self.ended is not None

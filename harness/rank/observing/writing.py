@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter, time
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -105,7 +106,8 @@ class Writing:
         self._world: World | None = None
         self._described: Described | None = None
         self._optimizers = Optimizers()
-        self._roots: Sequence[nn.Module] = ()
+        self._called: Sequence[ref[nn.Module]] = ()
+        self._held: Sequence[nn.Module] = ()
         self._loss_source = ""
         self._loss_is_known = True
         self._sizes: Counter[tuple[int | None, int | None]] = Counter()
@@ -129,6 +131,12 @@ class Writing:
     def trained_elements(self) -> int:
         return self._described.trained_elements if self._described else 0
 
+    @property
+    def _roots(self) -> Sequence[nn.Module]:
+        """Modules that the script calls. Until one has trained, those that the script still has: of a first
+        try that ran out of memory nothing may stay."""
+        return self._held or [root for called in self._called if (root := called()) is not None]
+
     def add(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer steps: note the rates of its groups, and what they hold."""
         self._optimizers.add(optimizer)
@@ -143,7 +151,8 @@ class Writing:
 
     def join(self, roots: Sequence[nn.Module]) -> None:
         """Become a rank of the run: this process trains."""
-        self._roots = roots
+        self._called = [ref(root) for root in roots]
+        self._held = roots if self._described is not None else ()
         if self._world is None:
             self._world = world_here(roots)
             path = rank_file(self._directory, self._world.rank)
@@ -158,6 +167,12 @@ class Writing:
             note_start(self._directory, self._world.rank, trains=is_first)
             self._events = GuestEventWriter(path)
 
+    def are_gradients_gone(self) -> bool:
+        """Whether no tensor of the optimizers that step has a gradient; ZeRO keeps its own elsewhere."""
+        given = [p for group in self._optimizers.param_groups for p in group["params"]]
+        is_kept_elsewhere = "deepspeed" in self._seen.frameworks
+        return bool(given) and not is_kept_elsewhere and all(p.grad is None for p in given)
+
     def looks_closely(self, step: int) -> bool:
         """Whether gradients and samples of this step are looked at."""
         return step < DIGESTED_STEPS
@@ -167,6 +182,7 @@ class Writing:
         assert self._events is not None
         if self._described is None and self._roots and step.group_rates:
             self._described = self._describe(step)
+            self._held = self._roots
             self._events.write(self._setup_event(self._described))
         event, loss = step.event(phases, applied, self.trained_elements)
         self._loss_is_known = self._loss_is_known and loss is not None
@@ -186,8 +202,8 @@ class Writing:
         """Before this step ranks exchanged weights or gradients, which their passes do not."""
         self._synchronised_at = step
         self.note(
-            f"passes exchange no gradients; ranks exchange weights or gradients between steps, seen before "
-            f"step {step + 1}"
+            f"passes exchange no gradients; ranks exchange weights or gradients between steps, seen after "
+            f"step {step}"
         )
 
     def measured(self, probing: Probing) -> None:
@@ -282,6 +298,8 @@ class Writing:
                 f"{self._seen.bare_updates} updates followed no call of backward(): torch.autograd.grad and "
                 "torch.func are not seen"
             )
+        if self._seen.discarded:
+            notes.append(f"gradients of {self._seen.discarded} micro-steps were zeroed without an update")
         observation = ObservationPart(
             command=list(self._command),
             frameworks=list(self._seen.frameworks),

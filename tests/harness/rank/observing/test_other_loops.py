@@ -232,6 +232,54 @@ if (child := os.fork()) == 0:
 os.waitpid(child, 0)
 train(4)
 """, updates=8),
+    "passes, clipping and updates that raise": Loop(body="""
+class Choosy(torch.optim.SGD):
+    def step(self, closure=None):
+        if raised == "update":
+            raise RuntimeError
+        return super().step(closure)
+optimizer = Choosy(model.parameters(), lr=1e-3)
+def refuse(_):
+    raise RuntimeError
+for step in range(12):
+    raised = {1: "forward", 3: "backward", 5: "clipping", 7: "update"}.get(step)
+    optimizer.zero_grad()
+    try:
+        if raised == "forward":
+            model(torch.randn(6, 9))
+        loss = loss_of(model, 6 if raised else 4)
+        if raised == "backward":
+            loss.register_hook(refuse)
+        loss.backward()
+        if raised == "clipping":
+            model[0].weight.grad[0, 0] = float("nan")
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+        optimizer.step()
+    except RuntimeError:
+        continue
+    say(loss)
+""", note="gradients of 2 micro-steps were zeroed without an update"),
+    "a first try that runs out of memory": Loop(body="""
+class Small(nn.Linear):
+    def forward(self, x):
+        if len(x) > 4:
+            raise RuntimeError("out of memory")
+        return super().forward(x)
+def train(samples):
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), Small(16, 1), nn.Flatten(0))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(8):
+        loss = loss_of(model, samples)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        say(loss)
+try:
+    train(8)
+except RuntimeError:
+    print("again with 4")
+train(4)
+""", updates=8),
     "updates without backward()": Loop(body="""
 optimizer = torch.optim.AdamW(model.parameters())
 for step in range(8):
@@ -297,6 +345,7 @@ def test_a_loop_is_recorded_as_it_ran(tmp_path: Path, name: str) -> None:
     assert record.observed is None or record.observed.optimizer_steps == loop.updates
     assert record.observation is not None
     assert loop.note in " ".join(record.observation.notes)
+    assert bool(loop.note) == bool(record.observation.notes)
     assert found(record) == loop.found
 
 
@@ -321,7 +370,7 @@ for step in range(10):
         optimizer.zero_grad()
         loss.backward()
     optimizer.step()
-    if step == 6:
+    if step == {last}:
         for p in model.parameters():
             dist.all_reduce(p.data)
             p.data /= 2
@@ -336,8 +385,8 @@ model.register_comm_hook(state, post_localSGD_hook)
 @pytest.mark.parametrize(
     ("given", "within", "at", "note"),
     [
-        pytest.param("", False, 7, "between steps, seen before step 8", marks=pytest.mark.exhaustive),
-        (WRAPPED, True, 7, "between steps, seen before step 8"),
+        pytest.param("", False, 7, "between steps, seen after step 7", marks=pytest.mark.exhaustive),
+        (WRAPPED, True, 10, "between steps, seen after step 10"),
         (WRAPPED + HOOKED, False, None, "by post_localSGD_hook: bytes and memory are not judged"),
     ],
 )
@@ -345,7 +394,7 @@ def test_ranks_that_synchronise_now_and_then_are_not_judged_and_not_alone(
     tmp_path: Path, given: str, within: bool, at: int | None, note: str
 ) -> None:
     """They do so after the steps whose collectives are counted."""
-    record, _ = observed(tmp_path, LOCAL.format(given=given, within=within), ranks=2)
+    record, _ = observed(tmp_path, LOCAL.format(given=given, within=within, last=(at or 7) - 1), ranks=2)
     assert record.observation is not None
     assert record.observation.synchronised_at == at
     assert [text.endswith(note) for text in record.observation.notes] == [True]
@@ -436,11 +485,18 @@ scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
 for step in range(8):
     optimizer.zero_grad()
     (scaler.scale(loss_of(model)) + scaler.scale(loss_of(model).sqrt())).backward()
+    scaler.unscale_(optimizer)
+    norm = nn.utils.get_total_norm([p.grad for p in model.parameters()])
+    nn.utils.clip_grads_with_norm_(model.parameters(), 0.5, norm)
     scaler.step(optimizer)
     scaler.update()
+    say(norm)
 """
 
 
-def test_a_sum_of_scaled_losses_is_not_told_as_its_last_one(tmp_path: Path) -> None:
-    record, _ = observed(tmp_path, PARTS)
+def test_of_a_sum_of_scaled_losses_no_part_is_told_and_of_clipping_by_parts_the_norm(tmp_path: Path) -> None:
+    record, norms = observed(tmp_path, PARTS)
     assert [step.loss for step in record.steps] == [None] * 8
+    assert [step.gradient_norm for step in record.steps] == pytest.approx(norms)
+    assert record.backend.effective is not None
+    assert record.backend.effective.gradient_clipping == 0.5
