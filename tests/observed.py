@@ -15,11 +15,10 @@ from typing import Any
 
 from harness.job.experiment import MeasureSection
 from harness.launch.bootstrap.sitecustomize import AfterImport
-from harness.launch.launcher import free_port
 from harness.record import Record
 from harness.run_directory.observed import ObserveRequest, assemble_observed
 from harness.run_directory.observed_processes import note_end
-from tests.forkserver import context
+from tests.forkserver import context, held_port
 
 MEASURE = MeasureSection(
     warmup_steps=3, probed_steps=2, traced_steps=0, cooldown_steps=1, weight_digests=False
@@ -53,19 +52,19 @@ def run_script(
         observed=[str(script), *arguments], measure=MEASURE,
     )  # fmt: skip
     request.write(directory)
-    port = str(free_port())
     processes = []
-    for rank in range(ranks):
-        variables = {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
-            "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-            "OMP_NUM_THREADS": str(threads), "ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1",
-        }  # fmt: skip
-        arguments_of_rank = (str(folder), str(script), arguments, variables, observe)
-        process: Any = context().Process(target=_enter, args=arguments_of_rank)  # type: ignore[attr-defined]
-        process.start()
-        processes.append(process)
-    _wait(directory, processes)
+    with held_port() as port:
+        for rank in range(ranks):
+            variables = {
+                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
+                "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+                "OMP_NUM_THREADS": str(threads), "ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1",
+            }  # fmt: skip
+            arguments_of_rank = (str(folder), str(script), arguments, variables, observe)
+            server: Any = context()
+            processes.append(server.Process(target=_enter, args=arguments_of_rank))
+            processes[-1].start()
+        _wait(directory, processes)
     codes = [process.exitcode for process in processes]
     record = assemble_observed(directory, request, max(codes, key=abs)) if observe else None
     printed = [(folder / f"log-{rank}").read_text(errors="replace") for rank in range(ranks)]

@@ -34,7 +34,7 @@ def test_every_evaluation_is_timed(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = Record.model_validate_json(done.stdout).eval
     assert [(part.step, part.samples) for part in found] == [(2, 5), (4, 5)]
-    assert all(part.seconds is not None and 0 < part.seconds < 10 for part in found)
+    assert all(part.seconds is not None and part.seconds > 0 for part in found)
 
 
 def test_unknown_backend(tmp_path: Path) -> None:

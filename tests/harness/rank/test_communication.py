@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from harness.launch.launcher import free_port
 from harness.rank.probes.communication import (
     OPERATORS,
     CommunicationCounter,
@@ -22,9 +20,9 @@ TENSOR = torch.ones(10)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    dist.init_process_group("gloo", rank=0, world_size=1)
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    store = tmp_path_factory.mktemp("group") / "store"
+    dist.init_process_group("gloo", f"file://{store}", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 

@@ -9,10 +9,9 @@ import psutil
 import pytest
 import torch
 
-from harness.launch.launcher import free_port
 from harness.rank.environment import is_deterministic, pin_determinism
 from harness.run_directory.request import LOCAL_RENDEZVOUS
-from tests.forkserver import context
+from tests.forkserver import context, held_port
 
 pytestmark = pytest.mark.long(seconds=12)
 
@@ -31,12 +30,12 @@ def listening(port: int, parent: Connection) -> None:
 def test_store_and_gloo_of_a_local_run_listen_on_loopback_only() -> None:
     processes: Any = context()
     ours, theirs = processes.Pipe(duplex=False)
-    port = free_port()
-    process = processes.Process(target=listening, args=(port, theirs))
-    process.start()
-    assert ours.poll(60)
-    found = ours.recv()
-    process.join(20)
+    with held_port() as port:
+        process = processes.Process(target=listening, args=(port, theirs))
+        process.start()
+        assert ours.poll(60)
+        found = ours.recv()
+        process.join(20)
     assert port in [number for _, number in found]
     assert {address for address, _ in found} == {"127.0.0.1"}
 
