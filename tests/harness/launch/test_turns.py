@@ -4,7 +4,9 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -126,6 +128,23 @@ GLOO = "gloo_tcp_loop"
 """Its thread looks for events every 10 ms, whatever a rank does: a thousandth of a processor."""
 
 
+SETTLED_AFTER = 3
+"""Looks, 10 ms apart, that find the same."""
+MOST_LOOKS = 6000
+
+
+def settled() -> dict[str, tuple[int, int]]:
+    """`switches_and_pages` once they stand still: threads that begin to wait go to sleep after a while."""
+    same, found = 0, switches_and_pages()
+    for _ in range(MOST_LOOKS):
+        time.sleep(0.01)
+        before, found = found, switches_and_pages()
+        same = same + 1 if found == before else 0
+        if same == SETTLED_AFTER:
+            break
+    return found
+
+
 def switches_and_pages() -> dict[str, tuple[int, int]]:
     """Of the ranks of each cell: how often threads but gloo's went on or off a processor, and their pages."""
     found: dict[str, tuple[int, int]] = {}
@@ -146,10 +165,7 @@ def switches_and_pages() -> dict[str, tuple[int, int]]:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.long(seconds=25)
 def test_ranks_that_wait_sleep_and_hold_no_more(tmp_path: Path) -> None:
-    """Real ones, with two OpenMP threads each: no thread runs once, and no page is added.
-
-    Not held to it: a cell in the turn after its own, in which its threads may still be going to sleep.
-    """
+    """Real ones, with two OpenMP threads each: no thread runs once, and no page is added."""
     chosen = [
         *SMALL[1::2], "compare.turns=1", "compare.noise_runs=false", "runtime.threads_per_rank=2",
         "training.steps=5", "measure.warmup_steps=1", "measure.probed_steps=1", "measure.traced_steps=0",
@@ -164,12 +180,16 @@ def test_ranks_that_wait_sleep_and_hold_no_more(tmp_path: Path) -> None:
         for key, cell in cells.items()
     }  # fmt: skip
     looks: list[tuple[str, dict[str, tuple[int, int]]]] = []
-    records = dict(take_turns(runs, 1, lambda key: looks.append((cells[key].backend, switches_and_pages()))))
+
+    def look(key: str) -> None:
+        looks.append((cells[key].backend, settled()))
+
+    records = dict(take_turns(runs, 1, look))
     assert {record.status for record in records.values()} == {"ok"}
     calm = [
         (before[name], after[name])
-        for (last, _), (now, before), (_, after) in zip(looks, looks[1:], looks[2:], strict=False)
-        for name in {*names} - {last, now}
+        for (runs_now, before), (_, after) in pairwise(looks)
+        for name in {*names} - {runs_now}
         if name in before and name in after
     ]
     assert len(calm) >= 4
