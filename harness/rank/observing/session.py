@@ -80,16 +80,17 @@ class Session:
     def ignores(self, name: str) -> bool:
         """Whether this comes from a thread that trains beside the one whose steps are recorded.
 
-        That is the first, or one that goes on once it has ended a step, or before there is one.
+        That is the first, or one that goes on once it has ended a step, or before there is one: threads may
+        take turns.
         """
         thread = current_thread()
         if name in ("finish", "note") or thread is self._thread or in_backward():
             return False
+        is_under_way = self._step is not None and self._step.ended is None
         if name not in ("forward_begins", "backward_begins") or not torch.is_grad_enabled():
-            return thread in self._others
-        is_between = self._step is None or self._step.ended is not None or not self.seen.steps
-        if thread not in self._others and is_between:
-            self._others |= {self._thread} if self._thread else set()
+            return thread in self._others or (is_under_way and self._thread is not None)
+        if thread not in self._others and not (is_under_way and self.seen.steps):
+            self._others |= {self._thread} if is_under_way and self._thread else set()
             self._thread = thread
             return False
         self._others.add(thread)

@@ -137,6 +137,19 @@ for _ in range(2):
     thread.start()
     thread.join()
 """, updates=8),
+    "threads that take turns": Loop(body="""
+from concurrent.futures import ThreadPoolExecutor
+optimizer = torch.optim.AdamW(model.parameters())
+def train():
+    loss = loss_of(model)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    say(loss)
+pools = [ThreadPoolExecutor(1), ThreadPoolExecutor(1)]
+for step in range(8):
+    pools[step % 2].submit(train).result()
+""", updates=8),
     "an optimizer that is made anew": Loop(body="""
 for step in range(8):
     optimizer = torch.optim.AdamW(model.parameters())
