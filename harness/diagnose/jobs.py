@@ -403,9 +403,8 @@ def find_partings(baseline: Record, other: Record, limits: Tolerance) -> list[Pa
 
 
 def _computes(record: Record, figure: str) -> bool:
-    """Whether steps of a run have this figure wherever it is finite; a script may lack it in all of them."""
-    name = "loss" if figure == LOSS else "gradient_norm"
-    return record.observation is None or any(getattr(step, name) is not None for step in record.steps)
+    """Whether steps of a run have this figure wherever it is finite; a script may lack it in some of them."""
+    return record.observation is None or (figure == LOSS and record.status == "diverged")
 
 
 def _initial(baseline: Record, other: Record, unit: float, add: Callable[..., None]) -> None:

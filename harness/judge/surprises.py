@@ -26,7 +26,7 @@ from harness.forms.terms import (
 from harness.forms.textbook import TermDifference
 from harness.forms.zero import FP32_SURPLUS, SECOND_FP32_COPY
 from harness.forms.zero3.collectives import TIED_TERM
-from harness.forms.zero3.states import REDUCTION_BUCKET
+from harness.forms.zero3.states import PERSISTENT_PARAMETERS, REDUCTION_BUCKET
 from harness.job.experiment import Question
 from harness.judge.cell import CellName
 from harness.judge.comparison import Comparison
@@ -384,6 +384,13 @@ GRADIENTS_TWICE = Behaviour.of(
     what="a second copy of the gradients, {figure} x the textbook's states, in DDP's buckets",
     advice="Set gradient_as_bucket_view=True.",
 )
+WHOLE_PARAMETERS = Behaviour(
+    id="stays-gathered",
+    figure_is_ratio=False,
+    what=f"{PERSISTENT_PARAMETERS} stay whole: {{figure}} x the textbook's states, besides these",
+    advice="stage3_param_persistence_threshold: 0 shards them.",
+    questions=MEMORY,
+)
 GRADIENTS_CUT = Behaviour.of(
     "gradients-cut-at-stage-1", advice="Nothing; compare peaks, which include complete gradients."
 )
@@ -394,12 +401,11 @@ BY_NAME = {
     FP32_SURPLUS: FP32_GRADIENTS,
     REDUCTION_BUCKET: BUCKET,
     BUCKETS_BESIDE_GRADIENTS: GRADIENTS_TWICE,
+    PERSISTENT_PARAMETERS: WHOLE_PARAMETERS,
 }
 """By the name of the closed form's term; other extra terms are shown by their name."""
-GATHERED = "gathered"
-"""The kind of weights of other ranks."""
-BY_THEMSELVES = (REDUCTION_BUCKET, BUCKETS_BESIDE_GRADIENTS)
-"""Buffers, which like gathered weights are no model states: their figure is their own size."""
+BY_THEMSELVES = (REDUCTION_BUCKET, BUCKETS_BESIDE_GRADIENTS, PERSISTENT_PARAMETERS)
+"""Buffers and gathered weights, which are no model states: their figure is their own size."""
 
 
 def find_in_states(group: Repeats) -> list[Sighting]:
@@ -418,8 +424,7 @@ def _extra(group: Repeats, states: RankStates, total: float) -> list[Sighting]:
             continue
         is_zero = strategy is not None and strategy.zero_stage is not None
         surplus = term.bytes / total
-        by_itself = term.kind == GATHERED or term.name in BY_THEMSELVES
-        figure = surplus if by_itself else 1 + surplus
+        figure = surplus if term.name in BY_THEMSELVES else 1 + surplus
         limited = term.name == REDUCTION_BUCKET and group.record.world.preset == "like-for-like"
         effect = min(surplus, LIMITED_EFFECT) if limited else surplus
         found.append(Sighting(behaviour=_behaviour(term, is_zero=is_zero), figure=figure, effect=effect))
@@ -429,22 +434,13 @@ def _extra(group: Repeats, states: RankStates, total: float) -> list[Sighting]:
 def _behaviour(term: Term, *, is_zero: bool) -> Behaviour:
     if term.name.startswith(SECOND_FP32_COPY):
         return SECOND_COPY
-    packages = ("deepspeed",) if is_zero else ("torch",)
-    if term.kind == GATHERED:
-        return Behaviour(
-            id="stays-gathered",
-            figure_is_ratio=False,
-            what=f"{term.name} stay whole: {{figure}} x the textbook's states, besides these",
-            advice="stage3_param_persistence_threshold: 0 shards them." if is_zero else "",
-            questions=MEMORY,
-            packages=packages,
-        )
+    cause = f"whole {term.name}" if term.kind == "gathered" else f"{term.kind}, {term.name}"
     return BY_NAME.get(term.name) or Behaviour(
         id="other-states",
-        what=f"{{figure}} x the textbook's states: {term.kind}, {term.name}",
+        what=f"{{figure}} x the textbook's states: {cause}",
         advice="No action: the implementation does so.",
         questions=MEMORY,
-        packages=packages,
+        packages=("deepspeed",) if is_zero else ("torch",),
     )
 
 

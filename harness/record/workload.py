@@ -107,6 +107,7 @@ def with_counts(record: Record, reference: Record) -> Record:
     if counted is None or record.layout is None:
         return record
     known = dict.fromkeys(CountedPart.model_fields) if _routes_otherwise(record, counted) else dict(counted)
+    known["evaluates_alike"] = record.layout.evaluates_alike is True  # counted is what steps run alone
     if not record.layout.frozen:
         known["without_gradient"] = known["without_gradient"] or []
     return record.model_copy(update={"layout": record.layout.model_copy(update=known)})

@@ -243,6 +243,7 @@ def own_settings(workload: Workload) -> list[str]:
 
 SECOND_COPY = "second copy within a group of ranks (hpZ)"
 SECOND_COPY_PADDING = "padding of the second copy"
+PERSISTENT_PARAMETERS = "parameters below the persistence threshold"
 REDUCTION_BUCKET = "persistent reduction bucket"
 
 
@@ -272,7 +273,7 @@ def model_states(workload: Workload) -> ModelStates:
             *weights.terms("weights", "own pieces", width, host=workload.offloads_weights),
             *_frozen(workload, pad),
             *_second_copy(workload),
-            Term(kind="gathered", name="parameters below the persistence threshold",
+            Term(kind="gathered", name=PERSISTENT_PARAMETERS,
                  bytes=_persistent_elements(workload) * width, extra=True),
             *kept.terms("masters", masters, trained, host=offload, extra=fp32),
             Term(kind="gradients", name="own pieces", bytes=cut.own * width, host=offload),

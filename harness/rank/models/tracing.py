@@ -40,6 +40,8 @@ TOKENS = 2
 """Of the one sample that is passed through."""
 MOST_REAL_PARAMETERS = 50_000_000
 """Of a model whose step is traced with its values where it does not run without them."""
+MOST_COUNTED = 4 * MOST_REAL_PARAMETERS
+"""Parameters times samples of all steps in which the reference counts."""
 DRAWS = 8
 """So often a step that draws random numbers is traced again: they may decide what runs."""
 MOST_DRAWS = 2_000
@@ -106,17 +108,21 @@ class Counting:
         self._job, self._model = job, model
         self._elements = sum(parameter.numel() for parameter in model.parameters())
         self._found: TracedStep | None = None
+        self._passed = 0
         self._is_over = False
 
     def count(self, batch_of: Callable[[Sequence[int]], Batch], taken: Sequence[Sequence[int]]) -> None:
         """Pass the samples of a step, those of each of its micro-steps, through copies of the model."""
         each = [[sample] for samples in taken for sample in samples]
-        self._is_over |= self._elements * len(each) > MOST_REAL_PARAMETERS
+        self._passed += self._elements * len(each)
+        self._is_over |= self._elements * len(each) > MOST_REAL_PARAMETERS or self._passed > MOST_COUNTED
         if self._is_over or self._found == UNKNOWN:
             return
         try:
             for samples in (*taken, *each):
-                self._add(_settled(partial(self._trace, batch_of(samples))))
+                with _own_draws():  # a data set may draw too
+                    batch = batch_of(samples)
+                self._add(_settled(partial(self._trace, batch)))
         except Exception:  # code of the user's own: the run itself says what is wrong
             self._is_over = True
 

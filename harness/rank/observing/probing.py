@@ -35,7 +35,7 @@ class Probing:
         self._is_over = False
         self._elements = self._exchanged = 0
         self._mean_elements = 0.0
-        self._known: dict[CollectiveKey, tuple[int, int]] = {}
+        self._known: dict[CollectiveKey, int] = {}
         self._later: CommunicationCounter | None = None
         self._has_synchronised = False
 
@@ -106,17 +106,16 @@ class Probing:
     def has_synchronised(self) -> bool:
         """Whether ranks whose passes exchange nothing have sent a byte of each weight between steps.
 
-        Looked for until it has happened, also after the probed steps. True once. Of what calls of one kind
-        send between two steps that counts which is as large as weights on the mean: numbers that a script
-        gathers for its log are not.
+        Looked for until it has happened, also after the probed steps. True once. What calls of one kind send
+        counts from the first one on that is as large as weights on the mean: numbers that a script gathers
+        for its log are not.
         """
         if (self._is_over and self._later is None) or not self._looks_on():
             return False
         for key, count in (self._later or self.counter).counts.items():
-            calls, size = self._known.get(key, (0, 0))
-            self._known[key] = count.calls, count.payload_bytes
-            sent, made = count.payload_bytes - size, count.calls - calls
-            if key.phase == BETWEEN and sent >= made * self._mean_elements:
+            sent = count.payload_bytes - self._known.get(key, 0)
+            self._known[key] = count.payload_bytes
+            if key.phase == BETWEEN and count.largest_bytes >= self._mean_elements:
                 self._exchanged += sent
         if self._exchanged < self._elements:
             return False

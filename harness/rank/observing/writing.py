@@ -170,6 +170,7 @@ class Writing:
     def are_gradients_gone(self) -> bool:
         """Whether no tensor of the optimizers that step has a gradient; ZeRO keeps its own elsewhere."""
         given = [p for group in self._optimizers.param_groups for p in group["params"]]
+        given = given or [p for root in self._roots for p in root.parameters() if p.requires_grad]
         is_kept_elsewhere = "deepspeed" in self._seen.frameworks
         return bool(given) and not is_kept_elsewhere and all(p.grad is None for p in given)
 

@@ -53,7 +53,7 @@ def decision_blocks(where: ComparisonScope, question: Question) -> list[Block]:
     if (table := _elsewhere(where, question)) is not None:
         steps = f", {MICRO_STEPS} micro-steps per update" if question != "memory" else ""
         least = f" Least: {table.texts()[-1][0]}." if not steps else ""
-        what = "" if blocks else f" {HELD}"
+        what = "" if any(isinstance(block, Line) and HELD in block.text for block in blocks) else f" {HELD}"
         blocks += [table, Line(f"Calculated per rank{steps}.{what}{least}", "", "model_states")]
     return blocks
 

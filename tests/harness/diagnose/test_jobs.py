@@ -24,6 +24,7 @@ from harness.errors import HarnessError
 from harness.judge.distance import traces
 from harness.judge.resumed import from_step
 from harness.record import Record, ResumedPart
+from harness.record.run import ObservationPart
 from harness.record.store import write_record
 from tests.harness.cli.command_line import SHORT, harness
 from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights
@@ -298,3 +299,10 @@ def test_a_rerun_finds_the_setting_that_makes_the_difference(tmp_path: Path) -> 
     trials = {trial["setting"]: trial for trial in told["trials"]}
     assert trials["optimizer.beta2"]["share"] == pytest.approx(1.0, abs=1e-3)
     assert trials["training.activation_checkpointing"]["parting_step"] is None
+
+
+def test_what_a_script_does_not_compute_in_a_step_is_not_said_to_be_not_finite() -> None:
+    seen = ObservationPart(command=["python", "train.py"], frameworks=[])
+    script = another(training={"seed": 3}).model_copy(update={"observation": seen})
+    for name in ("loss", "gradient_norm"):
+        assert not of(make_record(label="ddp"), with_step(script, 2, **{name: None})).partings

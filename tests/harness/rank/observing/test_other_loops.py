@@ -436,6 +436,40 @@ def test_numbers_that_ranks_gather_for_a_log_are_no_synchronisation(tmp_path: Pa
     assert found(record) == {"ranks-alone"}
 
 
+FLAT = """
+    for _ in range(30):
+        dist.all_reduce(torch.tensor([loss.item()]))
+    if step % 4 == 3:
+        weights = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+        dist.all_reduce(weights)
+        torch.nn.utils.vector_to_parameters(weights / 2, model.parameters())
+"""
+
+
+def test_weights_averaged_in_one_piece_are_seen_beside_many_logged_numbers(tmp_path: Path) -> None:
+    record, _ = observed(tmp_path, LOGGED + FLAT, ranks=2)
+    assert record.observation is not None
+    assert record.observation.synchronised_at is not None
+    assert found(record) == set()
+
+
+PROBED = """
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(8):
+    loss_of(model).backward()
+    optimizer.zero_grad()
+    loss = loss_of(model)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_gradients_that_are_dropped_before_the_first_update_are_of_no_step(tmp_path: Path) -> None:
+    record, _ = observed(tmp_path, PROBED)
+    assert len({step.samples for step in record.steps}) == 1
+
+
 def test_ranks_that_average_gradients_by_hand_are_not_alone(tmp_path: Path) -> None:
     record, _ = observed(tmp_path, AVERAGED, ranks=2)
     assert found(record) == set()
