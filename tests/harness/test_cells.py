@@ -65,7 +65,10 @@ def test_dimensions_that_do_not_fit_leave_the_cell_to_say_so() -> None:
     [
         ([], [OTHER_ORDER]),
         (["training.micro_batch_size=1"], [OTHER_ORDER.replace("4", "2")]),
-        (["training.global_batch_size=1"], []),
+        (
+            ["training.global_batch_size=1"],
+            ["single:norm=fp32,backward=reordered", "single:precision=fp64"],
+        ),
         (
             ["training.precision=bf16-mixed"],
             [
