@@ -15,7 +15,7 @@ from harness.cli.output import echo
 from harness.cli.preflight import foresee, say_repeated, say_whole, show
 from harness.cli.progress import MatrixProgress
 from harness.job.experiment import Experiment
-from harness.judge.wording import ranks
+from harness.judge.cell import CellName
 from harness.launch.cells import Cell, is_refused, with_same_split
 from harness.launch.external import OthersRecords, claimed, forget_dead_claims
 from harness.launch.launcher import LocalLauncher, modules_to_preload, run_cell, running_cell
@@ -127,7 +127,7 @@ class MissingCells:
             missing = {}
             # In one order whatever the plan: who waits for a claim holds none that the other waits for.
             for cell in sorted(group, key=lambda cell: cell.key):
-                name = f"{cell.backend} on {ranks(cell.world_size)}"
+                name = CellName(cell.backend, cell.world_size)
                 waiting = f"{name}: another comparison on this folder runs it; waiting for its record"
                 claims.enter_context(claimed(self._store.root, cell.key, partial(progress.say, waiting)))
                 if (record := self._made_by_another(others, cell)) is not None:

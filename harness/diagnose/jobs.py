@@ -15,12 +15,13 @@ from harness.diagnose.rerun import Rerun, Say, experiment_of, layout_of, require
 from harness.errors import HarnessError
 from harness.job.batch import layout_over
 from harness.job.job import Job
+from harness.judge.cell import CellName
 from harness.judge.distance import Series, Traces, distance, relative_distance, traces
 from harness.judge.effective import setting_differences
 from harness.judge.noise import UNIT_ROUNDOFF, Tolerance, measure_noise
 from harness.judge.parity import has_dropout
 from harness.judge.resumed import aligned_runs, first_step, from_step
-from harness.judge.wording import ranks, words
+from harness.judge.wording import words
 from harness.launch.launcher import LocalLauncher, modules_to_preload
 from harness.nested import differences, put, value_at
 from harness.record import Record
@@ -337,7 +338,7 @@ def changed_settings(baseline: Record, other: Record) -> Iterator[Changed]:
         yield Changed(setting=name, baseline=left, other=right, effect=effect)
     if not found:
         yield Changed(setting=FILES, baseline=baseline.job_id, other=other.job_id, effect="mathematics")
-    here, there = _place(baseline), _place(other)
+    here, there = (str(CellName.of(run)) for run in either)
     if here != there:
         yield Changed(setting=BACKEND, baseline=here, other=there, effect="rounding")
     names = [".".join(keys) for keys, _, _ in found]
@@ -350,10 +351,6 @@ def changed_settings(baseline: Record, other: Record) -> Iterator[Changed]:
                 setting=f"{difference.setting}{IN_FORCE}", baseline=values[0], other=values[1],
                 effect="mathematics",
             )  # fmt: skip
-
-
-def _place(record: Record) -> str:
-    return f"{record.backend.label} on {ranks(record.world.world_size)}"
 
 
 def first_parting(baseline: Record, other: Record, limits: Tolerance) -> Parting | None:

@@ -399,7 +399,7 @@ def _predict(
             return _at_least(run, limits, force) or UNKNOWN_STRATEGY
         own = limits if run.limited else replace(limits, imposed_bytes=None)
         if (unknown := why_memory_unknown(scenario)) is not None:
-            return _at_the_least(scenario, own, unknown, force, trace)
+            return _of_unpredicted(scenario, own, unknown, force, trace)
         part = predict_run(scenario, own, data_bytes=run.data_bytes(), trace=trace)
         predicted.append(scenario)
     except HarnessError as error:
@@ -409,7 +409,7 @@ def _predict(
     return part.model_copy(update={"refused": part.verdict == DOES_NOT_FIT and not force})
 
 
-def _at_the_least(
+def _of_unpredicted(
     scenario: Scenario, limits: MemoryLimits, unknown: str, force: bool, trace: Trace | None
 ) -> PredictionPart | str:
     """A run whose model states alone, or the least that it needs, do not fit is refused; of another one, why

@@ -251,7 +251,7 @@ def _imbalance(row: Row) -> Finding | None:
     peaks = _lasting_peaks(row.record)
     states = rank_states(row.record)
     held = {of_rank.rank: of_rank.measured_bytes for of_rank in states}
-    forms = {s.rank: derived_states(row.record, s.rank) for s in states if s.step > 0}
+    forms = {s.rank: s.expected or derived_states(row.record, s.rank) for s in states if s.step > 0}
     expected = {rank: form.model_state_bytes for rank, form in forms.items() if form is not None}
     if _data_decide(row.record):
         peaks = {}

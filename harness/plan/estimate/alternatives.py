@@ -11,7 +11,7 @@ from harness.backends import registry
 from harness.backends.base import World
 from harness.backends.entry import UnknownBackend
 from harness.errors import HarnessError
-from harness.judge.wording import ranks
+from harness.judge.cell import CellName
 from harness.plan.coverage import why_memory_unknown
 from harness.plan.estimate.row import EstimateRow
 from harness.plan.leading import USUAL, about, by_speed, simplest_close
@@ -169,7 +169,7 @@ def of_rows(rows: Sequence[EstimateRow]) -> list[Alternative]:
 
 def as_settings(one: Alternative) -> str:
     """What to say instead in the same command."""
-    return " ".join([f"backend {one.label} on {ranks(one.scenario.world_size)}", *set_words(one.settings)])
+    return " ".join([f"backend {CellName(one.label, one.scenario.world_size)}", *set_words(one.settings)])
 
 
 def planned_settings(scenario: Scenario) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.backends.registry import moving_parts
 from harness.backends.strategy import ROUTE_PREFIXES
+from harness.judge.cell import CellName
 from harness.judge.wording import listed, ranks
 from harness.plan.computing import attention_kernel
 from harness.plan.estimate.alternatives import Alternative, alternative_lines, as_settings
@@ -395,7 +396,7 @@ def _details(row: EstimateRow) -> list[str]:
     lines = formulae(row)
     cells = [[line["quantity"], _detail(line)] for line in lines]
     head, rule, *values = fitted(cells, ["what", "value"], alignments={"value": "right"}).splitlines()
-    title = f"{row.label} on {ranks(row.world_size)}, line by line (bytes unless said otherwise)"
+    title = f"{CellName(row.label, row.world_size)}, line by line (bytes unless said otherwise)"
     body = [part for line, text in zip(lines, values, strict=True) for part in (text, *_origin(line))]
     return [title, head, rule, *body, ""]
 
