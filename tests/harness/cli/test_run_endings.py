@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from harness.launch import watch
 from harness.record import Record
 from harness.record.store import read_record
 from tests.events import steps_taken
@@ -173,17 +175,25 @@ def test_killed_rank_is_named(start: Start, rank: int) -> None:
     assert "Traceback" not in stderr
 
 
-def test_timeout_stops_the_run(start: Start) -> None:
-    running = start("--set", "runtime.timeout_seconds=8")
-    family = running.family()
-    record, stderr = running.finish()
-    assert gone(family)
+def test_timeout_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = psutil.Process().children(recursive=True)
+
+    def now() -> float:
+        """A thousand seconds later once rank 0 has taken steps."""
+        has_trained = any(map(steps_taken, tmp_path.glob("runs/*/rank-00000.jsonl")))
+        return time.monotonic() + 1000 * has_trained
+
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=now, sleep=time.sleep))
+    limit = ("--set", "runtime.timeout_seconds=900")
+    done = harness("run", "--backend", "ddp", "--nproc", "2", *LONG, *limit, cwd=tmp_path)
+    assert gone([child for child in psutil.Process().children(recursive=True) if child not in before])
+    (record,) = records(tmp_path / "runs")
     assert record.status == "timeout"
     assert record.error is not None
     assert "runtime.timeout_seconds" in record.error.message
     assert len(record.steps) >= 1
-    assert running.process.returncode == 1
-    assert stderr.splitlines()[-1].startswith("harness: run timeout:")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("harness: run timeout:")
 
 
 OWN = """

@@ -8,24 +8,57 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from harness.launch.watch import Idleness, StartWatch
+from harness.launch import watch
+from harness.launch.watch import Idleness, StartWatch, Watch
 from harness.record import ErrorPart, Record
 from harness.run_directory.assemble import assemble
-from harness.run_directory.rank_state import Position, RankState
+from harness.run_directory.events import StepEvent
+from harness.run_directory.rank_state import Position, PositionWriter, RankState, read_position
 from harness.run_directory.stuck import late_ranks
-from tests.fake_ranks import Behaviour, FakeLauncher, Rank, a_request
+from tests.fake_ranks import STEP, Behaviour, FakeLauncher, Rank, a_request
 
 IMPATIENT = {"stuck_after_seconds": 1.0, "phase_timeout_seconds": 20.0, "timeout_seconds": 30.0}
+USED = watch._Usage(processor_seconds=1.0, moved_bytes=0, wants_to_go_on=False)
 
 
 def run(folder: Path, *behaviours: Behaviour, **limits: float | None) -> Record:
     request = a_request(len(behaviours), **(limits or IMPATIENT))
     outcome = FakeLauncher(dict(enumerate(behaviours))).run(folder, request, on_event=lambda _: None)
     return assemble(folder, request, outcome)
+
+
+class Watched:
+    """A watch of two ranks, whose clock goes on only when a test says so."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, **limits: float | None) -> None:
+        self._now = 0.0
+        patch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: self._now))
+        self._ranks = [PositionWriter(folder, rank) for rank in range(2)]
+        self._watch = Watch(folder, a_request(2, **limits), lambda: {0: 1, 1: 2})
+
+    def enter(self, phase: str) -> None:
+        for rank in self._ranks:
+            rank.enter(phase)
+
+    def step(self, number: int) -> None:
+        """Of a hundredth of a second, then the next begins."""
+        self._watch.note(StepEvent(step=number, seconds=0.01, **STEP))
+        for rank in self._ranks:
+            rank.begin_step(number + 1)
+        self.enter("forward")
+
+    def after(self, seconds: int) -> str | None:
+        """Why the ranks must be ended while they stay so, looked at once a second; None: they need not."""
+        for _ in range(seconds):
+            self._now += 1
+            if (note := self._watch.must_end()) is not None:
+                return f"{note.kind}: {note.reason}"
+        return None
 
 
 def wait_for_peers(rank: Rank) -> None:
@@ -72,8 +105,15 @@ def test_rank_that_is_stopped_is_blamed_though_it_cannot_say_where_it_is(tmp_pat
     assert "wait_forever" in error.ranks[0].stack
 
 
-def test_timeout_also_says_where_the_ranks_are(tmp_path: Path) -> None:
-    record = run(tmp_path, wait_for_peers, sleep_in_forward, timeout_seconds=0.7)
+def test_timeout_also_says_where_the_ranks_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def now() -> float:
+        """A thousand seconds later once both ranks are where they stay."""
+        positions = [read_position(tmp_path, rank) for rank in range(2)]
+        there = [p.phase for p in positions if p and p.step == 2] == ["backward", "forward"]
+        return time.monotonic() + 1000 * there
+
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=now, sleep=time.sleep))
+    record = run(tmp_path, wait_for_peers, sleep_in_forward, timeout_seconds=900.0)
     error = error_of(record)
     assert (record.status, error.kind, error.rank, error.phase) == ("timeout", "Timeout", 1, "forward")
     assert "runtime.timeout_seconds" in error.message
@@ -83,50 +123,37 @@ def test_timeout_also_says_where_the_ranks_are(tmp_path: Path) -> None:
 def test_run_may_last_as_long_as_its_steps_need_at_their_pace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def keep_moving(rank: Rank) -> None:
-        rank.train()
-        for batch in range(10_000):
-            rank.position.enter(f"answers, batch {batch} of 10000")
-            time.sleep(0.01)
-
-    monkeypatch.setattr("harness.launch.watch.LEAST_SECONDS", 2.0)
-    record = run(tmp_path, keep_moving, keep_moving, timeout_seconds=None)
-    error = error_of(record)
-    assert (record.status, error.kind, len(record.steps)) == ("timeout", "Timeout", 2)
-    assert "more than 2 s and 3 times the 0 s that its steps need" in error.message
-
-
-def test_pace_of_a_run_counts_what_lies_between_its_steps(tmp_path: Path) -> None:
-    """Two steps a second apart, of four: nothing is overdue, although each takes a hundredth of it."""
-
-    def slow_between(rank: Rank) -> None:
-        rank.train(1)
-        time.sleep(1.5)
-        rank.train(1)
-        time.sleep(3)
-        rank.done()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harness.launch.watch.LEAST_SECONDS", 0.0)
-        assert run(tmp_path, slow_between, slow_between, timeout_seconds=None).error is None
+    """Of four steps two, a second apart although each takes a hundredth of it: what lies between counts."""
+    monkeypatch.setattr(watch, "LEAST_SECONDS", 2.0)
+    watched = Watched(tmp_path, monkeypatch)
+    watched.step(0)
+    assert watched.after(1) is None
+    watched.step(1)
+    for batch in range(13):  # until 2 + 3 x 4 seconds have passed
+        watched.enter(f"answers, batch {batch} of 10000")
+        assert watched.after(1) is None
+    watched.enter("answers, batch 13 of 10000")
+    said = watched.after(1)
+    assert said is not None
+    assert said.startswith("Timeout: 15 s passed, more than 2 s and 3 times the 4 s that its steps need")
 
 
-def test_phases_outside_of_steps_have_an_allowance_of_their_own(tmp_path: Path) -> None:
+def test_phases_outside_of_steps_have_an_allowance_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A checkpoint that lasts longer than the limit of steps, and a start of which no step is known."""
-
-    def slow_start(rank: Rank) -> None:
-        rank.position.enter("setup")
-        time.sleep(1.5)
-        rank.train()
-        rank.position.enter("checkpoint")
-        time.sleep(1.5)
-        rank.done()
-
-    record = run(
-        tmp_path, slow_start, slow_start,
-        stuck_after_steps=1, stuck_after_seconds=0.2, phase_timeout_seconds=20,
-    )  # fmt: skip
-    assert record.status == "ok"
+    monkeypatch.setattr(watch, "_usage", lambda _: USED)
+    limits = {"stuck_after_steps": 1, "stuck_after_seconds": 0.2, "phase_timeout_seconds": 20}
+    watched = Watched(tmp_path, monkeypatch, **limits)
+    watched.enter("setup")
+    assert watched.after(20) is None
+    watched.step(0)
+    assert watched.after(1) is None
+    watched.enter("checkpoint")
+    assert watched.after(20) is None
+    watched.step(1)
+    said = watched.after(3)
+    assert said == "Stuck: no rank moved for 1 s (the limit is 0.2 s: 1 steps of 0.01 s and 0.2 s)"
 
 
 def test_rank_that_stays_behind_in_its_start_is_found_by_what_the_others_needed(tmp_path: Path) -> None:
@@ -146,26 +173,29 @@ def test_rank_that_stays_behind_in_its_start_is_found_by_what_the_others_needed(
     assert "in behind" in error.ranks[1].stack
 
 
-def test_ranks_that_do_nothing_in_one_phase_are_found_and_those_that_work_are_not(tmp_path: Path) -> None:
-    def waiting(rank: Rank) -> None:
-        rank.position.enter("setup")
-        rank.wait_forever()
-
-    def working(rank: Rank) -> None:
-        rank.position.enter("setup")
-        end = time.monotonic() + 4
-        while time.monotonic() < end:
-            pass
-        rank.done()
-
-    busy, idle = tmp_path / "busy", tmp_path / "idle"
-    for folder in (busy, idle):
-        folder.mkdir()
-    assert run(busy, working, working, idle_timeout_seconds=2).status == "ok"
-    record = run(idle, waiting, waiting, idle_timeout_seconds=2)
-    assert (record.status, error_of(record).phase) == ("timeout", None)
-    assert "no rank moved, computed, read or wrote" in error_of(record).message
-    assert "waiting" in error_of(record).ranks[0].stack
+@pytest.mark.parametrize(
+    ("a_second", "found"),
+    [
+        ({}, True),
+        ({"processor_seconds": 0.09}, True),
+        ({"processor_seconds": 0.5}, False),
+        ({"moved_bytes": 2**21}, False),
+        ({"wants_to_go_on": 1}, False),
+    ],
+)
+def test_ranks_that_do_nothing_in_one_phase_are_found_and_those_that_work_are_not(
+    a_second: dict[str, float], found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = vars(USED).copy()
+    monkeypatch.setattr(watch, "_usage", lambda _: watch._Usage(**used))
+    watched = Watched(tmp_path, monkeypatch, idle_timeout_seconds=60)
+    watched.enter("setup")
+    for _ in range(80):
+        used |= {name: used[name] + more for name, more in a_second.items()}
+        if (said := watched.after(1)) is not None:
+            break
+    assert (said is not None) == found
+    assert said is None or said.startswith("Stuck: no rank moved, computed, read or wrote for 60 s")
 
 
 FACTORY = "model.factory 'm.py:build'"
@@ -246,6 +276,20 @@ def busy() -> None:
         pass
 
 
+def wait_until_it_is_so(rank: Callable[[], None], process: int) -> None:
+    def is_so() -> bool:
+        if rank is starved:
+            return os.sched_getscheduler(process) == os.SCHED_IDLE
+        wanted = psutil.STATUS_SLEEPING if rank is asleep else psutil.STATUS_DISK_SLEEP
+        return psutil.Process(process).status() == wanted
+
+    for _ in range(6000):
+        if is_so():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{rank.__name__} is {psutil.Process(process).status()}")
+
+
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="system calls have other numbers")
 @pytest.mark.parametrize(("rank", "idles"), [(starved, False), (waiting_for_the_disk, False), (asleep, True)])
 def test_who_has_no_processor_or_waits_for_the_disk_does_not_idle(
@@ -257,12 +301,9 @@ def test_who_has_no_processor_or_waits_for_the_disk_does_not_idle(
         process.start()
         os.sched_setaffinity(process.pid or 0, {processor})
     try:
+        wait_until_it_is_so(rank, processes[1].pid or 0)
         idleness = Idleness(lambda: {0: processes[1].pid or 0})
-        started = time.monotonic()
-        while time.monotonic() < started + 2:
-            time.sleep(0.5)
-            idle = idleness.seconds(time.monotonic())
-        assert (idle > 1) == idles
+        assert [idleness.seconds(float(now)) for now in (0, 1, 2)] == ([0, 1, 2] if idles else [0, 0, 0])
     finally:
         for member in psutil.Process().children(recursive=True):
             member.kill()
