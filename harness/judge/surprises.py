@@ -48,8 +48,8 @@ Cause = Literal["library", "transport", "preset"]
 TRAFFIC: tuple[Question, ...] = ("speed", "scaling", "footprint")
 MEMORY: tuple[Question, ...] = ("memory", "footprint")
 PARITY: tuple[Question, ...] = ("parity",)
-BEARS_ON: dict[str, dict[str, Any]] = {"states": {"questions": MEMORY}, "traffic": {"questions": TRAFFIC}}
-"""By the effect of a fact."""
+BEARS_ON = {"states": MEMORY, "traffic": TRAFFIC}
+"""By the effect of a fact that names no questions itself."""
 NAMES = {"deepspeed": "DeepSpeed", "torch": "torch", "accelerate": "Accelerate"}
 CHANGES_TRAINING = math.inf
 """Effect of what trains something else than the job asks for: before every difference of cost."""
@@ -86,7 +86,12 @@ class Behaviour:
         """Of a fact about a library, whose source it quotes; `words` say the rest."""
         known = fact(name)
         what = f"{{figure}} x {known.cost}: {known.what}" if known.cost else known.what
-        told = {"what": what, "packages": (known.library,), **BEARS_ON.get(known.effect, {})}
+        told: dict[str, Any] = {
+            "what": what,
+            "advice": known.advice,
+            "questions": known.questions or BEARS_ON[known.effect],
+            "packages": (known.library,),
+        }
         return cls(id=known.id, since=known.source, **(told | words))
 
 
@@ -209,11 +214,6 @@ CLIPPING_PINNED = Behaviour(
 )
 WAITS_EFFECT = 0.05
 """Bytes do not show a wait for the device: ranked as 5 % of bytes."""
-WAITS_FOR_DEVICE = Behaviour.of(
-    "waits-for-the-device",
-    advice='Set timers: {"throughput": {"enabled": false}}.',
-    questions=("speed", "scaling"),
-)
 
 
 def find_in_training(group: Repeats) -> list[Sighting]:
@@ -253,8 +253,6 @@ def _masters(record: Record) -> Sighting | None:
     behaviour = Behaviour.of(
         "masters-in-low-precision",
         what=f"the optimizer updates {listed(low)} weights: small updates vanish",
-        advice="Load the model in fp32 and let the mixed-precision policy cast.",
-        questions=(*PARITY, *MEMORY),
         packages=_packages(record),
     )
     return Sighting(behaviour=behaviour, effect=CHANGES_TRAINING)
@@ -269,7 +267,6 @@ def _reduction(record: Record) -> Sighting | None:
         "reduced-in-low-precision",
         what=f"gradients are averaged in {listed(low)}: half the bytes, coarser sums",
         advice=_setting(record, "wire"),
-        questions=("parity", "speed"),
         packages=_packages(record),
     )
     return Sighting(behaviour=behaviour, effect=DTYPE_BYTES[low[0]] / DTYPE_BYTES["float32"])
@@ -285,7 +282,6 @@ def _accumulation(record: Record) -> Sighting | None:
         "accumulated-in-low-precision",
         what=f"micro-steps add up in {dtype}, which drops what is below 1/256 of the sum",
         advice=_setting(record, "micro-steps"),
-        questions=PARITY,
         packages=_packages(record),
     )
     return Sighting(behaviour=behaviour, effect=CHANGES_TRAINING)
@@ -330,7 +326,7 @@ def _waits(record: Record) -> Sighting | None:
     waits = effective is not None and effective.details.get(TIMER_WAITS)
     if not waits or record.world.device == "cpu":
         return None
-    return Sighting(behaviour=WAITS_FOR_DEVICE, effect=WAITS_EFFECT)
+    return Sighting(behaviour=Behaviour.of("waits-for-the-device"), effect=WAITS_EFFECT)
 
 
 def _mixed(record: Record) -> bool:
@@ -362,7 +358,6 @@ LIMITED_EFFECT = 0.1
 CLEARLY_LESS = 0.97
 """Of the textbook's bytes."""
 
-SECOND_COPY = Behaviour.of("second-fp32-copy", advice="No action: mixed precision has it anyway.")
 FP32_GRADIENTS = Behaviour(
     id="gradients-add-up-in-fp32",
     what="{figure} x the textbook's states: gradients take 4 bytes, the textbook counts 2",
@@ -376,13 +371,11 @@ BUCKET = Behaviour.of(
     "persistent-reduction-bucket",
     figure_is_ratio=False,
     what="a reduction bucket of {figure} x the textbook's states stays allocated",
-    advice="Lower reduce_bucket_size: its default, 5e8 elements, ignores the size of the model.",
 )
 GRADIENTS_TWICE = Behaviour.of(
     "gradients-twice",
     figure_is_ratio=False,
     what="a second copy of the gradients, {figure} x the textbook's states, in DDP's buckets",
-    advice="Set gradient_as_bucket_view=True.",
 )
 WHOLE_PARAMETERS = Behaviour(
     id="stays-gathered",
@@ -390,12 +383,6 @@ WHOLE_PARAMETERS = Behaviour(
     what=f"{PERSISTENT_PARAMETERS} stay whole: {{figure}} x the textbook's states, besides these",
     advice="stage3_param_persistence_threshold: 0 shards them.",
     questions=MEMORY,
-)
-GRADIENTS_CUT = Behaviour.of(
-    "gradients-cut-at-stage-1", advice="Nothing; compare peaks, which include complete gradients."
-)
-WEIGHTS_CUT = Behaviour.of(
-    "weights-cut-between-steps", advice="Nothing; the peak includes the gathered weights."
 )
 BY_NAME = {
     FP32_SURPLUS: FP32_GRADIENTS,
@@ -433,7 +420,7 @@ def _extra(group: Repeats, states: RankStates, total: float) -> list[Sighting]:
 
 def _behaviour(term: Term, *, is_zero: bool) -> Behaviour:
     if term.name.startswith(SECOND_FP32_COPY):
-        return SECOND_COPY
+        return Behaviour.of("second-fp32-copy")
     cause = f"whole {term.name}" if term.kind == "gathered" else f"{term.kind}, {term.name}"
     return BY_NAME.get(term.name) or Behaviour(
         id="other-states",
@@ -456,11 +443,12 @@ def _less(group: Repeats, states: RankStates, book: dict[str, float]) -> list[Si
         and _as_expected(states, "gradients")
     ):
         saved = (book["gradients"] - gradients) / total
-        return [Sighting(behaviour=GRADIENTS_CUT, figure=gradients / book["gradients"], effect=saved)]
+        cut = Behaviour.of("gradients-cut-at-stage-1")
+        return [Sighting(behaviour=cut, figure=gradients / book["gradients"], effect=saved)]
     share = states.measured_bytes / total
     other_dtype = low_precision_masters(group.record)
     if strategy.zero_stage is None and strategy.stage == 2 and share < CLEARLY_LESS and not other_dtype:
-        return [Sighting(behaviour=WEIGHTS_CUT, figure=share)]
+        return [Sighting(behaviour=Behaviour.of("weights-cut-between-steps"), figure=share)]
     return []
 
 
@@ -476,44 +464,21 @@ MANY_CALLS = 2.0
 """Gathers relative to one per block."""
 CALLS_EFFECT = 0.3
 """A gather costs latency, which bytes do not show: ranked as 30 % of bytes."""
-FEWER_MICRO_STEPS = "Use fewer, larger micro-batches."
-
-ALL_REDUCED = Behaviour.of(
-    "gradients-all-reduced",
-    advice="use_multi_rank_bucket_allreduce=false reaches the textbook, in more calls.",
-    questions=TRAFFIC,
-)
-REDUCED_EVERY_MICRO_STEP = Behaviour.of(
-    "reduced-every-micro-step", advice="Accumulate with stage 1, which reduces once per step."
-)
-MOVED_EVERY_MICRO_STEP = Behaviour.of("moved-every-micro-step", advice=FEWER_MICRO_STEPS)
-GATHERED_EVERY_MICRO_STEP = Behaviour.of("gathered-every-micro-step", advice=FEWER_MICRO_STEPS)
-ROOT_KEPT = Behaviour.of("root-not-resharded", advice="Nothing; the root's weights take memory meanwhile.")
-WEIGHTS_KEPT = Behaviour.of(
-    "weights-stay-gathered",
-    advice="To shard strictly set stage3_max_live_parameters, stage3_max_reuse_distance and "
-    "stage3_param_persistence_threshold to 0.",
-    questions=(*TRAFFIC, *MEMORY),
-)
-TIED_TWICE = Behaviour.of("tied-weights-gathered-twice", advice="Leave stage3_max_reuse_distance above 0.")
-BY_TERM: dict[tuple[str, str], Behaviour] = {
-    ("zero12", GRADIENTS): ALL_REDUCED,
-    ("zero12", FURTHER_GRADIENTS): REDUCED_EVERY_MICRO_STEP,
-    ("zero3", FORWARD): WEIGHTS_KEPT,
-    ("zero3", BACKWARD): WEIGHTS_KEPT,
-    ("zero3", UPDATED): WEIGHTS_KEPT,
-    ("zero3", TIED_TERM): TIED_TWICE,
-    ("fsdp1", BACKWARD): ROOT_KEPT,
-    ("fsdp2", BACKWARD): ROOT_KEPT,
-    **{("zero3", term): MOVED_EVERY_MICRO_STEP
+BY_TERM: dict[tuple[str, str], str] = {
+    ("zero12", GRADIENTS): "gradients-all-reduced",
+    ("zero12", FURTHER_GRADIENTS): "reduced-every-micro-step",
+    ("zero3", FORWARD): "weights-stay-gathered",
+    ("zero3", BACKWARD): "weights-stay-gathered",
+    ("zero3", UPDATED): "weights-stay-gathered",
+    ("zero3", TIED_TERM): "tied-weights-gathered-twice",
+    ("fsdp1", BACKWARD): "root-not-resharded",
+    ("fsdp2", BACKWARD): "root-not-resharded",
+    **{("zero3", term): "moved-every-micro-step"
        for term in (FURTHER_FORWARD, FURTHER_BACKWARD, FURTHER_GRADIENTS)},
-    **{(family, term): GATHERED_EVERY_MICRO_STEP
+    **{(family, term): "gathered-every-micro-step"
        for family in ("fsdp1", "fsdp2") for term in (FURTHER_FORWARD, FURTHER_BACKWARD)},
 }  # fmt: skip
-"""By family and term of the closed form; other terms are shown with the remark of the closed form."""
-MODULE_BY_MODULE = Behaviour.of(
-    "gathers-by-module", advice="Compare zero3:leaf_module=blocks, which gathers by block."
-)
+"""Facts by family and term of the closed form; other terms are shown with the remark of the closed form."""
 
 
 def find_in_traffic(group: Repeats) -> list[Sighting]:
@@ -528,7 +493,8 @@ def _terms(record: Record) -> list[Sighting]:
         return []
     surplus: dict[Behaviour, float] = {}
     for difference in textbook_differences(record) or ():
-        behaviour = BY_TERM.get((strategy.family, difference.term)) or _unlisted(difference, strategy.family)
+        name = BY_TERM.get((strategy.family, difference.term))
+        behaviour = Behaviour.of(name) if name else _unlisted(difference, strategy.family)
         surplus[behaviour] = surplus.get(behaviour, 0.0) + difference.difference
     return [
         Sighting(behaviour=behaviour, figure=1 + sent / textbook)
@@ -585,7 +551,8 @@ def _by_module(record: Record) -> list[Sighting]:
     by_block = len(workload.layout.units())
     if not passes or calls < MANY_CALLS * by_block * passes:
         return []
-    return [Sighting(behaviour=MODULE_BY_MODULE, figure=calls / passes / by_block, effect=CALLS_EFFECT)]
+    by_module = Behaviour.of("gathers-by-module")
+    return [Sighting(behaviour=by_module, figure=calls / passes / by_block, effect=CALLS_EFFECT)]
 
 
 RULES: tuple[Callable[[Repeats], list[Sighting]], ...] = (find_in_training, find_in_traffic, find_in_states)
