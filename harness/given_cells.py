@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from harness.brought.rows import GivenRow
 from harness.job.experiment import Experiment
 from harness.launch.cells import Cell, plan
 from harness.record import GivenPart
 from harness.run_directory.request import Resume
+
+if TYPE_CHECKING:
+    from harness.brought.rows import GivenRow
 
 
 def plan_with_files(

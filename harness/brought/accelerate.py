@@ -10,18 +10,10 @@ from typing import Any
 
 from harness.backends import registry
 from harness.backends.explain import choices
-from harness.brought.accelerate_keys import (
-    DEEPSPEED,
-    DYNAMO,
-    FSDP,
-    IGNORED_WITH_FILE,
-    KEYS,
-    PARALLEL,
-    SECTIONS,
-    precision,
-)
 from harness.brought.deepspeed import label_of, read_deepspeed, require_registered, zero_offload
 from harness.brought.files import read_json
+from harness.brought.keys import KEYS as KEYS_BY_KIND
+from harness.brought.keys import SECTIONS
 from harness.brought.library_defaults import library_defaults
 from harness.brought.reading import (
     AUTO,
@@ -31,10 +23,9 @@ from harness.brought.reading import (
     Refusals,
     ToJob,
     ToOption,
-    boolean,
     claims_of,
-    integer,
 )
+from harness.brought.values import boolean, integer, precision
 
 STRATEGIES = {
     "FULL_SHARD": "fsdp1",
@@ -48,12 +39,20 @@ RESHARDS = {True: "fsdp", False: "fsdp-grad-op"}
 """FSDP2's `reshard_after_forward`."""
 TYPES = ("MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED")
 STOPS = "Accelerate stops where it stands next to deepspeed_config_file; give it in that file"
+KEYS = KEYS_BY_KIND["accelerate"]
 PREFIXES = {
-    "fsdp_config": ("fsdp_", FSDP), "deepspeed_config": ("deepspeed_", DEEPSPEED),
-    "parallelism_config": ("parallelism_config_", {f"parallelism_config_{key}" for key in PARALLEL}),
-    "dynamo_config": ("dynamo_", DYNAMO),
-}  # fmt: skip
-"""Sections with the prefix that their keys may lack, and their keys."""
+    "fsdp_config": "fsdp_",
+    "deepspeed_config": "deepspeed_",
+    "parallelism_config": "parallelism_config_",
+    "dynamo_config": "dynamo_",
+}
+"""Sections with the prefix that their keys may lack."""
+IGNORED_WITH_FILE = (
+    "gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device",
+    "offload_param_device", "offload_param_nvme_path", "offload_optimizer_nvme_path",
+    "zero3_save_16bit_model",
+)  # fmt: skip
+"""Accelerate stops if one of these stands next to `deepspeed_config_file` (`DeepSpeedPlugin`)."""
 COMPILE_KEYS = (
     "dynamo_backend",
     "dynamo_config.dynamo_backend",
@@ -81,7 +80,7 @@ def read_accelerate(document: Mapping[str, Any], folder: Path, refusals: Refusal
         refusals.add("distributed_type", document.get("distributed_type"), reason)
     settings: dict[str, Any] = {}
     compiled = dict.fromkeys(COMPILE_KEYS, _compiled(document, sections["dynamo_config"], refusals))
-    claims = claims_of(document, KEYS, SECTIONS, refusals, compiled)
+    claims = claims_of(document, KEYS, SECTIONS["accelerate"], refusals, compiled)
     if kind == "FSDP":
         backend, options, more = _fsdp(sections["fsdp_config"], refusals)
     elif kind == "DEEPSPEED":
@@ -108,8 +107,10 @@ def _section(document: Mapping[str, Any], name: str, refusals: Refusals) -> dict
     if not isinstance(given, dict):
         refusals.add(name, given, "it must be a section")
         return {}
-    prefix, known = PREFIXES[name]
-    return {f"{prefix}{key}" if f"{prefix}{key}" in known else key: value for key, value in given.items()}
+    prefix = PREFIXES[name]
+    return {
+        f"{prefix}{key}" if f"{name}.{prefix}{key}" in KEYS else key: value for key, value in given.items()
+    }
 
 
 def _compiled(document: Mapping[str, Any], section: Mapping[str, Any], refusals: Refusals) -> str:
@@ -181,7 +182,7 @@ def _absent(section: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[Cla
     found = []
     for key in ("auto_wrap_policy", "backward_prefetch", "forward_prefetch", "limit_all_gathers",
                 "activation_checkpointing"):  # fmt: skip
-        rule = FSDP[f"fsdp_{key}"]
+        rule = KEYS[f"fsdp_config.fsdp_{key}"]
         if f"fsdp_{key}" not in section and isinstance(rule, ToOption | ToJob) and rule.convert:
             value = defaults[key]
             converted = False if value is None and rule.convert is boolean else rule.convert(value)
@@ -239,7 +240,7 @@ def _deepspeed(
     }
     absent = {key: defaults[key] for key in ("gradient_accumulation_steps", "gradient_clipping")
               if key not in section}  # fmt: skip
-    claims = [Claim(key=where + key, given=None, rule=DEEPSPEED[key], value=value, is_absent=True)
+    claims = [Claim(key=where + key, given=None, rule=KEYS[where + key], value=value, is_absent=True)
               for key, value in absent.items() if value != AUTO]  # fmt: skip
     return f"zero{stage}", zero_offload(stage, device, refusals, where), claims, {}
 

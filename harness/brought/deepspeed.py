@@ -11,14 +11,7 @@ from harness.backends.base import OptimizerKind
 from harness.backends.explain import choices
 from harness.backends.extensions import unmet_files
 from harness.backends.options import ZeroOptions
-from harness.brought.deepspeed_keys import (
-    KEYS,
-    PRECISION_KEYS,
-    PURE_BF16_KEYS,
-    SECTIONS,
-    clipping,
-    power_of_two,
-)
+from harness.brought.keys import KEYS, SECTIONS
 from harness.brought.library_defaults import deepspeed_values, library_defaults, with_defaults
 from harness.brought.reading import (
     AUTO,
@@ -28,14 +21,15 @@ from harness.brought.reading import (
     Refusals,
     Rule,
     ToJob,
-    boolean,
     claims_of,
-    integer,
-    number,
 )
+from harness.brought.values import boolean, clipping, integer, number, power_of_two
 from harness.nested import leaves, value_at
 
 ZERO = "zero_optimization"
+PRECISION_KEYS = ("bf16.enabled", "bfloat16.enabled", "fp16.enabled")
+"""Decide together."""
+PURE_BF16_KEYS = ("bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_states")
 COMPILE_KEYS = ("compile.enabled", "compile.disable")
 """Either of them switches torch.compile; `disable` wins."""
 OPTIMIZER_KEYS = ("optimizer.type", "optimizer.params.adam_w_mode")
@@ -78,8 +72,9 @@ def read_deepspeed(document: Mapping[str, Any], refusals: Refusals, prefix: str 
     together |= {key: _own_value(document, key, precision) for key in PRECISION_KEYS}
     together |= dict.fromkeys(OPTIMIZER_KEYS, _optimizer_kind(document, refusals, prefix))
     together |= dict.fromkeys(COMPILE_KEYS, _compiled(document, refusals, prefix))
-    keys = with_defaults(KEYS, defaults)
-    claims = claims_of(document, keys, SECTIONS, refusals, together, prefix)
+    sections = SECTIONS["deepspeed"]
+    keys = with_defaults(KEYS["deepspeed"], defaults)
+    claims = claims_of(document, keys, sections, refusals, together, prefix)
     device = {name: _device(zero, name, refusals, prefix) for name in ("offload_optimizer", "offload_param")}
     options = zero_offload(stage, device, refusals, f"{prefix}{ZERO}.")
     backend, more = _parallel(stage, document, refusals, prefix)
@@ -90,7 +85,7 @@ def read_deepspeed(document: Mapping[str, Any], refusals: Refusals, prefix: str 
         return None
     used = label_of(backend, options)
     absent = _absent(document, keys, defaults, precision, options)
-    claims += [Claim(key=prefix + key, given=None, rule=keys.get(key) or SECTIONS["scheduler.params"],
+    claims += [Claim(key=prefix + key, given=None, rule=keys.get(key) or sections["scheduler.params"],
                      value=value, is_absent=True) for key, value in absent.items()]  # fmt: skip
     return Brought(
         backend=backend,

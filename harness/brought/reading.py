@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from harness.backends.explain import available, suggestion
 from harness.backends.library_facts import why_not_run
+from harness.brought.values import alike
 from harness.nested import empty_sections, leaves, value_at
 from harness.safe_text import capped
 
@@ -111,61 +112,6 @@ class Claim:
     """Of `Chooses`: what it chose."""
     is_absent: bool = False
     """Whether the file does not give it, and `value` is the library's default."""
-
-
-def boolean(value: Any) -> bool:
-    """true or false, also as YAML 1.1 and command lines write them. Raises ValueError."""
-    known = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.lower() in known:
-        return known[value.lower()]
-    raise ValueError("give true or false")
-
-
-def integer(value: Any) -> int:
-    """A whole number, also as 5e8 or '5e8'. Raises ValueError."""
-    number_ = number(value)
-    if number_ != int(number_):
-        raise ValueError("give a whole number")
-    return int(number_)
-
-
-def number(value: Any) -> float:
-    """A finite number. Raises ValueError."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise ValueError("give a number")
-    try:
-        found = float(value)
-        if abs(found) > 2**63:
-            raise ValueError
-    except (ValueError, OverflowError) as error:
-        raise ValueError("give a number") from error
-    if found != found:
-        raise ValueError("give a number")
-    return found
-
-
-def alike(left: Any, right: Any) -> bool:
-    """Whether a file's value means the same as another: 5e8 is 500000000, 'no' is false."""
-    if isinstance(right, bool) or isinstance(left, bool):
-        try:
-            return boolean(left) == boolean(right)
-        except ValueError:
-            return False
-    if isinstance(right, (int, float)):
-        try:
-            return number(left) == right
-        except ValueError:
-            return False
-    if isinstance(left, str) and isinstance(right, str):
-        return left.lower() == right.lower()
-    return bool(left == right)
-
-
-def each(names: str, rule: Rule) -> dict[str, Rule]:
-    """One rule for several keys, given as words."""
-    return dict.fromkeys(names.split(), rule)
 
 
 Value = TypeVar("Value")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from harness.backends import registry
 from harness.backends.base import Preset
 from harness.backends.explain import InvalidYaml, explain_all, parse_value
 from harness.backends.presets import PresetChange, preset_changes
-from harness.brought import accelerate_keys, deepspeed_keys
 from harness.brought.accelerate import read_accelerate
 from harness.brought.deepspeed import label_of, read_deepspeed
 from harness.brought.files import GivenFile, read_json, read_toml, read_yaml
+from harness.brought.keys import COMPUTE_DTYPE, KEYS, SECTIONS, read_table
 from harness.brought.reading import (
     AUTO,
     Brought,
@@ -31,8 +32,8 @@ from harness.brought.reading import (
     Refusals,
     ToJob,
     ToOption,
-    alike,
 )
+from harness.brought.values import alike
 from harness.errors import HarnessError
 from harness.job.config import settings_by_name
 from harness.job.experiment import Experiment
@@ -41,71 +42,31 @@ from harness.job.optimizer import EFFECTIVE
 from harness.record import FileKind, GivenMode, GivenPart, GivenSettingPart
 from harness.safe_text import capped
 
-
-@dataclass(frozen=True, kw_only=True)
-class Trainer:
-    """A tool whose configuration holds everything, and how its file is known."""
-
-    name: str
-    keys: frozenset[str]
-    """Keys at the top, of which `least` are there."""
-    least: int = 1
-
-
-TRAINERS = (
-    Trainer(name="axolotl", keys=frozenset({"base_model", "base_model_config", "sequence_len"})),
-    Trainer(name="LLaMA-Factory", keys=frozenset({"finetuning_type", "dataset_dir", "template"})),
-    Trainer(name="LLaMA-Factory", keys=frozenset({"stage", "do_train", "model_name_or_path"}), least=2),
-    Trainer(name="nanotron", keys=frozenset({"parallelism", "general", "tokens"}), least=2),
-    Trainer(name="local SGD", keys=frozenset({
-        "local_sgd_steps", "local_sgd", "local_sgd_config", "use_local_sgd", "diloco", "outer_optimizer",
-    })),
-    Trainer(name="torchtitan", keys=frozenset({"job", "parallelism", "training"}), least=2),
-    Trainer(name="verl", keys=frozenset({"actor_rollout_ref"})),
-    Trainer(name="NeMo", keys=frozenset({"exp_manager"})),
-    Trainer(name="Lightning", keys=frozenset({"trainer", "seed_everything", "model", "data"}), least=2),
-    Trainer(name="Megatron", keys=frozenset({
-        "tensor_model_parallel_size", "tensor-model-parallel-size", "pipeline_model_parallel_size",
-        "pipeline-model-parallel-size", "use_distributed_optimizer", "use-distributed-optimizer",
-        "language_model", "model_parallel",
-    })),
-    Trainer(name="trl", keys=frozenset({"model_name_or_path", "dataset_name", "dataset_mixer"})),
-    Trainer(name="Hugging Face Trainer (TrainingArguments)", keys=frozenset({
-        "per_device_train_batch_size", "per_device_eval_batch_size", "num_train_epochs", "output_dir",
-        "lr_scheduler_type", "save_strategy", "report_to", "warmup_ratio",
-    })),
-)  # fmt: skip
-FSDP_OF_TRAINER = frozenset({
-    "transformer_layer_cls_to_wrap", "min_num_params", "xla", "xla_fsdp_v2", "xla_fsdp_settings", "version",
-    "reshard_after_forward", "backward_prefetch", "forward_prefetch", "limit_all_gathers", "use_orig_params",
-    "sync_module_states", "cpu_ram_efficient_loading", "activation_checkpointing", "state_dict_type",
-    "auto_wrap_policy",
-})  # fmt: skip
-"""Keys of Trainer's `fsdp_config`, a file or section of its own."""
 COMPONENT = "_component_"
 """torchtune names a class in each of its sections."""
-FILES = {
-    "deepspeed": "--from-deepspeed", "deepspeed_config": "--from-deepspeed", "ds_config": "--from-deepspeed",
-    "deepspeed_config_file": "--from-deepspeed", "accelerate_config": "--from-accelerate",
-    "accelerate_config_file": "--from-accelerate",
-}  # fmt: skip
-"""Keys of trainers that name a file, and the option that takes it."""
 MOST_SHOWN = 200
 """Bytes of a path."""
-SECTIONS = ("fsdp_config", "fsdp")
+OF_FSDP = ("fsdp_config", "fsdp")
 """Keys of trainers that hold FSDP's settings."""
+
+
+@cache
+def _trainers() -> dict[str, Any]:
+    """`trainers.yaml`: how their files are known."""
+    found: dict[str, Any] = read_table("trainers")
+    return found
 
 
 def trainer_of(document: Mapping[str, Any]) -> str | None:
     """What a file is if it is a trainer's, in words; None: none that is known."""
     names = {str(key).removeprefix("fsdp_") for key in document}
-    if names and names <= FSDP_OF_TRAINER:
+    if names and names <= set(_trainers()["fsdp_config"]):
         return "Trainer's fsdp_config"
     if any(isinstance(value, dict) and COMPONENT in value for value in document.values()):
         return "a configuration of torchtune"
-    for trainer in TRAINERS:
-        if len(trainer.keys & set(document)) >= trainer.least:
-            return f"a configuration of {trainer.name}"
+    for trainer in _trainers()["known"]:
+        if len(document.keys() & set(trainer["keys"])) >= trainer.get("least", 1):
+            return f"a configuration of {trainer['name']}"
     return None
 
 
@@ -117,13 +78,13 @@ def what_to_give(document: Mapping[str, Any], what: str) -> str:
             "give that with --from-accelerate."
         )
     for key, value in _nested(document):
-        option = FILES.get(key.rpartition(".")[2])
+        option = _trainers()["files"].get(key.rpartition(".")[2])
         if option and isinstance(value, str) and Path(value).suffix:  # ms-swift's 'zero3' is no file
             path = capped(" ".join(value.split()), MOST_SHOWN)
             return f"Its key '{key}' names the file to give: {option} {path}"
         if option and isinstance(value, dict) and value:
             return f"Save its section '{key}' as a file of its own, and give that with {option}."
-    for key in SECTIONS:
+    for key in OF_FSDP:
         if document.get(key):
             return (
                 f"Put its key '{key}' under 'fsdp_config' of an Accelerate file with 'distributed_type: "
@@ -140,7 +101,7 @@ def _nested(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
     for key, value in document.items():
         yield f"{prefix}{key}", value
     for key, value in document.items():
-        if isinstance(value, dict) and str(key) not in FILES:
+        if isinstance(value, dict) and str(key) not in _trainers()["files"]:
             yield from _nested(value, f"{prefix}{key}.")
 
 
@@ -260,9 +221,8 @@ AS_GIVEN = "-as-given"
 YAML_SUFFIXES = (".yaml", ".yml")
 OWN_KEYS: dict[FileKind, str] = {"accelerate": "distributed_type", "deepspeed": "zero_optimization"}
 """A key by which a file is known."""
-AT_THE_TOP: dict[FileKind, set[str]] = {
-    "accelerate": {key.partition(".")[0] for key in (*accelerate_keys.KEYS, *accelerate_keys.SECTIONS)},
-    "deepspeed": {key.partition(".")[0] for key in (*deepspeed_keys.KEYS, *deepspeed_keys.SECTIONS)},
+AT_THE_TOP = {
+    kind: {key.partition(".")[0] for key in (*keys, *SECTIONS[kind])} for kind, keys in KEYS.items()
 }
 MOST_TYPING_ERRORS = 2
 """In the keys of a file, each of which is named with the closest one; more are another tool's."""
@@ -496,7 +456,7 @@ class _Settling:
     def _of_preset(self, claim: Claim, rule: OfPreset) -> GivenSettingPart:
         change = self._changes.get(rule.setting)
         used = _leaf(change.value) if change is not None else rule.default
-        if used == deepspeed_keys.COMPUTE_DTYPE:
+        if used == COMPUTE_DTYPE:
             used = self._job.training.held_precision.removesuffix("-mixed")
         given = DTYPES.get(claim.value, claim.value) if isinstance(claim.value, str) else claim.value
         if claim.value == AUTO or claim.value is None or alike(given, used):

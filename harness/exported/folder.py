@@ -17,7 +17,7 @@ from harness.backends.presets import ROOT_RESHARD, ddp_changes, fsdp2_changes, r
 from harness.backends.strategy import FSDP1_STRATEGIES, StrategyKind
 from harness.backends.zero_config import zero_config
 from harness.brought.accelerate import RESHARDS, STRATEGIES
-from harness.brought.accelerate_keys import PRECISIONS, PREFETCH
+from harness.brought.values import PRECISIONS, PREFETCH
 from harness.errors import HarnessError
 from harness.files import write_atomically
 from harness.job.batch import BatchLayout

@@ -549,7 +549,7 @@ MUTANTS = (
            "A library's default stands only for a key that the file does not give",
            "harness/brought/test_rows.py"
            "::test_a_given_key_keeps_its_value_beside_the_defaults_of_absent_ones"),
-    Mutant("yaml-no", "harness/brought/reading.py",
+    Mutant("yaml-no", "harness/brought/values.py",
            '"no": False, ', "",
            "'no' of a file is false",
            "harness/brought/test_rows.py::test_every_key_is_accounted_for"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from harness.brought.deepspeed_keys import DEFAULT, KEYS, SECTIONS
+from harness.brought.keys import KEYS, SECTIONS
 from harness.brought.library_defaults import deepspeed_values, with_defaults
 from harness.brought.reading import LIBRARY, Fixed, ToOption
 from harness.brought.rows import GivenRow, exactly_as_given, like_for_like, read_files
@@ -368,7 +368,7 @@ def test_no_key_of_the_installed_deepspeed_is_unknown() -> None:
     source = (Path(spec.origin).parent / "runtime" / "constants.py").read_text(encoding="utf-8")
     names = dict(re.findall(r"^([A-Z0-9_]+) = [\"']([a-z0-9_]+)[\"']", source, re.MULTILINE))
     given = {key for name, key in names.items() if f"\n{name}_DEFAULT = " in source}
-    known = {part for name in (*KEYS, *SECTIONS) for part in name.split(".")}
+    known = {part for name in (*KEYS["deepspeed"], *SECTIONS["deepspeed"]) for part in name.split(".")}
     of_checkpoints = {"tag_validation", "load_universal", "use_node_local_storage", "pipeline_stage"}
     assert len(given) > 30
     assert given - known == of_checkpoints  # which is a section as a whole
@@ -401,8 +401,8 @@ def test_a_setting_of_the_configuration_wins_over_a_default(tmp_path: Path) -> N
 
 def test_what_the_table_calls_a_default_is_the_library_s() -> None:
     for stage in range(4):
-        for key, rule in with_defaults(KEYS, deepspeed_values(stage)).items():
-            if isinstance(rule, Fixed) and rule.reason == DEFAULT:
+        for key, rule in with_defaults(KEYS["deepspeed"], deepspeed_values(stage)).items():
+            if isinstance(rule, Fixed) and rule.reason == "DeepSpeed's default, which no run changes":
                 assert rule.used is not None, key
             assert not isinstance(rule, ToOption) or rule.default is not LIBRARY
 
