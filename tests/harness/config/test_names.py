@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.job.config import OTHER_TOOLS
+from harness.job.config import other_tools
 from harness.job.experiment import Experiment
 from tests.harness.config.refusals import refused, refused_file
 
@@ -54,7 +54,7 @@ def test_name_of_another_tool_is_refused_with_ours() -> None:
 
 def test_names_of_other_tools_stand_for_settings_that_exist() -> None:
     sections = {name: set(getattr(type(section), "model_fields", ())) for name, section in Experiment()}
-    for meant in OTHER_TOOLS.values():
+    for meant in other_tools().values():
         for setting in meant:
             section, key = setting.split(".")
             assert key in sections[section], setting
