@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+import tomllib
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import click
@@ -52,71 +54,10 @@ class LazyGroup(click.Group):
             )
 
 
-COMMANDS = {
-    "backends": "List the backends with their options and library versions.",
-    "clean": "Remove runs that no comparison would reuse: failed, stopped or replaced by a later run.",
-    "compare": "Run the missing cells of backends x world sizes x repeats and compare them all.",
-    "diagnose": "Explain why two runs differ, given their folders.",
-    "doctor": "Show what this machine can run, known problems of its versions, and whether to trust results.",
-    "estimate": "Predict memory, communication, speed and cost of a job by strategy, without GPUs.",
-    "explain": "Explain a finding: its cause, how to confirm it and the fix.",
-    "export": "Export records to other tools, or what was measured to a program of your own.",
-    "fabric": "Measure the network that collectives use, and check its bus bandwidth.",
-    "fit": "Find the largest micro-batch that fits, and the fastest one.",
-    "init": "Write a configuration file with every setting, its meaning and its default.",
-    "labs": "List, run and tabulate labs: jobs of public courses and talks.",
-    "list": "List the runs of a folder, oldest first, with status and figures.",
-    "observe": "Run a training script as it is, measure it from inside, and record it.",
-    "recommend": "Rank strategies, batches, checkpointing and offload for a model on GPUs.",
-    "report": "Write a report of records: files, run folders, folders of runs, or archives (runs.tar.xz).",
-    "run": "Run one job under one backend and record it.",
-    "settings": "List the settings of a configuration file or SECTION with type, default and meaning.",
-    "show": "Show one run: how it ended, its figures, and the settings that differ from the defaults.",
-    "simulate": "Run a backend's code as one rank of a large job, and count memory and traffic.",
-    "slurm": "Run a matrix of cells as Slurm jobs.",
-    "snapshot": "Show what was alive at the peak of a CUDA memory snapshot, and whose it was.",
-    "trace": "Show where the time of traces went: computing, communicating, copying, idling.",
-    "verify": "Recompute a report from its records and list every line that differs.",
-}
+_TABLE = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
+COMMANDS: dict[str, str] = _TABLE["summaries"]
 """Commands, each in the module of its name, with the first sentence of its help."""
-
-
-EXAMPLES = {
-    "backends": "harness backends --json",
-    "clean": "harness clean runs --yes",
-    "compare": "harness compare --backends ddp,zero3,fsdp --nproc 2 --report report.md",
-    "diagnose": "harness diagnose runs/RUN_A runs/RUN_B",
-    "doctor": "harness doctor --gpu",
-    "estimate": "harness estimate --model llama-3.1-8b --world-size 8 --gpu H100-80",
-    "explain": "harness explain slow-rank",
-    "export accelerate": "harness export accelerate --backend fsdp --nproc 2 -o program",
-    "export adapter": "harness export adapter runs/RUN -o adapter",
-    "export deepspeed": "harness export deepspeed --backend zero3 --nproc 2 -o program",
-    "export torchrun": "harness export torchrun --backend fsdp --nproc 2 -o program",
-    "export tracking": "harness export tracking runs --to tensorboard -o tracking",
-    "fabric": "harness fabric --nproc 2 -o fabric.json",
-    "fit": "harness fit --backend zero2 --nproc 2",
-    "init": "harness init job.yaml",
-    "labs list": "harness labs list",
-    "labs run": "harness labs run llama-finetuning",
-    "labs table": "harness labs table llama-finetuning",
-    "list": "harness list runs",
-    "observe": "harness observe -- torchrun --nproc-per-node 2 train.py",
-    "recommend": "harness recommend --model llama-3.1-8b --gpus 8 --gpu H100-80 --tokens-per-step 4M",
-    "report": "harness report runs -o report.md",
-    "run": "harness run --backend zero3 --nproc 2",
-    "settings": "harness settings training",
-    "show": "harness show runs/RUN",
-    "simulate": "harness simulate --backend zero3 --world-size 1024 --model llama-3.1-8b",
-    "slurm cancel": "harness slurm cancel jobs",
-    "slurm collect": "harness slurm collect jobs",
-    "slurm render": "harness slurm render --site @ibex --nodes 1,2",
-    "slurm status": "harness slurm status jobs",
-    "slurm submit": "harness slurm submit jobs",
-    "snapshot": "harness snapshot snapshot.pickle",
-    "trace": "harness trace trace-rank0.json.gz trace-rank1.json.gz",
-    "verify": "harness verify report.md",
-}
+EXAMPLES: dict[str, str] = _TABLE["examples"]
 """With which the help of each command begins."""
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.resources import files
 
 from harness.forms.activations import recomputed_share
 
@@ -56,61 +58,10 @@ class DevicePeak:
     sheet: str
 
 
-def _peak(
-    *words: str, fp32: float, sheet: str, tf32: float = 0, bf16: float = 0, fp16: float = 0, fp8: float = 0
-) -> DevicePeak:
-    rates = {"float32": fp32, "tf32": tf32, "bfloat16": bf16, "float16": fp16 or bf16, "float8": fp8}
-    return DevicePeak(words=words, teraflops={k: v for k, v in rates.items() if v}, sheet=sheet)
-
-
-_H100 = "NVIDIA H100 Tensor Core GPU datasheet"
-_H200 = "NVIDIA H200 Tensor Core GPU datasheet"
-_V100 = "NVIDIA V100 Tensor Core GPU datasheet"
-
-# The first whose words all occur counts: variants stand before the plain name.
-DEVICE_PEAKS = (
-    _peak("H200", "NVL", fp32=60, tf32=417.5, bf16=835.5, fp8=1670.5, sheet=_H200),
-    _peak("H200", fp32=67, tf32=494.5, bf16=989.5, fp8=1979, sheet=_H200),
-    _peak("GH200", fp32=67, tf32=494.5, bf16=989.5, fp8=1979, sheet="NVIDIA GH200 Superchip datasheet"),
-    _peak("H100", "NVL", fp32=60, tf32=417.5, bf16=835.5, fp8=1670.5, sheet=_H100),
-    _peak("H100", "PCIe", fp32=51, tf32=378, bf16=756.5, fp8=1513, sheet=_H100),
-    _peak("H100", fp32=67, tf32=494.5, bf16=989.5, fp8=1979, sheet=_H100),
-    _peak("H800", "PCIe", fp32=51, tf32=378, bf16=756.5, fp8=1513, sheet="NVIDIA H800 specification"),
-    _peak("H800", fp32=67, tf32=494.5, bf16=989.5, fp8=1979, sheet="NVIDIA H800 specification"),
-    # The sheets print the rates of 72 GPUs, and most with sparsity.
-    _peak("GB300", fp32=80, tf32=1250, bf16=2500, fp8=5000, sheet="NVIDIA GB300 NVL72 datasheet, per GPU"),
-    _peak("GB200", fp32=80, tf32=1250, bf16=2500, fp8=5000, sheet="NVIDIA GB200 NVL72 datasheet, per GPU"),
-    # Hopper with 78 of the H100's 132 multiprocessors; NVIDIA publishes no sheet.
-    _peak("H20", fp32=44, tf32=74, bf16=148, fp8=296, sheet="NVIDIA H20 specification of vendors"),
-    _peak("B200", fp32=75, tf32=1125, bf16=2250, fp8=4500, sheet="NVIDIA DGX B200 datasheet, per GPU"),
-    # CINECA's Leonardo: 124 multiprocessors where the A100 has 108 (arXiv 2307.16885), rates in proportion.
-    _peak("A100", "64GB", fp32=22.4, tf32=179.1, bf16=358.2, sheet="custom A100 of Leonardo"),
-    _peak("A100", fp32=19.5, tf32=156, bf16=312, sheet="NVIDIA A100 Tensor Core GPU datasheet"),
-    _peak("A800", fp32=19.5, tf32=156, bf16=312, sheet="NVIDIA A800 specification"),
-    _peak("A5000", fp32=27.8, tf32=55.6, bf16=111.1, sheet="NVIDIA RTX A5000 datasheet"),
-    _peak("6000", "ADA", fp32=91.1, tf32=182.1, bf16=364.2, fp8=728.5, sheet="NVIDIA RTX 6000 Ada"),
-    _peak("A6000", fp32=38.7, tf32=77.4, bf16=154.8, sheet="NVIDIA RTX A6000 datasheet"),
-    # GeForce: products with fp32 accumulation, which training uses, at half the rate of those without.
-    _peak("4090", fp32=82.6, tf32=82.6, bf16=165.2, fp8=330.3, sheet="NVIDIA Ada architecture whitepaper"),
-    _peak("3090", fp32=35.6, tf32=35.6, bf16=71, sheet="NVIDIA Ampere GA102 GPU architecture whitepaper"),
-    _peak("A10G", fp32=35, tf32=35, bf16=70, sheet="NVIDIA A10G specification (AWS g5)"),
-    _peak("TITAN", "RTX", fp32=16.3, fp16=130.5, sheet="NVIDIA TITAN RTX specification"),
-    _peak("A40", fp32=37.4, tf32=74.8, bf16=149.7, sheet="NVIDIA A40 datasheet"),
-    _peak("A30", fp32=10.3, tf32=82, bf16=165, sheet="NVIDIA A30 datasheet"),
-    _peak("A10", fp32=31.2, tf32=62.5, bf16=125, sheet="NVIDIA A10 datasheet"),
-    _peak("L40S", fp32=91.6, tf32=183, bf16=362.05, fp8=733, sheet="NVIDIA L40S datasheet"),
-    _peak("L40", fp32=90.5, tf32=90.5, bf16=181.05, sheet="NVIDIA L40 datasheet"),
-    _peak("L4", fp32=30.3, tf32=60, bf16=121, sheet="NVIDIA L4 datasheet"),
-    _peak("V100S", fp32=16.4, fp16=130, sheet=_V100),
-    _peak("V100", "PCIE", fp32=14, fp16=112, sheet=_V100),
-    _peak("V100", fp32=15.7, fp16=125, sheet=_V100),
-    _peak("T4", fp32=8.1, fp16=65, sheet="NVIDIA T4 datasheet"),
-    # torch sees each of the card's two dies as a device: half of the sheet.
-    _peak("MI250X", fp32=47.85, bf16=191.5, sheet="AMD Instinct MI250X data sheet, one of two dies"),
-    _peak("MI210", fp32=45.3, bf16=181.0, sheet="AMD Instinct MI210 data sheet"),
-    _peak("MI300X", fp32=163.4, tf32=653.7, bf16=1307.4, sheet="AMD Instinct MI300X data sheet"),
-    _peak("MI325X", fp32=163.4, tf32=653.7, bf16=1307.4, fp8=2614.9, sheet="AMD Instinct MI325X data sheet"),
-)  # fmt: skip
+DEVICE_PEAKS = tuple(
+    DevicePeak(words=tuple(device["words"]), teraflops=device["teraflops"], sheet=device["sheet"])
+    for device in tomllib.loads(files(__package__).joinpath("device_peaks.toml").read_text("utf-8"))["device"]
+)
 
 
 STUB = "CUDA stub"
@@ -134,7 +85,8 @@ def find_peak(device_name: str, dtype: str) -> tuple[float, str] | None:
         return None
     for device in DEVICE_PEAKS:
         if all(word.upper() in words for word in device.words):
-            rate = device.teraflops.get(dtype)
+            in_half = device.teraflops.get("bfloat16") if dtype == "float16" else None
+            rate = device.teraflops.get(dtype, in_half)
             return None if rate is None else (rate * 1e12, device.sheet)
     return None
 
