@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Iterable
 from dataclasses import replace
 from importlib.metadata import entry_points
+from importlib.resources import files
 from typing import Any, get_args
 
 from pydantic import ValidationError
@@ -23,34 +25,9 @@ from .library_facts import unsupported, why_not_run
 from .mesh import Mesh
 from .strategy import StrategyKind
 
-OTHER_NAMES = {
-    "accelerate": ("accelerate-ddp", "accelerate-zero3", "accelerate-fsdp"),
-    "baseline": ("single",),
-    "contextparallel": ("cp", "fsdp-cp"),
-    "dataparallel": ("ddp",),
-    "deepspeed": ("zero1", "zero2", "zero3"),
-    "distributeddataparallel": ("ddp",),
-    "dp": ("ddp",),
-    "ds": ("zero1", "zero2", "zero3"),
-    "fsdp2": ("fsdp",),
-    "fullshard": ("fsdp", "fsdp1"),
-    "fullysharded": ("fsdp", "fsdp1"),
-    "fullyshard": ("fsdp",),
-    "fullyshardeddataparallel": ("fsdp1", "fsdp"),
-    "hsdp": ("fsdp-hybrid", "fsdp1-hybrid"),
-    "hybridshard": ("fsdp-hybrid", "fsdp1-hybrid"),
-    "noshard": ("fsdp1-no-shard",),
-    "none": ("single",),
-    "reference": ("single",),
-    "ringattention": ("cp", "fsdp-cp"),
-    "sequenceparallel": ("cp", "fsdp-cp", "ulysses-zero3"),
-    "shardgradop": ("fsdp-grad-op", "fsdp1-grad-op"),
-    "trainer": ("trainer-ddp", "trainer-zero3"),
-    "ulysses": ("ulysses-zero3",),
-    "zero": ("zero1", "zero2", "zero3"),
-    "zeroinfinity": ("zero3:offload=nvme-all", "zero3:offload=nvme"),
-    "zerooffload": ("zero2:offload=optimizer", "zero3:offload=optimizer"),
-}
+OTHER_NAMES: dict[str, list[str]] = tomllib.loads(
+    files(__package__).joinpath("other_names.toml").read_text(encoding="utf-8")
+)
 """By small letters and digits alone."""
 STAGE = re.compile(r"(?:deepspeed|ds)?(?:zero)?(?:stage)?([0-3])")
 
@@ -60,7 +37,7 @@ def meant(given: str, known: Iterable[str]) -> list[str]:
     plain = _plain(given)
     same = [name for name in known if _plain(name) == plain]
     if same or plain in OTHER_NAMES:
-        return same or list(OTHER_NAMES[plain])
+        return same or OTHER_NAMES[plain]
     stage = STAGE.fullmatch(plain)
     return [f"zero{stage[1]}"] if stage else []
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.resources import files
 
 from harness.backends import registry
 from harness.backends.mesh import Dimension
 from harness.forms.optimizer_states import why_not
 from harness.job.job import Job
-
-SHARED: tuple[Dimension, ...] = ("sequence", "pipeline", "tensor")
-"""Along which ranks share samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,60 +67,16 @@ class Refusal:
     """Of the strategies that refuse; empty: all with that dimension."""
 
 
-REFUSALS = (
-    Refusal(
-        dimension="sequence", axes=(DOCUMENTS,),
-        why="documents kept apart need a mask, which divided attention does not take",
-    ),
-    Refusal(
-        dimension="sequence", axes=(COMPILE_BLOCK, COMPILE_MODEL),
-        why="context_parallel and Ulysses replace attention while a model runs, which was not tried with "
-        "compiled ones (torch 2.13, DeepSpeed 0.19.8); use model.compile=none",
-    ),
-    *(
-        Refusal(
-            dimension=dimension, axes=(GROUPS,),
-            why="groups of the optimizer were not validated against the reference where ranks share samples",
-        )
-        for dimension in SHARED
-    ),
-    Refusal(
-        dimension="sequence", axes=(ANSWERS,),
-        why="texts grow by one token at a time, which ranks cannot divide; set evaluation.answer_tokens=null",
-    ),
-    Refusal(
-        dimension="pipeline", axes=(DOCUMENTS,),
-        why="stages pass hidden states on, not the positions that keep documents apart; use "
-        "data.document_attention=across",
-    ),
-    Refusal(
-        dimension="pipeline", axes=(ADAPTERS,),
-        why="stages are cut for models that train all parameters, not for adapters",
-    ),
-    Refusal(
-        dimension="pipeline", axes=(COMPILE_BLOCK, COMPILE_MODEL),
-        why="stages are copies of the model's modules, which are not compiled; use model.compile=none",
-    ),
-    Refusal(
-        dimension="tensor", axes=(CHUNKS,),
-        why="the output layer is cut by tokens, and a loss in chunks needs all of its rows; set "
-        "loss.chunk_tokens=null",
-    ),
-    Refusal(
-        dimension="tensor", axes=(ADAPTERS,),
-        why="whole models are cut only: adapters beside frozen layers have no plan",
-    ),
-    Refusal(
-        dimension="tensor", axes=(SELECTIVE,), families=("zero12-tensor", "zero3-tensor"),
-        why="DeepSpeed 0.19.8 adds up the outputs of cut layers in place (RowParallel.forward), so that what "
-        "recomputation kept of them is added up twice and gradients are wrong; use true or every-N",
-    ),
-    Refusal(
-        dimension="tensor", axes=(COMPILE_MODEL,), families=("fsdp2-tensor",),
-        why="torch 2.13's compiler fails on cut layers within FSDP2 (inductor: 'Node was invalid, but is "
-        "output'); use model.compile=block",
-    ),
-)  # fmt: skip
+def _refusals() -> Iterator[Refusal]:
+    """Of `pairs.toml`."""
+    axes = {axis.setting: axis for axis in (*AXES, ANSWERS, GROUPS)}
+    for row in tomllib.loads(files(__package__).joinpath("pairs.toml").read_text("utf-8"))["refusal"]:
+        refused, families = tuple(axes[name] for name in row["settings"]), tuple(row.get("families", ()))
+        for dimension in row["dimensions"]:
+            yield Refusal(dimension=dimension, axes=refused, why=row["why"], families=families)
+
+
+REFUSALS = tuple(_refusals())
 
 
 def why_refused(label: str, world_size: int, job: Job) -> str | None:

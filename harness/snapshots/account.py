@@ -11,10 +11,12 @@ import io
 import json
 import pickle
 import re
+import tomllib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
+from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -134,45 +136,11 @@ CATEGORIES = (
     "weights", "gradients", "optimizer", "activations", "communication", "backward", "temporary", UNKNOWN,
 )  # fmt: skip
 """'communication': gathered weights and buckets; 'backward': of its pass, freed before the update."""
-_RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (category, re.compile(pattern))
-    for category, pattern in (
-        (
-            "communication",
-            r"_fsdp_collectives\.py|_fsdp_param_group\.py|fsdp/_flat_param\.py|fsdp/_runtime_utils\.py",
-        ),
-        (
-            "communication",
-            r"distributed_c10d\.py|_functional_collectives|c10d::|zero/partitioned_param_coordinator",
-        ),
-        (
-            "communication",
-            r"zero/partition_parameters\.py:(?:_?all_?gather|_allgather)|parallel/distributed\.py:_ddp",
-        ),
-        (
-            "optimizer",
-            r"torch/optim/\w+\.py:_init_group|ops/adam/.*:(?:step|_init)|bitsandbytes/optim/.*:init_state",
-        ),
-        ("temporary", r"torch/optim/|ops/adam/|bitsandbytes/optim/|clip_grad\.py"),
-        ("activations", r"torch/utils/checkpoint\.py"),
-        (
-            "weights",
-            r"nn/modules/module\.py:(?:_apply|to|cuda|convert|to_empty)\b|nn/parameter\.py|nn/init\.py",
-        ),
-        (
-            "weights",
-            r"nn/modules/\w+\.py:(?:__init__|reset_parameters)$|modeling_utils\.py:(?:_load|from_pre)",
-        ),
-        ("weights", r"_fsdp_param\.py:_init_sharded|zero/partition_parameters\.py|safetensors"),
-        ("activations", r"nn/modules/\w+\.py:(?:forward|_call_impl|_wrapped_call_impl)$|nn/functional\.py:"),
-        ("activations", r"/modeling_\w+\.py:forward$"),
-        (
-            "backward",
-            r"autograd/graph\.py:_engine_run_backward|torch/_tensor\.py:backward|autograd/__init__\.py:back",
-        ),
-    )
+_RULES = tuple(
+    (rule["category"], re.compile(rule["place"]))
+    for rule in tomllib.loads(files(__package__).joinpath("places.toml").read_text("utf-8"))["rule"]
 )
-"""First match from the innermost frame outwards. Paths and functions of torch, DeepSpeed and transformers."""
+"""First match from the innermost frame outwards."""
 _OPTIMIZER_STEP = re.compile(r"torch/optim/|ops/adam/|bitsandbytes/optim/")
 
 
