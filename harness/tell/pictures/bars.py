@@ -8,7 +8,7 @@ from typing import Any
 from harness.judge.repeats import Repeats, place_to_compare
 from harness.judge.wording import ranks
 from harness.tell.formats import one_line, shortened
-from harness.tell.pictures.drawing import GREY, look_of_record
+from harness.tell.pictures.drawing import GREY, layer, look_of_record
 
 MOST_CELLS = 24
 """More would make the picture longer than a screen; then only one world size is drawn."""
@@ -103,75 +103,33 @@ STEP = 24
 
 def bar_chart(rows: Sequence[Row], layers: Sequence[Layer]) -> dict[str, Any]:
     """Panels under each other; rows carry `place` and `name` and are drawn in their order."""
-    header = {"labelOrient": "top", "labelAnchor": "start", "labelPadding": 4, "title": None}
-    return {
-        "data": {"values": list(rows)},
-        "facet": {"row": {"field": "place", "type": "nominal", "sort": None, "header": header}},
-        "spacing": 12,
-        "spec": {
-            "width": WIDTH,
-            "height": {"step": STEP},
-            "encoding": {"y": {"field": "name", "type": "nominal", "sort": None, "title": None}},
-            "layer": list(layers),
-        },
-        "resolve": {"scale": {"y": "independent"}},
-    }
+    return layer("bar_chart", rows=list(rows), width=WIDTH, step=STEP, layers=list(layers))
 
 
 def bar(field: str, title: str) -> Layer:
     """One bar from zero, in the colour of its family."""
-    return {
-        "mark": {"type": "bar", "height": {"band": 0.68}, "strokeWidth": 1.2},
-        "encoding": {
-            "x": quantity(field, title),
-            "fill": as_given("colour"),
-            "stroke": as_given("colour"),
-            "fillOpacity": as_given("opacity"),
-        },
-    }
+    return layer("bar", x=quantity(field, title))
 
 
 def stack(field: str, title: str, by: str, colours: Mapping[str, str]) -> Layer:
     """Bars cut into parts: a row each, with `field`, the name under `by` and the place under `order`."""
-    return {
-        "mark": {"type": "bar", "height": {"band": 0.68}, "stroke": GREY, "strokeWidth": 0.5},
-        "encoding": {
-            "x": {**quantity(field, title), "stack": "zero"},
-            "fill": {
-                "field": by,
-                "type": "nominal",
-                "scale": {"domain": list(colours), "range": list(colours.values())},
-                "legend": {"orient": "top", "title": None, "direction": "horizontal", "columns": 0},
-            },
-            "order": {"field": "order", "type": "quantitative"},
-        },
-    }
+    x = {**quantity(field, title), "stack": "zero"}
+    return layer("stack", x=x, by=by, names=list(colours), colours=list(colours.values()))
 
 
 def interval(low: str, high: str) -> Layer:
     """A line between two fields, over the bar."""
-    return {
-        "mark": {"type": "rule", "strokeWidth": 2.5},
-        "transform": [{"filter": f"isValid(datum.{low})"}],
-        "encoding": {"x": quantity(low), "x2": {"field": high}, "color": as_given("colour")},
-    }
+    return layer("interval", x=quantity(low), low=low, high=high)
 
 
-def text_after(field: str, text: str = "text") -> Layer:
+def text_after(field: str) -> Layer:
     """Text to the right of a place."""
-    return {
-        "mark": {"type": "text", "align": "left", "baseline": "middle", "dx": 6, "fontWeight": "bold"},
-        "encoding": {"x": quantity(field), "text": {"field": text}},
-    }
+    return layer("text_after", x=quantity(field))
 
 
 def tick(field: str, *, colour: str = GREY) -> Layer:
     """A vertical mark that is higher than the bar."""
-    return {
-        "mark": {"type": "tick", "thickness": 2.5, "size": STEP - 2, "color": colour, "opacity": 1},
-        "transform": [{"filter": f"isValid(datum.{field})"}],
-        "encoding": {"x": quantity(field)},
-    }
+    return layer("tick", x=quantity(field), field=field, size=STEP - 2, colour=colour)
 
 
 def quantity(field: str, title: str | None = None) -> dict[str, Any]:
@@ -179,9 +137,3 @@ def quantity(field: str, title: str | None = None) -> dict[str, Any]:
     named = {"title": title} if title is not None else {}
     scale, axis = {"zero": True}, {"tickCount": 6}
     return {"field": field, "type": "quantitative", "scale": scale, "axis": axis, **named}
-
-
-def as_given(field: str) -> dict[str, Any]:
-    """A channel whose values are in the rows."""
-    kind = "quantitative" if field == "opacity" else "nominal"
-    return {"field": field, "type": kind, "scale": None, "legend": None}

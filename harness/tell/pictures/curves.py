@@ -8,8 +8,7 @@ from itertools import pairwise
 from math import ceil, floor, log2, log10
 from typing import Any
 
-from harness.tell.pictures.bars import as_given
-from harness.tell.pictures.drawing import CURVES, NATIVE_OPACITY
+from harness.tell.pictures.drawing import CURVES, NATIVE_OPACITY, layer
 
 LINE = 14.0
 """Height of a line of text."""
@@ -126,8 +125,6 @@ def _distance(box: Box, point: Point) -> float:
 LEFT = 1.06
 """Factor between the least across and the left edge."""
 Spec = dict[str, Any]
-NAME = {"type": "text", "align": "left", "baseline": "middle", "fontWeight": "bold"}
-"""The mark of a name to the right of a place."""
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
 
 
@@ -169,32 +166,8 @@ class Panel:
     def layers(self, xs: Sequence[float]) -> list[Spec]:
         """Lines, points and names; `xs`: every value across, in rising order."""
         x = self.x(xs)
-        at_end = [{"filter": "isValid(datum.label_y)"}]
-        look = {"fill": as_given("colour"), "stroke": as_given("colour"), "fillOpacity": as_given("opacity")}
-        detail = {"detail": {"field": "curve"}, "stroke": as_given("colour"), "strokeDash": as_given("dash")}
-        leader = {"x2": {"field": "last"}, "y2": {"field": "label_y"}}
-        return [
-            {
-                "mark": {"type": "line", "strokeWidth": 2},
-                "encoding": {"x": x, "y": self.y("value"), **detail},
-            },
-            {
-                "transform": at_end,
-                "mark": {"type": "rule", "strokeWidth": 0.8, "x2Offset": 14},
-                "encoding": {"x": x, "y": self.y("value"), **leader},
-            },
-            {
-                "mark": {"type": "point", "size": 60, "strokeWidth": 1.5, "opacity": 1},
-                "encoding": {"x": x, "y": self.y("value"), **look, "shape": as_given("shape")},
-            },
-            {
-                "transform": at_end,
-                "mark": {**NAME, "dx": 16},
-                "encoding": {
-                    "x": {**x, "field": "last"}, "y": self.y("label_y"), "text": {"field": "label"},
-                },
-            },
-        ]  # fmt: skip
+        of_names = {"x_of_names": {**x, "field": "last"}, "y_of_names": self.y("label_y")}
+        return list(layer("curves", x=x, y=self.y("value"), **of_names))
 
     def x(self, xs: Sequence[float]) -> Spec:
         """The channel across."""

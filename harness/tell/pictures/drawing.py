@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
+from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import Any
 
+from harness.backends.explain import parse_value
 from harness.backends.strategy import Sharding, StrategyKind
 from harness.errors import HarnessError
 from harness.files import write_atomically
@@ -122,28 +125,28 @@ SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
 # Liberation Sans comes with the renderer and has the widths of Arial, which browsers have.
 FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
 SIZE = 12
-CONFIG: Spec = {
-    "aria": False,
-    "font": FONT,
-    "view": {"stroke": None},
-    "axis": {
-        "labelColor": GREY, "titleColor": GREY, "tickColor": GREY, "gridColor": GREY, "domainColor": GREY,
-        "gridOpacity": 0.25, "domain": False, "labelFontSize": SIZE, "titleFontSize": SIZE,
-        "titleFontWeight": "normal", "labelLimit": 280, "titlePadding": 8, "labelFlush": False,
-    },
-    "axisY": {"ticks": False},
-    "text": {"color": GREY, "fontSize": SIZE},
-    "rule": {"color": GREY},
-    "title": {"color": GREY, "fontSize": SIZE, "anchor": "start", "offset": 6},
-    "header": {
-        "labelColor": GREY, "titleColor": GREY, "labelFontSize": SIZE + 1, "labelFontWeight": "bold",
-        "labelLimit": 400,
-    },
-    "legend": {
-        "labelColor": GREY, "titleColor": GREY, "labelFontSize": SIZE, "titleFontSize": SIZE,
-        "titleFontWeight": "normal", "labelLimit": 280, "symbolStrokeWidth": 0,
-    },
-}  # fmt: skip
+LAYERS: Spec = parse_value(files(__package__).joinpath("layers.yaml").read_text(encoding="utf-8"))
+
+
+def layer(name: str, **given: Any) -> Any:
+    """A part of a specification from `layers.yaml`, with what is given for its names."""
+    return _filled(LAYERS[name], {"GREY": GREY, "LIMIT": LIMIT, "FONT": FONT, "SIZE": SIZE, **given})
+
+
+def _filled(part: Any, given: Spec) -> Any:
+    match part:
+        case dict():
+            return {key: _filled(inner, given) for key, inner in part.items()}
+        case list():
+            return [_filled(inner, given) for inner in part]
+        case str() if part[:1] == "$" and part[1:] in given:
+            return given[part[1:]]
+        case str():
+            return Template(part).safe_substitute(given)
+    return part
+
+
+CONFIG: Spec = layer("config")
 """The style; a page that draws for a dark background overrides its greys."""
 PNG_SCALE = 2.0
 _TAG = re.compile(r"<[^>]*>")

@@ -15,9 +15,9 @@ from harness.judge.wording import counted, listed, ranks
 from harness.record import Record
 from harness.tell.document import Picture
 from harness.tell.formats import number, scientific
-from harness.tell.pictures.bars import MOST_NAMED, Row, as_given, cell_row
-from harness.tell.pictures.curves import NAME, spread
-from harness.tell.pictures.drawing import GREY, LIMIT, VERDICTS
+from harness.tell.pictures.bars import MOST_NAMED, Row, cell_row
+from harness.tell.pictures.curves import spread
+from harness.tell.pictures.drawing import VERDICTS, layer
 
 Spec = dict[str, Any]
 
@@ -41,117 +41,25 @@ class UprightAxis:
 
 
 def x_channel(*, titled: bool) -> Spec:
-    axis = {"format": "d", "tickMinStep": 1, "grid": False, "tickCount": 10}
-    scale = {"nice": False, "zero": False}
-    title = "optimizer step" if titled else None
-    return {"field": "step", "type": "quantitative", "title": title, "axis": axis, "scale": scale}
-
-
-def _flat(field: str) -> list[Spec]:
-    """A row for each step, with its value under `value`."""
-    return [
-        {"filter": f"datum.{field}.length > 0"},
-        {"flatten": ["steps", field], "as": ["step", "value"]},
-        {"filter": "isValid(datum.value)"},
-    ]
-
-
-def _span(field: str) -> list[Spec]:
-    """Least and most of each step over the cells of one verdict."""
-    spans = [
-        {"op": "min", "field": "value", "as": "least"},
-        {"op": "max", "field": "value", "as": "most"},
-    ]
-    return [
-        {"filter": "datum.verdict != 'diverged'"},
-        *_flat(field),
-        {"aggregate": spans, "groupby": ["step", "verdict"]},
-    ]
+    found: Spec = layer("steps", title="optimizer step" if titled else None)
+    return found
 
 
 def band(x: Spec, y: UprightAxis, field: str) -> Spec:
-    scale = {"domain": list(VERDICTS), "range": list(VERDICTS.values())}
-    colour = {"field": "verdict", "type": "nominal", "scale": scale, "legend": None}
-    return {
-        "transform": _span(field),
-        "mark": {"type": "area", "fillOpacity": 0.45, "strokeWidth": 3},
-        "encoding": {
-            "x": x, "y": y.of("least"), "y2": {"field": "most"}, "fill": colour, "stroke": colour,
-        },
-    }  # fmt: skip
-
-
-def band_name() -> Spec:
-    """How many cells the band stands for, at its end."""
-    counted = [
-        {"op": "distinct", "field": "cell", "as": "cells"},
-        {"op": "max", "field": "losses_label", "as": "place"},
-    ]
-    text = (
-        "datum.cells + (datum.cells == 1 ? ' cell' : ' cells') "
-        "+ (datum.verdict != 'agrees' ? ' not judged' : datum.cells == 1 ? ' agrees' : ' agree')"
-    )
-    return {
-        "transform": [
-            {"filter": "datum.verdict != 'diverged'"},
-            {"aggregate": counted, "groupby": ["verdict"]},
-            {"calculate": text, "as": "text"},
-        ],
-        "mark": {**NAME, "dx": 8},
-        "encoding": {"x": {"value": "width"}, "y": _pixel("place"), "text": {"field": "text"}},
-    }
+    """From the least to the most of each step over the cells of one verdict."""
+    verdicts = {"verdicts": list(VERDICTS), "colours": list(VERDICTS.values())}
+    found: Spec = layer("band", x=x, least=y.of("least"), field=field, **verdicts)
+    return found
 
 
 def outliers(x: Spec, y: UprightAxis, field: str) -> list[Spec]:
     """A line for each cell that diverged, with its name at the end."""
-    diverged = {"filter": "datum.verdict == 'diverged'"}
-    line = {
-        "transform": [diverged, *_flat(field)],
-        "mark": {"type": "line", "strokeWidth": 2},
-        "encoding": {
-            "x": x, "y": y.of("value"), "detail": {"field": "cell"}, "stroke": as_given("colour"),
-            "strokeDash": as_given("dash"),
-        },
-    }  # fmt: skip
-    name = {
-        "transform": [diverged, {"calculate": "datum.cell + ' diverged'", "as": "text"}],
-        "mark": {**NAME, "dx": 8},
-        "encoding": {
-            "x": {"value": "width"}, "y": _pixel(f"{field}_label"), "text": {"field": "text"},
-            "color": as_given("colour"),
-        },
-    }  # fmt: skip
-    return [line, name]
-
-
-def _pixel(field: str) -> Spec:
-    return {"field": field, "type": "quantitative", "scale": None}
+    return list(layer("outliers", x=x, y=y.of("value"), field=field))
 
 
 def limit_band(y: UprightAxis) -> list[Spec]:
     """What the level allows, around the reference."""
-    both = [
-        {"filter": "isValid(datum.limit)"},
-        {"aggregate": [{"op": "max", "field": "limit", "as": "limit"}]},
-        {"calculate": "-datum.limit", "as": "lower"},
-        {"calculate": "'limit ' + format(datum.limit, '.1e')", "as": "text"},
-    ]
-    line = {"type": "rule", "color": LIMIT, "strokeDash": [6, 3], "strokeWidth": 1.5}
-    name = {"type": "text", "color": LIMIT, "align": "left", "baseline": "bottom", "dx": 6, "dy": -2}
-    return [
-        {
-            "transform": both,
-            "mark": {"type": "rect", "color": GREY, "opacity": 0.2},
-            "encoding": {"y": y.of("limit"), "y2": {"field": "lower"}},
-        },
-        {"transform": both, "mark": line, "encoding": {"y": y.of("limit")}},
-        {"transform": both, "mark": line, "encoding": {"y": y.of("lower")}},
-        {
-            "transform": both,
-            "mark": name,
-            "encoding": {"x": {"value": 0}, "y": y.of("limit"), "text": {"field": "text"}},
-        },
-    ]
+    return list(layer("limit_band", limit=y.of("limit"), lower=y.of("lower")))
 
 
 Curve = dict[int, float]
@@ -293,7 +201,7 @@ def _losses(rows: Sequence[Row]) -> list[Spec]:
     _place_names(rows, "losses", lambda loss: UPPER * (1 - (loss - low) / (high - low)), UPPER)
     y = UprightAxis("loss, nats per token", scale, {"tickCount": 5, "minExtent": EXTENT})
     x = x_channel(titled=not any(row["differences"] for row in rows))
-    return [band(x, y, "losses"), *outliers(x, y, "losses"), band_name()]
+    return [band(x, y, "losses"), *outliers(x, y, "losses"), layer("band_name")]
 
 
 def _differences(rows: Sequence[Row]) -> list[Spec]:

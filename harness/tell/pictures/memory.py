@@ -14,7 +14,6 @@ from harness.judge.states import largest, rank_states
 from harness.tell.document import Picture
 from harness.tell.formats import number
 from harness.tell.pictures.bars import (
-    Layer,
     Row,
     bar_chart,
     caption,
@@ -27,7 +26,7 @@ from harness.tell.pictures.bars import (
     tick,
     told,
 )
-from harness.tell.pictures.drawing import KINDS, LIMIT, only_drawn
+from harness.tell.pictures.drawing import KINDS, layer, only_drawn
 
 REST = "activations"
 LABELS = {**{kind: kind for kind in STATE_KINDS}, REST: "activations and buffers, up to the peak"}
@@ -132,24 +131,6 @@ def _chart(rows: Sequence[Row], limit: float | None) -> dict[str, Any]:
     colours = {LABELS[kind]: colour for kind, colour in KINDS.items() if LABELS[kind] in used}
     layers = [stack("megabytes", TITLE, "kind", colours), tick("expected"), text_after("end")]
     if limit is not None:
-        layers += _limit(limit)
+        at = {**quantity("limit"), "aggregate": "min"}
+        layers += layer("device_limit", x=at, text=f"device limit {number(limit)} MB")
     return bar_chart(rows, layers)
-
-
-def _limit(limit: float) -> list[Layer]:
-    """A line over all bars of a panel, with its name above them."""
-    known = [{"filter": "isValid(datum.limit)"}]
-    at = {"x": {**quantity("limit"), "aggregate": "min"}}
-    name = {"type": "text", "align": "right", "baseline": "bottom", "dx": 4, "dy": -3, "color": LIMIT}
-    return [
-        {
-            "transform": known,
-            "mark": {"type": "rule", "strokeWidth": 2, "strokeDash": [6, 3], "color": LIMIT},
-            "encoding": {**at, "y": None},
-        },
-        {
-            "transform": known,
-            "mark": name,
-            "encoding": {**at, "y": {"value": 0}, "text": {"value": f"device limit {number(limit)} MB"}},
-        },
-    ]

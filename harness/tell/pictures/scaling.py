@@ -10,9 +10,9 @@ from harness.judge.statistics import LEVEL
 from harness.judge.wording import listed, ranks
 from harness.tell.document import Picture
 from harness.tell.formats import percent, times
-from harness.tell.pictures.bars import MOST_NAMED, Row, as_given, cell_row, drawn_name
+from harness.tell.pictures.bars import MOST_NAMED, Row, cell_row, drawn_name
 from harness.tell.pictures.curves import Panel
-from harness.tell.pictures.drawing import FAMILIES, GREY, look_of_record
+from harness.tell.pictures.drawing import FAMILIES, layer, look_of_record
 
 MOST_CURVES = 24
 MOST_IN_ONE = 8
@@ -81,18 +81,8 @@ def _chart(curves: Curves, strong: bool) -> dict[str, Any]:
     for of_family in families.values():
         panel.place_labels(of_family)
     sizes = sorted({row["ranks"] for row in rows})
-    ideal = {
-        "mark": {"type": "line", "strokeDash": [6, 4], "color": GREY, "strokeWidth": 1.2},
-        "encoding": {"x": panel.x(sizes), "y": {**panel.y("ideal"), "aggregate": "max"}},
-    }
-    whiskers = {
-        "transform": [{"filter": "isValid(datum.low)"}],
-        "mark": {"type": "rule", "strokeWidth": 1.5, "opacity": 0.7},
-        "encoding": {
-            "x": {**panel.x(sizes), "field": "beside"}, "y": panel.y("low"), "y2": {"field": "high"},
-            "stroke": as_given("colour"),
-        },
-    }  # fmt: skip
+    ideal = layer("ideal", x=panel.x(sizes), y={**panel.y("ideal"), "aggregate": "max"})
+    whiskers = layer("whiskers", x={**panel.x(sizes), "field": "beside"}, y=panel.y("low"))
     unit = {"width": panel.width, "height": panel.height, "layer": [ideal, whiskers, *panel.layers(sizes)]}
     if not many:
         return {"data": {"values": rows}, **unit}

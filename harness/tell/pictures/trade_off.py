@@ -22,7 +22,6 @@ from harness.tell.pictures.bars import (
     MOST_CELLS,
     MOST_NAMED,
     Row,
-    as_given,
     bar,
     bar_chart,
     caption,
@@ -34,7 +33,7 @@ from harness.tell.pictures.bars import (
     told,
 )
 from harness.tell.pictures.curves import LINE, along, beside
-from harness.tell.pictures.drawing import GREY, only_drawn
+from harness.tell.pictures.drawing import layer, only_drawn
 
 WIDTH, HEIGHT = 600, 360
 MARGIN = 0.08
@@ -198,32 +197,10 @@ def _named(rows: Sequence[Row], panel: _Panel) -> list[Row]:
 
 def _chart(rows: Sequence[Row], titles: tuple[str, str], *, from_zero: bool) -> dict[str, Any]:
     panel = _panel(rows, from_zero=from_zero)
-    leader = {"x2": {"field": "leader_x"}, "y2": {"field": "leader_y"}}
-    look = {"fill": as_given("colour"), "stroke": as_given("colour"), "fillOpacity": as_given("opacity")}
-    return {
-        "data": {"values": _named(rows, panel)},
-        "width": WIDTH,
-        "height": HEIGHT,
-        "layer": [
-            {
-                "transform": [{"filter": "datum.on_frontier"}],
-                "mark": {"type": "line", "interpolate": "step-after", "strokeDash": [5, 4], "color": GREY},
-                "encoding": panel.channels("memory", "rate", titles) | {"order": {"field": "memory"}},
-            },
-            {
-                "mark": {"type": "rule", "strokeWidth": 0.8},
-                "encoding": panel.channels("memory", "rate", titles) | leader,
-            },
-            {
-                "mark": {"type": "point", "size": 110, "strokeWidth": 1.6, "opacity": 1},
-                "encoding": panel.channels("memory", "rate", titles) | look | {"shape": as_given("shape")},
-            },
-            {
-                "mark": {"type": "text", "align": "center", "baseline": "middle", "fontWeight": "bold"},
-                "encoding": panel.channels("label_x", "label_y", titles) | {"text": {"field": "name"}},
-            },
-        ],
-    }
+    at, of_names = panel.channels("memory", "rate", titles), panel.channels("label_x", "label_y", titles)
+    names = {f"{channel}_of_names": place for channel, place in of_names.items()}
+    layers = layer("trade_off", **at, **names)
+    return {"data": {"values": _named(rows, panel)}, "width": WIDTH, "height": HEIGHT, "layer": layers}
 
 
 def throughput_picture(comparison: Comparison) -> Picture | None:
