@@ -30,30 +30,14 @@ from harness.tell.document import (
 from harness.tell.formats import percent, signed_percent
 from harness.tell.sections.findings import findings_section
 from harness.tell.sections.machine import machine_section
-from harness.tell.tables import LABELS, figure_text, not_comparable_table, results_table
+from harness.tell.tables import LABELS, figure_text, not_comparable_table, prose, results_table, table_columns
 
 TITLE = "Comparison with a baseline"
-OTHER_OCCASIONS = (
-    "The two sides ran in different sessions, so what changed on the machine between them "
-    "counts as a change, too."
-)
-BY_ROUND = (
-    " Times and rates of cells whose sides ran in turns are compared within rounds: change is the "
-    f"Hodges-Lehmann estimate of the ratio, least and most its {percent(LEVEL)} interval (Wilcoxon's "
-    "signed-rank test); the test swaps sides round by round, for all cells together (step-down max-T)."
-)
+OTHER_OCCASIONS = prose("before_after_other_occasions")
+BY_ROUND = " " + prose("before_after_by_round", level=percent(LEVEL))
 MOST_OPEN = 3
 """Untested figures that the verdict names."""
-COLUMNS = (
-    *LABELS,
-    Column("measure", "measure", align="left"),
-    Column("before", "before"),
-    Column("after", "after"),
-    Column("change", "change", signed_percent),
-    Column("change_least", "least", signed_percent),
-    Column("change_most", "most", signed_percent),
-    Column("judgement", "judgement", align="left"),
-)
+COLUMNS = table_columns("before_after")
 
 
 def before_after(before: Comparison, after: Comparison, *last: Section) -> Document:

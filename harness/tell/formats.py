@@ -97,3 +97,37 @@ def times(value: float | None) -> str:
 def signed_percent(value: float | None) -> str:
     """A relative change: +5.0 %, -0.3 %."""
     return NOT_AVAILABLE if value is None else f"{value:+.1%}".replace("%", " %")
+
+
+def exact(value: float | None) -> str:
+    """Bytes with thousands separated; a fraction, which rings of some sizes give, to one place."""
+    if value is None:
+        return NOT_AVAILABLE
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
+
+
+def signed(value: float | None) -> str:
+    """The same with its sign."""
+    if value is None:
+        return NOT_AVAILABLE
+    return ("+" if value > 0 else "") + exact(value)
+
+
+def teraflops(value: float | None) -> str:
+    """FLOP/s as TFLOP/s (1e12)."""
+    return number(None if value is None else value / 1e12)
+
+
+def utilisation(value: float | None) -> str:
+    """A ratio as percent with one decimal: 41.7 %."""
+    return NOT_AVAILABLE if value is None else f"{value * 100:.1f} %"
+
+
+def dash(value: object) -> str:
+    """A dash, which is not 'not measured'."""
+    return "-" if value is None else str(value)
+
+
+def beginning(digest: str) -> str:
+    """The first 16 characters of a hash."""
+    return digest[:16]

@@ -7,17 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.record import GivenPart, GivenSettingPart
-from harness.tell.document import Column, Table
+from harness.tell.document import Table
 from harness.tell.narrow import fitted, line_width
+from harness.tell.tables import table_columns
 
-COLUMNS = (
-    Column("key", "key", align="left"),
-    Column("handling", "handling", align="left"),
-    Column("given", "given", align="left"),
-    Column("used", "used", align="left"),
-    Column("setting", "setting", align="left"),
-    Column("reason", "why", align="left"),
-)
+COLUMNS = table_columns("given")
 
 
 def summary(label: str, part: GivenPart) -> str:

@@ -7,12 +7,9 @@ from collections.abc import Sequence
 from harness.snapshots.account import DeviceAccount
 from harness.tell.document import Block, Column, Document, Items, Paragraph, Section, Table
 from harness.tell.formats import megabytes, percent
+from harness.tell.tables import prose
 
-TEXT = (
-    "Allocated: until a free is requested; active: until it completes, as other streams may hold the block; "
-    "reserved: what the allocator took from the device. Categories follow from the stacks of allocations and "
-    "from how long blocks live; what neither proves is unknown."
-)
+TEXT = prose("snapshots")
 NO_HISTORY = "no history was recorded: the figures are of the moment of the snapshot (_record_memory_history)"
 NO_STACKS = "no block has a stack: record with stacks='python' or 'all' to see whose they are"
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
+from importlib.resources import files
+from string import Template
 from typing import Any
 
 from tabulate import tabulate
@@ -16,7 +19,8 @@ from harness.judge.repeats import Repeats
 from harness.judge.rows import Row, reason
 from harness.judge.statistics import median_interval, percentile_95, value_range
 from harness.judge.wording import both
-from harness.tell.document import Column, Shown, Table
+from harness.tell import formats
+from harness.tell.document import Column, Shown, Table, plain
 from harness.tell.formats import megabytes, milliseconds, number, percent, scientific, short
 from harness.tell.order_words import ratio_cell, ratio_column
 
@@ -46,7 +50,30 @@ def figure_column(
     return Column(key, title or metric.title, show, optional=optional, only_values=only_values)
 
 
+_FILE = tomllib.loads(files(__package__).joinpath("tables.toml").read_text(encoding="utf-8"))
 LABELS = (Column("backend", "backend", align="left"), Column("world_size", "ranks"))
+
+
+def table_columns(name: str) -> tuple[Column, ...]:
+    """Those of a table of `tables.toml`; the name of another table stands for its columns."""
+    found: list[Column] = []
+    for row in _FILE["columns"][name]:
+        if isinstance(row, str):
+            found += LABELS if row == "labels" else table_columns(row)
+            continue
+        row = dict(row)
+        if "metric" in row:
+            found.append(figure_column(row.pop("metric"), **row))
+            continue
+        key, show = row.pop("key"), row.pop("show", None)
+        shown = plain if show is None else getattr(formats, show)
+        found.append(Column(key, row.pop("title", key), shown, **row))
+    return tuple(found)
+
+
+def prose(name: str, **given: object) -> str:
+    """A text of `tables.toml`, with what is given for its names."""
+    return Template(_FILE["texts"][name]).substitute(given)
 
 
 RESULTS = metrics_in("results", "data")

@@ -11,6 +11,7 @@ from harness.tell.formats import megabytes, milliseconds, number, percent, short
 from harness.tell.narrow import fitted
 from harness.tell.pictures.bars import bar_chart, stack, text_after
 from harness.tell.pictures.drawing import COPIES_ALONE, DEVICE_ACTIVITIES, EXPOSED
+from harness.tell.tables import prose, table_columns
 from harness.traces.analysis import Division, RankTrace
 from harness.traces.document import CollectiveRow, collective_rows
 from harness.traces.skew import Skew
@@ -20,45 +21,12 @@ MOST_BARS = 24
 MOST_ROWS = 20
 """Of a table for people; --json has all."""
 LONGEST_NAME = 60
-DEVICE_TEXT = (
-    "From the first to the last event of the device. Compute: kernels that do not communicate. "
-    "Communication: "
-    "kernels of NCCL, RCCL and symmetric memory, and copies between devices, waiting for other ranks "
-    "included; "
-    "exposed: while no kernel computes. Copies: copies and memsets. Idle: no event at all."
-)
-HOST_TEXT = (
-    "No device was recorded: from the first to the last event of the host. It computes while the "
-    "innermost operator "
-    "of a thread does, and communicates while the transport works on a collective."
-)
+DEVICE_TEXT = prose("traces_device")
+HOST_TEXT = prose("traces_host")
 STEP_TEXT = "A step lasts from its begin to its end on the host; the device may lag behind."
-WAIT_TEXT = (
-    "Of collectives that all ranks given take part in, matched in their order. The rank that runs "
-    "one shortest came "
-    "last; the others waited for it by as much as they ran it longer. No clock is compared."
-)
-TIMES = (
-    Column("seconds", "span ms", milliseconds),
-    Column("compute_seconds", "compute ms", milliseconds),
-    Column("communication_seconds", "communication ms", milliseconds),
-    Column("exposed_seconds", "exposed ms", milliseconds),
-    Column("overlap_share", "overlapped", percent),
-    Column("copy_seconds", "copies ms", milliseconds),
-    Column("idle_seconds", "idle ms", milliseconds),
-)
-COLLECTIVES = (
-    Column("operation", "operation", align="left"),
-    Column("dtype", "dtype", align="left"),
-    Column("bytes", "MB", megabytes),
-    Column("group", "group", align="left"),
-    Column("group_size", "ranks"),
-    Column("calls", "calls"),
-    Column("seconds", "ms", milliseconds),
-    Column(
-        "bus_bytes_per_second", "busbw GB/s", lambda value: number(None if value is None else value / 1e9)
-    ),
-)
+WAIT_TEXT = prose("traces_wait")
+TIMES = table_columns("traces_times")
+COLLECTIVES = table_columns("traces_collectives")
 
 
 def trace_document(

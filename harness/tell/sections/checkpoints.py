@@ -6,39 +6,13 @@ from typing import Any
 
 from harness.judge.comparison import Comparison
 from harness.record import CheckpointPart, Record
-from harness.tell.document import Block, Column, Paragraph, Section, Table
-from harness.tell.formats import megabytes, milliseconds
-from harness.tell.tables import LABELS
+from harness.tell.document import Block, Paragraph, Section, Table
+from harness.tell.tables import prose, table_columns
 
-COSTS = (
-    *LABELS,
-    Column("operation", "operation", align="left"),
-    Column("format", "format", align="left"),
-    Column("step", "after step"),
-    Column("checkpoint_seconds", "ms", milliseconds),
-    Column("file_bytes", "files MB", megabytes),
-    Column("payload_bytes", "payload MB", megabytes),
-    Column("host_growth_bytes", "host growth MB", megabytes),
-    Column("host_peak_bytes", "host peak MB", megabytes),
-)
-COSTS_TEXT = (
-    "Of the first repeat. From a barrier to a barrier, files of the portable formats (consolidated, neutral) "
-    "written to disk (fsync). payload: full tensors of the collectives that rank 0 called meanwhile. host "
-    "peak: the most anonymous memory of a process (no mapped files), on the rank with most; host growth: the "
-    "largest increase of a rank. Files were read right after they were written, from the page cache."
-)
-RESUMED = (
-    *LABELS,
-    Column("saved_by", "saved by", align="left"),
-    Column("saved_on", "on ranks"),
-    Column("format", "format", align="left"),
-    Column("first_step", "first step"),
-    Column("run_id", "run", align="left"),
-)
-RESUMED_TEXT = (
-    "A resumed run is compared with the steps of the reference from its first step on; it loaded the weights "
-    "that were saved, by their digest."
-)
+COSTS = table_columns("checkpoints_costs")
+COSTS_TEXT = prose("checkpoints_costs")
+RESUMED = table_columns("checkpoints_resumed")
+RESUMED_TEXT = prose("checkpoints_resumed")
 PHASES = {"save": "checkpoint", "load": "checkpoint_load"}
 
 

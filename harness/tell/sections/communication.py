@@ -21,32 +21,15 @@ from harness.judge.volume import (
     why_unknown,
 )
 from harness.record import CommunicationPart, Record
-from harness.tell.document import Block, Column, Paragraph, Section, Table, plain
-from harness.tell.formats import megabytes, short
-from harness.tell.tables import LABELS
+from harness.tell.document import Block, Column, Paragraph, Section, Table
+from harness.tell.formats import exact, megabytes
+from harness.tell.tables import LABELS, prose, table_columns
 
 Key = tuple[str, str, str, str, int]
 PHASES = ("setup", "digest", *STEP_PHASES, "evaluation", "checkpoint", "checkpoint_load")
-MEANING = (
-    "Of rank 0 of the first repeat. Forward, backward and step: per step. Setup, evaluation, checkpoint and "
-    "digest (gathering the initial "
-    "weights for their digest): per run. Payload is the size of the full tensors, largest MB that of the "
-    "largest call. Expected is the payload in closed form, for all groups of that role together; n/a if "
-    "there is none."
-)
+MEANING = prose("collectives")
 STAGES = "Rank 0 holds the first stage of a pipeline; what each stage sends stands under 'Pipelines'."
-COLUMNS = (
-    *LABELS,
-    Column("phase", "phase", align="left"),
-    Column("op", "collective", align="left"),
-    Column("dtype", "dtype", align="left"),
-    Column("role", "group", align="left"),
-    Column("group_size", "size"),
-    Column("calls", "calls", short),
-    Column("payload_bytes", "payload MB", megabytes),
-    Column("expected_payload_bytes", "expected MB", megabytes),
-    Column("largest_bytes", "largest MB", megabytes),
-)
+COLUMNS = table_columns("collectives")
 
 
 def communication_section(comparison: Comparison) -> Section | None:
@@ -116,49 +99,16 @@ def _order(key: Key) -> tuple[int, Key]:
     return PHASES.index(key[0]) if key[0] in PHASES else len(PHASES), key
 
 
-def exact(value: float | None) -> str:
-    """Bytes with thousands separated; a fraction, which rings of some sizes give, to one place."""
-    if value is None:
-        return plain(None)
-    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
-
-
-def signed(value: float | None) -> str:
-    """The same with its sign."""
-    if value is None:
-        return plain(None)
-    return ("+" if value > 0 else "") + exact(value)
-
-
 VOLUME = metrics_in("volume")
 COLUMNS_VOLUME = (
     *LABELS,
     *(Column(metric.key, "measured" if metric.key == SENT else metric.title, exact) for metric in VOLUME),
     Column("payload", "payload as expected", align="left"),
 )
-TERMS = (
-    *LABELS,
-    Column("term", "term", align="left"),
-    Column("expected_bytes", "expected", exact),
-    Column("textbook_bytes", "textbook", exact),
-    Column("difference_bytes", "difference", signed),
-    Column("remark", "why", align="left"),
-)
-DIFFERENCES = (
-    *LABELS,
-    Column("phase", "phase", align="left"),
-    Column("op", "collective", align="left"),
-    Column("dtype", "dtype", align="left"),
-    Column("role", "group", align="left"),
-    Column("measured_bytes", "measured", exact),
-    Column("expected_bytes", "expected", exact),
-    Column("difference_bytes", "difference", signed),
-)
+TERMS = table_columns("communication_terms")
+DIFFERENCES = table_columns("communication_differences")
 
-SHARING = (
-    "Where ranks share samples, figures are means over the ranks, since stages of a pipeline differ, and the "
-    "textbook has none: the papers count strategies whose ranks have samples of their own."
-)
+SHARING = prose("communication_sharing")
 
 
 def volume_section(comparison: Comparison) -> Section | None:
@@ -167,15 +117,7 @@ def volume_section(comparison: Comparison) -> Section | None:
     if not firsts:
         return None
     blocks: list[Block] = [
-        Paragraph(
-            "Bytes that a rank sends per step with the ring algorithm. measured: the payload of every "
-            "collective is counted when it is called, and its bytes on a ring follow by formula, which makes "
-            "transports comparable. expected: the closed form of this implementation, from the job alone. "
-            "textbook: the closed form of the strategy. on the transport: what the transport of this run "
-            "sends for the same calls, also by formula, if it implements a collective as another; the "
-            "project's tests check these formulae against bytes on a wire. A repeat that sent other bytes "
-            "than the first has its own line."
-        ),
+        Paragraph(prose("volume")),
         *([Paragraph(SHARING)] if any(row.record.world.dimensions for row in firsts) else []),
         Table(key="communication_volume", columns=COLUMNS_VOLUME, rows=[_line(row) for row in firsts]),
     ]
@@ -298,22 +240,10 @@ def node_volumes(record: Record) -> list[NodeVolume]:
     ]
 
 
-COLUMNS_NODES = (
-    Column("backend", "backend", align="left"),
-    Column("nodes", "nodes"),
-    Column("world_size", "ranks"),
-    Column("inside_bytes_per_step", "inside MB/step", megabytes),
-    Column("between_bytes_per_step", "between MB/step", megabytes),
-)
+COLUMNS_NODES = table_columns("nodes")
 ROLES = ("world", "shard", "replica")
 """Groups that have a column always; the others where they send between nodes."""
-TEXT = (
-    "Bytes that the ranks of the busiest node hand to the transport per optimizer step, to ranks of their "
-    "own node and to other nodes: rings follow the order of the ranks, collectives count as the transport "
-    "implements them. The last columns divide the bytes between nodes by the groups that send them: "
-    "with hybrid sharding on full nodes only the replica groups send between nodes, except scalars such as "
-    "the gradient norm."
-)
+TEXT = prose("nodes")
 
 
 def nodes_section(comparison: Comparison) -> Section | None:

@@ -11,15 +11,11 @@ from harness.judge.findings.catalogue import kinds
 from harness.judge.findings.finding import Finding
 from harness.judge.findings.groups import DOCUMENT, ROLES, Statement, role_of, statements
 from harness.judge.wording import words
-from harness.tell.document import Block, Column, Folded, Heading, Items, Paragraph, Section, Table
+from harness.tell.document import Block, Folded, Heading, Items, Paragraph, Section, Table
 from harness.tell.formats import milliseconds, percent
+from harness.tell.tables import table_columns
 
-COLUMNS = (
-    Column("finding", "finding", align="left"),
-    Column("cells", "cells", align="left"),
-    Column("figure", "figure", align="left"),
-    Column("value", "value", align="left"),
-)
+COLUMNS = table_columns("findings")
 UNITS = {
     "_bytes": lambda value: f"{value:,} bytes",
     "_seconds": lambda value: f"{milliseconds(value)} ms",

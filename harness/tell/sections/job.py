@@ -16,9 +16,9 @@ from harness.judge.wording import listed, ranks
 from harness.nested import differences, put
 from harness.record import GivenPart, Record
 from harness.record.workload import layout_of
-from harness.tell.document import Block, Column, Folded, Paragraph, Section, Table, yaml_code
+from harness.tell.document import Block, Folded, Paragraph, Section, Table, yaml_code
 from harness.tell.given import given_table, summary
-from harness.tell.tables import not_comparable_table
+from harness.tell.tables import not_comparable_table, prose, table_columns
 
 PRECISIONS = {
     "fp8": "fp8 (emulated: these runs show numerics only; speed and memory say nothing of fp8 hardware)"
@@ -96,12 +96,7 @@ def _settings(records: Sequence[Record]) -> dict[str, Any]:
     return settings
 
 
-TEXT = (
-    "These runs finished, but trained a different job: other settings, initial weights, samples, tokens per "
-    "step, learning rates or numbers of steps. They are excluded from every other table, picture, ranking "
-    "and verdict of this report. The table names each differing field with both values; if the reference has "
-    "no result, the run that most others agree with replaces it."
-)
+TEXT = prose("other_jobs")
 
 
 def not_comparable_section(comparison: Comparison) -> Section | None:
@@ -113,26 +108,8 @@ def not_comparable_section(comparison: Comparison) -> Section | None:
 
 
 TITLE = "Layout and measurement"
-COLUMNS = (
-    Column("world_size", "ranks"),
-    Column("nodes", "nodes"),
-    Column("ranks_per_node", "ranks per node"),
-    Column("threads_per_rank", "threads per rank"),
-    Column("micro_batch_size", "micro-batch"),
-    Column("accumulation_steps", "accumulation"),
-    Column("warmup_steps", "warm-up"),
-    Column("probed_steps", "probed"),
-    Column("traced_steps", "traced"),
-    Column("cooldown_steps", "cooldown"),
-    Column("timed_steps", "timed"),
-    Column("backends", "backends", align="left"),
-)
-TEXT_MEASUREMENT = (
-    "micro-batch: samples that a rank takes at once; times accumulation and ranks it is the global batch. "
-    "The other figures are steps: warm-up and cooldown steps are in no statistics, memory and communication "
-    "are read in probed ones, overlap in traced ones, speed in timed ones. Cooldown steps "
-    f"follow the probes unless fewer than {LEAST_TIMED_STEPS} would be left to time."
-)
+COLUMNS = table_columns("layout")
+TEXT_MEASUREMENT = prose("layout", least_timed_steps=LEAST_TIMED_STEPS)
 
 
 def measurement_section(comparison: Comparison) -> Section:
@@ -181,13 +158,7 @@ def _layout(record: Record) -> tuple[Any, ...]:
 
 LIKE_FOR_LIKE, LIBRARY_DEFAULTS = get_args(Preset)
 
-COLUMNS_PRESETS = (
-    Column("setting", "setting", align="left"),
-    Column("value", "value", align="left"),
-    Column("default", "library's default", align="left"),
-    Column("reason", "why", align="left"),
-    Column("backends", "backends", align="left"),
-)
+COLUMNS_PRESETS = table_columns("job_presets")
 
 
 def presets_section(comparison: Comparison) -> Section | None:
@@ -302,11 +273,7 @@ def _keys_in_force(record: Record) -> dict[str, Any]:
     return document
 
 
-TEXT_GIVEN = (
-    "Rows of this report that have the settings of a configuration file of Accelerate or DeepSpeed. A key is "
-    "taken if the run has its value, and pinned if it has another one or if the key has no part in a run. "
-    "Keys that no run can have are refused before anything runs."
-)
+TEXT_GIVEN = prose("job_given")
 
 
 def given_section(comparison: Comparison) -> Section | None:

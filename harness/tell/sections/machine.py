@@ -12,19 +12,11 @@ from harness.judge.run_conditions import accelerator_facts
 from harness.judge.timings import disturbance
 from harness.judge.wording import listed
 from harness.record import EnvironmentPart, ObservationPart, Record
-from harness.tell.document import Block, Column, Folded, Items, Paragraph, Section, Table, plain
-from harness.tell.formats import megabytes, number
-from harness.tell.tables import LABELS
+from harness.tell.document import Block, Column, Folded, Items, Paragraph, Section, Table
+from harness.tell.formats import number
+from harness.tell.tables import LABELS, prose, table_columns
 
-FACTS = (
-    Column("job", "job", plain, align="left", optional=True),
-    Column("state", "state", plain, align="left", optional=True),
-    Column("attempts", "attempts", optional=True),
-    Column("restarts", "restarts", optional=True),
-    Column("elapsed_seconds", "elapsed s", number, optional=True),
-    Column("energy_joules", "energy J", number, optional=True),
-    Column("max_resident_bytes", "largest process MB", megabytes, optional=True),
-)
+FACTS = table_columns("slurm")
 
 
 def slurm_jobs(comparison: Comparison) -> Folded | None:
@@ -123,15 +115,8 @@ def commit_words(environment: EnvironmentPart) -> str:
     return f"{commit} with local changes{f' to {listed(git.changed)}' if git.changed else ''}"
 
 
-TEXT = (
-    "Rows of training scripts that `harness observe` measured from inside. Their figures have the meaning of "
-    "those of the harness's own runs, but for these."
-)
-COLUMNS = (
-    Column("backend", "row", align="left"),
-    Column("field", "n/a in the record", align="left"),
-    Column("reason", "why", align="left"),
-)
+TEXT = prose("observed")
+COLUMNS = table_columns("observed")
 EVERY = "all"
 
 

@@ -12,9 +12,9 @@ from harness.judge.comparison import Comparison
 from harness.judge.repeats import Repeats
 from harness.judge.states import largest, rank_states, textbook
 from harness.record import MemoryPart, Record
-from harness.tell.document import Block, Column, Folded, Paragraph, Section, Table, plain
-from harness.tell.formats import megabytes, percent, signed_percent
-from harness.tell.tables import LABELS
+from harness.tell.document import Block, Column, Folded, Paragraph, Section, Table
+from harness.tell.formats import megabytes, percent
+from harness.tell.tables import LABELS, prose, table_columns
 
 
 def fragmentation_bytes(moment: MemoryPart) -> int | None:
@@ -126,16 +126,7 @@ MOMENTS = {
     "during_checkpoint": "checkpoint",
     "during_checkpoint_load": "checkpoint loaded",
 }
-TEXT = (
-    "Of the first repeat: live tensors of the rank that holds most at that moment, in the last probed "
-    "step; each storage counts once. activations: what the last forward pass left behind for the backward "
-    "pass. gathered: full weights gathered from the shards of several ranks, the own part included. "
-    "communication: buffers that a library sends from or receives into. buffers: the model's own. data: "
-    "samples held in memory. other: the allocator's rest. least and most: bytes that the allocator served "
-    "then, on the rank with least and with most. peak: the most since the previous moment, on the rank where "
-    "it is largest; of an evaluation, during one batch; of a checkpoint, while it is saved. Empty columns "
-    "are left out."
-)
+TEXT = prose("memory")
 
 
 def memory_section(comparison: Comparison) -> Section | None:
@@ -202,31 +193,12 @@ def _line(record: Record, moment: str) -> list[int | None] | None:
     ]
 
 
-TEXT_STATES = (
-    "Of the first repeat, after a backward pass, on the rank that holds most of them. expected: the closed "
-    "form of this library's "
-    "own layout, from its source, with padding and copies; off: measured minus expected in bytes. textbook: "
-    "the ZeRO paper with Adam (arXiv 1910.02054): 2 + 2 + 12 bytes per parameter at mixed precision, "
-    "4 + 4 + 8 in fp32, divided by the ranks that share what the strategy shards."
-)
-COLUMNS = (
-    *LABELS,
-    Column("kind", "kind", align="left"),
-    Column("measured_bytes", "measured MB", megabytes),
-    Column("expected_bytes", "expected MB", megabytes),
-    Column("off_bytes", "off, bytes", plain),
-    Column("textbook_bytes", "textbook MB", megabytes),
-)
+TEXT_STATES = prose("memory_states")
+COLUMNS = table_columns("memory")
 KIND = [column.key for column in COLUMNS].index("kind")
 ALL = "all"
 """The kind of the line that sums up the others."""
-TERM_COLUMNS = (
-    *LABELS,
-    Column("kind", "kind", align="left"),
-    Column("term", "term", align="left"),
-    Column("bytes", "bytes", plain),
-    Column("where", "where", align="left"),
-)
+TERM_COLUMNS = table_columns("memory_term")
 
 
 def states_section(comparison: Comparison) -> Section | None:
@@ -281,19 +253,7 @@ def _terms(group: Repeats) -> list[list[Any]]:
     ] + [[*group.cell, term.kind, term.name, term.bytes, "files"] for term in held.expected.files]
 
 
-COLUMNS_PREDICTION = [
-    Column("backend", "backend", align="left"),
-    Column("world_size", "ranks"),
-    Column("predicted_peak_bytes", "predicted peak MB", megabytes),
-    Column("peak_bytes", "measured peak MB", megabytes),
-    Column("prediction_error", "error", signed_percent),
-    Column("moment", "predicted moment", align="left"),
-]
-MEANING = (
-    "Peak of torch's allocator on the rank that needs most, predicted before the ranks started, and measured "
-    "in the probed steps. Error: predicted over measured, minus one; over all cells {mean} on average and "
-    "{worst} at most, regardless of sign."
-)
+COLUMNS_PREDICTION = table_columns("memory_prediction")
 
 
 def prediction_section(comparison: Comparison) -> Section | None:
@@ -309,6 +269,6 @@ def prediction_section(comparison: Comparison) -> Section | None:
         lines.append([*group.cell, predicted, measured, error, group.record.prediction.moment])
     if not errors:
         return None
-    text = MEANING.format(mean=percent(mean(errors)), worst=percent(max(errors)))
+    text = prose("prediction", mean=percent(mean(errors)), worst=percent(max(errors)))
     table = Table(key="predictions", columns=COLUMNS_PREDICTION, rows=lines)
     return Section("prediction", "Predicted memory", [Paragraph(text), table])

@@ -11,9 +11,9 @@ from harness.judge.comparison import Comparison
 from harness.judge.repeats import Repeats, job_marks
 from harness.judge.speed import median_step
 from harness.record import OverlapPart, Record
-from harness.tell.document import Block, Column, Folded, Items, Paragraph, Section, Table
-from harness.tell.formats import milliseconds, percent
-from harness.tell.tables import LABELS
+from harness.tell.document import Block, Folded, Items, Paragraph, Section, Table
+from harness.tell.formats import percent
+from harness.tell.tables import prose, table_columns
 
 MOSTLY, PARTLY = 0.8, 0.2
 """Shares of hidden communication from which on the words change."""
@@ -80,46 +80,11 @@ def _settings(details: dict[str, Any]) -> str:
 TITLE = "Overlap of computation and communication"
 LONGEST_WAITS = 3
 
-TEXTS = {
-    "cpu": "From torch's profiler in the traced steps, which it slows down. A rank computes while the "
-    "innermost operator on one of its threads does; it communicates while gloo works on a collective on its "
-    "own threads (the gloo: events), waiting for the other ranks included. gloo implements reduce-scatter as "
-    "all-reduce, and names it so. Idle is the rest: Python, and the bookkeeping of libraries. FSDP overlaps "
-    "on streams of a device; the CPU has none, so gathering there overlaps with nothing.",
-    "cuda": "From torch's profiler in the traced steps, which it slows down. A rank computes while a "
-    "kernel runs on any stream, except kernels of NCCL: while one of those runs it communicates, "
-    "waiting for the other ranks included. Copies are neither; in records that do not list them they "
-    "count as "
-    "computing. Idle is the rest: the device waits for the host.",
-}
-SUM_TEXT = (
-    "The sentences cover all traced steps of a cell together. Each line of the tables is one traced step, "
-    "that of median duration among all repeats. Exposed: communication while nothing computes; compute, "
-    "exposed and idle add up to the step. Hidden: the share of the communication during which something "
-    "computes. A wait is a stretch of exposed communication, named after the collective that covers most of "
-    "it."
-)
+TEXTS = {"cpu": prose("overlap_cpu"), "cuda": prose("overlap_cuda")}
+SUM_TEXT = prose("overlap_sum")
 
-OVERLAP_COLUMNS = (
-    *LABELS,
-    Column("rank", "rank"),
-    Column("seconds", "step ms", milliseconds),
-    Column("compute_seconds", "compute ms", milliseconds),
-    Column("communication_seconds", "communication ms", milliseconds),
-    Column("exposed_seconds", "exposed ms", milliseconds),
-    Column("copy_seconds", "copies ms", milliseconds, optional=True),
-    Column("idle_seconds", "idle ms", milliseconds),
-    Column("hidden_share", "hidden", percent),
-)
-WAIT_COLUMNS = (
-    *LABELS,
-    Column("repeat", "repeat"),
-    Column("rank", "rank"),
-    Column("step", "step"),
-    Column("phase", "phase", align="left"),
-    Column("collective", "waited for", align="left"),
-    Column("seconds", "ms", milliseconds),
-)
+OVERLAP_COLUMNS = table_columns("overlap")
+WAIT_COLUMNS = table_columns("overlap_wait")
 
 
 def overlap_section(comparison: Comparison) -> Section | None:

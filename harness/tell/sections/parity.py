@@ -22,18 +22,11 @@ from harness.judge.run_conditions import is_deterministic
 from harness.judge.wording import listed
 from harness.record.workload import depends_on_split
 from harness.tell.document import Block, Column, Folded, Heading, Items, Paragraph, Section, Table
-from harness.tell.formats import number, scientific, short
+from harness.tell.formats import number, scientific
 from harness.tell.pictures.loss import loss_picture
-from harness.tell.tables import LABELS, figure_column
+from harness.tell.tables import LABELS, prose, table_columns
 
-JUDGED = (
-    "Every run is compared with the reference, one process on the entire global batch, by four measures. "
-    "Loss: largest difference of a step, in nats per target token. Gradient norm: largest difference of a "
-    "step, relative to the reference's norm. Distance moved: difference of how far the weights moved from "
-    "first to last step, relative to the reference's. Final weights: distance from the reference's, relative "
-    "to how far those moved, for all weights and for each parameter. The last two are estimated from eight "
-    "random projections of each parameter."
-)
+JUDGED = prose("parity_judged")
 MEANINGS = (
     ("exact", "losses, gradient norms and final weights are equal bit for bit."),
     ("tight", "every measure is within its limit below: another order of summation explains the difference."),
@@ -46,63 +39,16 @@ ALSO = {
     "backward=reordered": " and gradients of activations in another order",
 }
 """By option of the reference's repetition."""
-CUT = (
-    "; for runs whose ranks cut layers it ran with sums that are added up from as many rounded parts, as "
-    f"those ranks add them ('{CUT_BAND}')"
-)
-ELEMENT = (
-    "; in a band it is at least what one element makes whose gradient rounding gives the other sign, which "
-    "Adam's first update turns into twice the learning rate"
-)
-FOUND = (
-    "The limits are measured for each job. The reference ran again with another split of the batch{also}, "
-    "which adds the same numbers in another order: the difference is noise, and 'seen' is the largest one. "
-    "At low precision the reference also ran in fp32 and with cast weights, which shows what rounding to "
-    "that precision changes{cut}. 'allowed' is the factor times 'seen', but at least the factor times a "
-    "lower bound: one rounding, in the dtype named below, of the largest loss; of the gradient norm; or, for "
-    "'distance moved' and 'final weights', of the norm of the weights, relative to how far they moved. "
-    "Each parameter has its own limit, at least that of all weights, which is not shown{element}. An "
-    "estimate from eight projections may be small by chance, so the limit of 'distance moved' is at least "
-    "that of 'final weights' divided by the root of eight; band is never below tight. The factors are "
-    f"choices, not measurements: {TIGHT_FACTOR:g} for tight, because a few repetitions show only a few "
-    f"orders of summation and each backend has its own; {BAND_FACTOR:g} for band, because libraries round "
-    f"in other places than the reference, but not more often; {UNMEASURED_FACTOR:g} for tight if the "
-    "reference did not run with another split."
-)
-AT_ONCE = (
-    " The loss depends on how the batch is split: in double precision the gradient of a batch is not the sum "
-    "over its halves. A run is then judged by the reference with as many samples at once, and its limits are "
-    "measured without another split: in double precision, and in another order of sums."
-)
+CUT = prose("parity_cut", cut_band=CUT_BAND)
+ELEMENT = prose("parity_element")
+AT_ONCE = " " + prose("parity_at_once")
 MEASURES = (
     ("loss", "loss"), ("norm", "gradient norm"), ("update", "distance moved"), ("weights", "final weights"),
 )  # fmt: skip
-LIMITS = (
-    Column("level", "level", align="left"),
-    Column("measure", "measure", align="left"),
-    Column("seen", "seen", scientific),
-    Column("factor", "factor", short),
-    Column("allowed", "allowed", scientific),
-    Column("set_by", "set by", align="left"),
-)
+LIMITS = table_columns("parity_limits")
 
 
-def dash(value: Any) -> str:
-    """A dash, which is not 'not measured'."""
-    return "-" if value is None else str(value)
-
-
-DISTANCES = (
-    *LABELS,
-    Column("runs", "runs"),
-    Column("parity", "parity", align="left"),
-    figure_column("max_loss_difference", "loss"),
-    figure_column("max_grad_norm_difference", "gradient norm"),
-    figure_column("update_difference"),
-    figure_column("final_weights_difference"),
-    Column("first_divergent_step", "first step beyond", dash),
-    Column("parity_reason", "why unjudged", dash, align="left"),
-)
+DISTANCES = table_columns("parity_distances")
 
 
 def levels_section(comparison: Comparison) -> Section | None:
@@ -114,7 +60,9 @@ def levels_section(comparison: Comparison) -> Section | None:
     further = [text for option, text in ALSO.items() if any(option in label for label in labels)]
     element = ELEMENT if any(noise.band is not None for noise in noises.values()) else ""
     cut = CUT if any(noise.cut_band is not None for noise in noises.values()) else ""
-    found = FOUND.format(also="".join(further), cut=cut, element=element)
+    factors = {"tight": TIGHT_FACTOR, "band": BAND_FACTOR, "unmeasured": UNMEASURED_FACTOR}
+    shown = {name: f"{factor:g}" for name, factor in factors.items()}
+    found = prose("parity_found", also="".join(further), cut=cut, element=element, **shown)
     if any(depends_on_split(row.reference.record) for row in comparison.rows if row.reference is not None):
         found += AT_ONCE
     blocks: list[Block] = [Paragraph(JUDGED), Items(MEANINGS), Paragraph(found)]
@@ -239,15 +187,8 @@ def _held_out(comparison: Comparison) -> Table | None:
 
 
 TITLE = "What Trainer does alone"
-COLUMNS = (
-    Column("subject", "subject", align="left"),
-    Column("alone", "Trainer alone", align="left"),
-    Column("backends", "read from", align="left"),
-)
-TEXT = (
-    "Trainer's loop ran with the job's batches, loss, optimizer, clipping and learning rates, as all rows "
-    "did. A script that leaves these to Trainer gets what is listed here; where it differs, the job differs."
-)
+COLUMNS = table_columns("trainer")
+TEXT = prose("trainer")
 
 
 def library_alone_section(comparison: Comparison) -> Section | None:

@@ -13,15 +13,11 @@ from harness.judge.wording import listed
 from harness.record import Record
 from harness.safe_text import by_name
 from harness.tell.document import Block, Code, Folded, Paragraph, Section, yaml_code
+from harness.tell.tables import prose
 
 WHERE = "In a checkout of the code:"
 INSTALL = "pip install -c constraints.txt -e '.[train]'"
-CONFIGURATION = (
-    "What a file for --config holds, as it follows from the records: the job, how it was measured and, in "
-    "the section 'compare', the cells. What a command gives besides comes before it. Threads per rank that "
-    "differ between cells stand under 'Layout and measurement' only. A file that a command names by --site "
-    "describes a cluster and is not part of a record."
-)
+CONFIGURATION = prose("reproduce_configuration")
 
 
 def reproduce_section(comparison: Comparison) -> Section:

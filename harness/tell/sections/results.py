@@ -13,14 +13,16 @@ from harness.judge.run_conditions import PAUSE_SECONDS
 from harness.judge.surprises import surprises
 from harness.judge.wording import counted, listed
 from harness.record import Record
-from harness.tell.document import Block, Column, Folded, Items, Paragraph, Section, Table
+from harness.tell.document import Block, Folded, Items, Paragraph, Section, Table
 from harness.tell.order_words import LEGEND, clock_words, occasions_words
 from harness.tell.pictures.trade_off import throughput_picture, trade_off_picture
 from harness.tell.tables import (
     WITHOUT_FORM,
     WITHOUT_FORM_MEANS,
+    prose,
     results_table,
     spread_table,
+    table_columns,
 )
 
 
@@ -103,20 +105,8 @@ def _by_error(group: Repeats) -> list[list[Record]]:
 
 KEY = "surprises_all"
 TITLE = "Differences: from the textbook and from defaults"
-TEXT = (
-    "Shown only where measured bytes and states are those of the closed form of the implementation, whose "
-    "terms name the cause; anything else is a finding. Figures relate one cause alone to the textbook: the "
-    "ZeRO paper (arXiv 1910.02054) and the FSDP paper (arXiv 2304.11277), one synchronisation per step."
-)
-COLUMNS = (
-    Column("cells", "cells", align="left"),
-    Column("difference", "difference", align="left"),
-    Column("origin", "where it comes from", align="left"),
-    Column("advice", "what to do", align="left"),
-    Column("since", "since when, and source", align="left"),
-    Column("id", "id", align="left", only_values=True),
-    Column("figures", "figures", align="left", only_values=True),
-)
+TEXT = prose("surprises")
+COLUMNS = table_columns("surprises")
 
 
 def surprises_all_section(comparison: Comparison) -> Section | None:

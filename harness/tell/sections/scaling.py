@@ -8,62 +8,18 @@ from typing import Any
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import STEP
 from harness.judge.scaling import ScalingPoint, strong_scaling, weak_scaling
-from harness.tell.document import Block, Column, Heading, Paragraph, Section, Table
-from harness.tell.formats import milliseconds, number, percent
+from harness.tell.document import Block, Heading, Paragraph, Section, Table
+from harness.tell.formats import percent
 from harness.tell.order_words import LEGEND, shown_ratio
 from harness.tell.pictures.scaling import strong_picture, weak_picture
-from harness.tell.tables import figure_column
+from harness.tell.tables import prose, table_columns
 
-HEAD = (
-    Column("backend", "backend", align="left"),
-    Column("nodes", "nodes"),
-    Column("world_size", "ranks"),
-    Column("threads_per_rank", "threads"),
-    Column("runs", "runs"),
-    Column("step_seconds_smallest_run", "least mean step ms", milliseconds),
-    Column("step_seconds_largest_run", "most mean step ms", milliseconds),
-)
-DETAILS = (
-    figure_column("samples_per_second"),
-    figure_column("peak_bytes"),
-    Column("training_loss", "last loss", number),
-    Column("evaluation_loss", "held-out loss", number, optional=True),
-    figure_column("evaluation_samples_per_second", optional=True),
-)
-STRONG = (
-    *HEAD,
-    Column("training_seconds", "training time s", number),
-    Column("speed_up", "speed-up", number),
-    Column("efficiency", "efficiency", percent),
-    Column("base", "of", align="left"),
-    *DETAILS,
-)
-WEAK = (
-    *HEAD,
-    Column("parameters", "parameters", number),
-    Column("global_batch_size", "batch", number),
-    Column("work_per_rank", "work per rank", percent),
-    figure_column("step_seconds"),
-    Column("efficiency", "efficiency", percent),
-    *DETAILS,
-)
-STRONG_TEXT = (
-    "One job on more ranks. T: the median over runs of the mean timed step, from which throughput follows; "
-    "least and most are those of the runs. training time: T x the steps of the job, without set-up and "
-    "evaluations. speed-up, or scale factor: T(N0) / T(N); efficiency: speed-up / (N / N0). Both steps "
-    f"are of the same round: {LEGEND}. N0 is the "
-    "smallest number of ranks of the backend, or the reference on one process if the backend did not run on "
-    "one rank; the column 'of' names it. One rank has nothing to shard, and FSDP1 runs there as NO_SHARD. "
-    "If one number of ranks ran on several numbers of nodes, each has its own curve. On the CPU a curve has "
-    "one number of threads per rank, since more ranks with fewer threads have no more processors; a machine "
-    "with fewer cores than ranks x threads cannot show scaling. Runs that diverged are left out."
-)
-WEAK_TEXT = (
-    "Jobs that grow with the ranks. efficiency: T(N0) / T(N) of one step, 100 % if N ranks take no longer "
-    f"for N / N0 times the work: {LEGEND}. N0 is the smallest number of ranks. work per rank: parameters x "
-    "tokens of a step / ranks, relative to that on N0; if it is not 100 %, the work did not grow with the "
-    "ranks, and the efficiency says less."
-)
+HEAD = table_columns("scaling_head")
+DETAILS = table_columns("scaling_details")
+STRONG = table_columns("scaling_strong")
+WEAK = table_columns("scaling_weak")
+STRONG_TEXT = prose("scaling_strong", legend=LEGEND)
+WEAK_TEXT = prose("scaling_weak", legend=LEGEND)
 
 
 def scaling_section(comparison: Comparison) -> Section | None:

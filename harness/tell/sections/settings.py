@@ -7,22 +7,12 @@ from harness.judge.comparison import Comparison
 from harness.judge.effective import Effect
 from harness.judge.wording import words
 from harness.tell.document import Column, Paragraph, Section, Shown, Table
+from harness.tell.tables import prose, table_columns
 
 TITLE = "Settings in force that differ"
 CHANGES: dict[Effect, str] = {"mathematics": "the mathematics", "cost": "cost only"}
-COLUMNS = (
-    Column("setting", "setting", align="left"),
-    Column("changes", "changes", align="left"),
-    Column("value", "value", align="left"),
-    Column("backends", "in force for", align="left"),
-)
-TEXT = (
-    "What ran, as the harness saw it or the backend read it back from its library. changes: 'the "
-    "mathematics' is what a loss may depend on, if only by rounding: the parity levels say whether it does "
-    "here; 'cost only' is speed, memory or communication. The reference's value comes first. A run of which "
-    "a setting is not known is left out of its lines; settings that do not differ are under 'Configuration "
-    "of each backend'."
-)
+COLUMNS = table_columns("settings")
+TEXT = prose("settings")
 
 
 def settings_section(comparison: Comparison) -> Section | None:

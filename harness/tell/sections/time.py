@@ -15,22 +15,11 @@ from harness.judge.run import Run
 from harness.judge.statistics import LEAST_FOR_P95, LEAST_STEPS, SAME_SHARE, median_known
 from harness.judge.timings import DATA, PHASES, WAITING
 from harness.tell.document import Block, Column, Heading, Paragraph, Section, Table
-from harness.tell.formats import NOT_AVAILABLE, milliseconds, number
-from harness.tell.tables import LABELS, figure_column
+from harness.tell.formats import milliseconds, number
+from harness.tell.tables import LABELS, prose, table_columns
 
-TEXT = (
-    "Evaluations between and after timed steps; of those before, memory is measured too. Each lasts from a "
-    "synchronised device to a synchronised device, as long as on its slowest rank, fetching the batches and "
-    "counting the collectives included. samples/s: of the median evaluation of a run, then the median over "
-    "repeats. The last batch is padded to full size on every rank; padding does not count."
-)
-COLUMNS = (
-    *LABELS,
-    Column("evaluations", "evaluations"),
-    Column("samples", "samples of each"),
-    Column("evaluation_seconds", "median ms", milliseconds),
-    figure_column("evaluation_samples_per_second", "samples/s"),
-)
+TEXT = prose("evaluation")
+COLUMNS = table_columns("evaluation")
 
 
 def evaluation_blocks(comparison: Comparison) -> list[Block]:
@@ -47,89 +36,17 @@ def evaluation_blocks(comparison: Comparison) -> list[Block]:
     return [Heading("Evaluation"), Table(key="evaluation", columns=COLUMNS, rows=body), Paragraph(TEXT)]
 
 
-TIME_TEXT = (
-    "Figures are medians over repeats of the figure of each run; step ms of the results and of the spread is "
-    "the mean timed step of a run, from which throughput follows, so it may differ. median and p95 (from "
-    f"{LEAST_FOR_P95} steps on) cover the timed steps, each as long as on its slowest rank; "
-    " rank spread is the slowest rank's median less the fastest's. Data is fetching the "
-    "batches; forward, backward and update (clipping included) are medians on the rank where they are "
-    "largest, waiting for other ranks included. On CUDA phases come from events on the stream, read after "
-    "the step's one synchronisation, on the CPU from the monotonic clock. steady from: the first step, "
-    "counted from 0, from which on the duration is steady, the latest of the repeats, by MSER (White 1997) "
-    "on the running median of the step times, without probed, traced and cooldown steps. The timed "
-    "steps should not begin before it; if that changes their mean by more than "
-    f"{100 * SAME_SHARE:g} %, a finding says so. n/a: fewer than {LEAST_STEPS} such steps, or one of the "
-    "repeats is not steady in its first half."
+TIME_TEXT = prose(
+    "time", least_for_p95=LEAST_FOR_P95, same_share=f"{100 * SAME_SHARE:g}", least_steps=LEAST_STEPS
 )
-WAITING_TEXT = (
-    "waiting: of a pipeline, for its other stages, on the rank that waits least; in none of the phases, "
-    "which are passes of own stages there."
-)
-UTILISATION_TEXT = (
-    "Model FLOPs per token: 6 N + 12 L H Q T (PaLM, arXiv 2204.02311, appendix B), N being the parameters "
-    "without tables that are only looked up, L layers, H heads of size Q, T tokens a sample; padding does "
-    "not count. Hardware FLOPs count padding too, and with activation checkpointing the forward pass of the "
-    "blocks once more: 2 N + 4 L H Q T, N of the blocks alone. MFU and HFU are these times tokens per second "
-    "over the peak of all devices together: dense, by data sheet, for the dtype of the matrix products. A "
-    "measured peak is what matrix products alone reached on the same ranks before the training "
-    "(measure.matmul_peak). n/a: FLOPs where the model is a mixture of experts or its shape is unknown, "
-    "MFU and HFU where the harness has no data sheet of the device, as for CPUs. Empty columns are left "
-    "out."
-)
-PROBE_TEXT = (
-    "What each probe took by its own clock, per step in which it ran, on the rank where it took most: the "
-    "counter of collectives; reading which weights are gathered after each module; walking live "
-    "tensors at each moment; the tracer, whose time is starting, stopping and reading the profiler, "
-    "between steps. The last two columns: how much longer the median probed and traced step was than a "
-    "timed one, including costs that no probe's clock sees. A timed step counts, walks, hashes and copies "
-    "nothing: besides training it reads the clock (on CUDA, events of the stream), sums the losses, and "
-    "keeps references to batches, sample ids and losses, which are read once its clock has stopped. The "
-    "first two steps of a run are probed more closely; measure.warmup_steps of 2 or more excludes them from "
-    "the timed ones. Cooldown steps after the probes (measure.cooldown_steps) are not "
-    "timed."
-)
+WAITING_TEXT = prose("time_waiting")
+UTILISATION_TEXT = prose("time_utilisation")
+PROBE_TEXT = prose("time_probe")
 
 
-def teraflops(value: float | None) -> str:
-    """FLOP/s as TFLOP/s (1e12)."""
-    return number(None if value is None else value / 1e12)
-
-
-def utilisation(value: float | None) -> str:
-    """A ratio as percent with one decimal: 41.7 %."""
-    return NOT_AVAILABLE if value is None else f"{value * 100:.1f} %"
-
-
-TIME_COLUMNS = (
-    *LABELS,
-    Column("median_step_seconds", "median of a run ms", milliseconds),
-    Column("p95_step_seconds", "p95 of a run ms", milliseconds, optional=True),
-    Column("rank_spread_seconds", "rank spread ms", milliseconds),
-    Column("data_seconds", "data ms", milliseconds),
-    Column("forward_seconds", "forward ms", milliseconds),
-    Column("backward_seconds", "backward ms", milliseconds),
-    Column("update_seconds", "update ms", milliseconds),
-    Column("waiting_seconds", "waiting ms", milliseconds, optional=True),
-    Column("first_steady_step", "steady from"),
-    Column("first_timed_step", "timed from"),
-)
-UTILISATION_COLUMNS = (
-    *LABELS,
-    Column("dtype", "dtype", align="left"),
-    Column("model_flops_per_second", "model TFLOP/s", teraflops),
-    Column("hardware_flops_per_second", "hardware TFLOP/s", teraflops),
-    Column("peak_flops_per_second", "peak TFLOP/s", teraflops, optional=True),
-    Column("peak_source", "peak from", align="left", optional=True),
-    Column("model_utilisation", "MFU", utilisation, optional=True),
-    Column("hardware_utilisation", "HFU", utilisation, optional=True),
-    Column("measured_peak_flops_per_second", "measured peak TFLOP/s", teraflops, optional=True),
-    Column("model_utilisation_of_measured", "MFU of measured", utilisation, optional=True),
-    Column("hardware_utilisation_of_measured", "HFU of measured", utilisation, optional=True),
-)
-EXTRA_COLUMNS = (
-    Column("probed_extra_seconds", "probed step + ms", milliseconds),
-    Column("traced_extra_seconds", "traced step + ms", milliseconds),
-)
+TIME_COLUMNS = table_columns("time")
+UTILISATION_COLUMNS = table_columns("time_utilisation")
+EXTRA_COLUMNS = table_columns("time_extra")
 
 
 def time_section(comparison: Comparison) -> Section | None:

@@ -25,6 +25,7 @@ from harness.tell.formats import megabytes
 from harness.tell.formats import percent as whole_percent
 from harness.tell.short.stage import ComparisonScope, Read, falling, peak, rounded, sent_once, states
 from harness.tell.short.words import levels, names
+from harness.tell.tables import prose
 
 MANY_RANKS = 64
 MICRO_STEPS = 8
@@ -33,16 +34,10 @@ MOST_LEVELS = 8
 LEAST_STEP = 0.01
 """Of memory, between two thresholds."""
 NONE_FITS = "none of these: more ranks, or offload"
-HELD = (
-    "Counted: model states, the most weights gathered at once, gradients and buffers; activations come on "
-    "top (harness estimate)."
-)
+HELD = prose("decision_held")
 ON_CPU = f"Memory is calculated for GPUs. {HELD}"
 STATES = "Memory is for model states after the backward pass; gathered weights and activations come on top."
-MEASURED = (
-    "Memory is the measured peak of a rank; with other micro-steps, what the strategy then holds more or "
-    "less is calculated."
-)
+MEASURED = prose("decision_measured")
 
 
 def decision_blocks(where: ComparisonScope, question: Question) -> list[Block]:

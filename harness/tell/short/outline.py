@@ -27,6 +27,7 @@ from harness.tell.short.summary import MOST_ROWS, summary_section
 from harness.tell.short.title import job_words, rank_words, title
 from harness.tell.short.verdict import trust_lines, verdict_section
 from harness.tell.short.words import fitting, shortened
+from harness.tell.tables import prose
 from harness.tell.writers.markdown import render_markdown
 
 VERIFY = "harness verify FILE  # this report, in any format"
@@ -55,14 +56,8 @@ def check_section(comparison: Comparison, question: Question) -> Section:
 
 
 LIBRARIES = ("torch", "deepspeed")
-ON_STUB = (
-    "states, sent bytes and parity should hold on GPUs; no kernel ran on one, so peaks lack what kernels "
-    "allocate and speeds mean nothing"
-)
-ON_CPU = (
-    "states, sent bytes and parity should hold on the same number of GPUs; "
-    "peaks and speeds are of this machine"
-)
+ON_STUB = prose("outline_on_stub")
+ON_CPU = prose("outline_on_cpu")
 
 
 def scope_section(comparison: Comparison, question: Question) -> Section | None:

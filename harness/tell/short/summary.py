@@ -15,9 +15,8 @@ from harness.judge.repeats import BASE, Repeats, job_marks
 from harness.judge.scaling import strong_scaling, weak_scaling
 from harness.judge.wording import counted, ranks
 from harness.tell.document import Align, Block, Column, Heading, Line, Section, Shown, Table
-from harness.tell.formats import NOT_AVAILABLE, percent, times
+from harness.tell.formats import NOT_AVAILABLE, dash, percent, times
 from harness.tell.order_words import LEGEND, clock_words, ratio_cell, ratio_column, shown_ratio
-from harness.tell.sections.parity import dash
 from harness.tell.short.stage import bytes_frontier, peak, stage
 from harness.tell.short.words import unwrapped
 from harness.tell.tables import LABELS, WITHOUT_FORM, WITHOUT_FORM_MEANS, figure_column
