@@ -33,11 +33,9 @@ from harness.tell.sections.machine import machine_section
 from harness.tell.tables import LABELS, figure_text, not_comparable_table, prose, results_table, table_columns
 
 TITLE = "Comparison with a baseline"
-OTHER_OCCASIONS = prose("before_after_other_occasions")
 BY_ROUND = " " + prose("before_after_by_round", level=percent(LEVEL))
 MOST_OPEN = 3
 """Untested figures that the verdict names."""
-COLUMNS = table_columns("before_after")
 
 
 def before_after(before: Comparison, after: Comparison, *last: Section) -> Document:
@@ -64,7 +62,7 @@ def _verdict(before: Comparison, after: Comparison, found: Sequence[Change]) -> 
     sentences = [_same_job(before, after)]
     both = _on_both_sides(before, after)
     if both and not shares_occasions(before, after):
-        sentences.append(OTHER_OCCASIONS)
+        sentences.append(prose("before_after_other_occasions"))
     sentences.append(f"{both} cells (backend and number of ranks) are on both sides.")
     sentences += _lost_and_new(before, after)
     moved = [c for c in found if c.judgement == "beyond noise"]
@@ -179,7 +177,7 @@ def _changes(key: str, found: Sequence[Change]) -> Table:
                 change.judgement,
             ]
         )
-    return Table(key=key, columns=COLUMNS, rows=body)
+    return Table(key=key, columns=table_columns("before_after"), rows=body)
 
 
 def _statuses(before: Comparison, after: Comparison) -> Section | None:

@@ -11,8 +11,6 @@ from harness.tell.document import Table
 from harness.tell.narrow import fitted, line_width
 from harness.tell.tables import table_columns
 
-COLUMNS = table_columns("given")
-
 
 def summary(label: str, part: GivenPart) -> str:
     """'ds.json (deepspeed, like-for-like) is row zero3: 9 keys taken, 3 pinned, 4 without effect...'."""
@@ -58,7 +56,7 @@ def given_table(part: GivenPart, number: int) -> Table:
     """Every key of a file; `number` tells the tables of a report apart."""
     rows = [[s.key, s.handling, text(s.given), text(s.used), s.setting or "", s.reason or ""]
             for s in part.settings]  # fmt: skip
-    return Table(key=f"given_{number}", columns=COLUMNS, rows=rows)
+    return Table(key=f"given_{number}", columns=table_columns("given"), rows=rows)
 
 
 def text(value: Any) -> str:

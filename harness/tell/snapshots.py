@@ -9,7 +9,6 @@ from harness.tell.document import Block, Column, Document, Items, Paragraph, Sec
 from harness.tell.formats import megabytes, percent
 from harness.tell.tables import prose
 
-TEXT = prose("snapshots")
 NO_HISTORY = "no history was recorded: the figures are of the moment of the snapshot (_record_memory_history)"
 NO_STACKS = "no block has a stack: record with stacks='python' or 'all' to see whose they are"
 
@@ -59,7 +58,7 @@ def _section(key: str, title: str, account: DeviceAccount) -> Section:
                 Column("blocks", "blocks"), Column("where", "allocated by", align="left"),
             ),
         ),
-        Paragraph(TEXT),
+        Paragraph(prose("snapshots")),
         Items(_remarks(account)),
     ]  # fmt: skip
     return Section(key, title, blocks)

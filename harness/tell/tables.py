@@ -21,7 +21,7 @@ from harness.judge.statistics import median_interval, percentile_95, value_range
 from harness.judge.wording import both
 from harness.tell import formats
 from harness.tell.document import Column, Shown, Table, plain
-from harness.tell.formats import megabytes, milliseconds, number, percent, scientific, short
+from harness.tell.formats import megabytes, milliseconds, number, scientific, short
 from harness.tell.order_words import ratio_cell, ratio_column
 
 _TEXTS: dict[Unit, Callable[[float | None], str]] = {
@@ -81,33 +81,7 @@ SPEEDS = {*NO_FIGURES, *(metric.key for metric in RESULTS if metric.is_timed)}
 """Columns of the results that are figures of speed."""
 AMOUNTS = ("peak_bytes", SENT)
 """Columns of the results that closed forms judge."""
-SPREAD_COLUMNS = (
-    *LABELS,
-    Column("runs", "runs"),
-    figure_column("samples_per_second"),
-    figure_column(SPEED),
-    Column("tokens_per_second_least", "least", number),
-    Column("tokens_per_second_most", "most", number),
-    Column("tokens_per_second_low", "95 % from", number, optional=True),
-    Column("tokens_per_second_high", "to", number, optional=True),
-    Column("occasions", "sessions"),
-    Column("spread_within_occasion", "within one", percent),
-    Column("spread_between_occasions", "between them", percent),
-    Column("steps", "timed steps"),
-    figure_column(STEP),
-    Column("step_seconds_p95", "p95 ms", milliseconds, optional=True),
-    Column("step_seconds_smallest", "least ms", milliseconds),
-    Column("step_seconds_largest", "most ms", milliseconds),
-)
 NOT_COMPARABLE = "not comparable: these runs are not the same job, so the tables leave them out"
-NOT_COMPARABLE_COLUMNS = (
-    *LABELS,
-    Column("repeat", "repeat"),
-    Column("field", "field that differs", align="left"),
-    Column("given", "this run", align="left"),
-    Column("other", "the other", align="left"),
-    Column("beside", "which is", align="left"),
-)
 WITHOUT_FORM = "†"
 WITHOUT_FORM_MEANS = "bytes and memory not judged: the backend claims no closed form"
 
@@ -136,7 +110,7 @@ def not_comparable_table(comparison: Comparison) -> Table | None:
                     other.label if other is not None else None,
                 ]
             )
-    return Table(key="not_comparable", columns=NOT_COMPARABLE_COLUMNS, rows=body) if body else None
+    return Table(key="not_comparable", columns=table_columns("not_comparable"), rows=body) if body else None
 
 
 def _text(table: Table, style: str) -> str:
@@ -194,7 +168,7 @@ def spread_table(comparison: Comparison) -> Table | None:
                 max(seconds),
             ]
         )
-    return Table(key="spread", columns=SPREAD_COLUMNS, rows=body) if body else None
+    return Table(key="spread", columns=table_columns("spread"), rows=body) if body else None
 
 
 def cell_line(row: Row) -> str:

@@ -21,10 +21,7 @@ MOST_BARS = 24
 MOST_ROWS = 20
 """Of a table for people; --json has all."""
 LONGEST_NAME = 60
-DEVICE_TEXT = prose("traces_device")
-HOST_TEXT = prose("traces_host")
 STEP_TEXT = "A step lasts from its begin to its end on the host; the device may lag behind."
-WAIT_TEXT = prose("traces_wait")
 TIMES = table_columns("traces_times")
 COLLECTIVES = table_columns("traces_collectives")
 
@@ -87,7 +84,7 @@ def _time(ranks: Sequence[RankTrace]) -> Section:
     rows = [[rank.label, *_values(rank.division)] for rank in ranks]
     texts = [
         text
-        for text, on_device in ((DEVICE_TEXT, True), (HOST_TEXT, False))
+        for text, on_device in ((prose("traces_device"), True), (prose("traces_host"), False))
         if any(rank.on_device is on_device for rank in ranks)
     ]
     blocks: list[Block] = [
@@ -254,7 +251,7 @@ def _waits(ranks: Sequence[RankTrace], skew: Skew | None) -> Section | None:
         blocks.append(Table(key="trace_skew", columns=by_kind, rows=kinds))
     else:
         blocks.append(Paragraph("n/a: no collective was found on all ranks given."))
-    blocks.append(Paragraph(WAIT_TEXT))
+    blocks.append(Paragraph(prose("traces_wait")))
     if skew.unmatched:
         blocks.append(Items(list(skew.unmatched)))
     return Section("trace_waits", "Who waits for whom", blocks)

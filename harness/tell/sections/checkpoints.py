@@ -10,7 +10,6 @@ from harness.tell.document import Block, Paragraph, Section, Table
 from harness.tell.tables import prose, table_columns
 
 COSTS = table_columns("checkpoints_costs")
-COSTS_TEXT = prose("checkpoints_costs")
 RESUMED = table_columns("checkpoints_resumed")
 RESUMED_TEXT = prose("checkpoints_resumed")
 PHASES = {"save": "checkpoint", "load": "checkpoint_load"}
@@ -23,7 +22,7 @@ def checkpoints_section(comparison: Comparison) -> Section | None:
     resumed = [[*g.cell, *line] for g in groups for line in _resumed(g.record)]
     blocks: list[Block] = []
     if costs:
-        blocks += [Table(key="checkpoints", columns=COSTS, rows=costs), Paragraph(COSTS_TEXT)]
+        blocks += [Table(key="checkpoints", columns=COSTS, rows=costs), Paragraph(prose("checkpoints_costs"))]
     if resumed:
         blocks += [Table(key="resumed", columns=RESUMED, rows=resumed), Paragraph(RESUMED_TEXT)]
     return Section("checkpoints", "Checkpoints", blocks) if blocks else None

@@ -29,7 +29,6 @@ Key = tuple[str, str, str, str, int]
 PHASES = ("setup", "digest", *STEP_PHASES, "evaluation", "checkpoint", "checkpoint_load")
 MEANING = prose("collectives")
 STAGES = "Rank 0 holds the first stage of a pipeline; what each stage sends stands under 'Pipelines'."
-COLUMNS = table_columns("collectives")
 
 
 def communication_section(comparison: Comparison) -> Section | None:
@@ -55,7 +54,7 @@ def communication_section(comparison: Comparison) -> Section | None:
             ]
     if not body:
         return None
-    table = Table(key="collectives", columns=COLUMNS, rows=body)
+    table = Table(key="collectives", columns=table_columns("collectives"), rows=body)
     has_stages = any(group.record.world.mesh.size("pipeline") > 1 for group in comparison.groups)
     meaning = f"{MEANING} {STAGES}" if has_stages else MEANING
     return Section(
@@ -105,8 +104,6 @@ COLUMNS_VOLUME = (
     *(Column(metric.key, "measured" if metric.key == SENT else metric.title, exact) for metric in VOLUME),
     Column("payload", "payload as expected", align="left"),
 )
-TERMS = table_columns("communication_terms")
-DIFFERENCES = table_columns("communication_differences")
 
 SHARING = prose("communication_sharing")
 
@@ -126,7 +123,7 @@ def volume_section(comparison: Comparison) -> Section | None:
         blocks.append(
             Table(
                 key="communication_terms",
-                columns=TERMS,
+                columns=table_columns("communication_terms"),
                 rows=terms,
                 caption="Expected minus textbook, term by term, in bytes sent per step",
             )
@@ -136,7 +133,7 @@ def volume_section(comparison: Comparison) -> Section | None:
         blocks.append(
             Table(
                 key="communication_differences",
-                columns=DIFFERENCES,
+                columns=table_columns("communication_differences"),
                 rows=differences,
                 caption="Measured payload that is not as expected, in bytes over the probed steps (setup, "
                 "evaluation and digest: over the run)",
@@ -240,10 +237,8 @@ def node_volumes(record: Record) -> list[NodeVolume]:
     ]
 
 
-COLUMNS_NODES = table_columns("nodes")
 ROLES = ("world", "shard", "replica")
 """Groups that have a column always; the others where they send between nodes."""
-TEXT = prose("nodes")
 
 
 def nodes_section(comparison: Comparison) -> Section | None:
@@ -269,8 +264,8 @@ def nodes_section(comparison: Comparison) -> Section | None:
         ]
         for group, most in found
     ]
-    table = Table(key="nodes", columns=[*COLUMNS_NODES, *map(_column, roles)], rows=body)
-    return Section("nodes", "Within and between nodes", [Paragraph(TEXT), table])
+    table = Table(key="nodes", columns=[*table_columns("nodes"), *map(_column, roles)], rows=body)
+    return Section("nodes", "Within and between nodes", [Paragraph(prose("nodes")), table])
 
 
 def _column(role: str) -> Column:

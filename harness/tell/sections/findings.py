@@ -15,7 +15,6 @@ from harness.tell.document import Block, Folded, Heading, Items, Paragraph, Sect
 from harness.tell.formats import milliseconds, percent
 from harness.tell.tables import table_columns
 
-COLUMNS = table_columns("findings")
 UNITS = {
     "_bytes": lambda value: f"{value:,} bytes",
     "_seconds": lambda value: f"{milliseconds(value)} ms",
@@ -41,7 +40,7 @@ def findings_section(comparison: Comparison) -> Section:
         of_role = [statement for statement in merged if statement.role == role]
         if of_role:
             blocks += [Heading(heading), *_sentences(of_role)]
-    table = Table(key="finding_figures", columns=COLUMNS, rows=_figures(found))
+    table = Table(key="finding_figures", columns=table_columns("findings"), rows=_figures(found))
     blocks += [
         Folded("Meaning of each finding, how to confirm and fix it", [_meanings(merged)]),
         Folded("Figures behind the findings", [table]),

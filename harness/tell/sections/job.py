@@ -96,15 +96,12 @@ def _settings(records: Sequence[Record]) -> dict[str, Any]:
     return settings
 
 
-TEXT = prose("other_jobs")
-
-
 def not_comparable_section(comparison: Comparison) -> Section | None:
     """None where all runs of a job are one job."""
     table = not_comparable_table(comparison)
     if table is None:
         return None
-    return Section("not_comparable", "Not comparable, and why", [Paragraph(TEXT), table])
+    return Section("not_comparable", "Not comparable, and why", [Paragraph(prose("other_jobs")), table])
 
 
 TITLE = "Layout and measurement"
@@ -158,8 +155,6 @@ def _layout(record: Record) -> tuple[Any, ...]:
 
 LIKE_FOR_LIKE, LIBRARY_DEFAULTS = get_args(Preset)
 
-COLUMNS_PRESETS = table_columns("job_presets")
-
 
 def presets_section(comparison: Comparison) -> Section | None:
     """The changes, each once with its backends; None without a run that was set up."""
@@ -178,7 +173,7 @@ def presets_section(comparison: Comparison) -> Section | None:
     if not backends:
         return Section("preset", "Preset", [Paragraph(text)])
     lines = [[*change, "; ".join(changed)] for change, changed in backends.items()]
-    table = Table(key="preset_changes", columns=COLUMNS_PRESETS, rows=lines)
+    table = Table(key="preset_changes", columns=table_columns("job_presets"), rows=lines)
     return Section("preset", "Preset", [Paragraph(f"{text} What {LIKE_FOR_LIKE} changed:"), table])
 
 
@@ -273,9 +268,6 @@ def _keys_in_force(record: Record) -> dict[str, Any]:
     return document
 
 
-TEXT_GIVEN = prose("job_given")
-
-
 def given_section(comparison: Comparison) -> Section | None:
     """None where no row came from a file."""
     parts: dict[str, tuple[str, GivenPart]] = {}
@@ -285,7 +277,7 @@ def given_section(comparison: Comparison) -> Section | None:
             parts.setdefault(part.model_dump_json(), (row.backend, part))
     if not parts:
         return None
-    blocks: list[Block] = [Paragraph(TEXT_GIVEN)]
+    blocks: list[Block] = [Paragraph(prose("job_given"))]
     for number, (label, part) in enumerate(parts.values(), 1):
         blocks += [Paragraph(f"{summary(label, part)}. SHA-256: {part.sha256}."), given_table(part, number)]
     return Section("given", "Configuration files of other tools", blocks)

@@ -115,8 +115,6 @@ def commit_words(environment: EnvironmentPart) -> str:
     return f"{commit} with local changes{f' to {listed(git.changed)}' if git.changed else ''}"
 
 
-TEXT = prose("observed")
-COLUMNS = table_columns("observed")
 EVERY = "all"
 
 
@@ -127,9 +125,9 @@ def observed_section(comparison: Comparison) -> Section | None:
     }
     if not seen:
         return None
-    blocks: list[Block] = [Paragraph(TEXT)]
+    blocks: list[Block] = [Paragraph(prose("observed"))]
     blocks += [Paragraph(_summary(label, part)) for label, part in seen.items()]
-    blocks.append(Table(key="observed", columns=COLUMNS, rows=_missing(seen)))
+    blocks.append(Table(key="observed", columns=table_columns("observed"), rows=_missing(seen)))
     return Section("observed", "Observed scripts", blocks)
 
 

@@ -126,7 +126,6 @@ MOMENTS = {
     "during_checkpoint": "checkpoint",
     "during_checkpoint_load": "checkpoint loaded",
 }
-TEXT = prose("memory")
 
 
 def memory_section(comparison: Comparison) -> Section | None:
@@ -155,7 +154,7 @@ def memory_section(comparison: Comparison) -> Section | None:
         "memory_by_moment", [*LABELS, Column("moment", "moment", align="left"), *columns], others
     )
     blocks: list[Block] = [
-        Paragraph(TEXT),
+        Paragraph(prose("memory")),
         table,
         *([Folded("Memory at the other moments", [moments])] if others else []),
         *process_memory_blocks(comparison),
@@ -193,12 +192,10 @@ def _line(record: Record, moment: str) -> list[int | None] | None:
     ]
 
 
-TEXT_STATES = prose("memory_states")
 COLUMNS = table_columns("memory")
 KIND = [column.key for column in COLUMNS].index("kind")
 ALL = "all"
 """The kind of the line that sums up the others."""
-TERM_COLUMNS = table_columns("memory_term")
 
 
 def states_section(comparison: Comparison) -> Section | None:
@@ -213,9 +210,9 @@ def states_section(comparison: Comparison) -> Section | None:
     totals = [[*line[:KIND], *line[KIND + 1 :]] for line in kinds if line[KIND] == ALL]
     table = Table(key="model_state_totals", columns=[*COLUMNS[:KIND], *COLUMNS[KIND + 1 :]], rows=totals)
     by_kind = Table(key="model_states", columns=COLUMNS, rows=[line for line in kinds if line[KIND] != ALL])
-    by_term = Table(key="model_state_terms", columns=TERM_COLUMNS, rows=terms)
+    by_term = Table(key="model_state_terms", columns=table_columns("memory_term"), rows=terms)
     blocks: list[Block] = [
-        Paragraph(TEXT_STATES),
+        Paragraph(prose("memory_states")),
         table,
         Folded("Weights, gradients, masters and optimizer states separately", [by_kind]),
         *([Folded("Terms of the closed forms", [by_term])] if terms else []),
@@ -253,9 +250,6 @@ def _terms(group: Repeats) -> list[list[Any]]:
     ] + [[*group.cell, term.kind, term.name, term.bytes, "files"] for term in held.expected.files]
 
 
-COLUMNS_PREDICTION = table_columns("memory_prediction")
-
-
 def prediction_section(comparison: Comparison) -> Section | None:
     """The error of every prediction that a measurement belongs to; None without any."""
     lines: list[list[Any]] = []
@@ -270,5 +264,5 @@ def prediction_section(comparison: Comparison) -> Section | None:
     if not errors:
         return None
     text = prose("prediction", mean=percent(mean(errors)), worst=percent(max(errors)))
-    table = Table(key="predictions", columns=COLUMNS_PREDICTION, rows=lines)
+    table = Table(key="predictions", columns=table_columns("memory_prediction"), rows=lines)
     return Section("prediction", "Predicted memory", [Paragraph(text), table])

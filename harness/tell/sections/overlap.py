@@ -81,10 +81,6 @@ TITLE = "Overlap of computation and communication"
 LONGEST_WAITS = 3
 
 TEXTS = {"cpu": prose("overlap_cpu"), "cuda": prose("overlap_cuda")}
-SUM_TEXT = prose("overlap_sum")
-
-OVERLAP_COLUMNS = table_columns("overlap")
-WAIT_COLUMNS = table_columns("overlap_wait")
 
 
 def overlap_section(comparison: Comparison) -> Section | None:
@@ -96,7 +92,7 @@ def overlap_section(comparison: Comparison) -> Section | None:
         return Section("overlap", TITLE, [missing]) if missing else None
     traced = [row.record for row in comparison.rows if any(rank.overlap for rank in row.record.ranks)]
     texts = [TEXTS[device] for device in dict.fromkeys(record.world.device for record in traced)]
-    blocks: list[Block] = [Paragraph(text) for text in [*texts, SUM_TEXT]]
+    blocks: list[Block] = [Paragraph(text) for text in [*texts, prose("overlap_sum")]]
     marks = job_marks(groups)
     by_sentence: dict[tuple[str, str], list[CellName]] = {}
     for group in groups:
@@ -107,10 +103,10 @@ def overlap_section(comparison: Comparison) -> Section | None:
     if by_sentence:
         items = [f"{name_cells(cells)}{job}: {sentence}" for (job, sentence), cells in by_sentence.items()]
         blocks.append(Items(items))
-    blocks.append(Folded("Each rank", [Table(key="overlap", columns=OVERLAP_COLUMNS, rows=body)]))
+    blocks.append(Folded("Each rank", [Table(key="overlap", columns=table_columns("overlap"), rows=body)]))
     waits = [line for group in groups if group.world_size > 1 for line in _waits(group)]
     if waits:
-        table = Table(key="longest_waits", columns=WAIT_COLUMNS, rows=waits)
+        table = Table(key="longest_waits", columns=table_columns("overlap_wait"), rows=waits)
         title = (
             f"The {LONGEST_WAITS} longest waits of each cell, over all its repeats, ranks and traced steps"
         )

@@ -26,7 +26,6 @@ from harness.tell.formats import number, scientific
 from harness.tell.pictures.loss import loss_picture
 from harness.tell.tables import LABELS, prose, table_columns
 
-JUDGED = prose("parity_judged")
 MEANINGS = (
     ("exact", "losses, gradient norms and final weights are equal bit for bit."),
     ("tight", "every measure is within its limit below: another order of summation explains the difference."),
@@ -40,7 +39,6 @@ ALSO = {
 }
 """By option of the reference's repetition."""
 CUT = prose("parity_cut", cut_band=CUT_BAND)
-ELEMENT = prose("parity_element")
 AT_ONCE = " " + prose("parity_at_once")
 MEASURES = (
     ("loss", "loss"), ("norm", "gradient norm"), ("update", "distance moved"), ("weights", "final weights"),
@@ -58,14 +56,14 @@ def levels_section(comparison: Comparison) -> Section | None:
         return None
     labels = [label for noise in noises.values() for level in noise.levels for label in level.repetitions]
     further = [text for option, text in ALSO.items() if any(option in label for label in labels)]
-    element = ELEMENT if any(noise.band is not None for noise in noises.values()) else ""
+    element = prose("parity_element") if any(noise.band is not None for noise in noises.values()) else ""
     cut = CUT if any(noise.cut_band is not None for noise in noises.values()) else ""
     factors = {"tight": TIGHT_FACTOR, "band": BAND_FACTOR, "unmeasured": UNMEASURED_FACTOR}
     shown = {name: f"{factor:g}" for name, factor in factors.items()}
     found = prose("parity_found", also="".join(further), cut=cut, element=element, **shown)
     if any(depends_on_split(row.reference.record) for row in comparison.rows if row.reference is not None):
         found += AT_ONCE
-    blocks: list[Block] = [Paragraph(JUDGED), Items(MEANINGS), Paragraph(found)]
+    blocks: list[Block] = [Paragraph(prose("parity_judged")), Items(MEANINGS), Paragraph(found)]
     blocks.append(_limits(noises))
     blocks.append(
         Items([_source(level, job_id, noises) for job_id, n in noises.items() for level in n.levels])

@@ -9,10 +9,6 @@ from harness.judge.statistics import median_known
 from harness.tell.document import Paragraph, Section, Table
 from harness.tell.tables import prose, table_columns
 
-COLUMNS = table_columns("pipeline")
-STAGE_COLUMNS = table_columns("pipeline_stage")
-TEXT = prose("pipeline")
-
 
 def pipeline_section(comparison: Comparison) -> Section | None:
     """None where no run is a pipeline."""
@@ -51,9 +47,9 @@ def pipeline_section(comparison: Comparison) -> Section | None:
         "pipeline",
         "Pipelines",
         [
-            Table(key="pipelines", columns=list(COLUMNS), rows=summary),
-            Table(key="pipeline_stages", columns=list(STAGE_COLUMNS), rows=stages),
-            Paragraph(TEXT),
+            Table(key="pipelines", columns=table_columns("pipeline"), rows=summary),
+            Table(key="pipeline_stages", columns=table_columns("pipeline_stage"), rows=stages),
+            Paragraph(prose("pipeline")),
         ],
     )
 

@@ -17,7 +17,6 @@ from harness.tell.tables import prose
 
 WHERE = "In a checkout of the code:"
 INSTALL = "pip install -c constraints.txt -e '.[train]'"
-CONFIGURATION = prose("reproduce_configuration")
 
 
 def reproduce_section(comparison: Comparison) -> Section:
@@ -28,7 +27,7 @@ def reproduce_section(comparison: Comparison) -> Section:
     blocks: list[Block] = [
         Paragraph(" ".join([*_commits(records), *_builds(records), WHERE])),
         Code("sh", "\n".join([INSTALL, *commands])),
-        Paragraph(CONFIGURATION),
+        Paragraph(prose("reproduce_configuration")),
         *(Folded(title, [yaml_code(settings)]) for title, settings in files.items()),
     ]
     return Section("reproduce", "How to reproduce", blocks)

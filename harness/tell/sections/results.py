@@ -105,8 +105,6 @@ def _by_error(group: Repeats) -> list[list[Record]]:
 
 KEY = "surprises_all"
 TITLE = "Differences: from the textbook and from defaults"
-TEXT = prose("surprises")
-COLUMNS = table_columns("surprises")
 
 
 def surprises_all_section(comparison: Comparison) -> Section | None:
@@ -120,5 +118,5 @@ def surprises_all_section(comparison: Comparison) -> Section | None:
     ]  # fmt: skip
     if not rows:
         return None
-    table = Table(key="surprises", columns=COLUMNS, rows=rows)
-    return Section(KEY, TITLE, [Paragraph(TEXT), table])
+    table = Table(key="surprises", columns=table_columns("surprises"), rows=rows)
+    return Section(KEY, TITLE, [Paragraph(prose("surprises")), table])

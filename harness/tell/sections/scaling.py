@@ -14,10 +14,6 @@ from harness.tell.order_words import LEGEND, shown_ratio
 from harness.tell.pictures.scaling import strong_picture, weak_picture
 from harness.tell.tables import prose, table_columns
 
-HEAD = table_columns("scaling_head")
-DETAILS = table_columns("scaling_details")
-STRONG = table_columns("scaling_strong")
-WEAK = table_columns("scaling_weak")
 STRONG_TEXT = prose("scaling_strong", legend=LEGEND)
 WEAK_TEXT = prose("scaling_weak", legend=LEGEND)
 
@@ -47,7 +43,7 @@ def _strong_table(curves: Sequence[Sequence[ScalingPoint]]) -> Table:
             point.strong_efficiency,
         ]
         body.append([*_head(point), *figures, _base(point), *_details(point)])
-    return Table(key="strong_scaling", columns=STRONG, rows=body)
+    return Table(key="strong_scaling", columns=table_columns("scaling_strong"), rows=body)
 
 
 def _base(point: ScalingPoint) -> str:
@@ -70,7 +66,7 @@ def _weak_table(curves: Sequence[Sequence[ScalingPoint]]) -> Table:
                 shown_ratio(point.ratio, percent) or point.weak_efficiency,
             ]
             body.append([*_head(point), *line, *_details(point)])
-    return Table(key="weak_scaling", columns=WEAK, rows=body)
+    return Table(key="weak_scaling", columns=table_columns("scaling_weak"), rows=body)
 
 
 def _head(point: ScalingPoint) -> list[Any]:

@@ -12,7 +12,6 @@ from harness.tell.tables import prose, table_columns
 TITLE = "Settings in force that differ"
 CHANGES: dict[Effect, str] = {"mathematics": "the mathematics", "cost": "cost only"}
 COLUMNS = table_columns("settings")
-TEXT = prose("settings")
 
 
 def settings_section(comparison: Comparison) -> Section | None:
@@ -35,4 +34,4 @@ def settings_section(comparison: Comparison) -> Section | None:
     ]  # fmt: skip
     columns = (Column("job_id", "job", align="left"), *COLUMNS) if len(jobs) > 1 else COLUMNS
     table = Table(key="settings_in_force", columns=columns, rows=body)
-    return Section("settings_in_force", TITLE, [Paragraph(TEXT), table])
+    return Section("settings_in_force", TITLE, [Paragraph(prose("settings")), table])

@@ -40,13 +40,6 @@ TIME_TEXT = prose(
     "time", least_for_p95=LEAST_FOR_P95, same_share=f"{100 * SAME_SHARE:g}", least_steps=LEAST_STEPS
 )
 WAITING_TEXT = prose("time_waiting")
-UTILISATION_TEXT = prose("time_utilisation")
-PROBE_TEXT = prose("time_probe")
-
-
-TIME_COLUMNS = table_columns("time")
-UTILISATION_COLUMNS = table_columns("time_utilisation")
-EXTRA_COLUMNS = table_columns("time_extra")
 
 
 def time_section(comparison: Comparison) -> Section | None:
@@ -62,20 +55,20 @@ def time_section(comparison: Comparison) -> Section | None:
         "time",
         "Time",
         [
-            Table(key="time", columns=TIME_COLUMNS, rows=[_times(cell) for cell in cells]),
+            Table(key="time", columns=table_columns("time"), rows=[_times(cell) for cell in cells]),
             Paragraph(TIME_TEXT),
             *([Paragraph(WAITING_TEXT)] if any(_waiting(cell) is not None for cell in cells) else []),
             Heading("Utilisation"),
             Table(
                 key="utilisation",
-                columns=UTILISATION_COLUMNS,
+                columns=table_columns("time_utilisation"),
                 rows=[_utilisations(cell) for cell in cells],
             ),
-            Paragraph(UTILISATION_TEXT),
+            Paragraph(prose("time_utilisation")),
             *evaluation_blocks(comparison),
             Heading("Cost of the probes"),
             _probe_table(cells),
-            Paragraph(PROBE_TEXT),
+            Paragraph(prose("time_probe")),
         ],
     )
 
@@ -135,7 +128,7 @@ def _probe_table(cells: Sequence[Repeats]) -> Table:
         ]
         for cell in cells
     ]
-    return Table(key="probe_cost", columns=[*LABELS, *probes, *EXTRA_COLUMNS], rows=body)
+    return Table(key="probe_cost", columns=[*LABELS, *probes, *table_columns("time_extra")], rows=body)
 
 
 def extra_seconds(run: Run, window: str) -> float | None:

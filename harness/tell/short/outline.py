@@ -56,8 +56,6 @@ def check_section(comparison: Comparison, question: Question) -> Section:
 
 
 LIBRARIES = ("torch", "deepspeed")
-ON_STUB = prose("outline_on_stub")
-ON_CPU = prose("outline_on_cpu")
 
 
 def scope_section(comparison: Comparison, question: Question) -> Section | None:
@@ -72,9 +70,9 @@ def scope_section(comparison: Comparison, question: Question) -> Section | None:
     facts += [_preset(worlds), _versions(comparison), _runs(comparison)]
     text = ", ".join(fact for fact in facts if fact)
     if any(row.record.on_stub for row in comparison.rows):
-        text += f": {ON_STUB}"
+        text += f": {prose('outline_on_stub')}"
     elif any(world.device == "cpu" for world in worlds):
-        text += f": {ON_CPU}"
+        text += f": {prose('outline_on_cpu')}"
     trust = Items(trust_lines(comparison, question))
     return Section("scope", "Scope", [Line(f"{text}.", details="machine"), trust])
 
