@@ -648,8 +648,8 @@ MUTANTS = (
            "A selection that names a device twice is refused",
            "harness/gpus/test_found.py::test_a_selection_that_is_not_what_it_seems_is_refused"),
 
-    Mutant("token-length", "harness/safe_text.py",
-           'r"hf_[A-Za-z0-9]{16,}"', 'r"hf_[A-Za-z0-9]{64,}"',
+    Mutant("token-length", "harness/secrets.toml",
+           "hf_[A-Za-z0-9]{16,}", "hf_[A-Za-z0-9]{64,}",
            "Tokens of the Hugging Face hub are masked",
            "harness/test_safe_text.py::test_secrets_are_redacted"),
     Mutant("message-unmasked", "harness/safe_text.py",
