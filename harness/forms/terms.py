@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
 
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.layout import Tensor
@@ -102,6 +106,16 @@ class Term:
     """Paper, or library with version, file and function."""
     stream: str = ""
     """CUDA stream on which it is allocated; '': the one that computes."""
+
+
+@cache
+def _known_terms() -> dict[str, dict[str, Any]]:
+    return tomllib.loads(files("harness.forms.peaks").joinpath("terms.toml").read_text(encoding="utf-8"))
+
+
+def named_terms(family: str, names: str) -> list[Term]:
+    """The parts of memory of `peaks/terms.toml` under these names, given as words; without their sizes."""
+    return [Term(**_known_terms()[family][name]) for name in names.split()]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,45 +7,11 @@ from harness.forms.fsdp import reduce_dtype
 from harness.forms.fsdp1 import flat_unit, is_sharded
 from harness.forms.layout import Tensor
 from harness.forms.peaks.step_timeline import GRADIENTS, StepTimeline, Unit, gathering
-from harness.forms.terms import Term
+from harness.forms.terms import named_terms
 
-_FLAT = "torch 2.13, distributed/fsdp/_flat_param.py: "
-_RUNTIME = "torch 2.13, distributed/fsdp/_runtime_utils.py: "
-GATHERED = Term(
-    kind="gathered", name="gathered units", formula="compute bytes x unit",
-    source=_FLAT + "_alloc_padded_unsharded_flat_param; the root stays gathered", stream="unshard",
-)  # fmt: skip
-LOW = Term(
-    kind="gathered", name="low-precision copy of units", formula="compute bytes x unit",
-    source=_FLAT + "_use_low_precision_shard, of NO_SHARD", stream="before unshard",
-)  # fmt: skip
-CAST = Term(
-    kind="communication", name="own shard in the compute dtype", formula="compute bytes x unit / N",
-    source=_FLAT + "_use_low_precision_shard", stream="before unshard",
-)  # fmt: skip
-JOINED = Term(
-    kind="gradients", name="gradient of the flat unit", formula="compute bytes x unit",
-    source="torch 2.13, csrc/autograd/FunctionsManual.cpp: split_with_sizes_backward joins its views'",
-)  # fmt: skip
-CONVERTED = Term(
-    kind="communication", name="the same in the reduce dtype", formula="reduce bytes x unit",
-    source=_RUNTIME + "_post_backward_hook", stream="after backward",
-)  # fmt: skip
-REDUCED = Term(
-    kind="gradients",
-    name="reduced gradients",
-    formula="4 x unit / N",
-    source=_RUNTIME + "_reduce_grad",
-    stream="after backward",
+GATHERED, LOW, CAST, JOINED, CONVERTED, REDUCED, REDUCED_LOW, ACCUMULATED = named_terms(
+    "fsdp1", "gathered low cast joined converted reduced reduced_low accumulated"
 )
-REDUCED_LOW = Term(
-    kind="communication", name="reduced shard in the reduce dtype", formula="reduce bytes x unit / N",
-    source=_RUNTIME + "_reduce_grad", stream="after backward",
-)  # fmt: skip
-ACCUMULATED = Term(
-    kind="gradients", name="unsharded gradients of micro-steps", formula="compute bytes x P",
-    source=_RUNTIME + "_post_backward_hook without synchronisation",
-)  # fmt: skip
 
 
 class Fsdp1Timeline(StepTimeline):

@@ -9,51 +9,11 @@ from harness.forms.fsdp import reduce_dtype
 from harness.forms.fsdp2 import reshards_root
 from harness.forms.layout import Tensor, elements
 from harness.forms.peaks.step_timeline import GRADIENTS, StepTimeline, Unit, gathering
-from harness.forms.terms import Term
+from harness.forms.terms import named_terms
 
-_COLLECTIVES = "torch 2.13, distributed/fsdp/_fully_shard/_fsdp_collectives.py: "
-_GROUP = "torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param_group.py: "
-GATHERED = Term(
-    kind="gathered", name="gathered units", formula="compute bytes x unit",
-    source=_COLLECTIVES + "foreach_all_gather_copy_out",
-)  # fmt: skip
-FLAT = Term(
-    kind="gathered", name="all-gather output, before it is copied out", formula="compute bytes x unit",
-    source=_COLLECTIVES + "foreach_all_gather", stream="all-gather",
-)  # fmt: skip
-RETAINED = Term(
-    kind="gathered", name="all-gather output, after it was copied out", formula="compute bytes x unit",
-    source=_GROUP + "wait_for_unshard keeps it in the forward pass until the next unit (AllGatherState)",
-    stream="all-gather",
-)  # fmt: skip
-CAST = Term(
-    kind="communication", name="own shard in the compute dtype", formula="compute bytes x unit / N",
-    source=_COLLECTIVES + "_get_param_all_gather_inputs", stream="all-gather",
-)  # fmt: skip
-LEFT_BEHIND = Term(
-    kind="weights", name="units between the passes, within a group of ranks",
-    formula="compute bytes x unit / reshard",
-    source="torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py: to_sharded_post_forward",
-)  # fmt: skip
-REDUCE_INPUT = Term(
-    kind="communication", name="reduce-scatter input", formula="reduce bytes x unit",
-    source=_GROUP + "post_backward frees it in the next unit's (ReduceScatterState)",
-)  # fmt: skip
-REDUCED = Term(
-    kind="gradients",
-    name="reduced gradients",
-    formula="4 x unit / N",
-    source=_COLLECTIVES + "foreach_reduce",
-    stream="reduce-scatter",
+GATHERED, FLAT, RETAINED, CAST, LEFT_BEHIND, REDUCE_INPUT, REDUCED, REDUCED_LOW, ACCUMULATED = named_terms(
+    "fsdp2", "gathered flat retained cast left_behind reduce_input reduced reduced_low accumulated"
 )
-REDUCED_LOW = Term(
-    kind="communication", name="reduce-scatter output in the reduce dtype", formula="reduce bytes x unit / N",
-    source=_COLLECTIVES + "foreach_reduce", stream="reduce-scatter",
-)  # fmt: skip
-ACCUMULATED = Term(
-    kind="gradients", name="unsharded gradients of micro-steps", formula="reduce bytes x P",
-    source="torch 2.13, _fsdp_param.py: to_accumulated_grad_if_needed",
-)  # fmt: skip
 
 
 class Fsdp2Timeline(StepTimeline):

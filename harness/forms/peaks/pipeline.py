@@ -15,23 +15,11 @@ from harness.forms.part import samples_at_once
 from harness.forms.peaks.replay import Replay
 from harness.forms.peaks.step_timeline import Fullest, Ledger, Phase, StepTimeline
 from harness.forms.pipeline import cut_of, micro_batches_of, options_of, place_of, ranks_of
-from harness.forms.terms import Term
+from harness.forms.terms import named_terms
 from harness.forms.workload import Workload
 
 EMPTY = Segment(saved=(), forward=(), backward=(), gradients=(), forward_growth=Size(), held=Size())
-IN_FLIGHT = Term(
-    kind="activations", name="of the other micro-batches in flight",
-    formula="what a forward pass of the rank's stages keeps x micro-batches between their passes",
-    source="torch 2.13, distributed/pipelining/stage.py: fwd_cache",
-)  # fmt: skip
-LOGITS = Term(
-    kind="activations", name="logits of a micro-batch in its backward pass", formula="compute bytes x b s V",
-    source="torch 2.13, distributed/pipelining/stage.py: the outputs of a stage stay",
-)  # fmt: skip
-TARGETS = Term(
-    kind="data", name="tokens and labels of the micro-step, stacked", formula="16 b s",
-    source="backends/pipeline/engine.py: the last stage's target",
-)  # fmt: skip
+IN_FLIGHT, LOGITS, TARGETS = named_terms("pipeline", "in_flight logits targets")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Literal
 from harness.forms.families import model_states
 from harness.forms.layout import Layout, Tensor, elements
 from harness.forms.optimizer_step import implementation, step_temporary, updated_tensors
-from harness.forms.terms import Term
+from harness.forms.terms import Term, named_terms
 from harness.forms.workload import Workload
 from harness.forms.zero import gradient_accumulation_bytes
 
@@ -92,10 +92,9 @@ class Ledger:
 
 
 DOUBLE_BYTES = 8
-NORM_COPY = Term(
-    kind="temporary", name="fp64 copy of a gradient, for the norm", formula="8 x the largest gradient",
-    source="torch 2.13, ATen/native/ReduceOpsUtils.h, make_reduction: a reduction into fp64 casts its input",
-)  # fmt: skip
+NORM_COPY, GRADIENTS, BATCH, GLOO_GATHER, GLOO_REDUCE_SCATTER = named_terms(
+    "step_timeline", "norm_copy gradients batch gloo_gather gloo_reduce_scatter"
+)
 
 
 def harness_norm(workload: Workload, largest: int) -> tuple[Term, int]:
@@ -114,17 +113,9 @@ def deepspeed_norm(workload: Workload, largest: int) -> tuple[Term, int]:
 
 
 STATE_SOURCE = "harness.forms, closed forms of the model states"
-GRADIENTS = Term(
-    kind="gradients", name="gradients so far", formula="bytes of a gradient x parameters reached",
-    source="torch 2.13, csrc/autograd/functions/accumulate_grad.h: the first gradient is kept as it comes",
-)  # fmt: skip
 
 
 BATCH_BYTES = 16
-BATCH = Term(
-    kind="data", name="tokens and labels of the micro-batch", formula="16 b s; twice with accumulation",
-    source="harness/rank/loop.py: int64, the batch before lives until the next is there",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -267,16 +258,6 @@ class StepTimeline:
     def gradient_bytes(self) -> int:
         """Per element, as autograd gives it."""
         return self.workload.master_bytes
-
-
-GLOO_GATHER = Term(
-    kind="communication", name="gloo's copy of what it gathers", formula="the gathered bytes",
-    source="torch 2.13, csrc/distributed/c10d/ProcessGroupGloo.cpp",
-)  # fmt: skip
-GLOO_REDUCE_SCATTER = Term(
-    kind="communication", name="gloo's copy of what it reduces", formula="the reduced bytes",
-    source="torch 2.13, csrc/distributed/c10d/ProcessGroupGloo.cpp: reduce-scatter is an all-reduce",
-)  # fmt: skip
 
 
 def gathering(workload: Workload, size: int) -> tuple[Term, int]:

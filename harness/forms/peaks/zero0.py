@@ -4,26 +4,11 @@ from __future__ import annotations
 
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.peaks.step_timeline import GRADIENTS, StepTimeline, harness_norm
-from harness.forms.terms import Term
+from harness.forms.terms import named_terms
 from harness.forms.zero import reduce_dtype
 from harness.forms.zero0 import FALLBACK_BUCKET_ELEMENTS
 
-FLATTENED = Term(
-    kind="communication", name="gradients flattened to be reduced", formula="compute bytes x at most 5e8",
-    source="DeepSpeed 0.19.8, runtime/engine.py: allreduce_bucket",
-)  # fmt: skip
-CONVERTED = Term(
-    kind="communication", name="the same in the reduce dtype", formula="reduce bytes x at most 5e8",
-    source=FLATTENED.source,
-)  # fmt: skip
-WIDENED = Term(
-    kind="gradients", name="fp32 gradients for the update", formula="4 P",
-    source="DeepSpeed 0.19.8, runtime/fp16/unfused_optimizer.py: step",
-)  # fmt: skip
-FLOAT_COPY = Term(
-    kind="temporary", name="fp32 copy of a weight, for the norm", formula="4 x the largest parameter",
-    source="DeepSpeed 0.19.8, runtime/utils.py: get_weight_norm",
-)  # fmt: skip
+FLATTENED, CONVERTED, WIDENED, FLOAT_COPY = named_terms("zero0", "flattened converted widened float_copy")
 
 
 class Zero0Timeline(StepTimeline):

@@ -8,45 +8,13 @@ from dataclasses import dataclass
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.layout import Tensor, ceil_to, elements
 from harness.forms.peaks.step_timeline import GRADIENTS, StepTimeline, deepspeed_norm, gathering
-from harness.forms.terms import Term
+from harness.forms.terms import named_terms
 from harness.forms.zero import bucket_elements, gradient_accumulation_bytes, reduce_dtype
 from harness.forms.zero12 import START_ALIGNMENT_ELEMENTS
 
-_SOURCE = "DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py: "
-BUCKET = Term(
-    kind="communication", name="bucket of gradients",
-    formula="compute bytes x reduce_bucket_size, twice with overlap_comm and contiguous_gradients",
-    source=_SOURCE + "setup_buckets",
-)  # fmt: skip
-FLATTENED = Term(
-    kind="communication", name="bucket flattened to be reduced", formula="compute bytes x bucket",
-    source=_SOURCE + "allreduce_bucket",
-)  # fmt: skip
-CONVERTED = Term(
-    kind="communication", name="bucket in the reduce dtype", formula="reduce bytes x bucket",
-    source=_SOURCE + "allreduce_bucket",
-)  # fmt: skip
-PARTITION = Term(
-    kind="gradients", name="gradients of the partition",
-    formula="compute bytes x all parameters that reach into it, or 4 x the partition",
-    source=_SOURCE + "copy_grads_in_partition, _build_compact_grad_partition_buffer",
-)  # fmt: skip
-FURTHER = Term(
-    kind="gradients", name="the same of a further micro-step", formula=PARTITION.formula,
-    source=_SOURCE + "independent_gradient_partition_epilogue",
-)  # fmt: skip
-FLAT = Term(
-    kind="gradients", name="flat gradients of a group's partition", formula="accumulation bytes x partition",
-    source=_SOURCE + "step",
-)  # fmt: skip
-WIDENED = Term(
-    kind="gradients", name="the same in the dtype of the masters", formula="master bytes x partition",
-    source=_SOURCE + "step",
-)  # fmt: skip
-UPDATE = Term(
-    kind="temporary", name="AdamW's update", formula="2 x (for-loop) or 1 x (foreach) the group's partition",
-    source="torch 2.13, optim/adam.py, on the flat partition of one group",
-)  # fmt: skip
+BUCKET, FLATTENED, CONVERTED, PARTITION, FURTHER, FLAT, WIDENED, UPDATE = named_terms(
+    "zero12", "bucket flattened converted partition further flat widened update"
+)
 
 
 @dataclass(frozen=True)

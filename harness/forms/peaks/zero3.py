@@ -19,25 +19,14 @@ from harness.forms.peaks.step_timeline import (
     gathering,
     reduce_scattering,
 )
-from harness.forms.terms import Term
+from harness.forms.terms import named_terms
 from harness.forms.workload import Workload
 from harness.forms.zero import bucket_elements, gradient_accumulation_bytes, reduce_dtype
 from harness.forms.zero3.states import SECOND_COPY, SECOND_COPY_PADDING
 
-_SOURCE = "DeepSpeed 0.19.8, runtime/zero/partition_parameters.py: "
-GATHERED = Term(
-    kind="gathered", name="weights of modules", formula="compute bytes x parameters of the modules",
-    source=_SOURCE + "all_gather_coalesced", stream="all-gather",
-)  # fmt: skip
-COALESCED = Term(
-    kind="gathered", name="all-gather output of several parameters", formula="compute bytes x parameters",
-    source=_SOURCE + "_all_gather_dtype; held until each of its parameters is used", stream="all-gather",
-)  # fmt: skip
-
-COPY_OF_GROUP = Term(
-    kind="weights", name=SECOND_COPY, formula="compute bytes x P / hpz",
-    source=_SOURCE + "_partition_param_sec",
-)  # fmt: skip
+GATHERED, COALESCED, COPY_OF_GROUP, CONVERTED, INTERLEAVED, FLAT, WIDENED, UPDATE, KEPT = named_terms(
+    "zero3", "gathered coalesced copy_of_group converted interleaved flat widened update kept"
+)
 
 
 class Fetching(ABC):
@@ -185,31 +174,6 @@ class WithDefaults(Fetching):
         self.ledger.drop(COALESCED)
 
 
-_SOURCE_ZERO3 = "DeepSpeed 0.19.8, runtime/zero/stage3.py: "
-CONVERTED = Term(
-    kind="communication", name="gradient beyond the bucket, in the reduce dtype",
-    formula="reduce bytes x gradient",
-    source=_SOURCE_ZERO3 + "__avg_scatter_grads", stream="reduction",
-)  # fmt: skip
-INTERLEAVED = Term(
-    kind="communication", name="bucket ordered by rank", formula="reduce bytes x bucket",
-    source="DeepSpeed 0.19.8, runtime/comm/coalesced_collectives.py: reduce_scatter_coalesced",
-    stream="reduction",
-)  # fmt: skip
-FLAT = Term(
-    kind="gradients", name="flat gradients of a sub-group", formula="accumulation bytes x sub-group",
-    source=_SOURCE_ZERO3 + "_prepare_fp32_grad_for_sub_group",
-)  # fmt: skip
-WIDENED = Term(
-    kind="gradients", name="the same in the dtype of the masters", formula="master bytes x sub-group",
-    source=FLAT.source,
-)  # fmt: skip
-UPDATE = Term(
-    kind="temporary", name="AdamW's update", formula="2 x (for-loop) or 1 x (foreach) the sub-group",
-    source="torch 2.13, optim/adam.py, on the flat partition of one sub-group",
-)  # fmt: skip
-
-
 class Zero3Timeline(StepTimeline):
     """Like for like nothing is gathered ahead or kept; with the library's defaults small models are whole."""
 
@@ -297,14 +261,6 @@ class Zero3Timeline(StepTimeline):
         self.ledger.briefly(deepspeed_norm(self.workload, 0 if offloads else largest))
         for (piece,) in updated_tensors(self.workload):
             self.update_flat(piece, 0 if offloads else piece, FLAT, WIDENED, UPDATE)
-
-
-KEPT = Term(
-    kind="gathered", name="weights of cut layers from their forward to their backward pass",
-    formula="compute bytes x weights that a rank along 'tensor' computes with",
-    source="DeepSpeed 0.19.8, module_inject/layers.py: matmul(input, weight.transpose(-1, -2)) saves a view "
-    "of the gathered weight, which outlives its release",
-)  # fmt: skip
 
 
 class Zero3TensorTimeline(Zero3Timeline):
