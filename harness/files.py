@@ -118,6 +118,15 @@ def _named(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
+@contextmanager
+def refusing(what: str, then: str = "") -> Iterator[None]:
+    """Raise HarnessError for an OSError: what was not possible, why, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise HarnessError(f"{what}: {error.strerror}{then}") from error
+
+
 def read_plain(path: Path, most_bytes: int) -> bytes:
     """The bytes of a file. Raises OSError, also for what is no plain file or larger than allowed."""
     if path.exists() and not path.is_file() and not path.is_dir():

@@ -25,6 +25,7 @@ from harness.fabric.result import (
     whole_elements,
     write_result,
 )
+from harness.files import refusing
 from harness.launch.external import external_rank, started_as_rank
 from harness.rank.start import leave
 from harness.record.store import try_writing
@@ -126,12 +127,8 @@ def check_outputs(output: Path | None, plot: Path | None) -> None:
 
 
 def _check_writable(path: Path, option: str) -> None:
-    try:
+    with refusing(f"{option} was given '{path}', which cannot be written"):
         try_writing(path)
-    except OSError as error:
-        raise HarnessError(
-            f"{option} was given '{path}', which cannot be written: {error.strerror}"
-        ) from error
 
 
 def present(

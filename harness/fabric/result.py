@@ -13,7 +13,7 @@ from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
-from harness.files import Stored, read_plain, write_atomically
+from harness.files import Stored, read_plain, refusing, write_atomically
 from harness.forms.flops import is_stub
 from harness.judge.wording import counted, listed
 from harness.record.environment import FabricPart
@@ -174,10 +174,8 @@ def result_file(output: Path) -> Path:
 def write_result(result: FabricResult, output: Path) -> None:
     """Write the document. Raises HarnessError."""
     path = result_file(output)
-    try:
+    with refusing(f"fabric result '{path}' cannot be written"):
         write_atomically(path, result.model_dump_json(indent=1) + "\n")
-    except OSError as error:
-        raise HarnessError(f"fabric result '{path}' cannot be written: {error.strerror}") from error
 
 
 DECIMAL = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}

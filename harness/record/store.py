@@ -17,7 +17,7 @@ from pydantic_core import to_json
 
 from harness.backends.explain import explain
 from harness.errors import HarnessError
-from harness.files import make_atomically, stream_number, write_atomically
+from harness.files import make_atomically, refusing, stream_number, write_atomically
 from harness.record import SCHEMA_VERSION
 from harness.record.record_files import RECORD_NAME, RecordFiles, pack_records, place_of_runs
 from harness.record.run import Record
@@ -57,15 +57,11 @@ class Store:
 
     def prepare(self) -> None:
         """Create the folder. Raises HarnessError where it cannot be written."""
-        try:
+        with refusing(f"runs folder '{self.root}' cannot be written", "; give another with --runs"):
             self.root.mkdir(parents=True, exist_ok=True)
             probe = self.root / f".probe-{os.getpid()}"
             probe.touch()
             probe.unlink()
-        except OSError as error:
-            raise HarnessError(
-                f"runs folder '{self.root}' cannot be written: {error.strerror}; give another with --runs"
-            ) from error
 
     def run_directory(self, run_id: str) -> Path:
         """Make the folder of a new run."""
@@ -236,7 +232,7 @@ def keep_runs(runs: Sequence[tuple[Path, Record]], folder: Path) -> list[tuple[P
     It holds nothing but records, so that others of an earlier call are removed. Raises HarnessError.
     """
     kept = [(folder / path.parent.name / RECORD_NAME, record) for path, record in runs]
-    try:
+    with refusing(f"records cannot be kept in '{folder}'"):
         for (path, _), (own, _) in zip(runs, kept, strict=True):
             own.parent.mkdir(parents=True, exist_ok=True)
             if not (own.exists() and own.samefile(path)):
@@ -244,8 +240,6 @@ def keep_runs(runs: Sequence[tuple[Path, Record]], folder: Path) -> list[tuple[P
         for other in set(folder.glob(f"*/{RECORD_NAME}")) - {own for own, _ in kept}:
             other.unlink()
             other.parent.rmdir()
-    except OSError as error:
-        raise HarnessError(f"records cannot be kept in '{folder}': {error.strerror}") from error
     return kept
 
 

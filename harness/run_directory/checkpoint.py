@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from harness.backends.explain import explain
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
-from harness.files import Stored, read_plain, write_atomically
+from harness.files import Stored, read_plain, refusing, write_atomically
 from harness.job.job import Job
 from harness.record.ranks import ResumedPart, SavedFormat
 
@@ -77,13 +77,11 @@ class SavedCheckpoint(Stored):
     @classmethod
     def read(cls, folder: Path) -> SavedCheckpoint:
         """Raises HarnessError where the folder holds no checkpoint of this harness."""
-        try:
+        with refusing(
+            f"'{folder}' holds no checkpoint ({DESCRIPTION}",
+            "); save one with measure.checkpoint=neutral and measure.keep_checkpoint=true",
+        ):
             data = read_plain(folder / DESCRIPTION, MOST_DOCUMENT_BYTES)
-        except OSError as error:
-            raise HarnessError(
-                f"'{folder}' holds no checkpoint ({DESCRIPTION}: {error.strerror}); save one with "
-                "measure.checkpoint=neutral and measure.keep_checkpoint=true"
-            ) from error
         try:
             return cls.model_validate_json(data)
         except ValidationError as error:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from harness.backends.explain import explain
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
-from harness.files import Stored, read_plain, write_atomically
+from harness.files import Stored, read_plain, refusing, write_atomically
 from harness.job.experiment import Experiment
 from harness.launch.cells import Cell, make_request, plan
 from harness.record.run_id import PlainName, as_name, run_folder
@@ -278,13 +278,11 @@ def write_matrix(folder: Path, matrix: Matrix, scripts: dict[str, str]) -> None:
         raise HarnessError(
             f"'{folder}' holds a matrix already: give another folder with -o, or collect and remove this one"
         )
-    try:
+    with refusing(f"folder '{folder}' cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in scripts.items():
             write_atomically(folder / name, text)
         write_atomically(folder / MATRIX_NAME, matrix.model_dump_json(indent=1))
-    except OSError as error:
-        raise HarnessError(f"folder '{folder}' cannot be written: {error.strerror}") from error
 
 
 def read_matrix(folder: Path) -> Matrix:

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
-from harness.files import NO_LOCKS, Stored, read_plain, write_atomically
+from harness.files import NO_LOCKS, Stored, read_plain, refusing, write_atomically
 from harness.gpus.found import Wheel, read_wheel, unfit_wheel
 from harness.launch.cells import is_refused
 from harness.plan.hardware import load_hardware
@@ -146,11 +146,9 @@ def submit_runs(
 def prepare_run(matrix: Matrix, run: PlannedRun) -> None:
     """Make a run's folder and write its request. Raises HarnessError where it cannot be written."""
     directory = matrix.run_directory(run)
-    try:
+    with refusing(f"run folder '{directory}' cannot be written"):
         directory.mkdir(parents=True, exist_ok=True)
         run.request.write(directory)
-    except OSError as error:
-        raise HarnessError(f"run folder '{directory}' cannot be written: {error.strerror}") from error
 
 
 def ranges(indices: Sequence[int]) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 
 from harness.bounds import LARGEST_NUMBER, MOST_SNAPSHOT_BYTES
 from harness.errors import HarnessError
-from harness.files import read_plain, require_plain_input
+from harness.files import read_plain, refusing, require_plain_input
 
 Snapshot = dict[str, Any]
 
@@ -70,10 +70,8 @@ def read_snapshot(path: Path) -> Snapshot:
     require_plain_input(path, "snapshot")
     if path.is_dir():
         raise HarnessError(f"snapshot '{path}' is a folder; give its files")
-    try:
+    with refusing(f"snapshot '{path}' cannot be read"):
         data = read_plain(path, MOST_SNAPSHOT_BYTES)
-    except OSError as error:
-        raise HarnessError(f"snapshot '{path}' cannot be read: {error.strerror}") from error
     if not data:
         raise HarnessError(f"snapshot '{path}' is empty")
     try:

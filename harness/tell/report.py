@@ -10,7 +10,7 @@ from typing import Unpack
 
 from harness.bounds import MOST_REPORT_BYTES
 from harness.errors import HarnessError
-from harness.files import read_plain, require_plain_output, stream_number, write_all_atomically
+from harness.files import read_plain, refusing, require_plain_output, stream_number, write_all_atomically
 from harness.job.experiment import Price
 from harness.judge.comparison import Comparison
 from harness.record import Record
@@ -250,8 +250,6 @@ def require_writable(report: Path, form: Format | None = None) -> None:
         raise HarnessError(
             f"report '{report}' would replace {report.name}, a file of a run; give another name"
         )
-    try:
+    with refusing(f"report '{report}' cannot be written"):
         report.parent.mkdir(parents=True, exist_ok=True)
         try_writing(report)
-    except OSError as error:
-        raise HarnessError(f"report '{report}' cannot be written: {error.strerror}") from error

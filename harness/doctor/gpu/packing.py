@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 
 from harness.errors import HarnessError
+from harness.files import refusing
 from harness.judge.comparison import Comparison
 from harness.judge.measures import median_step_seconds, peak_bytes, predicted_peak_bytes
 from harness.record import Record
@@ -279,12 +280,8 @@ def check_bundle(path: Path) -> None:
     """Raise HarnessError for a file that could not be written after minutes of runs."""
     if not path.name.endswith(SUFFIX):
         raise HarnessError(f"--bundle was given '{path}'; give a name that ends with {SUFFIX}")
-    try:
+    with refusing(f"--bundle was given '{path}', which cannot be written"):
         try_writing(path)
-    except OSError as error:
-        raise HarnessError(
-            f"--bundle was given '{path}', which cannot be written: {error.strerror}"
-        ) from error
 
 
 def write_bundle(path: Path, folder: Path, document: Mapping[str, Any], lines: Iterable[str]) -> None:

@@ -18,7 +18,7 @@ from torch import nn
 
 from harness.backends.precision import COMPUTE_DTYPES
 from harness.errors import HarnessError, JobError
-from harness.files import locked, write_atomically
+from harness.files import locked, refusing, write_atomically
 from harness.import_path import module_command, safe_environment
 from harness.job.job import Job
 from harness.job.model import AdapterSection
@@ -156,18 +156,16 @@ def provide_weights(
     Raises HarnessError where it cannot be written.
     """
     listed = folder / LIST_NAME
-    try:
+    with refusing(
+        f"initial weights cannot be written to '{folder}'",
+        "; free space there, or set runtime.loading=full, which needs none",
+    ):
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder / "lock"):
             if not listed.exists():
                 stored = _provide(job, config, skeleton, numbers, folder)
                 places = {name: [str(tensor.file), tensor.name] for name, tensor in stored.items()}
                 write_atomically(listed, json.dumps(places))
-    except OSError as error:
-        raise HarnessError(
-            f"initial weights cannot be written to '{folder}': {error.strerror}; free space there, or set "
-            "runtime.loading=full, which needs none"
-        ) from error
 
 
 def await_weights(folder: Path) -> Stored:

@@ -19,7 +19,7 @@ from typing import Any
 from harness.backends.explain import parse_value
 from harness.backends.strategy import Sharding, StrategyKind
 from harness.errors import HarnessError
-from harness.files import write_atomically
+from harness.files import refusing, write_atomically
 from harness.record import Record
 from harness.record.workload import known_strategy
 from harness.tell.document import Picture
@@ -230,7 +230,5 @@ def plot_format(path: Path) -> str:
 def write_plot(picture: Picture, path: Path) -> None:
     """Write a picture that is of no report, by the file's suffix. Raises HarnessError where it cannot."""
     form = plot_format(path)
-    try:
+    with refusing(f"--plot {path} cannot be written"):
         write_atomically(path, draw(picture, (form,))[form])
-    except OSError as error:
-        raise HarnessError(f"--plot {path} cannot be written: {error.strerror}") from error
