@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
+from importlib.resources import files
 from statistics import median
+from typing import Any
 
 from harness.doctor.gpu.check import (
     AGAIN,
@@ -17,6 +20,7 @@ from harness.doctor.gpu.check import (
     Check,
     Evidence,
     Finding,
+    Judge,
     answer,
     held,
 )
@@ -180,7 +184,6 @@ def driver_agrees(evidence: Evidence) -> Finding:
 
 
 PHASE_TOLERANCE = STEP_TOLERANCE = 0.02
-ITS_CLOCK = "its events read the host's clock"
 
 
 def phases_add_up(evidence: Evidence) -> Finding:
@@ -236,7 +239,6 @@ def no_device_wait(evidence: Evidence) -> Finding:
     return held(most == 0, f"{most} in the {notes[0].micro_steps} micro-steps of a step")
 
 
-NO_CUPTI = "it has no CUPTI"
 ADDS_UP = 0.01
 
 
@@ -298,7 +300,6 @@ LEAST_SHARE, MOST_SHARE = 0.40, 1.05
 LEAST_BUS, MOST_BUS = 1e9, 1e12
 """Bytes per second between two GPUs of a machine: below, even PCIe 3.0 x1 is faster; above, no link."""
 MOST_LATENCY_SECONDS = 1e-3
-NO_SPEED = "its speed is that of the host"
 
 
 def products_reach_the_sheet(evidence: Evidence) -> Finding:
@@ -361,95 +362,42 @@ def next_run_is_well(evidence: Evidence) -> Finding:
     return "ok", f"{SHARDED} ended as ok"
 
 
-CHECKS: tuple[Check, ...] = (
-    Check(
-        id="devices", question="Does each rank have a device of its own?", tolerance="distinct UUIDs",
-        judge=devices_differ, runs=(ZERO,), least_ranks=2,
-    ),
-    Check(
-        id="transport", question="Do collectives go through NCCL?", tolerance="nccl",
-        judge=transport_is_nccl, runs=(ZERO, SHARDED),
-    ),
-    Check(
-        id="architecture", question="Does torch's wheel have kernels for the device?",
-        tolerance="in torch's list", judge=architecture_is_built,
-        not_on_stub="its architecture is made up",
-    ),
-    Check(
-        id="initial-weights", question="Do strategies start from the weights of `single`?",
-        tolerance="equal digests", judge=digests_are_equal, runs=(SINGLE, ZERO, SHARDED),
-    ),
-    Check(
-        id="repeat", question="Does `single` repeat itself?", tolerance="bit-equal",
-        judge=repeats_are_equal, runs=(SINGLE, AGAIN),
-    ),
-    Check(
-        id="cpu-loss", question="Is the first loss that of the CPU?", tolerance=f"{LOSS_TOLERANCE:g}",
-        judge=loss_is_that_of_the_cpu, runs=(SINGLE, ON_CPU),
-        not_on_stub="its kernels are the CPU's",
-    ),
-    Check(
-        id="traffic", question="Do collectives move what closed forms say?", tolerance="to the byte",
-        judge=volumes_are_as_expected, runs=STRATEGIES,
-    ),
-    Check(
-        id="states", question="Are model states as large as closed forms say?", tolerance="to the byte",
-        judge=states_are_as_expected, runs=STRATEGIES,
-    ),
-    Check(
-        id="norm", question="Is the gradient norm taken without a copy?",
-        tolerance=f"{NORM_SHARE:.0%} of the gradients", judge=norm_needs_no_copy,
-        runs=(SHARDED,), not_on_stub="its kernels run on the host, with other temporaries",
-    ),
-    Check(
-        id="driver-memory", question="Does the driver see what torch reserved?",
-        tolerance="reserved + 0 to 3 GiB", judge=driver_agrees, runs=(SHARDED,),
-        not_on_stub="it has no NVML",
-    ),
-    Check(
-        id="phases", question="Do phases add up to the step?", tolerance=f"{PHASE_TOLERANCE:.0%}",
-        judge=phases_add_up, runs=(ZERO, SHARDED), not_on_stub=ITS_CLOCK,
-    ),
-    Check(
-        id="step-time", question="Is the step's time that of CUDA events?", tolerance=f"{STEP_TOLERANCE:.0%}",
-        judge=clock_agrees_with_events, runs=(ZERO, SHARDED), not_on_stub=ITS_CLOCK,
-    ),
-    Check(
-        id="deepspeed-waits", question="Does DeepSpeed run micro-steps without a device synchronisation?",
-        tolerance="none", judge=no_device_wait, runs=(ZERO,),
-    ),
-    Check(
-        id="trace", question="Does a traced step divide into computing, communication and idling?",
-        tolerance=f"adds up to {ADDS_UP:.0%}", judge=steps_divide, runs=(SHARDED,), not_on_stub=NO_CUPTI,
-    ),
-    Check(
-        id="kernels", question="Does each collective that was counted run a kernel of NCCL?",
-        tolerance="equal numbers", judge=kernels_are_counted, runs=(SHARDED,), least_ranks=2,
-        not_on_stub=NO_CUPTI,
-    ),
-    Check(
-        id="products", question="Do matrix products reach the data sheet?",
-        tolerance=f"{LEAST_SHARE:.0%} to {MOST_SHARE:.0%}", judge=products_reach_the_sheet, runs=(SHARDED,),
-        not_on_stub=NO_SPEED,
-    ),
-    Check(
-        id="utilisation", question="Is the model FLOPs utilisation possible?", tolerance="below 100%",
-        judge=utilisation_is_possible, runs=(SHARDED,), not_on_stub=NO_SPEED,
-    ),
-    Check(
-        id="fabric", question="Is the speed of the network plausible?",
-        tolerance="1 to 1,000 GB/s, at most 1 ms", judge=network_is_plausible, least_ranks=2,
-        not_on_stub=NO_SPEED,
-    ),
-    Check(
-        id="out-of-memory", question="Is a lack of memory recorded as such?",
-        tolerance=f"oom, within {MOST_SECONDS:.0f} s", judge=lack_is_recorded,
-    ),
-    Check(
-        id="after-out-of-memory", question="Does the next run succeed?", tolerance="ok",
-        judge=next_run_is_well, runs=(SHARDED,),
-    ),
-)  # fmt: skip
+JUDGES: dict[str, Judge] = {
+    "devices": devices_differ,
+    "transport": transport_is_nccl,
+    "architecture": architecture_is_built,
+    "initial-weights": digests_are_equal,
+    "repeat": repeats_are_equal,
+    "cpu-loss": loss_is_that_of_the_cpu,
+    "traffic": volumes_are_as_expected,
+    "states": states_are_as_expected,
+    "norm": norm_needs_no_copy,
+    "driver-memory": driver_agrees,
+    "phases": phases_add_up,
+    "step-time": clock_agrees_with_events,
+    "deepspeed-waits": no_device_wait,
+    "trace": steps_divide,
+    "kernels": kernels_are_counted,
+    "products": products_reach_the_sheet,
+    "utilisation": utilisation_is_possible,
+    "fabric": network_is_plausible,
+    "out-of-memory": lack_is_recorded,
+    "after-out-of-memory": next_run_is_well,
+}
+TOLERANCES = {
+    "loss": LOSS_TOLERANCE, "norm": NORM_SHARE, "phase": PHASE_TOLERANCE, "step": STEP_TOLERANCE,
+    "adds_up": ADDS_UP, "least": LEAST_SHARE, "most": MOST_SHARE, "seconds": MOST_SECONDS,
+}  # fmt: skip
+
+
+def _check(id: str, row: dict[str, Any]) -> Check:
+    """A row of `checks.toml`."""
+    row |= {"tolerance": row["tolerance"].format(**TOLERANCES), "runs": tuple(row.get("runs", ()))}
+    return Check(id=id, judge=JUDGES[id], **row)
+
+
+_FILE = tomllib.loads(files(__package__).joinpath("checks.toml").read_text(encoding="utf-8"))
+CHECKS = tuple(_check(id, row) for id, row in _FILE.items())
 
 
 def answer_all(evidence: Evidence) -> list[Answer]:

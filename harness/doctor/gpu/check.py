@@ -51,6 +51,7 @@ class Evidence:
 Verdict = Literal["ok", "failed", "skipped", "n/a"]
 Finding = tuple[Verdict, str]
 """The verdict, and what was measured or why nothing was."""
+Judge = Callable[[Evidence], Finding]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ class Check:
     id: str
     question: str
     tolerance: str
-    judge: Callable[[Evidence], Finding]
+    judge: Judge
     """Called where all that it needs is there."""
     runs: tuple[str, ...] = ()
     """Runs that it needs; they must have ended well."""
