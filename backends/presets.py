@@ -5,7 +5,10 @@ Importable without torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import tomllib
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from importlib.resources import files
 from typing import Any
 
 from harness.backends.base import Precision, Preset
@@ -47,93 +50,41 @@ class PresetChange:
     reason: str
 
 
-WITHOUT_THROUGHPUT_TIMER = PresetChange(
-    setting=TIMERS,
-    value={"throughput": {"enabled": False}},
-    default={"throughput": {"enabled": True}},
-    reason="its throughput timer waits for the GPU in every micro-step, as no other backend does",
-)
+_ROWS = tomllib.loads(files(__package__).joinpath("presets.toml").read_text(encoding="utf-8"))
+
+
+def _changes(of: str, preset: Preset, precision: Precision = "fp32", stage: int = 0) -> list[PresetChange]:
+    """Of `presets.toml`, by its rows' conditions; none of another preset."""
+    return [
+        PresetChange(**{key: deepcopy(row[key]) for key in ("setting", "value", "default", "reason")})
+        for row in _ROWS[of]
+        if preset == "like-for-like"
+        and precision.endswith(row.get("precision", ""))
+        and stage in row.get("stages", (stage,))
+    ]
 
 
 def ddp_changes(preset: Preset) -> list[PresetChange]:
     """Arguments of DistributedDataParallel."""
-    if preset != "like-for-like":
-        return []
-    return [
-        PresetChange(
-            setting="gradient_as_bucket_view",
-            value=True,
-            default=False,
-            reason="otherwise DDP holds every gradient twice, in .grad and in its buckets",
-        )
-    ]
+    return _changes("ddp", preset)
 
 
 def trainer_ddp_changes(preset: Preset) -> list[PresetChange]:
     """Arguments of Trainer that concern DDP; it has none for `gradient_as_bucket_view`."""
-    if preset != "like-for-like":
-        return []
-    return [
-        PresetChange(
-            setting="ddp_find_unused_parameters",
-            value=False,
-            default=True,
-            reason="otherwise Trainer has DDP search the graph and all-reduce a map of used parameters",
-        )
-    ]
+    return _changes("trainer-ddp", preset)
 
 
 def zero_changes(
     stage: int, precision: Precision, preset: Preset, parameter_count: int
 ) -> list[PresetChange]:
     """Settings of DeepSpeed's `zero_optimization`, and those beside it."""
-    if preset != "like-for-like":
-        return []
-    changes = [WITHOUT_THROUGHPUT_TIMER]
-    if stage > 0:
-        # Stage 3 allocates the whole bucket at once, however small the model.
-        # DeepSpeed 0.19 refuses an odd one: it aligns buckets to two elements.
-        bucket = min(BUCKET_ELEMENTS, parameter_count + parameter_count % 2)
-        changes += [
-            PresetChange(
-                setting=name,
-                value=bucket,
-                default=ZERO_BUCKET_DEFAULT,
-                reason="25 MiB of fp32, as DDP's bucket, and no more than the model",
-            )
-            for name in ("reduce_bucket_size", "allgather_bucket_size")
-        ]
-    if stage == 3:
-        changes += [
-            PresetChange(
-                setting=name,
-                value=0,
-                default=default,
-                reason="above 0 ZeRO-3 keeps small parameters, or small models, gathered"
-                + ("; 0 disables prefetch (slower)" if "live" in name else ""),
-            )
-            for name, default in ZERO3_DEFAULTS.items()
-        ]
-    if precision.endswith("-mixed"):
-        changes.append(
-            PresetChange(
-                setting=COMMUNICATION_DTYPE,
-                value="fp32",
-                default="the compute dtype",
-                reason="gradients cross the wire in fp32 under every backend",
-            )
-        )
-    if precision == "bf16-mixed" and stage >= 2:
-        # Stage 0 refuses it; stage 1 then takes its BF16_Optimizer, whose gradient norm was seen off by half.
-        changes.append(
-            PresetChange(
-                setting=DATA_TYPES,
-                value={"grad_accum_dtype": "fp32"},
-                default={"grad_accum_dtype": "bf16"},
-                reason="micro-steps add up in fp32, as under DDP and FSDP",
-            )
-        )
-    return changes
+    # Stage 3 allocates the whole bucket at once, however small the model.
+    # DeepSpeed 0.19 refuses an odd one: it aligns buckets to two elements.
+    bucket = min(BUCKET_ELEMENTS, parameter_count + parameter_count % 2)
+    return [
+        replace(change, value=bucket) if change.setting.endswith("_bucket_size") else change
+        for change in _changes("zero", preset, precision, stage)
+    ]
 
 
 def fsdp2_changes(precision: Precision, preset: Preset, *, reshard: bool | int) -> list[PresetChange]:
@@ -153,31 +104,12 @@ def fsdp2_changes(precision: Precision, preset: Preset, *, reshard: bool | int) 
 
 def reduce_dtype_changes(precision: Precision, preset: Preset) -> list[PresetChange]:
     """The mixed precision policy of FSDP1 and FSDP2."""
-    if preset != "like-for-like" or not precision.endswith("-mixed"):
-        return []
-    return [
-        PresetChange(
-            setting="reduce_dtype",
-            value="float32",
-            default="the compute dtype",
-            reason="gradients cross the wire in fp32 under every backend",
-        )
-    ]
+    return _changes("fsdp", preset, precision)
 
 
 def accelerate_fsdp_changes(precision: Precision, preset: Preset) -> list[PresetChange]:
     """Accelerate's FSDP plugin at a mixed precision: the same policy, and no autocast above it."""
-    changes = reduce_dtype_changes(precision, preset)
-    if changes and precision == "bf16-mixed":
-        changes.append(
-            PresetChange(
-                setting=ACCELERATOR_PRECISION,
-                value="no",
-                default="bf16",
-                reason="the plugin casts; autocast on top of it would not be what native FSDP does",
-            )
-        )
-    return changes
+    return reduce_dtype_changes(precision, preset) + _changes("accelerate-fsdp", preset, precision)
 
 
 def preset_changes(
