@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -125,12 +125,17 @@ SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
 # Liberation Sans comes with the renderer and has the widths of Arial, which browsers have.
 FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
 SIZE = 12
-LAYERS: Spec = parse_value(files(__package__).joinpath("layers.yaml").read_text(encoding="utf-8"))
+
+
+@cache
+def _layers() -> Spec:
+    found: Spec = parse_value(files(__package__).joinpath("layers.yaml").read_text(encoding="utf-8"))
+    return found
 
 
 def layer(name: str, **given: Any) -> Any:
     """A part of a specification from `layers.yaml`, with what is given for its names."""
-    return _filled(LAYERS[name], {"GREY": GREY, "LIMIT": LIMIT, "FONT": FONT, "SIZE": SIZE, **given})
+    return _filled(_layers()[name], {"GREY": GREY, "LIMIT": LIMIT, "FONT": FONT, "SIZE": SIZE, **given})
 
 
 def _filled(part: Any, given: Spec) -> Any:
@@ -146,8 +151,6 @@ def _filled(part: Any, given: Spec) -> Any:
     return part
 
 
-CONFIG: Spec = layer("config")
-"""The style; a page that draws for a dark background overrides its greys."""
 PNG_SCALE = 2.0
 _TAG = re.compile(r"<[^>]*>")
 _FRACTION = re.compile(r"-?\d+\.\d{3,}(?:e-?\d+)?")
@@ -166,7 +169,7 @@ def complete(picture: Picture) -> Spec:
         "background": None,
         "padding": 8,
         **picture.chart(),
-        "config": CONFIG,
+        "config": layer("config"),
     }
 
 
