@@ -57,19 +57,11 @@ DIMENSIONS = {"backend": "backend", "ranks": "world_size", "nodes": "nodes", "pr
 """Name in the page, in its address and in the data of pictures; field of a cell."""
 
 
-def filter_html(cells: Sequence[ReportCell]) -> str:
-    """A menu with a box for each value, which the page's script shows; empty if there is no choice."""
+def filter_choices(cells: Sequence[ReportCell]) -> dict[str, list[str]]:
+    """The values of each dimension of which there are several, for a menu with a box for each."""
     facts = [_facts(cell) for cell in cells]
     choices = {name: list(dict.fromkeys(of[name] for of in facts)) for name in DIMENSIONS}
-    parts = [_choice(name, values) for name, values in choices.items() if len(values) > 1]
-    if not parts:
-        return ""
-    return (
-        '<details class="menu" id="filter" hidden>'
-        '<summary>Filter: <output role="status"></output></summary>\n'
-        f'<form id="choices">\n{"".join(parts)}</form>\n</details>\n'
-        '<button type="reset" form="choices" hidden>Show all</button>'
-    )
+    return {name: values for name, values in choices.items() if len(values) > 1}
 
 
 def cells_script(cells: Sequence[ReportCell]) -> str:
@@ -79,19 +71,6 @@ def cells_script(cells: Sequence[ReportCell]) -> str:
 
 def _facts(cell: ReportCell) -> dict[str, str]:
     return {name: one_line(str(getattr(cell, field))) for name, field in DIMENSIONS.items()}
-
-
-def _choice(name: str, values: Sequence[str]) -> str:
-    boxes = "".join(
-        f'<label><input type="checkbox" name="{name}" value="{text_html(value)}" checked> '
-        f"{text_html(value)}</label>\n"
-        for value in values
-    )
-    buttons = " ".join(
-        f'<button type="button" data-choose="{what}" aria-label="{name}: {what}">{what}</button>'
-        for what in ("all", "none")
-    )
-    return f"<fieldset><legend>{name} {buttons}</legend>\n{boxes}</fieldset>\n"
 
 
 LONG_TEXT = 60
@@ -193,11 +172,7 @@ def _side(align: Align) -> str:
     return ' class="number"' if align == "right" else ""
 
 
-# Nothing may be fetched, whatever a record holds.
-POLICY = (
-    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-    "base-uri 'none'; form-action 'none'"
-)
+PAGE = "report.html.jinja"
 STYLES = ("report.css", "page/layout.css", "page/print.css")
 SCRIPTS = ("page/navigation.js", "page/sort.js", "page/redraw.js", "page/filter.js")
 VEGA = "page/vega/vega.js.gz"
@@ -208,20 +183,29 @@ PLAIN_NAME = re.compile(r"[a-z0-9-]+")
 
 def render_html(document: Document, pictures: Mapping[str, str], manifest: str) -> str:
     """The document; `pictures` holds the data address of each picture by its key."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
     page = _Page(document, pictures)
-    head = (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{text_html(document.title)}</title>\n<style>\n{_assets(STYLES)}</style>\n</head>\n<body>\n"
+    environment = Environment(
+        loader=PackageLoader(__package__, "page"), undefined=StrictUndefined, keep_trailing_newline=True,
+        trim_blocks=True,
+    )  # fmt: skip
+    environment.filters |= {"text": text_html, "block": page.block}
+    count = _answer_length(document.sections) if document.details else 0
+    answer, more = document.sections[:count], document.sections[count:]
+    own = (Document("", answer).pictures() or document.pictures()[:1]) if document.details else []
+    return environment.get_template(PAGE).render(
+        document=document,
+        answer=[_without_pictures(section) for section in answer],
+        more=more,
+        pictures=[page.picture(picture) for picture in own],
+        choices=filter_choices(document.cells),
+        styles=_assets(STYLES),
+        cells=cells_script(document.cells),
+        vega=_vega() if document.pictures() else "",
+        scripts=_assets(SCRIPTS),
+        manifest=manifest,
     )
-    tail = (
-        f"\n{cells_script(document.cells)}\n{_vega() if document.pictures() else ''}\n"
-        f"<script>\n{_assets(SCRIPTS)}</script>\n"
-        f"<!-- {manifest} -->\n</body>\n</html>\n"
-    )
-    return head + "\n".join(page.body()) + tail
 
 
 def data_address(image: bytes) -> str:
@@ -241,10 +225,10 @@ def _assets(names: Sequence[str]) -> str:
 
 
 class _Page:
-    """What stands between the head of a file and its scripts."""
+    """Renders the blocks of a page in their order."""
 
     def __init__(self, document: Document, pictures: Mapping[str, str]) -> None:
-        self._document = document
+        self._cells = document.cells
         self._pictures = pictures
         self._titles = document.section_titles()
         self._shown: set[str] = set()
@@ -253,50 +237,7 @@ class _Page:
         self._named: set[str] = set()
         """Targets so far."""
 
-    def body(self) -> list[str]:
-        """Navigation, the answer on the first screen, the other sections, the details."""
-        document, details = self._document, self._document.details
-        lines = [self._navigation(), "<main>", f"<h1>{text_html(document.title)}</h1>"]
-        lines.append('<p id="filtered" role="status" hidden></p>')
-        if details is None:
-            return [*lines, *map(self._section, document.sections), "</main>"]
-        count = _answer_length(document.sections)
-        answer, more = document.sections[:count], document.sections[count:]
-        own = Document("", answer).pictures() or document.pictures()[:1]
-        pictures = [self._picture(picture) for picture in own]
-        verdict, *words = [self._section(_without_pictures(section)) for section in answer]
-        lines += ['<div class="answer">', verdict, '<div class="pictures">', *pictures, "</div>"]
-        lines += [*words, "</div>"]
-        lines += ['<div class="more">', *map(self._section, more), "</div>"]
-        lines += [f'<h1 id="details">{text_html(details.title)}</h1>']
-        return [*lines, *map(self._folded_section, details.sections), "</main>"]
-
-    def _navigation(self) -> str:
-        own, details = self._document.sections, self._document.details
-        links = [_section_link(part) for part in own]
-        inside = (
-            [] if details is None else ["<strong>Details</strong>", *map(_section_link, details.sections)]
-        )
-        unfold = '<button type="button" id="unfold" hidden>Open all</button>'
-        menu = ['<details class="menu"><summary>All sections</summary>', "<div>", unfold, *links, *inside]
-        filters = filter_html(self._document.cells)
-        return "\n".join(
-            ['<nav aria-label="Sections">', *links, *menu, "</div></details>", filters, "</nav>"]
-        )
-
-    def _section(self, section: Section) -> str:
-        blocks = "\n".join(self._block(block) for block in section.blocks)
-        key = text_html(section.key)
-        return f'<section id="{key}"><h2>{text_html(section.title)}</h2>\n{blocks}\n</section>'
-
-    def _folded_section(self, section: Section) -> str:
-        blocks = "\n".join(self._block(block) for block in section.blocks)
-        return (
-            f'<details class="part"><summary><h2>{text_html(section.title)}</h2></summary>\n'
-            f'<section id="{text_html(section.key)}">\n{blocks}\n</section></details>'
-        )
-
-    def _block(self, block: Block) -> str:
+    def block(self, block: Block) -> str:
         match block:
             case Paragraph():
                 return f"<p>{text_html(block.text)}</p>"
@@ -307,18 +248,18 @@ class _Page:
             case Items():
                 return "<ul>\n" + "\n".join(self._item(line) for line in block.lines()) + "\n</ul>"
             case Table():
-                return table_html(block, self._document.cells)
+                return table_html(block, self._cells)
             case Picture() if block.key in self._shown:
                 return f"<p>{_link(f'picture-{block.key}', block.caption)}</p>"
             case Picture():
-                return self._picture(block)
+                return self.picture(block)
             case Code():
                 return f"<pre><code>{lines_html(block.text)}</code></pre>"
             case Folded():
-                inside = "\n".join(map(self._block, block.blocks))
+                inside = "\n".join(map(self.block, block.blocks))
                 return f"<details><summary>{text_html(block.title)}</summary>\n{inside}\n</details>"
 
-    def _picture(self, picture: Picture) -> str:
+    def picture(self, picture: Picture) -> str:
         self._shown.add(picture.key)
         alt, key = text_html(picture.alt), text_html(picture.key)
         return (
@@ -343,10 +284,6 @@ class _Page:
         text = f"{name}: {text_html(line.text)}" if name else text_html(line.text)
         title = self._titles.get(line.details)
         return text if title is None else f"{text} {_link(line.details, title)}"
-
-
-def _section_link(section: Section) -> str:
-    return _link(section.key, section.title)
 
 
 def _link(key: str, title: str) -> str:
