@@ -7,11 +7,11 @@ libraries.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
-from typing import Literal
+from typing import Any, Literal
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion
@@ -77,10 +77,14 @@ class LibraryFact:
         )
 
 
-FACTS = tuple(
-    LibraryFact(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
-    for row in tomllib.loads(files(__package__).joinpath("library_facts.toml").read_text("utf-8"))["fact"]
-)
+def _known() -> Iterator[LibraryFact]:
+    text = files(__package__).joinpath("library_facts.toml").read_text(encoding="utf-8")
+    for row in tomllib.loads(text)["fact"]:
+        given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
+        yield LibraryFact(**given)
+
+
+FACTS = tuple(_known())
 
 
 def fact(name: str) -> LibraryFact:
