@@ -2,15 +2,10 @@
 
 import pytest
 
-from .matrix import ABOUT_TIME, planted_matrix
+from .matrix import ABOUT_TIME
+from .matrix import matrix as matrix
 
 TALLY: dict[str, list[int]] = {"planted": [0, 0], "clean": [0, 0]}
-
-
-@pytest.fixture(scope="package")
-def matrix(tmp_path_factory: pytest.TempPathFactory):
-    with planted_matrix(tmp_path_factory.mktemp("traps")) as matrix:
-        yield matrix
 
 
 @pytest.fixture(scope="session")

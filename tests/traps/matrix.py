@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from inspect import isabstract
 from pathlib import Path
 
+import pytest
+
 from harness.backends import registry
 from harness.doctor.check import ABOUT_TIME
 from harness.job.batch import batch_layout, reference_layout
@@ -30,6 +32,7 @@ from harness.record import Record
 from harness.record.record_files import RECORD_NAME
 from harness.record.store import Store, read_record
 from harness.record.workload import depends_on_split, samples_at_once
+from tests.adapters import planted
 from tests.forkserver import launcher
 from tests.made_once import MadeOnce
 from tests.plugins import register
@@ -139,15 +142,15 @@ class Matrix:
 
 def install(folder: Path) -> None:
     """Make the broken adapters known as a third party's distribution would."""
-    modules = (adapters, unseen, late, sequence, pipelines, tensor, libraries, orthogonal, narrow)
-    planted = [
+    modules = (planted, adapters, unseen, late, sequence, pipelines, tensor, libraries, orthogonal, narrow)
+    broken = [
         value for module in modules
         for value in vars(module).values()
         if isinstance(value, type) and value.__module__ == module.__name__
         and not isabstract(value) and value is not unseen.OwnOptimizer
     ]  # fmt: skip
     register(
-        folder, {f"planted-{value.__name__}": f"{value.__module__}:{value.__name__}" for value in planted}
+        folder, {f"planted-{value.__name__}": f"{value.__module__}:{value.__name__}" for value in broken}
     )
     sys.path.insert(0, str(folder))
 
@@ -162,6 +165,13 @@ def planted_matrix(
         yield Matrix(folder, further, made_once)
     finally:
         sys.path.remove(str(folder / "site"))
+
+
+@pytest.fixture(scope="package")
+def matrix(tmp_path_factory: pytest.TempPathFactory, made_once: MadeOnce) -> Iterator[Matrix]:
+    """The runs of all tests of a session, whichever package asks."""
+    with planted_matrix(tmp_path_factory.mktemp("matrix"), [UNTRACED], made_once) as found:
+        yield found
 
 
 def padded_documents(path: Path) -> str:

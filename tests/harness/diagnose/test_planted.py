@@ -12,20 +12,13 @@ from click.testing import CliRunner
 
 from harness.cli import harness
 from harness.record import Record
-from tests.made_once import MadeOnce
 from tests.representatives import EXHAUSTIVE, first
-from tests.traps.matrix import UNTRACED, Matrix, planted_matrix
+from tests.traps.matrix import Matrix
 
 pytestmark = pytest.mark.long(seconds=25)
 
 ACCUMULATED = ("training.accumulation_steps=4",)
 BF16 = ("training.precision=bf16-mixed",)
-
-
-@pytest.fixture(scope="module")
-def matrix(tmp_path_factory: pytest.TempPathFactory, made_once: MadeOnce):
-    with planted_matrix(tmp_path_factory.mktemp("diagnose"), [UNTRACED], made_once) as matrix:
-        yield matrix
 
 
 def diagnose(first: Path, second: Path, *options: str) -> tuple[int, dict[str, Any]]:

@@ -1,0 +1,1 @@
+from tests.traps.matrix import matrix as matrix
