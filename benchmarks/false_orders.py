@@ -34,7 +34,7 @@ TWIN = f"{BASE}:preset=like-for-like"
 MOST_FALSE = 0.05
 CLOCKS = {SPEED: "wall time", OWN_STEP: "without others"}
 SEED = 20260101
-CHUNK = 5
+CHUNK = 7
 """Rounds that one call of `harness compare` adds."""
 CONFIGURATION = Path(__file__).parents[1] / "configs" / "default.yaml"
 

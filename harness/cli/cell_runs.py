@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from harness.launch.cells import Cell, is_refused, with_same_split
 from harness.launch.external import OthersRecords, claimed, forget_dead_claims
 from harness.launch.launcher import LocalLauncher, modules_to_preload, run_cell, running_cell
 from harness.launch.owner import forget_never_begun, record_abandoned
-from harness.launch.turns import groups, take_turns
+from harness.launch.turns import AUTO, groups, rounds_run_whole, take_turns
 from harness.record import Record
 from harness.record.store import Store
 
@@ -38,7 +38,8 @@ SPLIT = (
 class MissingCells:
     """Runs cells; what ran before an interruption is kept.
 
-    Those that are predicted not to fit get a record that says so, unless `force`.
+    Those that are predicted not to fit get a record that says so, unless `force`. `rounds`: how many are
+    asked; None: until speeds are settled.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class MissingCells:
         *,
         fresh: bool,
         force: bool,
+        rounds: int | None,
         view: View,
     ) -> None:
         self._store = store
@@ -58,6 +60,7 @@ class MissingCells:
         self._device = device
         self._fresh = fresh
         self._force = force
+        self._rounds = rounds
         self._found = [record for _, record in found]
         self.files = {id(record): path for path, record in found}
         """The file of each record by the id of the object."""
@@ -73,7 +76,7 @@ class MissingCells:
         """
         done = dict(known)
         while True:
-            done |= self.run([cell for cell in cells if cell.key not in done])
+            done |= self.run([cell for cell in cells if cell.key not in done], done.values())
             wanted = cells
             if not self.interrupted:
                 asked = batches.after(cells, done) if batches is not None else cells
@@ -84,8 +87,8 @@ class MissingCells:
                 return [done[cell.key] for cell in cells if cell.key in done]
             cells = wanted
 
-    def run(self, cells: Sequence[Cell]) -> dict[str, Record]:
-        """Records by cell."""
+    def run(self, cells: Sequence[Cell], known: Iterable[Record]) -> dict[str, Record]:
+        """Records by cell. `known`: records of other cells of the comparison."""
         done: dict[str, Record] = {}
         if not cells:
             return done
@@ -103,10 +106,12 @@ class MissingCells:
         forget_refused(self._store, self._found, cells)
         others = OthersRecords(self._store.root, self.files.values())
         progress = MatrixProgress(len(cells), sys.stderr, self._view)
-        turns = self._experiment.compare.turns
+        unknown = {run.key for runs in foreseen.unknown.values() for run in runs}
+        whole = rounds_run_whole(known)
         try:
-            unknown = {run.key for runs in foreseen.unknown.values() for run in runs}
-            for group in groups(cells, turns, self._device, foreseen.parts, unknown, self._view.say):
+            for group in groups(
+                cells, self._turns, self._device, foreseen.parts, unknown, whole, self._view.say
+            ):
                 with closing(self._records(launcher, group, others, foreseen, progress)) as ends:
                     for key, record in ends:
                         done[key] = record
@@ -117,6 +122,16 @@ class MissingCells:
         finally:
             progress.close()
         return done
+
+    @property
+    def _turns(self) -> int | None:
+        """Timed steps of a turn; None: each cell runs whole."""
+        from harness.judge.statistics import interval_runs
+
+        asked = self._experiment.compare.turns
+        if asked != "auto":
+            return asked
+        return AUTO if self._rounds is None or self._rounds >= interval_runs() else None
 
     def _records(
         self, launcher: LocalLauncher, group: Sequence[Cell], others: OthersRecords, foreseen: Forecast,
@@ -163,7 +178,6 @@ class MissingCells:
         self, launcher: LocalLauncher, cells: Sequence[Cell], others: OthersRecords, foreseen: Forecast,
         progress: MatrixProgress,
     ) -> Generator[tuple[str, Record]]:  # fmt: skip
-        steps = self._experiment.compare.turns or 1
         by_key = {cell.key: cell for cell in cells}
         runs = {
             key: running_cell(
@@ -172,7 +186,7 @@ class MissingCells:
             )
             for key, cell in by_key.items()
         }  # fmt: skip
-        with closing(take_turns(runs, steps, lambda key: progress.begin(by_key[key]))) as ends:
+        with closing(take_turns(runs, self._turns or 1, lambda key: progress.begin(by_key[key]))) as ends:
             for key, record in ends:
                 self._note(record, others)
                 yield key, record

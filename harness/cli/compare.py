@@ -344,7 +344,10 @@ def compare(
         return show_plan(cells, known, found, device, experiment, force=force, as_json=as_json, view=view)
     _tell_known(cells, known, job, view)
     fresh = fresh and job is None
-    runs_made = MissingCells(store, experiment, device, found, fresh=fresh, force=force, view=view)
+    runs_made = MissingCells(
+        store, experiment, device, found, fresh=fresh, force=force, view=view,
+        rounds=count if until == Until() else None,
+    )  # fmt: skip
     records = runs_made.records(cells, known, batches)
     if until != Until():
 

@@ -99,7 +99,7 @@ def add_rounds(
             if cell.repeat == rounds - 1 and (cell.job_id, cell.backend, cell.world_size) in names
         ]
         found |= {cell.key: known[cell.key] for cell in cells if cell.key in known}
-        found |= made.run([cell for cell in cells if cell.key not in found])
+        found |= made.run([cell for cell in cells if cell.key not in found], found.values())
         longest = max(longest, time.monotonic() - began)
     return list(found.values())
 

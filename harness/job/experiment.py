@@ -262,10 +262,11 @@ class CompareSection(SettingsSection):
     )
     world_sizes: list[PositiveInt] = Field([2], min_length=1, description="numbers of ranks")
     repeats: PositiveInt = Field(1, le=MOST_REPEATS, description="runs of each cell")
-    turns: PositiveInt | None = Field(
-        None,
-        description="on the CPU: cells of one number of ranks are set up and probed one after the other, "
-        "wait asleep, and take turns of so many timed steps in random order; null: each cell runs whole",
+    turns: PositiveInt | Literal["auto"] | None = Field(
+        "auto",
+        description="on the CPU: cells of one round are set up and probed one after the other, "
+        "wait asleep, and take turns of so many timed steps in random order; auto: of one, where rounds "
+        "enough for an order are asked and all fit into memory at once; null: each cell runs whole",
     )
     price_per_gpu_hour: GivenPrice | None = Field(
         None,

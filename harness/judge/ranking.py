@@ -48,7 +48,7 @@ class Ratio:
     middle: float | None = None
     """Hodges-Lehmann estimate; None: they share no round."""
     extent: Interval | None = None
-    """At `LEVEL`; None: too few rounds for one."""
+    """At `LEVEL`, 1 included unless they are shown to differ; None: too few rounds for one."""
     order: Order = "open"
     is_shown: bool = False
     """Whether they differ, however little: also where the order is `equal`."""
@@ -176,14 +176,20 @@ class Ranking:
 
     def by_round(self, left: str, right: str) -> Logs:
         """By turn where both took them together in a round, else by their figures of the round."""
-        found = log_ratios(self.values[left], self.values[right])
-        ours, theirs = (self.turns.get(name, {}) for name in (left, right))
-        together = {
-            number: by_turn
-            for number in found.keys() & ours.keys() & theirs.keys()
-            if (by_turn := log_by_turn(ours[number], theirs[number])) is not None
-        }
-        return {**found, **together}
+        turns = (self.turns.get(name, {}) for name in (left, right))
+        return log_by_round(self.values[left], self.values[right], *turns)
+
+
+def log_by_round(
+    ours: ByRound, theirs: ByRound, our_turns: Mapping[Round, InTurns], their_turns: Mapping[Round, InTurns]
+) -> Logs:
+    """Of the speed of the first over that of the second: by turn where both took them together."""
+    together = {
+        number: by_turn
+        for number in ours.keys() & theirs.keys() & our_turns.keys() & their_turns.keys()
+        if (by_turn := log_by_turn(our_turns[number], their_turns[number])) is not None
+    }
+    return {**log_ratios(ours, theirs), **together}
 
 
 def log_by_turn(ours: InTurns, theirs: InTurns) -> float | None:
@@ -228,6 +234,8 @@ def _ratio(found: Logs, chance: float) -> Ratio:
     occasions = {key[0] for key in found}
     signs = {np.sign(median(v for key, v in found.items() if key[0] == number)) for number in occasions}
     is_shown = chance <= 1 - LEVEL and len(signs) == 1 and not low <= 1 <= high
+    if not is_shown:  # the joint test does not exclude 1, so the interval must hold it
+        low, high = min(low, 1.0), max(high, 1.0)
     order: Order = "open"
     if low >= 1 - EQUAL and high <= 1 + EQUAL:
         order = "equal"

@@ -94,6 +94,14 @@ class Repeats:
         return min((row.judgement.parity for row in self.rows), key=LEVELS.index)
 
     @property
+    def loss_limit(self) -> float | None:
+        """Largest difference of a loss, in nats per token, that its level allows; None: it is not judged."""
+        row = next((row for row in self.rows if row.noise is not None), None)
+        if row is None or row.noise is None:
+            return None
+        return (row.noise.widest(row.record) if self.parity == "band" else row.noise.tight).loss
+
+    @property
     def timed_steps(self) -> list[list[float]]:
         """Seconds of the timed steps of each repeat."""
         return [run.step_seconds for run in self.runs]

@@ -211,6 +211,7 @@ def make_cell(
     job_id = job.job_id(_content_digests(job, reads_files, elsewhere=machine is not None))
     entry, _ = registry.parse(label)
     turns = experiment.compare.turns if measure.timed and entry.name != registry.REFERENCE else None
+    turns = None if turns == "auto" else turns  # then either way of running stands for the other
     parts = {
         "job_id": job_id,
         "backend": label,

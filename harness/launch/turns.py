@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 
 from harness.backends import registry
 from harness.launch.cells import Cell
@@ -16,6 +16,8 @@ PROCESS_BYTES = 300 * 2**20
 """Of a rank on the CPU beside what is predicted: the interpreter, and what libraries write to."""
 FILLED = 0.8
 """The most of a machine's free memory that cells alive at once may take."""
+AUTO = 1
+"""Timed steps of a turn where `compare.turns` is auto."""
 
 
 def take_turns(
@@ -76,28 +78,52 @@ def _go_on(
 
 def groups(
     cells: Sequence[Cell], turns: int | None, device: str, parts: Mapping[str, PredictionPart],
-    unknown: Collection[str], say: Callable[[str], None],
+    unknown: Collection[str], ran_whole: Collection[int], say: Callable[[str], None],
 ) -> list[list[Cell]]:  # fmt: skip
     """The cells in the order they run; those of one list take turns. `say` is told why some do not.
 
-    `parts`: by cell, what its run is predicted to need; `unknown`: cells of which that cannot be predicted.
-    Others without a prediction will not run.
+    All of a round do where they fit together, so that numbers of ranks can be compared too; else those of
+    one number of ranks. `parts`: by cell, what its run is predicted to need; `unknown`: cells of which that
+    cannot be predicted. Others without a prediction will not run. `ran_whole`: rounds of which cells ran
+    whole before.
     """
-    found: dict[object, list[Cell]] = {}
+    rounds: dict[object, list[Cell]] = {}
+    told: dict[str, None] = {}
     for cell in cells:
         part = parts.get(cell.key)
         takes_turns = turns is not None and is_timed_beside_others(cell)
         if takes_turns and cell.key in unknown:
-            say(f"compare.turns: {cell.backend} on {cell.world_size} ranks runs whole: its memory is unknown")
+            told[f"{cell.backend} on {cell.world_size} ranks runs whole: its memory is unknown"] = None
         is_one = takes_turns and part is not None and not part.refused
-        found.setdefault((cell.repeat, cell.world_size, cell.job_id) if is_one else cell.key, []).append(cell)
+        rounds.setdefault(cell.repeat if is_one else cell.key, []).append(cell)
     divided: list[list[Cell]] = []
-    for group in found.values():
-        why = _why_whole(group, device, [parts[cell.key] for cell in group]) if len(group) > 1 else None
-        if why is not None:
-            say(f"compare.turns: cells on {group[0].world_size} ranks run whole: {why}")
-        divided += [group] if why is None else [[cell] for cell in group]
+    for together in rounds.values():
+        if _why_whole(together, device, parts, ran_whole) is None:
+            divided.append(together)
+            continue
+        of_size: dict[int, list[Cell]] = {}
+        for cell in together:
+            of_size.setdefault(cell.world_size, []).append(cell)
+        for size, group in of_size.items():
+            why = _why_whole(group, device, parts, ran_whole)
+            divided += [group] if why is None else [[cell] for cell in group]
+            if why is not None:
+                told[f"cells on {size} ranks run whole: {why}"] = None
+    for text in told:
+        say(f"compare.turns: {text}")
     return divided
+
+
+def rounds_run_whole(records: Iterable[Record]) -> set[int]:
+    """Numbers of the repeats of which a timed run that is no reference took no turns."""
+    return {
+        record.repeat
+        for record in records
+        if record.turns is None
+        and record.windows is not None
+        and record.windows.timed
+        and record.backend.name != registry.REFERENCE
+    }
 
 
 def is_timed_beside_others(cell: Cell) -> bool:
@@ -105,13 +131,19 @@ def is_timed_beside_others(cell: Cell) -> bool:
     return cell.measure.timed and registry.parse(cell.backend)[0].name != registry.REFERENCE
 
 
-def _why_whole(group: Sequence[Cell], device: str, parts: Sequence[PredictionPart]) -> str | None:
-    """Why cells are not kept alive at once; None: they are."""
+def _why_whole(
+    group: Sequence[Cell], device: str, parts: Mapping[str, PredictionPart], ran_whole: Collection[int]
+) -> str | None:
+    """Why cells are not kept alive at once; None: they are, or there is but one."""
+    if len(group) < 2:
+        return None
+    if group[0].repeat in ran_whole:
+        return "others of their round did"
     if device != "cpu":
         return "on GPUs ranks that wait hold memory that the driver may count as that of others"
-    ranks = sum(cell.world_size for cell in group)
-    needed = sum(part.host_bytes for part in parts) + PROCESS_BYTES * ranks
-    limits = [part.host_limit_bytes for part in parts if part.host_limit_bytes is not None]
+    known = [parts[cell.key] for cell in group]
+    needed = sum(part.host_bytes for part in known) + PROCESS_BYTES * sum(cell.world_size for cell in group)
+    limits = [part.host_limit_bytes for part in known if part.host_limit_bytes is not None]
     if limits and needed > FILLED * min(limits):
         return (
             f"alive at once they need {needed / 1e9:,.1f} GB, and {FILLED:.0%} of the free memory are "

@@ -205,7 +205,7 @@ def on_site(experiment: Experiment, site: Site) -> Experiment:
     Raises HarnessError for what the site has not, and for turns: a job runs one cell.
     """
     runtime = experiment.runtime
-    if experiment.compare.turns is not None:
+    if experiment.compare.turns not in (None, "auto"):
         raise HarnessError(
             f"compare.turns is {experiment.compare.turns}, but each job of Slurm runs one cell alone; "
             "--set compare.turns=null renders them"

@@ -12,12 +12,9 @@ from harness.judge.wording import counted, listed
 from harness.tell.document import Column, Shown
 from harness.tell.formats import NOT_AVAILABLE, number, percent, times
 
-ONE_OCCASION = "one session; day-to-day variation is not included"
+ONE_OCCASION = "one session: day-to-day variation is not included"
 OPEN = "~"
-LEGEND = (
-    f"median ratio to the base in the same round, {percent(LEVEL)} interval; bold: settled; {OPEN}: open, "
-    "chance not excluded over all rows"
-)
+LEGEND = f"median ratio to the base in the same round, {percent(LEVEL)} interval; bold: settled; {OPEN}: open"
 SHARES = {1 / 5: "a fifth", 1 / 4: "a quarter", 1 / 3: "a third", 1 / 2: "half", 2 / 3: "two thirds"}
 MOST_NAMES = 2
 NEAR = 0.05
@@ -68,14 +65,18 @@ def ratio_text(ratio: Ratio, show: Callable[[float], str] = times) -> str:
 
 
 def fastest_words(order: Ranking) -> str:
-    """'ddp and zero0 are fastest (equal within 5 %)'; those that none is shown to be ahead of."""
+    """'ddp and zero0 are fastest (equal within 5 %)'; those that none is shown to be ahead of.
+
+    Several in an open order, the base among them: 'none is shown to be faster than ddp'.
+    """
     first, leaders = order.names[0], order.leaders
     if len(leaders) == 1:
         return f"{first} is fastest"
     if all(order.ratio(first, name).order == "equal" for name in leaders):
         return f"{listed(leaders, MOST_NAMES)} are fastest (equal within {percent(EQUAL)})"
-    named = order.base if order.base in leaders else first
-    return f"fastest is {_either(named, [n for n in leaders if n != named])} (their order is open)"
+    if order.base in leaders:
+        return f"none is shown to be faster than {order.base}"
+    return f"fastest is {_either(first, leaders[1:])} (their order is open)"
 
 
 def slowest_words(order: Ranking) -> str:

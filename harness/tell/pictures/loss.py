@@ -85,15 +85,6 @@ class LossLine:
         """Largest difference to the reference."""
         return max(map(abs, self.differences.values()), default=0.0)
 
-    @property
-    def limit(self) -> float | None:
-        """Largest difference of a loss that its level allows."""
-        row = next((row for row in self.group.rows if row.noise is not None), None)
-        if row is None or row.noise is None:
-            return None
-        limits = row.noise.widest(row.record) if self.group.parity == "band" else row.noise.tight
-        return limits.loss
-
 
 def loss_lines(comparison: Comparison) -> list[LossLine]:
     """Of every cell with a finite loss, in their order."""
@@ -171,7 +162,7 @@ def _rows(lines: Sequence[LossLine]) -> list[Row]:
         rows.append(
             cell_row(
                 line.group, [line.group], verdict=line.verdict, job=job_names[line.group.record.job_id],
-                limit=line.limit, steps=of_line,
+                limit=line.group.loss_limit, steps=of_line,
                 losses=[_rounded(line.losses[step], DIGITS) for step in of_line],
                 differences=differences if line.differences else [],
             )
@@ -260,7 +251,9 @@ def loss_picture(comparison: Comparison) -> Picture | None:
     if not lines:
         return None
     drawn = _drawn(lines)
-    limits = sorted({line.limit for line in lines if line.limit is not None and line.differences})
+    limits = sorted({
+        limit for line in lines if line.differences and (limit := line.group.loss_limit) is not None
+    })  # fmt: skip
     outliers = [line for line in lines if line.verdict == "diverged"]
     agreeing = [line for line in lines if line.verdict == "agrees"]
     text = "Loss over steps, medians over runs; the shaded area spans all cells that agree."

@@ -47,7 +47,7 @@ def decision_blocks(where: ComparisonScope, question: Question) -> list[Block]:
         blocks += _thresholds(where)
     if (table := _elsewhere(where, question)) is not None:
         steps = f", {MICRO_STEPS} micro-steps per update" if question != "memory" else ""
-        least = f" Least: {table.texts()[-1][0]}." if not steps else ""
+        least = f" On {ranks(MANY_RANKS)} {table.texts()[-1][0]} needs least." if not steps else ""
         what = "" if any(isinstance(block, Line) and HELD in block.text for block in blocks) else f" {HELD}"
         blocks += [table, Line(f"Calculated per rank{steps}.{what}{least}", "", "model_states")]
     return blocks
@@ -102,10 +102,13 @@ def _memory(where: ComparisonScope, as_run: int) -> tuple[dict[int, dict[str, fl
 
 
 def worth_taking(where: ComparisonScope, sent: Mapping[str, float], held: Mapping[str, float]) -> list[str]:
-    """Labels in rising traffic and falling memory, of cells that send alike the fewest moving parts first."""
+    """Labels in rising traffic and falling memory, of cells that send alike the fewest moving parts first.
+
+    Without pipelines: they send least, and wait for it.
+    """
     known = [
         (label, (rounded(sent[label], 2), _moving_parts(label), rounded(held[label])))
-        for label in (group.label for group in where.groups)
+        for label in (group.label for group in where.groups if pipeline_use(group.record) is None)
         if label in sent and label in held
     ]
     ordered = sorted(known, key=lambda pair: pair[1])
@@ -135,7 +138,11 @@ def _elsewhere(where: ComparisonScope, question: Question) -> Table | None:
         ),
     }
     if question == "memory":
-        reads.pop("sent_on_many")
+        del reads["sent_on_many"]
+        reads["states_on_many"] = (
+            "of it model states, MB",
+            lambda group: states_with(group.record, MANY_RANKS),
+        )
     alike: dict[tuple[str, ...], tuple[list[str], list[float | None]]] = {}
     for group in where.groups:
         values = [read(group) for _, read in reads.values()]
@@ -153,7 +160,7 @@ def _elsewhere(where: ComparisonScope, question: Question) -> Table | None:
 
 
 def _bubbles(where: ComparisonScope) -> str:
-    """What neither peak nor traffic shows of pipelines: how long their ranks wait by the schedule alone."""
+    """Why pipelines are in no row: how long their ranks wait by the schedule alone."""
     found = {
         group.label: use.expected_bubble
         for group in where.groups
@@ -164,7 +171,7 @@ def _bubbles(where: ComparisonScope) -> str:
     waits = ", ".join(
         f"{names(labels)} {whole_percent(share)}" for labels, share in levels(found, whole_percent)
     )
-    return f"Not in these figures: ranks of a pipeline wait {waits} of the passes (the bubble)."
+    return f"Pipelines are left out, since their ranks wait part of the passes (the bubble): {waits}."
 
 
 def held_with(record: Record, accumulation_steps: int, world_size: int | None = None) -> int | None:
@@ -172,6 +179,12 @@ def held_with(record: Record, accumulation_steps: int, world_size: int | None = 
     closed form."""
     workload = _what_if(record, accumulation_steps, world_size)
     return None if workload is None else without_activations(workload)
+
+
+def states_with(record: Record, world_size: int) -> int | None:
+    """Bytes of model states of a rank, on so many; None: no closed form."""
+    workload = _what_if(record, record.world.accumulation_steps, world_size)
+    return None if workload is None else families.model_states(workload).model_state_bytes
 
 
 def sent_with(record: Record, accumulation_steps: int, world_size: int | None = None) -> float | None:

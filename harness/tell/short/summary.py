@@ -16,7 +16,7 @@ from harness.judge.scaling import strong_scaling, weak_scaling
 from harness.judge.wording import counted, ranks
 from harness.tell.document import Align, Block, Column, Heading, Line, Section, Shown, Table
 from harness.tell.formats import NOT_AVAILABLE, dash, percent, times
-from harness.tell.order_words import LEGEND, clock_words, ratio_cell, ratio_column, shown_ratio
+from harness.tell.order_words import LEGEND, ratio_cell, ratio_column, shown_ratio
 from harness.tell.short.stage import bytes_frontier, peak, stage
 from harness.tell.short.words import unwrapped
 from harness.tell.tables import LABELS, WITHOUT_FORM, WITHOUT_FORM_MEANS, figure_column
@@ -105,7 +105,7 @@ def summary_section(comparison: Comparison, question: Question, most_rows: int =
         blocks.append(_table(key, comparison, members, FIGURES[question]))
     left = len([group for group in comparison.groups if not group.is_reference]) - len(groups)
     note = _note([block for block in blocks if isinstance(block, Table)], left)
-    note = f"{note} {clock_words(comparison)}".strip() or "Every figure of every cell:"
+    note = note or "Every figure of every cell:"
     return Section("summary", "Results", [*blocks, Line(note, details="results")])
 
 

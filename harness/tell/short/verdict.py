@@ -28,7 +28,7 @@ from harness.tell.order_words import (
     unranked_words,
 )
 from harness.tell.short.stage import ComparisonScope, memory_to_state, peak, rounded, sent_once, stage
-from harness.tell.short.words import ratio, sentence, shortened
+from harness.tell.short.words import names, ratio, sentence, shortened
 
 
 def costs_sentence(stage: ComparisonScope, *, with_traffic: bool) -> str:
@@ -47,10 +47,8 @@ def costs_sentence(stage: ComparisonScope, *, with_traffic: bool) -> str:
     )
     base = next((pair for pair in known if pair[1] is stage.base and pair[1] is not best), None)
     alike = [group for value, group in known if megabytes(value) == megabytes(least) and group is not best]
-    others = counted(len(alike), "other") if alike else ""
-    text = (
-        f"{best.label}{f' and {others} hold' if alike else ' holds'} least {on}: {megabytes(least)} MB {noun}"
-    )
+    who = names([best.label, *(group.label for group in alike)])
+    text = f"{who} {'hold' if alike else 'holds'} least {on}: {megabytes(least)} MB {noun}"
     if base is not None:
         text += f", {percent(least / base[0])} of ddp's {megabytes(base[0])} MB"
     clauses = [text]
@@ -90,6 +88,8 @@ def checks_sentence(comparison: Comparison) -> str:
     }
     parts = [f"{sum(good)} of {len(good)} {what}" for what, good in checks.items() if good]
     every = [one for good in checks.values() for one in good]
+    if all(every) and len({len(good) for good in checks.values()}) == 1:
+        parts = [f"all {len(agree)} {listed(list(checks))}"]
     without = [group.cell for group in cells if group.cell not in states or group.cell not in sent]
     other_states = [cell for cell, off in states.items() if off]
     extra = {cell: f"{cell} ({off:+,.0f} bytes)" for cell, off in sent.items() if abs(off) >= 1}
@@ -145,10 +145,13 @@ def _endings(groups: Sequence[Repeats]) -> list[str]:
     if len(groups) == 1:
         end = "completed" if succeeded else f"did not complete: {groups[0].status}"
         return [f"the only configuration, {groups[0].cell}, {end}"]
-    number = f"{succeeded or 'none'} of {len(groups)}"
+    others = [group for group in groups if not group.is_reference]
+    text = f"{succeeded or 'none'} of {len(groups)} configurations"
     if succeeded == len(groups):
-        number = "both" if succeeded == 2 else f"all {succeeded}"
-    parts = [f"{number} configurations completed"]
+        several = others if len(others) > 1 else groups
+        text = f"{'both' if len(several) == 2 else f'all {len(several)}'} configurations"
+        text += " and the reference" if len(several) < len(groups) else ""
+    parts = [f"{text} completed"]
     for status, of_one, of_several in ENDINGS:
         cells = [g.cell for g in groups if any(row.record.status == status for row in g.rows)]
         if cells:
@@ -171,7 +174,9 @@ def _agreement(judged: Sequence[Repeats]) -> list[str]:
     if not agree:
         return []
     largest = max((group.figures["max_loss_difference"] or 0.0 for group in agree), default=0.0)
-    extent = f"within {scientific(largest)} nats per token" if largest else "bit for bit"
+    limits = {limit for group in agree if (limit := group.loss_limit) is not None}
+    limit = f" (limit {scientific(max(limits))})" if limits else ""
+    extent = f"within {scientific(largest)} nats per token{limit}" if largest else "bit for bit"
     number = f"all {len(judged)}" if len(agree) == len(judged) else f"{len(agree)} of {len(judged)}"
     judgement = f"{number} judged configurations train"
     if len(judged) == 1:
@@ -248,12 +253,12 @@ def _scaling_sentence(
 
     def of(order: str) -> str:
         points = [point for point in last if point.ratio.order == order]
-        names = f"{ORDERS[order]} with {listed([point.curve for point in points], MOST_NAMES)}"
+        text = f"{ORDERS[order]} with {listed([point.curve for point in points], MOST_NAMES)}"
         if not points or order == "open" or not are_many:
-            return names if points else ""
-        middles = [point.ratio.middle or point.speed_up for point in points]
-        extent = f"{plain(min(middles))} to {plain(max(middles))}" if points[1:] else show(points[0])
-        return f"{names}, {figure} {extent}"
+            return text if points else ""
+        middles = sorted(point.ratio.middle or point.speed_up for point in points)
+        ends = dict.fromkeys([plain(middles[0]), plain(middles[-1])])
+        return f"{text} ({figure} {' to '.join(ends)})"
 
     if not is_tested:
         evidence = f"medians of {runs}, not tested against noise"
@@ -284,11 +289,15 @@ def speed_sentence(stage: ComparisonScope) -> str:
         text = "no two cells were measured under the same conditions, so speeds are not compared"
     else:
         text = _order(stage.order or rank_speeds(list(timed.values())), timed)
-    alone = reference_words(stage) if len(timed) > 1 else []
-    caveats = _caveats(list(timed.values()))
-    if stage.comparison.occasions == 1 and len(timed) > 1:
-        caveats.append(ONE_OCCASION)
-    return sentence(f"speed on {ranks(stage.size)}: {text}", *alone, *caveats)
+    return sentence(f"speed on {ranks(stage.size)}: {text}", *_caveats(list(timed.values())))
+
+
+def beside_speed_sentence(stage: ComparisonScope) -> str:
+    """What one process reaches, and for how long the order was measured; empty where nothing is compared."""
+    if len(stage.timed) < 2:
+        return ""
+    one = [ONE_OCCASION] if stage.comparison.occasions == 1 else []
+    return sentence(*reference_words(stage), *one)
 
 
 def _order(order: Ranking, timed: dict[str, Repeats]) -> str:
@@ -301,6 +310,8 @@ def _order(order: Ranking, timed: dict[str, Repeats]) -> str:
     head = fastest_words(order)
     if head.startswith(first.label):
         head = f"{head}, at {highest} tokens/s"
+    elif head.endswith(order.base):
+        head = f"{head}, at {number(timed[order.base].median(SPEED))} tokens/s"
     return "; ".join(filter(None, [head, slowest_words(order)]))
 
 
@@ -395,7 +406,10 @@ def _part(comparison: Comparison, part: str, question: Question) -> list[Line]:
         case "costs" if where is not None:
             return [Line(costs_sentence(where, with_traffic=question != "memory"), details="results")]
         case "speed" if where is not None:
-            return [Line(speed_sentence(where), details="results")]
+            return [
+                Line(text, details="results")
+                for text in (speed_sentence(where), beside_speed_sentence(where))
+            ]
         case "scaling":
             found = scaling_sentences(comparison)
             return [Line(text, details="scaling") for text in found] or [Line(NOT_SCALED)]

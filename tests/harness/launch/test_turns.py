@@ -210,7 +210,7 @@ def part(host_bytes: int) -> PredictionPart:
 def test_cells_take_turns_where_they_fit_together(device: str, host_bytes: int, why: str | None) -> None:
     said: list[str] = []
     cells = planned(["ddp", "fsdp"])
-    found = groups(cells, 2, device, {cell.key: part(host_bytes) for cell in cells}, (), said.append)
+    found = groups(cells, 2, device, {cell.key: part(host_bytes) for cell in cells}, (), (), said.append)
     assert [len(group) for group in found] == ([2] if why is None else [1, 1])
     assert (why or "") in "".join(said)
     assert len(said) == (why is not None)
@@ -221,6 +221,23 @@ def test_a_cell_of_unknown_memory_runs_whole_and_the_others_take_turns() -> None
     cells = planned(["ddp", "fsdp", "zero1"])
     unknown = cells[1].key
     parts = {cell.key: part(1) for cell in cells if cell.key != unknown}
-    found = groups(cells, 2, "cpu", parts, [unknown], said.append)
+    found = groups(cells, 2, "cpu", parts, [unknown], (), said.append)
     assert [[cell.backend for cell in group] for group in found] == [["ddp", "zero1"], ["fsdp"]]
     assert said == ["compare.turns: fsdp on 2 ranks runs whole: its memory is unknown"]
+
+
+def test_the_rest_of_a_round_runs_as_its_first_cells_did() -> None:
+    said: list[str] = []
+    cells = planned(["ddp", "fsdp"])
+    parts = {cell.key: part(1) for cell in cells}
+    assert [len(group) for group in groups(cells, 3, "cpu", parts, (), [0], said.append)] == [1, 1]
+    assert said == ["compare.turns: cells on 2 ranks run whole: others of their round did"]
+
+
+@pytest.mark.parametrize(("host_bytes", "sizes"), [(1, [4]), (2 * 10**9, [2, 2]), (4 * 10**9, [1, 1, 1, 1])])
+def test_several_numbers_of_ranks_take_turns_where_they_fit(host_bytes: int, sizes: list[int]) -> None:
+    experiment = load_experiment(None, ["compare.noise_runs=false"])
+    cells = [c for c in plan(experiment, ["ddp", "fsdp"], [1, 2], 1, "cpu") if c.backend != "single"]
+    parts = {cell.key: part(host_bytes) for cell in cells}
+    found = groups(cells, 1, "cpu", parts, (), (), lambda text: None)
+    assert [len(group) for group in found] == sizes
