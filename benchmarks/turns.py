@@ -2,7 +2,7 @@
 
 Records are kept in FOLDER, where `--rounds 0` judges them again.
 
-Usage: python -m benchmarks.turns FOLDER [--rounds 7] [--turns 3] [--backends ddp,fsdp] [--set KEY=VALUE]
+Usage: python -m benchmarks.turns FOLDER [--rounds 7] [--turns 1] [--backends ddp,fsdp] [--set KEY=VALUE]
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("folder", type=Path, help="where records are kept")
     parser.add_argument("--rounds", type=int, default=7, help="rounds to add to each side (default: 7)")
-    parser.add_argument("--turns", type=int, default=3, help="timed steps of a turn (default: 3)")
+    parser.add_argument("--turns", type=int, default=1, help="timed steps of a turn (default: 1)")
     parser.add_argument("--backends", help="default: those of the default comparison")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     options = parser.parse_args()

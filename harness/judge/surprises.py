@@ -55,7 +55,7 @@ CHANGES_TRAINING = math.inf
 """Effect of what trains something else than the job asks for: before every difference of cost."""
 WOULD_CHANGE_TRAINING = 0.4
 """Effect of a default that would do so without this harness's setting: ranked as 40 % of bytes."""
-MOST_LABELS = 2
+MOST_LABELS = 3
 """In a sentence."""
 SMALL_SHARE = 0.01
 """Of the textbook's bytes: less is norms, flags and padding, and no surprise."""

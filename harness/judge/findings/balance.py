@@ -121,26 +121,28 @@ def _finding(group: Repeats, slow: SlowRank) -> Finding:
 def _asleep(group: Repeats) -> list[Finding]:
     """The rank that lies idle in traced steps, outside of communication and whatever the machine took.
 
-    What is recorded of a step is the least, and of sound ranks next to nothing. Of several threads the
-    first waits for the others, which the machine may hold up.
+    What is recorded of a step is the least, and of sound ranks next to nothing, unless the machine stops for
+    a moment: that touches the other ranks in the same step, so what counts is how much longer one is idle.
+    Of several threads the first waits for the others, which the machine may hold up.
     """
     world = group.record.world
     ranks = [rank.rank for rank in group.record.ranks]
     if len(ranks) < 2 or world.mesh.size("pipeline") > 1 or world.threads_per_rank > 1:
         return []
-    steps: dict[int, list[float]] = {rank: [] for rank in ranks}
-    for run in group.runs:
-        for rank in run.record.ranks:
-            known = (part.asleep_seconds for part in rank.overlap)
-            steps.setdefault(rank.rank, []).extend(seconds for seconds in known if seconds is not None)
-    count = min(map(len, steps.values()))
-    if count < LEAST_TRACED_STEPS:
+    steps = [
+        [part.asleep_seconds for part in of_step]
+        for run in group.runs
+        for of_step in zip(*(rank.overlap for rank in run.record.ranks), strict=False)
+        if len(of_step) == len(ranks)
+    ]
+    known = np.array([of_step for of_step in steps if None not in of_step], dtype=float)
+    if len(known) < LEAST_TRACED_STEPS:
         return []
+    longer = np.array([known[:, r] - np.delete(known, r, axis=1).max(axis=1) for r in range(len(ranks))])
     # So long or longer in a third of the steps.
-    often = {r: sorted(of)[-max(2, math.ceil(len(of) / 3))] for r, of in steps.items()}
+    often = dict(zip(ranks, np.sort(longer)[:, -max(2, math.ceil(len(known) / 3))].tolist(), strict=True))
     slowest = max(often, key=often.__getitem__)
-    others = max(seconds for rank, seconds in often.items() if rank != slowest)
-    if often[slowest] - others <= LEAST_ASLEEP_SECONDS:
+    if often[slowest] <= LEAST_ASLEEP_SECONDS:
         return []
     return [
         Finding(

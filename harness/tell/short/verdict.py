@@ -89,7 +89,8 @@ def checks_sentence(comparison: Comparison) -> str:
     parts = [f"{sum(good)} of {len(good)} {what}" for what, good in checks.items() if good]
     every = [one for good in checks.values() for one in good]
     if all(every) and len({len(good) for good in checks.values()}) == 1:
-        parts = [f"all {len(agree)} {listed(list(checks))}"]
+        verbs = list(checks) if len(agree) > 1 else [what.replace(" ", "s ", 1) for what in checks]
+        parts = [f"{f'all {len(agree)}' if len(agree) > 1 else '1 of 1'} {listed(verbs)}"]
     without = [group.cell for group in cells if group.cell not in states or group.cell not in sent]
     other_states = [cell for cell, off in states.items() if off]
     extra = {cell: f"{cell} ({off:+,.0f} bytes)" for cell, off in sent.items() if abs(off) >= 1}

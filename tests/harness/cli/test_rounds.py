@@ -34,7 +34,7 @@ class Machine:
             for label in ("single", *SECONDS)
         ]
 
-    def run(self, cells: list[Any]) -> dict[str, Record]:
+    def run(self, cells: list[Any], known: object) -> dict[str, Record]:
         self.ran += [(cell.backend, cell.repeat) for cell in cells]
         return {cell.key: self.record(cell.backend, cell.repeat) for cell in cells}
 

@@ -24,8 +24,7 @@ def test_machine_job_versions_and_runs_are_one_line() -> None:
 def test_what_cpu_ranks_do_not_show_is_said_of_them_alone() -> None:
     here = make_record(label="ddp")
     assert scope(here).endswith(
-        ": states, sent bytes and parity should hold on the same number of GPUs; "
-        "peaks and speeds are of this machine."
+        ": expect the same states, bytes and parity on as many GPUs, not these peaks and speeds."
     )
     world = here.world.model_copy(update={"device": "cuda", "collectives": "nccl"})
     assert scope(here.model_copy(update={"world": world})).endswith("one run of each cell.")
