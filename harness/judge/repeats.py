@@ -12,7 +12,7 @@ from harness.judge.cell import CellName
 from harness.judge.distance import aligned
 from harness.judge.metrics import BY_KEY, METRICS, OWN_STEP, SPEED, STEP, Metric
 from harness.judge.parity import Parity
-from harness.judge.ranking import InTurns, Ranking, Round
+from harness.judge.ranking import InTurns, Logs, Ranking, Round, log_by_round
 from harness.judge.rows import Row
 from harness.judge.run import Run
 from harness.judge.run_conditions import Spread, is_deterministic, spread
@@ -143,6 +143,10 @@ class Repeats:
             for number, (_, run) in self._rounds(key).items()
             if (turns := run.record.turns) is not None
         }
+
+    def log_ratios(self, base: Repeats, key: str) -> Logs:
+        """The logarithm of the ratio of two speeds in each round that both have."""
+        return log_by_round(self.by_round(key), base.by_round(key), self.in_turns(key), base.in_turns(key))
 
     def _rounds(self, key: str) -> dict[Round, tuple[float, Run]]:
         found: dict[Round, tuple[float, Run]] = {}

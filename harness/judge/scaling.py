@@ -9,7 +9,7 @@ from statistics import median
 from harness.job.job import Job
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import STEP
-from harness.judge.ranking import Ratio, log_by_round, ratios
+from harness.judge.ranking import Ratio, ratios
 from harness.judge.repeats import Repeats, group_repeats
 from harness.judge.run_conditions import labelled, varying, words
 from harness.judge.wording import counted
@@ -134,11 +134,9 @@ def _compared(curves: list[list[ScalingPoint]]) -> list[list[ScalingPoint]]:
     """Each point with its speed over that of its base, round by round."""
     every = {(number, point.group.key): point for number, curve in enumerate(curves) for point in curve}
     asked = {
-        key: log_by_round(
-            *(of(STEP) for of in (here.by_round, there.by_round, here.in_turns, there.in_turns))
-        )
+        key: point.group.log_ratios(point.base, STEP)
         for key, point in every.items()
-        if (here := point.group) is not (there := point.base)
+        if point.group is not point.base
     }
     found = ratios(asked)
     return [

@@ -86,11 +86,12 @@ def checks_sentence(comparison: Comparison) -> str:
         "hold the expected model states": [not off for off in states.values()],
         "send the expected bytes": [abs(off) < 1 or cell in claimed for cell, off in sent.items()],
     }
-    parts = [f"{sum(good)} of {len(good)} {what}" for what, good in checks.items() if good]
+    checks = {what: good for what, good in checks.items() if good}
+    parts = [f"{sum(good)} of {len(good)} {what}" for what, good in checks.items()]
     every = [one for good in checks.values() for one in good]
-    if all(every) and len({len(good) for good in checks.values()}) == 1:
-        verbs = list(checks) if len(agree) > 1 else [what.replace(" ", "s ", 1) for what in checks]
-        parts = [f"{f'all {len(agree)}' if len(agree) > 1 else '1 of 1'} {listed(verbs)}"]
+    counts = {len(good) for good in checks.values()}
+    if all(every) and len(counts) == 1 and (count := counts.pop()) > 1:
+        parts = [f"all {count} {listed(list(checks))}"]
     without = [group.cell for group in cells if group.cell not in states or group.cell not in sent]
     other_states = [cell for cell, off in states.items() if off]
     extra = {cell: f"{cell} ({off:+,.0f} bytes)" for cell, off in sent.items() if abs(off) >= 1}
@@ -176,8 +177,8 @@ def _agreement(judged: Sequence[Repeats]) -> list[str]:
         return []
     largest = max((group.figures["max_loss_difference"] or 0.0 for group in agree), default=0.0)
     limits = {limit for group in agree if (limit := group.loss_limit) is not None}
-    limit = f" (limit {scientific(max(limits))})" if limits else ""
-    extent = f"within {scientific(largest)} nats per token{limit}" if largest else "bit for bit"
+    allowed = f" (limit {scientific(max(limits))})" if limits else ""
+    extent = f"within {scientific(largest)} nats per token{allowed}" if largest else "bit for bit"
     number = f"all {len(judged)}" if len(agree) == len(judged) else f"{len(agree)} of {len(judged)}"
     judgement = f"{number} judged configurations train"
     if len(judged) == 1:

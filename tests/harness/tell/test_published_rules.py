@@ -23,7 +23,15 @@ FOLDERS = [folder for folder in FOLDERS if (REPORTS / folder / "report.md").is_f
 FEW = ("default", "explain-zero3-speed", "full-matrix")
 """One that ranks speeds, one that was asked for them, one that was not."""
 FIGURES_OF_SPEED = ("tokens/s", "samples/s", "step ms", "fastest", "slowest")
-ORDERS = ("is fastest", "are fastest", "fastest is", "is slowest", "slowest is", "Pareto frontier of")
+ORDERS = (
+    "is fastest",
+    "are fastest",
+    "fastest is",
+    "faster than",
+    "is slowest",
+    "slowest is",
+    "Pareto frontier of",
+)
 
 
 def text_of(comparison: Comparison, question: Question) -> str:

@@ -85,15 +85,14 @@ def test_the_terminal_and_the_readme_hold_what_json_says() -> None:
 @pytest.mark.parametrize("name", REPORTS)
 def test_the_verdict_calls_fastest_what_json_does_not_call_slower(name: str) -> None:
     text = (ROOT / "reports" / name / "report.md").read_text(encoding="utf-8").replace("\\", "")
-    ((fastest, others),) = re.findall(
-        r"Speed on 2 ranks: (?:fastest is )?(\S+) (?:is fastest|or one of (\d+) others \(their order)", text
+    told = (
+        r"Speed on 2 ranks: (?:none is shown to be faster than|fastest is)?\s*(\S+?),? (?:at|or|is fastest)"
     )
+    (fastest,) = re.findall(told, text)
     orders = {row["backend"]: row["speed_order"] for row in published_comparison(name).as_json()["rows"]}
-    open_ = {label for label, order in orders.items() if order in ("open", "equal", "faster")}
-    assert fastest in open_
-    assert len(open_) >= 1 + int(others or 0)  # one that is open to ddp may be behind another
+    assert fastest in {label for label, order in orders.items() if order in ("open", "equal", "faster", None)}
     ((slowest, others),) = re.findall(
-        r"slowest is (\S+) \(\d+ % of ddp\) or (?:one of (\d+) others|\S+);", text
+        r"slowest is (\S+) \(\d+ % of ddp\) or (?:one of (\d+) others|\S+)\.", text
     )
     assert orders[slowest] == "slower"
     assert list(orders.values()).count("slower") > int(others or 1)

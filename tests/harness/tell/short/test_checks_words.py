@@ -14,8 +14,13 @@ def test_a_byte_too_many_is_not_as_expected() -> None:
     records = [*published("default")]
     alone, ddp = (next(r for r in records if r.backend.label == label) for label in ("single", "ddp"))
     assert checks(alone, ddp) == (
-        "3 of 3 checks hold: 1 of 1 trains as one process does, holds the expected model states and sends "
-        "the expected bytes."
+        "3 of 3 checks hold: 1 of 1 train as one process does, 1 of 1 hold the expected model states and "
+        "1 of 1 send the expected bytes."
+    )
+    zero2 = next(r for r in records if r.backend.label == "zero2")
+    assert checks(alone, ddp, zero2) == (
+        "6 of 6 checks hold: all 2 train as one process does, hold the expected model states and send the "
+        "expected bytes."
     )
     probed = ddp.windows.probed if ddp.windows else 0
     comm = [
@@ -37,7 +42,7 @@ def test_norms_of_what_claims_a_strategy_are_set_aside() -> None:
         for row in ddp.comm
     ]
     text = checks(ddp.model_copy(update={"backend": backend, "comm": comm}))
-    assert "3 of 3 checks hold" in text
+    assert "1 of 1 send the expected bytes" in text
     assert "; as expected but for norms and flags: observed-ddp on 2 ranks (+" in text
     assert "other bytes" not in text
 
