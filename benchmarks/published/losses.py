@@ -23,6 +23,11 @@ WIDENED_SHIFTED = LogitBytes(
     reserved=18,
     source="transformers before 4.45, modeling_llama.py: logits.float(), a shifted copy, log-softmax, 4 each",
 )
+WIDENED = LogitBytes(
+    forward=8, saved=4, backward=12, reserved=12,
+    source="torchtitan, model.py at pull request 165: self.output(h).float() in place of a copy: 4, "
+    "log-softmax 4, two gradients of 4",
+)  # fmt: skip
 FAST = LogitBytes(
     forward=8,
     saved=4,
@@ -31,6 +36,10 @@ FAST = LogitBytes(
     source="unsloth's cross entropy in the place of torch's: widened logits 4 and a shifted copy 4, whose "
     "gradient overwrites it",
 )
+FAST_LOW = LogitBytes(
+    forward=4, saved=2, backward=4, reserved=6,
+    source="the same on logits that are not widened: 2 and 2",
+)  # fmt: skip
 FUSED = LogitBytes(
     forward=2, saved=2, backward=4, reserved=4,
     source="flash-attn, csrc/xentropy, not in place: logits of 2 bytes and their gradient",

@@ -11,7 +11,6 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from benchmarks.published import losses
-from benchmarks.published.losses import FAST
 from benchmarks.published.rows import Row
 from harness.backends.registry import BUILT_IN
 from harness.backends.strategy import StrategyKind
@@ -161,9 +160,9 @@ def completed(row: Row) -> Row:
 
 def _loss(row: Row, strategy: StrategyKind) -> LogitBytes | None:
     """What the run's loss held; None: what ours does."""
-    own = settings().get(row.source, {})
+    own = _own(row)
     if "foak-fast-kernels" in row.note:
-        return None if "liger" in row.note else FAST
+        return None if "liger" in row.note else getattr(losses, own.get("kernel_loss", "FAST"))
     name = own.get("loss")
     if name is None:
         return None
@@ -175,8 +174,15 @@ def _loss(row: Row, strategy: StrategyKind) -> LogitBytes | None:
 
 def _other_code(row: Row) -> OtherCode:
     """What the run's program did otherwise than our job."""
-    own = dict(settings().get(row.source, {}).get("other", {}))
-    return OtherCode(recomputed=tuple(own.pop("recomputed", ())), **own)
+    own = dict(_own(row).get("other", {}))
+    modules = {name: tuple(own.pop(name, ())) for name in ("recomputed", "caches")}
+    return OtherCode(**modules, **own)
+
+
+def _own(row: Row) -> dict[str, Any]:
+    """What the program did, and what it did for this model."""
+    own = settings().get(row.source, {})
+    return own | next((of for word, of in own.get("of_model", {}).items() if word in row.model), {})
 
 
 def _chunk_tokens(row: Row, model: PlannedModel, tokens: int) -> int | None:
@@ -224,7 +230,7 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
     sequence, micro_batch = int(row.seq_len), int(row.micro_batch)
     model = _model(row.model, sequence)
     _check_count(row, model)
-    if settings().get(row.source, {}).get("untied") and adapter.get("base_dtype") != "nf4":
+    if settings().get(row.source, {}).get("untied"):
         model = _untied(model)
     device = hardware.device(_gpu(row.gpu))
     job = Job.model_validate(
@@ -401,7 +407,7 @@ def _fabric(row: Row, hardware: Hardware, device: str, per_node: int, assumption
 
 
 def _untied(model: PlannedModel) -> PlannedModel:
-    """The model with an output projection of its own, which is small where weights are packed."""
+    """The model with an output projection of its own."""
     config = {**model.config, "tie_word_embeddings": False}
     return from_config(config, name=model.name, source=model.source, given_whole=False)
 

@@ -235,6 +235,18 @@ class ActivationProfile:
         )
         return replace(self, block=block)
 
+    def with_caches(self, each: int) -> ActivationProfile:
+        """The same with so many bytes a token that blocks hand on and that live as long as the model's
+        output: until the loss is computed. What of them is there while blocks compute is left out."""
+
+        def more(size: Size) -> Size:
+            return size + Size((0, 0, 0, each, 0, 0))
+
+        def same(size: Size) -> Size:
+            return size
+
+        return replace(self, head=self.head.sized(same, more, same), loss=self.loss.sized(same, more, same))
+
     def with_head(self, beside: Size) -> ActivationProfile:
         """The same with more while the head computes, such as its unpacked weights."""
 

@@ -29,6 +29,7 @@ from harness.forms.activations import (
     blocks_between,
     from_json,
 )
+from harness.forms.layout import Layout
 from harness.forms.part import samples_at_once, within
 from harness.forms.tensor import ranks_of
 from harness.forms.workload import Workload
@@ -158,6 +159,8 @@ NOT_IN_A_PROFILE = frozenset({
     "use_cache",
 })  # fmt: skip
 """Keys of a configuration that change neither the shapes in a block nor those around the blocks."""
+OUTPUTS = "+outputs"
+"""Of a route on which Accelerate widens the model's outputs."""
 AUTOCAST = ("single", "ddp", "pipeline")
 """Families that compute in low precision under torch's autocast."""
 
@@ -170,7 +173,7 @@ def activation_profile(scenario: Scenario, trace: Trace | None = None) -> Activa
     job = scenario.job
     found = workload_profile(
         scenario.workload(), scenario.model.config, job.model, trace,
-        adapter=job.adapter, chunk_tokens=job.loss.chunk_tokens,
+        adapter=job.adapter, chunk_tokens=job.loss.chunk_tokens, widens_outputs=scenario.loss is None,
     )  # fmt: skip
     found = found if scenario.loss is None else found.with_loss(scenario.loss)
     return _of_other_code(found, scenario)
@@ -180,6 +183,8 @@ def _of_other_code(found: ActivationProfile, scenario: Scenario) -> ActivationPr
     other, checkpointing = scenario.other, scenario.job.training.activation_checkpointing
     inputs: dict[str, int] = {}
     width = scenario.workload().compute_bytes
+    if other.caches:
+        found = found.with_caches(width * _outputs(scenario.model.layout, other.caches))
     if scenario.job.adapter.is_quantised:
         layout, model_type = scenario.model.layout, str(scenario.model.config.get("model_type"))
         if other.keeps_packed_inputs:
@@ -189,7 +194,8 @@ def _of_other_code(found: ActivationProfile, scenario: Scenario) -> ActivationPr
             lingering = Size((0, 0, 0, width * every * len(layout.blocks), 0, 0))
             found = replace(found, lingering=lingering)
         if other.packs_head:
-            found = found.with_head(Size((width * packed_head(layout), 0, 0, 0, 0, 0)))
+            copies = 2 if other.unpacks_in_fp16 else 1
+            found = found.with_head(Size((copies * width * packed_head(layout), 0, 0, 0, 0, 0)))
     more = tuple(
         Saved(module=module, size=Size((0, 0, 0, width * size, 0, 0))) for module, size in inputs.items()
     )
@@ -197,6 +203,12 @@ def _of_other_code(found: ActivationProfile, scenario: Scenario) -> ActivationPr
     if not more and not recomputed:
         return found
     return found.with_block(more=more, recomputed=recomputed, until_backward=checkpointing is not True)
+
+
+def _outputs(layout: Layout, modules: tuple[str, ...]) -> int:
+    """Values a token that modules of these names compute in all blocks."""
+    names = tuple(f".{module}.weight" for module in modules)
+    return sum(t.shape[0] for t in layout.parameters if t.name.endswith(names))
 
 
 def workload_profile(
@@ -207,11 +219,15 @@ def workload_profile(
     *,
     adapter: AdapterSection | None = None,
     chunk_tokens: int | None = None,
+    widens_outputs: bool = True,
 ) -> ActivationProfile:
-    """The same for a workload of a Hugging Face configuration, with the job's settings of the model."""
+    """The same for a workload of a Hugging Face configuration, with the job's settings of the model.
+
+    widens_outputs: False where a model computes its loss itself, before Accelerate widens its outputs.
+    """
     if model.trust_remote_code:
         raise HarnessError("activations are not known: code of the model's folder replaces transformers'")
-    variant, local = _variant(workload, model, adapter), _local(workload, config)
+    variant, local = _variant(workload, model, adapter, widens_outputs), _local(workload, config)
     between = blocks_between(workload.activation_checkpointing) or 1
     if between > 1:
         plain = find_profile(local, **(variant | {"checkpointing": False}), trace=trace)
@@ -231,12 +247,13 @@ def _local(workload: Workload, config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _variant(
-    workload: Workload, model: ModelSection, adapter: AdapterSection | None = None
+    workload: Workload, model: ModelSection, adapter: AdapterSection | None, widens_outputs: bool
 ) -> dict[str, Any]:
     of_adapter = {} if adapter is None or not adapter.is_present else {"adapter": _as_asked(adapter)}
     checkpointing = workload.activation_checkpointing
+    route = precision_route(workload)
     return of_adapter | {
-        "route": precision_route(workload),
+        "route": route if widens_outputs else route.removesuffix(OUTPUTS),
         "attention": _kernel(model),
         "checkpointing": checkpointing if checkpointing == SELECTIVE else bool(checkpointing),
         "single_sample": samples_at_once(workload) == 1,
@@ -262,7 +279,7 @@ def precision_route(workload: Workload) -> str:
         return "fp32"
     if not workload.mixed or asked == "cast" or strategy.zero_stage is not None:
         return "cast"
-    outputs = "+outputs" if strategy.through_accelerate else ""
+    outputs = OUTPUTS if strategy.through_accelerate else ""
     if within(workload).strategy.family in AUTOCAST:
         return f"autocast{outputs}"
     count = workload.layout.parameter_count
@@ -306,7 +323,7 @@ def _requests(scenario: Scenario) -> Iterator[str]:
     """What would be asked of a tracer, whether or not it was before. Raises HarnessError."""
     workload = scenario.workload()
     between = blocks_between(workload.activation_checkpointing) or 1
-    variant = _variant(workload, scenario.job.model, scenario.job.adapter)
+    variant = _variant(workload, scenario.job.model, scenario.job.adapter, scenario.loss is None)
     for again in (False, True) if between > 1 else (variant["checkpointing"],):
         config = _local(workload, scenario.model.config)
         found = _shipped_or_request(config, variant | {"checkpointing": again})

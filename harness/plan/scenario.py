@@ -49,8 +49,12 @@ class OtherCode:
     """Read and written for each packed weight that is unpacked; None: packed once, and unpacked once."""
     packs_head: bool = False
     """The output projection is packed as the blocks' layers are."""
+    unpacks_in_fp16: bool = False
+    """What is unpacked lies there in fp16 before it is cast to bf16: twice its bytes (of the head)."""
     nested_scales: bool = True
     """Of packed weights; otherwise one in fp32 per 64 values."""
+    caches: tuple[str, ...] = ()
+    """Of a block, what computes keys and values that live until the loss is computed."""
     reduces_in_fp32: bool = False
     """Gradients are reduced, and added up over micro-steps, in fp32 (FSDP)."""
     reshards_root: bool = False

@@ -88,6 +88,9 @@ def _transfer(collective: Collective, work: Work, device: Device, constants: Tim
     wire = sent / path.bandwidth
     if scenario.transport == "nccl":
         wire = min(wire, wire_seconds(op, collective.payload_bytes, path))
+        small = low_latency(op, path), sent / (path.bandwidth * LOW_LATENCY_SHARE)
+        if path.ranks > 1 and not constants.fitted and calls * small[0] + small[1] < calls * latency + wire:
+            latency, wire = small
     if scenario.transport in LATENCY_HIDES and calls:
         shares = _shares(collective, work, calls)
         seconds, sign = sum(max(latency, share * wire) for share in shares), "or, if longer,"
@@ -174,6 +177,20 @@ def call_latency(op: str, path: Path, constants: TimeConstants) -> float:
         + math.ceil(math.log2(path.nodes)) * path.fabric_step_seconds
     )
     return constants.call_seconds + (min(ring, tree) if op == "all_reduce" else ring)
+
+
+LOW_LATENCY_SHARE = 1 / 4
+"""Of a ring's bandwidth, that NCCL's protocol for small messages reaches (LL: every 4 bytes with a flag)."""
+
+
+def low_latency(op: str, path: Path) -> float:
+    """Seconds of a call without bytes by that protocol: src/graph/tuning.cc, baseLat and hwLat of LL."""
+    passes, several = RING_PASSES.get(op, 1), path.nodes > 1
+    between = several * (2 * path.nodes if op == "all_reduce" else path.nodes - 1)
+    step = 1e-6 if several else 0.6e-6  # beside a network it posts, which takes longer
+    ring = 6.6e-6 + (passes * (path.ranks - 1) - between) * step + between * 2.7e-6
+    tree = 6.8e-6 + 2 * ((path.members_per_node - 1) * 0.6e-6 + math.ceil(math.log2(path.nodes)) * 5.0e-6)
+    return min(ring, tree) if op == "all_reduce" else ring
 
 
 def _calls(collective: Collective, workload: Workload) -> int:

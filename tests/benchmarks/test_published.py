@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.published import losses
 from benchmarks.published.__main__ import main
 from benchmarks.published.judge import Judged, by_source, judge, order, summarize
 from benchmarks.published.left_out import HERE, PAGE, left_out, runs_of, text
-from benchmarks.published.losses import FAST, LOW_CHUNKS
 from benchmarks.published.mapping import Mapped, completed, map_row
 from benchmarks.published.page import render
 from benchmarks.published.rows import COLUMNS, Row, read_rows
 from harness.errors import HarnessError
+from harness.plan import profiles
+from harness.plan.adapters import packed_head
+from harness.plan.profiles import activation_profile
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "published" / "published_runs.csv"
 ROW = Row(
@@ -199,9 +202,10 @@ def test_a_program_s_code_completes_its_page() -> None:
     assert found.activation_ckpt == "none"
     scenario = map_row(found).scenario
     assert scenario is not None
-    assert scenario.loss is LOW_CHUNKS
+    assert scenario.loss is losses.LOW_CHUNKS
     assert (scenario.other.keeps_packed_inputs, scenario.other.nested_scales) == (True, False)
     assert (scenario.other.keeps_graph, scenario.other.packs_head) == (True, True)
+    assert scenario.other.unpacks_in_fp16
     one_rank = map_row(replace(ROW, source="kempnerforge", strategy="single", n_gpus="1", gpus_per_node="1"))
     assert one_rank.scenario is not None
     assert one_rank.scenario.label == "fsdp"
@@ -210,13 +214,69 @@ def test_a_program_s_code_completes_its_page() -> None:
     own, packed = (map_row(replace(tied, method=f"finetune, {kind}")).scenario for kind in ("lora", "qlora"))
     assert own is not None
     assert packed is not None
-    assert own.model.parameters - packed.model.parameters == 128256 * 2048
+    assert own.model.parameters == packed.model.parameters
+    assert packed_head(packed.model.layout) == 128256 * 2048
+    in_fp16, at_once = (
+        activation_profile(replace(packed, other=replace(packed.other, unpacks_in_fp16=twice)))
+        for twice in (True, False)
+    )
+    pairs = zip(in_fp16.head.forward, at_once.head.forward, strict=True)
+    assert {(one.live - other.live).bytes(1, 1) for one, other in pairs} == {2 * 128256 * 2048}
     custom = map_row(replace(ROW, note="custom kernels: foak-fast-kernels")).scenario
     liger = map_row(replace(ROW, note="custom kernels: foak-fast-kernels-liger")).scenario
     assert custom is not None
-    assert custom.loss is FAST
+    assert custom.loss is losses.FAST
     assert liger is not None
     assert liger.job.loss.chunk_tokens == 512  # of 16,384, where V / H is 31.3
+
+
+def test_what_a_program_does_for_one_model_alone_is_that_model_s() -> None:
+    changes = {"source": "fms-acceleration", "params": "", "seq_len": "2048", "precision": "pure bfloat16"}
+    for model, note, loss, caches in (
+        ("bigcode/gpt_bigcode-santacoder", "", losses.LOW_SHIFTED, ("attn.c_attn",)),
+        ("bigcode/gpt_bigcode-santacoder", "foak-fast-kernels", losses.FAST_LOW, ("attn.c_attn",)),
+        ("mistral-7b", "", losses.WIDENED_SHIFTED, ()),
+    ):
+        scenario = map_row(replace(ROW, **changes, model=model, note=note)).scenario
+        assert scenario is not None
+        assert (scenario.loss, scenario.other.caches) == (loss, caches)
+
+
+def test_keys_and_values_live_until_the_loss_is_computed() -> None:
+    """Of 24 blocks, each token's 2,048 + 2 x 128 values in 2 bytes, at every moment of head and loss."""
+    row = replace(
+        ROW, source="fms-acceleration", params="", seq_len="2048", precision="pure bfloat16",
+        model="bigcode/gpt_bigcode-santacoder", n_gpus="1", gpus_per_node="1", gpu="A100-80GB",
+        strategy="single",
+    )  # fmt: skip
+    scenario = map_row(row).scenario
+    assert scenario is not None
+    held, plain = (
+        activation_profile(replace(scenario, other=replace(scenario.other, caches=caches)))
+        for caches in (scenario.other.caches, ())
+    )
+    for segment in ("head", "loss"):
+        pairs = zip(getattr(held, segment).forward, getattr(plain, segment).forward, strict=True)
+        assert {(one.live - other.live).bytes(1, 1) for one, other in pairs} == {24 * 2 * (2048 + 2 * 128)}
+    assert held.loss.backward == plain.loss.backward
+
+
+def test_accelerate_widens_no_outputs_of_a_model_that_computed_its_loss_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    def noted(*_: object, route: str, **__: object) -> None:
+        asked.append(route)
+        raise HarnessError("noted")
+
+    monkeypatch.setattr(profiles, "find_profile", noted)
+    scenario = map_row(replace(ROW, strategy="accelerate-fsdp1", source="fms-acceleration")).scenario
+    assert scenario is not None
+    for one in (scenario, replace(scenario, loss=None)):
+        with pytest.raises(HarnessError, match="noted"):
+            activation_profile(one)
+    assert asked == ["cast+autocast", "cast+autocast+outputs"]
 
 
 def test_a_source_is_predicted_by_what_the_others_sustain() -> None:
