@@ -1,6 +1,7 @@
 """The backend of docs/own-backend, as somebody who installed it would run it."""
 
 import json
+import sys
 import tomllib
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from harness.launch.cells import plan
 from harness.record.provenance import module_fingerprint
 from harness.tell.tables import WITHOUT_FORM, WITHOUT_FORM_MEANS
 from harness.tell.terminal import terminal_table
-from tests.harness.cli.command_line import SMALL, harness, harness_process, records
+from tests.harness.cli.command_line import SMALL, harness, records
 from tests.plugins import register
 
 UNCLAIMED = """
@@ -35,13 +36,14 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> dict:
     register(folder, project["entry-points"]["harness.backends"], project["name"], project["version"])
     (folder / "unclaimed.py").write_text(UNCLAIMED)
     register(folder, {"unclaimed": "unclaimed:Unclaimed"}, "unclaimed")
-    settings = ("training.steps=8", "training.gradient_clipping=0.5")
-    done = harness_process(
-        "compare", "--json", *SMALL, "--backends", "ddp,all-reduce,all-reduce:order=backward,unclaimed",
-        "--nproc", "2",
-        *(part for setting in settings for part in ("--set", setting)),
-        cwd=folder, PYTHONPATH=f"{folder}:{EXAMPLE}",
-    )  # fmt: skip
+    settings = ("training.steps=8", "training.gradient_clipping=0.5", "compare.noise_runs=false")
+    with pytest.MonkeyPatch.context() as patch:
+        for installed in (EXAMPLE, folder):
+            patch.syspath_prepend(installed)
+        done = harness(
+            "compare", "--json", *SMALL, "--backends", "ddp,all-reduce,all-reduce:order=backward,unclaimed",
+            "--nproc", "2", *(part for setting in settings for part in ("--set", setting)), cwd=folder,
+        )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout) | {"runs": folder / "runs"}
 
@@ -95,6 +97,7 @@ def test_rows_without_a_closed_form_say_that_bytes_and_memory_are_not_judged(
 
 
 def test_a_change_of_its_code_makes_another_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "all_reduce_backend", raising=False)  # that the comparison imported
     source = tmp_path / "all_reduce_backend.py"
     source.write_text((EXAMPLE / source.name).read_text())
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -16,14 +16,16 @@ SHORT = (
     "training.global_batch_size=8", "compare.noise_runs=false",
 )  # fmt: skip
 JOBS = {
-    "vit": ("ddp", "zero3", "fsdp1"),
-    "t5": ("zero2", "fsdp"),
-    "resnet": ("ddp", "zero3", "fsdp"),
-    "own-model": ("zero2", "fsdp1"),
+    "vit": ("zero3", "fsdp1"),
+    "t5": ("fsdp",),
+    "resnet": ("zero3",),
+    "own-model": ("zero2",),
 }
 WIDE = {
     "vit": ("ddp", "zero2", "zero3", "fsdp", "fsdp1", "trainer-ddp"),
     "t5": ("ddp", "zero2", "zero3", "fsdp", "fsdp1", "trainer-zero2"),
+    "resnet": ("ddp", "zero3", "fsdp"),
+    "own-model": ("zero2", "fsdp1"),
 }
 OF_THE_MACHINE = {"busy-machine", "slow-rank", "slow-data", "noisy-steps"}
 
@@ -68,10 +70,8 @@ def test_strategies_train_what_one_process_trains(
 def test_low_precision_takes_images_and_numbers(tmp_path: Path) -> None:
     """Inputs that are no token ids meet weights in 16 bits; BatchNorm is refused where it cannot run."""
     settings = ("training.precision=bf16-mixed", "training.steps=3", "evaluation.every_steps=null")
-    found = compared(tmp_path / "own", "own-model", *settings, "compare.backends=[zero3, fsdp1]")
-    assert {row["backend"]: row["parity"] for row in found["rows"]} == {
-        "single": "exact", "zero3": "band", "fsdp1": "band",
-    }  # fmt: skip
+    found = compared(tmp_path / "own", "own-model", *settings, "compare.backends=[zero3]")
+    assert {row["backend"]: row["parity"] for row in found["rows"]} == {"single": "exact", "zero3": "band"}
     micro = "training.micro_batch_size=4"
     found = compared(tmp_path / "resnet", "resnet", *settings, micro, "compare.backends=[zero3, fsdp, fsdp1]")
     rows = {row["backend"]: row for row in found["rows"]}

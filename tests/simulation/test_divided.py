@@ -8,11 +8,11 @@ from harness.plan.simulation import SimulatedRow, compare_with_closed_forms, pla
 pytestmark = pytest.mark.long(seconds=75)
 
 RANKS, RANK = 4, 3
-ALWAYS = ("tp:tensor=2", "pp", "ulysses-zero1")
+ALWAYS = ("tp:tensor=2", "pp")
 WIDE = (
     "cp", "autotp-zero1", "fsdp-tp", "pp:schedule=gpipe", "pp:schedule=interleaved,stages=2", "fsdp-cp",
     "cp:rotation=all-to-all",
-    "ulysses-zero2", "ulysses-zero3", "autotp-zero2", "autotp-zero3", "zero3:hpz=2",
+    "ulysses-zero1", "ulysses-zero2", "ulysses-zero3", "autotp-zero2", "autotp-zero3", "zero3:hpz=2",
     "fsdp:reshard=2",
 )  # fmt: skip
 PEAK_SHARE = 0.03

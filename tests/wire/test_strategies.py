@@ -12,11 +12,15 @@ from tests.wire.namespace import Namespace
 pytestmark = pytest.mark.long(seconds=32)
 
 
+FEW = ("ddp", "fsdp", "fsdp1", "zero2", "zero3")
+
+
 @pytest.mark.parametrize(
     ("ranks", "precision", "backends"),
     [
-        (2, "fp32", NATIVE),
-        (2, "bf16-mixed", ("ddp", "fsdp", "fsdp1", "zero2", "zero3")),
+        (2, "fp32", FEW),
+        pytest.param(2, "fp32", NATIVE, marks=pytest.mark.exhaustive),
+        pytest.param(2, "bf16-mixed", FEW, marks=pytest.mark.exhaustive),
         (4, "fp32", HYBRID),
     ],
 )

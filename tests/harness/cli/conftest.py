@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.made_once import MadeOnce
+
 from .command_line import SHORT, harness
 
 
@@ -17,10 +19,21 @@ class Comparison:
     done: subprocess.CompletedProcess[str]
 
 
+ARGUMENTS = ["compare", "--backends", "ddp,zero1", "--nproc", "2", *SHORT]
+
+
 @pytest.fixture(scope="session")
-def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
-    """One comparison of a tiny job, shared: compare --json --report."""
+def comparison(tmp_path_factory: pytest.TempPathFactory, made_once: MadeOnce) -> Comparison:
+    """One comparison of a tiny job, shared: compare --json --report. Each worker has its files."""
+
+    def compare() -> tuple[subprocess.CompletedProcess[str], dict[Path, bytes]]:
+        made = tmp_path_factory.mktemp("compared")
+        done = harness(*ARGUMENTS, "--json", "--report", "report.md", cwd=made)
+        return done, {path.relative_to(made): path.read_bytes() for path in made.rglob("*") if path.is_file()}
+
     folder = tmp_path_factory.mktemp("comparison")
-    arguments = ["compare", "--backends", "ddp,zero1", "--nproc", "2", *SHORT]
-    done = harness(*arguments, "--json", "--report", "report.md", cwd=folder)
-    return Comparison(folder, folder / "runs", arguments, done)
+    done, files = made_once.value("comparison", compare)
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return Comparison(folder, folder / "runs", ARGUMENTS, done)

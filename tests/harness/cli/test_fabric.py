@@ -71,7 +71,10 @@ def test_a_device_that_is_not_there_is_told_in_one_line(monkeypatch: pytest.Monk
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of a killed parent")
-@pytest.mark.parametrize(("number", "ended"), [(signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)])
+@pytest.mark.parametrize(
+    ("number", "ended"),
+    [pytest.param(signal.SIGTERM, 130, marks=pytest.mark.exhaustive), (signal.SIGKILL, -signal.SIGKILL)],
+)
 def test_a_self_test_that_is_ended_leaves_no_rank_behind(number: signal.Signals, ended: int) -> None:
     command = [
         sys.executable, "-m", "harness", "fabric", "--nproc", "2", "--device", "cpu", "--max-size", "1KB",

@@ -12,6 +12,7 @@ from harness.traces.analysis import RankTrace, read_traces
 from harness.traces.skew import skew_of
 from harness.traces.strategy import likeness_of
 from tests.harness.cli.command_line import SMALL, harness, records
+from tests.representatives import first
 
 pytestmark = pytest.mark.long(seconds=40)
 
@@ -27,7 +28,7 @@ LOOKS_LIKE = {
 Bytes = dict[tuple[int, str, str], int]
 
 
-@pytest.fixture(scope="module", params=LOOKS_LIKE)
+@pytest.fixture(scope="module", params=first(["ddp", "fsdp"], LOOKS_LIKE))
 def traced(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, Record, list[Path]]:

@@ -12,6 +12,7 @@ from harness.judge.findings.own_jobs import added_loss
 from harness.record import ModelLossPart, ObservedPart, Record
 from tests.harness.cli.command_line import harness
 from tests.records import make_record
+from tests.representatives import first
 
 pytestmark = pytest.mark.long(seconds=20)
 
@@ -27,11 +28,12 @@ def of(model: float, job: float, targets: int = 256) -> Record:
     return make_record(observed=ObservedPart(model_loss=part))
 
 
-@pytest.mark.parametrize("router", ["true", "false"])
+@pytest.mark.parametrize("router", first(["true"], ["true", "false"]))
 def test_the_loss_of_a_router_is_named_and_rounding_is_not(tmp_path: Path, router: str) -> None:
     done = harness(
         "compare", "--backends", "ddp", "--nproc", "2", "--set", MIXTRAL % router, "--set",
-        "data.sequence_length=32", "--set", "training.steps=3", "--runs", "runs", "--json", cwd=tmp_path,
+        "data.sequence_length=32", "--set", "training.steps=3", "--set", "compare.noise_runs=false",
+        "--runs", "runs", "--json", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = [f for f in json.loads(done.stdout)["findings"] if f["id"] == "model-adds-loss"]
