@@ -48,10 +48,10 @@ class MissingCells:
         experiment: Experiment,
         device: str,
         found: Sequence[tuple[Path, Record]],
+        rounds: int | None,
         *,
         fresh: bool,
         force: bool,
-        rounds: int | None,
         view: View,
     ) -> None:
         self._store = store

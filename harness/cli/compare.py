@@ -343,21 +343,18 @@ def compare(
     if dry_run:
         return show_plan(cells, known, found, device, experiment, force=force, as_json=as_json, view=view)
     _tell_known(cells, known, job, view)
-    fresh = fresh and job is None
-    runs_made = MissingCells(
-        store, experiment, device, found, fresh=fresh, force=force, view=view,
-        rounds=count if until == Until() else None,
-    )  # fmt: skip
-    records = runs_made.records(cells, known, batches)
+    rounds, fresh = until.rounds(count), fresh and job is None
+    made = MissingCells(store, experiment, device, found, rounds, fresh=fresh, force=force, view=view)
+    records = made.records(cells, known, batches)
     if until != Until():
 
         def planned(rounds: int) -> list[Cell]:
             return plan_with_files(experiment, asked, rows, sizes, rounds, device, resume=resume)
 
-        records = add_rounds(planned, runs_made, known, records, until, view)
-    runs_shown = [(runs_made.files[id(record)], record) for record in records]
-    comparison = _show(runs_shown, report, experiment.compare, as_json, view)
-    if runs_made.interrupted:
+        records = add_rounds(planned, made, known, records, until, view)
+    shown = [(made.files[id(r)], r) for r in records]
+    comparison = _show(shown, report, experiment.compare, as_json, view)
+    if made.interrupted:
         return EXIT_INTERRUPTED
     return EXIT_STRICT if strict and _any_bad(comparison.rows) else 0
 

@@ -37,6 +37,10 @@ class Until:
     deadline: float | None = None
     """By the monotonic clock; None: none."""
 
+    def rounds(self, asked: int) -> int | None:
+        """How many there will be; None: as many as it takes."""
+        return asked if self == Until() else None
+
 
 def parse_until(precision: str | None, minutes: float | None) -> Until:
     """What was asked; minutes count from now on. Raises HarnessError."""
