@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.representatives import EXHAUSTIVE
+from tests.representatives import EXHAUSTIVE, first
 from tests.traps.matrix import Matrix
 
 pytestmark = pytest.mark.long(seconds=30)
@@ -15,7 +15,7 @@ LORA = (
     "measure.traced_steps=0",
 )
 STRATEGIES = ("ddp", "zero0", "zero2", "zero3", "fsdp", "fsdp1", "fsdp1-no-shard", "accelerate-zero3")
-FEW = ("ddp", "zero2", "zero3", "fsdp", "fsdp1")
+FEW = ("zero2", "zero3", "fsdp", "fsdp1")
 ADAPTERS = 1664
 """Elements of all adapters: per block 2 x (4 x 32 + 32 x 4) + 4 x 32 + 48 x 4."""
 
@@ -34,15 +34,15 @@ def test_every_strategy_trains_the_same_adapters(strategies: tuple[str, ...], ma
 
 def test_four_bit_weights_train_alike_under_every_strategy(matrix: Matrix) -> None:
     settings = (LORA[0].replace("}", ", base_dtype: nf4}"), *LORA[1:])
-    comparison = matrix.compare(("ddp", "zero3", "fsdp"), 2, settings)
-    assert [(f.id, f.message) for f in matrix.findings(("ddp", "zero3", "fsdp"), 2, settings)] == []
+    comparison = matrix.compare(("zero3", "fsdp"), 2, settings)
+    assert [(f.id, f.message) for f in matrix.findings(("zero3", "fsdp"), 2, settings)] == []
     assert {row.judgement.parity for row in comparison.rows} <= {"exact", "tight"}
     for row in comparison.rows:
         assert row.record.observed is not None
         assert "uint8" in row.record.observed.frozen_dtypes
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero2", "fsdp"])
+@pytest.mark.parametrize("strategy", first(["zero2", "fsdp"], ["ddp", "zero2", "fsdp"]))
 def test_only_adapters_are_reduced(strategy: str, matrix: Matrix) -> None:
     record = matrix.record(strategy, 2, LORA)
     reduced = {

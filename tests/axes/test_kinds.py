@@ -9,25 +9,33 @@ from harness.cli import harness
 from harness.job.job import Job
 from harness.job.pairs import why_refused
 from harness.judge.states import rank_states
+from tests.representatives import EXHAUSTIVE, first
 from tests.traps.matrix import TINY
 
 from .parity import assert_as_derived, assert_parity
 
 pytestmark = pytest.mark.long(seconds=40)
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp1")
-FEW = ("ddp", "zero2", "fsdp")
+FEW = ("ddp", "zero2")
+SHARDED = ("ddp", "zero2", "zero3", "fsdp1")
+"""An estimate is held to them below."""
 PLAIN_SGD = ["optimizer.kind=sgd", "optimizer.learning_rate=0.1"]
+MOMENTUM = [*PLAIN_SGD, "optimizer.momentum=0.9"]
+ADAM = ["optimizer.kind=adam"]
 
 
 @pytest.mark.parametrize(
     ("settings", "name", "states", "strategies"),
     [
         (PLAIN_SGD, "torch.optim.sgd.SGD", 0, FEW),
-        ([*PLAIN_SGD, "optimizer.momentum=0.9"], "torch.optim.sgd.SGD", 1, STRATEGIES),
-        (["optimizer.kind=adam"], "torch.optim.adam.Adam", 2, FEW),
-        pytest.param(PLAIN_SGD, "torch.optim.sgd.SGD", 0, STRATEGIES, marks=pytest.mark.exhaustive),
-        pytest.param(["optimizer.kind=adam"], "torch.optim.adam.Adam", 2, STRATEGIES,
-                     marks=pytest.mark.exhaustive),
+        (MOMENTUM, "torch.optim.sgd.SGD", 1, SHARDED),
+        (ADAM, "torch.optim.adam.Adam", 2, ("ddp", "fsdp")),
+        *(
+            pytest.param(settings, f"torch.optim.{name}", states, STRATEGIES, marks=EXHAUSTIVE)
+            for settings, name, states in (
+                (PLAIN_SGD, "sgd.SGD", 0), (MOMENTUM, "sgd.SGD", 1), (ADAM, "adam.Adam", 2),
+            )
+        ),
     ],
 )  # fmt: skip
 def test_every_strategy_trains_as_one_process_and_holds_what_is_derived(
@@ -39,7 +47,7 @@ def test_every_strategy_trains_as_one_process_and_holds_what_is_derived(
     assert found.measured.get("optimizer", 0) // found.measured["weights"] == states
 
 
-@pytest.mark.parametrize("settings", [[*PLAIN_SGD, "optimizer.momentum=0.9"], ["optimizer.kind=adam"]])
+@pytest.mark.parametrize("settings", first([MOMENTUM], [MOMENTUM, ADAM]))
 def test_low_precision_of_stage_0_forgets_the_step_that_it_takes_while_it_sets_up(settings, matrix) -> None:
     given = [*settings, "training.precision=bf16-mixed", "optimizer.weight_decay=1.0"]
     assert_parity(matrix, given, ["ddp", "zero0"])
@@ -47,11 +55,10 @@ def test_low_precision_of_stage_0_forgets_the_step_that_it_takes_while_it_sets_u
 
 @pytest.mark.parametrize("label", ["zero2", "zero3", "fsdp1"])
 def test_an_estimate_has_the_momentum_of_a_run(label: str, matrix) -> None:
-    settings = [*PLAIN_SGD, "optimizer.momentum=0.9"]
-    sets = [word for setting in (*TINY, *settings) for word in ("--set", setting)]
+    sets = [word for setting in (*TINY, *MOMENTUM) for word in ("--set", setting)]
     command = ["estimate", "--backends", label, "--world-size", "2", "--json", *sets]
     (row,) = json.loads(CliRunner().invoke(harness, command).stdout)["rows"]
-    expected = rank_states(matrix.record(label, 2, settings))[0].expected
+    expected = rank_states(matrix.record(label, 2, MOMENTUM))[0].expected
     assert row["optimizer_bytes"] == sum(
         t.bytes for t in expected.terms if t.kind in ("optimizer", "masters")
     )

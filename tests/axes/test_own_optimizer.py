@@ -11,19 +11,24 @@ from harness.job.job import Job
 from harness.job.pairs import why_refused
 from harness.judge.states import rank_states, textbook
 from harness.judge.volume import volume_differences, why_unknown
+from tests.representatives import EXHAUSTIVE
 from tests.traps.matrix import TINY
 
 from .parity import assert_parity
 
 pytestmark = pytest.mark.long(seconds=30)
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp1")
+FEW = ("zero2", "zero3", "fsdp")
 FILE = Path(__file__).with_name("own_optimizer.py")
 LION = f"optimizer.factory={FILE}:lion"
 
 
-def test_every_strategy_trains_as_one_process_and_counts_what_it_keeps(matrix) -> None:
+@pytest.mark.parametrize("strategies", [FEW, pytest.param(STRATEGIES, marks=EXHAUSTIVE)])
+def test_every_strategy_trains_as_one_process_and_counts_what_it_keeps(
+    strategies: tuple[str, ...], matrix
+) -> None:
     groups = "optimizer.groups=[{parameters: '*norm*', learning_rate: 2.0e-4}]"
-    records = assert_parity(matrix, [LION, "optimizer.arguments={beta: 0.95}", groups], STRATEGIES)
+    records = assert_parity(matrix, [LION, "optimizer.arguments={beta: 0.95}", groups], strategies)
     for label, record in records.items():
         assert record.backend.effective.optimizer.endswith("own_optimizer.Lion")
         assert record.observed.optimizer_used

@@ -97,7 +97,7 @@ ZERO3_SETTINGS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("settings", first(ZERO3_SETTINGS[:2], ZERO3_SETTINGS))
+@pytest.mark.parametrize("settings", first(ZERO3_SETTINGS[:1], ZERO3_SETTINGS))
 def test_payload_of_zero3_with_a_setting_changed_is_as_expected_to_the_byte(settings: str, tmp_path) -> None:
     label = f"zero3:{settings}"
     per_rank = on_ranks("volumes", label, 2, tmp_path)
@@ -129,7 +129,7 @@ def test_stages_1_and_2_send_what_the_textbook_says_where_gradients_are_reduced_
         assert GRADIENTS not in {difference.term for difference in terms}, case
 
 
-FEW = ("ddp", "zero2", "zero3", "fsdp", "fsdp1")
+FEW = ("ddp", "zero3", "fsdp")
 """Each library's ways to shard; the clean matrix (tests/traps/test_clean.py) has every backend."""
 
 
@@ -197,7 +197,9 @@ def test_weights_are_gathered_again_within_the_group_that_keeps_a_second_copy(
     ("name", "defect", "ranks", "messages"),
     [
         ("ddp", "EveryMicroStep", 2, [None, "synchronised at every micro-step", "synchronised at every"]),
-        ("ddp", "CompressedReduction", 2, ["runs in bfloat16, expected float32"] * 3),
+        pytest.param(
+            "ddp", "CompressedReduction", 2, ["runs in bfloat16, expected float32"] * 3, marks=EXHAUSTIVE
+        ),
         (
             "fsdp",
             "LibraryDefaultReduction",
@@ -207,7 +209,10 @@ def test_weights_are_gathered_again_within_the_group_that_keeps_a_second_copy(
         pytest.param(
             "fsdp", "WideReduction", 2, [None, None, "runs in float32, expected bfloat16"], marks=EXHAUSTIVE
         ),
-        ("fsdp-hybrid", "ReplicasApart", 4, ["never reduces across replicas"] * 3),
+        # The trap "T15 volume" is of its kind.
+        pytest.param(
+            "fsdp-hybrid", "ReplicasApart", 4, ["never reduces across replicas"] * 3, marks=EXHAUSTIVE
+        ),
         (
             "fsdp-hybrid",
             "OtherReplicas",

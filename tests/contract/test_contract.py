@@ -84,8 +84,8 @@ REPRESENTATIVES = [
     "zero3:hpz=2",
 ]  # fmt: skip
 """Every stage, one through each library, one with groups of ranks, one setting of a kind."""
-IN_EVERY_CASE = ("zero3", "fsdp")
-"""Of each library one; others in the hardest cases, natives in every case where all are asked for."""
+IN_EVERY_CASE = ("fsdp",)
+"""Others in the hardest cases, natives in every case where all are asked for."""
 OF_PARTS = ("accelerate-", "trainer-", *HYBRID, *SECOND_COPY)
 
 

@@ -32,7 +32,7 @@ def test_slices_and_broadcast_equal_the_whole_model(name: str, ranks: int, tmp_p
             assert all(loaded[1:] == whole for loaded in per_case)
 
 
-@pytest.mark.parametrize("name", first(["ddp", "zero2"], ["ddp", "zero2", "fsdp1-no-shard"]))
+@pytest.mark.parametrize("name", first(["zero2"], ["ddp", "zero2", "fsdp1-no-shard"]))
 def test_a_strategy_that_holds_the_whole_model_builds_it(name: str, tmp_path: Path) -> None:
     for per_rank in on_ranks("tests.contract.loaded_weights:loaded_weights", name, 2, tmp_path):
         assert {said for per_case in per_rank for said, *_ in per_case} == {"full"}

@@ -20,8 +20,8 @@ from tests.representatives import first
 pytestmark = pytest.mark.long(seconds=50)
 
 KINDS = ("weights", "gathered", "gradients", "masters", "optimizer", "communication", "buffers")
-FEW = ("zero2", "zero3", "fsdp", "fsdp1")
-"""Each library's ways to shard; the clean matrix (tests/traps/test_clean.py) has every backend."""
+FEW = ("zero3", "fsdp1")
+"""Of FSDP2 an option follows; the clean matrix (tests/traps/test_clean.py) has every backend."""
 WITH_OPTIONS = (
     "fsdp:master_dtype=compute", "fsdp-grad-op:master_dtype=compute", "fsdp:offload=cpu",
     "zero1:offload=optimizer", "zero2:offload=optimizer", "zero3:offload=optimizer", "zero3:offload=cpu",

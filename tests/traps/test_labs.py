@@ -49,7 +49,7 @@ def test_fsdp1_without_a_wrap_policy_is_named_and_nothing_else_is(matrix: Matrix
 
 
 LABELS = ("ddp", "zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp1")
-SHARDED = ("zero3", "fsdp", "fsdp1")
+SHARDED = ("zero3", "fsdp")
 """They gather weights for each token; others hold them whole."""
 
 
@@ -68,21 +68,23 @@ def test_every_strategy_generates_the_same_answers(labels: tuple[str, ...], matr
 
 
 def test_answers_of_other_weights_are_named(matrix: Matrix) -> None:
-    comparison = matrix.compare(["ddp"], 2, ANSWERED)
+    comparison = matrix.compare(["fsdp"], 2, ANSWERED)
     known = matrix._records.items()
     records = [
         record
         for (label, _, settings), record in known
-        if label.partition(":")[0] in ("single", "ddp") and settings[: len(ANSWERED)] == ANSWERED
+        if label.partition(":")[0] in ("single", "fsdp") and settings[: len(ANSWERED)] == ANSWERED
     ]
-    assert found(Comparison(map(with_other_answers, records)).findings, "answers-differ").backends == ("ddp",)
+    assert found(Comparison(map(with_other_answers, records)).findings, "answers-differ").backends == (
+        "fsdp",
+    )
     assert "answers-differ" not in {finding.id for finding in comparison.findings}
 
 
 def with_other_answers(record: Record) -> Record:
     """What a rank would say that generated on weights of its own."""
     assert record.answers is not None
-    if record.backend.name != "ddp":
+    if record.backend.name != "fsdp":
         return record
     first, *rest = record.answers.given
     given = [first.model_copy(update={"text": f"{first.text} and more"}), *rest]
