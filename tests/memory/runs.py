@@ -28,8 +28,9 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a comparison said, and its records by backend."""
+    """What a comparison said, its records by backend, and where they lie."""
 
+    folder: Path
     document: dict[str, Any]
     records: dict[str, Record]
 
@@ -52,4 +53,4 @@ def compare(
     assert done.returncode == 0, done.stderr
     runs, problems = read_runs([folder / "runs"])
     assert problems == []
-    return Outcome(json.loads(done.stdout), {record.backend.label: record for _, record in runs})
+    return Outcome(folder, json.loads(done.stdout), {record.backend.label: record for _, record in runs})

@@ -11,23 +11,8 @@ from harness.record.store import read_runs
 from harness.tell.document import Folded, Table
 from harness.tell.sections.communication import communication_section
 from harness.tell.sections.memory import memory_section
+from tests.memory.conftest import BACKENDS
 from tests.memory.runs import LLAMA, Outcome, compare
-
-BACKENDS = ("ddp", "zero1", "zero3", "fsdp", "fsdp1")
-SETTINGS = (
-    f"model.config={LLAMA}", "training.steps=3", "measure.probed_steps=2",
-    "measure.checkpoint=true",
-)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("checkpoint")
-
-
-@pytest.fixture(scope="module")
-def outcome(folder: Path) -> Outcome:
-    return compare(folder, ",".join(BACKENDS), 2, *SETTINGS)
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -35,7 +20,7 @@ def test_every_rank_records_its_memory_while_it_saves(outcome: Outcome, name: st
     for part in outcome.records[name].ranks:
         (saving,) = (m for m in part.memory if m.moment == "during_checkpoint")
         after = [m for m in part.memory if m.moment == "after_step"][-1]
-        assert saving.step == 3
+        assert saving.step == 4
         assert saving.kinds is not None
         assert after.kinds is not None
         assert saving.kinds["optimizer"] == after.kinds["optimizer"]
@@ -89,13 +74,12 @@ def test_the_report_shows_it(outcome: Outcome) -> None:
     assert {line[0] for line in table.rows if "checkpoint" in line} >= set(BACKENDS)
 
 
-def test_its_files_are_deleted_unless_they_are_to_be_kept(
-    outcome: Outcome, folder: Path, tmp_path: Path
-) -> None:
-    assert list(folder.glob("runs/*/checkpoint")) == []
+def test_its_files_are_deleted_unless_they_are_to_be_kept(outcome: Outcome, tmp_path: Path) -> None:
+    assert list(outcome.folder.glob("runs/*/checkpoint")) == []
     kept = [part.kind for record in outcome.records.values() for part in record.artifacts]
     assert "checkpoint" not in kept
-    compare(tmp_path, "single", 1, *SETTINGS, "measure.keep_checkpoint=true")
+    settings = ("measure.checkpoint=true", "measure.keep_checkpoint=true")
+    compare(tmp_path, "single", 1, f"model.config={LLAMA}", *settings)
     ((at, record),), _ = read_runs([tmp_path / "runs"])
     assert [(part.kind, part.path) for part in record.artifacts] == [("checkpoint", "checkpoint")]
     assert (at.parent / "checkpoint" / ".metadata").exists()
