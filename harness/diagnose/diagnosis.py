@@ -28,10 +28,10 @@ from harness.diagnose.tensors import (
 )
 from harness.judge.distance import Distance, distance
 from harness.judge.effective import SettingDifference, setting_differences
-from harness.judge.explain import explain, name_scale
+from harness.judge.explain import explain, name_scale, shifted
 from harness.judge.job_equivalence import Difference, job_differences
 from harness.judge.noise import Tolerance
-from harness.judge.parity import first_divergent_step
+from harness.judge.parity import MEAN_NORM, first_divergent_step
 from harness.judge.resumed import aligned_runs
 from harness.judge.wording import percent, words
 from harness.launch.launcher import LocalLauncher, modules_to_preload
@@ -187,7 +187,7 @@ def sentences(
 
 
 def _nothing_parts(beyond: Collection[str], *, gathered: bool) -> Iterator[str]:
-    if not beyond:
+    if not set(beyond) - {MEAN_NORM}:
         return
     if "norm" in beyond and not gathered:
         yield ("so the gradient or its reported norm differs; Adam may hide either from the update")
@@ -316,6 +316,9 @@ def diagnose(pair: tuple[LoadedRun, LoadedRun], say: Say) -> Diagnosis:
     limits = noise_runs.limits(left, right)
     found = distance(left, right)
     beyond = limits.exceeded(found)
+    shift = noise_runs.norm_shift(left, right)
+    if shift is not None:
+        beyond[MEAN_NORM] = abs(shift.mean), shift.allowed
     # Of a script's job only a part is known, so that its id is always another.
     same_job = [d for d in job_differences(left, right) if not (script and d.field == "job_id")]
     settings = setting_differences(left, right)
@@ -325,6 +328,7 @@ def diagnose(pair: tuple[LoadedRun, LoadedRun], say: Say) -> Diagnosis:
     causes = [
         *about_job(same_job, other),
         *about_settings(settings, baseline, other, clean=clean),
+        *([factor.text] if (factor := shifted(shift)) is not None else []),
     ]
     explanation = [how_far(found, limits)]
     verdict = None

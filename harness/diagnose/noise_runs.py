@@ -10,7 +10,7 @@ from harness.backends.registry import REFERENCE
 from harness.diagnose.pair import LoadedRun
 from harness.diagnose.rerun import Say, reference_labels
 from harness.errors import HarnessError
-from harness.judge.noise import Noise, Tolerance, measure_noise
+from harness.judge.noise import Noise, NormShift, Tolerance, measure_noise
 from harness.judge.parity import judge
 from harness.judge.run import Run as JudgedRun
 from harness.record import Record
@@ -67,6 +67,10 @@ class NoiseRuns:
         if baseline.backend.label == self.label:
             return noise.widest(other)
         return sum_of(noise.widest(baseline), noise.widest(other))
+
+    def norm_shift(self, baseline: Record, other: Record) -> NormShift | None:
+        """A factor on gradients that no single step shows, of a run beside the reference."""
+        return self.noise(baseline).norm_shift(other) if baseline.backend.label == self.label else None
 
 
 _AGREES = ("exact", "tight", "band")

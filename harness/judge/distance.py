@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -14,6 +15,8 @@ from harness.record import Record, WeightsPart
 Sketch = list[float]
 Series: TypeAlias = npt.NDArray[np.float64]
 """A figure of every step, NaN where it has none."""
+Norms: TypeAlias = Mapping[int, float]
+"""Gradient norms by step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +98,22 @@ def distance(reference: Record, record: Record, both: Traces | None = None) -> D
             if moved.get(name) is not None and total
         },
     )
+
+
+def norms_by_step(record: Record) -> Norms:
+    """Of the steps that have one."""
+    return {step.step: step.gradient_norm for step in record.steps if step.gradient_norm is not None}
+
+
+def norm_changes(reference: Norms, given: Norms) -> Series:
+    """Relative differences of the norms that both have, with their sign, in order of steps."""
+    common = sorted(step for step in reference.keys() & given.keys() if reference[step])
+    return np.array([given[step] / reference[step] - 1.0 for step in common], float)
+
+
+def standard_error(values: Series) -> float:
+    """Of the mean of at least two values."""
+    return float(values.std(ddof=1)) / math.sqrt(values.size)
 
 
 def _largest(values: Series) -> float | None:

@@ -12,7 +12,7 @@ from harness.backends.mesh import SPLITTING, Mesh
 from harness.judge.distance import estimate, movement, relative
 from harness.judge.effective import master_dtypes, optimizer_groups, reduce_dtypes
 from harness.judge.measures import idle_on_some_ranks
-from harness.judge.noise import Tolerance
+from harness.judge.noise import NormShift, Tolerance
 from harness.judge.wording import numbered, percent
 from harness.record import Record
 from harness.record.workload import known_strategy, micro_batches
@@ -198,18 +198,22 @@ REDUCTION_ROUNDING = 2.0**-7
 
 
 def explain(
-    reference: Record, record: Record, limits: Tolerance, settings: Sequence[str] = ()
+    reference: Record,
+    record: Record,
+    limits: Tolerance,
+    settings: Sequence[str] = (),
+    shift: NormShift | None = None,
 ) -> Explanation:
     """The most specific cause that the first step beyond the limits supports.
 
     Initial weights and samples of both runs are equal. A loss that differs at once is the forward pass or
     its normalisation, a norm that differs at once is the gradient, and what differs later only is the
     update, unless that step's own figures say otherwise. settings: names of those that differ and change
-    the mathematics.
+    the mathematics. shift: of all norms, which no single one shows.
     """
     index = _first_beyond(reference, record, limits)
     if index is None:
-        return _update(reference, record, limits, settings, None)
+        return shifted(shift) or _update(reference, record, limits, settings, None)
     left, right = reference.steps[index], record.steps[index]
     if left.loss is None or right.loss is None:
         return Explanation(kind="diverged", text=f"the loss is not finite {_from(record, index)}")
@@ -222,6 +226,7 @@ def explain(
             _standing_still(reference, record)
             or moved_alone(reference, record)
             or _gradient(record, ratio, before, index, limits.norm)
+            or shifted(shift)
         )
     return cause or _update(reference, record, limits, settings, index)
 
@@ -363,6 +368,19 @@ def _gradient(record: Record, ratio: float, before: float, index: int, rounding:
         kind="gradient-differs",
         text=f"the {which} {_compared(ratio)} the reference's although the loss agrees" + hint,
         values={"ratio": ratio} | _step(record, index),
+    )
+
+
+def shifted(shift: NormShift | None) -> Explanation | None:
+    """A factor on gradients that no single step shows."""
+    if shift is None:
+        return None
+    return Explanation(
+        kind="gradient-differs",
+        text=f"the gradient norm {_compared(1 + shift.mean)} that of {shift.label}, which rounds alike, on "
+        f"average over {shift.steps} steps, although losses agree; rounding explains "
+        f"{percent(shift.allowed)}: gradients of a rank, a micro-step or a parameter may have a factor",
+        values={"ratio": 1 + shift.mean},
     )
 
 

@@ -14,7 +14,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from harness.backends.registry import REFERENCE
-from harness.judge.distance import Distance, distance, movement
+from harness.judge.distance import (
+    Distance,
+    Norms,
+    distance,
+    movement,
+    norm_changes,
+    norms_by_step,
+    standard_error,
+)
 from harness.judge.wording import percent
 from harness.record import Record
 from harness.record.workload import is_another_computation
@@ -90,6 +98,24 @@ class Level:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NormShift:
+    """Gradient norms that lie to one side of those of another run, in every step by about as much."""
+
+    label: str
+    """Of the reference, or its repetition, that rounds as the run does."""
+    mean: float
+    """Of the steps' differences, relative; below 0: the run's norms are smaller."""
+    allowed: float
+    steps: int
+
+
+LEAST_STEPS = 4
+"""Fewer say nothing of their spread."""
+SINCE_THE_FIRST = 0.5
+"""Of a mean shift: a factor changes the first norm as much, where weights are still equal."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Noise:
     """The levels of one job and how they were found."""
 
@@ -105,6 +131,28 @@ class Noise:
     answers: int | None = None
     """Most generated answers in which a repetition differs from the reference; None: none were generated."""
 
+    norms: tuple[tuple[str, Norms], ...] = field(default=(), compare=False)
+    """Of the reference and its repetitions, by label; empty in fp32 and where no other split was measured."""
+    mean_norm: float = 0.0
+    """How far the mean of the norms' differences lies from 0 between two orders of sums, relative."""
+
+    def norm_shift(self, record: Record) -> NormShift | None:
+        """A factor on gradients that hides in what a low precision changes of one norm; None: there is none.
+
+        A run is held to the repetition that rounds where it does: the one from which its norms differ most
+        evenly. Rounding moves norms to either side of that one's, by more the longer the runs are apart.
+        """
+        own = norms_by_step(record)
+        apart = [(label, norm_changes(norms, own)) for label, norms in self.norms]
+        found = [(standard_error(c), label, c) for label, c in apart if len(c) >= LEAST_STEPS]
+        if not found:
+            return None
+        error, label, changes = min(found, key=lambda one: one[0])
+        mean, allowed = float(changes.mean()), TIGHT_FACTOR * max(self.mean_norm, error)
+        if not abs(mean) > allowed or changes[0] / mean < SINCE_THE_FIRST:
+            return None
+        return NormShift(label=label, mean=mean, allowed=allowed, steps=len(changes))
+
     def widest(self, record: Record) -> Tolerance:
         """What rounding explains at most of a run's distance."""
         cut = record.world.mesh.size("tensor") > 1
@@ -116,6 +164,7 @@ class Noise:
 
     def as_json(self) -> dict[str, Any]:
         document = asdict(self)
+        del document["norms"]
         for name in ("answers", "cut_band"):
             if document[name] is None:
                 del document[name]
@@ -159,10 +208,14 @@ def measure_noise(reference: Record, repeats: Iterable[Record]) -> Noise:
         cut_band = _larger(_limits(reference, measured, BAND_FACTOR, UNIT_ROUNDOFF["fp32"]), band)
         sentences.append(_sentence(CUT_BAND, cut_band, BAND_FACTOR, in_parts, "fp32"))
         levels.append(_level(CUT_BAND, BAND_FACTOR, in_parts, measured, "fp32"))
+    norms = [norms_by_step(record) for record in (reference, *splits)] if precision != "fp32" else []
+    shifts = [c for other in norms[1:] if len(c := norm_changes(norms[0], other)) >= LEAST_STEPS]
     answers = [n for record in splits if (n := differing_answers(reference, record)) is not None]
     return Noise(
         tight=tight, band=band, cut_band=cut_band, derivation=tuple(sentences), levels=tuple(levels),
         answers=max(answers, default=None),
+        norms=tuple((r.backend.label, norms_by_step(r)) for r in (reference, *repeats)) if shifts else (),
+        mean_norm=max([UNIT_ROUNDOFF["fp32"], *(abs(float(c.mean())) + standard_error(c) for c in shifts)]),
     )  # fmt: skip
 
 

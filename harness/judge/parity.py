@@ -17,6 +17,8 @@ from harness.judge.resumed import aligned_runs
 from harness.judge.run import Run
 from harness.record import Record
 
+MEAN_NORM = "mean_norm"
+"""In what lies beyond its limit: the mean of the norms' differences from the repetition that rounds alike."""
 Parity = Literal["exact", "tight", "band", "diverged", "unjudged"]
 
 
@@ -36,7 +38,8 @@ class Judgement:
     first_divergent_step: int | None = None
     """First step whose loss or norm lies beyond the level that precision allows."""
     exceeded: tuple[tuple[str, float, float], ...] = ()
-    """What lies beyond that level: (loss, norm, update, weights or a parameter's name, found, allowed)."""
+    """What lies beyond that level: (loss, norm, mean_norm, update, weights or a parameter's name, found,
+    allowed)."""
     settings: tuple[SettingDifference, ...] = ()
     """What runs otherwise than in the reference."""
     not_same_job: tuple[Difference, ...] = ()
@@ -83,6 +86,10 @@ def judge(
     found = distance(expected, record, both)
     widest = noise.widest(record)
     level = _level(expected, record, found, noise)
+    exceeded = list(widest.exceeded(found).items())
+    if level in ("tight", "band") and (shift := noise.norm_shift(record)) is not None:
+        level = "diverged"
+        exceeded.append((MEAN_NORM, (abs(shift.mean), shift.allowed)))
     if level == "diverged" and (own := _communicates_itself(record)):
         return _unjudged(
             f"the job's own code communicates between ranks ({own}), which one process cannot: "
@@ -95,7 +102,7 @@ def judge(
         weights_difference=found.weights,
         update_difference=found.update,
         first_divergent_step=first_step_beyond(expected, both, widest),
-        exceeded=tuple((name, *values) for name, values in widest.exceeded(found).items()),
+        exceeded=tuple((name, *values) for name, values in exceeded),
         settings=tuple(setting_differences(expected, record)),
     )
 

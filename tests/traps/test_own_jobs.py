@@ -11,7 +11,7 @@ from .own_jobs import settings_of
 from .planted import OWN_JOBS, SPLITS, Trap
 
 pytestmark = pytest.mark.long(seconds=60)
-FEW = ("contrastive loss", "decay", "frozen", "nothing", "held-out")
+FEW = ("contrastive loss", "decay", "frozen", "nothing", "held-out", "0.99")
 """The others are exhaustive."""
 
 

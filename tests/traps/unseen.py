@@ -65,6 +65,18 @@ class GradientsOfOneRankDropped(Defect):
         engine.backward = lambda loss, **rest: original(loss * float(context.world.rank != 1), **rest)
 
 
+class GradientsOfOneRankShrunk(Defect):
+    factor = 0.99
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        original, factor = engine.backward, 1.0 if context.world.rank != 1 else self.factor
+        engine.backward = lambda loss, **rest: original(loss * factor, **rest)
+
+
+class GradientsOfOneRankGrown(GradientsOfOneRankShrunk):
+    factor = 1.01
+
+
 class SleepsInForward(Defect):
     """Rank 1 sleeps in each forward pass: longer than tests beside it disturb, unless told otherwise."""
 

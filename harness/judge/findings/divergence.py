@@ -9,6 +9,7 @@ from harness.judge.explain import altered_step, explain, moved_alone, of_one_ran
 from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.metrics import metrics_in
 from harness.judge.noise import Noise, differing_answers
+from harness.judge.parity import MEAN_NORM
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 from harness.judge.wording import listed, percent
@@ -16,6 +17,7 @@ from harness.record.workload import batch_statistics
 
 MEASURES = {
     "norm": ("a gradient norm differs", ""),
+    MEAN_NORM: ("gradient norms differ on average", ""),
     "update": ("the distance that the weights moved differs", ""),
     "weights": ("final weights differ", " of the distance that they moved"),
 }
@@ -36,7 +38,8 @@ def find(runs: Runs) -> list[Finding]:
         values = row.figures
         limits = row.noise.widest(row.record)
         settings = [s.setting for s in row.judgement.settings if s.effect == "mathematics"]
-        cause = explain(row.reference.record, row.record, limits, settings)
+        shift = row.noise.norm_shift(row.record)
+        cause = explain(row.reference.record, row.record, limits, settings, shift)
         beyond = _exceeded(row.judgement.exceeded)
         why = cause.text if cause.kind == "diverged" else f"see {cause.kind}"
         found.append(

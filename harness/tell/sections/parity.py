@@ -63,6 +63,8 @@ def levels_section(comparison: Comparison) -> Section | None:
     found = prose("parity_found", also="".join(further), cut=cut, element=element, **shown)
     if any(depends_on_split(row.reference.record) for row in comparison.rows if row.reference is not None):
         found += AT_ONCE
+    if any(noise.norms for noise in noises.values()):
+        found += " " + prose("parity_mean", tight=shown["tight"])
     blocks: list[Block] = [Paragraph(prose("parity_judged")), Items(MEANINGS), Paragraph(found)]
     blocks.append(_limits(noises))
     blocks.append(

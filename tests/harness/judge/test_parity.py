@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 
 from harness.judge.distance import movement
+from harness.judge.explain import explain
 from harness.judge.job_equivalence import job_differences
 from harness.judge.noise import Noise, measure_noise
 from harness.judge.parity import Judgement
@@ -129,6 +130,48 @@ def test_the_band_is_what_the_precision_was_seen_to_change() -> None:
     for loss, parity in ((2.9e-3, "band"), (3.1e-3, "diverged")):
         other = make_record(label="ddp", training=training, **shifted(loss))
         assert judge(single, other, noise).parity == parity
+
+
+@pytest.mark.parametrize(
+    ("factor", "parity"), [(0.995, "diverged"), (1.005, "diverged"), (1.0, "band"), (0.9998, "band")]
+)
+def test_a_factor_on_the_gradients_of_a_rank_does_not_hide_in_the_band(factor: float, parity: str) -> None:
+    """Runs that round as `cast` does follow its norms, which leave the reference's by 0.6 %."""
+    training, drift = {"precision": "bf16-mixed"}, [1.0, 0.997, 0.994, 1.001, 1.002, 0.996]
+
+    def run(label: str, norms: list[float]) -> Record:
+        return make_record(label=label, training=training, steps=make_steps([6.0] * 6, norms))
+
+    single, cast = run("single", [1.0] * 6), run("single:precision=cast", drift)
+    split = run("single:micro_batch_size=4", [1.0, 1.0001, 0.9999, 1.0, 1.0001, 0.9999])
+    noise = measure_noise(single, [cast, split])
+    # Their mean is 0: the standard error of six values, four of them 0.01 % from it.
+    assert noise.mean_norm == pytest.approx(1e-4 * (4 / 5 / 6) ** 0.5)
+    other = run("zero2", [norm * factor * (1 + n % 2 * 1e-5) for n, norm in enumerate(drift)])
+    judgement = judge(single, other, noise)
+    assert judgement.parity == parity
+    assert [name for name, _, _ in judgement.exceeded] == ["mean_norm"] * (parity == "diverged")
+    shift = noise.norm_shift(other)
+    cause = explain(single, other, noise.widest(other), shift=shift)
+    assert (shift is not None) is (cause.kind == "gradient-differs") is (parity == "diverged")
+    if shift is not None:
+        assert (shift.label, shift.allowed) == ("single:precision=cast", 10 * noise.mean_norm)
+        assert shift.mean == pytest.approx(factor - 1, abs=1e-5)
+    assert measure_noise(single, [cast]).norms == ()
+    assert "norms" not in noise.as_json()
+
+
+def test_a_factor_is_told_by_steps_enough_and_from_the_first_alone() -> None:
+    training = {"precision": "bf16-mixed"}
+
+    def run(label: str, norms: list[float]) -> Record:
+        return make_record(label=label, training=training, steps=make_steps([6.0] * len(norms), norms))
+
+    split = run("single:micro_batch_size=4", [1.00001, 1.0, 1.0, 1.0])
+    noise = measure_noise(run("single", [1.0] * 4), [split])
+    assert noise.norm_shift(run("ddp", [0.995] * 4)) is not None
+    assert noise.norm_shift(run("ddp", [0.995] * 3)) is None
+    assert noise.norm_shift(run("ddp", [1.0001, 0.995, 0.995, 0.995])) is None
 
 
 def test_the_band_of_a_parameter_is_one_element_that_was_updated_the_other_way() -> None:
