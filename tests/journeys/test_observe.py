@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.launch.launcher import free_port
 from harness.record import Record
+from tests.forkserver import held_port
 from tests.harness.rank.observing.test_scripts import ARGUMENTS, EXAMPLES, JOB, make_job
 from tests.journeys.journey import Journey
 from tests.representatives import first
@@ -127,9 +127,10 @@ class Observations:
         variables = dict(VARIABLES)
         if script.starts == ACCELERATE_ZERO:
             variables["ACCELERATE_USE_CPU"] = "false"  # with it Accelerate runs DDP
-        if script.script.name == "deepspeed_zero.py" and script.starts == PYTHON:
-            variables |= ONE_RANK | {"MASTER_PORT": str(free_port())}
-        self.journey.harness("observe", "--runs", runs, *WINDOWS, *words, **variables)
+        with held_port() as port:
+            if script.script.name == "deepspeed_zero.py" and script.starts == PYTHON:
+                variables |= ONE_RANK | {"MASTER_PORT": str(port)}
+            self.journey.harness("observe", "--runs", runs, *WINDOWS, *words, **variables)
         return self.journey.record(runs)
 
     def _own(self, name: str) -> Record:
