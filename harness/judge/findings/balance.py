@@ -122,7 +122,7 @@ def _asleep(group: Repeats) -> list[Finding]:
     """The rank that lies idle in traced steps, outside of communication and whatever the machine took.
 
     What is recorded of a step is the least, and of sound ranks next to nothing, unless the machine stops for
-    a moment: that touches the other ranks in the same step, so what counts is how much longer one is idle.
+    a moment: that touches other ranks in the same step, so only a step in which no other sleeps counts.
     Of several threads the first waits for the others, which the machine may hold up.
     """
     world = group.record.world
@@ -138,7 +138,8 @@ def _asleep(group: Repeats) -> list[Finding]:
     known = np.array([of_step for of_step in steps if None not in of_step], dtype=float)
     if len(known) < LEAST_TRACED_STEPS:
         return []
-    longer = np.array([known[:, r] - np.delete(known, r, axis=1).max(axis=1) for r in range(len(ranks))])
+    others = np.array([np.delete(known, place, axis=1).max(axis=1) for place in range(len(ranks))])
+    longer = np.where(others > LEAST_ASLEEP_SECONDS, 0.0, known.T - others)
     # So long or longer in a third of the steps.
     often = dict(zip(ranks, np.sort(longer)[:, -max(2, math.ceil(len(known) / 3))].tolist(), strict=True))
     slowest = max(often, key=often.__getitem__)

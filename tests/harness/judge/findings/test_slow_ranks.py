@@ -132,10 +132,19 @@ def test_a_rank_that_sleeps_is_named_by_what_a_third_of_the_steps_shows() -> Non
         ([3, 3, 3], [4, 4, 4]),
         ([0, 0], [5, 5]),
         ([0, 0, 0], [0.9, 0.9, 0.9]),
+        ([0, 6.9, 27.8], [0, 0.9, 20.4]),
         ([0, 3.4, 85, 0, 0, 0, 9.1], [0, 0, 155, 0, 0, 0, 0.6]),
         ([0, 0, 99, 1.5, 0, 0, 0], [0, 0, 49, 1.6, 0, 0, 4.6]),
     ],
-    ids=["one step", "both ranks", "too few steps", "little", "a machine that stops", "another"],
+    ids=[
+        "one step",
+        "both ranks",
+        "too few steps",
+        "little",
+        "a disk twice",
+        "a machine that stops",
+        "another",
+    ],
 )
 def test_what_is_no_sleep_of_one_rank_is_not_named(first: list[float], second: list[float]) -> None:
     assert slow(asleep(first, second)) == []
