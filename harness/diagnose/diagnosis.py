@@ -298,18 +298,11 @@ def diagnose(pair: tuple[LoadedRun, LoadedRun], say: Say) -> Diagnosis:
     continued = any(run.record.resumed is not None for run in pair)
     if script or continued:  # what can be run again from its beginning is the baseline
         pair = tuple(sorted(pair, key=lambda run: (run.is_script, run.record.resumed is not None)))  # type: ignore[assignment]
-    some, records = pair[0].record, [run.record for run in pair]
     if script:
         noise_runs = recorded_noise(pair)
         baseline, other = pair
     else:
-        labels = [REFERENCE, *(record.backend.label for record in records)]
-        launcher = LocalLauncher(some.world.device, modules_to_preload(experiment_of(some), labels))
-        noise_runs = find_noise_runs(
-            pair,
-            lambda plain: reference_labels(plain, records),
-            lambda missing: run_references(some, missing, launcher, say),
-        )
+        launcher, noise_runs = _measured_noise(pair, say)
         pair = in_one_split(pair, noise_runs, say)
         baseline, other = noise_runs.baseline(pair)
     left, right = aligned_runs(baseline.record, other.record)
@@ -352,6 +345,19 @@ def diagnose(pair: tuple[LoadedRun, LoadedRun], say: Say) -> Diagnosis:
         derivation=noise_runs.derivation(baseline.record), same_job=same_job, settings=settings,
         beyond=beyond, clean=clean, parting_step=parting, verdict=verdict, explanation=explanation,
     )  # fmt: skip
+
+
+def _measured_noise(pair: tuple[LoadedRun, LoadedRun], say: Say) -> tuple[LocalLauncher, NoiseRuns]:
+    """What starts further runs here, and the references of the job; those without a record run now."""
+    some, records = pair[0].record, [run.record for run in pair]
+    labels = [REFERENCE, *(record.backend.label for record in records)]
+    launcher = LocalLauncher(some.world.device, modules_to_preload(experiment_of(some), labels))
+    noise_runs = find_noise_runs(
+        pair,
+        lambda plain: reference_labels(plain, records),
+        lambda missing: run_references(some, missing, launcher, say),
+    )
+    return launcher, noise_runs
 
 
 def _rerun_all(
