@@ -143,7 +143,7 @@ POLL_SECONDS = 0.05
 LIST_NAME = "tensors.json"
 """Written last: where each parameter lies."""
 SMALL_ELEMENTS = 2**26
-"""Of a model of the user's own, which a rank writes by itself: another process would take longer to start."""
+"""Of a model that is not streamed but written whole by a rank: another process would take longer to start."""
 Stored = Mapping[str, StoredTensor]
 
 
@@ -194,7 +194,7 @@ def _provide(job: Job, config: Any, skeleton: nn.Module, numbers: Mapping[int, s
         with _writer(job, shapes, path) as writer:
             stream_weights(lambda: draw_model(job, config), numbers, writer.write)
     except CannotStream:
-        _build_in_another_process(job, path, facts_in(config))
+        _provide_whole(job, facts_in(config), shapes, path)
     return {name: StoredTensor(file=path, name=name) for name in shapes}
 
 
@@ -204,16 +204,21 @@ def _writer(job: Job, shapes: Mapping[str, Sequence[int]], path: Path) -> Weight
 
 
 def _provide_own(job: Job, shapes: Mapping[str, Sequence[int]], path: Path) -> None:
-    """Have the whole model of the user's own function written: by this rank if it is small."""
-    if sum(map(prod, shapes.values())) <= SMALL_ELEMENTS:
-        _write_whole(job, DataFacts(), path)
-    else:
-        _build_in_another_process(job, path, DataFacts())
+    """Have the whole model of the user's own function written."""
+    _provide_whole(job, DataFacts(), shapes, path)
     if stored_shapes(path) != {name: list(shape) for name, shape in shapes.items()}:
         raise JobError(
             f"model.factory '{job.model.factory}' builds other parameters where these have no memory; set "
             "runtime.loading=full"
         )
+
+
+def _provide_whole(job: Job, facts: DataFacts, shapes: Mapping[str, Sequence[int]], path: Path) -> None:
+    """Have the whole model written: by this rank if it is small."""
+    if sum(map(prod, shapes.values())) <= SMALL_ELEMENTS:
+        _write_whole(job, facts, path)
+    else:
+        _build_in_another_process(job, path, facts)
 
 
 def _build_in_another_process(job: Job, path: Path, facts: DataFacts) -> None:

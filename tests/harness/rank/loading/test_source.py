@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 from harness.errors import HarnessError
 from harness.job.model import ModelSection
 from harness.rank.data.samples import DataFacts
+from harness.rank.loading import files
 from harness.rank.models.description import describe_layout, describe_model
 from harness.rank.models.model import draw_model, model_config
 from tests.harness.rank.loading.models import (
@@ -29,9 +30,17 @@ def test_parts_of_weights_equal_the_whole_model(architecture: str, precision: st
     assert_equal(filled(source), source())
 
 
-def test_a_model_that_cannot_be_streamed_is_built_in_another_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("small", [True, False])
+def test_a_model_that_cannot_be_streamed_is_built_in_another_process_unless_it_is_small(
+    small: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+    build = files._build_in_another_process
+    monkeypatch.setattr(files, "_build_in_another_process", lambda *asked: started.append(build(*asked)))
+    monkeypatch.setattr(files, "SMALL_ELEMENTS", 2**26 if small else 0)
     source = source_of(job_of(MAMBA), tmp_path)
     assert_equal(filled(source), source())
+    assert len(started) == (not small)
 
 
 @pytest.mark.parametrize("architecture", list(CONFIGS))
