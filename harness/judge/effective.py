@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any, Literal
 
 from harness.judge.measures import reduced_bytes, reduced_dtypes
@@ -78,6 +80,8 @@ class Setting:
     """The field's value, or None where nothing is known of it."""
     plural: bool = False
     """Whether the name is a plural."""
+    finding: str | None = None
+    """Id of the finding that reports a difference."""
     read_constants: Callable[[Record], Constants] | None = None
     """The same value by constant, for a setting that consists of several."""
 
@@ -243,64 +247,36 @@ def transport_variables(record: Record) -> dict[str, str] | None:
     }
 
 
-SETTINGS = (
-    Setting(name="gradient clipping", effect="mathematics", read=clipping),
-    Setting(name="norm that clips", effect="mathematics", read=_reported("gradient_norm")),
-    Setting(name="optimizer", effect="mathematics", read=optimizer_class),
-    Setting(
-        name="optimizer constants",
-        plural=True,
-        effect="mathematics",
-        read=optimizer_constants,
-        read_constants=constants_by_name,
-    ),
-    Setting(
-        name="parameters without optimizer",
-        plural=True,
-        effect="mathematics",
-        read=_seen("parameters_left_out"),
-    ),
-    Setting(name="frozen parameters", plural=True, effect="mathematics", read=_seen("frozen_parameters")),
-    Setting(name="dtype of masters", effect="mathematics", read=master_dtypes),
-    Setting(name="dtype of optimizer states", effect="mathematics", read=_state_dtypes),
-    Setting(name="dtype of computation", effect="mathematics", read=compute_dtype),
-    Setting(name="dtype of reduction", effect="mathematics", read=reduce_dtypes),
-    Setting(name="dtype of gradients", effect="mathematics", read=_reported("gradient_dtype")),
-    Setting(name="dtype of accumulation", effect="mathematics", read=_reported("accumulation_dtype")),
-    Setting(name="attention kernel", effect="mathematics", read=_seen("attention")),
-    Setting(name="dropout", effect="mathematics", read=_seen("dropout")),
-    Setting(name="TF32", effect="mathematics", read=_seen("tf32")),
-    Setting(
-        name="settings of NCCL",
-        plural=True,
-        effect="mathematics",
-        read=transport_variables,
-    ),
-    # A compiler fuses operations and reorders sums, so that results differ by rounding.
-    Setting(name="compiled", effect="mathematics", read=_seen("compiled")),
-    Setting(name="loss scale", effect="mathematics", read=loss_scale),
-    Setting(name="dimensions of the ranks", plural=True, effect="cost", read=lambda r: r.world.layout),
-    Setting(name="dtype of weights", effect="cost", read=_reported("parameter_dtype")),
-    Setting(name="dtype of frozen weights", effect="cost", read=_frozen_dtypes),
-    Setting(name="dtype of gathering", effect="cost", read=_reported("gather_dtype")),
-    Setting(name="activation checkpointing", effect="cost", read=_seen("activation_checkpointing")),
-    # The same operations per element; fused rounds once where the others round after each.
-    Setting(name="optimizer implementation", effect="cost", read=_reported("optimizer_implementation")),
-    # The same operations in a fixed order, or in any.
-    Setting(name="deterministic kernels", plural=True, effect="cost", read=_seen("deterministic")),
-    Setting(name="offload", effect="cost", read=_reported("offload")),
-    Setting(name="synchronisation of gradients", effect="cost", read=synchronisation),
-    Setting(
-        name="most bytes of a reduction", plural=True, effect="cost", read=_reported("reduce_bucket_bytes")
-    ),
-    Setting(name="prefetch", effect="cost", read=_reported("prefetch")),
-    Setting(
-        name="wrap units",
-        plural=True,
-        effect="cost",
-        read=lambda r: len(_reported("wrap_units")(r) or ()) or None,
-    ),
-)
+OWN: dict[str, Callable[[Record], Any]] = {
+    "gradient clipping": clipping,
+    "optimizer": optimizer_class,
+    "optimizer constants": optimizer_constants,
+    "dtype of masters": master_dtypes,
+    "dtype of optimizer states": _state_dtypes,
+    "dtype of computation": compute_dtype,
+    "dtype of reduction": reduce_dtypes,
+    "settings of NCCL": transport_variables,
+    "loss scale": loss_scale,
+    "dimensions of the ranks": lambda r: r.world.layout,
+    "dtype of frozen weights": _frozen_dtypes,
+    "synchronisation of gradients": synchronisation,
+    "wrap units": lambda r: len(_reported("wrap_units")(r) or ()) or None,
+}
+"""Readers of settings that are no single field."""
+
+
+def _settings() -> Iterator[Setting]:
+    """Of `settings.toml`."""
+    text = files(__package__).joinpath("settings.toml").read_text(encoding="utf-8")
+    for effect, rows in tomllib.loads(text).items():
+        for name, row in rows.items():
+            seen, reported = row.pop("seen", None), row.pop("reported", None)
+            read = OWN[name] if name in OWN else _seen(seen) if seen else _reported(reported)
+            constants = constants_by_name if read is optimizer_constants else None
+            yield Setting(name=name, effect=effect, read=read, read_constants=constants, **row)
+
+
+SETTINGS = tuple(_settings())
 
 
 def setting_differences(reference: Record, record: Record) -> list[SettingDifference]:

@@ -9,7 +9,7 @@ from typing import Any
 from harness.backends.library_facts import FACTS, LibraryFact
 from harness.backends.options import COST_ALONE
 from harness.judge.distance import distance
-from harness.judge.effective import GROUPS, SettingDifference, reduce_dtypes
+from harness.judge.effective import GROUPS, SETTINGS, SettingDifference, reduce_dtypes
 from harness.judge.explain import read_outside
 from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.noise import is_repetition, measure_noise
@@ -21,22 +21,7 @@ from harness.nested import differences
 from harness.record import GivenPart, Record
 from harness.record.workload import batch_statistics, known_strategy
 
-BY_SETTING = {
-    "gradient clipping": "clipping-differs",
-    "norm that clips": "clipping-differs",
-    "optimizer": "optimizer-differs",
-    "optimizer constants": "optimizer-differs",
-    GROUPS: "optimizer-differs",
-    "parameters without optimizer": "optimizer-differs",
-    "frozen parameters": "optimizer-differs",
-    "dtype of masters": "master-dtype-differs",
-    "dtype of optimizer states": "master-dtype-differs",
-    "attention kernel": "step-environment-differs",
-    "TF32": "step-environment-differs",
-    "settings of NCCL": "step-environment-differs",
-    "activation checkpointing": "step-environment-differs",
-    "compiled": "step-environment-differs",
-}
+BY_SETTING = {setting.name: setting.finding for setting in SETTINGS} | {GROUPS: "optimizer-differs"}
 PROBE_TOLERANCE = 1e-6
 """Relative. Equal weights give equal losses up to the choice of kernels on another device."""
 

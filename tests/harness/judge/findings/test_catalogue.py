@@ -3,6 +3,7 @@ from pathlib import Path
 
 from harness.backends.library_facts import fact
 from harness.judge.comparison import Comparison
+from harness.judge.effective import SETTINGS
 from harness.judge.findings.catalogue import PAGE, kinds
 from tests.records import LOSSES, NORMS, make_effective, make_record, make_steps, make_weights
 
@@ -16,6 +17,7 @@ def test_the_page_explains_what_the_modules_find_and_nothing_else() -> None:
     ids = {word.value.value for call in made for word in call.keywords
            if word.arg == "id" and isinstance(word.value, ast.Constant)}  # fmt: skip
     assert len(ids) > 40
+    words |= {setting.finding for setting in SETTINGS}
     assert ids <= kinds().keys() <= words
     assert PAGE.read_text(encoding="utf-8").count("\n## ") == len(kinds())
 
