@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from harness.judge.measures import reduced_bytes, reduced_dtypes
 from harness.judge.wording import both, differs
@@ -268,8 +268,9 @@ OWN: dict[str, Callable[[Record], Any]] = {
 def _settings() -> Iterator[Setting]:
     """Of `settings.toml`."""
     text = files(__package__).joinpath("settings.toml").read_text(encoding="utf-8")
-    for effect, rows in tomllib.loads(text).items():
-        for name, row in rows.items():
+    found = tomllib.loads(text)
+    for effect in get_args(Effect):
+        for name, row in found[effect].items():
             seen, reported = row.pop("seen", None), row.pop("reported", None)
             read = OWN[name] if name in OWN else _seen(seen) if seen else _reported(reported)
             constants = constants_by_name if read is optimizer_constants else None

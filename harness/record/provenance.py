@@ -94,13 +94,13 @@ def _version(name: str) -> str | None:
 @lru_cache(maxsize=1)
 def code_fingerprint() -> str:
     """Digest of the sources that run inside a cell: 12 hexadecimal digits."""
-    files: list[Path] = []
-    for name in MEASURING_SOURCES:
-        path = ROOT / name
-        files += (
-            sorted(p for p in path.rglob("*") if p.suffix in (".py", ".cpp")) if path.is_dir() else [path]
-        )
-    return _digest((str(file.relative_to(ROOT)), file) for file in files)
+    return _digest((str(file.relative_to(ROOT)), file) for file in measuring_files())
+
+
+def measuring_files() -> list[Path]:
+    """What runs inside a cell, and the tables that it reads."""
+    files = (file for name in MEASURING_SOURCES for file in sorted((ROOT / name).rglob("*")))
+    return [file for file in files if file.suffix in (".py", ".cpp", ".toml", ".yaml")]
 
 
 @lru_cache

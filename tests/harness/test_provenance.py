@@ -4,7 +4,14 @@ from pathlib import Path
 import pytest
 
 from harness.record import provenance
-from harness.record.provenance import MEASURING_SOURCES, ROOT, content_digest, git_state, machine_name
+from harness.record.provenance import (
+    MEASURING_SOURCES,
+    ROOT,
+    content_digest,
+    git_state,
+    machine_name,
+    measuring_files,
+)
 
 
 @pytest.fixture
@@ -53,6 +60,11 @@ def test_outside_of_a_checkout_there_is_no_commit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", MEASURING_SOURCES)
 def test_fingerprint_of_the_code_is_of_sources_that_exist(name: str) -> None:
     assert (ROOT / name).exists()
+
+
+def test_tables_that_a_cell_reads_are_part_of_the_fingerprint() -> None:
+    found = {file.relative_to(ROOT).as_posix() for file in measuring_files()}
+    assert {"harness/backends/presets.toml", "harness/backends/fsdp2.py", "harness/job/pairs.toml"} <= found
 
 
 def test_no_other_variable_of_the_environment_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
