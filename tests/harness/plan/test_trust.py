@@ -72,6 +72,7 @@ def test_the_largest_assumption_is_the_one_of_the_question() -> None:
     short = plain.job.data.model_copy(update={"sequence_length": 256})
     assert plain.device is not None
     texts = {
+        "1.9 to 3.2 times as long": scenario("zero3", 8, options={"offload": "cpu"}),
         "short": replace(plain, job=plain.job.model_copy(update={"data": short})),
         "no run on L40S": replace(plain, device=replace(plain.device, name="L40S")),
         "4 bits": replace(
