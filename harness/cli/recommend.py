@@ -63,8 +63,8 @@ def recommend(
     begin("tracing the model's activations")
     from harness.plan.hardware import load_hardware
     from harness.plan.memory import predict_memory
+    from harness.plan.prediction import Predictors
     from harness.plan.profiles import trace_scenarios
-    from harness.plan.recommend.predict import Predictors
     from harness.plan.recommend.question import ask, find_model, read_count
     from harness.plan.recommend.recommendation import Typed
     from harness.plan.recommend.recommendation import recommend as recommended

@@ -9,6 +9,7 @@ from harness.backends import registry
 from harness.backends.entry import Entry
 from harness.backends.strategy import StrategyKind
 from harness.plan.limits import MemoryVerdict
+from harness.tell.formats import gigabytes
 
 CLOSE_SHARE = 0.05
 """Of the better rate: nearer than that only a measurement ranks."""
@@ -83,6 +84,11 @@ def simplest_close(ranked: Sequence[P]) -> P | None:
     return min(
         close_to_first(ranked), key=lambda predicted: registry.moving_parts(predicted.label), default=None
     )
+
+
+def span(bounds: Sequence[float]) -> str:
+    """'21.7 to 46.9', in GB; bounds that read alike once."""
+    return " to ".join(dict.fromkeys(map(gigabytes, bounds)))
 
 
 def about(rate: float) -> str:

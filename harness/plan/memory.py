@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -140,14 +140,14 @@ def predict_memory(
 
 
 def memory_bounds(
-    scenario: Scenario, trace: Trace | None = None
+    scenario: Scenario, predict: Callable[[Scenario], MemoryPrediction] = predict_memory
 ) -> tuple[MemoryPrediction, MemoryPrediction] | None:
     """The least and the most that a scenario needs which is not predicted itself; None: not known."""
     found = neighbours(scenario)
     if found is None:
         return None
     try:
-        least, most = (predict_memory(neighbour, trace) for neighbour in found)
+        least, most = map(predict, found)
     except HarnessError:
         return None
     return (least, most) if least.peak_bytes <= most.peak_bytes else None

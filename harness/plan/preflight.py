@@ -414,8 +414,8 @@ def _of_unpredicted(
 ) -> PredictionPart | str:
     """A run whose model states alone, or the least that it needs, do not fit is refused; of another one, why
     nothing more is known."""
-    part = at_least(scenario, limits)
-    if part.verdict != DOES_NOT_FIT and (bounds := memory_bounds(scenario, trace)) is not None:
+    part, known = at_least(scenario, limits), partial(predict_memory, trace=trace)
+    if part.verdict != DOES_NOT_FIT and (bounds := memory_bounds(scenario, known)) is not None:
         part = judged(scenario, bounds[0], limits).model_copy(update={"moment": AT_LEAST})
     if part.verdict == DOES_NOT_FIT:
         return part.model_copy(update={"refused": not force})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,14 +13,11 @@ from harness.backends.base import World
 from harness.backends.entry import UnknownBackend
 from harness.errors import HarnessError
 from harness.judge.cell import CellName
-from harness.plan.coverage import why_memory_unknown
 from harness.plan.estimate.row import EstimateRow
 from harness.plan.leading import USUAL, about, by_speed, simplest_close
 from harness.plan.limits import MemoryVerdict
-from harness.plan.memory import MemoryPrediction, predict_memory
-from harness.plan.profiles import trace_scenarios
+from harness.plan.prediction import Prediction, Predictors, predict, with_speed
 from harness.plan.scenario import Scenario, why_not_planned, with_settings
-from harness.plan.speed import SpeedPrediction, predict_speed
 from harness.tell.formats import gigabytes
 
 CHECKPOINTING = {"training.activation_checkpointing": True}
@@ -37,46 +35,40 @@ OFFLOADS = ("cpu", "optimizer")
 MOST_TIMES = 64
 """So many times the GPUs are tried."""
 
-Memory = Callable[[Scenario], MemoryPrediction]
-Speed = Callable[[Scenario], SpeedPrediction | None]
-
 
 @dataclass(frozen=True, kw_only=True)
-class Alternative:
+class Alternative(Prediction):
     """One way out: a scenario that is not the one asked for."""
 
     name: str
     settings: Mapping[str, Any]
     """What differs from the job, as `--set` takes it."""
     scenario: Scenario
-    limit_bytes: int
-    needed_bytes: int
-    states_alone: bool = False
-    """Whether that is all that is known of what it needs."""
-    speed: SpeedPrediction | None = None
 
     @property
     def label(self) -> str:
         return self.scenario.label
 
     @property
+    def states_alone(self) -> bool:
+        """Whether that is all that is known of what it needs."""
+        return self.memory is None
+
+    @property
     def verdict(self) -> MemoryVerdict:
-        return MemoryVerdict(needed_bytes=self.needed_bytes, device_bytes=self.limit_bytes)
+        """Of its memory, or of its model states."""
+        states = sum(self.scenario.held_states.values())
+        return self.held_against_limit(states if self.memory is None else self._needed(self.memory))
 
     @property
     def fits(self) -> bool:
         """Whether it is predicted to."""
         return self.verdict.fits and not self.states_alone
 
-    @property
-    def tokens_per_second_per_gpu(self) -> float:
-        """0 where no speed is predicted."""
-        return self.speed.tokens_per_second_per_gpu if self.speed else 0.0
-
     def words(self) -> str:
         """'LoRA: zero3 on 4, micro-batch 1: 20.1 of 42.4 GB, about 2,100 tokens/s a GPU'."""
         place = f"{self.name}: {self.label} on {self.scenario.world_size:,}, micro-batch "
-        size = f"{gigabytes(self.needed_bytes)} of {gigabytes(self.limit_bytes)} GB"
+        size = f"{gigabytes(self.verdict.needed_bytes)} of {gigabytes(self.verdict.device_bytes)} GB"
         if self.states_alone:
             verdict = "" if self.verdict.fits else "does not fit: "
             found = f"{self.name}: {verdict}model states alone take {size} ({self.label})"
@@ -95,8 +87,8 @@ class Alternative:
             "settings": dict(self.settings),
             "fits": None if self.states_alone and self.verdict.fits else self.fits,
             "states_alone": self.states_alone,
-            "device_bytes": self.needed_bytes,
-            "limit_bytes": self.limit_bytes,
+            "device_bytes": self.verdict.needed_bytes,
+            "limit_bytes": self.verdict.device_bytes,
             "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu or None,
         }
 
@@ -106,35 +98,31 @@ def alternatives(
     *,
     limit_bytes: int | None = None,
     without: Collection[str] = (),
-    memory: Memory = predict_memory,
-    speed: Speed = predict_speed,
-    ahead: Callable[[Iterable[Scenario]], None] = trace_scenarios,
+    by: Predictors | None = None,
 ) -> list[Alternative]:
     """Of each way the best of the scenarios it leads to: the fastest that fits, else what needs least.
-
-    `ahead` is told what will be asked, so that profiles are traced together.
 
     `limit_bytes`: for the allocator's peak; None: the memory of the scenarios' device, for all that is on
     it. Ways that the job takes already, that no strategy takes or that have no prediction are left out.
     """
-    ways = []
+    by, ways = by or Predictors(), []
     for name, given in SETTINGS.items():
         settings = {**CHECKPOINTING, **given}
         changed = [with_settings(scenario, settings) for scenario in scenarios]
         taken = any(new is old for new, old in zip(changed, scenarios, strict=True))
         if name not in without and not taken:
             ways.append((name, settings, changed))
-    ahead([one for *_, changed in ways for one in changed if one and _why_not(one) is None])
-    found = [_best(*way, limit_bytes, memory, speed) for way in ways]
+    by.prepare([one for *_, changed in ways for one in changed if one and _why_not(one) is None])
+    found = [_best(*way, limit_bytes, by) for way in ways]
     if OFFLOAD not in without:
         offloaded = [
             with_settings(_relabelled(scenario, offload), CHECKPOINTING)
             for scenario in scenarios
             for offload in OFFLOADS
         ]
-        found.append(_best(OFFLOAD, CHECKPOINTING, offloaded, limit_bytes, memory, speed))
+        found.append(_best(OFFLOAD, CHECKPOINTING, offloaded, limit_bytes, by))
     if MORE_GPUS not in without:
-        found.append(_enough_gpus(scenarios, limit_bytes, memory, speed))
+        found.append(_enough_gpus(scenarios, limit_bytes, by))
     return [alternative for alternative in found if alternative is not None]
 
 
@@ -206,13 +194,13 @@ def _relabelled(scenario: Scenario, offload: str) -> Scenario | None:
 
 
 def _enough_gpus(
-    scenarios: Sequence[Scenario], limit_bytes: int | None, memory: Memory, speed: Speed
+    scenarios: Sequence[Scenario], limit_bytes: int | None, by: Predictors
 ) -> Alternative | None:
     """On the smallest number of GPUs, doubled, on which one of them fits; else on the largest."""
     times, best = 2, None
     while times <= MOST_TIMES and (best is None or not best.fits):
         larger = [_on(scenario, scenario.world_size * times) for scenario in scenarios]
-        best = _best(MORE_GPUS, {}, larger, limit_bytes, memory, speed)
+        best = _best(MORE_GPUS, {}, larger, limit_bytes, by)
         times *= 2
     return best
 
@@ -232,49 +220,18 @@ def _best(
     settings: Mapping[str, Any],
     scenarios: Sequence[Scenario | None],
     limit_bytes: int | None,
-    memory: Memory,
-    speed: Speed,
+    by: Predictors,
 ) -> Alternative | None:
+    possible = [one for one in scenarios if one is not None and _why_not(one) is None]
     found = []
-    for scenario in scenarios:
-        if scenario is None or _why_not(scenario) is not None:
-            continue
-        try:
-            states_alone = why_memory_unknown(scenario) is not None
-            needed = _needed(scenario, None if states_alone else memory(scenario), limit_bytes)
-        except HarnessError:
-            continue
-        assert limit_bytes is not None or scenario.device is not None
-        found.append(
-            Alternative(
-                name=name,
-                settings=settings,
-                scenario=scenario,
-                limit_bytes=limit_bytes or scenario.device.memory_bytes,  # type: ignore[union-attr]
-                needed_bytes=needed,
-                states_alone=states_alone,
-            )
-        )
-    fitting = [_timed(one, speed) for one in found if one.fits]
+    for one in possible:
+        with suppress(HarnessError):  # nothing to adapt, and the like
+            predicted = predict(one, by, timed=False, limit_bytes=limit_bytes)
+            found.append(Alternative(**vars(predicted), name=name, settings=settings))
+    fitting = [with_speed(one, by) for one in found if one.fits]
     if fitting:
         return simplest_close(sorted(fitting, key=by_speed))
-    return min(found, key=lambda one: one.needed_bytes, default=None)
-
-
-def _needed(scenario: Scenario, predicted: MemoryPrediction | None, limit_bytes: int | None) -> int:
-    """What is held against the limit; not predicted: model states."""
-    if predicted is None:
-        return sum(scenario.held_states.values())
-    return predicted.device_bytes if limit_bytes is None else predicted.peak_bytes
-
-
-def _timed(one: Alternative, speed: Speed) -> Alternative:
-    if one.scenario.device is None:
-        return one
-    try:
-        return replace(one, speed=speed(one.scenario))
-    except HarnessError:
-        return one
+    return min(found, key=lambda one: one.verdict.needed_bytes, default=None)
 
 
 def _why_not(scenario: Scenario) -> str | None:

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from harness.backends.base import World
 from harness.errors import HarnessError, JobError
 from harness.forms import fsdp, pipeline, zero
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.network import EMULATED, transport_sent_bytes
-from harness.forms.terms import STATE_KINDS, Collective, ModelStates, ring_formula
+from harness.forms.terms import Collective, ModelStates, ring_formula
 from harness.forms.textbook import gathers_updated, textbook_sent_bytes, textbook_states
 from harness.forms.workload import Role, Workload
 from harness.job.batch import BatchLayout, job_layout, layout_of, with_global_batch
 from harness.judge.wording import ranks
-from harness.plan.coverage import neighbours, why_memory_unknown
 from harness.plan.estimate.question import EstimateRequest
-from harness.plan.limits import MemoryVerdict
-from harness.plan.memory import MemoryPrediction, host_bytes, memory_bounds, predict_memory
-from harness.plan.profiles import trace_scenarios
+from harness.plan.memory import host_bytes
+from harness.plan.prediction import Prediction, Predictors, predict, tried
 from harness.plan.scenario import Scenario, why_not_planned
-from harness.plan.speed import (
-    SpeedPrediction,
-    hours_per_billion_tokens,
-    kilowatt_hours_per_billion_tokens,
-    predict_speed,
-)
+from harness.plan.speed import hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
 from harness.plan.trust import Trust, trust_in
 from harness.plan.work import Work
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,27 +113,15 @@ def _next(rank: int, role: Role, world: int, shards: int) -> int:
     return (rank + (shards if role == "replica" else 1)) % world
 
 
-FARTHEST_BOUNDS = 3
-"""Bounds that are farther apart than this factor say nothing."""
-NO_DEVICE = "no GPU was named (--gpu)"
-
-
 @dataclass(frozen=True, kw_only=True)
-class EstimateRow:
-    """Predictions for the rank that holds most; None where there is no prediction, with the reason."""
+class EstimateRow(Prediction):
+    """A strategy on a number of ranks, with what its collectives send."""
 
     label: str
     world_size: int
     unsupported: str | None = None
-    scenario: Scenario | None = None
-    memory: MemoryPrediction | None = None
-    memory_unknown: str | None = None
-    memory_bounds: tuple[MemoryPrediction, MemoryPrediction] | None = None
-    """Of a peak that is not predicted, the least and the most of which are; None: they are not known."""
     traffic: tuple[TrafficLine, ...] = ()
     traffic_unknown: str | None = None
-    speed: SpeedPrediction | None = None
-    speed_unknown: str | None = None
 
     @property
     def states(self) -> ModelStates | None:
@@ -158,44 +136,6 @@ class EstimateRow:
     def between_bytes(self) -> float | None:
         """None: not known."""
         return None if self.traffic_unknown else sum(line.between_bytes for line in self.traffic)
-
-    @property
-    def verdict(self) -> MemoryVerdict | None:
-        """None: no device, or memory not predicted: model states alone fit, or of bounds only the less."""
-        if self.scenario is None or self.scenario.device is None:
-            return None
-        device = self.scenario.device.memory_bytes
-        if self.memory is not None:
-            return MemoryVerdict(needed_bytes=self.memory.device_bytes, device_bytes=device)
-        if self.memory_bounds is not None:  # However far apart: what not even the least fits is refused.
-            least, most = (
-                MemoryVerdict(needed_bytes=bound.device_bytes, device_bytes=device)
-                for bound in self.memory_bounds
-            )
-            return most if most.fits else least if not least.fits else None
-        alone = MemoryVerdict(needed_bytes=self.state_bytes(*STATE_KINDS) or 0, device_bytes=device)
-        return None if alone.fits else alone
-
-    @property
-    def near_bounds(self) -> tuple[MemoryPrediction, MemoryPrediction] | None:
-        """Bounds that say something: they lie within a factor of `FARTHEST_BOUNDS`."""
-        if self.memory_bounds is None:
-            return None
-        least, most = self.memory_bounds
-        return self.memory_bounds if most.peak_bytes <= FARTHEST_BOUNDS * least.peak_bytes else None
-
-    @property
-    def peak_bytes_between(self) -> tuple[int, int] | None:
-        """Of a peak that is not predicted itself, in bytes."""
-        if self.near_bounds is None:
-            return None
-        least, most = self.near_bounds
-        return least.peak_bytes, most.peak_bytes
-
-    @property
-    def tokens_per_second_per_gpu(self) -> float:
-        """0 where no speed is predicted."""
-        return 0.0 if self.speed is None else self.speed.tokens_per_second_per_gpu
 
     @property
     def hours_per_billion_tokens(self) -> float | None:
@@ -249,12 +189,6 @@ class EstimateRow:
         if self.scenario is None or not self.scenario.strategy.facts.cuts_layers:
             return None
         return pipeline.bubble_of(self.scenario.workload())
-
-    def state_bytes(self, *kinds: str) -> int | None:
-        """Model states of some kinds on the device, between backward pass and update; None: not known."""
-        if self.scenario is None or (self.scenario.states.unknown is not None and "optimizer" in kinds):
-            return None
-        return sum(self.scenario.held_states.get(kind, 0) for kind in kinds)
 
     @property
     def swapped_per_node(self) -> tuple[int, int] | None:
@@ -331,13 +265,8 @@ def estimate(asked: EstimateRequest) -> list[EstimateRow]:
             f"{first.label} cannot run on {ranks(first.world_size)}: {first.unsupported}"
             + (f"; nor can any of the {more} others that were asked for" if more else "")
         )
-    trace_scenarios(found for row in rows if row.scenario for found in _asked_of(row.scenario))
+    Predictors().prepare(row.scenario for row in rows if row.scenario)
     return [_predicted(row) for row in rows]
-
-
-def _asked_of(scenario: Scenario) -> tuple[Scenario, ...]:
-    """Those whose memory is predicted: itself, or its neighbours."""
-    return (scenario,) if why_memory_unknown(scenario) is None else neighbours(scenario) or ()
 
 
 def trust_of(rows: Sequence[EstimateRow]) -> Trust | None:
@@ -353,21 +282,5 @@ def _predicted(row: EstimateRow) -> EstimateRow:
     scenario = row.scenario
     if scenario is None:
         return row
-    memory, memory_unknown = _tried(lambda: predict_memory(scenario), why_memory_unknown(scenario))
-    speed, speed_unknown = _tried(lambda: predict_speed(scenario), None if scenario.device else NO_DEVICE)
-    bounds = memory_bounds(scenario) if memory is None else None
-    traffic, traffic_unknown = _tried(lambda: tuple(step_traffic(scenario)))
-    return replace(
-        row, memory=memory, memory_unknown=memory_unknown, memory_bounds=bounds, traffic=traffic or (),
-        traffic_unknown=traffic_unknown, speed=speed, speed_unknown=speed_unknown,
-    )  # fmt: skip
-
-
-def _tried(predict: Callable[[], T], unknown: str | None = None) -> tuple[T | None, str | None]:
-    """A prediction, or why there is none; `unknown`: what is known not to be predicted."""
-    if unknown is not None:
-        return None, unknown
-    try:
-        return predict(), None
-    except HarnessError as error:
-        return None, str(error)
+    traffic, traffic_unknown = tried(lambda: tuple(step_traffic(scenario)))
+    return replace(row, **vars(predict(scenario)), traffic=traffic or (), traffic_unknown=traffic_unknown)

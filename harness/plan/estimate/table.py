@@ -24,6 +24,7 @@ from harness.plan.leading import (
     close_to_first,
     distinct_backends,
     simplest_close,
+    span,
 )
 from harness.tell.formats import NOT_AVAILABLE, gigabytes
 from harness.tell.narrow import fitted, line_width
@@ -235,15 +236,14 @@ def _of_row(row: EstimateRow) -> str:
         assert row.scenario is not None
         assert row.scenario.device is not None
         verdict = "may fit" if row.verdict is None else row.verdict.answer.replace("tight", "is tight")
-        span = _span([bound.device_bytes for bound in row.near_bounds])
-        return f"{row.label} {verdict}, {span} of {gigabytes(row.scenario.device.memory_bytes)} GB"
+        needed = span([bound.device_bytes for bound in row.near_bounds])
+        return f"{row.label} {verdict}, {needed} of {gigabytes(row.scenario.device.memory_bytes)} GB"
     assert row.memory is not None
     assert row.verdict is not None
-    needed, there = row.verdict.needed_bytes, row.verdict.device_bytes
     host = f" and {_host(row) / GIGA:,.0f} GB of host memory per node" if _host(row) > GIGA else ""
     rate = f", about {about(row.tokens_per_second_per_gpu)} tokens/s per GPU" if row.speed else ""
     verdict = "is tight" if row.verdict.answer == "tight" else row.verdict.answer
-    size = f"{gigabytes(needed)} of {gigabytes(there)} GB{host}"
+    size = f"{gigabytes(row.verdict.needed_bytes)} of {gigabytes(row.verdict.device_bytes)} GB{host}"
     return f"{row.label} {verdict}, {size}{rate if row.verdict.fits else ''}"
 
 
@@ -382,12 +382,7 @@ def _reasons(rows: Sequence[EstimateRow]) -> list[str]:
 def _lacking(row: EstimateRow) -> str:
     """'memory', or 'peak 21.7 to 46.9 GB, else memory'."""
     bounds = row.peak_bytes_between
-    return f"peak {_span(bounds)} GB, else memory" if bounds else "memory"
-
-
-def _span(bounds: Sequence[float]) -> str:
-    """'21.7 to 46.9', in GB; bounds that read alike once."""
-    return " to ".join(dict.fromkeys(map(gigabytes, bounds)))
+    return f"peak {span(bounds)} GB, else memory" if bounds else "memory"
 
 
 def _details(row: EstimateRow) -> list[str]:

@@ -32,6 +32,11 @@ class Tries(Protocol):
     def predicted_bytes(self, micro_batch_size: int, sequence_length: int | None = None) -> int | None:
         """Predicted peak of the allocator."""
 
+    def bytes_between(
+        self, micro_batch_size: int, sequence_length: int | None = None
+    ) -> tuple[int, int] | None:
+        """The least and the most that it can be where it is not predicted; None: that is not known."""
+
     def why_unpredicted(self) -> str | None:
         """Why no size has a prediction; None: they have."""
 
@@ -57,6 +62,8 @@ class Found:
     """The largest size that the prediction lets fit; None: not even the smallest, or nothing is predicted."""
     unpredicted: str | None
     """Why nothing is."""
+    predicted_between: tuple[int | None, int | None] | None = None
+    """Then what fits if it needs the most that it can, and the least; None: neither is known."""
     largest: Trial | None
     """None: not even the smallest size fits."""
     fastest: Trial | None
@@ -75,6 +82,7 @@ class Found:
         return {
             "predicted": self.predicted,
             "unpredicted": self.unpredicted,
+            "predicted_between": self.predicted_between,
             "largest": self.largest.as_json() if self.largest else None,
             "fastest": self.fastest.as_json() if self.fastest else None,
             "tied_with_fastest": [trial.run_id for trial in self.tied],
@@ -87,7 +95,9 @@ class Found:
 
 def find_micro_batch(runner: Tries, sizes: Sizes, asked: int | None) -> Found:
     """Search the micro-batch; `asked` is the job's own, the first guess where nothing is predicted."""
-    return _find("micro-batch", runner, sizes, asked, runner.predicted_bytes, runner.run)
+    return _find(
+        "micro-batch", runner, sizes, asked, runner.predicted_bytes, runner.bytes_between, runner.run
+    )
 
 
 def find_sequence(runner: Tries, sizes: Sizes, micro_batch_size: int, asked: int) -> Found:
@@ -96,10 +106,13 @@ def find_sequence(runner: Tries, sizes: Sizes, micro_batch_size: int, asked: int
     def predicted(length: int) -> int | None:
         return runner.predicted_bytes(micro_batch_size, length)
 
+    def between(length: int) -> tuple[int, int] | None:
+        return runner.bytes_between(micro_batch_size, length)
+
     def run(length: int) -> Trial:
         return runner.run(micro_batch_size, length)
 
-    return _find("sequence", runner, sizes, asked, predicted, run)
+    return _find("sequence", runner, sizes, asked, predicted, between, run)
 
 
 def _find(
@@ -108,14 +121,23 @@ def _find(
     sizes: Sizes,
     asked: int | None,
     predicted_bytes: Callable[[int], int | None],
+    between: Callable[[int], tuple[int, int] | None],
     run: Callable[[int], Trial],
 ) -> Found:
     size_of = SIZE_OF[what]
     limit, smallest = runner.limit.limit_bytes, sizes.sizes[0]
     is_predicted = predicted_bytes(smallest) is not None
-    guess = None
+    guess: int | None = None
+    ends: tuple[int | None, int | None] | None = None
+
+    def largest_of(bound: int) -> int | None:
+        return largest_predicted(sizes.sizes, lambda size: (between(size) or (0, 0))[bound] <= limit)
+
     if is_predicted:
         guess = largest_predicted(sizes.sizes, lambda size: (predicted_bytes(size) or 0) <= limit)
+    elif between(smallest) is not None:
+        ends = largest_of(1), largest_of(0)
+        asked = ends[0] or smallest
     tried: dict[int, Trial] = {}
 
     def fits(size: int) -> bool:
@@ -141,6 +163,7 @@ def _find(
         sizes=sizes,
         predicted=guess,
         unpredicted=None if is_predicted else runner.why_unpredicted(),
+        predicted_between=ends,
         largest=max((trial for trial in ran if trial.fits), key=size_of, default=None),
         fastest=best,
         tied=tuple(tied_with(best, ran)) if best else (),
@@ -288,6 +311,9 @@ def _fastest(found: Found, best: Trial) -> str:
 
 def _predicted(found: Found) -> str:
     largest = SIZE_OF[found.what](found.largest) if found.largest else None
+    if found.predicted_between is not None:
+        most, least = (end or "none" for end in found.predicted_between)
+        return f"predicted: between {most} and {least}, measured: {largest or 'none'}; {found.unpredicted}"
     if found.unpredicted is not None:
         return f"predicted: {NOT_AVAILABLE}: {found.unpredicted}"
     if found.predicted is None:

@@ -20,6 +20,7 @@ from harness.plan.fit.search import FITTING, OutOfTrials, Trial, trial_experimen
 from harness.plan.job import data_bytes, planned_model, scenario_of
 from harness.plan.memory import predict_memory
 from harness.plan.model import PlannedModel
+from harness.plan.prediction import Predictors, predict
 from harness.plan.preflight import UNKNOWN_STRATEGY
 from harness.plan.scenario import Scenario
 from harness.plan.trust import Trust, trust_in
@@ -58,12 +59,33 @@ class Runner:
     def predicted_bytes(self, micro_batch_size: int, sequence_length: int | None = None) -> int | None:
         """Predicted peak of the allocator; None where nothing is known of the backend's strategy, and for a
         job with adapters or whose activations are not predicted."""
+        found = self._peaks(micro_batch_size, sequence_length)
+        return found[0] if len(found) == 1 else None
+
+    def bytes_between(
+        self, micro_batch_size: int, sequence_length: int | None = None
+    ) -> tuple[int, int] | None:
+        """The least and the most that a peak can be which is not predicted; None: that is not known."""
+        found = self._peaks(micro_batch_size, sequence_length)
+        return (found[0], found[1]) if len(found) == 2 else None
+
+    def _peaks(self, micro_batch_size: int, sequence_length: int | None) -> list[int]:
+        """The peak, its two bounds, or nothing."""
         cell = self._cell(self._trial_experiment(micro_batch_size, sequence_length))
         scenario = scenario_of(cell, self.model, self.launcher.device)
-        if scenario is None or _why_unpredicted(scenario):
-            return None
+        if scenario is None or scenario.job.adapter.is_present:
+            return []
         data = data_bytes(self._facts, cell.job) if self.launcher.device == "cpu" else 0
-        return predict_memory(scenario, self.launcher.trace).peak_bytes + data
+        found = predict(scenario, self._predictors, timed=False)
+        known = [found.memory] if found.memory else found.memory_bounds or ()
+        if not known and why_memory_unknown(scenario) is None:
+            raise HarnessError(str(found.memory_unknown))
+        return [memory.peak_bytes + data for memory in known]
+
+    @property
+    def _predictors(self) -> Predictors:
+        known = partial(predict_memory, trace=self.launcher.trace)
+        return Predictors(memory=known, ahead=lambda _: None)
 
     def why_unpredicted(self) -> str | None:
         """Why no size has a prediction; None: they have."""
@@ -79,9 +101,7 @@ class Runner:
         """What people do where not even one sample fits, by prediction; empty where nothing is predicted."""
         if self._smallest is None or _why_unpredicted(self._smallest):
             return []
-        known = partial(predict_memory, trace=self.launcher.trace)
-        here = self.limit.limit_bytes
-        return alternatives([self._smallest], limit_bytes=here, memory=known, ahead=lambda _: None)
+        return alternatives([self._smallest], limit_bytes=self.limit.limit_bytes, by=self._predictors)
 
     @cached_property
     def _smallest(self) -> Scenario | None:

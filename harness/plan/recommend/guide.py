@@ -14,7 +14,8 @@ from typing import Literal
 
 from harness.judge.wording import percent
 from harness.plan.leading import CLOSE_SHARE
-from harness.plan.recommend.predict import Configuration, Predictors, best_configuration, smallest_need
+from harness.plan.prediction import Predictors
+from harness.plan.recommend.predict import Configuration, best_configuration, smallest_need
 from harness.plan.recommend.question import RecommendRequest
 from harness.tell.formats import gigabytes, number
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -14,12 +14,12 @@ from harness.errors import HarnessError
 from harness.forms.families import collectives
 from harness.forms.terms import STATE_KINDS
 from harness.plan.fit.search import divisors, largest_predicted
+from harness.plan.leading import span
 from harness.plan.limits import MemoryVerdict
-from harness.plan.memory import MemoryPrediction, predict_memory
-from harness.plan.profiles import trace_scenarios
+from harness.plan.memory import MemoryPrediction
+from harness.plan.prediction import Prediction, Predictors, predict, with_speed
 from harness.plan.recommend.question import RecommendRequest
 from harness.plan.scenario import Scenario
-from harness.plan.speed import SpeedPrediction, predict_speed
 
 NOT_TRIED = {
     "pp:schedule=gpipe": "the bubble of 1f1b, with the activations of all micro-batches",
@@ -109,25 +109,12 @@ SPEEDS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Predictors:
-    """What predicts; others in tests."""
-
-    memory: Callable[[Scenario], MemoryPrediction] = predict_memory
-    speed: Callable[[Scenario], SpeedPrediction | None] = predict_speed
-    ahead: Callable[[Iterable[Scenario]], None] = trace_scenarios
-    """Told what will be asked, so that profiles are traced together."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Configuration:
-    """A scenario in which all that was open is decided, and what is predicted of it."""
+class Configuration(Prediction):
+    """A scenario in which all that was open is decided; there is no speed where it does not fit."""
 
     scenario: Scenario
     memory: MemoryPrediction
-    speed: SpeedPrediction | None = None
-    """None: it does not fit, or its communication has no closed form."""
-    unknown: str | None = None
-    """Why there is no speed although it fits."""
+    """Of bounds, the most."""
     traffic: str | None = None
     """Why its speed rests on the papers' count of bytes, not on the library's; None: it does not."""
 
@@ -163,15 +150,19 @@ class Configuration:
         return self.memory.device_bytes
 
     @property
+    def needed_text(self) -> str:
+        """'46.9', or '21.7 to 46.9' where bounds are all that is known, in GB."""
+        return span([bound.device_bytes for bound in self.memory_bounds or (self.memory,)])
+
+    @property
     def memory_bytes(self) -> int:
         """Of the device."""
-        assert self.scenario.device is not None
-        return self.scenario.device.memory_bytes
+        return self.verdict.device_bytes
 
     @property
     def verdict(self) -> MemoryVerdict:
-        """Whether it fits."""
-        return MemoryVerdict(needed_bytes=self.needed_bytes, device_bytes=self.memory_bytes)
+        """Whether it fits; of bounds, whether the most does."""
+        return self.held_against_limit(self.needed_bytes)
 
     @property
     def margin_bytes(self) -> int:
@@ -198,11 +189,6 @@ class Configuration:
                 group = "activations" if term.kind in OF_SAMPLES else "states" if is_state else "gathered"
                 sums[group] += term.bytes
         return sums
-
-    @property
-    def tokens_per_second_per_gpu(self) -> float:
-        """0 where no speed is predicted."""
-        return self.speed.tokens_per_second_per_gpu if self.speed else 0.0
 
 
 def scenario_of(
@@ -290,7 +276,7 @@ def near_largest(
     def predicted(size: int) -> Configuration:
         if size not in known:
             scenario = scenario_of(question, label, size, checkpointing=checkpointing)
-            known[size] = Configuration(scenario=scenario, memory=predictors.memory(scenario))
+            known[size] = _configuration(predict(scenario, predictors, timed=False))
         return known[size]
 
     largest = largest_predicted(sizes, lambda size: predicted(size).fits)
@@ -300,7 +286,7 @@ def near_largest(
         return [predicted(largest)]
     last = sizes.index(largest)
     near = [predicted(size) for size in reversed(sizes[max(0, last + 1 - SPEEDS) : last + 1])]
-    return [_with_speed(configuration, predictors) for configuration in near if configuration.fits]
+    return [_timed(configuration, predictors) for configuration in near if configuration.fits]
 
 
 def smallest_need(configurations: Iterable[Configuration]) -> Configuration:
@@ -308,12 +294,14 @@ def smallest_need(configurations: Iterable[Configuration]) -> Configuration:
     return min(configurations, key=lambda configuration: configuration.needed_bytes)
 
 
-def _with_speed(configuration: Configuration, predictors: Predictors) -> Configuration:
-    scenario = configuration.scenario
-    unknown = speed = None
-    try:
-        speed = predictors.speed(scenario)
-    except HarnessError as error:
-        unknown = str(error)
-    traffic = collectives(scenario.workload()).unknown if speed else None
-    return replace(configuration, speed=speed, unknown=unknown, traffic=traffic)
+def _configuration(found: Prediction) -> Configuration:
+    """Raises HarnessError where neither the memory nor bounds of it are known."""
+    memory = found.memory or (found.memory_bounds and found.memory_bounds[1])
+    if not memory:
+        raise HarnessError(str(found.memory_unknown))
+    return Configuration(**{**vars(found), "memory": memory})
+
+
+def _timed(configuration: Configuration, predictors: Predictors) -> Configuration:
+    found = with_speed(configuration, predictors)
+    return replace(found, traffic=collectives(found.scenario.workload()).unknown if found.speed else None)

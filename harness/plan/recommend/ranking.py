@@ -10,10 +10,10 @@ from harness.backends.entry import Entry
 from harness.errors import HarnessError
 from harness.judge.wording import percent
 from harness.plan.leading import by_speed, distinct_backends, simplest_close
+from harness.plan.prediction import Predictors
 from harness.plan.recommend.predict import (
     NOT_TRIED,
     Configuration,
-    Predictors,
     fastest,
     micro_batch_sizes,
     near_largest,
@@ -133,7 +133,7 @@ def _tried(
                 for checkpointing in question.checkpointing
                 for size in micro_batch_sizes(question, label)[:2]
             ]
-    predictors.ahead(scenarios)
+    predictors.prepare(scenarios)
     return found
 
 
@@ -167,7 +167,7 @@ def why_too_large(configuration: Configuration) -> str:
 def why_slower(configuration: Configuration, best: Configuration) -> str:
     """By how much it is slower than the best, and what of the step explains most of that."""
     if configuration.speed is None or best.speed is None:
-        return f"no speed predicted: {configuration.unknown or best.unknown or 'unknown'}"
+        return f"no speed predicted: {configuration.speed_unknown or best.speed_unknown or 'unknown'}"
     if configuration.verdict.barely_fits:
         free = 1 - configuration.needed_bytes / configuration.memory_bytes
         return f"barely fits: {percent(free)} of the device is free"
@@ -210,11 +210,21 @@ def _more_computing(configuration: Configuration, best: Configuration) -> str:
 
 
 def _choices(question: RecommendRequest, label: str, predictors: Predictors) -> list[Configuration]:
-    """Without checkpointing and with it, those that fit; what needs least where none does."""
+    """Without checkpointing and with it, those that fit; what needs least where none does.
+
+    Raises HarnessError where neither has a prediction.
+    """
     choices: list[Configuration] = []
+    unknown: HarnessError | None = None
     for checkpointing in question.checkpointing:
-        near = near_largest(question, label, predictors, checkpointing=checkpointing)
+        try:
+            near = near_largest(question, label, predictors, checkpointing=checkpointing)
+        except HarnessError as error:
+            unknown = error
+            continue
         choices += near
         if any(c.fits and not c.is_tight for c in near) and near[0].accumulation_steps == 1:
             break  # recomputation would make no larger micro-batch fit
+    if unknown and not choices:
+        raise unknown
     return choices

@@ -23,8 +23,9 @@ from harness.plan.estimate.alternatives import (
 )
 from harness.plan.leading import CLOSE_SHARE, USUAL
 from harness.plan.limits import TIGHT_SHARE
+from harness.plan.prediction import Predictors
 from harness.plan.recommend.guide import Advice, advise, guide_line
-from harness.plan.recommend.predict import Configuration, Predictors
+from harness.plan.recommend.predict import Configuration
 from harness.plan.recommend.question import RecommendRequest
 from harness.plan.recommend.ranking import VariantRanking, rank
 from harness.plan.speed import gpu_hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
@@ -234,15 +235,7 @@ def _instead(
         return ()
     scenarios = [c.scenario for c in ranking.too_large if c.label in USUAL]
     tried = (CHECKPOINTED, OFFLOAD) if True in question.checkpointing else (OFFLOAD,)
-    return tuple(
-        alternatives(
-            scenarios,
-            without=(*tried, MORE_GPUS),
-            memory=predictors.memory,
-            speed=predictors.speed,
-            ahead=predictors.ahead,
-        )
-    )
+    return tuple(alternatives(scenarios, without=(*tried, MORE_GPUS), by=predictors))
 
 
 def _trust(best: Configuration) -> Trust:
@@ -290,7 +283,7 @@ def _uncertain(ranking: VariantRanking) -> list[str]:
             f"{percent(1 - TIGHT_SHARE)} of the device free; `harness fit` finds out"
         )
     for said, reasons in (
-        ("no speed of {}: {}", {c.label: c.unknown for c in ranking.fitting}),
+        ("no speed of {}: {}", {c.label: c.speed_unknown for c in ranking.fitting}),
         (
             "speed of {}: from the bytes of the ZeRO paper, since {}",
             {c.label: c.traffic for c in ranking.fitting},
@@ -311,7 +304,7 @@ FIGURES = ("step_seconds", "exposed_seconds", "tokens_per_second_per_gpu", "mode
 
 
 def _as_json(question: RecommendRequest, configuration: Configuration) -> dict[str, Any]:
-    memory, speed = configuration.memory, configuration.speed
+    memory, speed, between = configuration.memory, configuration.speed, configuration.peak_bytes_between
     return {
         "backend": configuration.label,
         "micro_batch_size": configuration.micro_batch_size,
@@ -319,7 +312,8 @@ def _as_json(question: RecommendRequest, configuration: Configuration) -> dict[s
         "activation_checkpointing": configuration.checkpointing,
         "offload": configuration.offload,
         "shard_size": configuration.scenario.options.get("shard_size"),
-        "peak_bytes": memory.peak_bytes,
+        "peak_bytes": None if configuration.memory_bounds else memory.peak_bytes,
+        "peak_bytes_between": between,
         "device_bytes": configuration.needed_bytes,
         "margin_bytes": configuration.margin_bytes,
         "tight": configuration.is_tight,

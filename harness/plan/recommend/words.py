@@ -125,7 +125,7 @@ def _in_words(configuration: Configuration) -> str:
     )
     return (
         f"{configuration.label}, micro-batch {configuration.micro_batch_size}, accumulation "
-        f"{configuration.accumulation_steps}{checkpointing}: {gigabytes(configuration.needed_bytes)} of "
+        f"{configuration.accumulation_steps}{checkpointing}: {configuration.needed_text} of "
         f"{gigabytes(configuration.memory_bytes)} GB, {rate}"
     )
 
@@ -146,7 +146,7 @@ def _row(question: RecommendRequest, configuration: Configuration) -> list[str]:
         str(configuration.micro_batch_size),
         str(configuration.accumulation_steps),
         "yes" if configuration.checkpointing else "no",
-        gigabytes(configuration.needed_bytes),
+        configuration.needed_text,
         gigabytes(configuration.margin_bytes),
         configuration.verdict.answer,
         gigabytes(memory.host_bytes_per_node if memory.host_bytes_per_node >= MEGABYTE else 0),

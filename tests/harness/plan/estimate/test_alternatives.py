@@ -16,6 +16,7 @@ from harness.plan.estimate.alternatives import (
     alternatives,
 )
 from harness.plan.memory import MemoryPrediction, Moment
+from harness.plan.prediction import Predictors
 from harness.plan.recommend.recommendation import run_command
 from harness.plan.scenario import Scenario
 from tests.harness.plan.plans import A100, scenario
@@ -33,6 +34,9 @@ def states_only(asked: Scenario) -> MemoryPrediction:
     return MemoryPrediction(moments=(Moment(name="forward/backward", terms=(term,)),))
 
 
+STATES_ONLY = Predictors(memory=states_only, speed=lambda _: None, ahead=lambda _: None)
+
+
 def plan(label: str, ranks: int) -> Scenario:
     """Llama-2-7B, of which peft knows what to adapt, on small GPUs."""
     like = scenario(label, ranks)
@@ -47,7 +51,7 @@ def plan(label: str, ranks: int) -> Scenario:
 
 def ways(*labels: str, **changes: object) -> dict[str, Alternative]:
     asked = [plan(label, 2) for label in labels]
-    found = alternatives(asked, memory=states_only, speed=lambda _: None, **changes)  # type: ignore[arg-type]
+    found = alternatives(asked, by=STATES_ONLY, **changes)  # type: ignore[arg-type]
     return {one.name: one for one in found}
 
 
@@ -56,11 +60,12 @@ def test_each_way_is_the_job_with_its_settings() -> None:
     found = ways("zero3", "fsdp")
     assert {name for name, one in found.items() if one.fits} == {"LoRA", "QLoRA", OFFLOAD, MORE_GPUS}
     for one in found.values():
-        assert one.needed_bytes == held(one.scenario)
+        assert one.verdict.needed_bytes == held(one.scenario)
         for key, value in one.settings.items():
             section, _, name = key.partition(".")
             assert getattr(getattr(one.scenario.job, section), name) == value
-    assert found["QLoRA"].needed_bytes < found["LoRA"].needed_bytes < 24e9 < found[CHECKPOINTED].needed_bytes
+    qlora, lora, whole = (found[name].verdict.needed_bytes for name in ("QLoRA", "LoRA", CHECKPOINTED))
+    assert qlora < lora < 24e9 < whole
     assert found["8-bit AdamW"].states_alone
     assert found["8-bit AdamW"].as_json()["fits"] is False
 
@@ -75,7 +80,7 @@ def test_more_gpus_are_the_fewest_that_do() -> None:
 def test_a_way_that_the_job_takes_is_no_other_one() -> None:
     found = ways("zero3", without=(OFFLOAD, MORE_GPUS))
     given = found["LoRA"].scenario
-    again = alternatives([given], without=(OFFLOAD, MORE_GPUS), memory=states_only, speed=lambda _: None)
+    again = alternatives([given], without=(OFFLOAD, MORE_GPUS), by=STATES_ONLY)
     assert {one.name for one in again} & {"LoRA", CHECKPOINTED} == set()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from harness.plan import prediction
 from harness.plan.coverage import neighbours
 from harness.plan.estimate import row as of_row
 from harness.plan.estimate.document import document
@@ -59,14 +60,14 @@ def test_text_and_document_have_the_bounds_and_how_wrong_their_like_were() -> No
 
 def test_bounds_that_are_far_apart_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {"backends": "fsdp", "gpu": "A100-80", "model": "llama-3.1-8b"}
-    monkeypatch.setattr(of_row, "FARTHEST_BOUNDS", 1.01)
+    monkeypatch.setattr(prediction, "FARTHEST_BOUNDS", 1.01)
     assert row(*LONG, COMPILED, **asked).peak_bytes_between is None
 
 
 def test_bounds_that_are_far_apart_refuse_what_not_even_the_least_fits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(of_row, "FARTHEST_BOUNDS", 1.01)
+    monkeypatch.setattr(prediction, "FARTHEST_BOUNDS", 1.01)
     asked = ("data.sequence_length=16384", *LONG[:1], COMPILED)
     question = ask(*asked, backends="ddp", gpu="A100-80", model="llama-3.1-8b")
     (found,) = rows = estimate(question)

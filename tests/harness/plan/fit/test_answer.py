@@ -14,10 +14,11 @@ FIXED, PER_TOKEN = 1000, 1
 
 @dataclass
 class Machine:
-    """Runs nothing; `error` is how far its predictions are off."""
+    """Runs nothing; `error` is how far its predictions are off, `apart` how far bounds lie from the peak."""
 
     limit: Limit
     error: float | None = 0.0
+    apart: float | None = None
     most_runs: int = 50
     best: int = 4
     trials: list[Trial] = field(default_factory=list)
@@ -26,6 +27,14 @@ class Machine:
         if self.error is None:
             return None
         return round((1 + self.error) * self._peak(micro_batch_size, sequence_length))
+
+    def bytes_between(
+        self, micro_batch_size: int, sequence_length: int | None = None
+    ) -> tuple[int, int] | None:
+        if self.apart is None:
+            return None
+        peak = self._peak(micro_batch_size, sequence_length)
+        return round(peak * (1 - self.apart)), round(peak * (1 + self.apart))
 
     def why_unpredicted(self) -> str | None:
         return "nothing is known of it" if self.error is None else None
@@ -71,6 +80,19 @@ def test_a_right_prediction_takes_two_runs_and_two_for_the_fastest() -> None:
     assert found.fastest is not None
     assert found.fastest.micro_batch_size == 4
     assert found.tied == ()
+
+
+def test_bounds_say_between_which_sizes_and_the_search_begins_at_the_less() -> None:
+    runner = machine(FIXED + 32 * 128, error=None, apart=0.25)
+    found = find_micro_batch(runner, EVERY, 5)
+    # 4 / 5 and 4 / 3 of 5,096 bytes, less what is fixed, are 24.0 and 45.2 samples.
+    assert (found.predicted, found.predicted_between) == (None, (24, 45))
+    assert runner.trials[0].micro_batch_size == 24
+    assert found.largest is not None
+    assert found.largest.micro_batch_size == 32
+    (said,) = (line for line in answer_lines(found, runner.limit) if line.startswith("predicted"))
+    assert said == "predicted: between 24 and 45, measured: 32; nothing is known of it"
+    assert found.as_json()["predicted_between"] == (24, 45)
 
 
 def test_only_sizes_that_keep_the_global_batch_are_tried() -> None:

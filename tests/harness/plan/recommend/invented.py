@@ -10,7 +10,7 @@ from harness.plan.constants import TimeTerm
 from harness.plan.device import Device, Fabric
 from harness.plan.memory import MemoryPrediction, Moment
 from harness.plan.model import PlannedModel
-from harness.plan.recommend.predict import Predictors
+from harness.plan.prediction import Predictors
 from harness.plan.recommend.question import RecommendRequest, ask
 from harness.plan.scenario import Scenario
 from harness.plan.speed import SpeedPrediction
@@ -33,6 +33,16 @@ MODEL = PlannedModel(
     layers=1,
     attention_width=100,
 )
+_NAMES = ("embedding", *(f"blocks.{index}" for index in range(3)))
+THREE_BLOCKS = replace(
+    MODEL,
+    layout=Layout(
+        parameters=tuple(Tensor(f"{name}.weight", (250, 1000), "float32") for name in _NAMES),
+        decaying=frozenset(f"{name}.weight" for name in _NAMES),
+        blocks=_NAMES[1:],
+    ),
+)
+"""As many parameters; compiled, it has bounds."""
 DEVICE = Device(
     name="G-10", memory_bytes=10_000_000, context_bytes=0, memory_bandwidth=1e12,
     peak_flops={"float32": 1e12, "bfloat16": 2e12}, link_bandwidth=1e11, link="wire", watts=100.0,

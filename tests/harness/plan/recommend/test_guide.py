@@ -2,8 +2,8 @@ from dataclasses import replace
 from typing import Any
 
 from harness.plan.memory import MemoryPrediction, Moment
+from harness.plan.prediction import Predictors
 from harness.plan.recommend.guide import Advice, advise, guide_line, power_of_two
-from harness.plan.recommend.predict import Predictors
 from harness.plan.recommend.question import RecommendRequest
 from harness.plan.recommend.ranking import rank
 from harness.plan.scenario import Scenario

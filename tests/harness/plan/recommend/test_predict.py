@@ -2,9 +2,18 @@ from dataclasses import replace
 
 from harness.backends import registry
 from harness.plan.memory import MemoryPrediction, Moment
-from harness.plan.recommend.predict import Predictors, best_configuration, variants
+from harness.plan.prediction import Predictors
+from harness.plan.recommend.predict import best_configuration, variants
 from harness.plan.scenario import Scenario
-from tests.harness.plan.recommend.invented import DEVICE, memory, predictors, question, speed, term
+from tests.harness.plan.recommend.invented import (
+    DEVICE,
+    THREE_BLOCKS,
+    memory,
+    predictors,
+    question,
+    speed,
+    term,
+)
 
 
 def first(name: str, gpus: int = 8):
@@ -62,3 +71,11 @@ def test_memory_is_grouped_by_what_divides_it() -> None:
     found = best_configuration(question(), first("zero3"), predictors(), checkpointing=False)
     assert found.memory_groups() == {"states": 2_000_000, "gathered": 0, "activations": 400_000}
     assert found.memory_bytes == DEVICE.memory_bytes
+
+
+def test_where_bounds_alone_are_known_the_most_must_fit() -> None:
+    asked = question("model.compile=block", model=THREE_BLOCKS)
+    found = best_configuration(asked, first("zero3"), predictors(per_token=25_000), checkpointing=False)
+    # 2 MB of states and 2.5 MB a sample, a tenth if all is computed again: 2 samples fit for sure, 4 perhaps.
+    assert (found.micro_batch_size, found.needed_bytes) == (2, 7_000_000)
+    assert found.peak_bytes_between == (2_500_000, 7_000_000)

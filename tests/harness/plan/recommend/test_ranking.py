@@ -6,14 +6,23 @@ from harness.errors import HarnessError
 from harness.forms.families import model_states
 from harness.plan.leading import CLOSE_SHARE, distinct_backends, simplest_close
 from harness.plan.memory import MemoryPrediction, Moment
-from harness.plan.recommend.predict import Predictors, variants
+from harness.plan.prediction import Predictors
+from harness.plan.recommend.predict import variants
 from harness.plan.recommend.ranking import (
     VariantRanking,
     rank,
     why_slower,
 )
 from harness.plan.scenario import Scenario
-from tests.harness.plan.recommend.invented import memory, predictors, question, speed, term, trace_nothing
+from tests.harness.plan.recommend.invented import (
+    THREE_BLOCKS,
+    memory,
+    predictors,
+    question,
+    speed,
+    term,
+    trace_nothing,
+)
 
 
 def ranking(**changes) -> VariantRanking:
@@ -164,3 +173,12 @@ def test_a_faster_one_that_is_close_is_no_loser() -> None:
     assert why_slower(faster, leader) == (
         "faster by 2.0 %, within what predictions can tell, with more moving parts"
     )
+
+
+def test_a_choice_without_a_prediction_costs_no_other_one() -> None:
+    """Compiled blocks have bounds, compiled ones that recompute have none."""
+    found = rank(question("model.compile=block", model=THREE_BLOCKS), predictors(per_token=25_000))
+    labels = {c.label for c in found.fitting}
+    assert {"zero3", "fsdp"} <= labels
+    assert not any(c.checkpointing for c in found.fitting)
+    assert all(c.memory_bounds for c in found.fitting)

@@ -2,7 +2,7 @@ import json
 from dataclasses import replace
 
 from harness.backends import registry
-from harness.plan.recommend.predict import Predictors
+from harness.plan.prediction import Predictors
 from harness.plan.recommend.recommendation import Typed, recommend
 from harness.plan.recommend.words import recommendation_lines
 from harness.plan.scenario import Scenario

@@ -1,0 +1,142 @@
+"""What is predicted of a scenario: what it needs, whether it fits, its speed, and what is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from harness.errors import HarnessError
+from harness.forms.terms import STATE_KINDS
+from harness.plan.coverage import neighbours, why_memory_unknown
+from harness.plan.limits import MemoryVerdict
+from harness.plan.memory import MemoryPrediction, memory_bounds, predict_memory
+from harness.plan.profiles import trace_scenarios
+from harness.plan.scenario import Scenario
+from harness.plan.speed import SpeedPrediction, predict_speed
+
+T = TypeVar("T")
+FARTHEST_BOUNDS = 3
+"""Bounds that are farther apart than this factor say nothing."""
+NO_DEVICE = "no GPU was named (--gpu)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictors:
+    """What predicts; others in tests."""
+
+    memory: Callable[[Scenario], MemoryPrediction] = predict_memory
+    speed: Callable[[Scenario], SpeedPrediction | None] = predict_speed
+    ahead: Callable[[Iterable[Scenario]], None] = trace_scenarios
+    """Told what will be asked, so that profiles are traced together."""
+
+    def prepare(self, scenarios: Iterable[Scenario]) -> None:
+        """Trace what the memory of scenarios needs: their own profiles, or those of their neighbours."""
+        asked: list[Scenario] = []
+        for one in scenarios:
+            with suppress(HarnessError):  # said where it is predicted
+                asked += (one,) if why_memory_unknown(one) is None else neighbours(one) or ()
+        self.ahead(asked)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """Of the rank that needs most; None where there is no prediction, with the reason."""
+
+    scenario: Scenario | None = None
+    """None: the job cannot run so."""
+    memory: MemoryPrediction | None = None
+    memory_unknown: str | None = None
+    memory_bounds: tuple[MemoryPrediction, MemoryPrediction] | None = None
+    """Of a peak that is not predicted, the least and the most of which are; None: they are not known."""
+    speed: SpeedPrediction | None = None
+    speed_unknown: str | None = None
+    limit_bytes: int | None = None
+    """Of the allocator's peak; None: the device's memory, of all that is on it."""
+
+    @property
+    def verdict(self) -> MemoryVerdict | None:
+        """None: no limit, or memory not predicted: model states alone fit, or of bounds only the less."""
+        if self.scenario is None or (self.limit_bytes is None and self.scenario.device is None):
+            return None
+        if self.memory is not None:
+            return self.held_against_limit(self._needed(self.memory))
+        if self.memory_bounds is not None:  # However far apart: what not even the least fits is refused.
+            least, most = (self.held_against_limit(self._needed(bound)) for bound in self.memory_bounds)
+            return most if most.fits else least if not least.fits else None
+        alone = self.held_against_limit(self.state_bytes(*STATE_KINDS) or 0)
+        return None if alone.fits else alone
+
+    def _needed(self, memory: MemoryPrediction) -> int:
+        return memory.device_bytes if self.limit_bytes is None else memory.peak_bytes
+
+    def held_against_limit(self, needed_bytes: int) -> MemoryVerdict:
+        """What is needed beside what there is."""
+        assert self.scenario is not None
+        there = self.limit_bytes
+        if there is None:
+            assert self.scenario.device is not None
+            there = self.scenario.device.memory_bytes
+        return MemoryVerdict(needed_bytes=needed_bytes, device_bytes=there)
+
+    def state_bytes(self, *kinds: str) -> int | None:
+        """Model states of some kinds on the device, between backward pass and update; None: not known."""
+        if self.scenario is None or (self.scenario.states.unknown is not None and "optimizer" in kinds):
+            return None
+        return sum(self.scenario.held_states.get(kind, 0) for kind in kinds)
+
+    @property
+    def near_bounds(self) -> tuple[MemoryPrediction, MemoryPrediction] | None:
+        """Bounds that say something: they lie within a factor of `FARTHEST_BOUNDS`."""
+        if self.memory_bounds is None:
+            return None
+        least, most = self.memory_bounds
+        return self.memory_bounds if most.peak_bytes <= FARTHEST_BOUNDS * least.peak_bytes else None
+
+    @property
+    def peak_bytes_between(self) -> tuple[int, int] | None:
+        """Of a peak that is not predicted itself, in bytes."""
+        if self.near_bounds is None:
+            return None
+        least, most = self.near_bounds
+        return least.peak_bytes, most.peak_bytes
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float:
+        """0 where no speed is predicted."""
+        return 0.0 if self.speed is None else self.speed.tokens_per_second_per_gpu
+
+
+def predict(
+    scenario: Scenario, by: Predictors | None = None, *, timed: bool = True, limit_bytes: int | None = None
+) -> Prediction:
+    """Memory, or its bounds, and speed; not `timed`: no speed. What has no prediction says why."""
+    by = by or Predictors()
+    memory, memory_unknown = tried(lambda: by.memory(scenario), why_memory_unknown(scenario))
+    found = Prediction(
+        scenario=scenario, memory=memory, memory_unknown=memory_unknown, limit_bytes=limit_bytes,
+        memory_bounds=None if memory else memory_bounds(scenario, by.memory),
+    )  # fmt: skip
+    return with_speed(found, by) if timed else found
+
+
+P = TypeVar("P", bound=Prediction)
+
+
+def with_speed(found: P, by: Predictors) -> P:
+    """The same with its speed, or why there is none."""
+    scenario = found.scenario
+    assert scenario is not None
+    speed, unknown = tried(lambda: by.speed(scenario), None if scenario.device else NO_DEVICE)
+    return replace(found, speed=speed, speed_unknown=unknown)
+
+
+def tried(prediction: Callable[[], T], unknown: str | None = None) -> tuple[T | None, str | None]:
+    """A prediction, or why there is none; `unknown`: what is known not to be predicted."""
+    if unknown is not None:
+        return None, unknown
+    try:
+        return prediction(), None
+    except HarnessError as error:
+        return None, str(error)
