@@ -75,8 +75,12 @@ def _reduced(total: Tensor, shards: Sequence[Tensor], group: dist.ProcessGroup |
 
 def fp32_norm(gradients: Sequence[Tensor]) -> float:
     """The same norm in fp32 throughout, by tensor, as `torch.nn.utils.clip_grad_norm_` adds it."""
-    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
+    norms = [torch.linalg.vector_norm(_real(gradient), dtype=torch.float32) for gradient in gradients]
     return float(torch.linalg.vector_norm(torch.stack(norms)))
+
+
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _sum_of_squares(tensor: Tensor) -> Tensor:
@@ -85,7 +89,7 @@ def _sum_of_squares(tensor: Tensor) -> Tensor:
     On the CPU an fp64 `vector_norm` takes ten times as long as fp32 dot products of short pieces, which
     lose next to nothing.
     """
-    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    tensor = _real(tensor)
     if tensor.dtype == torch.float32:
         pieces = tensor.reshape(-1).split(DOT_ELEMENTS)
         return torch.stack([torch.dot(piece, piece) for piece in pieces]).sum(dtype=torch.float64)

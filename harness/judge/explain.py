@@ -377,8 +377,8 @@ def shifted(shift: NormShift | None) -> Explanation | None:
         return None
     return Explanation(
         kind="gradient-differs",
-        text=f"the gradient norm {_compared(1 + shift.mean)} that of {shift.label}, which rounds alike, on "
-        f"average over {shift.steps} steps, although losses agree; rounding explains "
+        text=f"the gradient norm {_compared(1 + shift.mean)} that of {shift.label}, the nearest repetition, "
+        f"on average over {shift.steps} steps, although losses agree; rounding explains "
         f"{percent(shift.allowed)}: gradients of a rank, a micro-step or a parameter may have a factor",
         values={"ratio": 1 + shift.mean},
     )

@@ -13,7 +13,7 @@ from harness.forms.workload import ELSEWHERE, Workload
 from harness.judge.expected import expected_volume
 from harness.judge.measures import sent_bytes_per_step
 from harness.record import CommunicationPart, Record
-from harness.record.workload import known_strategy, of_record
+from harness.record.workload import complex_parameters, known_strategy, of_record
 
 Key = tuple[str, str, str, str]
 """(phase, collective, dtype, role of the group, or ELSEWHERE)."""
@@ -48,6 +48,8 @@ def why_unknown(record: Record) -> str | None:
         return "no step was probed (measure.probed_steps)"
     if record.layout is None or record.backend.effective is None:
         return "the record does not describe the model"
+    if names := complex_parameters(record.layout):
+        return f"{names[0]} is complex, which libraries count as one number here and as two there"
     pair = volume_of(record)
     return f"{record.backend.name} has no closed form here" if pair is None else pair[1].unknown
 

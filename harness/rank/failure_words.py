@@ -146,6 +146,16 @@ def _mixed(_text: str, _backend: str) -> str:
     )
 
 
+def _complex(_text: str, _backend: str) -> str:
+    names = [name for name, dtype in _noted.dtypes.items() if dtype.startswith("complex")]
+    if not names:
+        return ""
+    return (
+        f"{_named(names)} is complex, which FSDP and ZeRO do not hold beside real ones; keep it as real "
+        "numbers with a last dimension of 2 and view it in forward (torch.view_as_complex), or run ddp"
+    )
+
+
 def _unused(text: str, _backend: str) -> str:
     found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", text)
     indices = map(int, found[1].split()) if found else ()
@@ -243,6 +253,7 @@ KNOWN = (
         words=("mat1 and mat2 must have the same dtype",),
         say=lambda text, backend: _flat(text, backend) if _noted.places else "",
     ),
+    KnownFailure(words=("ComplexFloat", "torch.complex"), say=_complex),
     KnownFailure(words=("uniform dtype", "uniform original parameter dtype"), say=_mixed),
     KnownFailure(words=("Expected to have finished reduction in the prior iteration",), say=_unused),
     KnownFailure(
@@ -294,6 +305,8 @@ def failure_message(error: BaseException, run_directory: Path, backend: str) -> 
             f"{_named(late)} is made after the strategy took the model's parameters, so that it is neither "
             f"sharded nor trained; make it in the model's constructor ({text})"
         )
+    if isinstance(error, KeyError) and isinstance(error.args[0], int) and (said := _empty(text, backend)):
+        return f"{said} ({type(error).__name__}: {text})"  # DeepSpeed numbers the parameters that it holds
     for known in KNOWN:
         if any(words in text for words in known.words) and (said := known.say(text, backend)):
             return f"{said} ({text})"

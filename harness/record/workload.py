@@ -24,16 +24,23 @@ def known_strategy(record: Record) -> StrategyKind | None:
     return strategy_of(record.backend.name) or record.backend.claim
 
 
+def complex_parameters(layout: LayoutPart) -> list[str]:
+    """Names of those that are."""
+    return [tensor.name for tensor in layout.parameters if tensor.dtype.startswith("complex")]
+
+
 def of_record(record: Record, rank: int = 0) -> Workload | None:
     """The workload of one rank of a run.
 
-    None: the record has no model, one of dtypes of unknown size, or is of a script that does not show its
-    precision.
+    None: the record has no model, one of dtypes of unknown size or with complex parameters, which libraries
+    count as one number here and as two there, or is of a script that does not show its precision.
     """
     layout = record.layout
     if record.job.training.precision is None or layout is None:
         return None
     if any(t.dtype not in DTYPE_BYTES for t in (*layout.parameters, *layout.buffers)):
+        return None
+    if complex_parameters(layout):
         return None
     strategy = known_strategy(record) or NOT_CLAIMED
     world = record.world

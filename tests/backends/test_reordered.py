@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from harness.backends.gradients import fp32_norm
 from harness.backends.single import reorder_backward
 from harness.rank.data.samples import DataFacts
 from harness.rank.models.losses import summed_cross_entropy
@@ -28,3 +29,7 @@ def test_only_the_rounding_of_gradients_differs() -> None:
     assert torch.equal(loss, other_loss)
     difference = float((gradient - other_gradient).double().norm() / gradient.double().norm())
     assert 0 < difference < 1e-6
+
+
+def test_the_norm_of_a_complex_gradient_counts_both_of_its_parts() -> None:
+    assert fp32_norm([torch.tensor([3 + 4j]), torch.tensor([12.0])]) == 13.0

@@ -76,9 +76,9 @@ class Convolutions(nn.Module):
 
 
 class Recurrent(nn.Module):
-    def __init__(self, kind: str = "LSTM") -> None:
+    def __init__(self, kind: str = "LSTM", sparse: bool = False) -> None:
         super().__init__()
-        self.words = nn.Embedding(WORDS, 10, padding_idx=0)
+        self.words = nn.Embedding(WORDS, 10, padding_idx=0, sparse=sparse)
         self.layers = getattr(nn, kind)(10, 11, num_layers=2, batch_first=True)
         self.head = nn.Linear(11, WORDS)
 
@@ -248,8 +248,8 @@ class Graph(nn.Module):
 class Checkpointed(Mlp):
     """Recomputes its blocks by itself."""
 
-    def __init__(self, reentrant: bool = False) -> None:
-        super().__init__()
+    def __init__(self, reentrant: bool = False, shared: int = 1) -> None:
+        super().__init__(shared=shared)
         self.reentrant = reentrant
 
     def forward(self, points: Tensor) -> Tensor:
@@ -287,6 +287,19 @@ class Rotary(nn.Module):
         for block in self.blocks:
             hidden = block(hidden)
         return self.head(hidden)
+
+
+class Turning(nn.Module):
+    """Multiplies by a complex matrix that is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)
+        self.turns = nn.Parameter(torch.randn(4, 4, dtype=torch.complex64) * 0.3)
+
+    def forward(self, points: Tensor) -> Tensor:
+        hidden = torch.view_as_complex(self.first(points).float().unflatten(-1, (4, 2)))
+        return self.head(torch.relu(torch.view_as_real(hidden @ self.turns).flatten(-2)))
 
 
 class Stages(Mlp):
@@ -403,6 +416,31 @@ class Taught(nn.Module):
         return self.student(points) + 0.1 * taught
 
 
+class Followed(Taught):
+    """The teacher is a moving average of the student, which the forward pass keeps up, as BYOL does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher.load_state_dict(self.student.state_dict())
+
+    def forward(self, points: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                for own, other in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                    own.lerp_(other.detach(), 0.1)
+        return super().forward(points)
+
+
+class Replaced(Mlp):
+    """Calls a block with weights that it computes."""
+
+    def forward(self, points: Tensor) -> Tensor:
+        hidden = self.first(points)
+        doubled = {name: 2 * value for name, value in self.blocks[0].named_parameters()}
+        hidden = torch.func.functional_call(self.blocks[0], doubled, (hidden,))
+        return self.heads[0](self.blocks[1](hidden))
+
+
 class Odd(Mlp):
     """A parameter without dimension, and one without an element, as asked for."""
 
@@ -439,9 +477,10 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": Mlp, "convolutions": Convolutions, "recurrent": Recurrent, "encoder": Encoder, "experts": Experts,
     "autoencoder": Autoencoder, "named": Named, "normalised": Normalised, "unet": Unet, "counting": Counting,
     "preferences": Preferences, "toggled": Toggled, "graph": Graph, "checkpointed": Checkpointed,
-    "towers": Towers, "rotary": Rotary, "stages": Stages,
+    "towers": Towers, "rotary": Rotary, "turning": Turning, "stages": Stages,
     "exiting": Exiting, "repeating": Repeating, "gated": Gated, "dropping": Dropping, "evaluated": Evaluated,
-    "taught": Taught, "odd": Odd, "tied": TiedBlocks, "lazy": Lazy,
+    "taught": Taught, "followed": Followed, "replaced": Replaced, "odd": Odd,
+    "tied": TiedBlocks, "lazy": Lazy,
     "scaled": lambda: nn.Sequential(Scaling(), nn.Linear(FEATURES, 9), nn.ReLU(), nn.Linear(9, CLASSES)),
     "linear": lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES)),
     "double": lambda: Mlp().double(),
@@ -541,6 +580,21 @@ def twice() -> Compute:
         return loss + functional.mse_loss(*views)
 
     return compute
+
+
+def of_lengths() -> Compute:
+    """With an L2 penalty that the loss computes of the weights."""
+
+    def compute(model: nn.Module, batch: Batch) -> Tensor:
+        loss = functional.cross_entropy(model(batch["points"]), batch["class_of"])
+        return loss + 1e-3 * sum(parameter.square().sum() for parameter in model.parameters())
+
+    return compute
+
+
+def of_first() -> Compute:
+    """Calls a layer of the model, and not the model."""
+    return lambda model, batch: model.first(batch["points"]).square().mean()
 
 
 def adafactor(groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:

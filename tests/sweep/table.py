@@ -152,6 +152,7 @@ SHAPES = [
           settings=own("checkpointed", reentrant=True)),
     Shape(name="blocks in lists of a list", fault="LateGradientsOfOneRankDropped", settings=own("stages")),
     Shape(name="complex numbers in a buffer", fault="GradientsSummed", settings=own("rotary", *WORDS)),
+    Shape(name="a complex parameter", fault="GradientsSummed", settings=own("turning"), labels=("ddp",)),
     Shape(name="pairs of a batch compared", fault="GradientsOfOneRankDropped",
           settings=own("towers", "of_pairs")),
     Shape(name="BatchNorm with fixed statistics", fault="GradientsSummed",

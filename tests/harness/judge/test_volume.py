@@ -125,3 +125,14 @@ def test_where_nothing_is_expected_the_reason_is_named() -> None:
     assert "does not describe the model" in (why_unknown(make_record(label="ddp")) or "")
     unprobed = record.model_copy(update={"windows": WindowsPart(warmup=1, probed=0, timed=3)})
     assert "no step was probed" in (why_unknown(unprobed) or "")
+
+
+def test_of_complex_parameters_nothing_is_expected() -> None:
+    record = make_volume_record("ddp")
+    assert record.layout is not None
+    first, *rest = record.layout.parameters
+    turned = [first.model_copy(update={"dtype": "complex64"}), *rest]
+    layout = record.layout.model_copy(update={"parameters": turned})
+    record = record.model_copy(update={"layout": layout})
+    assert volume_differences(record) is None
+    assert str(why_unknown(record)).startswith(f"{first.name} is complex, which")

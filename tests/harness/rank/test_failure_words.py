@@ -48,6 +48,12 @@ class Looked(nn.Module):
         self.none = nn.Parameter(torch.ones(0, 2))
 
 
+class Turned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.turns = nn.Linear(4, 4), nn.Parameter(torch.ones(2, 2, dtype=torch.complex64))
+
+
 class Shared(nn.Module):
     """One block in two places, one in another dtype."""
 
@@ -123,6 +129,15 @@ LINEAR = "mat2 must be a matrix, got 1-D tensor"
             "parameter 'blocks.2.weight', 'blocks.2.bias' is bfloat16, the others float32, and",
         ),
         (
+            Turned, "zero2", "self and mat2 must have the same dtype, but got Float and ComplexFloat",
+            "parameter 'turns' is complex, which FSDP and ZeRO do not hold beside real ones; keep",
+        ),
+        (
+            Turned, "fsdp",
+            "FSDP expects uniform original parameter dtype but got {torch.float32, torch.complex64}",
+            "parameter 'turns' is complex",
+        ),
+        (
             Shared, "ddp",
             "Expected to have finished reduction in the prior iteration before starting a new one. Parameter "
             "indices which did not receive grad for rank 1: 1 2",
@@ -159,6 +174,13 @@ def test_what_no_backend_can_do_is_told_with_the_remedy(tmp_path: Path) -> None:
         assert told in failure_message(RuntimeError(words), tmp_path, "ddp")
     model.train()  # such as of a loss of frozen weights
     assert failure_message(RuntimeError(words), tmp_path, "ddp") == words
+
+
+def test_a_parameter_that_zero3_does_not_count_is_named(tmp_path: Path) -> None:
+    note_parameters(Looked())
+    message = failure_message(KeyError(1), tmp_path, "zero3")
+    assert message == "parameter 'none' has no element to cut; leave it out, or run ddp (KeyError: 1)"
+    assert failure_message(KeyError("words"), tmp_path, "zero3") == "'words'"
 
 
 def test_words_that_say_enough_are_left_as_they_are(tmp_path: Path) -> None:

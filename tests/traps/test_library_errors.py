@@ -1,0 +1,64 @@
+"""Errors of libraries that say neither which parameter nor what to do: real runs that end with them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sweep.table import WORDS, own
+
+from .matrix import Matrix
+
+pytestmark = pytest.mark.long(seconds=12)
+
+EVALUATED = ("evaluation.every_steps=2", "evaluation.samples=8")
+CASES = {
+    "scalar": ("fsdp", own("odd", whole=True), "parameter 'whole' has no dimension"),
+    "read by the loss": (
+        "zero3",
+        own("mlp", "of_lengths"),
+        "the loss, or code outside of the model's forward pass",
+    ),
+    "across units": (
+        "fsdp",
+        own("tied"),
+        "parameter 'blocks.0.linear.weight' is tied to 'blocks.1.linear.weight'",
+    ),
+    "given back": (
+        "fsdp",
+        own("mlp", "of_slopes"),
+        "a weight is used after its unit has given its memory back",
+    ),
+    "complex": ("zero2", own("turning"), "parameter 'turns' is complex"),
+    "complex in FSDP": ("fsdp", own("turning"), "parameter 'turns' is complex"),
+    "unused": (
+        "ddp",
+        own("mlp", unused=True),
+        "no gradient reaches parameter 'pooler.weight', 'pooler.bias' in some",
+    ),
+    "twice": ("ddp", own("checkpointed", reentrant=True, shared=2), "takes part in several backward passes"),
+    "evaluated": ("ddp", (*own("mlp", "of_slopes"), *EVALUATED), "in evaluation nothing has one"),
+    "written to": ("fsdp1", own("followed"), "the forward pass writes to a weight"),
+    "replaced": ("zero3", own("replaced"), "a tensor stands in a weight's place"),
+    "empty": ("zero2", own("odd", none=True), "parameter 'none' has no element to cut"),
+    "empty at stage 3": ("zero3", own("odd", none=True), "parameter 'none' has no element to cut"),
+    "method": ("ddp", own("mlp", "of_first"), "the loss asks DDP's wrapper for 'first'"),
+    "sparse": (
+        "ddp",
+        own("recurrent", *WORDS, sparse=True),
+        "the gradient of parameter 'words.weight' is sparse",
+    ),
+}
+"""Of each message of the table the backend and the job that provoke it, and its first words."""
+FEW = ("read by the loss", "unused")
+"""The others are exhaustive: their words are held by tests of the table."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FEW else pytest.mark.exhaustive) for name in CASES]
+)
+def test_an_error_of_a_library_names_what_to_do(name: str, matrix: Matrix) -> None:
+    label, settings, says = CASES[name]
+    record = matrix.record(label, 2, settings)
+    assert record.status == "failed", record.status
+    assert record.error is not None
+    assert says in record.error.message
