@@ -20,7 +20,7 @@ from harness.launch.cells import Cell, is_refused, with_same_split
 from harness.launch.external import OthersRecords, claimed, forget_dead_claims
 from harness.launch.launcher import LocalLauncher, modules_to_preload, run_cell, running_cell
 from harness.launch.owner import forget_never_begun, record_abandoned
-from harness.launch.turns import AUTO, groups, rounds_run_whole, take_turns
+from harness.launch.turns import AUTO, groups, take_turns
 from harness.record import Record
 from harness.record.store import Store
 
@@ -61,6 +61,7 @@ class MissingCells:
         self._fresh = fresh
         self._force = force
         self._rounds = rounds
+        self._said: set[str] = set()
         self._found = [record for _, record in found]
         self.files = {id(record): path for path, record in found}
         """The file of each record by the id of the object."""
@@ -76,7 +77,8 @@ class MissingCells:
         """
         done = dict(known)
         while True:
-            done |= self.run([cell for cell in cells if cell.key not in done], done.values())
+            ran = [done[cell.key] for cell in cells if cell.key in done]
+            done |= self.run([cell for cell in cells if cell.key not in done], ran)
             wanted = cells
             if not self.interrupted:
                 asked = batches.after(cells, done) if batches is not None else cells
@@ -107,10 +109,9 @@ class MissingCells:
         others = OthersRecords(self._store.root, self.files.values())
         progress = MatrixProgress(len(cells), sys.stderr, self._view)
         unknown = {run.key for runs in foreseen.unknown.values() for run in runs}
-        whole = rounds_run_whole(known)
         try:
             for group in groups(
-                cells, self._turns, self._device, foreseen.parts, unknown, whole, self._view.say
+                cells, self._turns, self._device, foreseen.parts, unknown, known, self._say_once
             ):
                 with closing(self._records(launcher, group, others, foreseen, progress)) as ends:
                     for key, record in ends:
@@ -122,6 +123,11 @@ class MissingCells:
         finally:
             progress.close()
         return done
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._view.say(text)
 
     @property
     def _turns(self) -> int | None:

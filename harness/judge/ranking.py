@@ -183,23 +183,32 @@ class Ranking:
 def log_by_round(
     ours: ByRound, theirs: ByRound, our_turns: Mapping[Round, InTurns], their_turns: Mapping[Round, InTurns]
 ) -> Logs:
-    """Of the speed of the first over that of the second: by turn where both took them together."""
-    together = {
-        number: by_turn
-        for number in ours.keys() & theirs.keys() & our_turns.keys() & their_turns.keys()
-        if (by_turn := log_by_turn(our_turns[number], their_turns[number])) is not None
-    }
-    return {**log_ratios(ours, theirs), **together}
+    """Of the speed of the first over that of the second: by turn where both took them together.
+
+    Left out are rounds in which one took turns and the other none, or beside others: caches are colder then.
+    """
+    found: dict[Round, float] = {}
+    for number, by_means in log_ratios(ours, theirs).items():
+        mine, other = our_turns.get(number), their_turns.get(number)
+        if mine is None and other is None:
+            found[number] = by_means
+        elif mine is not None and other is not None and _are_together(mine, other):
+            by_turn = log_by_turn(mine, other)
+            found[number] = by_means if by_turn is None else by_turn
+    return found
+
+
+def _are_together(ours: InTurns, theirs: InTurns) -> bool:
+    return theirs.run_id in ours.beside and ours.run_id in theirs.beside
 
 
 def log_by_turn(ours: InTurns, theirs: InTurns) -> float | None:
     """The median over turns of the logarithm of the ratio of two speeds.
 
-    What a neighbour takes for a while touches some of the turns, and both cells in them. None: not taken
-    together, or fewer turns than a median needs to be sharper than the means of both.
+    What a neighbour takes for a while touches some of the turns, and both cells in them. None: fewer turns
+    than a median needs to be sharper than the means of both.
     """
-    is_together = theirs.run_id in ours.beside and ours.run_id in theirs.beside
-    if not is_together or len(ours.seconds) != len(theirs.seconds):
+    if len(ours.seconds) != len(theirs.seconds):
         return None
     turns = range(len(ours.seconds))
     seconds: list[ByRound] = [{(turn,): of.seconds[turn] for turn in turns} for of in (ours, theirs)]

@@ -172,12 +172,20 @@ class Repeats:
 
 
 def group_repeats(rows: Sequence[Row]) -> list[Repeats]:
-    """Rows of one job, label and world size together, in their first order."""
+    """Rows of one job, label and world size together, in their first order.
+
+    Runs that the user ended are left out where others of the cell succeeded: nothing failed.
+    """
     groups: dict[RepeatsKey, list[Row]] = {}
     for row in rows:
         record = row.record
         groups.setdefault((record.job_id, row.label, record.world.world_size), []).append(row)
-    return [Repeats(group) for group in groups.values()]
+    return [Repeats(_without_interrupted(group)) for group in groups.values()]
+
+
+def _without_interrupted(rows: list[Row]) -> list[Row]:
+    left = [row for row in rows if not row.record.was_interrupted]
+    return left if any(row.record.status == "ok" for row in left) else rows
 
 
 def rivals(groups: Sequence[Repeats]) -> dict[Place, list[Repeats]]:

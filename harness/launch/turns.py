@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 
-from harness.backends import registry
 from harness.launch.cells import Cell
 from harness.launch.ending import leaving_none_behind
 from harness.launch.launcher import InTurns
@@ -28,6 +27,7 @@ def take_turns(
     Where one is interrupted, all that have begun are, each with its record.
     """
     waiting: dict[str, str] = {}
+    interrupted: KeyboardInterrupt | None = None
     with leaving_none_behind():
         try:
             for key, place in _order(runs, waiting):
@@ -36,18 +36,22 @@ def take_turns(
                 if record is not None:
                     yield key, record
                     if record.was_interrupted:
+                        interrupted = None
                         break
-        except KeyboardInterrupt:  # between two turns
-            pass
+        except KeyboardInterrupt as error:  # between two turns, or where a cell begins or ends
+            interrupted = error
         except BaseException:
             for run in runs.values():
                 run.close()
             raise
-        for key in waiting:
+        for key in [*waiting]:
             try:
                 runs[key].throw(KeyboardInterrupt())
             except StopIteration as end:
+                interrupted = None
                 yield key, end.value
+        if interrupted is not None:  # no record says so
+            raise interrupted
 
 
 def _order(runs: Mapping[str, object], waiting: Mapping[str, str]) -> Iterator[tuple[str, int | None]]:
@@ -73,29 +77,38 @@ def _go_on(
     except StopIteration as end:
         waiting.pop(key, None)
         return end.value  # type: ignore[no-any-return]
+    except BaseException:  # it is over, without a record
+        waiting.pop(key, None)
+        raise
     return None
 
 
 def groups(
     cells: Sequence[Cell], turns: int | None, device: str, parts: Mapping[str, PredictionPart],
-    unknown: Collection[str], ran_whole: Collection[int], say: Callable[[str], None],
+    unknown: Collection[str], known: Iterable[Record], say: Callable[[str], None],
 ) -> list[list[Cell]]:  # fmt: skip
     """The cells in the order they run; those of one list take turns. `say` is told why some do not.
 
     All of a round do where they fit together, so that numbers of ranks can be compared too; else those of
     one number of ranks. `parts`: by cell, what its run is predicted to need; `unknown`: cells of which that
-    cannot be predicted. Others without a prediction will not run. `ran_whole`: rounds of which cells ran
-    whole before.
+    cannot be predicted. Others without a prediction will not run. `known`: records of other cells of these
+    rounds, after which the rest of a round runs in the same way.
     """
     rounds: dict[object, list[Cell]] = {}
+    took_turns, ran_whole = _earlier(known)
     told: dict[str, None] = {}
     for cell in cells:
         part = parts.get(cell.key)
-        takes_turns = turns is not None and is_timed_beside_others(cell)
+        takes_turns = turns is not None and cell.measure.timed
         if takes_turns and cell.key in unknown:
-            told[f"{cell.backend} on {cell.world_size} ranks runs whole: its memory is unknown"] = None
+            name = f"{cell.backend} on {_ranks(cell.world_size)}"
+            told[
+                f"{name} runs whole: its memory is unknown; its speed is not compared with cells in turns"
+            ] = None
         is_one = takes_turns and part is not None and not part.refused
         rounds.setdefault(cell.repeat if is_one else cell.key, []).append(cell)
+        if is_one and cell.repeat in took_turns:
+            told[f"{OTHERS_TOOK_TURNS}; --fresh runs all again"] = None
     divided: list[list[Cell]] = []
     for together in rounds.values():
         if _why_whole(together, device, parts, ran_whole) is None:
@@ -108,27 +121,24 @@ def groups(
             why = _why_whole(group, device, parts, ran_whole)
             divided += [group] if why is None else [[cell] for cell in group]
             if why is not None:
-                told[f"cells on {size} ranks run whole: {why}"] = None
+                told[f"cells on {_ranks(size)} run whole: {why}"] = None
     for text in told:
         say(f"compare.turns: {text}")
     return divided
 
 
-def rounds_run_whole(records: Iterable[Record]) -> set[int]:
-    """Numbers of the repeats of which a timed run that is no reference took no turns."""
-    return {
-        record.repeat
-        for record in records
-        if record.turns is None
-        and record.windows is not None
-        and record.windows.timed
-        and record.backend.name != registry.REFERENCE
-    }
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
 
 
-def is_timed_beside_others(cell: Cell) -> bool:
-    """Whether a cell may take turns at all: references are alone, and repetitions for rounding not timed."""
-    return cell.measure.timed and registry.parse(cell.backend)[0].name != registry.REFERENCE
+OTHERS_TOOK_TURNS = "cells that took turns before are not compared in speed with those that join their round"
+
+
+def _earlier(known: Iterable[Record]) -> tuple[set[int], set[int]]:
+    """Numbers of the repeats of which cells took turns, and of others of which timed cells ran whole."""
+    timed = [r for r in known if r.status == "ok" and r.windows is not None and r.windows.timed]
+    took_turns = {record.repeat for record in timed if record.turns is not None}
+    return took_turns, {record.repeat for record in timed} - took_turns
 
 
 def _why_whole(
@@ -138,7 +148,7 @@ def _why_whole(
     if len(group) < 2:
         return None
     if group[0].repeat in ran_whole:
-        return "others of their round did"
+        return f"others of round {group[0].repeat + 1} did"
     if device != "cpu":
         return "on GPUs ranks that wait hold memory that the driver may count as that of others"
     known = [parts[cell.key] for cell in group]

@@ -11,7 +11,7 @@ from harness.judge.metrics import OWN_STEP, SPEED, STEP
 from harness.judge.ranking import EQUAL, ByRound, Ranking, frontier
 from harness.judge.repeats import rank_speeds
 from harness.judge.statistics import Interval
-from harness.record import Record, TurnsPart
+from harness.record import ErrorPart, Record, TurnsPart
 from harness.tell.order_words import fastest_words, ratio_cell, slowest_words, unranked_words
 from tests.records import make_record, make_steps
 
@@ -193,16 +193,33 @@ def test_cells_that_took_turns_are_compared_by_turn(key: str) -> None:
     assert by_run.extent.high / by_run.extent.low > 3
 
 
-def test_turns_that_were_not_taken_together_are_compared_as_runs() -> None:
-    """One of a round ran again later, beside other cells; or took another number of turns."""
+def test_cells_that_did_not_run_alike_in_a_round_are_not_compared_in_it() -> None:
+    """One of a round ran again later, beside other cells, or whole."""
     apart = Comparison(record for n in range(7) for record in neighboured(n, beside="zero3"))
-    order = rank_speeds(apart.groups)
-    assert order.by_round("fsdp", "ddp") == replace(order, turns={}).by_round("fsdp", "ddp")
+    assert rank_speeds(apart.groups).by_round("fsdp", "ddp") == {}
+    alike = [record for n in range(7) for record in neighboured(n)]
+    mixed = [alike[0].model_copy(update={"turns": None}), *alike[1:]]
+    order = rank_speeds(Comparison(mixed).groups)
+    assert set(order.by_round("fsdp", "ddp")) == {(0, n, 0) for n in range(1, 7)}
+
+
+def test_another_number_of_turns_is_compared_by_runs() -> None:
     ddp, fsdp = neighboured(0)
     fsdp = taking_turns("fsdp", 0, [1.0] * 11, "ddp", each=1)
     assert rank_speeds(Comparison([ddp, fsdp]).groups).by_round("fsdp", "ddp") == {
         (0, 0, 0): pytest.approx(math.log(sum(step.seconds for step in ddp.steps[2:]) / 11))
     }
+
+
+def test_a_round_that_the_user_ended_takes_no_order_away() -> None:
+    made = [record for n in range(7) for record in neighboured(n)]
+    ended = ErrorPart(kind="Interrupted", message="interrupted")
+    made[-2:] = [r.model_copy(update={"status": "failed", "error": ended}) for r in made[-2:]]
+    assert made[-1].was_interrupted
+    groups = Comparison(made).groups
+    assert [(group.succeeded, len(group.rows)) for group in groups] == [(True, 6)] * 2
+    assert rank_speeds(groups).ratio("fsdp", "ddp").order == "slower"
+    assert not Comparison(made[-2:]).groups[0].succeeded
 
 
 def test_few_turns_are_compared_as_runs() -> None:

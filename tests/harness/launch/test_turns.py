@@ -5,9 +5,10 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -15,13 +16,15 @@ import pytest
 from harness.job.config import load_experiment
 from harness.launch.cells import Cell, plan
 from harness.launch.launcher import STOPPING, running_cell
-from harness.launch.turns import groups, take_turns
+from harness.launch.turns import OTHERS_TOOK_TURNS, groups, take_turns
 from harness.record import PredictionPart, Record
+from harness.record.ranks import TurnsPart
 from harness.record.store import Store
 from harness.run_directory.events import StepEvent, TurnEvent
 from tests.fake_ranks import STEP, Behaviour, FakeLauncher, Rank
 from tests.forkserver import launcher
 from tests.harness.cli.command_line import SMALL
+from tests.records import make_record
 
 STEPS, TURNS = 2, 3
 TURN_OF_BOTH = 2
@@ -124,6 +127,28 @@ def test_an_interruption_keeps_the_steps_of_all(tmp_path: Path) -> None:
     assert {record.run_id for _, record in Store(tmp_path).runs()[0]} == {r.run_id for r in records.values()}
 
 
+def test_an_interrupt_while_a_record_is_made_costs_that_cell_alone() -> None:
+    record = make_record(label="fsdp")
+
+    def ends_badly() -> Generator[str, object, Record]:
+        yield "ddp-run"
+        raise KeyboardInterrupt
+
+    def is_ended() -> Generator[str, object, Record]:
+        try:
+            yield "fsdp-run"
+            yield "never"
+        except KeyboardInterrupt:
+            pass
+        return record
+
+    runs: Any = {"ddp": ends_badly(), "fsdp": is_ended()}
+    assert list(take_turns(runs, 1, lambda key: None)) == [("fsdp", record)]
+    alone: Any = {"ddp": ends_badly()}
+    with pytest.raises(KeyboardInterrupt):
+        list(take_turns(alone, 1, lambda key: None))
+
+
 GLOO = "gloo_tcp_loop"
 """Its thread looks for events every 10 ms, whatever a rank does: a thousandth of a processor."""
 
@@ -223,15 +248,25 @@ def test_a_cell_of_unknown_memory_runs_whole_and_the_others_take_turns() -> None
     parts = {cell.key: part(1) for cell in cells if cell.key != unknown}
     found = groups(cells, 2, "cpu", parts, [unknown], (), said.append)
     assert [[cell.backend for cell in group] for group in found] == [["ddp", "zero1"], ["fsdp"]]
-    assert said == ["compare.turns: fsdp on 2 ranks runs whole: its memory is unknown"]
+    assert said == [
+        "compare.turns: fsdp on 2 ranks runs whole: its memory is unknown; its speed is not compared with "
+        "cells in turns"
+    ]
 
 
 def test_the_rest_of_a_round_runs_as_its_first_cells_did() -> None:
     said: list[str] = []
     cells = planned(["ddp", "fsdp"])
     parts = {cell.key: part(1) for cell in cells}
-    assert [len(group) for group in groups(cells, 3, "cpu", parts, (), [0], said.append)] == [1, 1]
-    assert said == ["compare.turns: cells on 2 ranks run whole: others of their round did"]
+    whole = make_record(label="zero1", repeat=cells[0].repeat)
+    failed = whole.model_copy(update={"status": "failed"})
+    assert [len(g) for g in groups(cells, 3, "cpu", parts, (), [failed], said.append)] == [2]
+    assert [len(g) for g in groups(cells, 3, "cpu", parts, (), [whole], said.append)] == [1, 1]
+    assert said == ["compare.turns: cells on 2 ranks run whole: others of round 1 did"]
+    turns = TurnsPart(steps=3, places=[0], beside=[], waited_seconds=0.0, waited_process_seconds=0.0)
+    in_turns = whole.model_copy(update={"turns": turns})
+    assert [len(g) for g in groups(cells, 3, "cpu", parts, (), [whole, in_turns], said.append)] == [2]
+    assert said[1:] == [f"compare.turns: {OTHERS_TOOK_TURNS}; --fresh runs all again"]
 
 
 @pytest.mark.parametrize(("host_bytes", "sizes"), [(1, [4]), (2 * 10**9, [2, 2]), (4 * 10**9, [1, 1, 1, 1])])
