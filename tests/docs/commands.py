@@ -21,6 +21,7 @@ NOT_RUN = {
     "harness export adapter": "tests/harness/rank/test_adapter_export.py",
     "harness run --backend zero3 --nproc 2 --set 'adapter": "tests/adapters runs such jobs",
     "srun ": "needs Slurm: tests/cluster",
+    "torchrun --nnodes": "needs several machines: tests/cluster",
     "accelerate launch": "tests/cluster starts ranks with it",
     "harness slurm submit": "needs Slurm: tests/cluster",
     "harness slurm status": "needs Slurm: tests/cluster",

@@ -3,7 +3,16 @@
 import pytest
 
 from docs.hooks import sweeps
-from docs.hooks.strategies import FABRICS, LABELS, MODELS, OWNERS, SPEED_MODEL, figures, strategies_page
+from docs.hooks.strategies import (
+    FABRICS,
+    LABELS,
+    MODELS,
+    OWNERS,
+    SPEED_MODEL,
+    STEPS,
+    figures,
+    strategies_page,
+)
 from tests.docs.markdown import ROOT
 
 PAGE = ROOT / "docs" / "which-strategy.md"
@@ -26,6 +35,12 @@ def test_what_the_page_says_in_words_holds() -> None:
     assert given.sent("zero1", 1) == given.sent("zero1", 16) == given.sent("zero2", 1)
     assert given.sent("zero1", 16) == pytest.approx(1.5 * given.sent(OWNERS, 16), rel=1e-4)
     assert given.sent("zero2", 16) > 10 * given.sent("zero1", 16)
+    for steps in STEPS:
+        close = [
+            given.speed(label, FABRICS[0], steps) for label in LABELS if label == "zero1" or "fsdp" in label
+        ]
+        assert min(close) > 0.9 * max(close)
+    assert given.ratio("fsdp-grad-op", "ddp", FABRICS[0], 1) > 1.05
     assert given.slower_fabrics("fsdp-hybrid", "fsdp", 1)[-1] == FABRICS[-1]
     for fabric in FABRICS[1:]:
         assert all(
