@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from harness.judge.repeats import Repeats, place_to_compare
@@ -16,6 +17,10 @@ MOST_NAMED = 12
 MOST_TOLD = 6
 """Cells in an alternative text."""
 LONGEST_LABEL = 34
+FARTHEST = 4.0
+"""Times the median; what lies beyond it is cut, since it would press the others together."""
+ROOM = 1.15
+"""What is cut is drawn further out than the largest other one by this factor."""
 Row = dict[str, Any]
 
 
@@ -58,6 +63,14 @@ def place_name(group: Repeats, groups: Sequence[Repeats]) -> str:
     job_id, size, conditions = group.place
     several = len({other.record.job_id for other in groups if other.world_size == size}) > 1
     return ", ".join(filter(None, [ranks(size), conditions, f"job {job_id[:6]}" if several else ""]))
+
+
+def cut_at(values: Sequence[float]) -> float | None:
+    """Where an axis is cut; None: no value is far beyond the others."""
+    most = FARTHEST * median(values)
+    if max(values) <= most:
+        return None
+    return ROOM * max(value for value in values if value <= most)
 
 
 def drawable(groups: Sequence[Repeats]) -> list[Repeats]:

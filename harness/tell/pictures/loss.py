@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from math import ceil, copysign, floor, log1p, log10
 from statistics import median
 from typing import Any
@@ -40,8 +41,17 @@ class UprightAxis:
         }
 
 
-def x_channel(*, titled: bool) -> Spec:
-    found: Spec = layer("steps", title="optimizer step" if titled else None)
+MOST_TICKS = 11
+
+
+def x_channel(steps: Sequence[int], *, titled: bool) -> Spec:
+    """Steps from the first to the last; ticks are whole steps, at most `MOST_TICKS`."""
+    first, last = min(steps), max(steps)
+    strides = (digit * 10**power for power in count() for digit in (1, 2, 5))
+    stride = next(stride for stride in strides if last // stride - (first - 1) // stride <= MOST_TICKS)
+    ticks = list(range(-(-first // stride) * stride, last + 1, stride))
+    title = "optimizer step" if titled else None
+    found: Spec = layer("steps", title=title, domain=[first, last], ticks=ticks)
     return found
 
 
@@ -137,10 +147,12 @@ def loss_chart(lines: Sequence[LossLine]) -> Spec:
 
 def _job(rows: Sequence[Row], job: str, is_one_of_several: bool) -> Spec:
     width = NARROW if is_one_of_several else WIDTH
-    panels = [{"width": width, "height": UPPER, "layer": _losses(rows)}]
     judged = [row for row in rows if row["differences"]]
+    steps = [step for row in rows for step in row["steps"]]
+    panels = [{"width": width, "height": UPPER, "layer": _losses(rows, x_channel(steps, titled=not judged))}]
     if judged:
-        panels.append({"width": width, "height": LOWER, "layer": _differences(judged)})
+        x = x_channel(steps, titled=True)
+        panels.append({"width": width, "height": LOWER, "layer": _differences(judged, x)})
     chart: Spec = {"vconcat": panels, "spacing": 10}
     if is_one_of_several:
         chart |= {"title": job, "transform": [{"filter": {"field": "job", "equal": job}}]}
@@ -184,18 +196,17 @@ def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else float(f"{value:.{digits}g}")
 
 
-def _losses(rows: Sequence[Row]) -> list[Spec]:
+def _losses(rows: Sequence[Row], x: Spec) -> list[Spec]:
     values = [loss for row in rows for loss in row["losses"]]
     margin = 0.04 * (max(values) - min(values) or abs(max(values)) or 1.0)
     low, high = min(values) - margin, max(values) + margin
     scale = {"domain": [low, high], "nice": False, "zero": False}
     _place_names(rows, "losses", lambda loss: UPPER * (1 - (loss - low) / (high - low)), UPPER)
     y = UprightAxis("loss, nats per token", scale, {"tickCount": 5, "minExtent": EXTENT})
-    x = x_channel(titled=not any(row["differences"] for row in rows))
     return [band(x, y, "losses"), *outliers(x, y, "losses"), layer("band_name")]
 
 
-def _differences(rows: Sequence[Row]) -> list[Spec]:
+def _differences(rows: Sequence[Row], x: Spec) -> list[Spec]:
     """Linear while all is within the limit; else linear within it and logarithmic beyond."""
     found = [abs(value) for row in rows for value in row["differences"] if value is not None]
     limit = max((row["limit"] for row in rows if row["limit"]), default=0.0)
@@ -213,7 +224,6 @@ def _differences(rows: Sequence[Row]) -> list[Spec]:
 
     _place_names(rows, "differences", height, LOWER)
     y = UprightAxis("minus reference", scale, axis)
-    x = x_channel(titled=True)
     return [*limit_band(y), band(x, y, "differences"), *outliers(x, y, "differences")]
 
 

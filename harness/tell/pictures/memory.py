@@ -1,9 +1,8 @@
-"""Peak memory of a rank: model states by kind against all else, with what is expected and the limit."""
+"""Peak memory of a rank: model states by kind and the rest, with what is expected and the limit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 from typing import Any
 
 from harness.forms.terms import STATE_KINDS
@@ -18,6 +17,7 @@ from harness.tell.pictures.bars import (
     bar_chart,
     caption,
     cell_row,
+    cut_at,
     drawable,
     quantity,
     rows_of_all,
@@ -29,13 +29,9 @@ from harness.tell.pictures.bars import (
 from harness.tell.pictures.drawing import KINDS, layer, only_drawn
 
 REST = "activations"
-LABELS = {**{kind: kind for kind in STATE_KINDS}, REST: "activations and buffers, up to the peak"}
+LABELS = {**{kind: kind for kind in STATE_KINDS}, REST: "rest of the peak"}
 FARTHEST_LIMIT = 4.0
 """Times the largest peak; a limit beyond it is told, since its line would make the bars short."""
-FARTHEST_PEAK = 4.0
-"""Times the median peak; a bar beyond it is cut, since it would make the others short."""
-ROOM = 1.15
-"""A cut bar is longer than the largest whole one by this factor."""
 TITLE = "peak memory of a rank, MB"
 
 
@@ -48,13 +44,13 @@ def memory_picture(comparison: Comparison) -> Picture | None:
     cells = [_Bar(group) for group in drawn]
     limit = min((cell.limit for cell in cells if cell.limit is not None), default=None)
     near = limit is not None and limit <= FARTHEST_LIMIT * max(cell.peak for cell in cells)
-    cut = _cut([cell.peak for cell in cells])
+    cut = cut_at([cell.peak for cell in cells])
     every = rows_of_all(known, drawn, lambda group: _Bar(group).rows(known, near, cut))
     rows = only_drawn(every)
     ends = [row for row in rows if row["kind"] == LABELS[REST]]
     text = (
-        "Peak memory of the rank that needs most. Coloured: model states after the backward pass; grey: all "
-        "else that the peak holds."
+        "Peak memory of the rank that needs most. Coloured: model states after the backward pass; grey: the "
+        "rest of the peak, such as activations, gathered weights and buffers."
     )
     if any(row["expected"] is not None for row in ends):
         text += " Vertical marks: model states expected in closed form."
@@ -107,14 +103,6 @@ class _Bar:
             )
             for kind, size in parts.items()
         ]  # fmt: skip
-
-
-def _cut(peaks: Sequence[float]) -> float | None:
-    """Where bars are cut, in MB; None: none is far beyond the others."""
-    most = FARTHEST_PEAK * median(peaks)
-    if max(peaks) <= most:
-        return None
-    return ROOM * max(peak for peak in peaks if peak <= most)
 
 
 def _expected(group: Repeats) -> float | None:

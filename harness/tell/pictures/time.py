@@ -43,9 +43,11 @@ TITLE = "time of a step, ms"
 def phases_picture(comparison: Comparison) -> Picture | None:
     """Timed steps by phase; None where no phase was timed."""
     text = (
-        "Time of a timed step by phase: medians, each on the rank where it is largest. Waiting for other "
-        "ranks counts in the phase in which it happens."
+        "Time of a timed step by phase: medians of each cell, each on the rank where it is largest. Waiting "
+        "for other ranks counts in the phase in which it happens."
     )
+    if any(order.rounds > 1 for order in comparison.rankings.values()):
+        text = f"{text} Ratios of speed in tables are by round, so ratios of these medians may differ."
     colours = PHASES
     if any(WAITING in rank.phase_seconds for group in comparison.groups for rank in group.record.ranks):
         colours = {**PHASES, STAGES: FAINT}

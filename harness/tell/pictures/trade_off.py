@@ -1,18 +1,16 @@
-"""Memory against throughput with the Pareto frontier, and throughput relative to the base."""
+"""Speed against memory with the Pareto frontier, and speed relative to the base."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
 from typing import Any
 
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import SPEED
 from harness.judge.ranking import Ranking, frontier
-from harness.judge.repeats import BASE, Repeats, place_to_compare, rank_speeds, rivals
+from harness.judge.repeats import Repeats, place_to_compare, rivals
 from harness.judge.statistics import LEVEL, interval_runs
 from harness.judge.wording import listed, percent, ranks
 from harness.tell.document import Picture
@@ -26,6 +24,7 @@ from harness.tell.pictures.bars import (
     bar_chart,
     caption,
     cell_row,
+    cut_at,
     drawable,
     interval,
     rows_of_all,
@@ -37,48 +36,46 @@ from harness.tell.pictures.drawing import layer, only_drawn
 
 WIDTH, HEIGHT = 600, 360
 MARGIN = 0.08
-FAR = 4.0
-"""Times the median: a cell beyond it would press the others into one column but for a logarithmic axis."""
 Point = tuple[float, float]
 
 
 def trade_off_picture(comparison: Comparison) -> Picture | None:
-    """Each backend where the verdict compares them; None below two of them.
+    """Each backend where the verdict compares them, as the tables do: relative to the base of that place.
 
-    What left its reference does other work and is not shown.
+    None below two of them. What left its reference does other work and is not shown.
     """
-    known = [
-        group
-        for group in comparison.groups
-        if group.succeeded and group.parity != "diverged" and group.rank_peaks and group.values(SPEED)
-    ]
-    place = place_to_compare(known)
-    groups = [group for group in known if group.place == place]
-    if place is None or len(groups) < 2:
+    rivalling = [group for of_place in rivals(comparison.groups).values() for group in of_place]
+    place = place_to_compare([group for group in rivalling if group.rank_peaks])
+    if place is None:
         return None
-    order = comparison.rankings.get(place) or rank_speeds(groups)
+    order, where = comparison.rankings[place], ranks(place[1])
+    groups = [
+        group
+        for group in rivalling
+        if group.place == place and group.rank_peaks and order.ratio(group.label, order.base).middle
+    ]
     peaks = {group.label: float(max(group.rank_peaks)) for group in groups}
+    if len(groups) < 2 or order.base not in peaks:
+        return None
     best = frontier(peaks, order)
-    base = next((_point(group) for group in groups if group.backend == BASE), None)
-    drawn = _drawn(groups, best)
-    rows = [_row(group, drawn, base, best) for group in drawn]
-    unit = f", % of {BASE}" if base else ""
-    scale = " (logarithmic)" if is_far([row["memory"] for row in rows]) else ""
-    titles = (f"peak memory of a rank{unit or ', MB'}{scale}", f"throughput{unit or ', tokens/s'}")
-    where = ranks(place[1])
+    drawn = _drawn(groups, order, best)
+    cut = cut_at([100 * peaks[group.label] / peaks[order.base] for group in drawn])
+    rows = [_row(group, drawn, order, peaks, cut, group.label in best) for group in drawn]
+    base = bases_words([order])
+    titles = (f"peak memory of a rank, % of {base}", f"throughput, % of {base} on the same ranks")
+    text = (
+        f"Throughput, relative to {base} in the same round, against peak memory on {where}: up and left is "
+        f"better. {_frontier_words(best, order)}"
+    )
+    if cut is not None:
+        text += f" Memory is cut at {cut:.0f} %: beyond it, names end with the figure."
+    if len(drawn) < len(groups):
+        text += f" Drawn: {len(drawn)} of {len(groups)} cells, those of highest throughput."
     return Picture(
         key="trade-off",
-        caption=(
-            f"Throughput against peak memory on {where}, medians: up and left is better. "
-            f"{_frontier_words(best, order)}"
-            + (
-                f" Drawn: {len(drawn)} of {len(groups)} cells, those of highest median throughput."
-                if len(drawn) < len(groups)
-                else ""
-            )
-        ),
-        alt=f"Scatter of {titles[1]} over {titles[0]} on {where}. {_told(rows)}.",
-        chart=lambda: _chart(rows, titles, from_zero=base is None),
+        caption=text,
+        alt=f"Scatter of {titles[1]} over {titles[0]}. {where}: {_told(rows)}.",
+        chart=lambda: _chart(rows, titles),
     )
 
 
@@ -90,28 +87,33 @@ def _frontier_words(best: Sequence[str], order: Ranking) -> str:
     return f"Dashed: Pareto frontier, each step shown to be faster: {listed(best, len(best))}."
 
 
-def _drawn(groups: Sequence[Repeats], best: Sequence[str]) -> list[Repeats]:
+def _drawn(groups: Sequence[Repeats], order: Ranking, best: Sequence[str]) -> list[Repeats]:
     """All, or of many those of the frontier and of highest throughput, in their order."""
-    importance = sorted(groups, key=lambda group: (group.label not in best, -_point(group)[1]))
+    importance = sorted(groups, key=lambda group: (group.label not in best, order.names.index(group.label)))
     kept = {group.label for group in importance[:MOST_CELLS]}
     return [group for group in groups if group.label in kept]
 
 
-def _point(group: Repeats) -> Point:
-    return max(group.rank_peaks) / 1e6, group.median(SPEED) or 0.0
-
-
-def _row(group: Repeats, groups: Sequence[Repeats], base: Point | None, best: Sequence[str]) -> Row:
-    memory, rate = _point(group)
-    return cell_row(
-        group, groups, megabytes=memory, tokens_per_second=rate, on_frontier=group.label in best,
-        memory=100 * memory / base[0] if base else memory, rate=100 * rate / base[1] if base else rate,
+def _row(
+    group: Repeats,
+    drawn: Sequence[Repeats],
+    order: Ranking,
+    peaks: Mapping[str, float],
+    cut: float | None,
+    on_frontier: bool,
+) -> Row:
+    peak, rate = peaks[group.label], 100 * (order.ratio(group.label, order.base).middle or 0.0)
+    memory = 100 * peak / peaks[order.base]
+    row = cell_row(
+        group, drawn, megabytes=peak / 1e6, tokens_per_second=group.median(SPEED), rate=rate,
+        memory=memory if cut is None else min(memory, cut), on_frontier=on_frontier,
     )  # fmt: skip
+    return row | {"label": row["name"] + (f" → {number(memory)} %" if row["memory"] < memory else "")}
 
 
 def _told(rows: Sequence[Row]) -> str:
     figures = [
-        f"{row['name']} {number(row['megabytes'])} MB, {number(row['tokens_per_second'])} tokens/s"
+        f"{row['name']} {number(row['megabytes'])} MB, {row['rate']:.0f} %"
         for row in sorted(rows, key=lambda row: -row["rate"])
     ]
     return "; ".join(figures[:MOST_NAMED]) + ("; ..." if len(figures) > MOST_NAMED else "")
@@ -123,54 +125,36 @@ class _Panel:
 
     across: Point
     up: Point
-    is_logarithmic: bool
-    """Across."""
 
     def pixel(self, x: float, y: float) -> Point:
-        low, high, at = map(self._even, (*self.across, x))
-        return WIDTH * (at - low) / (high - low), HEIGHT * (1 - y / self.up[1])
+        low, high = self.across
+        return WIDTH * (x - low) / (high - low), HEIGHT * (1 - y / self.up[1])
 
     def x(self, pixel: float) -> float:
-        low, high = map(self._even, self.across)
-        at = low + pixel / WIDTH * (high - low)
-        return math.exp(at) if self.is_logarithmic else at
-
-    def _even(self, x: float) -> float:
-        return math.log(x) if self.is_logarithmic else x
+        low, high = self.across
+        return low + pixel / WIDTH * (high - low)
 
     def y(self, pixel: float) -> float:
         return self.up[1] * (1 - pixel / HEIGHT)
 
     def channels(self, x: str, y: str, titles: tuple[str, str]) -> dict[str, Any]:
-        kinds = ("log" if self.is_logarithmic else "linear", "linear")
-        fields = zip("xy", (x, y), titles, (self.across, self.up), kinds, strict=True)
+        fields = zip("xy", (x, y), titles, (self.across, self.up), strict=True)
         return {
             channel: {
                 "field": field,
                 "type": "quantitative",
                 "title": title,
-                "scale": {"type": kind, "domain": list(domain), "nice": False}
-                | ({} if kind == "log" else {"zero": False}),
+                "scale": {"domain": list(domain), "nice": False, "zero": False},
             }
-            for channel, field, title, domain, kind in fields
+            for channel, field, title, domain in fields
         }
 
 
-def _panel(rows: Sequence[Row], *, from_zero: bool) -> _Panel:
+def _panel(rows: Sequence[Row]) -> _Panel:
     memories = [row["memory"] for row in rows]
     up = (0.0, (1 + MARGIN) * max(r["rate"] for r in rows))
-    if is_far(memories):
-        margin = (max(memories) / min(memories)) ** MARGIN
-        across = (min(memories) / margin, max(memories) * margin)
-        return _Panel(across=across, up=up, is_logarithmic=True)
     margin = MARGIN * ((max(memories) - min(memories)) or max(memories) or 1.0)
-    low = 0.0 if from_zero else min(memories) - margin
-    return _Panel(across=(low, max(memories) + margin), up=up, is_logarithmic=False)
-
-
-def is_far(memories: Sequence[float]) -> bool:
-    """Whether one lies so far from the others that only a logarithmic axis shows these."""
-    return min(memories) > 0 and max(memories) > FAR * median(memories)
+    return _Panel(across=(min(memories) - margin, max(memories) + margin), up=up)
 
 
 def _named(rows: Sequence[Row], panel: _Panel) -> list[Row]:
@@ -178,7 +162,7 @@ def _named(rows: Sequence[Row], panel: _Panel) -> list[Row]:
     pixels = [panel.pixel(row["memory"], row["rate"]) for row in rows]
     front = sorted(pixel for row, pixel in zip(rows, pixels, strict=True) if row["on_frontier"])
     steps = [corner for (x0, y0), (x1, y1) in pairwise(front) for corner in ((x0, y0), (x1, y0), (x1, y1))]
-    boxes = beside(pixels, [row["name"] for row in rows], WIDTH, HEIGHT, along(steps))
+    boxes = beside(pixels, [row["label"] for row in rows], WIDTH, HEIGHT, along(steps))
     placed = []
     for row, box, (x, y) in zip(rows, boxes, pixels, strict=True):
         edge = min(max(x, box.left), box.left + box.width)
@@ -195,8 +179,8 @@ def _named(rows: Sequence[Row], panel: _Panel) -> list[Row]:
     return placed
 
 
-def _chart(rows: Sequence[Row], titles: tuple[str, str], *, from_zero: bool) -> dict[str, Any]:
-    panel = _panel(rows, from_zero=from_zero)
+def _chart(rows: Sequence[Row], titles: tuple[str, str]) -> dict[str, Any]:
+    panel = _panel(rows)
     at, of_names = panel.channels("memory", "rate", titles), panel.channels("label_x", "label_y", titles)
     names = {f"{channel}_of_names": place for channel, place in of_names.items()}
     layers = layer("trade_off", **at, **names)

@@ -1,6 +1,8 @@
 """Loss: cells that agree are one band, each that does not has a line and a name."""
 
-from harness.tell.pictures.loss import MOST_OUTLIERS, MOST_STEPS, loss_picture
+import pytest
+
+from harness.tell.pictures.loss import MOST_OUTLIERS, MOST_STEPS, loss_picture, x_channel
 from tests.harness.tell.pictures.drawn import compared, made, rows_of, texts
 from tests.records import LOSSES, make_record, make_steps
 
@@ -50,6 +52,19 @@ def test_of_many_steps_some_are_drawn_first_and_last_among_them() -> None:
     (row,) = rows_of(loss_picture(compared().of_rows(compared(make_record(steps=steps)).rows[1:])))
     assert (row["steps"][0], row["steps"][-1]) == (0, 1000)
     assert len(row["steps"]) <= MOST_STEPS + 1
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "ticks"),
+    [(0, 2, [0, 1, 2]), (0, 19, list(range(0, 20, 2))), (7, 95, list(range(10, 91, 10))), (3, 3, [3])],
+)
+def test_ticks_are_whole_steps(first: int, last: int, ticks: list[int]) -> None:
+    assert x_channel(range(first, last + 1), titled=True)["axis"]["values"] == ticks
+
+
+def test_of_few_steps_each_tick_stands_once() -> None:
+    shown = texts(loss_picture(compared(diverged("ddp"))))
+    assert [text for text in shown if text in "123"] == [*"123", *"123"]
 
 
 def test_each_job_has_panels_of_its_own() -> None:

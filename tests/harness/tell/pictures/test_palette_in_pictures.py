@@ -1,14 +1,16 @@
 """A family has one colour in every picture, and Accelerate that of what it wraps."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.resources import files
 
 import pytest
 
 from harness.backends.registry import BUILT_IN
 from harness.judge.comparison import Comparison
 from harness.tell.document import Picture
-from harness.tell.pictures.drawing import FAMILIES, look_of
+from harness.tell.pictures.drawing import FAMILIES, GREY, LIMIT, look_of
 from harness.tell.pictures.loss import loss_picture
 from harness.tell.pictures.memory import memory_picture
 from harness.tell.pictures.trade_off import throughput_picture, trade_off_picture
@@ -41,6 +43,17 @@ def test_families_have_distinct_colours_that_show_on_white_and_on_dark() -> None
     for colour in colours:
         for page in ("#ffffff", "#0d1117"):
             assert contrast(colour, page) > 2.2, (colour, page)
+
+
+def test_text_is_readable_on_white_and_on_dark() -> None:
+    """4.5:1 is WCAG's AA; no one colour reaches it on both, so a dark report brightens its pictures."""
+    style = files("harness.tell.writers").joinpath("report.css").read_text()
+    (brighter,) = map(float, re.findall(r"figure img { filter: brightness\(([0-9.]+)\); }", style))
+    for colour in (GREY, LIMIT):
+        assert contrast(colour, "#ffffff") >= 4.5, colour
+        assert contrast(colour, "#0d1117") >= 4.1, colour
+        parts = (min(255, round(int(colour[at : at + 2], 16) * brighter)) for at in (1, 3, 5))
+        assert contrast(f"#{bytes(parts).hex()}", "#0d1117") >= 4.5, colour
 
 
 def contrast(one: str, other: str) -> float:

@@ -1,6 +1,13 @@
+"""Points where the tables' figures put them, names next to them, and the frontier."""
+
+from typing import Any
+
+import pytest
+
+from harness.judge.comparison import Comparison
 from harness.record import MemoryPart, RankPart
 from harness.tell.pictures.bars import MOST_CELLS
-from harness.tell.pictures.trade_off import trade_off_picture
+from harness.tell.pictures.trade_off import throughput_picture, trade_off_picture
 from tests.harness.tell.pictures.drawn import compared, made, rows_of, texts, timed
 from tests.records import make_ranks
 
@@ -11,29 +18,48 @@ def test_points_are_percent_of_ddp_and_named_directly() -> None:
         "ddp": (100, 100), "zero3": (100, 50),
     }  # fmt: skip
     assert {"ddp", "zero3"} <= set(texts(picture))
-    assert "ddp 2.00 MB, 2,048 tokens/s; zero3 2.00 MB, 1,024 tokens/s" in made(picture).alt
+    assert "2 ranks: ddp 2.00 MB, 100 %; zero3 2.00 MB, 50 %" in made(picture).alt
 
 
-def test_without_ddp_axes_are_absolute_and_begin_at_zero() -> None:
-    picture = made(trade_off_picture(compared(timed("fsdp", 0.5), timed("zero3", 1.0))))
-    channel = picture.chart()["layer"][0]["encoding"]["x"]
-    assert channel["scale"]["domain"][0] == 0
-    assert channel["title"] == "peak memory of a rank, MB"
+def test_throughput_is_the_ratio_by_round_as_in_the_tables() -> None:
+    """The ratio of medians is another where rounds differ by more than the cells: 1.0 / 1.5 here."""
+    seconds = {"ddp": (1.0, 1.0, 4.0), "fsdp": (1.25, 1.5, 5.0)}
+    runs = [timed(label, s, repeat=n) for label, of in seconds.items() for n, s in enumerate(of)]
+    comparison = compared(*runs)
+    rate = {row["name"]: row["rate"] for row in rows_of(trade_off_picture(comparison))}["fsdp"]
+    assert rate == pytest.approx({row["name"]: row["value"] for row in bars(comparison)}["fsdp"])
+    assert rate == pytest.approx(100 * next(iter(comparison.rankings.values())).to_base["fsdp"].middle)
+    assert rate > 75
 
 
-def test_a_cell_far_from_the_others_makes_the_axis_logarithmic() -> None:
+def bars(comparison: Comparison) -> list[dict[str, Any]]:
+    return rows_of(throughput_picture(comparison))
+
+
+def test_without_ddp_the_first_that_is_listed_is_the_base() -> None:
+    picture = trade_off_picture(compared(timed("fsdp", 0.5), timed("zero3", 1.0)))
+    assert {row["name"]: row["rate"] for row in rows_of(picture)} == {"fsdp": 200, "zero3": 100}
+    assert "throughput, % of zero3 on the same ranks" in texts(picture)
+
+
+def test_cells_that_share_no_round_are_not_drawn_together() -> None:
+    assert trade_off_picture(compared(timed("ddp", 0.5), timed("zero3", 1.0, repeat=1))) is None
+
+
+def test_memory_far_beyond_the_others_is_cut_and_written() -> None:
     """Else it would press all others into one column."""
     peaks = {"ddp": 4 * 10**6, "fsdp": 3 * 10**6, "zero3": 2 * 10**8}
     runs = [
         timed(label, 0.5 + n / 10, ranks=make_ranks_of(peak)) for n, (label, peak) in enumerate(peaks.items())
     ]
     picture = made(trade_off_picture(compared(*runs)))
-    channel = picture.chart()["layer"][0]["encoding"]["x"]
-    assert channel["scale"]["type"] == "log"
-    assert channel["title"].endswith("(logarithmic)")
-    assert {"ddp", "fsdp", "zero3"} <= set(texts(picture))
-    near = made(trade_off_picture(compared(*runs[:2]))).chart()["layer"][0]["encoding"]["x"]
-    assert near["scale"]["type"] == "linear"
+    assert {row["name"]: row["memory"] for row in rows_of(picture)} == {
+        "ddp": 100, "fsdp": 75, "zero3": pytest.approx(115),
+    }  # fmt: skip
+    assert {"ddp", "fsdp", "zero3 → 5,000 %"} <= set(texts(picture))
+    assert "Memory is cut at 115 %" in picture.caption
+    assert "zero3 200 MB" in picture.alt
+    assert "is cut" not in made(trade_off_picture(compared(*runs[:2]))).caption
 
 
 def test_a_frontier_is_drawn_through_cells_that_are_shown_to_be_faster() -> None:
