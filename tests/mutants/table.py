@@ -257,7 +257,7 @@ MUTANTS = (
            "The speed of a slower cell is a ratio below one",
            "harness/tell/test_tables.py::test_a_speed_is_a_ratio_to_ddp_with_its_interval"),
     Mutant("ratio-by-turn", "harness/judge/ranking.py",
-           "is_together = theirs.run_id in ours.beside", "is_together = theirs.run_id not in ours.beside",
+           "return theirs.run_id in ours.beside", "return theirs.run_id not in ours.beside",
            "Cells that took turns together are compared by turn",
            "harness/judge/test_ranking.py::test_cells_that_took_turns_are_compared_by_turn"),
     Mutant("equal-speeds", "harness/judge/ranking.py",
