@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -328,6 +329,17 @@ def _gradient(record: Record, ratio: float, before: float, index: int, rounding:
             kind="diverged",
             text="ranks see different gradient norms and end with different weights: gradients are not "
             "reduced over ranks",
+        )
+    given, known = [norm for norm in norms if norm is not None], known_strategy(record)
+    together = math.hypot(*given) * ratio / (record.steps[index].gradient_norm or math.inf)
+    copies = known is not None and known.facts.stage >= 2 and known.facts.has_replicas
+    if len(set(norms)) > 1 and together > 1 + SUDDEN and not copies:
+        return Explanation(
+            kind="gradient-differs",
+            text="ranks see different gradient norms, which are no parts of the reference's: gradients are "
+            f"not reduced over ranks {_from(record, index)}, although weights end equal, as if averaged "
+            "instead",
+            values={"gradient_norms": norms} | _step(record, index),
         )
     if len(set(norms)) > 1:
         return Explanation(

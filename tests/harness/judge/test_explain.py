@@ -131,10 +131,18 @@ def test_a_gradient_that_was_summed() -> None:
     assert found.values == {"ratio": 2.0}
 
 
-def test_ranks_that_are_told_other_norms_clip_by_their_shard() -> None:
-    found = explained(steps=make_steps(norms=(1.4, *NORMS[1:])), ranks=ranks(gradient_norms=[1.4, 1.5]))
+def test_ranks_whose_norms_are_parts_of_the_references_clip_by_their_shard() -> None:
+    parts = [0.6 * NORMS[0], 0.8 * NORMS[0]]
+    found = explained(steps=make_steps(norms=(parts[0], *NORMS[1:])), ranks=ranks(gradient_norms=parts))
     assert found.kind == "norm-of-shard"
-    assert found.values["gradient_norms"] == [1.4, 1.5]
+    assert found.values["gradient_norms"] == parts
+
+
+def test_ranks_whose_norms_are_no_parts_of_it_do_not_reduce_gradients() -> None:
+    found = explained(steps=make_steps(norms=(2.4, *NORMS[1:])), ranks=ranks(gradient_norms=[2.4, 2.5]))
+    assert found.kind == "gradient-differs"
+    assert "gradients are not reduced over ranks from the first step on, although weights end" in found.text
+    assert found.values["gradient_norms"] == [2.4, 2.5]
 
 
 def test_a_gradient_of_no_known_scale_hints_at_what_the_job_allows() -> None:
