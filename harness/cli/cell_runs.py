@@ -62,6 +62,7 @@ class MissingCells:
         self._force = force
         self._rounds = rounds
         self._said: set[str] = set()
+        self._foretold: set[tuple[str, int]] = set()
         self._found = [record for _, record in found]
         self.files = {id(record): path for path, record in found}
         """The file of each record by the id of the object."""
@@ -101,7 +102,9 @@ class MissingCells:
         jobs = {cell.job_id: cell.job for cell in cells}
         facts = {job_id: launcher.check(job.model_dump_json()) for job_id, job in jobs.items()}
         foreseen = foresee(cells, facts, self._experiment, launcher, force=self._force)
-        if not self._view.quiet:
+        names = {(cell.backend, cell.world_size) for cell in cells}
+        if not self._view.quiet and not names <= self._foretold:  # further rounds bring no news
+            self._foretold |= names
             show(foreseen)
             say_whole(facts.values(), self._experiment)
             say_repeated(facts.values(), cells)
