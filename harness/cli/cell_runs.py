@@ -14,6 +14,7 @@ from harness.cli.options import View
 from harness.cli.output import echo
 from harness.cli.preflight import foresee, say_repeated, say_whole, show
 from harness.cli.progress import MatrixProgress
+from harness.job.batch import BatchLayout
 from harness.job.experiment import Experiment
 from harness.judge.cell import CellName
 from harness.launch.cells import Cell, is_refused, with_same_split
@@ -62,7 +63,7 @@ class MissingCells:
         self._force = force
         self._rounds = rounds
         self._said: set[str] = set()
-        self._foretold: set[tuple[str, int]] = set()
+        self._foretold: set[tuple[str, int, str, BatchLayout]] = set()
         self._found = [record for _, record in found]
         self.files = {id(record): path for path, record in found}
         """The file of each record by the id of the object."""
@@ -102,7 +103,7 @@ class MissingCells:
         jobs = {cell.job_id: cell.job for cell in cells}
         facts = {job_id: launcher.check(job.model_dump_json()) for job_id, job in jobs.items()}
         foreseen = foresee(cells, facts, self._experiment, launcher, force=self._force)
-        names = {(cell.backend, cell.world_size) for cell in cells}
+        names = {(cell.backend, cell.world_size, cell.job_id, cell.layout) for cell in cells}
         if not self._view.quiet and not names <= self._foretold:  # further rounds bring no news
             self._foretold |= names
             show(foreseen)

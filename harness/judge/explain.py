@@ -214,7 +214,8 @@ def explain(
     """
     index = _first_beyond(reference, record, limits)
     if index is None:
-        return shifted(shift) or _update(reference, record, limits, settings, None)
+        unnamed = shifted(shift) if not settings else None
+        return unnamed or _update(reference, record, limits, settings, None)
     left, right = reference.steps[index], record.steps[index]
     if left.loss is None or right.loss is None:
         return Explanation(kind="diverged", text=f"the loss is not finite {_from(record, index)}")

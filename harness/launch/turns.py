@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 
+from harness.backends import registry
 from harness.launch.cells import Cell
 from harness.launch.ending import leaving_none_behind
 from harness.launch.launcher import InTurns
@@ -135,8 +136,16 @@ OTHERS_TOOK_TURNS = "cells that took turns before are not compared in speed with
 
 
 def _earlier(known: Iterable[Record]) -> tuple[set[int], set[int]]:
-    """Numbers of the repeats of which cells took turns, and of others of which timed cells ran whole."""
-    timed = [r for r in known if r.status == "ok" and r.windows is not None and r.windows.timed]
+    """Numbers of the repeats of which cells took turns, and of others of which timed cells ran whole.
+
+    The reference does not decide: a whole one stands for one in turns.
+    """
+    timed = [
+        record
+        for record in known
+        if record.status == "ok" and record.windows is not None and record.windows.timed
+        and record.backend.name != registry.REFERENCE
+    ]  # fmt: skip
     took_turns = {record.repeat for record in timed if record.turns is not None}
     return took_turns, {record.repeat for record in timed} - took_turns
 

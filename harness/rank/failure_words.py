@@ -305,8 +305,9 @@ def failure_message(error: BaseException, run_directory: Path, backend: str) -> 
             f"{_named(late)} is made after the strategy took the model's parameters, so that it is neither "
             f"sharded nor trained; make it in the model's constructor ({text})"
         )
-    if isinstance(error, KeyError) and isinstance(error.args[0], int) and (said := _empty(text, backend)):
-        return f"{said} ({type(error).__name__}: {text})"  # DeepSpeed numbers the parameters that it holds
+    if isinstance(error, KeyError) and isinstance(next(iter(error.args), None), int):
+        if said := _empty(text, backend):  # DeepSpeed numbers the parameters that it holds
+            return f"{said} ({type(error).__name__}: {text})"
     for known in KNOWN:
         if any(words in text for words in known.words) and (said := known.say(text, backend)):
             return f"{said} ({text})"

@@ -122,7 +122,8 @@ def _asleep(group: Repeats) -> list[Finding]:
     """The rank that lies idle in traced steps, outside of communication and whatever the machine took.
 
     What is recorded of a step is the least, and of sound ranks next to nothing, unless the machine stops for
-    a moment: that touches other ranks in the same step, so only a step in which no other sleeps counts.
+    a moment: that touches other ranks in the same step, so only a step counts in which no other sleeps half
+    as long.
     Of several threads the first waits for the others, which the machine may hold up.
     """
     world = group.record.world
@@ -139,7 +140,7 @@ def _asleep(group: Repeats) -> list[Finding]:
     if len(known) < LEAST_TRACED_STEPS:
         return []
     others = np.array([np.delete(known, place, axis=1).max(axis=1) for place in range(len(ranks))])
-    longer = np.where(others > LEAST_ASLEEP_SECONDS, 0.0, known.T - others)
+    longer = np.where(others > np.maximum(LEAST_ASLEEP_SECONDS, known.T / 2), 0.0, known.T - others)
     # So long or longer in a third of the steps.
     often = dict(zip(ranks, np.sort(longer)[:, -max(2, math.ceil(len(known) / 3))].tolist(), strict=True))
     slowest = max(often, key=often.__getitem__)

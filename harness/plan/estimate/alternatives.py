@@ -13,6 +13,7 @@ from harness.backends.base import World
 from harness.backends.entry import UnknownBackend
 from harness.errors import HarnessError
 from harness.judge.cell import CellName
+from harness.plan.coverage import why_memory_unknown
 from harness.plan.estimate.row import EstimateRow
 from harness.plan.leading import USUAL, about, by_speed, simplest_close
 from harness.plan.limits import MemoryVerdict
@@ -56,9 +57,14 @@ class Alternative(Prediction):
 
     @property
     def verdict(self) -> MemoryVerdict:
-        """Of its memory, or of its model states."""
-        states = sum(self.scenario.held_states.values())
-        return self.held_against_limit(states if self.memory is None else self._needed(self.memory))
+        """Of its memory; not predicted: of what it takes at least if that is too much, else of states."""
+        if self.memory is not None:
+            return self.held_against_limit(self._needed(self.memory))
+        if self.memory_bounds is not None:
+            least = self.held_against_limit(self._needed(self.memory_bounds[0]))
+            if not least.fits:
+                return least
+        return self.held_against_limit(sum(self.scenario.held_states.values()))
 
     @property
     def fits(self) -> bool:
@@ -69,6 +75,8 @@ class Alternative(Prediction):
         """'LoRA: zero3 on 4, micro-batch 1: 20.1 of 42.4 GB, about 2,100 tokens/s a GPU'."""
         place = f"{self.name}: {self.label} on {self.scenario.world_size:,}, micro-batch "
         size = f"{gigabytes(self.verdict.needed_bytes)} of {gigabytes(self.verdict.device_bytes)} GB"
+        if self.states_alone and self.memory_bounds is not None and not self.verdict.fits:
+            return f"{self.name}: does not fit: at least {size} ({self.label})"
         if self.states_alone:
             verdict = "" if self.verdict.fits else "does not fit: "
             found = f"{self.name}: {verdict}model states alone take {size} ({self.label})"
@@ -227,7 +235,8 @@ def _best(
     for one in possible:
         with suppress(HarnessError):  # nothing to adapt, and the like
             predicted = predict(one, by, timed=False, limit_bytes=limit_bytes)
-            found.append(Alternative(**vars(predicted), name=name, settings=settings))
+            if predicted.memory is not None or why_memory_unknown(one) is not None:
+                found.append(Alternative(**vars(predicted), name=name, settings=settings))
     fitting = [with_speed(one, by) for one in found if one.fits]
     if fitting:
         return simplest_close(sorted(fitting, key=by_speed))

@@ -157,6 +157,11 @@ def why_too_large(configuration: Configuration) -> str:
     part = f"; largest part {largest} {gigabytes(kinds[largest])} GB" if largest else ""
     if configuration.accumulation_steps == 1 and configuration.micro_batch_size > 1:
         part += "; a smaller micro-batch needs more, since gradients that accumulate are not sharded"
+    if configuration.memory_bounds is not None:
+        least = configuration.held_against_limit(configuration.memory_bounds[0].device_bytes)
+        if least.fits:
+            there = gigabytes(configuration.memory_bytes)
+            return f"may not fit: {configuration.needed_text} of {there} GB at {how}"
     return (
         f"does not fit: {gigabytes(configuration.needed_bytes)} GB of "
         f"{gigabytes(configuration.memory_bytes)} ({gigabytes(-configuration.margin_bytes)} GB too much) "

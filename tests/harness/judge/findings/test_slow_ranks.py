@@ -121,6 +121,7 @@ def test_a_rank_that_sleeps_is_named_by_what_a_third_of_the_steps_shows() -> Non
         "ddp on 2 ranks: rank 1 is idle for 4 ms of a step, outside of communication, and makes the others "
         "wait"
     )
+    assert len(slow(asleep([1.2] * 6, [20] * 6))) == 1
     records = [asleep([0], [ms], repeat=n, run_id=f"r{n}") for n, ms in enumerate((5, 0, 4))]
     assert len(slow(*records)) == 1
 
