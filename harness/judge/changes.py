@@ -135,6 +135,10 @@ def changes(before: Comparison, after: Comparison) -> list[Change]:
     ]
 
 
+def _in_turns(side: Repeats) -> set[bool]:
+    return {row.record.turns is not None for row in side.rows}
+
+
 def _common_rounds(pair: Pair, numbers: Mapping[Run, int]) -> dict[Round, tuple[Row, Row]]:
     """The runs of both sides that were made in turns: between two of a round lies no other round's.
 
@@ -149,9 +153,10 @@ def _common_rounds(pair: Pair, numbers: Mapping[Run, int]) -> dict[Round, tuple[
     )
     spans = []
     for number in before.keys() & after.keys():
-        times = [began_at(row.record) for row in (before[number], after[number])]
+        pair_of_round = before[number].record, after[number].record
+        times = [began_at(record) for record in pair_of_round]
         known = [time for time in times if time is not None]
-        if len(known) == len(times):
+        if len(known) == len(times) and len({record.turns is None for record in pair_of_round}) == 1:
             spans.append((max(known), min(known), number))
     found: dict[Round, tuple[Row, Row]] = {}
     last = -inf
@@ -242,6 +247,8 @@ def _judge(
         return "equal"
     if metric.is_count:
         return "beyond noise"
+    if metric.is_timed and _in_turns(before).isdisjoint(_in_turns(after)):
+        return "inconclusive"  # caches are colder in turns
     if left.keys().isdisjoint(right):
         left, right = ({0: list(chain.from_iterable(side.values()))} for side in (left, right))
     tested = stratified_significance(_strata(right, left), cells)
@@ -309,6 +316,7 @@ def _own(repeats: Repeats) -> list[dict[str, Any]]:
             "effective": row.record.backend.in_force(),
             "native_config": row.record.backend.native_config,
             "world": row.record.world.model_dump(),
+            "turns": row.record.turns.steps if row.record.turns else None,
         }
         for row in repeats.rows
         if row.record.backend.effective is not None

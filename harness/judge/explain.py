@@ -318,14 +318,9 @@ def _forward(
     return first_loss_cause(record, values)
 
 
-def _gradient(record: Record, ratio: float, before: float, index: int, rounding: float) -> Explanation | None:
-    """Why the norm of a step differs although its loss agrees; None: the updates before may explain it.
-
-    ratio: of the norm to the reference's; before: the same a step earlier; rounding: of it, relative.
-    """
-    world = record.world
-    norms = [rank.gradient_norms[index] for rank in record.ranks if len(rank.gradient_norms) > index]
-    if len(set(norms)) > 1 and replicas_differ(record):
+def _ranks_apart(record: Record, norms: Sequence[float | None], ratio: float, index: int) -> Explanation:
+    """Why ranks see different norms of one step. ratio: of the run's norm to the reference's."""
+    if replicas_differ(record):
         return Explanation(
             kind="diverged",
             text="ranks see different gradient norms and end with different weights: gradients are not "
@@ -334,7 +329,7 @@ def _gradient(record: Record, ratio: float, before: float, index: int, rounding:
     given, known = [norm for norm in norms if norm is not None], known_strategy(record)
     together = math.hypot(*given) * ratio / (record.steps[index].gradient_norm or math.inf)
     copies = known is not None and known.facts.stage >= 2 and known.facts.has_replicas
-    if len(set(norms)) > 1 and together > 1 + SUDDEN and not copies:
+    if together > 1 + SUDDEN and not copies:
         return Explanation(
             kind="gradient-differs",
             text="ranks see different gradient norms, which are no parts of the reference's: gradients are "
@@ -342,13 +337,23 @@ def _gradient(record: Record, ratio: float, before: float, index: int, rounding:
             "instead",
             values={"gradient_norms": norms} | _step(record, index),
         )
+    return Explanation(
+        kind="norm-of-shard",
+        text="ranks see different gradient norms: each clips by the norm of its own shard instead of the "
+        "global norm",
+        values={"gradient_norms": norms},
+    )
+
+
+def _gradient(record: Record, ratio: float, before: float, index: int, rounding: float) -> Explanation | None:
+    """Why the norm of a step differs although its loss agrees; None: the updates before may explain it.
+
+    ratio: of the norm to the reference's; before: the same a step earlier; rounding: of it, relative.
+    """
+    world = record.world
+    norms = [rank.gradient_norms[index] for rank in record.ranks if len(rank.gradient_norms) > index]
     if len(set(norms)) > 1:
-        return Explanation(
-            kind="norm-of-shard",
-            text="ranks see different gradient norms: each clips by the norm of its own shard instead of the "
-            "global norm",
-            values={"gradient_norms": norms},
-        )
+        return _ranks_apart(record, norms, ratio, index)
     parts = micro_batches(record)
     causes = name_scale(ratio, world.mesh, world.accumulation_steps, parts, rounding=rounding)
     if causes:

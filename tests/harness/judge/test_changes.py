@@ -4,6 +4,7 @@ import pytest
 
 from harness.judge.changes import Change, changes, failures, parse_conditions, settings, shares_occasions
 from harness.judge.comparison import Comparison
+from harness.judge.ranking import Ranking
 from harness.record import BackendPart, Record
 from harness.tell.before_after import before_after
 from harness.tell.writers.markdown import render_markdown
@@ -124,7 +125,7 @@ def test_sides_that_ran_in_turns_are_compared_within_rounds() -> None:
     after = [r.model_copy(update={"backend": sides["ddp"][0].backend}) for r in sides["fsdp"]]
     before, after = Comparison(sides["ddp"]), Comparison(after)
     (order,) = Comparison([*sides["ddp"], *sides["fsdp"]]).rankings.values()
-    ratio = order.to_base["fsdp"]
+    ratio = Ranking(order.values, order.base).to_base["fsdp"]
     assert ratio.extent is not None
     speed, step = (change(before, after, key) for key in ("tokens_per_second", "step_seconds"))
     assert (speed.judgement, step.judgement) == ("beyond noise", "beyond noise")
@@ -135,5 +136,8 @@ def test_sides_that_ran_in_turns_are_compared_within_rounds() -> None:
     assert mirrored is not None
     assert (step.extent.low, step.extent.high) == pytest.approx((mirrored.low, mirrored.high), rel=1e-12)
     (line,) = failures(parse_conditions("tokens_per_second<-3%"), before, after)
-    assert line.startswith("ddp on 2 ranks: tokens_per_second changed by -40.7")
+    assert line.startswith("ddp on 2 ranks: tokens_per_second changed by -40.")
     assert "are compared within rounds" in render_markdown(before_after(before, after), {}, "", "")
+    whole = Comparison([row.record.model_copy(update={"turns": None}) for row in after.rows])
+    assert change(before, whole, "step_seconds").judgement == "inconclusive"
+    assert "turns" in {setting.field for setting in settings(before, whole)}

@@ -24,11 +24,11 @@ def test_a_quoted_traceback_shrinks_to_its_ends() -> None:
     assert described(error) == said
 
 
-@pytest.mark.parametrize(("free", "said"), [(0, True), (2**30, False)])
 def test_an_exception_without_arguments_is_told_by_its_name(tmp_path: Path) -> None:
     assert failure_message(KeyError(), tmp_path, "ddp") == described(KeyError())
 
 
+@pytest.mark.parametrize(("free", "said"), [(0, True), (2**30, False)])
 def test_a_file_cut_short_on_a_full_disk_is_called_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, said: bool
 ) -> None:
