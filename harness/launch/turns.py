@@ -37,7 +37,6 @@ def take_turns(
                 if record is not None:
                     yield key, record
                     if record.was_interrupted:
-                        interrupted = None
                         break
         except KeyboardInterrupt as error:  # between two turns, or where a cell begins or ends
             interrupted = error
@@ -45,7 +44,7 @@ def take_turns(
             for run in runs.values():
                 run.close()
             raise
-        for key in [*waiting]:
+        for key in waiting:
             try:
                 runs[key].throw(KeyboardInterrupt())
             except StopIteration as end:
