@@ -213,6 +213,7 @@ def largest_batches(cells: Sequence[Cell], experiment: Experiment, device: str) 
     """
     from harness.plan.fit.comparison import LargestBatches, require_limit
     from harness.plan.limits import limits_here
+    from harness.plan.prediction import Predictors
 
     limits = limits_here(device, experiment.runtime.memory_limit)
     require_limit(limits)
@@ -220,7 +221,11 @@ def largest_batches(cells: Sequence[Cell], experiment: Experiment, device: str) 
     jobs = {cell.job_id: cell.job for cell in cells}
     facts = {job_id: launcher.check(job.model_dump_json()) for job_id, job in jobs.items()}
     return LargestBatches(
-        experiment=experiment, torch_device=device, limits=limits, facts=facts, trace=launcher.trace
+        experiment=experiment,
+        torch_device=device,
+        limits=limits,
+        facts=facts,
+        by=Predictors.traced_by(launcher.trace),
     )
 
 

@@ -35,11 +35,14 @@ def planned_model(facts: Mapping[str, Any], job: Job) -> PlannedModel:
     )
 
 
-def data_bytes(facts: Mapping[str, Any], job: Job) -> int:
-    """What the samples of a job keep in torch's memory: two numbers each, and their order of this epoch.
+def data_bytes(facts: Mapping[str, Any], job: Job, torch_device: str) -> int:
+    """What the samples of a job keep where its ranks have their tensors: two numbers each, and their order of
+    this epoch; 0 beside GPUs.
 
     `worker.samples`: lengths, targets and the permutation, int64; tokens lie outside of the allocator.
     """
+    if torch_device != "cpu":
+        return 0
     data = DataPart(**facts["data"])
     numbers = 2 * data.samples + (data.training_samples if job.data.shuffle else 0)
     return INT64_BYTES * numbers

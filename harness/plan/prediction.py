@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from harness.errors import HarnessError
@@ -12,7 +13,7 @@ from harness.forms.terms import STATE_KINDS
 from harness.plan.coverage import neighbours, why_memory_unknown
 from harness.plan.limits import MemoryVerdict
 from harness.plan.memory import MemoryPrediction, memory_bounds, predict_memory
-from harness.plan.profiles import trace_scenarios
+from harness.plan.profiles import Trace, trace_scenarios
 from harness.plan.scenario import Scenario
 from harness.plan.speed import SpeedPrediction, predict_speed
 
@@ -30,6 +31,11 @@ class Predictors:
     speed: Callable[[Scenario], SpeedPrediction | None] = predict_speed
     ahead: Callable[[Iterable[Scenario]], None] = trace_scenarios
     """Told what will be asked, so that profiles are traced together."""
+
+    @classmethod
+    def traced_by(cls, trace: Trace | None) -> Predictors:
+        """A model that has no profile is traced so, when it is asked for; None: in a new process."""
+        return cls(memory=partial(predict_memory, trace=trace), ahead=lambda _: None)
 
     def prepare(self, scenarios: Iterable[Scenario]) -> None:
         """Trace what the memory of scenarios needs: their own profiles, or those of their neighbours."""
@@ -67,6 +73,11 @@ class Prediction:
             return most if most.fits else least if not least.fits else None
         alone = self.held_against_limit(self.state_bytes(*STATE_KINDS) or 0)
         return None if alone.fits else alone
+
+    @property
+    def most_memory(self) -> MemoryPrediction | None:
+        """What is predicted, or of bounds the most; None: neither is known."""
+        return self.memory or (self.memory_bounds[1] if self.memory_bounds else None)
 
     def _needed(self, memory: MemoryPrediction) -> int:
         return memory.device_bytes if self.limit_bytes is None else memory.peak_bytes

@@ -17,12 +17,12 @@ from harness.forms.flops import ModelGeometry, model_flops_per_token
 from harness.job.job import DEFAULT_STEPS, DEFAULT_TASK, Job
 from harness.judge.cell import CellName, name_cells
 from harness.launch.cells import Cell
-from harness.plan.coverage import why_memory_unknown
 from harness.plan.device import Device
 from harness.plan.job import data_bytes, planned_model, scenario_of, scenario_of_request
 from harness.plan.job_model import job_model
 from harness.plan.limits import Answer, MemoryLimits, MemoryVerdict, limits_here
-from harness.plan.memory import MemoryPrediction, memory_bounds, predict_memory
+from harness.plan.memory import MemoryPrediction
+from harness.plan.prediction import Prediction, Predictors, predict
 from harness.plan.profiles import Trace
 from harness.plan.scenario import Scenario, why_unsupported
 from harness.plan.trust import trust_in
@@ -77,21 +77,13 @@ class Demand:
         return f"{size(self.needed_bytes)} of {size(self.limit_bytes)} {self.place}"
 
 
-def predict_run(
-    scenario: Scenario, limits: MemoryLimits, *, data_bytes: int = 0, trace: Trace | None = None
-) -> PredictionPart:
-    """The prediction of one run as its record keeps it. Raises HarnessError where none can be made.
-
-    `data_bytes`: what samples hold on the host, where ranks on the CPU have their tensors too.
-    """
-    prediction = predict_memory(scenario, trace)
-    return judged(scenario, prediction, limits, data_bytes if scenario.torch_device == "cpu" else 0)
-
-
 def judged(
     scenario: Scenario, prediction: MemoryPrediction, limits: MemoryLimits, data_bytes: int = 0
 ) -> PredictionPart:
-    """A prediction beside the memory that there is."""
+    """A prediction beside the memory that there is, as the record of a run keeps it.
+
+    `data_bytes`: what samples hold besides (`harness.plan.job.data_bytes`).
+    """
     trust = trust_in(scenario, speed=False)
     kinds = {"data": data_bytes} if data_bytes else {}
     for kind, size in prediction.decisive.kinds.items():
@@ -138,11 +130,14 @@ def least_on_host(
     return _with_verdict(part, min(ranks_per_node, world_size))
 
 
-def at_least(scenario: Scenario, limits: MemoryLimits) -> PredictionPart:
-    """What the model states need, of a job whose activations are not predicted.
+def at_least(found: Prediction, limits: MemoryLimits) -> PredictionPart:
+    """Of a job whose peak is not predicted: what its model states need, or the least of its bounds if the
+    states alone would fit.
 
     A model from `model.factory` is whole once on a machine, or on each of its ranks before a library cuts it.
     """
+    scenario = found.scenario
+    assert scenario is not None
     on_cpu = scenario.torch_device == "cpu"
     kinds = scenario.held_states
     held = sum(kinds.values())
@@ -156,7 +151,10 @@ def at_least(scenario: Scenario, limits: MemoryLimits) -> PredictionPart:
         host_bytes=max(on_host * ranks, built * builders), host_limit_bytes=limits.host_bytes,
         made_by=_made_by(),
     )  # fmt: skip
-    return _with_verdict(part, ranks)
+    part = _with_verdict(part, ranks)
+    if part.verdict == DOES_NOT_FIT or found.memory_bounds is None:
+        return part
+    return judged(scenario, found.memory_bounds[0], limits).model_copy(update={"moment": AT_LEAST})
 
 
 def _with_verdict(part: PredictionPart, ranks_per_node: int) -> PredictionPart:
@@ -319,7 +317,7 @@ def of_cells(
         return scenario_of(cell, model, torch_device, device=limits.device)
 
     def samples(cell: Cell) -> int:
-        return data_bytes(facts[cell.job_id], cell.job) if cell.job_id in facts else 0
+        return data_bytes(facts[cell.job_id], cell.job, torch_device) if cell.job_id in facts else 0
 
     return [
         PlannedCell(
@@ -369,12 +367,12 @@ def forecast(
     trace: Trace | None = None,
 ) -> Forecast:
     """Predict each run. One that cannot fit is refused unless `force`."""
-    found = Forecast()
+    found, by = Forecast(), Predictors.traced_by(trace)
     known: dict[Hashable, PredictionPart | str | None] = {}
     for run in candidates:
         found.candidates[run.key] = run
         if run.alike not in known:
-            known[run.alike] = _predict(run, limits, force, trace, found.scenarios)
+            known[run.alike] = _predict(run, limits, force, by, found.scenarios)
         outcome = known[run.alike]
         if isinstance(outcome, str):
             found.unknown.setdefault(outcome, []).append(run)
@@ -384,7 +382,7 @@ def forecast(
 
 
 def _predict(
-    run: PlannedCell, limits: MemoryLimits, force: bool, trace: Trace | None, predicted: list[Scenario]
+    run: PlannedCell, limits: MemoryLimits, force: bool, by: Predictors, predicted: list[Scenario]
 ) -> PredictionPart | str | None:
     """The prediction, or why there is none; None: the backend will refuse by itself.
 
@@ -398,28 +396,17 @@ def _predict(
         if scenario is None:
             return _at_least(run, limits, force) or UNKNOWN_STRATEGY
         own = limits if run.limited else replace(limits, imposed_bytes=None)
-        if (unknown := why_memory_unknown(scenario)) is not None:
-            return _of_unpredicted(scenario, own, unknown, force, trace)
-        part = predict_run(scenario, own, data_bytes=run.data_bytes(), trace=trace)
-        predicted.append(scenario)
+        found = predict(scenario, by, timed=False)
+        if found.memory is not None:
+            part = judged(scenario, found.memory, own, run.data_bytes())
+            predicted.append(scenario)
+        elif (part := at_least(found, own)).verdict != DOES_NOT_FIT:
+            return _at_least(run, limits, force) or str(found.memory_unknown)
     except HarnessError as error:
         return _at_least(run, limits, force) or str(error)
     except Exception as error:
         return _at_least(run, limits, force) or f"{type(error).__name__}: {error}"
     return part.model_copy(update={"refused": part.verdict == DOES_NOT_FIT and not force})
-
-
-def _of_unpredicted(
-    scenario: Scenario, limits: MemoryLimits, unknown: str, force: bool, trace: Trace | None
-) -> PredictionPart | str:
-    """A run whose model states alone, or the least that it needs, do not fit is refused; of another one, why
-    nothing more is known."""
-    part, known = at_least(scenario, limits), partial(predict_memory, trace=trace)
-    if part.verdict != DOES_NOT_FIT and (bounds := memory_bounds(scenario, known)) is not None:
-        part = judged(scenario, bounds[0], limits).model_copy(update={"moment": AT_LEAST})
-    if part.verdict == DOES_NOT_FIT:
-        return part.model_copy(update={"refused": not force})
-    return unknown
 
 
 def _at_least(run: PlannedCell, limits: MemoryLimits, force: bool) -> PredictionPart | None:

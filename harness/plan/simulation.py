@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from harness.launch.cells import Cell, make_cell, make_request
 from harness.launch.launcher import require_libraries
 from harness.plan.job import planned_model, scenario_of
 from harness.plan.memory import MemoryPrediction, MomentName, predict_memory
+from harness.plan.prediction import Predictors, predict
 from harness.plan.scenario import Scenario
 from harness.run_directory.simulation import (
     SimulatedRank,
@@ -181,10 +183,8 @@ def _scenario(asked: Simulated, result: SimulatedRank) -> Scenario | None:
 
 
 def _prediction(scenario: Scenario, rank: int) -> MemoryPrediction | None:
-    try:
-        return predict_memory(scenario, rank=rank)
-    except HarnessError:
-        return None
+    of_rank = Predictors(memory=partial(predict_memory, rank=rank))
+    return predict(scenario, of_rank, timed=False).memory
 
 
 def _collective_rows(

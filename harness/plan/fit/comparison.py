@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from harness.backends import registry
 from harness.backends.options import parts_of
@@ -15,18 +15,9 @@ from harness.launch.cells import Cell, make_cell
 from harness.plan.fit.search import divisors, largest_predicted
 from harness.plan.job import data_bytes, planned_model, scenario_of
 from harness.plan.limits import MemoryLimits
-from harness.plan.preflight import predict_run
-from harness.plan.profiles import Trace
-from harness.plan.scenario import Scenario
-from harness.record import PredictionPart, Record
-
-
-class Predict(Protocol):
-    """As `planning.preflight.predict_run`."""
-
-    def __call__(
-        self, scenario: Scenario, limits: MemoryLimits, *, data_bytes: int = 0, trace: Trace | None = None
-    ) -> PredictionPart: ...
+from harness.plan.prediction import Predictors, predict
+from harness.plan.preflight import DOES_NOT_FIT, judged
+from harness.record import Record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +31,7 @@ class LargestBatches:
     torch_device: str
     limits: MemoryLimits
     facts: Mapping[str, Mapping[str, Any]]
-    predict: Predict = predict_run
-    trace: Trace | None = None
-    """Traces a model that has no profile (`planning.profiles`); None: in a new process."""
+    by: Predictors
 
     def enlarged(self, cells: Iterable[Cell]) -> list[Cell]:
         """Cells with the largest micro-batch that is predicted to fit, the smallest if none is.
@@ -78,11 +67,13 @@ class LargestBatches:
             scenario = scenario_of(other, model, self.torch_device, device=self.limits.device)
             if scenario is None:
                 return None
-            data = data_bytes(facts, cell.job)
-            part = self.predict(scenario, self.limits, data_bytes=data, trace=self.trace)
+            needed = predict(scenario, self.by, timed=False).most_memory
+            if needed is None:
+                return None
+            data = data_bytes(facts, cell.job, self.torch_device)
+            return judged(scenario, needed, self.limits, data).verdict != DOES_NOT_FIT
         except HarnessError:
             return None
-        return part.verdict != "does not fit"
 
     def _smaller(self, cell: Cell) -> Cell:
         below = [size for size in _sizes(cell) if size < cell.layout.micro_batch_size]

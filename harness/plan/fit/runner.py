@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from harness.errors import HarnessError
@@ -18,7 +18,6 @@ from harness.plan.estimate.alternatives import Alternative, alternatives
 from harness.plan.fit.limit import Limit
 from harness.plan.fit.search import FITTING, OutOfTrials, Trial, trial_experiment, trial_of
 from harness.plan.job import data_bytes, planned_model, scenario_of
-from harness.plan.memory import predict_memory
 from harness.plan.model import PlannedModel
 from harness.plan.prediction import Predictors, predict
 from harness.plan.preflight import UNKNOWN_STRATEGY
@@ -75,7 +74,7 @@ class Runner:
         scenario = scenario_of(cell, self.model, self.launcher.device)
         if scenario is None or scenario.job.adapter.is_present:
             return []
-        data = data_bytes(self._facts, cell.job) if self.launcher.device == "cpu" else 0
+        data = data_bytes(self._facts, cell.job, self.launcher.device)
         found = predict(scenario, self._predictors, timed=False)
         known = [found.memory] if found.memory else found.memory_bounds or ()
         if not known and why_memory_unknown(scenario) is None:
@@ -84,8 +83,7 @@ class Runner:
 
     @property
     def _predictors(self) -> Predictors:
-        known = partial(predict_memory, trace=self.launcher.trace)
-        return Predictors(memory=known, ahead=lambda _: None)
+        return Predictors.traced_by(self.launcher.trace)
 
     def why_unpredicted(self) -> str | None:
         """Why no size has a prediction; None: they have."""

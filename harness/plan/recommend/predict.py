@@ -296,8 +296,7 @@ def smallest_need(configurations: Iterable[Configuration]) -> Configuration:
 
 def _configuration(found: Prediction) -> Configuration:
     """Raises HarnessError where neither the memory nor bounds of it are known."""
-    memory = found.memory or (found.memory_bounds and found.memory_bounds[1])
-    if not memory:
+    if (memory := found.most_memory) is None:
         raise HarnessError(str(found.memory_unknown))
     return Configuration(**{**vars(found), "memory": memory})
 

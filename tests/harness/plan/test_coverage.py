@@ -21,6 +21,7 @@ from harness.plan.job_model import job_model
 from harness.plan.limits import MemoryLimits
 from harness.plan.memory import predict_memory
 from harness.plan.models import load_model
+from harness.plan.prediction import Prediction
 from harness.plan.preflight import at_least
 from harness.plan.scenario import Scenario
 from harness.plan.speed import predict_speed
@@ -124,16 +125,16 @@ def test_an_encoder_has_neither_peak_nor_speed(predict) -> None:
 @pytest.mark.parametrize(("name", "backend"), [("own-model", "fsdp"), ("vit", "zero3"), ("t5", "ddp")])
 def test_states_bound_what_ranks_on_the_cpu_need(name: str, backend: str) -> None:
     plan = scenario(experiment(name), backend)
-    need = at_least(plan, MemoryLimits(host_bytes=10**12)).host_bytes
+    need = at_least(Prediction(scenario=plan), MemoryLimits(host_bytes=10**12)).host_bytes
     assert need >= 2 * sum(term.bytes for term in plan.states.terms)
-    assert at_least(plan, MemoryLimits(host_bytes=need)).verdict == "tight"
-    assert at_least(plan, MemoryLimits(host_bytes=need - 2)).verdict == "does not fit"
+    assert at_least(Prediction(scenario=plan), MemoryLimits(host_bytes=need)).verdict == "tight"
+    assert at_least(Prediction(scenario=plan), MemoryLimits(host_bytes=need - 2)).verdict == "does not fit"
 
 
 def test_the_host_must_hold_a_model_of_a_factory_whole_once_or_on_every_rank() -> None:
     plan = scenario(experiment("own-model"), "fsdp", torch_device="cuda")
     whole = replace(plan, model=replace(plan.model, whole_because="it reads its weights"))
     for asked, times in ((plan, 1), (whole, 2)):
-        part = at_least(asked, MemoryLimits(device_bytes=10**12, host_bytes=10**12))
+        part = at_least(Prediction(scenario=asked), MemoryLimits(device_bytes=10**12, host_bytes=10**12))
         assert part.host_bytes == times * 4 * plan.model.parameters
         assert part.verdict == "fits"

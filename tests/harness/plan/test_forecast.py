@@ -132,3 +132,13 @@ def test_what_not_even_the_least_of_its_bounds_fits_is_refused() -> None:
     assert forecast([run], MemoryLimits(device_bytes=(least + most) // 2)).parts == {}
     refused = forecast([run], MemoryLimits(device_bytes=least * 9 // 10)).refusal("compiled")
     assert str(refused).startswith("cannot fit: at least ")
+
+
+def test_what_is_not_modelled_is_refused_where_its_states_do_not_fit() -> None:
+    own = scenario("zero3", 2, options={"stage3_max_live_parameters": 1})
+    states, why = sum(own.held_states.values()), "stage3_max_live_parameters is not modelled"
+    run = candidate("own", "zero3", scenario=lambda: own)
+    found = forecast([run], MemoryLimits(device_bytes=2 * states))
+    assert why in str(found.reason("own"))
+    refused = forecast([run], MemoryLimits(device_bytes=states // 2)).refusal("own")
+    assert str(refused).startswith("cannot fit: at least ")

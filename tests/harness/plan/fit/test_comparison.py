@@ -3,14 +3,16 @@ from typing import Any
 import pytest
 
 from harness.errors import HarnessError
+from harness.forms.terms import Term
 from harness.job.config import load_experiment
 from harness.launch.cells import Cell, plan
 from harness.plan.fit.comparison import LargestBatches, cut_lines, require_limit
 from harness.plan.limits import MemoryLimits
+from harness.plan.memory import MemoryPrediction, Moment
+from harness.plan.prediction import Predictors
 from harness.plan.scenario import Scenario
 from harness.rank.check import check_job
-from harness.record import PredictionPart
-from tests.records import make_prediction, make_record
+from tests.records import make_record
 
 EXPERIMENT = load_experiment(None, ["training.global_batch_size=48", "runtime.memory_limit=10MB"])
 CELLS = plan(EXPERIMENT, ["ddp", "zero3", "planted-wrong-beta2"], [2], 2, "cpu")
@@ -18,10 +20,10 @@ SAMPLE_BYTES = {"ddp": 2_000_000, "zero3": 600_000}
 """Of each sample of a micro-batch; nothing else takes memory here."""
 
 
-def predict(scenario: Scenario, limits: MemoryLimits, **_: Any) -> PredictionPart:
+def memory(scenario: Scenario) -> MemoryPrediction:
     needed = scenario.micro_batch_size * SAMPLE_BYTES[scenario.label]
-    assert limits.imposed_bytes is not None
-    return make_prediction(needed, verdict="fits" if needed <= limits.imposed_bytes else "does not fit")
+    term = Term(kind="activations", name="", bytes=needed, formula="", source="test")
+    return MemoryPrediction(moments=(Moment(name="optimizer step", terms=(term,)),))
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,7 @@ def facts() -> dict[str, Any]:
 def batches(facts: dict[str, Any], limit: int = 10_000_000) -> LargestBatches:
     limits = MemoryLimits(imposed_bytes=limit)
     return LargestBatches(
-        experiment=EXPERIMENT, torch_device="cpu", limits=limits, facts=facts, predict=predict
+        experiment=EXPERIMENT, torch_device="cpu", limits=limits, facts=facts, by=Predictors(memory=memory)
     )
 
 
