@@ -153,7 +153,8 @@ def completed(row: Row) -> Row:
         for name, key in (("micro_batch", "micro_batch"), ("gpu", "gpu"), ("model", "models"))
         if row.id in own.get(key, {})
     }
-    if "activation_ckpt" in own and (not row.activation_ckpt or row.activation_ckpt.startswith("as ")):
+    silent = not row.activation_ckpt or row.activation_ckpt.startswith("as ")
+    if "activation_ckpt" in own and silent and row.id not in own.get("not_said", ()):
         changes["activation_ckpt"] = own["activation_ckpt"]
     return replace(row, **changes)
 
@@ -182,7 +183,8 @@ def _other_code(row: Row) -> OtherCode:
 def _own(row: Row) -> dict[str, Any]:
     """What the program did, and what it did for this model."""
     own = settings().get(row.source, {})
-    return own | next((of for word, of in own.get("of_model", {}).items() if word in row.model), {})
+    of_model = next((of for word, of in own.get("of_model", {}).items() if word in row.model), {})
+    return own | of_model | {"other": own.get("other", {}) | of_model.get("other", {})}
 
 
 def _chunk_tokens(row: Row, model: PlannedModel, tokens: int) -> int | None:

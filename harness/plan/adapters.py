@@ -109,6 +109,14 @@ def packed_head(layout: Layout) -> int:
     )
 
 
+def packed_elements(layout: Layout) -> int:
+    """Elements of the layers of a block that QLoRA packs."""
+    first = f"{layout.blocks[0]}."
+    return sum(
+        t.numel for t in layout.parameters if t.name.startswith(first) and _is_target(t, layout, [ALL_LINEAR])
+    )
+
+
 SHARE_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers that one tensor feeds."""
 OF_ATTENTION = ("o_proj", "out_proj", "self_attention.dense", "attention.dense", "self_attn.dense")
@@ -136,6 +144,25 @@ def packed_inputs(
             kept.add(key)
         found[key] = tensor.shape[0] if model_type in TRANSPOSED else tensor.shape[1]
     return {key: width for key, width in found.items() if key not in kept or not alone}
+
+
+KEYS_AND_VALUES = ("k_proj", "v_proj")
+
+
+def joined_targets(layout: Layout, adapter: AdapterSection, model_type: str) -> list[str]:
+    """Adapted layers where one adapter serves queries, keys and values."""
+    targets = adapter.targets or DEFAULT_TARGETS.get(model_type, [])
+    if targets == [ALL_LINEAR]:
+        modules = (_module(t) for t in layout.parameters if _is_target(t, layout, targets))
+        targets = list(dict.fromkeys(module.rpartition(".")[2] for module in modules))
+    return [t for t in targets if t not in KEYS_AND_VALUES or "q_proj" not in targets]
+
+
+def joined_outputs(layout: Layout) -> dict[str, int]:
+    """Of layers of a block, each with its width, what lies in one tensor with the values and so lives on."""
+    names = (f"{layout.blocks[0]}.self_attn.{name}.weight" for name in ("q_proj", "k_proj"))
+    widths = {t.name: t.shape[0] for t in layout.parameters if len(t.shape) == 2}
+    return {f"{name} beside values": widths[name] for name in names if name in widths}
 
 
 def _is_target(tensor: Tensor, layout: Layout, targets: list[str]) -> bool:

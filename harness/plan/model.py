@@ -160,6 +160,15 @@ def _unfused(model: PlannedModel) -> bool:
     return given in ("gelu_new", "gelu_fast", "quick_gelu")
 
 
+def equal_heads(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a configuration gives keys as many heads as queries have; empty where they have them."""
+    if config.get("model_type") == "falcon":
+        one = config.get("multi_query", True) and not config.get("new_decoder_architecture")
+        return {"multi_query": False} if one else {}
+    heads, keys = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    return {"num_key_value_heads": heads} if heads and keys and keys < heads else {}
+
+
 def heads_of(config: Mapping[str, Any]) -> Attention | None:
     """Heads by a configuration; None where it does not say."""
     layers, heads = _first(config, LAYER_KEYS), _first(config, HEAD_KEYS)

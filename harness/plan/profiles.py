@@ -36,7 +36,14 @@ from harness.forms.workload import Workload
 from harness.import_path import module_command, safe_environment
 from harness.job.model import AdapterSection, ModelSection
 from harness.launch.launcher import EVERY_RANK, require_libraries
-from harness.plan.adapters import packed_head, packed_inputs
+from harness.plan.adapters import (
+    joined_outputs,
+    joined_targets,
+    packed_elements,
+    packed_head,
+    packed_inputs,
+)
+from harness.plan.model import equal_heads
 from harness.plan.part import local_config, local_profile
 from harness.plan.scenario import Scenario
 
@@ -170,25 +177,39 @@ def activation_profile(scenario: Scenario, trace: Trace | None = None) -> Activa
 
     Raises HarnessError if the model has to be traced and cannot be.
     """
-    job = scenario.job
+    job, (config, adapter) = scenario.job, as_run(scenario)
     found = workload_profile(
-        scenario.workload(), scenario.model.config, job.model, trace,
-        adapter=job.adapter, chunk_tokens=job.loss.chunk_tokens, widens_outputs=scenario.loss is None,
+        scenario.workload(), config, job.model, trace,
+        adapter=adapter, chunk_tokens=job.loss.chunk_tokens, widens_outputs=scenario.loss is None,
     )  # fmt: skip
     found = found if scenario.loss is None else found.with_loss(scenario.loss)
     return _of_other_code(found, scenario)
+
+
+def as_run(scenario: Scenario) -> tuple[Mapping[str, Any], AdapterSection]:
+    """The configuration and adapters with which transformers keeps what the run's program does."""
+    model, other, adapter = scenario.model, scenario.other, scenario.job.adapter
+    config = {**model.config, **other.traced_with}
+    if other.joined_attention:
+        config |= equal_heads(config)
+        if adapter.is_present:
+            targets = joined_targets(model.layout, adapter, str(config.get("model_type")))
+            adapter = adapter.model_copy(update={"targets": targets})
+    return config, adapter
 
 
 def _of_other_code(found: ActivationProfile, scenario: Scenario) -> ActivationProfile:
     other, checkpointing = scenario.other, scenario.job.training.activation_checkpointing
     inputs: dict[str, int] = {}
     width = scenario.workload().compute_bytes
+    if other.joined_attention and not equal_heads(scenario.model.config):
+        inputs |= joined_outputs(scenario.model.layout)
     if other.caches:
         found = found.with_caches(width * _outputs(scenario.model.layout, other.caches))
     if scenario.job.adapter.is_quantised:
         layout, model_type = scenario.model.layout, str(scenario.model.config.get("model_type"))
         if other.keeps_packed_inputs:
-            inputs = packed_inputs(layout, scenario.job.adapter, model_type)
+            inputs |= packed_inputs(layout, scenario.job.adapter, model_type)
         if other.keeps_graph:
             every = sum(packed_inputs(layout, scenario.job.adapter, model_type, alone=False).values())
             lingering = Size((0, 0, 0, width * every * len(layout.blocks), 0, 0))
@@ -199,6 +220,9 @@ def _of_other_code(found: ActivationProfile, scenario: Scenario) -> ActivationPr
     more = tuple(
         Saved(module=module, size=Size((0, 0, 0, width * size, 0, 0))) for module, size in inputs.items()
     )
+    if other.keeps_unpacked and scenario.job.adapter.is_quantised:
+        unpacked = width * packed_elements(scenario.model.layout)
+        more += (Saved(module="unpacked weights", size=Size((unpacked, 0, 0, 0, 0, 0))),)
     recomputed = other.recomputed if checkpointing == SELECTIVE else ()
     if not more and not recomputed:
         return found
@@ -323,9 +347,10 @@ def _requests(scenario: Scenario) -> Iterator[str]:
     """What would be asked of a tracer, whether or not it was before. Raises HarnessError."""
     workload = scenario.workload()
     between = blocks_between(workload.activation_checkpointing) or 1
-    variant = _variant(workload, scenario.job.model, scenario.job.adapter, scenario.loss is None)
+    config_as_run, adapter = as_run(scenario)
+    variant = _variant(workload, scenario.job.model, adapter, scenario.loss is None)
     for again in (False, True) if between > 1 else (variant["checkpointing"],):
-        config = _local(workload, scenario.model.config)
+        config = _local(workload, config_as_run)
         found = _shipped_or_request(config, variant | {"checkpointing": again})
         if isinstance(found, str):
             yield found

@@ -45,6 +45,8 @@ class OtherCode:
     """Layers of 4 bits keep their input: bitsandbytes before 0.43.2 (its pull request 1270)."""
     keeps_graph: bool = False
     """The graph of a step, with what its layers of 4 bits keep, lives until the next loss is computed."""
+    keeps_unpacked: bool = False
+    """What is unpacked of 4 bits lives until the layer's backward pass, rather than being unpacked again."""
     unpacking_bytes: float | None = None
     """Read and written for each packed weight that is unpacked; None: packed once, and unpacked once."""
     packs_head: bool = False
@@ -55,6 +57,11 @@ class OtherCode:
     """Of packed weights; otherwise one in fp32 per 64 values."""
     caches: tuple[str, ...] = ()
     """Of a block, what computes keys and values that live until the loss is computed."""
+    joined_attention: bool = False
+    """Queries, keys and values are one product with one adapter, which lives on with the values; fewer heads
+    of keys are copied out for each of the queries' (litgpt, model.py and lora.py)."""
+    traced_with: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the model's configuration with which transformers keeps what the program does."""
     reduces_in_fp32: bool = False
     """Gradients are reduced, and added up over micro-steps, in fp32 (FSDP)."""
     reshards_root: bool = False

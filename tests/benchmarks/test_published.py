@@ -16,7 +16,7 @@ from benchmarks.published.page import render
 from benchmarks.published.rows import COLUMNS, Row, read_rows
 from harness.errors import HarnessError
 from harness.plan import profiles
-from harness.plan.adapters import packed_head
+from harness.plan.adapters import joined_outputs, packed_head
 from harness.plan.profiles import activation_profile
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "published" / "published_runs.csv"
@@ -240,6 +240,36 @@ def test_what_a_program_does_for_one_model_alone_is_that_model_s() -> None:
         scenario = map_row(replace(ROW, **changes, model=model, note=note)).scenario
         assert scenario is not None
         assert (scenario.loss, scenario.other.caches) == (loss, caches)
+
+
+def test_one_product_for_queries_keys_and_values_has_one_adapter_and_lives_on_with_the_values() -> None:
+    changes = {"source": "litgpt-hub", "method": "finetune, qlora", "params": "", "strategy": "single"}
+    for model, config, targets, beside in (
+        ("llama2-7b", {}, ["q_proj"], 2 * 4096),  # v is a view of what q, k and v share
+        ("llama3-8b", {"num_key_value_heads": 32}, ["q_proj"], 0),  # copies of k and v stand for it
+        ("falcon-7b", {"multi_query": False}, ["query_key_value"], 0),
+        ("phi-2", {"hidden_act": "gelu_pytorch_tanh"}, ["q_proj", "dense", "fc1", "fc2"], 2 * 2560),
+    ):
+        scenario = map_row(replace(ROW, **changes, model=model)).scenario
+        assert scenario is not None
+        traced, adapter = profiles.as_run(scenario)
+        changed = {key: value for key, value in traced.items() if scenario.model.config.get(key) != value}
+        assert (changed, adapter.targets) == (config, targets)
+        kept = joined_outputs(scenario.model.layout) if "num_key_value_heads" not in config else {}
+        assert sum(kept.values()) == beside
+
+
+def test_weights_of_4_bits_stay_unpacked_where_no_function_of_their_own_unpacks_them() -> None:
+    """Each of a block's: 4 x 2,048 x 2,048 and 3 x 2,048 x 5,504 in 2 bytes."""
+    row = replace(ROW, source="qwen", method="finetune, qlora (gptq int4)", model="qwen-1.8b", params="")
+    scenario = map_row(replace(row, strategy="zero2", precision="fp16", activation_ckpt="none")).scenario
+    assert scenario is not None
+    kept, again = (
+        activation_profile(replace(scenario, other=replace(scenario.other, keeps_unpacked=keeps)))
+        for keeps in (True, False)
+    )
+    more = kept.saved_bytes(1, 1, 1) - again.saved_bytes(1, 1, 1)
+    assert more == 2 * (4 * 2048**2 + 3 * 2048 * 5504)
 
 
 def test_keys_and_values_live_until_the_loss_is_computed() -> None:
