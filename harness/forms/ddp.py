@@ -39,8 +39,7 @@ def model_states(workload: Workload) -> ModelStates:
     `csrc/distributed/c10d/reducer.cpp`, `Reducer::initialize_buckets`); like-for-like sets the view, for
     which Trainer has no argument.
     """
-    terms = replica_terms(workload)
-    views = workload.like_for_like and workload.strategy.of_route.sets_bucket_view
+    terms, views = replica_terms(workload), views_buckets(workload)
     if wraps(workload) and views:
         # Gradients are parts of buckets, which have room for those that never come.
         left_out = workload.layout.trained_count - elements(workload.layout.reached)
@@ -50,6 +49,11 @@ def model_states(workload: Workload) -> ModelStates:
         size = workload.layout.trained_count * workload.master_bytes
         terms.append(Term(kind="communication", name=BUCKETS_BESIDE_GRADIENTS, bytes=size, extra=True))
     return states(terms)
+
+
+def views_buckets(workload: Workload) -> bool:
+    """Whether gradients are views of buckets, so that nothing is copied into them."""
+    return workload.like_for_like and workload.strategy.of_route.sets_bucket_view
 
 
 def wraps(workload: Workload) -> bool:

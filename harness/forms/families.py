@@ -5,10 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
-from harness.forms import ddp, fsdp1, fsdp2, fsdp2_tensor, pipeline, single, tensor, zero0, zero3, zero12
+from harness.forms import (
+    ddp,
+    fsdp1,
+    fsdp2,
+    fsdp2_tensor,
+    pipeline,
+    sequence,
+    single,
+    tensor,
+    zero0,
+    zero3,
+    zero12,
+)
 from harness.forms.optimizer_states import with_optimizer, with_whole_matrices
 from harness.forms.sequence import with_attention
-from harness.forms.terms import ModelStates, Underived, Volume
+from harness.forms.terms import Collective, ModelStates, Underived, Volume
 from harness.forms.workload import Workload
 from harness.forms.zero_tensor import zero3_tensor, zero12_tensor
 
@@ -93,3 +105,23 @@ def collectives(workload: Workload) -> Volume:
     of_family = FAMILIES[workload.strategy.family].collectives(workload)
     volume = with_attention(workload, with_whole_matrices(workload, _with_evaluation(workload, of_family)))
     return replace(volume, unknown=volume.unknown or underived(workload))
+
+
+REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
+OF_ACTIVATIONS = frozenset({
+    tensor.AGAIN, tensor.FORWARD, tensor.BACKWARD, tensor.LOGITS, sequence.KEYS, sequence.ROTATED,
+    sequence.GRADIENTS_OF_KEYS, sequence.EXCHANGED, sequence.POSITIONS,
+})  # fmt: skip
+"""What the next operator of a pass needs: every rank waits for it."""
+
+
+def gathers_weights(collective: Collective) -> bool:
+    """Whether a pass needs what this brings, and it can be brought ahead."""
+    is_gather = collective.op == "all_gather" and collective.phase != "step"
+    return is_gather and collective.term not in OF_ACTIVATIONS
+
+
+def reduces_gradients(collective: Collective) -> bool:
+    """Whether this could go on beside the backward pass."""
+    is_reduction = collective.op in REDUCTIONS and collective.phase == "backward"
+    return is_reduction and collective.term not in OF_ACTIVATIONS

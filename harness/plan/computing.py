@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.forms.activations import SELECTIVE, recomputed_share
+from harness.forms.ddp import views_buckets
+from harness.forms.families import gathers_weights, reduces_gradients
 from harness.forms.host_link import host_link_bytes
 from harness.forms.optimizer_step import implementation
 from harness.forms.part import within
@@ -259,6 +261,7 @@ def computing_time(work: Work, device: Device, constants: TimeConstants) -> Comp
     head = _product(tokens, model.hidden, model.head_rows, rates, constants) if model.head_rows else 0.0
     loss = tokens * work.logit_rows * LOSS_BYTES / rates.bytes
     kept = _gradients_and_casts(work, rates)
+    copied = {phase: seconds / work.passes for phase, seconds in _copies(work, rates).items()}
     update_terms = [*device_terms(work, rates.bytes, constants), *host_terms(work, constants)]
     steps, multiplied = work.passes, products.forward + products.backward + products.again
     terms = (
@@ -278,12 +281,14 @@ def computing_time(work: Work, device: Device, constants: TimeConstants) -> Comp
         _term("logits and loss", steps * loss, f"{LOSS_BYTES} T V / M", "harness.rank.models.model, counted"),
         _term("gradients and casts", steps * kept, "bytes of weights cast and gradients added / M",
               "torch autocast, accumulate_grad"),
+        _term("copies beside collectives", steps * sum(copied.values()),
+              "bytes gathered and reduced x reads and writes / M", COPIES_SOURCE),
         *bubble_terms(work, forward + backward + kept + products.head_passes * head + loss),
         *update_terms,
     )  # fmt: skip
     return ComputingTime(
-        block_forward=forward,
-        block_backward=backward + kept,
+        block_forward=forward + copied["forward"],
+        block_backward=backward + kept + copied["backward"],
         head_forward=head + loss / 3,
         head_backward=(products.head_passes - 1) * head + 2 * loss / 3,
         update=sum(term.seconds for term in update_terms),
@@ -392,6 +397,36 @@ def _attention(work: Work, rates: Rates, constants: TimeConstants) -> AttentionT
         width=model.attention_width, layers=model.layers, flops=rates.attention_flops,
         half_length=constants.attention_half_length,
     )  # fmt: skip
+
+
+COPIES = {"ddp": (0, 4), "zero0": (0, 6), "zero12": (0, 6), "zero3": (2, 6), "fsdp1": (0, 4), "fsdp2": (2, 2)}
+COPIES_SOURCE = "torch's DDP and FSDP and DeepSpeed, passes counted"
+"""By family: how often what is gathered, and what is reduced, is read and written besides.
+
+DDP fills buckets and empties them (reducer.cpp, `mark_variable_ready_dense`, `finalize_bucket_dense`). FSDP1
+joins the gradients of a unit (the backward pass of its views) and divides them (`_reduce_grad`); FSDP2 copies
+out what it gathered and gradients in (_fsdp_collectives.py). DeepSpeed fills a bucket, lays it out anew and
+divides it (stage_1_and_2.py, `allreduce_bucket`; coalesced_collectives.py), and ZeRO-3 joins pieces
+(`AllGatherCoalescedHandle.wait`).
+"""
+VIEWED = 2
+"""Of DDP whose gradients are views of its buckets: they are divided in place."""
+
+
+def _copies(work: Work, rates: Rates) -> dict[str, float]:
+    """Seconds of a step, by phase; a CPU's constants, which are calibrated as a whole, hold it."""
+    workload = within(work.workload)
+    gathered, reduced = COPIES.get(workload.strategy.family, (0, 0))
+    found = {"forward": 0.0, "backward": 0.0}
+    if workload.device == "cpu":
+        return found
+    if workload.strategy.family == "ddp" and views_buckets(workload):
+        reduced = VIEWED
+    for one in work.collectives[0]:
+        if one.role != "replica" or workload.strategy.family == "ddp":  # a hybrid's replicas exchange shards
+            if times := gathered * gathers_weights(one) + reduced * reduces_gradients(one):
+                found[one.phase] += times * one.payload_bytes / rates.bytes
+    return found
 
 
 def _gradients_and_casts(work: Work, rates: Rates) -> float:

@@ -26,6 +26,7 @@ MATRIX_SHARES: dict[str, Constant] = {
     "GH200": Constant(value=0.830, source=f"{MAMF}: 821.0 of 989 TFLOP/s"),
     "MI300X": Constant(value=0.601, source=f"{MAMF}: 781.9 of 1300 TFLOP/s"),
     "MI325X": Constant(value=0.601, source=f"{MAMF}: as MI300X, the same chip"),
+    "MI355X": Constant(value=0.601, source=f"{MAMF}: as MI300X, an estimate"),
     "MI250X": Constant(value=0.767, source=f"{MAMF}: 147.0 of 191.5 TFLOP/s per die"),
 }
 """Best of many shapes, by the beginning of the device's name."""

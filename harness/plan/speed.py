@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from harness.errors import HarnessError
-from harness.forms import sequence, tensor, zero
+from harness.forms import zero
 from harness.forms.ddp import bucket_count
 from harness.forms.dtypes import DTYPE_BYTES
+from harness.forms.families import gathers_weights, reduces_gradients
 from harness.forms.flops import ModelGeometry, gpu_hours, kilowatt_hours, model_flops_per_token
 from harness.forms.network import EMULATED, guide_ratio, time_ratio, transport_sent_bytes
 from harness.forms.part import within
@@ -224,14 +225,6 @@ def _shares(collective: Collective, work: Work, calls: int) -> list[float]:
     return [size / total for size in sizes] * times
 
 
-REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
-OF_ACTIVATIONS = frozenset({
-    tensor.AGAIN, tensor.FORWARD, tensor.BACKWARD, tensor.LOGITS, sequence.KEYS, sequence.ROTATED,
-    sequence.GRADIENTS_OF_KEYS, sequence.EXCHANGED, sequence.POSITIONS,
-})  # fmt: skip
-"""What the next operator of a pass needs: every rank waits for it."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class OverlapRule:
     """What runs at the same time."""
@@ -302,9 +295,8 @@ class StepCommunication:
 
 def step_communication(work: Work, found: Sequence[Transfer]) -> StepCommunication:
     """Sort the collectives of a step."""
-    of_states = [t for t in found if t.collective.term not in OF_ACTIVATIONS]
-    gathers = [t for t in of_states if t.collective.op == "all_gather" and t.collective.phase != "step"]
-    reductions = [t for t in of_states if t.collective.op in REDUCTIONS and t.collective.phase == "backward"]
+    gathers = [t for t in found if gathers_weights(t.collective)]
+    reductions = [t for t in found if reduces_gradients(t.collective)]
     hideable = {id(t) for t in (*gathers, *reductions)}
     count = work.workload.accumulation_steps
     gathers_each = any(t.collective.term == FURTHER_FORWARD for t in gathers)

@@ -185,3 +185,23 @@ def test_hooks_cost_a_cpu_nothing_beyond_its_calibration() -> None:
         host_launches(Work(replace(scenario(name, 2), torch_device="cpu"))) for name in ("ddp", "zero3")
     )
     assert plain == hooked == (32 * 34, 32 * 52)
+
+
+@pytest.mark.parametrize(
+    ("backend", "bytes_per_parameter"),
+    [
+        ("ddp", 4 * 4),
+        ("zero2", 6 * 2),
+        ("zero3", 2 * 2 * 2 + 6 * 2),
+        ("fsdp1", 4 * 2),
+        ("fsdp", 2 * 2 * 2 + 2 * 2),
+    ],
+)
+def test_libraries_copy_what_they_gather_and_reduce(backend: str, bytes_per_parameter: int) -> None:
+    """ZeRO-3 joins the pieces of two gathers, and gradients pass a bucket, a new layout and a division."""
+    asked = scenario(backend, 8)
+    speed = predict_speed(asked)
+    assert speed is not None
+    (copies,) = (term for term in speed.computing if term.name == "copies beside collectives")
+    written = copies.seconds * 0.85 * A100.memory_bandwidth / asked.model.parameters
+    assert written == pytest.approx(bytes_per_parameter, rel=0.05)
