@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from harness.backends.strategy import StrategyKind
 from harness.errors import HarnessError
-from harness.forms.layout import Layout, Tensor
+from harness.forms.layout import Layout, Tensor, elements
 from harness.job.job import Job
 from harness.job.model import ADAPTER_NAME, ALL_LINEAR, AdapterSection
 
@@ -104,16 +104,14 @@ HEADS = ("lm_head", "embed_out")
 
 def packed_head(layout: Layout) -> int:
     """Elements of an output projection of its own; 0: the embedding's weight serves."""
-    return sum(
-        tensor.numel for tensor in layout.parameters if _module(tensor) in HEADS and len(tensor.shape) == 2
-    )
+    return elements(t for t in layout.parameters if _module(t) in HEADS and len(t.shape) == 2)
 
 
 def packed_elements(layout: Layout) -> int:
     """Elements of the layers of a block that QLoRA packs."""
     first = f"{layout.blocks[0]}."
-    return sum(
-        t.numel for t in layout.parameters if t.name.startswith(first) and _is_target(t, layout, [ALL_LINEAR])
+    return elements(
+        t for t in layout.parameters if t.name.startswith(first) and _is_target(t, layout, [ALL_LINEAR])
     )
 
 
@@ -131,7 +129,7 @@ def packed_inputs(
 
     An adapter without dropout keeps it too; with dropout it keeps its own copy.
     """
-    targets = [] if adapter.dropout else adapter.targets or DEFAULT_TARGETS.get(model_type, [])
+    targets = [] if adapter.dropout else _targets(adapter, model_type)
     found: dict[str, int] = {}
     kept: set[str] = set()
     for tensor in layout.parameters:
@@ -151,7 +149,7 @@ KEYS_AND_VALUES = ("k_proj", "v_proj")
 
 def joined_targets(layout: Layout, adapter: AdapterSection, model_type: str) -> list[str]:
     """Adapted layers where one adapter serves queries, keys and values."""
-    targets = adapter.targets or DEFAULT_TARGETS.get(model_type, [])
+    targets = _targets(adapter, model_type)
     if targets == [ALL_LINEAR]:
         modules = (_module(t) for t in layout.parameters if _is_target(t, layout, targets))
         targets = list(dict.fromkeys(module.rpartition(".")[2] for module in modules))
@@ -163,6 +161,11 @@ def joined_outputs(layout: Layout) -> dict[str, int]:
     names = (f"{layout.blocks[0]}.self_attn.{name}.weight" for name in ("q_proj", "k_proj"))
     widths = {t.name: t.shape[0] for t in layout.parameters if len(t.shape) == 2}
     return {f"{name} beside values": widths[name] for name in names if name in widths}
+
+
+def _targets(adapter: AdapterSection, model_type: str) -> list[str]:
+    """What is adapted, by peft's choice where nothing is named; empty: that is not known here."""
+    return adapter.targets or DEFAULT_TARGETS.get(model_type, [])
 
 
 def _is_target(tensor: Tensor, layout: Layout, targets: list[str]) -> bool:

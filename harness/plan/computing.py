@@ -400,7 +400,6 @@ def _attention(work: Work, rates: Rates, constants: TimeConstants) -> AttentionT
 
 
 COPIES = {"ddp": (0, 4), "zero0": (0, 6), "zero12": (0, 6), "zero3": (2, 6), "fsdp1": (0, 4), "fsdp2": (2, 2)}
-COPIES_SOURCE = "torch's DDP and FSDP and DeepSpeed, passes counted"
 """By family: how often what is gathered, and what is reduced, is read and written besides.
 
 DDP fills buckets and empties them (reducer.cpp, `mark_variable_ready_dense`, `finalize_bucket_dense`). FSDP1
@@ -409,6 +408,7 @@ out what it gathered and gradients in (_fsdp_collectives.py). DeepSpeed fills a 
 divides it (stage_1_and_2.py, `allreduce_bucket`; coalesced_collectives.py), and ZeRO-3 joins pieces
 (`AllGatherCoalescedHandle.wait`).
 """
+COPIES_SOURCE = "torch's DDP and FSDP and DeepSpeed, passes counted"
 VIEWED = 2
 """Of DDP whose gradients are views of its buckets: they are divided in place."""
 
