@@ -102,13 +102,17 @@ class Ranking:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The cells by their ratio to the base: an order to list them in, which claims nothing."""
+        """The cells by their ratio to the base: an order to list them in, which claims nothing.
 
-        def place(name: str) -> tuple[float, float]:
-            ratio = 1.0 if name == self.base else self.to_base[name].middle
-            return (-(ratio or 0.0), median(self.values[name].values()))
+        Without those that share no round with it, such as one that ran whole beside others in turns.
+        """
 
-        return tuple(sorted((name for name, values in self.values.items() if values), key=place))
+        def ratio(name: str) -> float | None:
+            return 1.0 if name == self.base else self.to_base[name].middle
+
+        known = [(name, found) for name, of in self.values.items() if of and (found := ratio(name))]
+        known.sort(key=lambda pair: (-pair[1], median(self.values[pair[0]].values())))
+        return tuple(name for name, _ in known)
 
     @cached_property
     def _others(self) -> Mapping[Pair, Ratio]:

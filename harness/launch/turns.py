@@ -16,6 +16,8 @@ PROCESS_BYTES = 300 * 2**20
 """Of a rank on the CPU beside what is predicted: the interpreter, and what libraries write to."""
 FILLED = 0.8
 """The most of a machine's free memory that cells alive at once may take."""
+UNKNOWN = 2
+"""A cell whose memory is not predicted is counted as so many times what the nearest other one needs."""
 AUTO = 1
 """Timed steps of a turn where `compare.turns` is auto."""
 
@@ -91,40 +93,56 @@ def groups(
 
     All of a round do where they fit together, so that numbers of ranks can be compared too; else those of
     one number of ranks. `parts`: by cell, what its run is predicted to need; `unknown`: cells of which that
-    cannot be predicted. Others without a prediction will not run. `known`: records of other cells of these
+    cannot be predicted: they are counted as `UNKNOWN` times the same backend with fewer options, or the
+    greediest cell. Others without a prediction will not run. `known`: records of other cells of these
     rounds, after which the rest of a round runs in the same way.
     """
     rounds: dict[object, list[Cell]] = {}
     took_turns, ran_whole = _earlier(known)
     told: dict[str, None] = {}
+    needs = _needs(cells, parts, unknown)
+    free = [part.host_limit_bytes for part in parts.values() if part.host_limit_bytes is not None]
+    limit = min(free, default=None)
     for cell in cells:
-        part = parts.get(cell.key)
-        takes_turns = turns is not None and cell.measure.timed
-        if takes_turns and cell.key in unknown:
-            name = f"{cell.backend} on {_ranks(cell.world_size)}"
-            told[
-                f"{name} runs whole: its memory is unknown; its speed is not compared with cells in turns"
-            ] = None
-        is_one = takes_turns and part is not None and not part.refused
+        asked = turns is not None and cell.measure.timed
+        is_one = asked and cell.key in needs
         rounds.setdefault(cell.repeat if is_one else cell.key, []).append(cell)
         if is_one and cell.repeat in took_turns:
             told[f"{OTHERS_TOOK_TURNS}; --fresh runs all again"] = None
+        if asked and not needs and cell.key in unknown:
+            told["cells run whole: the memory of none is known"] = None
     divided: list[list[Cell]] = []
     for together in rounds.values():
-        if _why_whole(together, device, parts, ran_whole) is None:
+        if _why_whole(together, device, needs, limit, ran_whole) is None:
             divided.append(together)
             continue
         of_size: dict[int, list[Cell]] = {}
         for cell in together:
             of_size.setdefault(cell.world_size, []).append(cell)
         for size, group in of_size.items():
-            why = _why_whole(group, device, parts, ran_whole)
+            why = _why_whole(group, device, needs, limit, ran_whole)
             divided += [group] if why is None else [[cell] for cell in group]
             if why is not None:
                 told[f"cells on {_ranks(size)} run whole: {why}"] = None
     for text in told:
         say(f"compare.turns: {text}")
     return divided
+
+
+def _needs(
+    cells: Sequence[Cell], parts: Mapping[str, PredictionPart], unknown: Collection[str]
+) -> dict[str, int]:
+    """Host memory of each cell that will run, bytes; without those that nothing is known of."""
+    needs = {key: part.host_bytes for key, part in parts.items() if not part.refused}
+    predicted = [cell for cell in cells if cell.key in needs]
+    for cell in cells:
+        if cell.key in unknown and predicted:
+            name, size = cell.backend.partition(":")[0], cell.world_size
+            alike = [c for c in predicted if (c.backend.partition(":")[0], c.world_size) == (name, size)]
+            nearest = min(alike, key=lambda c: len(c.backend), default=None)
+            found = needs[nearest.key] if nearest else max(needs[c.key] for c in predicted)
+            needs[cell.key] = UNKNOWN * found
+    return needs
 
 
 def _ranks(count: int) -> str:
@@ -150,8 +168,9 @@ def _earlier(known: Iterable[Record]) -> tuple[set[int], set[int]]:
 
 
 def _why_whole(
-    group: Sequence[Cell], device: str, parts: Mapping[str, PredictionPart], ran_whole: Collection[int]
-) -> str | None:
+    group: Sequence[Cell], device: str, needs: Mapping[str, int], limit: int | None,
+    ran_whole: Collection[int],
+) -> str | None:  # fmt: skip
     """Why cells are not kept alive at once; None: they are, or there is but one."""
     if len(group) < 2:
         return None
@@ -159,12 +178,10 @@ def _why_whole(
         return f"others of round {group[0].repeat + 1} did"
     if device != "cpu":
         return "on GPUs ranks that wait hold memory that the driver may count as that of others"
-    known = [parts[cell.key] for cell in group]
-    needed = sum(part.host_bytes for part in known) + PROCESS_BYTES * sum(cell.world_size for cell in group)
-    limits = [part.host_limit_bytes for part in known if part.host_limit_bytes is not None]
-    if limits and needed > FILLED * min(limits):
+    needed = sum(needs[cell.key] + PROCESS_BYTES * cell.world_size for cell in group)
+    if limit is not None and needed > FILLED * limit:
         return (
             f"alive at once they need {needed / 1e9:,.1f} GB, and {FILLED:.0%} of the free memory are "
-            f"{FILLED * min(limits) / 1e9:,.1f} GB"
+            f"{FILLED * limit / 1e9:,.1f} GB"
         )
     return None

@@ -52,7 +52,7 @@ def trade_off_picture(comparison: Comparison) -> Picture | None:
     groups = [
         group
         for group in rivalling
-        if group.place == place and group.rank_peaks and order.ratio(group.label, order.base).middle
+        if group.place == place and group.rank_peaks and group.label in order.names
     ]
     peaks = {group.label: float(max(group.rank_peaks)) for group in groups}
     if len(groups) < 2 or order.base not in peaks:
@@ -196,7 +196,7 @@ def throughput_picture(comparison: Comparison) -> Picture | None:
         if len(groups) > 1
         for name in orders[place].names
         for group in groups
-        if group.label == name and orders[place].ratio(name, orders[place].base).middle
+        if group.label == name
     ]
     drawn = drawable(known)
     if not drawn:

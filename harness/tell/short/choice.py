@@ -235,11 +235,13 @@ def _effects(found: SlowestExplanation) -> list[str]:
     return []
 
 
-WIDENED, NOT_SHOWN = "made it slower", "no change shown"
+WIDENED, NOT_SHOWN, NOT_COMPARED = "made it slower", "no change shown", "not compared: no round in common"
 
 
 def _closed_words(effect: SettingEffect) -> str:
     """'60 %' of the gap; words where the rounds show no such share."""
+    if not effect.difference.rounds:
+        return NOT_COMPARED
     if effect.difference.order not in ("faster", "slower") or effect.closed is None:
         return NOT_SHOWN
     return percent(effect.closed) if effect.closed > 0 else WIDENED

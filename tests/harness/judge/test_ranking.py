@@ -92,6 +92,13 @@ def test_cells_that_share_no_round_are_compared_with_nothing() -> None:
     assert order.ratio("fsdp", "ddp").middle is None
     assert ratio_cell(order, "fsdp") is None
     assert not order.is_judged
+    assert order.figures("fsdp")["speed_base"] is None
+
+
+def test_a_cell_without_a_round_in_common_is_not_called_slowest() -> None:
+    apart = {(1, *key[1:]): value for key, value in rounds(9.0).items()}
+    order = order_of(ddp=rounds(1.0), fsdp=apart, zero3=rounds(2.0))
+    assert slowest_words(order) == "zero3 is slowest, at half of ddp"
 
 
 def test_an_order_that_does_not_hold_on_each_occasion_is_none() -> None:
@@ -117,7 +124,8 @@ CELL = st.dictionaries(st.tuples(st.integers(0, 1), st.integers(0, 7)), st.float
 @given(st.dictionaries(st.sampled_from("abcde"), CELL, min_size=1))
 def test_no_order_goes_in_a_circle(values: dict[str, dict[tuple[int, ...], float]]) -> None:
     order = Ranking(values, next(iter(values)))
-    assert sorted(name for tier in order.tiers for name in tier) == sorted(values)
+    compared = [name for name, of in values.items() if name == order.base or {*of} & {*values[order.base]}]
+    assert sorted(name for tier in order.tiers for name in tier) == sorted(compared)
     assert order.leaders
     assert order.trailers
     for earlier, tier in enumerate(order.tiers):

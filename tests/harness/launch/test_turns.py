@@ -221,10 +221,10 @@ def test_ranks_that_wait_sleep_and_hold_no_more(tmp_path: Path) -> None:
     assert [before for before, _ in calm] == [after for _, after in calm]
 
 
-def part(host_bytes: int) -> PredictionPart:
+def part(host_bytes: int, limit: int = 8 * 10**9) -> PredictionPart:
     return PredictionPart(
         peak_bytes=1, moment="forward/backward", kinds={}, device_bytes=1, host_bytes=host_bytes,
-        host_limit_bytes=8 * 10**9, made_by="x",
+        host_limit_bytes=limit, made_by="x",
     )  # fmt: skip
 
 
@@ -241,17 +241,32 @@ def test_cells_take_turns_where_they_fit_together(device: str, host_bytes: int, 
     assert len(said) == (why is not None)
 
 
-def test_a_cell_of_unknown_memory_runs_whole_and_the_others_take_turns() -> None:
+@pytest.mark.parametrize(
+    ("limit", "together", "why"),
+    [
+        (24 * 10**9, [["ddp", "zero3", "zero3:leaf_module=blocks"]], None),
+        (9 * 10**9, [["ddp"], ["zero3"], ["zero3:leaf_module=blocks"]], "alive at once they need 7.9 GB"),
+    ],
+)
+def test_a_cell_of_unknown_memory_is_counted_as_its_backend_twice(
+    limit: int, together: list[list[str]], why: str | None
+) -> None:
+    """One cell that ran whole beside others in turns could be compared with none of them."""
     said: list[str] = []
-    cells = planned(["ddp", "fsdp", "zero1"])
-    unknown = cells[1].key
-    parts = {cell.key: part(1) for cell in cells if cell.key != unknown}
-    found = groups(cells, 2, "cpu", parts, [unknown], (), said.append)
-    assert [[cell.backend for cell in group] for group in found] == [["ddp", "zero1"], ["fsdp"]]
-    assert said == [
-        "compare.turns: fsdp on 2 ranks runs whole: its memory is unknown; its speed is not compared with "
-        "cells in turns"
-    ]
+    cells = planned(["ddp", "zero3", "zero3:leaf_module=blocks"])
+    parts = {cell.key: part(size * 10**9, limit) for cell, size in zip(cells[:2], (3, 1), strict=True)}
+    found = groups(cells, 2, "cpu", parts, [cells[2].key], (), said.append)
+    assert [[cell.backend for cell in group] for group in found] == together
+    assert len(said) == (why is not None)
+    assert why is None or f"cells on 2 ranks run whole: {why}" in said[0]
+
+
+def test_cells_of_which_nothing_is_known_run_whole() -> None:
+    said: list[str] = []
+    cells = planned(["ddp", "fsdp"])
+    found = groups(cells, 2, "cpu", {}, [cell.key for cell in cells], (), said.append)
+    assert [len(group) for group in found] == [1, 1]
+    assert said == ["compare.turns: cells run whole: the memory of none is known"]
 
 
 def test_the_rest_of_a_round_runs_as_its_first_cells_did() -> None:
