@@ -1,6 +1,9 @@
 """Options of the test suite."""
 
+import atexit
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import hypothesis
@@ -20,6 +23,27 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HARNESS_WORKING_AFTER"] = "0"
 if "CUDA_STUB" not in os.environ:
     os.environ.update(CUDA_VISIBLE_DEVICES="", DS_ACCELERATOR="cpu")
+
+MOVED_CACHES = (
+    "HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "MPLCONFIGDIR", "TORCH_EXTENSIONS_DIR", "TORCH_HOME",
+    "TRITON_CACHE_DIR", "TRITON_HOME",
+)  # fmt: skip
+"""Where a user may have told libraries to keep what otherwise lies below XDG_CACHE_HOME."""
+
+
+def use_own_caches() -> None:
+    """Let no test read or write a user's caches: all processes of this session share a new folder."""
+    folder = Path(tempfile.mkdtemp(prefix="harness-test-caches-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for name in MOVED_CACHES:
+        os.environ.pop(name, None)
+    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+    os.environ["XDG_STATE_HOME"] = str(folder / "state")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "torchinductor")
+
+
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have their parent's variables
+    use_own_caches()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,6 +65,7 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-golden"))
 
 
+@pytest.hookimpl(trylast=True)  # what is not selected takes no time
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort modules by falling processor time, so that workers side by side end together."""
     seconds: dict[Path, float] = {}
