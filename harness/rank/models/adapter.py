@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import warnings
 import zlib
@@ -35,9 +34,7 @@ def add_adapters(job: Job, model: nn.Module) -> None:
 
 
 def _inject(job: Job, model: nn.Module) -> None:
-    # peft imports bitsandbytes, which tells of optional kernels for 4-bit weights on CPUs.
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-    from peft import inject_adapter_in_model
+    from harness.rank.models.peft_preload import inject_adapter_in_model
 
     try:
         with warnings.catch_warnings():
@@ -58,7 +55,7 @@ def _inject(job: Job, model: nn.Module) -> None:
 
 def peft_config(adapter: AdapterSection) -> Any:
     """The section as peft's LoraConfig."""
-    from peft import LoraConfig
+    from harness.rank.models.peft_preload import LoraConfig
 
     targets: Any = adapter.targets
     return LoraConfig(
