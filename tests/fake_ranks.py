@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,9 @@ CONNECTION_RESET = "[tcp/pair.cc:547] Read error [127.0.0.1]:1234: Connection re
 class Rank:
     """What a test's rank does next."""
 
-    def __init__(self, folder: Path, rank: int, turns: Any = None) -> None:
+    def __init__(self, folder: Path, rank: int, turns: Any = None, peers: Sequence[int] = ()) -> None:
         self.turns = turns
+        self._peers = peers
         self.folder = folder
         self.owner = rank_owner(folder, rank)
         """Where who watches this rank says which process it is."""
@@ -66,9 +68,15 @@ class Rank:
 
     def miss_a_peer(self, seconds: float = 0.3) -> None:
         """Wait in a collective until the connection to the peer breaks."""
-        self.position.enter("backward")
-        time.sleep(seconds)
+        self.outlive_a_peer(seconds)
         self.fail()
+
+    def outlive_a_peer(self, seconds: float) -> None:
+        """Wait in a collective, and so long after a peer has ended."""
+        self.position.enter("backward")
+        if self._peers:
+            select.select(self._peers, [], [])
+        time.sleep(seconds)
 
     def wait_forever(self) -> None:
         """As in a collective: the main thread does not come back."""
@@ -86,16 +94,28 @@ class FakeLauncher(LocalLauncher):
     def __init__(self, behaviours: Mapping[int, Behaviour]) -> None:
         self.device = "cpu"
         self.behaviours = behaviours
+        self._lives: list[int] = []
+        """Of each rank the end of a pipe that can be read once the rank has ended."""
+        self._held: dict[int, int] = {}
+        """The other ends, until their ranks have them alone."""
 
     def _start(self, run_directory: Path, request: RunRequest, rank: int, port: int, turns: Any) -> Any:
         def live() -> None:
             os.setpgid(0, 0)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            self.behaviours[rank](Rank(run_directory, rank, turns))
+            for other in self._held.keys() - {rank}:
+                os.close(self._held[other])
+            peers = [pipe for other, pipe in enumerate(self._lives) if other != rank]
+            self.behaviours[rank](Rank(run_directory, rank, turns, peers))
             os._exit(0)
 
+        if rank == 0:
+            pipes = [os.pipe() for _ in range(request.world_size)]
+            self._lives = [reader for reader, _ in pipes]
+            self._held = {other: writer for other, (_, writer) in enumerate(pipes)}
         process = multiprocessing.get_context("fork").Process(target=live)
         process.start()
+        os.close(self._held.pop(rank))
         return process
 
 

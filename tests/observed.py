@@ -19,11 +19,11 @@ from harness.record import Record
 from harness.run_directory.observed import ObserveRequest, assemble_observed
 from harness.run_directory.observed_processes import note_end
 from tests.forkserver import context, held_port
+from tests.patience import SECONDS
 
 MEASURE = MeasureSection(
     warmup_steps=3, probed_steps=2, traced_steps=0, cooldown_steps=1, weight_digests=False
 )
-SECONDS = 300
 
 
 @dataclass(frozen=True, kw_only=True)

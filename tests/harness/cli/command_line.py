@@ -14,6 +14,7 @@ from harness import cli
 from harness.record import Record
 from harness.record.store import read_record
 from tests.forkserver import launcher
+from tests.patience import SECONDS
 
 INTERRUPTED = 130
 HARNESS = [sys.executable, "-m", "harness"]
@@ -58,7 +59,7 @@ def harness_process(*arguments: str | Path, cwd: Path, **variables: str) -> subp
     """In a process of its own, with these environment variables."""
     return subprocess.run(
         [*HARNESS, *map(str, arguments)], cwd=cwd, env=environment(**variables), capture_output=True,
-        text=True, timeout=240, check=False,
+        text=True, timeout=SECONDS, check=False,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import pytest
 from harness.launch.owner import forget_never_begun, lines_about
 from harness.record.store import read_record
 from harness.run_directory.rank_state import Owner
+from tests.patience import SECONDS
 
 from .command_line import environment, harness, records
 
@@ -37,7 +38,7 @@ def start(folder: Path, kind: str, *arguments: str, limit: int | None = None) ->
 
 def compare(folder: Path, kind: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     process = start(folder, kind, *arguments)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=SECONDS)
     return subprocess.CompletedProcess([], process.returncode, out, err)
 
 
@@ -75,7 +76,7 @@ def test_full_disk_names_the_run_and_keeps_older_records(tmp_path: Path) -> None
     compare(tmp_path, "sound")
     before = {path: path.read_bytes() for path in (tmp_path / "runs").glob("*/record.json")}
     process = start(tmp_path, "sound", "--fresh", limit=1000)
-    err = process.communicate(timeout=60)[1]
+    err = process.communicate(timeout=SECONDS)[1]
     assert process.returncode == 1
     line = err.splitlines()[-1]
     assert line.startswith("harness: run '")
@@ -104,7 +105,7 @@ def test_run_folder_that_was_renamed_counts_and_is_reported(tmp_path: Path) -> N
 
 def test_two_comparisons_at_once_run_no_cell_twice(tmp_path: Path) -> None:
     both = [start(tmp_path, "slow", "--repeats", "2") for _ in range(2)]
-    errors = [process.communicate(timeout=60)[1] for process in both]
+    errors = [process.communicate(timeout=SECONDS)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], errors
     made = [record.cell for record in records(tmp_path / "runs")]
     assert len(made) == len(set(made)) == 5
@@ -116,7 +117,7 @@ def test_two_comparisons_at_once_run_no_cell_twice(tmp_path: Path) -> None:
 def abandoned(tmp_path: Path) -> Path:
     """A folder of runs whose comparison was killed in its last cell."""
     process = start(tmp_path, "endless")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + SECONDS
     done: list[int] = []
     while len(done) < 2 or min(done) < 4:  # steps of both ranks: one of both alone is no step of the run
         assert time.monotonic() < deadline
@@ -127,7 +128,7 @@ def abandoned(tmp_path: Path) -> Path:
     os.kill(process.pid, signal.SIGKILL)
     for rank in ranks:  # the fake ranks do not follow their launcher
         os.kill(rank, signal.SIGKILL)
-    process.communicate(timeout=20)
+    process.communicate(timeout=SECONDS)
     return tmp_path
 
 

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from harness.cli import harness
 from tests.harness.cli.command_line import HARNESS, environment
+from tests.patience import SECONDS
 
 
 def asked(line: str) -> dict[str, str]:
@@ -47,7 +48,7 @@ def test_runs_are_offered_by_name(tmp_path: Path) -> None:
     (tmp_path / "runs" / "one").mkdir(parents=True)
     (tmp_path / "runs" / "one" / "record.json").touch()
     done = subprocess.run(
-        HARNESS, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True,
+        HARNESS, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS, check=True,
         env=environment(**asked("harness show o")),
     )  # fmt: skip
     assert words_of(done.stdout) == ["one"]

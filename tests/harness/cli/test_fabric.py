@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from harness.cli import harness
 from harness.fabric.result import OPERATIONS, read_fabric
 from harness.gpus.found import Gpus
+from tests.patience import SECONDS
 
 
 def test_two_ranks_measure_every_operation_and_a_gate_closes(tmp_path: Path) -> None:
@@ -24,7 +25,7 @@ def test_two_ranks_measure_every_operation_and_a_gate_closes(tmp_path: Path) -> 
             "64KB", "--repeats", "3", "--warmup", "1", "--output", "fabric.json", "--require-busbw", "1TB/s",
             "--json",
         ],
-        cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, timeout=240, check=False,
+        cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, timeout=SECONDS, check=False,
     )  # fmt: skip
     assert done.returncode == 3, done.stderr
     assert "below the required 1e+03 GB/s" in done.stderr
@@ -81,7 +82,7 @@ def test_a_self_test_that_is_ended_leaves_no_rank_behind(number: signal.Signals,
         "--repeats", "100000000", "--seconds-per-row", "600",
     ]  # fmt: skip
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + SECONDS
         ranks: list[psutil.Process] = []
         while len(ranks) < 2 and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -90,8 +91,8 @@ def test_a_self_test_that_is_ended_leaves_no_rank_behind(number: signal.Signals,
                 child for child in family if "--silent" in child.cmdline() and child.ppid() != process.pid
             ]
         process.send_signal(number)
-        code = process.wait(30)
-    _, alive = psutil.wait_procs(ranks, timeout=40)
+        code = process.wait(SECONDS)
+    _, alive = psutil.wait_procs(ranks, timeout=SECONDS)
     for rank in alive:
         rank.kill()
     assert (code, len(ranks), alive) == (ended, 2, [])

@@ -10,6 +10,7 @@ import pytest
 
 from harness.record import Record
 from tests.harness.cli.command_line import HARNESS, environment, harness_process, records
+from tests.patience import SECONDS
 from tests.representatives import first
 
 pytestmark = pytest.mark.long(seconds=45)
@@ -114,7 +115,7 @@ def test_an_interrupted_script_gives_130_and_keeps_its_steps(tmp_path: Path, who
         assert process.stdout is not None
         assert process.stdout.readline() == "waits\n"
         (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=120)
+        _, said = process.communicate(timeout=SECONDS)
     assert process.returncode == 130
     (record,) = records(tmp_path / "runs")
     assert record.error is not None

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli.output import echo
+from tests.patience import SECONDS
 from tests.records import make_record
 
 from .command_line import HARNESS, environment, harness
@@ -27,7 +28,7 @@ def test_reader_that_left_ends_nothing(tmp_path: Path) -> None:
     assert process.stderr is not None
     process.stdout.close()
     process.stderr.close()
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=SECONDS) == 0
     assert done.exists()
 
 

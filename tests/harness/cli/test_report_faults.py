@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.record.store import write_record
+from tests.patience import SECONDS
 from tests.records import make_effective, make_record, make_steps
 
 from .command_line import HARNESS, environment, harness
@@ -157,7 +158,7 @@ def test_report_on_a_pipe_whose_reader_is_gone_ends(tmp_path: Path) -> None:
     os.close(reader)
     done = subprocess.run(
         [*HARNESS, "report", "runs", "-o", "/dev/stdout"], cwd=tmp_path, env=environment(), stdout=writer,
-        stderr=subprocess.PIPE, text=True, timeout=120, check=False,
+        stderr=subprocess.PIPE, text=True, timeout=SECONDS, check=False,
     )  # fmt: skip
     os.close(writer)
     assert done.returncode == 1
@@ -169,7 +170,7 @@ def test_report_on_standard_output_writes_no_other_file(tmp_path: Path) -> None:
     before = set(os.listdir("/dev"))
     done = subprocess.run(
         [*HARNESS, "report", "runs", "-o", "/dev/stdout"], cwd=tmp_path, env=environment(),
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=SECONDS, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("# ")

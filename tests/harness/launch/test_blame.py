@@ -14,6 +14,7 @@ from harness.record import Record
 from harness.run_directory.assemble import assemble
 from harness.run_directory.events import UnsupportedEvent
 from tests.fake_ranks import Behaviour, FakeLauncher, Rank, a_request
+from tests.patience import SECONDS
 
 
 def run(folder: Path, first: Behaviour, second: Behaviour) -> Record:
@@ -86,7 +87,7 @@ def test_exception_of_a_rank_counts_before_the_abort_of_its_peer(tmp_path: Path)
 
     def abort(rank: Rank) -> None:
         rank.train()
-        time.sleep(0.3)
+        rank.outlive_a_peer(0.3)
         os.abort()
 
     error = run(tmp_path, abort, raise_first).error
@@ -112,7 +113,7 @@ def test_children_of_a_rank_end_with_it(tmp_path: Path) -> None:
         os._exit(5)
 
     run(tmp_path, survive, with_child)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + SECONDS
     child = int(pid.read_text())
     while psutil.pid_exists(child) and time.monotonic() < deadline:
         if psutil.Process(child).status() == psutil.STATUS_ZOMBIE:
@@ -147,8 +148,7 @@ def out_of_memory(rank: Rank) -> None:
 def aborted_by_the_watchdog(rank: Rank) -> None:
     """As NCCL's watchdog ends a rank whose peer is gone."""
     rank.train()
-    rank.position.enter("backward")
-    time.sleep(0.2)
+    rank.outlive_a_peer(0.2)
     rank.log.write_text("[rank0]:[E ProcessGroupNCCL.cpp:2068] Process group watchdog thread terminated\n")
     os.abort()
 

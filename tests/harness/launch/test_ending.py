@@ -7,6 +7,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.patience import SECONDS
+
 STARTS = """\
 import os, subprocess, sys, time
 from harness.launch.ending import leaving_none_behind
@@ -40,12 +42,12 @@ def test_daemons_and_sessions_of_their_own_end(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        timeout=60,
+        timeout=SECONDS,
     )
     assert done.stdout == "None\n"
     for name in ("own", "daemon"):
         number = int((tmp_path / name).read_text())
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + SECONDS
         while psutil.pid_exists(number) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not psutil.pid_exists(number)

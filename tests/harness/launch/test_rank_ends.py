@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.run_directory.request import rank_exit
+from tests.patience import SECONDS
 
 MONITORED = """
 import os, signal, sys, time
@@ -37,7 +38,7 @@ lock.acquire()  # the main thread never comes back
 
 def start(script: str, folder: Path) -> subprocess.Popen[bytes]:
     process = subprocess.Popen([sys.executable, "-c", script, str(folder)])
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + SECONDS
     while not (folder / "pid").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     return process
@@ -54,7 +55,7 @@ def start(script: str, folder: Path) -> subprocess.Popen[bytes]:
 )
 def test_the_end_of_a_rank_is_noted(body: str, noted: int, left: int, tmp_path: Path) -> None:
     process = start(MONITORED.format(body=body), tmp_path)
-    assert process.wait(20) == left
+    assert process.wait(SECONDS) == left
     note = json.loads(rank_exit(tmp_path, 3).read_text())
     assert note["exit_code"] == noted
     assert note["max_resident_bytes"] > 0
@@ -63,18 +64,18 @@ def test_the_end_of_a_rank_is_noted(body: str, noted: int, left: int, tmp_path: 
 def test_a_request_to_end_reaches_the_rank(tmp_path: Path) -> None:
     process = start(MONITORED.format(body="time.sleep(60)"), tmp_path)
     process.terminate()
-    assert process.wait(20) == 128 + signal.SIGTERM
+    assert process.wait(SECONDS) == 128 + signal.SIGTERM
     assert json.loads(rank_exit(tmp_path, 3).read_text())["exit_code"] == -signal.SIGTERM
 
 
 def test_a_rank_does_not_outlive_its_monitor(tmp_path: Path) -> None:
     process = start(MONITORED.format(body="time.sleep(60)"), tmp_path)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + SECONDS
     while not (tmp_path / "pid").read_text() and time.monotonic() < deadline:
         time.sleep(0.02)
     child = int((tmp_path / "pid").read_text())
     process.kill()
-    process.wait(20)
+    process.wait(SECONDS)
     while time.monotonic() < deadline:
         try:
             os.kill(child, 0)
@@ -89,5 +90,5 @@ def test_a_rank_does_not_outlive_its_monitor(tmp_path: Path) -> None:
 def test_a_stuck_rank_still_tells_before_it_ends(tmp_path: Path) -> None:
     process = start(TELLING, tmp_path)
     process.terminate()
-    assert process.wait(20) == 128 + signal.SIGTERM
+    assert process.wait(SECONDS) == 128 + signal.SIGTERM
     assert (tmp_path / "told").read_text() == "yes"

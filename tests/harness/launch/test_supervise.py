@@ -15,9 +15,7 @@ from harness.record.store import read_record
 from harness.run_directory.request import rank_file, rank_owner
 from tests.events import steps_taken
 from tests.fake_ranks import Behaviour, Rank, a_request
-
-SECONDS = 120
-"""That end a wait which would have no end."""
+from tests.patience import SECONDS
 
 
 def launch(

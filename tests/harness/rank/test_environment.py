@@ -12,6 +12,7 @@ import torch
 from harness.rank.environment import is_deterministic, pin_determinism
 from harness.run_directory.request import LOCAL_RENDEZVOUS
 from tests.forkserver import context, held_port
+from tests.patience import SECONDS
 
 pytestmark = pytest.mark.long(seconds=12)
 
@@ -33,9 +34,9 @@ def test_store_and_gloo_of_a_local_run_listen_on_loopback_only() -> None:
     with held_port() as port:
         process = processes.Process(target=listening, args=(port, theirs))
         process.start()
-        assert ours.poll(60)
+        assert ours.poll(SECONDS)
         found = ours.recv()
-        process.join(20)
+        process.join(SECONDS)
     assert port in [number for _, number in found]
     assert {address for address, _ in found} == {"127.0.0.1"}
 

@@ -11,6 +11,7 @@ import pytest
 from harness.errors import HarnessError
 from harness.slurm.matrix import directive, render_script
 from harness.slurm.site import Site
+from tests.patience import SECONDS
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "slurm"
 HOSTILE = (
@@ -101,7 +102,7 @@ def run_with_fakes(text: str, folder: Path, **variables: str) -> dict[str, list[
     path = folder / "script"
     path.write_text(text)
     subprocess.run(
-        ["bash", path], cwd=folder, check=True, timeout=60,
+        ["bash", path], cwd=folder, check=True, timeout=SECONDS,
         env={
             "PATH": f"{fakes}:/usr/bin:/bin", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_ID": "7",
             "HOME": "/", **variables,
@@ -132,7 +133,7 @@ def ended_at_the_gate(folder: Path, *, judged: int, test: str = "exit 0") -> tup
     path = folder / "script"
     path.write_text(script(GATED, runs=[str(folder)]))
     variables = {"PATH": f"{fakes}:/usr/bin:/bin", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_ID": "7"}
-    done = subprocess.run(["bash", path], cwd=folder, check=False, timeout=60, env=variables)
+    done = subprocess.run(["bash", path], cwd=folder, check=False, timeout=SECONDS, env=variables)
     return done.returncode, (folder / "finish").read_text().split()
 
 
