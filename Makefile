@@ -52,10 +52,11 @@ resume-trial: $(READY)
 disk-trial: $(READY)
 	$(BIN)/python -m tests.survival disk
 
-# Every command and notebook of the documentation that can run here, at the smallest scale. A few minutes.
+# Every command and notebook of the documentation that can run here, at the smallest scale, and every figure of the
+# page on strategies. A few minutes.
 DOCUMENTED := tests/docs/test_commands_run.py tests/docs/test_notebooks.py
 test-docs: $(READY)
-	$(BIN)/pytest $(SIDE_BY_SIDE) $(DOCUMENTED)
+	$(BIN)/pytest $(SIDE_BY_SIDE) $(DOCUMENTED) tests/docs/test_which_strategy.py
 
 # The HTML report in headless Chromium: Debian's packages chromium, chromium-driver and fonts-liberation.
 test-browser: $(READY)

@@ -1,4 +1,7 @@
-"""The page that says which strategy to take holds what the closed forms say today."""
+"""The page that says which strategy to take holds what the closed forms say today.
+
+`make test` holds the page's first part; `make test-docs` the whole page and its sweeps.
+"""
 
 import pytest
 
@@ -16,9 +19,10 @@ from docs.hooks.strategies import (
 from tests.docs.markdown import ROOT
 
 PAGE = ROOT / "docs" / "which-strategy.md"
-pytestmark = pytest.mark.long(seconds=75)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.long(seconds=75)
 def test_the_page_is_up_to_date(update_golden: bool) -> None:
     if update_golden:
         PAGE.write_text(strategies_page(), encoding="utf-8")
@@ -54,6 +58,7 @@ def test_what_the_page_says_in_words_holds() -> None:
         )
 
 
+@pytest.mark.exhaustive
 def test_divided_strategies_pay_where_the_page_says_and_not_before() -> None:
     lengths, batches = sweeps.by_length(), sweeps.by_batch()
     for backend in lengths.divided:
