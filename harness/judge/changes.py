@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from math import inf
 from statistics import median
 from typing import Any, Literal
 
@@ -15,7 +14,7 @@ from harness.errors import HarnessError
 from harness.judge.cell import CellName
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import Metric, metrics_in
-from harness.judge.ranking import Logs, Ratio, Round, log_ratios, ratios
+from harness.judge.ranking import Logs, Ratio, Round, log_ratios, made_in_one_go, ratios
 from harness.judge.repeats import Repeats
 from harness.judge.rows import Row
 from harness.judge.run import Run
@@ -142,8 +141,7 @@ def _in_turns(side: Repeats) -> set[bool]:
 def _common_rounds(pair: Pair, numbers: Mapping[Run, int]) -> dict[Round, tuple[Row, Row]]:
     """The runs of both sides that were made in turns: between two of a round lies no other round's.
 
-    Of rounds that overlap the one that ended first stays. A side that ran as a whole before the other has
-    numbers of repeats in common with it, and no rounds.
+    A side that ran as a whole before the other has numbers of repeats in common with it, and one round.
     """
     assert pair.before is not None
     assert pair.after is not None
@@ -151,20 +149,17 @@ def _common_rounds(pair: Pair, numbers: Mapping[Run, int]) -> dict[Round, tuple[
         {(numbers[row.run], row.record.repeat): row for row in side.rows}
         for side in (pair.before, pair.after)
     )
-    spans = []
-    for number in before.keys() & after.keys():
-        pair_of_round = before[number].record, after[number].record
-        times = [began_at(record) for record in pair_of_round]
-        known = [time for time in times if time is not None]
-        if len(known) == len(times) and len({record.turns is None for record in pair_of_round}) == 1:
-            spans.append((max(known), min(known), number))
-    found: dict[Round, tuple[Row, Row]] = {}
-    last = -inf
-    for end, start, number in sorted(spans):
-        if start > last:
-            found[number] = before[number], after[number]
-            last = end
-    return found
+    began = [
+        {number: time for number, row in side.items() if (time := began_at(row.record)) is not None}
+        for side in (before, after)
+    ]
+    alike = [
+        number
+        for number in began[0].keys() & began[1].keys()
+        if began[0][number] != began[1][number]
+        and (before[number].record.turns is None) == (after[number].record.turns is None)
+    ]
+    return {number: (before[number], after[number]) for number in made_in_one_go(alike, *began)}
 
 
 def _by_round(rounds: Sequence[Mapping[Round, tuple[Row, Row]]], metric: Metric) -> dict[int, Ratio]:

@@ -8,7 +8,7 @@ the sentences that need them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, pairwise
@@ -93,6 +93,8 @@ class Ranking:
     """The cell that each of the others is compared with."""
     turns: Mapping[str, Mapping[Round, InTurns]] = field(default_factory=dict)
     """Those rounds in which a cell took turns."""
+    began: Mapping[str, ByRound] = field(default_factory=dict)
+    """When the run of a round began, in seconds since 1970, where that is known."""
 
     @cached_property
     def to_base(self) -> Mapping[str, Ratio]:
@@ -179,26 +181,45 @@ class Ranking:
         return ratios({pair: self.by_round(*pair) for pair in pairs})
 
     def by_round(self, left: str, right: str) -> Logs:
-        """By turn where both took them together in a round, else by their figures of the round."""
-        turns = (self.turns.get(name, {}) for name in (left, right))
-        return log_by_round(self.values[left], self.values[right], *turns)
+        """By turn where both took them together in a round, else by their figures of the round.
+
+        Left out are rounds in which one took turns and the other none, or beside others: caches are colder
+        then. So are those of whole runs between which another round lies: a cell that joins others later runs
+        all of its rounds in one stretch, and what the machine does meanwhile is no difference of the cells.
+        """
+        by_means = log_ratios(self.values[left], self.values[right])
+        turns = [self.turns.get(name, {}) for name in (left, right)]
+        whole = [number for number in by_means if not any(number in of for of in turns)]
+        found = {number: by_means[number] for number in made_in_one_go(whole, *self._began(left, right))}
+        for number in turns[0].keys() & turns[1].keys() & by_means.keys():
+            ours, theirs = (of[number] for of in turns)
+            if _are_together(ours, theirs):
+                by_turn = log_by_turn(ours, theirs)
+                found[number] = by_means[number] if by_turn is None else by_turn
+        return found
+
+    def _began(self, *names: str) -> list[ByRound]:
+        return [self.began.get(name, {}) for name in names]
 
 
-def log_by_round(
-    ours: ByRound, theirs: ByRound, our_turns: Mapping[Round, InTurns], their_turns: Mapping[Round, InTurns]
-) -> Logs:
-    """Of the speed of the first over that of the second: by turn where both took them together.
+def made_in_one_go(rounds: Iterable[Round], ours: ByRound, theirs: ByRound) -> list[Round]:
+    """Those between whose two runs none of another lies, by when they began; one of unknown time stays.
 
-    Left out are rounds in which one took turns and the other none, or beside others: caches are colder then.
+    Of rounds that overlap the one that was complete first stays.
     """
-    found: dict[Round, float] = {}
-    for number, by_means in log_ratios(ours, theirs).items():
-        mine, other = our_turns.get(number), their_turns.get(number)
-        if mine is None and other is None:
-            found[number] = by_means
-        elif mine is not None and other is not None and _are_together(mine, other):
-            by_turn = log_by_turn(mine, other)
-            found[number] = by_means if by_turn is None else by_turn
+    found: list[Round] = []
+    spans: list[tuple[float, float, Round]] = []
+    for number in rounds:
+        if number in ours and number in theirs:
+            first, last = sorted((ours[number], theirs[number]))
+            spans.append((last, first, number))
+        else:
+            found.append(number)
+    ended = -inf
+    for last, first, number in sorted(spans):
+        if first >= ended:
+            found.append(number)
+            ended = last
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,10 +12,10 @@ from harness.judge.cell import CellName
 from harness.judge.distance import aligned
 from harness.judge.metrics import BY_KEY, METRICS, OWN_STEP, SPEED, STEP, Metric
 from harness.judge.parity import Parity
-from harness.judge.ranking import InTurns, Logs, Ranking, Round, log_by_round
+from harness.judge.ranking import InTurns, Logs, Ranking, Round
 from harness.judge.rows import Row
 from harness.judge.run import Run
-from harness.judge.run_conditions import Spread, is_deterministic, spread
+from harness.judge.run_conditions import Spread, began_at, is_deterministic, spread
 from harness.judge.speed import shares_cores
 from harness.record import Record
 
@@ -144,9 +144,15 @@ class Repeats:
             if (turns := run.record.turns) is not None
         }
 
+    def began(self, key: str) -> dict[Round, float]:
+        """When the run of each round that has this figure began, where that is known."""
+        times = {number: began_at(run.record) for number, (_, run) in self._rounds(key).items()}
+        return {number: time for number, time in times.items() if time is not None}
+
     def log_ratios(self, base: Repeats, key: str) -> Logs:
         """The logarithm of the ratio of two speeds in each round that both have."""
-        return log_by_round(self.by_round(key), base.by_round(key), self.in_turns(key), base.in_turns(key))
+        ours, theirs = "ours", "theirs"  # their labels may be the same
+        return _ranking({ours: self, theirs: base}, theirs, key).by_round(ours, theirs)
 
     def _rounds(self, key: str) -> dict[Round, tuple[float, Run]]:
         found: dict[Round, tuple[float, Run]] = {}
@@ -210,14 +216,19 @@ def rankings(groups: Sequence[Repeats], key: str = SPEED) -> dict[Place, Ranking
 
 
 def rank_speeds(groups: Sequence[Repeats], key: str = SPEED, base: Repeats | None = None) -> Ranking:
-    """The order of cells of one place by seconds per token, or by another clock.
-
-    What others took from a run is known of all its timed steps together, so that clock knows no turns.
-    """
+    """The order of cells of one place by seconds per token, or by another clock."""
     base = base or next((group for group in groups if group.backend == BASE), groups[0])
-    values = {group.label: group.by_round(key) for group in groups}
-    turns = {group.label: group.in_turns(key) for group in groups} if key != OWN_STEP else {}
-    return Ranking(values, base.label, turns)
+    return _ranking({group.label: group for group in groups}, base.label, key)
+
+
+def _ranking(groups: Mapping[str, Repeats], base: str, key: str) -> Ranking:
+    """What others took from a run is known of all its timed steps together, so that clock knows no turns."""
+    return Ranking(
+        values={name: group.by_round(key) for name, group in groups.items()},
+        base=base,
+        turns={name: group.in_turns(key) for name, group in groups.items()} if key != OWN_STEP else {},
+        began={name: group.began(key) for name, group in groups.items()},
+    )
 
 
 def place_to_compare(groups: Sequence[Repeats]) -> Place | None:

@@ -98,7 +98,10 @@ def groups(
     rounds, after which the rest of a round runs in the same way.
     """
     rounds: dict[object, list[Cell]] = {}
+    known = list(known)
     took_turns, ran_whole = _earlier(known)
+    if _joined(cells, known) > 1:
+        say(f"{OTHERS_RAN}; --fresh runs all again")
     told: dict[str, None] = {}
     needs = _needs(cells, parts, unknown)
     free = [part.host_limit_bytes for part in parts.values() if part.host_limit_bytes is not None]
@@ -152,17 +155,33 @@ def _ranks(count: int) -> str:
 OTHERS_TOOK_TURNS = "cells that took turns before are not compared in speed with those that join their round"
 
 
-def _earlier(known: Iterable[Record]) -> tuple[set[int], set[int]]:
-    """Numbers of the repeats of which cells took turns, and of others of which timed cells ran whole.
+OTHERS_RAN = "of the rounds that others have run before, speeds of cells that run now count in one only"
 
-    The reference does not decide: a whole one stands for one in turns.
-    """
-    timed = [
+
+def _joined(cells: Iterable[Cell], known: Iterable[Record]) -> int:
+    """Of how many rounds cells run now of which others, on as many ranks, ran whole before."""
+    before = {(r.job_id, r.world.world_size, r.repeat) for r in _timed(known) if r.turns is None}
+    now = {
+        (cell.job_id, cell.world_size, cell.repeat)
+        for cell in cells
+        if cell.measure.timed and cell.backend != registry.REFERENCE
+    }
+    return len(before & now)
+
+
+def _timed(known: Iterable[Record]) -> list[Record]:
+    """The reference does not decide: a whole one stands for one in turns."""
+    return [
         record
         for record in known
         if record.status == "ok" and record.windows is not None and record.windows.timed
         and record.backend.name != registry.REFERENCE
     ]  # fmt: skip
+
+
+def _earlier(known: Iterable[Record]) -> tuple[set[int], set[int]]:
+    """Numbers of the repeats of which cells took turns, and of others of which timed cells ran whole."""
+    timed = _timed(known)
     took_turns = {record.repeat for record in timed if record.turns is not None}
     return took_turns, {record.repeat for record in timed} - took_turns
 

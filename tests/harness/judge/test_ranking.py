@@ -211,6 +211,58 @@ def test_cells_that_did_not_run_alike_in_a_round_are_not_compared_in_it() -> Non
     assert set(order.by_round("fsdp", "ddp")) == {(0, n, 0) for n in range(1, 7)}
 
 
+def in_stretches(*stretches: Sequence[str], slow: str = "") -> list[Record]:
+    """Seven whole runs of each cell on a machine that is twice as slow in the second stretch.
+
+    The cells of a stretch run in rounds; `slow` takes four times as long as the others.
+    """
+    found = []
+    for part, labels in enumerate(stretches):
+        for n in range(7):
+            for place, label in enumerate(labels):
+                seconds = (1 + part) * (4.0 if label == slow else 1.0) * NOISE[(n + place) % 7]
+                minute = 30 * part + 3 * n + place
+                found.append(
+                    make_record(
+                        label=label,
+                        repeat=n,
+                        run_id=f"{label}-{n}",
+                        steps=make_steps(seconds=seconds),
+                        created_at=f"2026-01-02T03:{minute:02}:00.000+00:00",
+                    )
+                )
+    return found
+
+
+def test_a_cell_that_joins_later_shares_no_rounds_with_those_that_ran_before() -> None:
+    """All of its runs met another machine than theirs: that order is one of the machine."""
+    together = rank_speeds(Comparison(in_stretches(["ddp", "fsdp", "zero3"], slow="zero3")).groups)
+    assert [together.to_base[name].order for name in ("fsdp", "zero3")] == ["equal", "slower"]
+    assert together.to_base["fsdp"].rounds == 7
+    joined = rank_speeds(Comparison(in_stretches(["ddp", "zero3"], ["fsdp"], slow="zero3")).groups)
+    assert [joined.to_base[name].order for name in ("fsdp", "zero3")] == ["open", "slower"]
+    assert [joined.to_base[name].rounds for name in ("fsdp", "zero3")] == [1, 7]
+    assert replace(joined, began={}).to_base["fsdp"].order == "slower"
+
+
+def test_a_run_that_is_repeated_later_is_compared_in_no_round() -> None:
+    made = in_stretches(["ddp", "fsdp"])
+    late = made[5].model_copy(update={"created_at": "2026-01-02T03:40:00.000+00:00"})
+    order = rank_speeds(Comparison([*made[:5], *made[6:], late]).groups)
+    assert (late.backend.label, late.repeat) == ("fsdp", 2)
+    assert set(order.by_round("fsdp", "ddp")) == {(0, n, 0) for n in range(7) if n != 2}
+
+
+def test_a_round_that_was_interrupted_counts_when_it_is_complete() -> None:
+    made = in_stretches(["ddp", "fsdp"])
+    late = [
+        record.model_copy(update={"created_at": f"2026-01-02T03:{40 + n}:00.000+00:00"})
+        for n, record in enumerate(made[5:])
+    ]
+    order = rank_speeds(Comparison([*made[:5], *late]).groups)
+    assert set(order.by_round("fsdp", "ddp")) == {(0, n, 0) for n in range(7)}
+
+
 def test_another_number_of_turns_is_compared_by_runs() -> None:
     ddp, fsdp = neighboured(0)
     fsdp = taking_turns("fsdp", 0, [1.0] * 11, "ddp", each=1)

@@ -16,7 +16,7 @@ import pytest
 from harness.job.config import load_experiment
 from harness.launch.cells import Cell, plan
 from harness.launch.launcher import STOPPING, running_cell
-from harness.launch.turns import OTHERS_TOOK_TURNS, groups, take_turns
+from harness.launch.turns import OTHERS_RAN, OTHERS_TOOK_TURNS, groups, take_turns
 from harness.record import PredictionPart, Record
 from harness.record.ranks import TurnsPart
 from harness.record.store import Store
@@ -282,6 +282,19 @@ def test_the_rest_of_a_round_runs_as_its_first_cells_did() -> None:
     in_turns = whole.model_copy(update={"turns": turns})
     assert [len(g) for g in groups(cells, 3, "cpu", parts, (), [whole, in_turns], said.append)] == [2]
     assert said[1:] == [f"compare.turns: {OTHERS_TOOK_TURNS}; --fresh runs all again"]
+
+
+@pytest.mark.parametrize("turns", [1, None])
+def test_that_cells_join_rounds_of_others_is_told(turns: int | None) -> None:
+    said: list[str] = []
+    experiment = load_experiment(None, ["compare.noise_runs=false"])
+    cells = [c for c in plan(experiment, ["ddp", "fsdp"], [2], 2, "cpu") if c.backend == "fsdp"]
+    parts = {cell.key: part(1) for cell in cells}
+    before = [make_record(label="ddp", repeat=n, job_id=cells[0].job_id) for n in range(2)]
+    groups(cells, turns, "cpu", parts, (), before[:1], said.append)
+    assert said == []
+    groups(cells, turns, "cpu", parts, (), before, said.append)
+    assert said == [f"{OTHERS_RAN}; --fresh runs all again"]
 
 
 @pytest.mark.parametrize(("host_bytes", "sizes"), [(1, [4]), (2 * 10**9, [2, 2]), (4 * 10**9, [1, 1, 1, 1])])
