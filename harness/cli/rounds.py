@@ -67,16 +67,19 @@ def add_rounds(
     """The records, with those of added rounds.
 
     `plan`: the cells of so many rounds; `known`: records that are used instead of a run. A cell that is
-    settled is left out of later rounds; its base is not. One that failed or diverged is compared no more.
+    settled is left out of later rounds; its base is not. One that failed or diverged is compared no more;
+    where that is the base, the others are compared with the next one.
     """
     found = {record.cell: record for record in records}
     rounds = 1 + max((record.repeat for record in records), default=0)
     look, longest = max(rounds, FIRST_LOOK), 0.0
     wanted, bases = _compared(list(found.values()))
+    if not wanted and not made.interrupted:
+        view.say("no round is added: no two cells are compared in speed")
     while wanted and not made.interrupted:
         if rounds >= look:
-            now, bases = _compared(list(found.values()))
-            lost = {name: ratio for name, ratio in wanted.items() if name not in {*now, *bases}}
+            before, (now, bases) = dict.fromkeys(bases) | wanted, _compared(list(found.values()))
+            lost = {name: ratio for name, ratio in before.items() if name not in {*now, *bases}}
             if lost:
                 view.say(f"no further round of {_named(lost)}: failed or diverged")
             wanted = {
@@ -129,13 +132,13 @@ def _compared(records: Sequence[Record]) -> tuple[dict[Name, Ratio], set[Name]]:
     return ratios, bases
 
 
-def _named(cells: Mapping[Name, Ratio]) -> str:
+def _named(cells: Mapping[Name, Ratio | None]) -> str:
     """'fsdp on 2 (0.81, 0.61 to 1.03) and zero3 on 2'."""
     return listed([f"{label} on {size}{_words(ratio)}" for (_, label, size), ratio in cells.items()])
 
 
-def _words(ratio: Ratio) -> str:
-    """' (0.81, 0.61 to 1.03)'; empty while there are too few rounds."""
-    if ratio.extent is None or ratio.middle is None:
+def _words(ratio: Ratio | None) -> str:
+    """' (0.81, 0.61 to 1.03)'; empty while there are too few rounds, and of a base."""
+    if ratio is None or ratio.extent is None or ratio.middle is None:
         return ""
     return f" ({ratio.middle:.2f}, {ratio.extent.low:.2f} to {ratio.extent.high:.2f})"

@@ -93,11 +93,22 @@ def test_a_cell_that_fails_in_a_round_is_compared_no_more_and_another_may_be_the
     machine, said = Failing(), list[str]()
     added(machine, Until(), said)
     assert machine.rounds_of(label) == FIRST_LOOK
-    assert len([line for line in said if line.startswith("no further round of fsdp")]) == (label == "fsdp")
+    (told,) = [line for line in said if line.startswith("no further round of ")]
+    assert told.startswith(f"no further round of {label} on 2")
+    assert told.endswith(": failed or diverged")
     assert machine.rounds_of("zero3") == FIRST_LOOK
     # Without ddp fsdp is compared with zero0, the first that is listed.
     further = {name for name in SECONDS if machine.rounds_of(name) > FIRST_LOOK}
     assert further == ({"zero0", "fsdp"} if label == "ddp" else set())
+
+
+def test_that_there_is_nothing_to_compare_is_told() -> None:
+    machine, said = Machine(), list[str]()
+    view: Any = SimpleNamespace(say=said.append)
+    alone: Any = machine
+    add_rounds(machine.cells, alone, {}, [machine.record("ddp", 0)], Until(precision=0.03), view)
+    assert machine.ran == []
+    assert said == ["no round is added: no two cells are compared in speed"]
 
 
 def test_an_interruption_ends_it() -> None:
