@@ -25,7 +25,7 @@ def test_the_gallery_is_what_the_reports_give() -> None:
 def test_readme_opens_with_the_default_report() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert text == with_results(text, REPORTS)
-    assert "| ddp |" in text.split("## Start")[0]
+    assert "| ddp |" in text.split("## On GPUs")[0]
 
 
 def test_readme_shows_first_what_carries_over_and_is_short() -> None:
