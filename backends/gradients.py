@@ -75,12 +75,13 @@ def _reduced(total: Tensor, shards: Sequence[Tensor], group: dist.ProcessGroup |
 
 def fp32_norm(gradients: Sequence[Tensor]) -> float:
     """The same norm in fp32 throughout, by tensor, as `torch.nn.utils.clip_grad_norm_` adds it."""
-    norms = [torch.linalg.vector_norm(_real(gradient), dtype=torch.float32) for gradient in gradients]
+    norms = [torch.linalg.vector_norm(real_numbers(gradient), dtype=torch.float32) for gradient in gradients]
     return float(torch.linalg.vector_norm(torch.stack(norms)))
 
 
-def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+def real_numbers(tensor: Tensor) -> Tensor:
+    """Of a complex tensor its real and imaginary parts, with a last dimension of 2; any other as it is."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _sum_of_squares(tensor: Tensor) -> Tensor:
@@ -89,7 +90,7 @@ def _sum_of_squares(tensor: Tensor) -> Tensor:
     On the CPU an fp64 `vector_norm` takes ten times as long as fp32 dot products of short pieces, which
     lose next to nothing.
     """
-    tensor = _real(tensor)
+    tensor = real_numbers(tensor)
     if tensor.dtype == torch.float32:
         pieces = tensor.reshape(-1).split(DOT_ELEMENTS)
         return torch.stack([torch.dot(piece, piece) for piece in pieces]).sum(dtype=torch.float64)
@@ -104,7 +105,7 @@ def _sums_of_squares(tensors: Iterable[Tensor]) -> list[Tensor]:
     It allocates as many partial sums for each tensor as for the largest: calls take tensors of similar size.
     """
     calls: dict[tuple[torch.dtype, int], list[Tensor]] = {}
-    for tensor in tensors:
+    for tensor in map(real_numbers, tensors):
         calls.setdefault((tensor.dtype, tensor.numel().bit_length()), []).append(tensor)
     norms = [torch._foreach_norm(alike, 2, dtype=torch.float64) for alike in calls.values()]
     return [torch.stack(of_call).square().sum() for of_call in norms]

@@ -128,7 +128,7 @@ class TorchEngine(Engine):
         for name, tensor in named:
             # A copy: a numpy view of a live FSDP1 parameter would keep its storage from being freed.
             copies = not self.strategy.gathers_anew
-            tensor = tensor.detach().to(device="cpu", dtype=torch.float32, copy=copies)
+            tensor = tensor.detach().to(device="cpu", dtype=_wide(tensor), copy=copies)
             yield name, tensor
             del tensor  # before the next one is gathered
 
@@ -286,6 +286,13 @@ class TorchEngine(Engine):
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """A DTensor gathered, any other tensor as it is; fp32 on the CPU. A collective for DTensors."""
+    """A DTensor gathered, any other tensor as it is; fp32 on the CPU, a complex one complex64.
+
+    A collective for DTensors.
+    """
     gather = getattr(tensor, "full_tensor", None)
-    return (gather() if gather else tensor).detach().to(device="cpu", dtype=torch.float32, copy=True)
+    return (gather() if gather else tensor).detach().to(device="cpu", dtype=_wide(tensor), copy=True)
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.complex64 if tensor.is_complex() else torch.float32

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.backends.base import Engine
+from harness.backends.gradients import real_numbers
 from harness.backends.piece import MOMENTS, OptimizerProgress, Piece
 
 
@@ -103,6 +104,8 @@ def moments_checksum(engine: Engine) -> str:
 
 def _weighted_sum(values: Tensor, piece: Piece, start: int) -> int:
     """Of a 1-D tensor whose first element is number `start` of what the piece is a range of."""
+    if values.is_complex():
+        values, start = real_numbers(values).reshape(-1), 2 * start
     total = 0
     for low in range(0, values.numel(), ELEMENTS_AT_ONCE):
         part = values[low : low + ELEMENTS_AT_ONCE]

@@ -10,6 +10,7 @@ random odd number, modulo 2^64 (multilinear hashing; Lemire and Kaser, 'Strongly
 fast', 2014).
 
 Both are sums over elements, so ranks that hold parts of a tensor take those of their parts and add them up.
+A complex element counts as two, its real part and its imaginary one.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+
+from harness.backends.gradients import real_numbers
 
 PROJECTIONS = 8
 ROW_ELEMENTS = 1024
@@ -77,6 +80,8 @@ def _chunks(part: Tensor, start: int, dtype: torch.dtype) -> Iterator[tuple[int,
 
     A chunk's tensor is overwritten by the next: fresh memory costs more than the sums.
     """
+    if part.is_complex():
+        part, start = real_numbers(part).reshape(-1), 2 * start
     elements = part.numel()
     if not elements:
         return

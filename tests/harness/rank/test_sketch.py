@@ -116,3 +116,25 @@ def test_one_changed_bit_changes_the_content_sum_and_order_matters() -> None:
     assert content_sum("a", tensor.flip(0), 0) != before
     zero, minus_zero = torch.zeros(4), -torch.zeros(4)
     assert content_sum("a", zero, 0) != content_sum("a", minus_zero, 0)
+
+
+def complex_numbers(seed: int, elements: int = 1500) -> torch.Tensor:
+    return torch.randn(elements, generator=torch.Generator().manual_seed(seed), dtype=torch.complex64)
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_imaginary_part_counts() -> None:
+    assert sketch("a", torch.tensor([3 + 4j]))[0] == 5.0
+    one, other = complex_numbers(0), complex_numbers(0)
+    other[7] = complex(float(other[7].real), 9.0)
+    assert distance(sketch("a", one), sketch("a", other)) > 1.0
+    assert content_sum("a", one, 0) != content_sum("a", other, 0)
+    assert content_sum("a", one, 0) == content_sum("a", one.conj().clone().conj(), 0)
+
+
+def test_parts_of_a_complex_tensor_add_up_to_it() -> None:
+    whole = complex_numbers(1)
+    parts = [(whole[:700], 0), (whole[700:], 700)]
+    assert sum(content_sum("a", *part) for part in parts) % 2**64 == content_sum("a", whole, 0)
+    added = [sum(values) for values in zip(*(partial_sketch("a", *part) for part in parts), strict=True)]
+    assert added == pytest.approx(partial_sketch("a", whole, 0))
