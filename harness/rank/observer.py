@@ -43,6 +43,7 @@ from harness.rank.models.optimizer import (
 )
 from harness.rank.models.tracing import Counting
 from harness.rank.module_watch import ModuleWatch
+from harness.rank.passes import PassWatch
 from harness.record.model import ModelLossPart
 from harness.run_directory.rank_state import ModuleWriter
 
@@ -165,6 +166,7 @@ class Observer:
         self._narrow = 0
         self._watch = OptimizerWatch()
         self._modules: ModuleWatch | None = None
+        self._passes: PassWatch | None = None
         self._digests: list[str] | None = None
         self._batches: list[SeenBatch] = []
         self._losses: list[Tensor] = []
@@ -204,6 +206,7 @@ class Observer:
         self._matrices = block_matrices(model)
         self._narrow = narrow_layers(model)
         self._modules = ModuleWatch(model, self._writer.note)
+        self._passes = PassWatch(model)
 
     def build_optimizer(
         self,
@@ -239,6 +242,9 @@ class Observer:
         else:
             loss = self._loss(module, batch)
         self._losses.append(loss.detach())
+        if self._passes is not None and not self._wrapped_compiled:
+            self._passes.computed(loss)
+            self._passes.look(module)
         return loss
 
     def _beside_the_models_own(self, module: nn.Module, batch: Batch, targets: int) -> Tensor:
@@ -269,6 +275,8 @@ class Observer:
         self._digests = [] if step < DIGESTED_STEPS else None
         self._batches.clear()
         self._losses.clear()
+        if self._passes is not None:
+            self._passes.begin_step()
         if step < DIGESTED_STEPS:
             self._watch.start()
             self._writer.begin_step()
@@ -300,6 +308,7 @@ class Observer:
             total = batch_hash_sum(self._batches)
             seen["batch_hash_sum"] = None if total is None else f"{total:016x}"
             seen["computed_loss_sum"] = self._computed_loss()
+            seen["passes"] = self._counted_passes()
         self._batches.clear()
         if self._modules is not None:
             seen["without_gradient"] = self._modules.end_step()
@@ -350,6 +359,12 @@ class Observer:
             "model_loss": self._model_loss,
             "counted": self._counting.part if self._counting is not None else None,
         }
+
+    def _counted_passes(self) -> tuple[int, int] | None:
+        """None: what the compiler made of the model cannot be counted."""
+        if self._watch.at_work and self._passes is not None and is_compiled(self._passes.model):
+            self._passes = None
+        return None if self._passes is None or self._wrapped_compiled else self._passes.passes
 
     def _computed_loss(self) -> float:
         return float(torch.stack([loss.double() for loss in self._losses]).sum())
@@ -453,6 +468,15 @@ class Observer:
             **(compiler_facts() if compiled else {}),
             "dropout": largest_dropout(model),
             "wide_linears": self._narrow - narrow_layers(model) if self._narrow else None,
+            **self._modes(),
+        }
+
+    def _modes(self) -> dict[str, list[str] | None]:
+        if self._passes is None:
+            return {}
+        return {
+            "evaluating_in_training": self._passes.in_other_mode(trains=True),
+            "training_in_evaluation": self._passes.in_other_mode(trains=False),
         }
 
 

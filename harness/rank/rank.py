@@ -354,10 +354,13 @@ def _write_final(
     observer = instruments.observer
     weights = digest_weights(engine) if digests else None
     probe_loss = observer.probe_loss(engine, loop.probe_batch())
+    scales = loop.job.training.precision == "fp16-mixed"
+    progress = if_supported(engine.progress) if scales else None
     final = FinalEvent(
         weights=weights,
         observed=ObservedPart(**observer.report()),
         probe_loss=probe_loss,
+        loss_scale=progress.loss_scale if progress else None,
         answers=answer_questions(loop),
     )
     events.write(final)

@@ -242,6 +242,11 @@ class ObservedPart(Part):
     updates_by_phase: dict[str, int] = {}
     """How often torch optimizers stepped in the first steps, by what the loop did: 'step' as it should be;
     'outside': after a step's time was taken, before that of the next began. Empty: none stepped."""
+    evaluating_in_training: list[str] | None = None
+    """Modules that behave otherwise in training, such as dropout, and were in evaluation mode in a training
+    pass; None: not looked at, as in compiled models or an older record."""
+    training_in_evaluation: list[str] | None = None
+    """The same: in training mode in an evaluation pass, that at the end of the training included."""
     compute_dtype: str | None = None
     """Of most outputs of linear layers and convolutions in the first steps; None: none was seen."""
     counted: CountedPart | None = Field(None, exclude_if=lambda value: value is None)

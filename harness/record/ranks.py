@@ -257,6 +257,12 @@ class RankPart(Part):
     """Trained parameters that got no gradient from this rank's samples, by the first step of which that
     holds; None: not known from there on; {}: not looked at, as in compiled models. In older records modules
     with weights of their own, of the first two steps."""
+    passes: dict[int, tuple[int, int] | None] = {}
+    """Calls of the model and backward passes of the loss, by the first step of which they hold; None: not
+    known from there on, as in compiled models; {}: not counted."""
+    otherwise: dict[str, list[Any]] = {}
+    """What this rank has otherwise than rank 0 and all ranks should have alike, such as the learning rate of
+    a step or a constant of the optimizer: its value and rank 0's."""
     early_reduced_bytes: int | None = None
     """Probed steps: payload of reductions in backward passes that were not the last of their step; None:
     nothing was counted, or every step has one."""

@@ -53,6 +53,7 @@ from harness.run_directory.request import (
     weights_folder,
 )
 from harness.run_directory.stuck import StuckNote, parting, rank_states, read_note, stuck_error
+from harness.run_directory.unlike_ranks import otherwise
 from harness.safe_text import described, encodable
 
 EVENTS_LOST = 74
@@ -353,6 +354,7 @@ def _record(
             "resumed": request.resume.saved.resumed() if request.resume else None,
             "backend": _backend(request, setup),
             "world": _world(request, setup),
+            "ranks": _held_to_the_first(known["ranks"], events, mesh),
             "environment": environment_of(run_directory, request, setup, broken),
             "final_weights": final.weights if final else None,
             "observed": _observed(events, mesh),
@@ -420,6 +422,14 @@ def _turns(events: Events) -> TurnsPart | None:
     )
 
 
+def _held_to_the_first(parts: Sequence[RankPart], events: Events, mesh: Mesh) -> list[RankPart]:
+    whole = mesh.size("pipeline") == 1
+    return [
+        part.model_copy(update={"otherwise": otherwise(events[part.rank], events[0], whole_model=whole)})
+        for part in parts
+    ]
+
+
 def _observed(events: Events, mesh: Mesh) -> ObservedPart | None:
     """As rank 0 saw it; of a pipeline's ranks each trains parameters of its own."""
     seen = [of_rank.final.observed for of_rank in events.values() if of_rank.final is not None]
@@ -476,6 +486,7 @@ def rank_part(rank: int, events: RankEvents) -> RankPart | None:
         step_allocated_bytes=[row.allocated_bytes for row in steps],
         step_peak_bytes=[row.peak_bytes for row in steps],
         without_gradient=_without_gradient(steps),
+        passes=_passes(steps),
         initial_digest=setup.initial_weights.digest if setup.initial_weights else None,
         final_digest=final.weights.digest if final and final.weights else None,
         checkpoints=[event.part for event in events.checkpoints],
@@ -491,6 +502,16 @@ def _without_gradient(steps: Sequence[StepEvent]) -> dict[int, list[str] | None]
     unknown = next((row.step for row in steps if row.gradients_unknown), None)
     if found and unknown is not None:
         found[unknown] = None
+    return found
+
+
+def _passes(steps: Sequence[StepEvent]) -> dict[int, tuple[int, int] | None]:
+    """By the first step of which they hold; empty where no step's are known."""
+    found: dict[int, tuple[int, int] | None] = {}
+    last: tuple[int, int] | None = None
+    for row in steps:
+        if row.passes != last:
+            found[row.step] = last = row.passes
     return found
 
 

@@ -145,6 +145,8 @@ class StepEvent(Part):
     """Trained parameters that this rank gave none; None: as in the step before."""
     gradients_unknown: bool = False
     """Whether that is known no longer."""
+    passes: tuple[int, int] | None = None
+    """Calls of the model and backward passes of the loss; None: not known."""
 
 
 class ObservationEvent(Part):
@@ -240,6 +242,8 @@ class FinalEvent(Part):
     weights: WeightsPart | None
     observed: ObservedPart
     probe_loss: float | None
+    loss_scale: float | None = None
+    """After the training; None: no scaler, or the backend does not say."""
     answers: RankAnswers | None = None
 
 

@@ -37,7 +37,18 @@ from tests.forkserver import launcher
 from tests.made_once import MadeOnce
 from tests.plugins import register
 
-from . import adapters, late, libraries, narrow, orthogonal, pipelines, sequence, tensor, unseen
+from . import (
+    adapters,
+    execution,
+    late,
+    libraries,
+    narrow,
+    orthogonal,
+    pipelines,
+    sequence,
+    tensor,
+    unseen,
+)
 
 TINY = [
     "model.config={hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 2, "
@@ -142,7 +153,10 @@ class Matrix:
 
 def install(folder: Path) -> None:
     """Make the broken adapters known as a third party's distribution would."""
-    modules = (planted, adapters, unseen, late, sequence, pipelines, tensor, libraries, orthogonal, narrow)
+    modules = (
+        planted, adapters, unseen, late, sequence, pipelines, tensor, libraries, orthogonal, narrow,
+        execution,
+    )  # fmt: skip
     broken = [
         value for module in modules
         for value in vars(module).values()

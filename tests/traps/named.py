@@ -20,5 +20,5 @@ def assert_named(trap: Trap, matrix: Matrix, tally: dict[str, list[int]]) -> Non
     assert all(f.backends == (label,) for f in found), found
     ids = [f.id for f in found if f.id != "diverged" or trap.finding == "diverged"]
     assert ids[0] == trap.finding
-    assert set(ids) <= {trap.finding, *trap.also}
+    assert set(ids) <= {trap.finding, *trap.also}, [f.message for f in found]
     tally["planted"][0] += 1

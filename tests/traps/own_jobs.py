@@ -38,8 +38,11 @@ class Towers(nn.Module):
 
 
 class Classifier(nn.Module):
-    def __init__(self, *, statistics: bool = False, pooler: bool = False, frozen: bool = False) -> None:
+    def __init__(
+        self, *, statistics: bool = False, pooler: bool = False, frozen: bool = False, survival: float = 1.0
+    ) -> None:
         super().__init__()
+        self.survival = survival
         if pooler:
             self.pooler = nn.Linear(WIDTH, WIDTH)
         self.first, self.head = nn.Linear(8, WIDTH), nn.Linear(WIDTH, 4)
@@ -49,7 +52,7 @@ class Classifier(nn.Module):
     def forward(self, left: Tensor) -> Tensor:
         hidden = self.first(left)
         for block in self.blocks:
-            hidden = block(hidden)
+            hidden = hidden + (1.0 if self.training else self.survival) * (block(hidden) - hidden)
         return self.head(hidden)
 
 
@@ -57,9 +60,12 @@ def towers() -> nn.Module:
     return Towers()
 
 
-def classifier(statistics: bool = False, pooler: bool = False, frozen: bool = False) -> nn.Module:
-    """pooler: with a layer that the loss does not use; frozen: whose first layer is not trained."""
-    return Classifier(statistics=statistics, pooler=pooler, frozen=frozen)
+def classifier(
+    statistics: bool = False, pooler: bool = False, frozen: bool = False, survival: float = 1.0
+) -> nn.Module:
+    """pooler: with a layer that the loss does not use; frozen: whose first layer is not trained; survival:
+    share of each block that an evaluation takes."""
+    return Classifier(statistics=statistics, pooler=pooler, frozen=frozen, survival=survival)
 
 
 def samples(count: int = 64) -> list[dict[str, Tensor]]:

@@ -218,6 +218,33 @@ LIBRARIES = [
          what="Trainer asked for FSDP2 on the CPU, where it runs DDP"),
 ]  # fmt: skip
 """What DeepSpeed and Trainer do on their own account: not in the published gallery."""
+MOVED = settings_of("mean", survival=0.8)
+EXECUTION = [
+    Trap(name="forward twice", label="planted-ForwardTwice", finding="passes-differ",
+         says="ranks 0 and 1 make 2 forward passes in step 0, 1 is due", settings=settings_of("mean"),
+         what="each micro-batch run once more without gradients under ZeRO-2"),
+    Trap(name="backward in halves", label="planted-BackwardInHalves", finding="passes-differ",
+         says="ranks 0 and 1 make 2 backward passes in step 0, 1 is due", settings=settings_of("mean"),
+         what="each backward pass of FSDP made twice, of half the loss"),
+    Trap(name="training in evaluation mode", label="planted-TrainsInEvaluationMode", finding="mode-differs",
+         says="the model itself is in evaluation mode in training passes",
+         settings=(*MOVED, "evaluation.every_steps=2", "evaluation.samples=8"),
+         also=("gradient-differs", "gradient-scale", "held-out-loss-differs", "update-differs"),
+         what="ZeRO-2 left in evaluation mode after the first evaluation"),
+    Trap(name="evaluating in training mode", label="planted-EvaluatesInTrainingMode", finding="mode-differs",
+         says="the model itself is in training mode in evaluation passes",
+         settings=(*MOVED, "evaluation.every_steps=2", "evaluation.samples=8"),
+         also=("held-out-loss-differs",),
+         what="FSDP left in training mode while it evaluates"),
+    Trap(name="weight decay of one rank", label="planted-DecayOfOneRank", finding="ranks-differ",
+         says="rank 1 has otherwise than rank 0: weight_decay of optimizer group 0 1 against 0.1",
+         settings=settings_of("mean"), also=("update-differs",),
+         what="ten times the weight decay on rank 1 of FSDP1"),
+    Trap(name="learning rate of one rank", label="planted-RateOfOneRank", finding="learning-rate-differs",
+         settings=settings_of("mean"), also=("ranks-differ", "update-differs"),
+         what="half the learning rate on rank 1 of ZeRO-1"),
+]  # fmt: skip
+"""How ranks ran the model, of each family: not in the published gallery."""
 EVALUATED = ("evaluation.every_steps=3", "evaluation.samples=10")
 SPLITS = {
     "contrastive loss": settings_of("contrastive", "towers"),

@@ -8,10 +8,10 @@ from .clean import not_as_wanted
 from .matrix import Matrix
 from .named import assert_named
 from .own_jobs import settings_of
-from .planted import OWN_JOBS, SPLITS, Trap
+from .planted import EXECUTION, OWN_JOBS, SPLITS, Trap
 
 pytestmark = pytest.mark.long(seconds=60)
-FEW = ("contrastive loss", "decay", "frozen", "nothing", "held-out", "0.99")
+FEW = ("contrastive loss", "decay", "frozen", "nothing", "held-out", "0.99", "halves", "training mode")
 """The others are exhaustive."""
 
 
@@ -20,7 +20,9 @@ def _marked(name: str) -> tuple[pytest.MarkDecorator, ...]:
 
 
 @pytest.mark.parametrize(
-    "trap", [pytest.param(t, marks=_marked(t.name)) for t in OWN_JOBS], ids=lambda trap: trap.name
+    "trap",
+    [pytest.param(t, marks=_marked(t.name)) for t in (*OWN_JOBS, *EXECUTION)],
+    ids=lambda trap: trap.name,
 )
 def test_a_planted_trap_is_named(trap: Trap, matrix: Matrix, tally) -> None:
     assert_named(trap, matrix, tally)

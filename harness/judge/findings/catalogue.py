@@ -15,6 +15,7 @@ from harness.judge.findings import (
     balance,
     communication,
     divergence,
+    execution,
     job_equivalence,
     memory,
     own_jobs,
@@ -28,6 +29,9 @@ from harness.judge.repeats import Runs
 FINDERS: tuple[Callable[[Runs], list[Finding]], ...] = (
     job_equivalence.find,
     own_jobs.find_observed,
+    execution.find_passes,
+    execution.find_modes,
+    execution.find_unlike_ranks,
     settings.find_given,
     divergence.find_pipeline,
     settings.find,

@@ -1,0 +1,134 @@
+"""How ranks ran the model: passes and modes against the reference's, and what ranks should have alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from harness.judge.findings.finding import Finding, of_cells
+from harness.judge.repeats import Runs
+from harness.judge.rows import Row
+from harness.judge.wording import both, counted, listed, numbered
+from harness.record import Record
+
+Passes = Mapping[int, tuple[int, int] | None]
+DIRECTIONS = ("forward passes", "backward passes")
+
+
+def find_passes(runs: Runs) -> list[Finding]:
+    """One finding per cell: the first step in which a rank makes more or fewer than its micro-steps take."""
+    return of_cells(runs, _passes)
+
+
+def _passes(row: Row) -> Finding | None:
+    record = row.record
+    if row.reference is None or record.world.mesh.size("pipeline") > 1:
+        return None
+    each = per_micro_step(row.reference.record)
+    for step in record.steps if each else ():
+        made = {part.rank: pair for part in record.ranks if (pair := _at(part.passes, step.step)) is not None}
+        for which, name in enumerate(DIRECTIONS):
+            due = each[which] * record.world.accumulation_steps
+            other = {rank: pair[which] for rank, pair in made.items() if pair[which] != due}
+            if other:
+                return Finding(
+                    id="passes-differ",
+                    about=row.cell,
+                    text=f"{_made(other, name)} in step {step.step}, {due} {'is' if due == 1 else 'are'} "
+                    f"due: {counted(record.world.accumulation_steps, 'micro-step')}, each with {each[which]} "
+                    "in the reference",
+                    values={"step": step.step, "passes": name, "due": due, "made": other},
+                )
+    return None
+
+
+def _made(passes: Mapping[int, int], name: str) -> str:
+    """'rank 1 makes 3 forward passes'; of several numbers that of the first rank."""
+    first = next(iter(passes.values()))
+    ranks = [rank for rank, count in passes.items() if count == first]
+    name = name if first != 1 else name.removesuffix("es")
+    return f"{numbered('rank', ranks)} make{'s' if len(ranks) == 1 else ''} {first} {name}"
+
+
+def per_micro_step(reference: Record) -> tuple[int, int] | None:
+    """Forward and backward passes of one micro-step; None: not known, or not the same in all of them."""
+    steps, size = [step.step for step in reference.steps], reference.world.accumulation_steps
+    found = {_at(part.passes, step) for part in reference.ranks for step in steps}
+    made = found.pop() if len(found) == 1 else None
+    if made is None or any(count % size for count in made):
+        return None
+    return made[0] // size, made[1] // size
+
+
+def _at(passes: Passes, step: int) -> tuple[int, int] | None:
+    """What holds in a step."""
+    begun = [first for first in passes if first <= step]
+    return passes[max(begun)] if begun else None
+
+
+def find_modes(runs: Runs) -> list[Finding]:
+    """One finding per run and mode that a layer has otherwise than in the reference."""
+    return [finding for row in runs.rows for finding in _modes(row)]
+
+
+MODES = {
+    "evaluating_in_training": "in evaluation mode in training passes",
+    "training_in_evaluation": "in training mode in evaluation passes",
+}
+
+
+def _modes(row: Row) -> Iterator[Finding]:
+    seen, expected = row.record.observed, row.reference.record.observed if row.reference else None
+    if seen is None or expected is None or row.record.world.mesh.size("pipeline") > 1:
+        return
+    for field, words in MODES.items():
+        mine, other = getattr(seen, field), getattr(expected, field)
+        if mine is None or other is None or mine == other:
+            continue
+        more, fewer = [sorted(set(a) - set(b)) for a, b in ((mine, other), (other, mine))]
+        text = f"{_layers(more or fewer)} {words}" + ("" if more else " in the reference alone")
+        yield Finding(
+            id="mode-differs",
+            about=row.cell,
+            text=text,
+            values={"field": field, "reference": other, "given": mine},
+        )
+
+
+def _layers(names: Sequence[str]) -> str:
+    """'layer drop is', 'layers drop, norm and 3 more are'; the whole model has no name."""
+    shown = listed([name or "the model itself" for name in names], 3)
+    return f"layer {shown} is" if len(names) == 1 else f"layers {shown} are"
+
+
+def find_unlike_ranks(runs: Runs) -> list[Finding]:
+    """One finding per cell and group of ranks that have the same otherwise than rank 0."""
+    return [finding for row in runs.rows for finding in _unlike_ranks(row)]
+
+
+MOST_SHOWN = 3
+
+
+def _unlike_ranks(row: Row) -> Iterator[Finding]:
+    groups: list[tuple[dict[str, list[Any]], list[int]]] = []
+    for part in row.record.ranks if row.record.status in ("ok", "diverged") else ():
+        alike = next((ranks for unlike, ranks in groups if unlike == part.otherwise), None)
+        if alike is not None:
+            alike.append(part.rank)
+        elif part.otherwise:
+            groups.append((part.otherwise, [part.rank]))
+    for unlike, ranks in groups:
+        said = [
+            f"{name} {given} against {first}"
+            for name, pair in list(unlike.items())[:MOST_SHOWN]
+            for given, first in (both(*pair),)
+        ]
+        rest = len(unlike) - len(said)
+        yield Finding(
+            id="ranks-differ",
+            about=row.cell,
+            text=f"{numbered('rank', ranks)} {'has' if len(ranks) == 1 else 'have'} otherwise than rank 0: "
+            + "; ".join(said)
+            + (f"; and {rest} more" if rest else ""),
+            values={"ranks": ranks, "otherwise": unlike},
+        )

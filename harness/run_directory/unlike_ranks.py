@@ -1,0 +1,91 @@
+"""What a rank has otherwise than rank 0, of all that ranks of one run should have alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from harness.backends.base import Effective
+from harness.record import ObservedPart
+from harness.run_directory.events import RankEvents
+
+OF_PROCESS = ("tf32", "deterministic")
+OF_MODEL = (
+    "parameters_left_out", "optimizer_used", "optimizer_steps", "learning_rates", "master_dtypes",
+    "optimizer_state_dtypes", "compute_dtype", "tied_parameters", "frozen_parameters", "frozen_dtypes",
+    "attention", "activation_checkpointing", "compiled", "dropout", "evaluating_in_training",
+    "training_in_evaluation",
+)  # fmt: skip
+"""Fields of `ObservedPart`; the stages of a pipeline need not agree in them."""
+IN_FORCE = (
+    "strategy", "parameter_dtype", "autocast_dtype", "master_dtype", "gradient_dtype", "reduce_dtype",
+    "optimizer", "gradient_clipping", "accumulation_steps", "gradient_synchronisation", "loss_scale",
+    "gather_dtype", "accumulation_dtype",
+)  # fmt: skip
+"""Fields of `Effective`."""
+NONE_IS_A_VALUE = ("autocast_dtype", "gradient_clipping", "loss_scale")
+"""Of these None says that there is none."""
+
+
+def otherwise(rank: RankEvents, first: RankEvents, *, whole_model: bool) -> dict[str, list[Any]]:
+    """By name, this rank's value and rank 0's; what one of them does not know is passed over.
+
+    whole_model: False: ranks hold different layers.
+    """
+    found: dict[str, list[Any]] = {}
+    if rank is first:
+        return found
+    of_steps = zip(rank.steps, first.steps, strict=False)
+    for mine, other in of_steps:
+        if _unlike(mine.applied_learning_rate, other.applied_learning_rate):
+            found[f"learning rate of step {mine.step}"] = [
+                mine.applied_learning_rate,
+                other.applied_learning_rate,
+            ]
+            break
+    if rank.setup is not None and first.setup is not None and whole_model:
+        found |= _fields(rank.setup.effective, first.setup.effective, IN_FORCE)
+    if rank.final is None or first.final is None:
+        return found
+    if _unlike(rank.final.loss_scale, first.final.loss_scale):
+        found["loss scale after the training"] = [rank.final.loss_scale, first.final.loss_scale]
+    mine_seen, other_seen = rank.final.observed, first.final.observed
+    found |= _fields(mine_seen, other_seen, (*OF_PROCESS, *(OF_MODEL if whole_model else ())))
+    return found | (dict(_constants(mine_seen, other_seen)) if whole_model else {})
+
+
+def _unlike(mine: Any, other: Any) -> bool:
+    return mine is not None and other is not None and mine != other
+
+
+def _fields(
+    mine: Effective | ObservedPart, other: Effective | ObservedPart, names: tuple[str, ...]
+) -> dict[str, list[Any]]:
+    """A rank whose part of every weight is empty knows none of their dtypes."""
+    pairs = {name: [getattr(mine, name), getattr(other, name)] for name in names}
+    return {
+        name.replace("_", " "): pair
+        for name, pair in pairs.items()
+        if (pair[0] != pair[1] if name in NONE_IS_A_VALUE else _unlike(*pair))
+        and not (name.endswith("dtypes") and [] in pair)
+    }
+
+
+def _constants(mine: ObservedPart, other: ObservedPart) -> Iterator[tuple[str, list[Any]]]:
+    """Constants and parameters of the optimizers' groups."""
+    groups, others = mine.optimizer_groups, other.optimizer_groups
+    if groups and others and len(groups) != len(others):
+        yield "groups of the optimizer", [len(groups), len(others)]
+        return
+    for index, (group, its_like) in enumerate(zip(groups, others, strict=False)):
+        for name in group.keys() & its_like.keys():
+            if group[name] != its_like[name]:
+                yield f"{name} of optimizer group {index}", list(_beyond(group, its_like, name))
+
+
+def _beyond(group: Mapping[str, Any], other: Mapping[str, Any], name: str) -> tuple[Any, Any]:
+    """Of lists of parameters what the other lacks."""
+    mine, its = group[name], other[name]
+    if name != "parameters":
+        return mine, its
+    return [one for one in mine if one not in its], [one for one in its if one not in mine]

@@ -1,0 +1,104 @@
+"""Third-party backends that run the model too often, in the wrong mode, or otherwise on one rank."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+
+from harness.backends.base import (
+    Backend,
+    BackendOptions,
+    Batch,
+    BuildModel,
+    BuildOptimizer,
+    Engine,
+    SetupContext,
+)
+from harness.backends.fsdp1 import Fsdp1Backend
+from harness.backends.fsdp2 import Fsdp2Backend
+from harness.backends.zero import ZeroBackend
+
+
+class Spoiled(Backend):
+    """Whatever engine its other base prepares, until `spoil` has had its way."""
+
+    def prepare(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
+    ) -> Engine:
+        engine = super().prepare(build_model, build_optimizer, context)  # type: ignore[safe-super]
+        self.spoil(engine, context)
+        return engine
+
+    @abstractmethod
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        """Plant the defect."""
+
+
+class Stage1(ZeroBackend):
+    def __init__(self, options: BackendOptions) -> None:
+        super().__init__(options, stage=1)
+
+
+class Stage2(ZeroBackend):
+    def __init__(self, options: BackendOptions) -> None:
+        super().__init__(options, stage=2)
+
+
+class ForwardTwice(Spoiled, Stage2):
+    """Runs each micro-batch once more to log its loss."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        original = engine.forward
+
+        def forward(batch: Batch) -> torch.Tensor:
+            if torch.is_grad_enabled():
+                with torch.no_grad():
+                    engine.engine.module(batch.get("left", batch.get("points")))
+            return original(batch)
+
+        engine.forward = forward
+
+
+class BackwardInHalves(Spoiled, Fsdp2Backend):
+    """Each backward pass in two, of half the loss."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        original = engine.backward
+
+        def backward(loss: torch.Tensor, *, last_micro_step: bool) -> None:
+            (loss / 2).backward(retain_graph=True)
+            original(loss / 2, last_micro_step=last_micro_step)
+
+        engine.backward = backward
+
+
+class TrainsInEvaluationMode(Spoiled, Stage2):
+    """Forgets to go back to training after the first evaluation."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        original = engine.train
+        engine.train = lambda mode=True: None if mode else original(mode)
+
+
+class EvaluatesInTrainingMode(Spoiled, Fsdp2Backend):
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        engine.train = lambda mode=True: None
+
+
+class DecayOfOneRank(Spoiled, Fsdp1Backend):
+    """Rank 1 decays its shards ten times as fast."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        if context.world.rank == 1:
+            for group in engine.optimizer.param_groups:
+                group["weight_decay"] *= 10
+
+
+class RateOfOneRank(Spoiled, Stage1):
+    """Rank 1 warms up once more."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        original = engine.step
+        engine.step = lambda lr: original(lr / 2 if context.world.rank == 1 else lr)
