@@ -10,7 +10,7 @@ from harness.backends import registry
 from harness.cli import harness
 from harness.job.config import load_experiment
 from tests.docs.commands import NOT_RUN, Command, commands
-from tests.docs.markdown import ROOT
+from tests.docs.markdown import ROOT, tokens
 
 FOUND = list(commands())
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
@@ -62,3 +62,10 @@ def test_a_wrong_option_or_setting_is_found() -> None:
 
 def test_every_reason_for_not_running_holds_for_a_command() -> None:
     assert [start for start in NOT_RUN if not any(found.text.startswith(start) for found in FOUND)] == []
+
+
+def test_the_code_on_the_page_of_own_models_is_that_of_its_example() -> None:
+    example = (ROOT / "configs/own_model.py").read_text(encoding="utf-8")
+    shown = [block.content for block in tokens(ROOT / "docs/your-model.md") if block.info == "python"]
+    assert [part for code in shown for part in code.split("\n\n\n") if part not in example] == []
+    assert "def model(" in "".join(shown)
