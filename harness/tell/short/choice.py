@@ -135,21 +135,25 @@ def explain_slowest(comparison: Comparison) -> SlowestExplanation | None:
 def _explanation(slowest: Repeats, fastest: Repeats, own: Sequence[Repeats]) -> SlowestExplanation:
     ratios = rank_speeds([slowest, fastest, *own], base=slowest).to_base
     slow, fast = cell_facts(slowest), cell_facts(fastest)
-    behind = slow.token_seconds - fast.token_seconds
+    ratio = ratios[fastest.label].middle or slow.token_seconds / fast.token_seconds
     effects = [
         SettingEffect(
-            facts=(facts := cell_facts(group)),
+            facts=cell_facts(group),
             changed=_changed(slowest.record, group.record),
-            closed=(slow.token_seconds - facts.token_seconds) / behind if behind > 0 else None,
+            closed=_closed(ratios[group.label].middle, ratio),
             difference=ratios[group.label],
         )
         for group in own
     ]
     return SlowestExplanation(
-        slowest=slow, fastest=fast, gap=ratios[fastest.label],
-        ratio=ratios[fastest.label].middle or slow.token_seconds / fast.token_seconds,
-        effects=tuple(sorted(effects, key=lambda effect: effect.facts.token_seconds)),
+        slowest=slow, fastest=fast, gap=ratios[fastest.label], ratio=ratio,
+        effects=tuple(sorted(effects, key=lambda effect: -(effect.difference.middle or 0.0))),
     )  # fmt: skip
+
+
+def _closed(faster: float | None, fastest: float) -> float | None:
+    """Share of the gap in time, by speeds over the slowest's in the same rounds; None: there is none."""
+    return (1 - 1 / faster) / (1 - 1 / fastest) if faster and fastest > 1 else None
 
 
 def _throughput(group: Repeats) -> float:

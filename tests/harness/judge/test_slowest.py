@@ -106,6 +106,29 @@ def test_the_share_of_the_gap_that_a_setting_closes_is_measured() -> None:
     assert [row[1] for row in differences(found).texts()] == ["1.00", "2.00", "1.40", "2.00", "2.25"]
 
 
+def test_the_share_of_the_gap_follows_from_the_same_rounds_as_the_times_beside_it() -> None:
+    """On a machine that drifts medians of runs are of other rounds: they would say that a part is closed."""
+    drift = (1.0, 1.1, 1.2, 9.0, 9.5, 10.0)
+
+    def drifting(label: str, seconds: float, lags: Sequence[float]) -> list[Record]:
+        return [run(label, seconds * drift[n] * lag, n) for n, lag in enumerate(lags)]
+
+    even, uneven = (1.0,) * 6, (1.0, 1.0, 0.97, 1.03, 1.0, 1.0)
+    found = explained([
+        *runs("single", 1.0, 1), *drifting("ddp", 0.5, even), *drifting("fsdp", 1.0, uneven),
+        *drifting("zero3", 2.0, even), *drifting("zero3:leaf_module=blocks", 1.02, even),
+        *drifting("zero3:stage3_max_reuse_distance=1000", 1.4, even[::-1]),
+    ])  # fmt: skip
+    for effect, row in zip(found.effects, differences(found).texts()[2:], strict=True):
+        assert effect.difference.middle is not None
+        time = found.ratio / effect.difference.middle
+        assert row[1] == f"{time:.2f}"
+        assert effect.closed == pytest.approx((found.ratio - time) / (found.ratio - 1))
+    assert [effect.changed for effect in found.effects] == [
+        "leaf_module=blocks", "stage3_max_reuse_distance=1000"
+    ]  # fmt: skip
+
+
 def test_settings_that_change_nothing_leave_the_gap_unexplained() -> None:
     found = explained([*base(), *runs("zero3:stage3_max_live_parameters=1000", 2.0)])
     assert found.sentence.endswith("None of the settings that were changed explains the gap.")
