@@ -14,7 +14,7 @@ WIDTH = 100
 LEAST = 12
 """Characters of a column whose words break."""
 GAP = "  "
-BREAKS = re.compile(r"((?<!\d to)\s+(?!to \d)|(?<=[:,])(?=[a-z]))")
+BREAKS = re.compile(r"((?<!\d to)\s+(?!to [<>]?\d)|(?<=[:,])(?=[a-z]))")
 """Where a cell may break: between words, except in '0.54 to 1.15', and between a backend and its options."""
 WHOLE = re.compile(r"\S {2,}\S|^\s*\||^\s+harness ")
 """In a line of a table, or a command to copy."""

@@ -59,9 +59,18 @@ def clock_words(comparison: Comparison) -> str:
 
 
 def ratio_text(ratio: Ratio, show: Callable[[float], str] = times) -> str:
-    """'0.38 (0.33 to 0.44)'; n/a without a round in common."""
-    extent = f" ({show(ratio.extent.low)} to {show(ratio.extent.high)})" if ratio.extent else ""
-    return f"{show(ratio.middle)}{extent}" if ratio.middle is not None else NOT_AVAILABLE
+    """'0.38 (0.33 to 0.44)'; n/a without a round in common.
+
+    Where an order is shown, an interval that is rounded to 1 does not read as if it held it: '0.33 to <1.00'.
+    """
+    if ratio.middle is None:
+        return NOT_AVAILABLE
+    if ratio.extent is None:
+        return show(ratio.middle)
+    low, high = show(ratio.extent.low), show(ratio.extent.high)
+    low = f">{low}" if ratio.order == "faster" and low == show(1.0) else low
+    high = f"<{high}" if ratio.order == "slower" and high == show(1.0) else high
+    return f"{show(ratio.middle)} ({low} to {high})"
 
 
 def fastest_words(order: Ranking) -> str:

@@ -303,15 +303,16 @@ def beside_speed_sentence(stage: ComparisonScope) -> str:
 
 
 def _order(order: Ranking, timed: dict[str, Repeats]) -> str:
-    first, last = (timed[order.names[place]] for place in (0, -1))
-    highest, least = number(first.median(SPEED)), number(last.median(SPEED))
+    first = timed[order.names[0]]
     if len(order.names) == 1:
-        return f"only {first.label} was timed, at {highest} tokens/s"
+        return f"only {first.label} was timed, at {number(first.median(SPEED))} tokens/s"
     if not order.is_judged:
-        return f"medians are {least} to {highest} tokens/s; {unranked_words(order)}"
+        medians = [timed[name].median(SPEED) or 0.0 for name in order.names]
+        extent = f"{number(min(medians))} to {number(max(medians))}"
+        return f"medians are {extent} tokens/s; {unranked_words(order)} (--repeats adds some)"
     head = fastest_words(order)
     if head.startswith(first.label):
-        head = f"{head}, at {highest} tokens/s"
+        head = f"{head}, at {number(first.median(SPEED))} tokens/s"
     elif head.endswith(order.base):
         head = f"{head}, at {number(timed[order.base].median(SPEED))} tokens/s"
     return "; ".join(filter(None, [head, slowest_words(order)]))

@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+from dataclasses import replace
 from math import log
 from pathlib import Path
 from statistics import median, stdev
@@ -11,9 +12,11 @@ import pytest
 
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import OWN_STEP, STEP
-from harness.judge.ranking import NO_FIGURES
+from harness.judge.ranking import NO_FIGURES, Order, Ratio
+from harness.judge.statistics import Interval
 from harness.tell.document import Document, Section
-from harness.tell.order_words import LEGEND, clock_words
+from harness.tell.formats import percent
+from harness.tell.order_words import LEGEND, clock_words, ratio_text
 from harness.tell.outline import details_document
 from harness.tell.tables import results_table
 from harness.tell.terminal import terminal_table
@@ -92,6 +95,25 @@ def test_the_verdict_calls_fastest_what_json_does_not_call_slower(name: str) -> 
     )
     assert orders[slowest] == "slower"
     assert list(orders.values()).count("slower") > int(others or 1)
+
+
+@pytest.mark.parametrize(
+    ("order", "low", "high", "text"),
+    [
+        ("slower", 0.8, 0.998, "0.90 (0.80 to <1.00)"), ("slower", 0.8, 0.994, "0.90 (0.80 to 0.99)"),
+        ("faster", 1.002, 1.3, "1.11 (>1.00 to 1.30)"), ("open", 0.8, 1.0, "0.90 (0.80 to 1.00)"),
+        ("equal", 0.98, 0.999, "0.90 (0.98 to 1.00)"),
+    ],
+)  # fmt: skip
+def test_a_settled_interval_does_not_read_as_if_it_held_one(
+    order: Order, low: float, high: float, text: str
+) -> None:
+    middle = 1.11 if order == "faster" else 0.9
+    ratio = Ratio(rounds=7, middle=middle, extent=Interval(low, high), order=order)
+    assert ratio_text(ratio) == text
+    assert ratio_text(replace(ratio, extent=Interval(0.43, 0.996)), percent).endswith(
+        "(43 % to <100 %)" if order == "slower" else "(43 % to 100 %)"
+    )
 
 
 def test_time_without_what_others_took_spreads_less() -> None:
