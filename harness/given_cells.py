@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from harness.job.experiment import Experiment
-from harness.launch.cells import Cell, plan
+from harness.launch.cells import Cell, in_rounds, plan
 from harness.record import GivenPart
 from harness.run_directory.request import Resume
 
@@ -39,7 +39,7 @@ def plan_with_files(
             cells += plan(row.experiment, [row.label], world_sizes, repeats, device, resume=resume)
     parts = {row.label: row.part for row in rows}
     unique = {cell.key: cell for cell in (with_file(cell, parts.get(cell.backend)) for cell in cells)}
-    return sorted(unique.values(), key=lambda cell: cell.repeat)
+    return in_rounds(unique.values())
 
 
 def with_file(cell: Cell, part: GivenPart | None) -> Cell:

@@ -135,7 +135,8 @@ def plan(
 ) -> list[Cell]:
     """The cells of a matrix in the order they run: in rounds, in each of them references first.
 
-    A round holds one run of every cell, so that a machine whose speed drifts treats all backends alike.
+    A round holds one run of every cell, and every second round has them in reverse, so that a machine whose
+    speed drifts treats all backends alike.
     Every world size decides its global batch; for each a reference of one process is added, and unless
     `compare.noise_runs` is off the repetitions of it that show how much rounding alone changes, which are
     neither timed nor probed. Ranks are spread over `nodes`; `machine` names machines other than this one.
@@ -168,7 +169,24 @@ def plan(
                     resume=None if alone else resume,
                 )
                 cells.setdefault(cell.key, cell)
-    return sorted(cells.values(), key=lambda cell: cell.repeat)
+    return in_rounds(cells.values())
+
+
+def in_rounds(cells: Iterable[Cell]) -> list[Cell]:
+    """In the order they run: that of the first round, in reverse in every second one, references first.
+
+    Whoever always ran last would meet a machine that gets slower at its slowest, in every round.
+    """
+    places: dict[tuple[object, ...], int] = {}
+
+    def place(cell: Cell) -> tuple[int, bool, int]:
+        name = cell.job_id, cell.backend, cell.world_size, cell.job.training.deterministic
+        number = places.setdefault(name, len(places))
+        if cell.repeat % 2 == 0:
+            return cell.repeat, False, number
+        return cell.repeat, registry.parse(cell.backend)[0].name != registry.REFERENCE, -number
+
+    return sorted(cells, key=place)
 
 
 def _runs(experiment: Experiment, repeats: int, device: str) -> list[tuple[Experiment, int]]:

@@ -2,7 +2,7 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
-from harness.launch.cells import make_request, plan, reusable
+from harness.launch.cells import in_rounds, make_request, plan, reusable
 from tests.records import make_record
 
 WITHOUT_NOISE_RUNS = "compare.noise_runs=false"
@@ -33,6 +33,15 @@ def test_repeats_have_cells_of_their_own_and_run_in_rounds() -> None:
         ("single", 0), ("ddp", 0), ("single", 1), ("ddp", 1), ("single", 2), ("ddp", 2)
     ]  # fmt: skip
     assert len({c.key for c in cells}) == 6
+
+
+def test_every_second_round_runs_in_reverse_after_the_reference() -> None:
+    cells = plan(load_experiment(None, [WITHOUT_NOISE_RUNS]), ["ddp", "fsdp", "zero3"], [2], 3, "cpu")
+    rounds = [[cell.backend for cell in cells if cell.repeat == number] for number in range(3)]
+    assert rounds[0] == rounds[2] == ["single", "ddp", "fsdp", "zero3"]
+    assert rounds[1] == ["single", "zero3", "fsdp", "ddp"]
+    assert [cell.repeat for cell in cells] == sorted(cell.repeat for cell in cells)
+    assert in_rounds(cells) == cells
 
 
 def test_the_same_backend_twice_is_one_cell() -> None:
