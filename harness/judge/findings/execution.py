@@ -25,7 +25,9 @@ def _passes(row: Row) -> Finding | None:
     if row.reference is None or record.world.mesh.size("pipeline") > 1:
         return None
     each = per_micro_step(row.reference.record)
-    for step in record.steps if each else ():
+    if each is None:
+        return None
+    for step in record.steps:
         made = {part.rank: pair for part in record.ranks if (pair := _at(part.passes, step.step)) is not None}
         for which, name in enumerate(DIRECTIONS):
             due = each[which] * record.world.accumulation_steps
