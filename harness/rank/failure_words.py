@@ -100,9 +100,25 @@ def _read_outside(text: str, _backend: str) -> str:
     )
 
 
-def _flat(_text: str, backend: str) -> str:
-    if "fsdp1" not in backend:
+OTHER_SIZE = re.compile(r"size of tensor \w \((\d+)\)")
+
+
+def _released(text: str, backend: str) -> str:
+    if "zero3" not in backend:
         return ""
+    sizes = {int(size) for size in OTHER_SIZE.findall(text)} - {0}
+    names = [name for name, shape in _noted.shapes.items() if shape and shape[-1] in sizes]
+    which = f" (of that size: {_quoted(names)})" if names else ""
+    return (
+        f"a weight{which} is read outside of the module that holds it, where ZeRO-3 has given it back and "
+        "it is empty; call that module, gather the weight there (deepspeed.zero.GatheredParameters), or run "
+        "ddp, zero1 or zero2"
+    )
+
+
+def _flat(text: str, backend: str) -> str:
+    if "fsdp1" not in backend:
+        return _released(text, backend)
     if _noted.places:
         first, names = next(iter(_noted.places.items()))
         return (
@@ -213,6 +229,49 @@ def _empty(_text: str, _backend: str) -> str:
     return f"{_named(names)} has no element to cut; leave it out, or run ddp" if names else ""
 
 
+def _graph_kept(_text: str, _backend: str) -> str:
+    return (
+        "the loss hangs on the graph of an earlier pass, which its backward pass has freed, as where a state "
+        "or a loss is kept from step to step; keep it detached (.detach())"
+    )
+
+
+def _recomputed_otherwise(_text: str, _backend: str) -> str:
+    return (
+        "a block took another way when activation checkpointing ran it again, as under a counter, a cache or "
+        "a random choice that torch does not restore; have it depend on its inputs alone, or leave it "
+        "out"
+    )
+
+
+def _beyond_table(_text: str, _backend: str) -> str:
+    model = _noted.live()
+    modules = model.named_modules() if model is not None else ()
+    tables = {bare_name(f"{name}.weight"): m for name, m in modules if isinstance(m, nn.Embedding)}
+    named = [f"'{name}' of {module.num_embeddings} rows" for name, module in tables.items()]
+    if not named:
+        return ""
+    return (
+        f"a sample has a number beyond an embedding: {', '.join(named[:3])}; a tokenizer with added tokens "
+        "needs more rows (model.resize_token_embeddings), and so does a sequence longer than its positions"
+    )
+
+
+def _one_value(_text: str, _backend: str) -> str:
+    return (
+        "a normalisation over the batch got one sample: a rank's micro-batch is too small for it; use fewer "
+        "ranks or micro-steps (training.micro_batch_size), SyncBatchNorm, or GroupNorm"
+    )
+
+
+def _wider(_text: str, _backend: str) -> str:
+    return (
+        "the forward pass gives a layer another dtype than its weights have, as after .float() or where it "
+        "makes a tensor of its own; cast it to the weight's dtype (x.to(layer.weight.dtype)), or run ddp, "
+        "whose autocast does"
+    )
+
+
 def _method(text: str, _backend: str) -> str:
     return (
         f"the loss asks DDP's wrapper for {text.rpartition(' ')[2]}, which is the model's own; "
@@ -251,8 +310,16 @@ KNOWN = (
     ),
     KnownFailure(
         words=("mat1 and mat2 must have the same dtype",),
-        say=lambda text, backend: _flat(text, backend) if _noted.places else "",
+        say=lambda text, backend: (_noted.places and _flat(text, backend)) or _wider(text, backend),
     ),
+    KnownFailure(words=("must match the size of tensor b (0)", "The size of tensor a (0)"), say=_released),
+    KnownFailure(words=("backward through the graph a second time",), say=_graph_kept),
+    KnownFailure(
+        words=("Recomputed values for the following", "during the original forward and recomputation"),
+        say=_recomputed_otherwise,
+    ),
+    KnownFailure(words=("index out of range in self",), say=_beyond_table),
+    KnownFailure(words=("Expected more than 1 value per channel when training",), say=_one_value),
     KnownFailure(words=("ComplexFloat", "torch.complex"), say=_complex),
     KnownFailure(words=("uniform dtype", "uniform original parameter dtype"), say=_mixed),
     KnownFailure(words=("Expected to have finished reduction in the prior iteration",), say=_unused),

@@ -76,9 +76,9 @@ class Convolutions(nn.Module):
 
 
 class Recurrent(nn.Module):
-    def __init__(self, kind: str = "LSTM", sparse: bool = False) -> None:
+    def __init__(self, kind: str = "LSTM", sparse: bool = False, vocabulary: int = WORDS) -> None:
         super().__init__()
-        self.words = nn.Embedding(WORDS, 10, padding_idx=0, sparse=sparse)
+        self.words = nn.Embedding(vocabulary, 10, padding_idx=0, sparse=sparse)
         self.layers = getattr(nn, kind)(10, 11, num_layers=2, batch_first=True)
         self.head = nn.Linear(11, WORDS)
 
@@ -454,6 +454,45 @@ class Odd(Mlp):
         return found if self.whole is None else found * self.whole
 
 
+class Wavering(Checkpointed):
+    """Its blocks take another way each time, the recomputation included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, points: Tensor) -> Tensor:
+        def wavering(hidden: Tensor) -> Tensor:
+            self.calls += 1
+            return self.blocks[0](hidden) * hidden.exp() if self.calls % 3 else self.blocks[0](hidden)
+
+        hidden = torch.utils.checkpoint.checkpoint(wavering, self.first(points), use_reentrant=False)
+        return self.heads[0](hidden)
+
+
+class Widened(Mlp):
+    """Computes its last layer's input in fp32, whatever dtype the weights have."""
+
+    def forward(self, points: Tensor) -> Tensor:
+        return self.heads[0](self.blocks[0](self.first(points)).float())
+
+
+class Settled(Mlp):
+    """A normalisation that is kept in evaluation mode whatever mode is asked for, as in frozen encoders."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(FEATURES, affine=False)
+
+    def train(self, mode: bool = True) -> Settled:
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, points: Tensor) -> Tensor:
+        return super().forward(self.norm(points))
+
+
 class TiedBlocks(Mlp):
     """Two blocks, which are units of their own, share a weight."""
 
@@ -480,7 +519,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "towers": Towers, "rotary": Rotary, "turning": Turning, "stages": Stages,
     "exiting": Exiting, "repeating": Repeating, "gated": Gated, "dropping": Dropping, "evaluated": Evaluated,
     "taught": Taught, "followed": Followed, "replaced": Replaced, "odd": Odd,
-    "tied": TiedBlocks, "lazy": Lazy,
+    "wavering": Wavering, "widened": Widened, "settled": Settled, "tied": TiedBlocks,
+    "lazy": Lazy,
     "scaled": lambda: nn.Sequential(Scaling(), nn.Linear(FEATURES, 9), nn.ReLU(), nn.Linear(9, CLASSES)),
     "linear": lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES)),
     "double": lambda: Mlp().double(),
@@ -588,6 +628,38 @@ def of_lengths() -> Compute:
     def compute(model: nn.Module, batch: Batch) -> Tensor:
         loss = functional.cross_entropy(model(batch["points"]), batch["class_of"])
         return loss + 1e-3 * sum(parameter.square().sum() for parameter in model.parameters())
+
+    return compute
+
+
+def of_scores(name: str = "heads.0.bias") -> Compute:
+    """Reads a weight of the model beside the other figures, outside of its module."""
+
+    def compute(model: nn.Module, batch: Batch) -> Tensor:
+        weight = next(p for full, p in model.named_parameters() if full.endswith(name))
+        return functional.cross_entropy(model(batch["points"]) * torch.sigmoid(weight), batch["class_of"])
+
+    return compute
+
+
+def of_similar() -> Compute:
+    """Looks words up in the model's embedding, outside of its module."""
+
+    def compute(model: nn.Module, batch: Batch) -> Tensor:
+        table = next(p for name, p in model.named_parameters() if name.endswith("words.weight"))
+        return of_words()(model, batch) + functional.embedding(batch["words"], table).square().sum()
+
+    return compute
+
+
+def of_history() -> Compute:
+    """Adds a part of the loss before, whose graph is gone."""
+    last: list[Tensor] = []
+
+    def compute(model: nn.Module, batch: Batch) -> Tensor:
+        loss = functional.cross_entropy(model(batch["points"]), batch["class_of"])
+        before, last[:] = [0.1 * one for one in last], [loss]
+        return sum(before, start=loss)
 
     return compute
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sweep.table import WORDS, own
+from tests.sweep.table import BF16, WORDS, own
 
 from .matrix import Matrix
+from .own_jobs import settings_of
 
 pytestmark = pytest.mark.long(seconds=12)
 
@@ -46,6 +47,29 @@ CASES = {
         "ddp",
         own("recurrent", *WORDS, sparse=True),
         "the gradient of parameter 'words.weight' is sparse",
+    ),
+    "given back by ZeRO-3": (
+        "zero3",
+        own("mlp", "of_scores"),
+        "a weight (of that size: 'heads.0.bias') is read outside of the module that holds it, where ZeRO-3",
+    ),
+    "table given back by ZeRO-3": (
+        "zero3",
+        own("encoder", "of_similar", "sentences", tied=False),
+        "a weight is read outside of the module that holds it, where ZeRO-3",
+    ),
+    "graph kept": ("fsdp", own("mlp", "of_history"), "the loss hangs on the graph of an earlier pass"),
+    "recomputed otherwise": ("fsdp", own("wavering"), "a block took another way when activation"),
+    "wider": ("zero2", (*own("widened"), BF16), "the forward pass gives a layer another dtype"),
+    "beyond the table": (
+        "fsdp",
+        own("recurrent", *WORDS, vocabulary=3),
+        "a sample has a number beyond an embedding: 'words.weight' of 3 rows",
+    ),
+    "one sample": (
+        "ddp",
+        (*settings_of("mean", statistics=True), "training.accumulation_steps=4"),
+        "a normalisation over the batch got one sample",
     ),
 }
 """Of each message of the table the backend and the job that provoke it, and its first words."""

@@ -122,6 +122,15 @@ LINEAR = "mat2 must be a matrix, got 1-D tensor"
             "asks DDP's wrapper for 'encode', which",
         ),
         (Scaled, "zero3", "'Tensor' object has no attribute 'ds_status'", "a tensor stands in a weight's"),
+        (Scaled, "zero3", "'weight' must be 2-D", "where ZeRO-3 has given it back and it is empty"),
+        (
+            Scaled, "zero3", "The size of tensor a (32) must match the size of tensor b (0) at non-singleton",
+            "a weight (of that size: 'first.weight') is read outside of",
+        ),
+        (
+            Scaled, "zero2", "mat1 and mat2 must have the same dtype, but got Float and BFloat16",
+            "the forward pass gives a layer another dtype than its weights have",
+        ),
         (
             Scaled, "fsdp",
             "setStorage: sizes [7, 13], strides [1, 7] are out of bounds for storage of size 0",
@@ -170,6 +179,13 @@ def test_what_no_backend_can_do_is_told_with_the_remedy(tmp_path: Path) -> None:
     note_parameters(model)
     for words, told in (
         ("reshape is not implemented for sparse tensors", "parameter 'words.weight' is sparse"),
+        ("index out of range in self", "a sample has a number beyond an embedding: 'words.weight' of"),
+        ("Trying to backward through the graph a second time", "keep it detached (.detach())"),
+        (
+            "A different number of tensors was saved during the original forward and recomputation",
+            "a block took",
+        ),
+        ("Expected more than 1 value per channel when training", "a rank's micro-batch is too small for it"),
         (
             "element 0 of tensors does not require grad and does not have a grad_fn",
             "in evaluation nothing has",
