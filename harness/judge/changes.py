@@ -145,14 +145,15 @@ def _common_rounds(pair: Pair, numbers: Mapping[Run, int]) -> dict[Round, tuple[
     """
     assert pair.before is not None
     assert pair.after is not None
-    before, after = (
+    sides: list[dict[Round, Row]] = [
         {(numbers[row.run], row.record.repeat): row for row in side.rows}
         for side in (pair.before, pair.after)
-    )
+    ]
     began = [
         {number: time for number, row in side.items() if (time := began_at(row.record)) is not None}
-        for side in (before, after)
+        for side in sides
     ]
+    before, after = sides
     alike = [
         number
         for number in began[0].keys() & began[1].keys()
