@@ -1,7 +1,7 @@
 """Which cells may be put into an order: the one place that decides it for tables, sentences and pictures.
 
 A round holds one run of every cell, made in one go, so cells are compared within rounds: by the ratio of
-their speeds in each. Cells that took turns in a round are compared by turn. The questions are fixed
+their mean steps in each, which is that of their throughputs. The questions are fixed
 beforehand, each cell against the base of its place; pairs without the base are a family of their own, for
 the sentences that need them.
 """
@@ -80,8 +80,6 @@ class InTurns:
     run_id: str
     beside: Collection[str]
     """Run ids of the other cells."""
-    seconds: Sequence[float]
-    """Of each turn; turn number i of all these cells holds the same steps."""
 
 
 @dataclass(frozen=True)
@@ -181,22 +179,22 @@ class Ranking:
         return ratios({pair: self.by_round(*pair) for pair in pairs})
 
     def by_round(self, left: str, right: str) -> Logs:
-        """By turn where both took them together in a round, else by their figures of the round.
+        """The logarithm of the ratio of two speeds in each round in which both ran alike.
 
         Left out are rounds in which one took turns and the other none, or beside others: caches are colder
         then. So are those of whole runs between which another round lies: a cell that joins others later runs
         all of its rounds in one stretch, and what the machine does meanwhile is no difference of the cells.
         """
-        by_means = log_ratios(self.values[left], self.values[right])
+        both = log_ratios(self.values[left], self.values[right])
         turns = [self.turns.get(name, {}) for name in (left, right)]
-        whole = [number for number in by_means if not any(number in of for of in turns)]
-        found = {number: by_means[number] for number in made_in_one_go(whole, *self._began(left, right))}
-        for number in turns[0].keys() & turns[1].keys() & by_means.keys():
-            ours, theirs = (of[number] for of in turns)
-            if _are_together(ours, theirs):
-                by_turn = log_by_turn(ours, theirs)
-                found[number] = by_means[number] if by_turn is None else by_turn
-        return found
+        whole = [number for number in both if not any(number in of for of in turns)]
+        alike = made_in_one_go(whole, *self._began(left, right))
+        alike += [
+            number
+            for number in turns[0].keys() & turns[1].keys()
+            if _are_together(*(of[number] for of in turns))
+        ]
+        return {number: both[number] for number in both if number in alike}
 
     def _began(self, *names: str) -> list[ByRound]:
         return [self.began.get(name, {}) for name in names]
@@ -225,20 +223,6 @@ def made_in_one_go(rounds: Iterable[Round], ours: ByRound, theirs: ByRound) -> l
 
 def _are_together(ours: InTurns, theirs: InTurns) -> bool:
     return theirs.run_id in ours.beside and ours.run_id in theirs.beside
-
-
-def log_by_turn(ours: InTurns, theirs: InTurns) -> float | None:
-    """The median over turns of the logarithm of the ratio of two speeds.
-
-    What a neighbour takes for a while touches some of the turns, and both cells in them. None: fewer turns
-    than a median needs to be sharper than the means of both.
-    """
-    if len(ours.seconds) != len(theirs.seconds):
-        return None
-    turns = range(len(ours.seconds))
-    seconds: list[ByRound] = [{(turn,): of.seconds[turn] for turn in turns} for of in (ours, theirs)]
-    by_turn = log_ratios(*seconds)
-    return median(by_turn.values()) if len(by_turn) >= interval_runs() else None
 
 
 def ratios(asked: Mapping[Key, Logs]) -> dict[Key, Ratio]:

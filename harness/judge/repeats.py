@@ -10,7 +10,7 @@ from functools import cached_property
 from harness.backends.registry import REFERENCE
 from harness.judge.cell import CellName
 from harness.judge.distance import aligned
-from harness.judge.metrics import BY_KEY, METRICS, OWN_STEP, SPEED, STEP, Metric
+from harness.judge.metrics import BY_KEY, METRICS, SPEED, STEP, Metric
 from harness.judge.parity import Parity
 from harness.judge.ranking import InTurns, Logs, Ranking, Round
 from harness.judge.rows import Row
@@ -139,7 +139,7 @@ class Repeats:
     def in_turns(self, key: str) -> dict[Round, InTurns]:
         """The rounds that have this figure and in which the cell took turns."""
         return {
-            number: InTurns(run_id=run.record.run_id, beside=turns.beside, seconds=run.turn_seconds)
+            number: InTurns(run_id=run.record.run_id, beside=turns.beside)
             for number, (_, run) in self._rounds(key).items()
             if (turns := run.record.turns) is not None
         }
@@ -222,11 +222,10 @@ def rank_speeds(groups: Sequence[Repeats], key: str = SPEED, base: Repeats | Non
 
 
 def _ranking(groups: Mapping[str, Repeats], base: str, key: str) -> Ranking:
-    """What others took from a run is known of all its timed steps together, so that clock knows no turns."""
     return Ranking(
         values={name: group.by_round(key) for name, group in groups.items()},
         base=base,
-        turns={name: group.in_turns(key) for name, group in groups.items()} if key != OWN_STEP else {},
+        turns={name: group.in_turns(key) for name, group in groups.items()},
         began={name: group.began(key) for name, group in groups.items()},
     )
 

@@ -53,15 +53,6 @@ class Run:
         return measures.step_seconds(self.record)
 
     @cached_property
-    def turn_seconds(self) -> list[float]:
-        """Summed duration of the timed steps of each turn; empty: it took none."""
-        each = self.record.turns.steps if self.record.turns else 0
-        return [
-            sum(self.step_seconds[first : first + each])
-            for first in (range(0, len(self.step_seconds), each) if each else ())
-        ]
-
-    @cached_property
     def mean_step_seconds(self) -> float | None:
         """Mean duration of a timed step: the clock of a run, which its rates follow."""
         return fmean(self.step_seconds) if self.step_seconds else None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from harness.forms.terms import OPERATIONS
@@ -301,15 +301,6 @@ class RankPart(Part):
     """None: no step was timed, the system keeps no such accounts, or an older record."""
     energy: EnergyPart | None = None
     """None: no step was timed, or an older record."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _modules_of_older_records(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "idle_modules" in values:
-            values = dict(values)
-            idle = values.pop("idle_modules")
-            return values | ({"without_gradient": {**dict(enumerate(idle)), len(idle): None}} if idle else {})
-        return values
 
 
 def _known(op: str) -> str:

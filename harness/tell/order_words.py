@@ -14,7 +14,7 @@ from harness.tell.formats import NOT_AVAILABLE, number, percent, times
 
 ONE_OCCASION = "one session: day-to-day variation is not included"
 OPEN = "~"
-LEGEND = f"median ratio to the base in the same round, {percent(LEVEL)} interval; bold: settled; {OPEN}: open"
+LEGEND = f"ratio to the base in the same round, {percent(LEVEL)} interval; bold: settled; {OPEN}: open"
 SHARES = {1 / 5: "a fifth", 1 / 4: "a quarter", 1 / 3: "a third", 1 / 2: "half", 2 / 3: "two thirds"}
 MOST_NAMES = 2
 NEAR = 0.05

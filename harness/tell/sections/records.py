@@ -72,7 +72,7 @@ def reading_without_speeds(comparison: Comparison) -> Section:
     return Section("reading", TITLE, [Items(_COMMON)])
 
 
-BY_TURN = prose("records_by_turn", rounds=interval_runs())
+BY_TURN = prose("records_by_turn")
 _SPEEDS = prose(
     "records_speeds",
     least_for_p95=LEAST_FOR_P95,

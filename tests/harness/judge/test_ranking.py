@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.judge.comparison import Comparison
-from harness.judge.metrics import OWN_STEP, SPEED, STEP
+from harness.judge.metrics import SPEED, STEP
 from harness.judge.ranking import EQUAL, ByRound, Ranking, frontier
 from harness.judge.repeats import rank_speeds
 from harness.judge.statistics import Interval
@@ -158,7 +158,7 @@ def test_rates_and_step_times_have_one_order(cells: list[list[tuple[float, float
             assert math.isclose(*ratios, rel_tol=1e-9)
 
 
-def taking_turns(label: str, number: int, seconds: Sequence[float], beside: str, each: int = 2) -> Record:
+def taking_turns(label: str, number: int, seconds: Sequence[float], beside: str) -> Record:
     """A run of two steps before its timed ones, which were taken in turns beside another cell."""
     steps = [0.5, 0.5, *seconds]
     return make_record(
@@ -168,37 +168,32 @@ def taking_turns(label: str, number: int, seconds: Sequence[float], beside: str,
             changes={n: {"seconds": value} for n, value in enumerate(steps)},
         ),
         turns=TurnsPart(
-            steps=each, places=[], beside=[f"{beside}-{number}"], waited_seconds=1.0,
+            steps=1, places=[], beside=[f"{beside}-{number}"], waited_seconds=1.0,
             waited_process_seconds=0.0,
         ),
     )  # fmt: skip
 
 
 def neighboured(number: int, beside: str = "ddp") -> list[Record]:
-    """FSDP takes a tenth longer than ddp; a neighbour takes most of the cores for one turn of one of them.
-
-    The last turn has one step. Steps differ in length, as those of texts do.
-    """
-    steps, late, drift = [*[1.0, 2.0, 1.5, 1.0, 1.2] * 2, 1.3], slice(2, 4), DRIFT[number]
-    ddp = [drift * seconds for seconds in steps]
+    """FSDP takes a tenth longer than ddp. Steps differ in length, as those of texts do."""
+    ddp = [DRIFT[number] * seconds for seconds in (1.0, 2.0, 1.5)]
     fsdp = [1.1 * seconds for seconds in ddp]
-    hit = (ddp, fsdp)[number % 2]
-    hit[late] = [9.0 * seconds for seconds in hit[late]]
     return [taking_turns("ddp", number, ddp, "fsdp"), taking_turns("fsdp", number, fsdp, beside)]
 
 
 @pytest.mark.parametrize("key", [SPEED, STEP])
-def test_cells_that_took_turns_are_compared_by_turn(key: str) -> None:
+def test_cells_that_took_turns_are_compared_as_their_throughputs_are(key: str) -> None:
+    """A table that holds tokens/s beside the ratio holds no contradiction."""
     groups = Comparison(record for n in range(7) for record in neighboured(n)).groups
     order = rank_speeds(groups, key)
-    assert order.by_round("fsdp", "ddp") == {(0, n, 0): pytest.approx(-math.log(1.1)) for n in range(7)}
+    rates = {group.label: group.by_round(SPEED) for group in groups}
+    assert order.by_round("fsdp", "ddp") == {
+        number: pytest.approx(math.log(rates["ddp"][number] / rates["fsdp"][number]))
+        for number in rates["ddp"]
+    }
     ratio = order.ratio("fsdp", "ddp")
     assert (ratio.rounds, ratio.order) == (7, "slower")
     assert ratio.extent == Interval(pytest.approx(1 / 1.1), pytest.approx(1 / 1.1))
-    by_run = replace(order, turns={}).ratio("fsdp", "ddp")
-    assert by_run.order == "open"
-    assert by_run.extent is not None
-    assert by_run.extent.high / by_run.extent.low > 3
 
 
 def test_cells_that_did_not_run_alike_in_a_round_are_not_compared_in_it() -> None:
@@ -263,14 +258,6 @@ def test_a_round_that_was_interrupted_counts_when_it_is_complete() -> None:
     assert set(order.by_round("fsdp", "ddp")) == {(0, n, 0) for n in range(7)}
 
 
-def test_another_number_of_turns_is_compared_by_runs() -> None:
-    ddp, fsdp = neighboured(0)
-    fsdp = taking_turns("fsdp", 0, [1.0] * 11, "ddp", each=1)
-    assert rank_speeds(Comparison([ddp, fsdp]).groups).by_round("fsdp", "ddp") == {
-        (0, 0, 0): pytest.approx(math.log(sum(step.seconds for step in ddp.steps[2:]) / 11))
-    }
-
-
 def test_a_round_that_the_user_ended_takes_no_order_away() -> None:
     made = [record for n in range(7) for record in neighboured(n)]
     ended = ErrorPart(kind="Interrupted", message="interrupted")
@@ -280,23 +267,6 @@ def test_a_round_that_the_user_ended_takes_no_order_away() -> None:
     assert [(group.succeeded, len(group.rows)) for group in groups] == [(True, 6)] * 2
     assert rank_speeds(groups).ratio("fsdp", "ddp").order == "slower"
     assert not Comparison(made[-2:]).groups[0].succeeded
-
-
-def test_few_turns_are_compared_as_runs() -> None:
-    """Three turns of four steps."""
-    made = [
-        record.model_copy(update={"turns": record.turns.model_copy(update={"steps": 4})})
-        for record in neighboured(0)
-        if record.turns is not None
-    ]
-    order = rank_speeds(Comparison(made).groups)
-    assert len(order.turns["ddp"][0, 0, 0].seconds) == 3
-    assert order.by_round("fsdp", "ddp") == replace(order, turns={}).by_round("fsdp", "ddp")
-
-
-def test_the_clock_without_others_knows_no_turns() -> None:
-    groups = Comparison(record for n in range(7) for record in neighboured(n)).groups
-    assert rank_speeds(groups, OWN_STEP).turns == {}
 
 
 def test_the_reference_is_ranked_with_none() -> None:

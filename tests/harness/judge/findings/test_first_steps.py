@@ -4,7 +4,7 @@ from harness.judge.comparison import Comparison
 from harness.judge.findings.balance import find as find_idle
 from harness.judge.findings.finding import Finding
 from harness.judge.findings.timing import find_impossible as find_late
-from harness.record import ObservedPart, RankPart
+from harness.record import ObservedPart
 from tests.records import NORMS, make_ranks, make_record, make_steps
 
 IDLE = ["moe.experts.0.down.weight", "moe.experts.0.up.weight", "pooler.weight"]
@@ -66,12 +66,6 @@ def test_a_gradient_that_every_rank_loses_is_named_where_the_reference_keeps_it(
     assert missing(*ranks) == []
     assert missing(*ranks, reference={0: POOLER, 2: IDLE}) == []
     assert missing(*({**steps, 3: POOLER} for steps in ranks), reference={0: POOLER}) == []
-
-
-def test_older_records_name_modules_of_the_first_steps() -> None:
-    (part,) = make_ranks(1)
-    older = part.model_dump(mode="json", exclude={"without_gradient"}) | {"idle_modules": [["a"], []]}
-    assert RankPart(**older).without_gradient == {0: ["a"], 1: [], 2: None}
 
 
 def test_an_update_between_two_steps_is_outside_of_every_clock() -> None:
