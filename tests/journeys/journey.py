@@ -9,9 +9,8 @@ from pathlib import Path
 
 from harness.record import Record
 from tests.harness.cli.command_line import HARNESS, environment, harness, records
+from tests.patience import SECONDS
 
-SECONDS = 300
-"""That a command may take on a busy machine."""
 FORMATS = {"md": "# ", "html": "<!doctype html>", "csv": "backend,", "json": "{", "tex": "% "}
 """Extension of a report -> how its text begins."""
 

@@ -1,5 +1,6 @@
 """An observed script, every command that reads its record, and our run of its job."""
 
+import shutil
 import sys
 from dataclasses import dataclass, field
 from functools import cache
@@ -8,16 +9,19 @@ from pathlib import Path
 import pytest
 
 from harness.record import Record
+from harness.record.store import write_record
 from tests.forkserver import held_port
 from tests.harness.rank.observing.test_scripts import ARGUMENTS, EXAMPLES, JOB, make_job
+from tests.journeys.conftest import PLAIN, VARIABLES, WINDOWS
 from tests.journeys.journey import Journey
+from tests.observed import run_script
 from tests.representatives import first
 
-pytestmark = pytest.mark.long(seconds=110)
-PLAIN, AS_ON_GPUS = (Path(__file__).parent / "scripts" / name for name in ("plain.py", "as_on_gpus.py"))
-WINDOWS = ("--warmup", "3", "--probed", "2", "--cooldown", "1", "--")
-VARIABLES = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"}
+pytestmark = pytest.mark.long(seconds=25)
+AS_ON_GPUS = PLAIN.with_name("as_on_gpus.py")
 PYTHON = (sys.executable,)
+FORKED = ("ranks of the tests' server",)
+"""They have their imports behind them. tests/harness/cli/test_observe.py has what torchrun starts."""
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 LAUNCH = (
     sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1",
@@ -63,10 +67,12 @@ def example(
 ALONE = {"training__global_batch_size": "4"}
 """Of one process with the examples' batch of 4."""
 TRAINERS = {"optimizer__decay": "matrices"}
+BARE, ON_RANKS = "a bare model by python", "torch DDP on ranks"
 FIRST = {
+    ON_RANKS: example(FORKED, "torch_ddp.py", "ddp"),
     "torch DDP by torchrun": example(TORCHRUN, "torch_ddp.py", "ddp"),
     "Accelerate by accelerate launch": example(ACCELERATE, "accelerate_loop.py", "ddp"),
-    "a bare model by python": Script(
+    BARE: Script(
         starts=PYTHON, script=PLAIN, arguments=("--bare",), backend="single",
         settings={"training.micro_batch_size": "8"},
     ),
@@ -109,20 +115,25 @@ OTHERS = {
     "DeepSpeed by python": example(PYTHON, "deepspeed_zero.py", "zero2", **ALONE),
 }
 SCRIPTS = FIRST | OTHERS
-FEW = ("torch DDP by torchrun", "a bare model by python")
+FEW = (ON_RANKS, BARE)
 
 
 class Observations:
     """One folder of a job; each script is observed once, each own run made once."""
 
-    def __init__(self, journey: Journey) -> None:
+    def __init__(self, journey: Journey, bare_model_observed: Path) -> None:
         self.journey = journey
+        shutil.copytree(bare_model_observed, journey.folder / f"observed-{list(SCRIPTS).index(BARE)}")
         self.observed = cache(self._observed)
         self.own = cache(self._own)
 
     def _observed(self, name: str) -> Record:
         script = SCRIPTS[name]
         runs = f"observed-{list(SCRIPTS).index(name)}"
+        if name == BARE:
+            return self.journey.record(runs)
+        if script.starts == FORKED:
+            return self._on_ranks(script, runs)
         words = (*script.starts, script.script, *script.arguments)
         variables = dict(VARIABLES)
         if script.starts == ACCELERATE_ZERO:
@@ -132,6 +143,15 @@ class Observations:
                 variables |= ONE_RANK | {"MASTER_PORT": str(port)}
             self.journey.harness("observe", "--runs", runs, *WINDOWS, *words, **variables)
         return self.journey.record(runs)
+
+    def _on_ranks(self, script: Script, runs: str) -> Record:
+        seen = run_script(self.journey.folder, script.script, *script.arguments)
+        assert seen.codes == [0, 0], seen.printed
+        assert seen.record is not None
+        folder = self.journey.folder / runs / seen.record.run_id
+        folder.mkdir(parents=True)
+        write_record(folder, seen.record)
+        return seen.record
 
     def _own(self, name: str) -> Record:
         script = SCRIPTS[name]
@@ -143,9 +163,9 @@ class Observations:
 
 
 @pytest.fixture(scope="module")
-def observations(shared_journey: Journey) -> Observations:
+def observations(shared_journey: Journey, bare_model_observed: Path) -> Observations:
     make_job(shared_journey.folder)
-    return Observations(shared_journey)
+    return Observations(shared_journey, bare_model_observed)
 
 
 def cases() -> list[object]:

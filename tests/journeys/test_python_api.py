@@ -1,15 +1,13 @@
 """The Python interface on every kind of record: compared, failed, unsupported, observed, in an archive."""
 
-import sys
+import shutil
 from pathlib import Path
 
 import pytest
 
 import harness
 from tests.docs.markdown import ROOT
-from tests.harness.rank.observing.test_scripts import make_job
 from tests.journeys.journey import Journey
-from tests.journeys.test_observe import PLAIN, VARIABLES, WINDOWS
 
 pytestmark = pytest.mark.long(seconds=60)
 SETTINGS = {
@@ -93,11 +91,10 @@ def test_a_failed_run_raises_one_line_and_leaves_a_record_that_reads(job: Path) 
     read_all(failed, job.parent)
 
 
-def test_an_observed_script_is_read_as_our_runs_are(shared_journey: Journey) -> None:
-    make_job(shared_journey.folder)
-    shared_journey.harness(
-        "observe", "--runs", "observed", *WINDOWS, sys.executable, PLAIN, "--bare", **VARIABLES
-    )
+def test_an_observed_script_is_read_as_our_runs_are(
+    shared_journey: Journey, bare_model_observed: Path
+) -> None:
+    shutil.copytree(bare_model_observed, shared_journey.folder / "observed")
     seen = harness.load(shared_journey.folder / "observed")
     assert seen.record.observed is not None
     assert seen.record.status == "ok"

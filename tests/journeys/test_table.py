@@ -26,9 +26,14 @@ def table() -> dict[str, list[str]]:
 
 
 def run_by(path: Path) -> set[str]:
-    """Commands of the harness in the calls of a module: `journey.harness("slurm", "render", ...)`."""
+    """Commands of the harness in the calls of a module: `journey.harness("slurm", "render", ...)`.
+
+    A run that journeys share is a fixture (`conftest.py`).
+    """
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.arg) and node.arg == "bare_model_observed":
+            found.add("observe")
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
         words = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,13 +19,13 @@ from harness.launch import watch
 from harness.record import Record
 from harness.record.store import read_record
 from tests.events import steps_taken
+from tests.forkserver import launcher
+from tests.patience import SECONDS
 from tests.representatives import EXHAUSTIVE, first
 
 from .command_line import HARNESS, LONG, SHORT, environment, harness, records
 
 pytestmark = pytest.mark.long(seconds=60)
-SECONDS = 300
-"""That end a wait which would have no end; a busy machine takes a minute to start ranks."""
 
 
 @dataclass
@@ -93,11 +94,20 @@ def gone(family: list[psutil.Process]) -> bool:
     return False
 
 
-def pid_of_rank(running: Running, rank: int) -> int:
+def own_family() -> list[psutil.Process]:
+    """What this process has started, its fork server among it."""
+    launcher()
+    return psutil.Process().children(recursive=True)
+
+
+def pid_of_rank(runs: Path, family: list[psutil.Process], rank: int) -> int:
     """The process whose output goes to the rank's log."""
-    log = running.folder() / f"rank-{rank:05d}.log"
-    (found,) = [p.pid for p in running.family() if os.readlink(f"/proc/{p.pid}/fd/1") == str(log)]
-    return found
+    (log,) = runs.glob(f"*/rank-{rank:05d}.log")
+    places = {}
+    for process in family:
+        with contextlib.suppress(OSError):  # it has ended, and nobody has asked how
+            places[os.readlink(f"/proc/{process.pid}/fd/1")] = process.pid
+    return places[str(log)]
 
 
 def test_interrupts_stop_all_ranks_and_keep_what_was_done_however_many_come(start: Start) -> None:
@@ -160,23 +170,36 @@ def test_termination_leaves_no_process(start: Start) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the rank through /proc")
 @pytest.mark.parametrize("rank", first([1], [0, 1]))
-def test_killed_rank_is_named(start: Start, rank: int) -> None:
-    running = start()
-    family = running.family()
-    os.kill(pid_of_rank(running, rank), signal.SIGKILL)
-    record, stderr = running.finish()
-    assert gone(family)
+def test_killed_rank_is_named(tmp_path: Path, rank: int) -> None:
+    before = own_family()
+    runs = tmp_path / "runs"
+
+    def kill_once_it_trains() -> None:
+        deadline = time.monotonic() + SECONDS
+        while time.monotonic() < deadline:
+            if any(steps_taken(path) >= 3 for path in runs.glob("*/rank-00000.jsonl")):
+                os.kill(pid_of_rank(runs, own_family(), rank), signal.SIGKILL)
+                return
+            time.sleep(0.05)
+
+    killer = threading.Thread(target=kill_once_it_trains)
+    killer.start()
+    limit = ("--set", f"runtime.timeout_seconds={SECONDS}")
+    done = harness("run", "--backend", "ddp", "--nproc", "2", *LONG, *limit, cwd=tmp_path)
+    killer.join()
+    assert gone([child for child in own_family() if child not in before])
+    (record,) = records(runs)
     assert record.status == "failed"
     assert record.error is not None
     assert record.error.rank == rank, record.error
     assert "SIGKILL" in record.error.message
     assert len(record.steps) >= 2
-    assert stderr.splitlines()[-1].startswith("harness: run failed:")
-    assert "Traceback" not in stderr
+    assert done.stderr.splitlines()[-1].startswith("harness: run failed:")
+    assert "Traceback" not in done.stderr
 
 
 def test_timeout_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = psutil.Process().children(recursive=True)
+    before = own_family()
 
     def now() -> float:
         """A thousand seconds later once rank 0 has taken steps."""
@@ -186,7 +209,7 @@ def test_timeout_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=now, sleep=time.sleep))
     limit = ("--set", "runtime.timeout_seconds=900")
     done = harness("run", "--backend", "ddp", "--nproc", "2", *LONG, *limit, cwd=tmp_path)
-    assert gone([child for child in psutil.Process().children(recursive=True) if child not in before])
+    assert gone([child for child in own_family() if child not in before])
     (record,) = records(tmp_path / "runs")
     assert record.status == "timeout"
     assert record.error is not None
