@@ -8,11 +8,11 @@ import pytest
 
 from tests.harness.cli.command_line import harness, records
 
-pytestmark = pytest.mark.long(seconds=50)
+pytestmark = pytest.mark.long(seconds=40)
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SHORT = (
-    "training.steps=5", "measure.warmup_steps=2", "measure.probed_steps=1", "measure.traced_steps=0",
-    "measure.cooldown_steps=0", "evaluation.every_steps=5", "evaluation.samples=6", "data.limit=48",
+    "training.steps=4", "measure.warmup_steps=2", "measure.probed_steps=1", "measure.traced_steps=0",
+    "measure.cooldown_steps=0", "evaluation.every_steps=4", "evaluation.samples=6", "data.limit=48",
     "training.global_batch_size=8", "compare.noise_runs=false",
 )  # fmt: skip
 JOBS = {
@@ -48,7 +48,12 @@ def test_strategies_train_what_one_process_trains(
     small = {
         "resnet": ["training.micro_batch_size=4"],
         # Keys' biases have a gradient of zero but for rounding, which Adam makes as large as any other.
-        "vit": ["data.image_size=16", "training.accumulation_steps=2", "compare.noise_runs=true"],
+        "vit": [
+            "data.image_size=16",
+            "model.config.num_hidden_layers=2",
+            "training.accumulation_steps=2",
+            "compare.noise_runs=true",
+        ],
     }
     found = compared(tmp_path, name, f"compare.backends=[{', '.join(backends)}]", *small.get(name, []))
     rows = {row["backend"]: row for row in found["rows"]}

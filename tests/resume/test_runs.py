@@ -20,10 +20,10 @@ from harness.record import Record
 from harness.record.model import DIGEST_KIND
 from harness.record.store import Store
 from harness.run_directory.resume import find_checkpoint
-from tests.harness.cli.command_line import harness, harness_process, refused
+from tests.harness.cli.command_line import harness, refused
 from tests.resume.engines import BACKENDS
 
-pytestmark = pytest.mark.long(seconds=45)
+pytestmark = pytest.mark.long(seconds=20)
 
 JOB = (
     "model.config={hidden_size: 36, intermediate_size: 52, num_hidden_layers: 2, num_attention_heads: 3, "
@@ -229,26 +229,24 @@ def test_a_job_in_epochs_that_has_no_step_left_is_refused(tmp_path: Path) -> Non
 
 
 def test_a_native_checkpoint_that_is_not_as_it_was_saved_needs_trust(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    native: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Code:
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return os.mkdir, (str(tmp_path / "executed"),)
 
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    native = settings("measure.checkpoint=native", "measure.keep_checkpoint=true")
-    begin = ("run", "--backend", "ddp", "--nproc", "1")
-    done = harness_process(*begin, *native, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    shutil.copytree(native.parents[1], tmp_path / "runs")
     (record,) = Store(tmp_path / "runs").records()[0]
     assert find_checkpoint(record.run_id, tmp_path / "runs").saved.files
-    assert (tmp_path / "state/sharding-harness/key").stat().st_mode & 0o777 == 0o600
+    state = os.environ["XDG_STATE_HOME"]
+    assert Path(state, "sharding-harness/key").stat().st_mode & 0o777 == 0o600
+    begin = ("run", "--backend", "ddp", "--nproc", "1")
     resumed = [*begin, *settings(), "--resume-from", record.run_id]
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of-another"))
     assert "executes code in it, and another user, or another home folder, saved it" in refused(
         tmp_path, *resumed
     )
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_STATE_HOME", state)
     checkpoint = tmp_path / "runs" / record.run_id / "checkpoint"
     (checkpoint / ".metadata").write_bytes(pickle.dumps(Code()))
     said = refused(tmp_path, *resumed)
@@ -259,5 +257,5 @@ def test_a_native_checkpoint_that_is_not_as_it_was_saved_needs_trust(
         (checkpoint / "checkpoint.json").write_text(json.dumps(description | forged))
         assert "give a neutral one" in refused(tmp_path, *resumed)
     assert not (tmp_path / "executed").exists()
-    trusted = harness_process(*resumed, "--trust-checkpoint", cwd=tmp_path)
+    trusted = harness(*resumed, "--trust-checkpoint", cwd=tmp_path)
     assert (trusted.returncode, (tmp_path / "executed").exists()) == (1, True)
