@@ -234,19 +234,52 @@ def order(judged: Iterable[Judged], quantity: Quantity = "speed") -> dict[str, t
     A pair is one model on as many GPUs with one global batch and the same other settings under two
     strategies, whose figures differ by over 5 %. Nearer ones are ties, which no order has.
     """
+    found: dict[str, tuple[int, int]] = {}
+    for pair in pairs(judged, quantity):
+        right, total = found.get(pair.source, (0, 0))
+        found[pair.source] = (right + pair.is_right, total + 1)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two strategies whose published figures differ clearly, by the larger figure first."""
+
+    larger: Row
+    smaller: Row
+    published: float
+    """How many times the larger figure is the smaller one; predicted: below 1 if the order is wrong."""
+    predicted: float
+
+    @property
+    def source(self) -> str:
+        return self.larger.source
+
+    @property
+    def is_right(self) -> bool:
+        return self.predicted > 1
+
+
+def pairs(judged: Iterable[Judged], quantity: Quantity = "speed") -> list[Pair]:
+    """What `order` counts."""
     groups: dict[tuple[str, ...], list[tuple[Judged, float, float]]] = {}
     for one in judged:
         figures = _figures(one, quantity)
         if figures is not None:
             groups.setdefault(_setting(one.row), []).append((one, *figures))
-    found: dict[str, tuple[int, int]] = {}
+    found = []
     for runs in groups.values():
-        for (one, published, predicted), (other, also, rival) in combinations(runs, 2):
-            apart = abs(published - also) > CLEARLY * min(published, also)
-            if one.row.strategy == other.row.strategy or not apart:
-                continue
-            right, total = found.get(one.row.source, (0, 0))
-            found[one.row.source] = (right + ((published - also) * (predicted - rival) > 0), total + 1)
+        for two in combinations(runs, 2):
+            (one, most, predicted), (other, least, rival) = sorted(two, key=lambda run: -run[1])
+            if one.row.strategy != other.row.strategy and most > (1 + CLEARLY) * least:
+                found.append(
+                    Pair(
+                        larger=one.row,
+                        smaller=other.row,
+                        published=most / least,
+                        predicted=predicted / rival,
+                    )
+                )
     return found
 
 

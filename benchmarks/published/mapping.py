@@ -181,10 +181,12 @@ def _other_code(row: Row) -> OtherCode:
 
 
 def _own(row: Row) -> dict[str, Any]:
-    """What the program did, and what it did for this model."""
+    """What the program did, and what it did for this model and under this strategy."""
     own = settings().get(row.source, {})
     of_model = next((of for word, of in own.get("of_model", {}).items() if word in row.model), {})
-    return own | of_model | {"other": own.get("other", {}) | of_model.get("other", {})}
+    of_strategy = own.get("of_strategy", {}).get(row.strategy, {})
+    other = (one.get("other", {}) for one in (own, of_model, of_strategy))
+    return own | of_model | of_strategy | {"other": {k: v for one in other for k, v in one.items()}}
 
 
 def _chunk_tokens(row: Row, model: PlannedModel, tokens: int) -> int | None:
@@ -272,7 +274,7 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
         job=job,
         label=f"{backend}:tensor={row.tp}" if backend in ("tp", "fsdp-tp") else backend,
         strategy=strategy,
-        options=_options(row, backend),
+        options=_options(row, backend, model),
         world_size=row.gpus,
         ranks_per_node=min(per_node, row.gpus),
         shard_size=min(per_node, row.gpus) if strategy.facts.has_replicas else None,
@@ -337,7 +339,18 @@ def _adapter(row: Row, precision: str, assumptions: list[str]) -> dict[str, Any]
     return {"kind": "lora", "rank": int(rank[1]) if rank else 8, **base} | named
 
 
-def _options(row: Row, backend: str) -> dict[str, Any]:
+AUTO = "auto"
+"""Of a DeepSpeed configuration: transformers fills in buckets of hidden^2 (integrations/deepspeed.py)."""
+
+
+def _options(row: Row, backend: str, model: PlannedModel) -> dict[str, Any]:
+    """Of the backend: what a page says, and what the program's configuration sets."""
+    given = settings().get(row.source, {}).get("options", {}).get(backend, {})
+    own = {name: decoder(model).hidden ** 2 if value == AUTO else value for name, value in given.items()}
+    return own | _said_options(row, backend)
+
+
+def _said_options(row: Row, backend: str) -> dict[str, Any]:
     if backend in ("tp", "fsdp-tp"):
         return {"tensor": int(row.tp)}
     if not row.offload or row.offload.lower() in ("none", "no", "false"):

@@ -8,7 +8,17 @@ from typing import Any
 
 from tabulate import tabulate
 
-from benchmarks.published.judge import FULLY_SPECIFIED, Judged, Quantity, Summary, by_source, order, summarize
+from benchmarks.published.judge import (
+    FULLY_SPECIFIED,
+    Judged,
+    Pair,
+    Quantity,
+    Summary,
+    by_source,
+    order,
+    pairs,
+    summarize,
+)
 from benchmarks.published.mapping import settings
 from harness.tell.document import Picture
 from harness.tell.pictures.curves import SHAPES
@@ -149,7 +159,18 @@ def _order(judged: Sequence[Judged]) -> str:
             f"- {quantity}: {_percent(share)} right, mean of {len(found)} sources, {total} pairs: "
             + ", ".join(f"{source} {right} of {count}" for source, (right, count) in found.items())
         )
+        lines += [f"  - {_wrong(pair, quantity)}" for pair in pairs(judged, quantity) if not pair.is_right]
     return "\n".join(lines) + "\n"
+
+
+def _wrong(pair: Pair, quantity: Quantity) -> str:
+    """A pair in the wrong order, with what is known of it."""
+    known = settings().get(pair.source, {}).get("order", {})
+    cause = known.get(f"{quantity} {pair.larger.strategy}/{pair.smaller.strategy}", "the cause is not known")
+    return (
+        f"{pair.larger.id} ({pair.larger.strategy}) to {pair.smaller.id} ({pair.smaller.strategy}): "
+        f"{pair.published:.2f} published, {pair.predicted:.2f} predicted: {cause}"
+    )
 
 
 def _misses(covered: Sequence[Judged]) -> str:

@@ -66,15 +66,20 @@ class OtherCode:
     """Gradients are reduced, and added up over micro-steps, in fp32 (FSDP)."""
     reshards_root: bool = False
     """FSDP2's root gives its weights back after the forward pass, as blocks do."""
+    wraps_layers: bool = False
+    """FSDP wraps every module with parameters of its own, each layer and norm, rather than blocks."""
+    update_copies: int | None = None
+    """Copies of what an update works on at once, in the dtype of the masters; None: as AdamW makes."""
 
     @property
     def options(self) -> dict[str, Any]:
         """As closed forms take them, beside those of a backend."""
         found = {
             "reduce_dtype": "fp32" if self.reduces_in_fp32 else None,
-            "reshards_root": self.reshards_root,
+            "reshards_root": self.reshards_root or None,
+            "update_copies": self.update_copies,
         }
-        return {name: value for name, value in found.items() if value}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)

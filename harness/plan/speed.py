@@ -25,9 +25,9 @@ from harness.forms.terms import (
 )
 from harness.forms.workload import Workload
 from harness.forms.zero3.states import fetching
-from harness.plan.computing import HOST_TERM, ComputingTime, computing_time
+from harness.plan.computing import HOST_TERM, UPDATE_BYTES, ComputingTime, computing_time
 from harness.plan.constants import TimeConstants, TimeTerm, default_constants
-from harness.plan.coverage import require_activations, require_timeline
+from harness.plan.coverage import OPTIMIZER, require_activations, require_timeline
 from harness.plan.device import Device
 from harness.plan.scenario import Scenario
 from harness.plan.work import Work
@@ -266,13 +266,17 @@ def overlap_rule(workload: Workload) -> OverlapRule:
                 else ""
             )
             ahead = on_gpu and how.live > 0 and how.ahead > 0
-            return OverlapRule(gathers_ahead=ahead, reduces_beside=on_gpu, source=source)
+            beside = on_gpu and workload.options.get("overlap_comm") is not False
+            return OverlapRule(gathers_ahead=ahead, reduces_beside=beside, source=source)
         case "single" | "pipeline":
             source = "layers and stages wait for what they exchange; replicas are averaged after the passes"
             return OverlapRule(gathers_ahead=False, reduces_beside=False, source=source)
         case _:
-            source = "DeepSpeed 0.19.8, zero/config.py: overlap_comm is false by default below stage 3"
-            return OverlapRule(gathers_ahead=False, reduces_beside=False, source=source)
+            beside = on_gpu and family == "zero12" and workload.options.get("overlap_comm") is True
+            source = "DeepSpeed 0.19.8, zero/config.py: overlap_comm is false by default below stage 3" + (
+                "; true reduces bucket by bucket on a stream of its own (stage_1_and_2.py)" if beside else ""
+            )
+            return OverlapRule(gathers_ahead=False, reduces_beside=beside, source=source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -444,7 +448,7 @@ def predict_speed(scenario: Scenario, constants: TimeConstants | None = None) ->
     if device is None:
         return None
     require_timeline(scenario)
-    require_activations(scenario.model, scenario.job)
+    require_activations(scenario, covered=(OPTIMIZER,) if scenario.job.optimizer.kind in UPDATE_BYTES else ())
     constants = constants or scenario.constants or default_constants(device)
     found = (predict_work(Work(scenario, rank), device, constants) for rank in scenario.unlike_ranks)
     return max(found, key=lambda speed: speed.step_seconds)

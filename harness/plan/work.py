@@ -8,7 +8,7 @@ from functools import cached_property
 
 from harness.errors import HarnessError
 from harness.forms import fsdp, zero
-from harness.forms.families import collectives
+from harness.forms.families import collectives, model_states
 from harness.forms.host_link import host_elements
 from harness.forms.part import samples_at_once, within
 from harness.forms.sequence import with_attention
@@ -21,6 +21,7 @@ from harness.forms.terms import (
     GRADIENTS,
     STEP_PHASES,
     Collective,
+    ModelStates,
     Volume,
 )
 from harness.forms.textbook import textbook_collectives
@@ -107,9 +108,17 @@ class Work:
         return samples * scenario.job.data.sequence_length / scenario.world_size
 
     @cached_property
+    def _adam_states(self) -> ModelStates:
+        """Of AdamW, two moments for each element that is updated, whatever the job's optimizer keeps."""
+        workload = self.scenario.workload()
+        if workload.optimizer in ("adamw", "adam"):
+            return self.scenario.states
+        return model_states(replace(workload, optimizer="adamw"))
+
+    @cached_property
     def device_elements(self) -> float:
         """Elements that a rank updates on its device."""
-        terms = self.scenario.states.terms
+        terms = self._adam_states.terms
         moments = sum(t.bytes for t in terms if t.kind == "optimizer" and not (t.host or t.extra))
         on_device = moments / (2 * self.workload.master_bytes)
         return on_device + (self.host_elements if self.workload.device == "cpu" else 0)
@@ -117,7 +126,7 @@ class Work:
     @cached_property
     def host_elements(self) -> float:
         """Elements that a rank updates on the host."""
-        return host_elements(self.workload, self.scenario.states)
+        return host_elements(self.workload, self._adam_states)
 
     @cached_property
     def updated_tensors(self) -> int:
@@ -185,6 +194,8 @@ class Work:
     @cached_property
     def unit_sizes(self) -> tuple[int, ...]:
         """Elements of the units that FSDP gathers at once."""
+        if self.scenario.other.wraps_layers:
+            return self.module_sizes
         units = self.workload.layout.units()
         return tuple(sum(t.numel for t in tensors) for _, tensors in units)
 

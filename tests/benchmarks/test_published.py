@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.published import losses
-from benchmarks.published.__main__ import main
-from benchmarks.published.judge import Judged, by_source, judge, order, summarize
+from benchmarks.published.__main__ import REPORT, main
+from benchmarks.published.judge import Judged, by_source, judge, order, pairs, summarize
 from benchmarks.published.left_out import HERE, PAGE, left_out, runs_of, text
 from benchmarks.published.mapping import Mapped, completed, map_row
 from benchmarks.published.page import render
@@ -150,6 +151,10 @@ def test_order_compares_strategies_on_equal_gpus_and_batch() -> None:
     ]
     # a and b are tied; c is faster than both, and predicted so only against b. No other shares a setting.
     assert order(rows) == {"somebody": (1, 2)}
+    assert [(p.larger.id, p.smaller.id, p.is_right) for p in pairs(rows)] == [
+        ("c", "a", False), ("c", "b", True),
+    ]  # fmt: skip
+    assert "c (zero2) to a (fsdp2): 1.20 published, 0.90 predicted" in render(rows, pictures=[])
     assert by_source({"one": (9, 9), "two": (0, 1)}) == 0.5
 
 
@@ -228,6 +233,26 @@ def test_a_program_s_code_completes_its_page() -> None:
     assert custom.loss is losses.FAST
     assert liger is not None
     assert liger.job.loss.chunk_tokens == 512  # of 16,384, where V / H is 31.3
+
+
+def test_a_program_s_configuration_of_deepspeed_is_the_scenario_s() -> None:
+    row = replace(ROW, source="qwen", model="qwen-1.8b", params="")
+    found = {}
+    for strategy in ("zero2", "zero3", "single"):
+        scenario = map_row(replace(row, strategy=strategy)).scenario
+        assert scenario is not None
+        found[strategy] = dict(scenario.options)
+    assert found["zero2"]["overlap_comm"] is True
+    assert found["zero2"]["reduce_bucket_size"] == 2e8
+    assert found["zero3"] == {"reduce_bucket_size": 2048**2}  # 'auto'
+    assert found["single"] == {}
+
+
+def test_what_a_program_does_under_one_strategy_alone_is_that_strategy_s() -> None:
+    for strategy, wraps in (("fsdp1-grad-op", True), ("fsdp2-grad-op", False)):
+        scenario = map_row(replace(ROW, source="thunder", strategy=strategy)).scenario
+        assert scenario is not None
+        assert scenario.other.wraps_layers is wraps
 
 
 def test_what_a_program_does_for_one_model_alone_is_that_model_s() -> None:
@@ -326,6 +351,30 @@ def test_a_source_is_predicted_by_what_the_others_sustain() -> None:
     assert slow.errors == pytest.approx((0.25,), abs=0.001)
     assert fast.errors == pytest.approx((-0.2, -0.2), abs=0.001)
     assert "| H100   | slow" in text([slow, fast])
+
+
+GROUP = re.compile(r"^\| (?:GPU|strategy|training|tokens of a sample|code) +\|(.*)\|$", re.MULTILINE)
+
+
+def test_the_page_s_groups_of_ten_runs_have_speeds_without_a_large_bias() -> None:
+    groups = [line.split("|") for line in GROUP.findall((REPORT / "README.md").read_text())]
+    biases = {cells[0].strip(): cells[5].strip() for cells in groups}
+    assert len(biases) >= 15
+    assert all(abs(float(bias.rstrip("%"))) <= 25 for bias in biases.values() if bias)
+
+
+def test_the_pages_of_predictions_and_of_planning_state_the_same_shares() -> None:
+    found = (REPORT / "README.md").read_text()
+    told = (Path(__file__).parents[2] / "docs" / "planning.md").read_text()
+    summary = re.search(r"\| all rows +\| (\d+) of (\d+).*?([\d.]+)% of \d+", found)
+    orders = re.findall(r"^- (speed|memory): ([\d.]+)% right", found, re.MULTILINE)
+    assert summary is not None
+    covered, rows = int(summary[1]), int(summary[2])
+    assert covered / rows >= 0.85
+    assert f"of which {covered} can be predicted" in told
+    assert f"right for {float(summary[3]):.0f} of 100 runs" in told
+    shares = {name: f"{float(share):.0f} %" for name, share in orders}
+    assert f"right for {shares['speed']} of the pairs in speed, {shares['memory']} in memory" in told
 
 
 @pytest.mark.exhaustive

@@ -88,6 +88,13 @@ def test_zero_2_waits_for_its_reductions_and_ddp_hides_them() -> None:
     assert predicted("ddp", 8).exposed_seconds < predicted("zero2", 8).exposed_seconds / 2
 
 
+def test_overlap_comm_hides_the_reductions_of_zero_2_and_exposes_those_of_zero_3() -> None:
+    for backend, given, hides in (("zero2", True, True), ("zero3", False, False), ("zero1", True, True)):
+        plain = predicted(backend, 8).exposed_seconds
+        other = predicted(backend, 8, options={"overlap_comm": given}).exposed_seconds
+        assert (other < plain) == hides, backend
+
+
 def test_accumulation_spreads_the_reduction_of_ddp_but_not_the_gathers_of_fsdp() -> None:
     for backend, most in (("ddp", 1.01), ("fsdp", 3.0)):
         once, often = (predicted(backend, 16, accumulation_steps=count) for count in (1, 4))
@@ -168,6 +175,13 @@ def test_a_model_of_405_billion_on_4096_gpus_takes_moments() -> None:
 )
 def test_hooks_of_libraries_count_as_launches(backend: str, launches: tuple[int, int]) -> None:
     assert host_launches(Work(scenario(backend, 8))) == launches
+
+
+def test_a_program_that_wraps_every_layer_has_hooks_at_each() -> None:
+    whole = scenario("fsdp1", 8)
+    layers = replace(whole, other=replace(whole.other, wraps_layers=True))
+    assert host_launches(Work(whole)) == (32 * 34 + 33 * 108, 32 * 52 + 33 * 196)
+    assert host_launches(Work(layers)) == (32 * 34 + 291 * 108, 32 * 52 + 291 * 196)
 
 
 def test_short_steps_wait_for_the_host_and_long_ones_do_not() -> None:
