@@ -19,12 +19,25 @@ from harness.plan.part import part_of
 from harness.plan.profiles import Trace, activation_profile
 from harness.plan.scenario import Scenario
 
-NCCL_CHANNEL_BYTES = 4 * 2**20
-"""NCCL_BUFFSIZE, of one channel to one peer (NCCL 2.2x, user guide, environment variables)."""
-NCCL_CHANNELS = 16
-"""As on NVLink systems; between 2 and 32 by topology."""
-CONNECTIONS = 2
-"""A ring: one peer that sends and one that receives."""
+NCCL_NEIGHBOUR_BYTES = (2 + 10) * 2**20
+"""Of one channel to one neighbour and from it: buffers of all protocols, 4 MiB, 4.7 MiB (LL128) and 0.5 MiB
+(LL), on one side, the header on the other, in units of 2 MiB (NCCL 2.30, src/transport/p2p.cc)."""
+NCCL_CHANNELS = {"NVLink": 24, "Infinity Fabric": 24}
+"""By kind of link within a node (A100: 12 rings, each twice)."""
+OTHER_CHANNELS = 4
+
+
+def nccl_bytes(scenario: Scenario) -> int:
+    """Of one communicator: on each channel a ring, and a chain within the node, which its trees are.
+
+    On average over the channels a rank has 2 (n - 1) / n neighbours in a chain of n. Published: 544 MiB on 2
+    A100 and 688 on 4 (NVIDIA/nccl issue 964; 576 and 720 by this), about 1 GB on 8 H100, 4.3 GB after an
+    all-to-all (issue 1685).
+    """
+    link = scenario.device.link if scenario.device else "NVLink"
+    channels = next((n for kind, n in NCCL_CHANNELS.items() if link.startswith(kind)), OTHER_CHANNELS)
+    ranks = min(scenario.ranks_per_node, scenario.world_size)
+    return round(channels * NCCL_NEIGHBOUR_BYTES * (1 + 2 * (ranks - 1) / ranks))
 
 
 def device_overhead(scenario: Scenario) -> Iterator[Term]:
@@ -40,9 +53,9 @@ def device_overhead(scenario: Scenario) -> Iterator[Term]:
         communicators = 2 if scenario.strategy.facts.has_replicas else 1
         yield Term(
             kind="communication", name="NCCL's buffers",
-            bytes=communicators * NCCL_CHANNELS * CONNECTIONS * NCCL_CHANNEL_BYTES,
-            formula="communicators x 16 channels x 2 x 4 MiB; 2 to 32 channels by topology",
-            source="NCCL user guide, NCCL_BUFFSIZE",
+            bytes=communicators * nccl_bytes(scenario),
+            formula="communicators x channels x 12 MiB x (1 + 2 (n - 1) / n); 24 channels on NVLink, else 4",
+            source="NCCL 2.30, src/transport/p2p.cc; within 6 % of NVIDIA/nccl issue 964",
         )  # fmt: skip
 
 
@@ -111,7 +124,7 @@ def predict_memory(
     Raises HarnessError where a model has to be traced and cannot be, and for settings that no one modelled.
     """
     require_timeline(scenario)
-    require_activations(scenario.model, scenario.job)
+    require_activations(scenario)
     workload = scenario.workload()
     if scenario.strategy.zero_stage == 3 and (own := own_settings(workload)):
         raise HarnessError(f"the course of a step of ZeRO-3 with {', '.join(own)} is not modelled")

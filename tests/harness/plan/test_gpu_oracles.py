@@ -10,6 +10,7 @@ from harness.api.runs import estimate
 from harness.forms.terms import ring_sent_bytes
 from harness.plan.constants import default_constants
 from harness.plan.hardware import load_hardware
+from harness.plan.memory import nccl_bytes
 from harness.plan.speed import LOW_LATENCY_SHARE, call_latency, low_latency, path_of, wire_seconds
 from tests.harness.plan.plans import scenario
 
@@ -98,6 +99,13 @@ def test_rings_of_direct_links_and_over_many_nodes_stay_rings() -> None:
     assert direct == pytest.approx(18996.4, rel=0.04)
     many = predicted_microseconds("H100-80", "all_reduce", 8589934592, nodes=8, network="EFA-3200")
     assert many == pytest.approx(47589.6, rel=0.02)
+
+
+@pytest.mark.parametrize(("ranks", "mebibytes"), [(2, 544), (4, 688)])
+def test_nccl_holds_what_was_seen_of_a_communicator(ranks: int, mebibytes: int) -> None:
+    """NVIDIA/nccl issue 964: 2 or 4 of the A100s of a node, after an all-reduce of 4 MB."""
+    one = replace(scenario("ddp", ranks, device=load_hardware(None).device("A100-40")), ranks_per_node=ranks)
+    assert nccl_bytes(one) / 2**20 == pytest.approx(mebibytes, rel=0.06)
 
 
 def test_peaks_of_fsdp_lie_a_little_below_what_was_active() -> None:
