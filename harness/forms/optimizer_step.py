@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+from harness.backends.optimizer_kinds import LOW_BIT
 from harness.forms import fsdp1, fsdp2, fsdp2_tensor, pipeline, tensor, zero3, zero12
 from harness.forms.states import replica_tensors
 from harness.forms.workload import Workload
@@ -63,7 +64,12 @@ def step_temporary(workload: Workload) -> StepTemporary:
     """
     chosen = implementation(workload)
     calls = updated_tensors(workload)
-    if chosen == "for-loop":
+    copies = workload.options.get("update_copies")
+    if copies is not None:
+        # 8-bit moments are updated tensor by tensor (torchao 0.18, optim/adam.py, `_AdamBase.step`).
+        at_once = max if workload.optimizer in LOW_BIT else sum
+        elements = copies * max((at_once(call) for call in calls if call), default=0)
+    elif chosen == "for-loop":
         elements = max(
             (2 * tensor + last for call in calls for last, tensor in pairwise([0, *call])), default=0
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.backends.optimizer_kinds import LOW_BIT
 from harness.forms.activations import SELECTIVE, recomputed_share
 from harness.forms.ddp import views_buckets
 from harness.forms.families import gathers_weights, reduces_gradients
@@ -11,6 +12,7 @@ from harness.forms.host_link import host_link_bytes
 from harness.forms.optimizer_step import implementation
 from harness.forms.part import within
 from harness.forms.pipeline import bubble_of
+from harness.forms.workload import Workload
 from harness.job.model import ModelSection
 from harness.plan.constants import TimeConstants, TimeTerm
 from harness.plan.device import Device
@@ -96,6 +98,26 @@ def eager_attention(
 ADAM_BYTES = {"foreach": 80, "for-loop": 80, "fused": 28}
 """Per fp32 element that AdamW reads and writes: fused 4 reads and 3 writes; else a pass per operation:
 decay 8, first moment 12, second 8 + 12, root 8, correction 8, epsilon 8, update 16 (torch/optim/adamw.py)."""
+SGD_BYTES = {"foreach": 24, "for-loop": 24, "fused": 12}
+"""Decay added to gradients 12, update 12 (torch/optim/sgd.py); fused 2 reads, 1 write."""
+MOMENTUM_BYTES = {"foreach": 20, "for-loop": 20, "fused": 8}
+"""Of SGD besides: shrunk 8, gradients added 12; fused a read and a write."""
+LOW_BIT_BYTES = 16
+"""Weight read and written 8, gradient 4, two moments of a byte read and written 4, in one kernel."""
+UPDATE_BYTES = ("adamw", "adam", "sgd", *LOW_BIT)
+"""Kinds of optimizers whose reads and writes are counted."""
+
+
+def update_bytes(workload: Workload) -> int:
+    """Per fp32 element that an update reads and writes. Adam adds decay to gradients: 12 rather than 8."""
+    kind = implementation(workload)
+    if workload.optimizer in LOW_BIT:
+        return LOW_BIT_BYTES
+    if workload.optimizer == "sgd":
+        return SGD_BYTES[kind] + (MOMENTUM_BYTES[kind] if workload.momentum else 0)
+    return ADAM_BYTES[kind] + (4 if workload.optimizer == "adam" and kind != "fused" else 0)
+
+
 UPDATE_SECONDS = {
     ("tensor", "for-loop"): 41e-6, ("tensor", "foreach"): 23e-6, ("tensor", "fused"): 2e-6,
     ("DTensor", "for-loop"): 157e-6, ("DTensor", "foreach"): 35e-6, ("DTensor", "fused"): 35e-6,
@@ -116,7 +138,7 @@ def device_terms(work: Work, bytes_per_second: float, constants: TimeConstants) 
     """
     workload, elements = work.workload, work.device_elements
     kind = implementation(workload)
-    per_element = ADAM_BYTES[kind] + (CLIPPING_BYTES if workload.clips else 0)
+    per_element = update_bytes(workload) + (CLIPPING_BYTES if workload.clips else 0)
     copies = COPY_BYTES if workload.strategy.zero_stage and workload.compute_bytes < 4 else 0
     width = per_element * workload.master_bytes / 4 + copies
     moving = elements * width / bytes_per_second
@@ -141,7 +163,7 @@ def host_terms(work: Work, constants: TimeConstants) -> list[TimeTerm]:
     workload, elements = work.workload, work.host_elements
     if workload.offload == "none" or workload.device == "cpu":
         return []
-    per_element = ADAM_BYTES[implementation(workload)]
+    per_element = update_bytes(workload)
     update = elements * per_element / constants.host_bytes_per_second
     moved, link = host_link_bytes(workload, work.scenario.states), constants.host_link_bytes_per_second
     return [

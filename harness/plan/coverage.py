@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from harness.errors import HarnessError
 from harness.forms.activations import blocks_between
 from harness.forms.optimizer_states import OWN_STATES
+from harness.forms.optimizer_step import implementation
 from harness.forms.peaks.families import has_timeline
 from harness.job.job import DEFAULT_TASK, Job, axes_of
-from harness.plan.architectures.catalogue import find_architecture
+from harness.plan.architectures.catalogue import find_architecture, mixture_of_experts
 from harness.plan.model import PlannedModel
 from harness.plan.scenario import Scenario, with_settings
 
@@ -17,18 +19,27 @@ PREDICTED = ("training.activation_checkpointing", "loss.chunk_tokens", "optimize
 """Settings of `axes_of` that profiles of activations and the time model cover."""
 
 
-def why_states_alone(model: PlannedModel, job: Job) -> str | None:
-    """Why neither activations nor speed of a job are predicted; None: they are."""
+def why_states_alone(model: PlannedModel, job: Job, *, covered: tuple[str, ...] = ()) -> str | None:
+    """Why neither activations nor speed of a job are predicted; None: they are.
+
+    covered: settings of `axes_of` that whoever asks takes into account.
+    """
     own = [f"{name}.factory" for name in ("model", "data", "loss") if getattr(job, name).factory]
     architecture = find_architecture(str(model.config.get("model_type")))
     if job.task != DEFAULT_TASK:
         what = f"of task {job.task}"
     elif own:
         what = f"with {' and '.join(own)}"
+    elif mixture_of_experts(model.config):
+        what = f"of {model.architecture}, a mixture of experts,"
+        return (
+            f"activations and speed {what} follow from what its router does with the data and are not "
+            "predicted; model states and traffic are"
+        )
     elif architecture is not None and not architecture.causal:
         what = f"of {model.architecture}, which is not a causal language model,"
     else:
-        return _why_axes_are_not(job)
+        return _why_axes_are_not(job, covered)
     return (
         f"activations and speed {what} are not predicted, only those of causal language models of "
         "transformers; model states and traffic are"
@@ -36,6 +47,12 @@ def why_states_alone(model: PlannedModel, job: Job) -> str | None:
 
 
 CHECKPOINTING = "training.activation_checkpointing"
+OPTIMIZER = "optimizer.kind"
+MOST_COPIES = {"adam": 2, "sgd": 1, "adamw-8bit": 3, "adamw-8bit-bnb": 0}
+"""The most that the update of other optimizers allocates, in copies of what it works on. Adam and SGD:
+gradients with the decay added; Adam: the roots (torch 2.13, optim/adam.py and sgd.py, foreach; one by one the
+quotient too). torchao 0.18: both moments in full and the root, which its compiled kernel may leave away.
+bitsandbytes 0.50: one kernel in place."""
 FEWEST_BLOCKS = 3
 """From which compiled blocks keep more together than one eager block computes again."""
 
@@ -47,8 +64,15 @@ def neighbours(scenario: Scenario) -> tuple[Scenario, Scenario] | None:
     Compiled blocks keep their inputs at least, as eager ones do that compute all else again, and no more than
     eager ones keep: the compiler takes the cut with the fewest bytes (torch/_functorch/partitioners.py,
     `min_cut_rematerialization_partition`). Every n-th block keeps what all would, the others what none would.
+    An optimizer other than AdamW has states in closed form; its update makes no copies, or `MOST_COPIES`.
     """
     training, model = scenario.job.training, scenario.job.model
+    copies = _most_copies(scenario)
+    if copies is not None:
+        least, most = (
+            replace(scenario, other=replace(scenario.other, update_copies=count)) for count in (0, copies)
+        )
+        return None if why_memory_unknown(least) else (least, most)
     less: dict[str, Any] = {CHECKPOINTING: True}
     if model.compile == "block" and not training.activation_checkpointing:
         if len(scenario.model.layout.blocks) < FEWEST_BLOCKS:
@@ -65,9 +89,23 @@ def neighbours(scenario: Scenario) -> tuple[Scenario, Scenario] | None:
     return low, high
 
 
+def _most_copies(scenario: Scenario) -> int | None:
+    """Of what the update works on; None: the optimizer is AdamW, or nothing is known of it."""
+    optimizer = scenario.job.optimizer
+    copies = None if scenario.other.update_copies is not None else MOST_COPIES.get(optimizer.kind)
+    one_by_one = implementation(scenario.workload()) == "for-loop"
+    return copies if copies is None or not (one_by_one and optimizer.kind == "adam") else copies + 2
+
+
 def why_memory_unknown(scenario: Scenario) -> str | None:
     """Why the memory of a step is not predicted; None: it is."""
-    return _without_timeline(scenario) or why_states_alone(scenario.model, scenario.job)
+    alone = why_states_alone(scenario.model, scenario.job, covered=_covered(scenario))
+    return _without_timeline(scenario) or alone
+
+
+def _covered(scenario: Scenario) -> tuple[str, ...]:
+    """An optimizer whose update's temporaries are given is covered."""
+    return () if scenario.other.update_copies is None else (OPTIMIZER,)
 
 
 def _without_timeline(scenario: Scenario) -> str | None:
@@ -86,16 +124,16 @@ def require_timeline(scenario: Scenario) -> None:
         raise HarnessError(reason)
 
 
-def require_activations(model: PlannedModel, job: Job) -> None:
-    """Raise HarnessError for a job whose activations and speed are not predicted."""
-    reason = why_states_alone(model, job)
+def require_activations(scenario: Scenario, *, covered: tuple[str, ...] = ()) -> None:
+    """Raise HarnessError for a job whose activations are not predicted, or, of those `covered`, its speed."""
+    reason = why_states_alone(scenario.model, scenario.job, covered=(*_covered(scenario), *covered))
     if reason is not None:
         raise HarnessError(reason)
 
 
-def _why_axes_are_not(job: Job) -> str | None:
+def _why_axes_are_not(job: Job, covered: tuple[str, ...] = ()) -> str | None:
     """Settings of a job that change what a step keeps and computes, and that no profile covers."""
-    given = [text for text in axes_of(job) if text.partition("=")[0] not in PREDICTED]
+    given = [text for text in axes_of(job) if text.partition("=")[0] not in (*PREDICTED, *covered)]
     given += ["frozen optimizer.groups"] if job.optimizer.freezes else []
     if not given:
         return None

@@ -28,12 +28,25 @@ class PlannedModel:
     layers: int
     attention_width: int
     """Heads times head size."""
+    idle_parameters: int = 0
+    """Of a mixture of experts, those of the experts that a token does not pass."""
     whole_because: str | None = None
     """Why every rank builds it whole, whatever `runtime.loading` asks for."""
 
     @property
     def parameters(self) -> int:
         return self.layout.parameter_count
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that a token passes."""
+        return self.parameters - self.idle_parameters
+
+    @property
+    def counted(self) -> str:
+        """As answers name its size."""
+        active = f", {self.active_parameters:,} of them active" if self.idle_parameters else ""
+        return f"{self.parameters:,} parameters{active}"
 
 
 HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model")

@@ -14,7 +14,7 @@ from harness.errors import HarnessError
 from harness.files import read_settings
 from harness.launch.launcher import require_libraries
 from harness.plan.architectures.architecture import Architecture, Tensors
-from harness.plan.architectures.catalogue import find_architecture, mixture_of_experts
+from harness.plan.architectures.catalogue import MIXTURES, find_architecture, mixture_of_experts
 from harness.plan.architectures.llama import head_size
 from harness.plan.catalogue import read_entries
 from harness.plan.model import PlannedModel
@@ -87,10 +87,13 @@ def from_config(
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise HarnessError(f"{source} lacks 'model_type', such as llama; give a Hugging Face config.json")
-    if mixture_of_experts(config):
-        raise HarnessError(f"{name} is not covered: mixture of experts; choose a dense model")
     architecture = find_architecture(model_type)
     if architecture is None:
+        if mixture_of_experts(config):
+            raise HarnessError(
+                f"{name} is not covered: mixture of experts of type {model_type}; covered are those of types "
+                + " and ".join(MIXTURES)
+            )
         return _on_meta_device(config, name, source)
     return planned(
         architecture, architecture.values(config, given_whole=given_whole, where=source), name, source
@@ -111,6 +114,7 @@ def planned(architecture: Architecture, values: Mapping[str, Any], name: str, so
         config=config,
         layout=tensors.layout(),
         multiplying_parameters=tensors.multiplying,
+        idle_parameters=tensors.idle,
         layers=config["num_hidden_layers"],
         attention_width=heads * head_size(config),
     )

@@ -221,7 +221,9 @@ class StepTimeline:
             self.ledger.add(widened, flattened * master)
             self.ledger.look()
             self.ledger.drop(flat)
-        times = {"for-loop": 2, "foreach": 1, "fused": 0}[implementation(workload)]
+        times = workload.options.get("update_copies")
+        if times is None:
+            times = {"for-loop": 2, "foreach": 1, "fused": 0}[implementation(workload)]
         on_device = workload.offload == "none" or workload.device == "cpu"
         self.ledger.briefly((update, times * piece * master if on_device else 0))
         self.ledger.drop(flat)

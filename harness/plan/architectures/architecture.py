@@ -20,6 +20,8 @@ class Tensors:
     tied: dict[str, str] = field(default_factory=dict)
     looked_up: list[Tensor] = field(default_factory=list)
     """Embedding tables that take part in no matrix product."""
+    idle: int = 0
+    """Parameters of experts that a token does not pass."""
 
     def weight(self, name: str, *shape: int) -> Tensor:
         """One parameter."""
@@ -32,6 +34,11 @@ class Tensors:
         self.weight(f"{name}.weight", outputs, inputs)
         if bias:
             self.weight(f"{name}.bias", outputs)
+
+    def experts(self, name: str, rows: int, columns: int, *, experts: int, active: int) -> None:
+        """A weight of each expert, of which a token passes the `active` ones."""
+        tensor = self.weight(name, experts, rows, columns)
+        self.idle += tensor.numel * (experts - active) // experts
 
     def norm(self, name: str, size: int, *, bias: bool) -> None:
         """`nn.LayerNorm`, or without bias an RMS norm."""
@@ -58,6 +65,7 @@ class Tensors:
             self.blocks.append(name)
             self.parameters += [Tensor(f"{name}.{t.name}", t.shape, t.dtype) for t in one.parameters]
             self.looked_up += [Tensor(f"{name}.{t.name}", t.shape, t.dtype) for t in one.looked_up]
+        self.idle += count * one.idle
 
     def output(self, name: str, tied_to: str, hidden: int, vocabulary: int, *, tied: bool) -> None:
         """The matrix that makes logits: its own, or the embedding's."""
@@ -68,8 +76,8 @@ class Tensors:
 
     @property
     def multiplying(self) -> int:
-        """Parameters that are not looked up only."""
-        return elements(self.parameters) - elements(self.looked_up)
+        """Parameters that a token is multiplied with: not those that are looked up only, or idle."""
+        return elements(self.parameters) - elements(self.looked_up) - self.idle
 
     def layout(self) -> Layout:
         """As closed forms take it; matrices decay."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from harness.plan.architectures.architecture import Architecture, Values
 from harness.plan.architectures.encoders import ENCODERS
 from harness.plan.architectures.gpt import GPT_LIKE
-from harness.plan.architectures.llama import LLAMA_LIKE
+from harness.plan.architectures.llama import LLAMA_LIKE, WITH_EXPERTS
 
-ARCHITECTURES = {entry.model_type: entry for entry in (*LLAMA_LIKE, *GPT_LIKE, *ENCODERS)}
+ARCHITECTURES = {entry.model_type: entry for entry in (*LLAMA_LIKE, *WITH_EXPERTS, *GPT_LIKE, *ENCODERS)}
+MIXTURES = tuple(entry.model_type for entry in WITH_EXPERTS)
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 """Keys under which configurations of transformers give a number of experts."""
 
@@ -18,5 +19,5 @@ def find_architecture(model_type: str) -> Architecture | None:
 
 
 def mixture_of_experts(config: Values) -> bool:
-    """Whether tokens pass only some of the parameters, which no closed form here covers."""
+    """Whether tokens pass only some of the parameters, so that activations and speed are not predicted."""
     return any((config.get(key) or 0) > 1 for key in EXPERTS)

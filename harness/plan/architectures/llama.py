@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from harness.errors import HarnessError
 from harness.plan.architectures.architecture import Architecture, Tensors, Values
 
 SIZES = {
@@ -51,9 +52,35 @@ def around_blocks(
     tensors.output("lm_head", "model.embed_tokens", hidden, values["vocab_size"], tied=tied)
 
 
+def _gated(values: Values, one: Tensors) -> None:
+    hidden, inner, bias = values["hidden_size"], values["intermediate_size"], bool(values.get("mlp_bias"))
+    one.linear("mlp.gate_proj", hidden, inner, bias=bias)
+    one.linear("mlp.up_proj", hidden, inner, bias=bias)
+    one.linear("mlp.down_proj", inner, hidden, bias=bias)
+
+
+def _mixed(count: str, width: str, *, router_first: bool) -> Callable[[Values, Tensors], None]:
+    """Experts in place of an MLP; of the configuration, `count`: how many, `width`: how wide each is."""
+
+    def build(values: Values, one: Tensors) -> None:
+        if values.get("mlp_only_layers") or values.get("decoder_sparse_step", 1) != 1:
+            raise HarnessError("blocks without experts among those with experts are not covered")
+        hidden, experts, inner = values["hidden_size"], values[count], values[width]
+        held = {"experts": experts, "active": values["num_experts_per_tok"]}
+        if router_first:
+            one.weight("mlp.gate.weight", experts, hidden)
+        one.experts("mlp.experts.gate_up_proj", 2 * inner, hidden, **held)
+        one.experts("mlp.experts.down_proj", hidden, inner, **held)
+        if not router_first:
+            one.weight("mlp.gate.weight", experts, hidden)
+
+    return build
+
+
 def decoder(
     *, attention_bias: bool | None = None, output_bias: bool | None = None, head_norms: bool = False,
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm"), scaled: bool = False,
+    mlp: Callable[[Values, Tensors], None] = _gated,
 ) -> Any:  # fmt: skip
     """How a variant builds its tensors. None: the configuration's `attention_bias` decides.
 
@@ -61,12 +88,11 @@ def decoder(
     """
 
     def build(values: Values, tensors: Tensors) -> None:
-        hidden, inner, head = values["hidden_size"], values["intermediate_size"], head_size(values)
+        hidden, head = values["hidden_size"], head_size(values)
         queries = values["num_attention_heads"] * head
         keys = key_heads(values) * head
         given = bool(values.get("attention_bias"))
         bias = given if attention_bias is None else attention_bias
-        mlp_bias = bool(values.get("mlp_bias"))
 
         def block(one: Tensors) -> None:
             for name, width in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
@@ -76,9 +102,7 @@ def decoder(
             )
             for name in ("q_norm", "k_norm") if head_norms else ():
                 one.norm(f"self_attn.{name}", head, bias=False)
-            one.linear("mlp.gate_proj", hidden, inner, bias=mlp_bias)
-            one.linear("mlp.up_proj", hidden, inner, bias=mlp_bias)
-            one.linear("mlp.down_proj", inner, hidden, bias=mlp_bias)
+            mlp(values, one)
             for name in norms:
                 one.norm(name, hidden, bias=False)
 
@@ -200,3 +224,19 @@ LLAMA_LIKE = (
         num_key_value_heads=32, partial_rotary_factor=0.25, max_position_embeddings=4096,
     ),
 )  # fmt: skip
+MIXTRAL = _mixed("num_local_experts", "intermediate_size", router_first=True)
+QWEN3_MOE = _mixed("num_experts", "moe_intermediate_size", router_first=False)
+WITH_EXPERTS = (
+    _entry(
+        "mixtral", "MixtralForCausalLM", decoder(attention_bias=False, output_bias=False, mlp=MIXTRAL),
+        {"intermediate_size": 14336, "num_local_experts": 8, "num_experts_per_tok": 2},
+        num_key_value_heads=8, max_position_embeddings=131072,
+    ),
+    _entry(
+        "qwen3_moe", "Qwen3MoeForCausalLM", decoder(head_norms=True, mlp=QWEN3_MOE),
+        {"vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24,
+         "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8},
+        num_key_value_heads=4, max_position_embeddings=32768,
+    ),
+)  # fmt: skip
+"""Their activations depend on what the router does with the data; states and traffic do not."""

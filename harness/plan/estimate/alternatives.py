@@ -53,17 +53,18 @@ class Alternative(Prediction):
     @property
     def states_alone(self) -> bool:
         """Whether that is all that is known of what it needs."""
-        return self.memory is None
+        return self.memory is None and self.near_bounds is None
 
     @property
     def verdict(self) -> MemoryVerdict:
-        """Of its memory; not predicted: of what it takes at least if that is too much, else of states."""
-        if self.memory is not None:
-            return self.held_against_limit(self._needed(self.memory))
-        if self.memory_bounds is not None:
+        """Of its memory; not predicted: of what it takes at least if that is too much, else of what it takes
+        at most, or of states where that is not known."""
+        if self.memory is None and self.memory_bounds is not None:
             least = self.held_against_limit(self._needed(self.memory_bounds[0]))
             if not least.fits:
                 return least
+        if self.most_memory is not None and not self.states_alone:
+            return self.held_against_limit(self._needed(self.most_memory))
         return self.held_against_limit(sum(self.scenario.held_states.values()))
 
     @property
@@ -75,7 +76,10 @@ class Alternative(Prediction):
         """'LoRA: zero3 on 4, micro-batch 1: 20.1 of 42.4 GB, about 2,100 tokens/s a GPU'."""
         place = f"{self.name}: {self.label} on {self.scenario.world_size:,}, micro-batch "
         size = f"{gigabytes(self.verdict.needed_bytes)} of {gigabytes(self.verdict.device_bytes)} GB"
-        if self.states_alone and self.memory_bounds is not None and not self.verdict.fits:
+        if self.memory_bounds is not None and not self.verdict.fits:
+            least = self._needed(self.memory_bounds[0])
+            if self.held_against_limit(least).fits:
+                return f"{self.name}: may fit: {gigabytes(least)} to {size} ({self.label})"
             return f"{self.name}: does not fit: at least {size} ({self.label})"
         if self.states_alone:
             verdict = "" if self.verdict.fits else "does not fit: "
@@ -83,6 +87,8 @@ class Alternative(Prediction):
             return f"{found}; activations are not predicted"
         if not self.fits:
             return f"{self.name}: does not fit: {size} ({self.label})"
+        if self.near_bounds is not None:
+            size = f"at most {size}"
         rate = f", about {about(self.tokens_per_second_per_gpu)} tokens/s a GPU" if self.speed else ""
         return f"{place}{self.scenario.micro_batch_size}: {size}{rate}"
 

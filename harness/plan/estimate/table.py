@@ -149,7 +149,7 @@ def _header(asked: EstimateRequest) -> list[str]:
     kernel = attention_kernel(asked.model, experiment.model) if asked.model.config else NOT_AVAILABLE
     sequence = f"sequence {experiment.data.sequence_length}, " if experiment.data.is_tokenized else ""
     return [
-        f"{asked.model.name}: {asked.model.parameters:,} parameters ({asked.model.source})",
+        f"{asked.model.name}: {asked.model.counted} ({asked.model.source})",
         f"{sequence}{training.precision}, {clipping}, {checkpointing}, attention: {kernel}, "
         f"{experiment.runtime.preset}; " + ", ".join([*where, f"{asked.ranks_per_node} GPUs per node"]),
         *([f"note: {'; '.join(asked.remarks)}"] if asked.remarks else []),
@@ -237,7 +237,9 @@ def _of_row(row: EstimateRow) -> str:
         assert row.scenario.device is not None
         verdict = "may fit" if row.verdict is None else row.verdict.answer.replace("tight", "is tight")
         needed = span([bound.device_bytes for bound in row.near_bounds])
-        return f"{row.label} {verdict}, {needed} of {gigabytes(row.scenario.device.memory_bytes)} GB"
+        fits = row.verdict is not None and row.verdict.fits and row.speed is not None
+        rate = f", about {about(row.tokens_per_second_per_gpu)} tokens/s per GPU" if fits else ""
+        return f"{row.label} {verdict}, {needed} of {gigabytes(row.scenario.device.memory_bytes)} GB{rate}"
     assert row.memory is not None
     assert row.verdict is not None
     host = f" and {_host(row) / GIGA:,.0f} GB of host memory per node" if _host(row) > GIGA else ""

@@ -10,6 +10,7 @@ from harness.backends.base import Preset
 from harness.errors import HarnessError
 from harness.job.experiment import Experiment
 from harness.job.job import Job
+from harness.plan.architectures.catalogue import mixture_of_experts
 from harness.plan.device import Device, Fabric, require_context, with_training_defaults
 from harness.plan.model import PlannedModel
 from harness.plan.models import NOT_COVERED, find_entry, load_model
@@ -165,6 +166,10 @@ def _require_open(experiment: Experiment) -> None:
 
 
 EXPERTS = "mixture of experts"
+OTHER_TOOL = (
+    "expert parallelism is called for, which puts experts on different GPUs; recommend covers data "
+    "parallelism of dense models"
+)
 
 
 def find_model(text: str) -> PlannedModel:
@@ -172,8 +177,11 @@ def find_model(text: str) -> PlannedModel:
     if not Path(text).exists():
         name, entry = find_entry(text)
         if EXPERTS in str(entry.get(NOT_COVERED, "")):
-            raise HarnessError(
-                f"{name} is a mixture of experts: expert parallelism is called for, which puts experts on "
-                "different GPUs; recommend covers data parallelism of dense models"
-            )
-    return load_model(text)
+            raise HarnessError(f"{name} is a {EXPERTS}: {OTHER_TOOL}")
+    model = load_model(text)
+    if mixture_of_experts(model.config):
+        raise HarnessError(
+            f"{model.name}, {model.counted}, is a {EXPERTS}: {OTHER_TOOL}. `harness estimate --model {text}` "
+            "has its model states and traffic"
+        )
+    return model

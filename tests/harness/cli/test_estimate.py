@@ -98,7 +98,7 @@ def test_the_job_decides_the_model_where_none_is_named() -> None:
     ("arguments", "message"),
     [
         (("--model", "lama-3.1-8b"), "model 'lama-3.1-8b' is neither in the catalogue nor a folder or file."),
-        (("--model", "mixtral"), "Mixtral-8x7B is not covered: mixture of experts"),
+        (("--model", "gpt-oss-20b"), "gpt-oss-20b is not covered: mixture of experts"),
         (("--world-size", "0"), "--world-size was given '0'; give numbers of ranks"),
         (("--world-size", "12"), "12 ranks do not fill nodes of 8 GPUs"),
         (("--gpu", "H100-88"), "GPU 'H100-88' is unknown. Did you mean 'H100-80'"),

@@ -122,6 +122,24 @@ def test_an_encoder_has_neither_peak_nor_speed(predict) -> None:
         predict(row.scenario)
 
 
+def test_a_mixture_of_experts_has_states_and_traffic() -> None:
+    asked = question(
+        load_model("qwen3-30b-a3b"), Experiment(), backends=["ddp", "zero3", "fsdp"], world_sizes=[16],
+        ranks_per_node=8, device=load_hardware().device("H100-80"),
+    )  # fmt: skip
+    rows = estimate(asked)
+    for row in rows:
+        assert row.states is not None
+        assert row.sent_bytes > 0
+        assert row.memory is row.speed is None
+        assert "Qwen3MoeForCausalLM, a mixture of experts, follow from" in str(row.memory_unknown)
+    verdicts = {row.label: row.verdict for row in rows}
+    assert verdicts["ddp"] is not None
+    assert not verdicts["ddp"].fits
+    assert verdicts["fsdp"] is verdicts["zero3"] is None
+    assert "30,532,122,624 parameters, 3,353,032,704 of them active" in estimate_lines(asked, rows)[0]
+
+
 @pytest.mark.parametrize(("name", "backend"), [("own-model", "fsdp"), ("vit", "zero3"), ("t5", "ddp")])
 def test_states_bound_what_ranks_on_the_cpu_need(name: str, backend: str) -> None:
     plan = scenario(experiment(name), backend)

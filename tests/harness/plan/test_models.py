@@ -72,17 +72,29 @@ def test_unknown_name_shows_the_closest() -> None:
         load_model("llama-3.1-80b")
 
 
-@pytest.mark.parametrize("text", ["mixtral", "mistralai/Mixtral-8x7B-v0.1"])
-def test_mixtures_of_experts_are_not_covered_by_name(text: str) -> None:
-    with pytest.raises(HarnessError, match="Mixtral-8x7B is not covered: mixture of experts"):
-        load_model(text)
+@pytest.mark.parametrize(
+    ("text", "parameters", "active"),
+    [
+        ("mixtral", 46_702_792_704, 12_879_925_248),
+        ("mistralai/Mixtral-8x22B-v0.1", 140_620_634_112, 39_152_031_744),
+        ("qwen3-30b-a3b", 30_532_122_624, 3_353_032_704),
+    ],
+)
+def test_a_token_passes_few_of_a_mixture_s_parameters(text: str, parameters: int, active: int) -> None:
+    model = load_model(text)
+    assert (model.parameters, model.active_parameters) == (parameters, active)
+    assert model.counted == f"{parameters:,} parameters, {active:,} of them active"
+    assert load_model("gpt2").counted == "124,439,808 parameters"
 
 
-def test_mixture_of_experts_in_a_file_is_not_covered(tmp_path: Path) -> None:
+def test_other_mixtures_of_experts_are_not_covered(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
-    file.write_text(json.dumps({"model_type": "qwen3_moe", "num_experts": 128}))
-    with pytest.raises(HarnessError, match="not covered: mixture of experts"):
+    file.write_text(json.dumps({"model_type": "deepseek_v3", "n_routed_experts": 256}))
+    with pytest.raises(HarnessError, match="of type deepseek_v3; covered are those of types mixtral and"):
         load_model(str(file))
+    some = {"model_type": "qwen3_moe", "decoder_sparse_step": 2}
+    with pytest.raises(HarnessError, match="blocks without experts among those with experts"):
+        from_config(some, name="some", source="some", given_whole=False)
 
 
 def small_llama() -> dict[str, object]:

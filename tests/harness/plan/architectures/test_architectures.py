@@ -20,6 +20,8 @@ VARIANTS: list[dict[str, Any]] = [
     {"model_type": "llama", "mlp_bias": True, "attention_bias": True, "num_key_value_heads": 2},
     {"model_type": "mistral", "tie_word_embeddings": True, "num_key_value_heads": 2},
     {"model_type": "qwen3", "attention_bias": True, "num_key_value_heads": 2},
+    {"model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 1, "num_key_value_heads": 2},
+    {"model_type": "qwen3_moe", "num_experts": 6, "num_experts_per_tok": 2, "tie_word_embeddings": True},
     {"model_type": "gemma3_text", "num_hidden_layers": 3, "sliding_window_pattern": 2},
     {"model_type": "phi", "qk_layernorm": True},
     {"model_type": "phi3", "num_key_value_heads": 2, "pad_token_id": 0},
@@ -66,11 +68,27 @@ def assert_equal(planned: PlannedModel, model: Any) -> None:
     assert list(ours.blocks) == layout.blocks
     assert ours.tied == layout.tied
     assert sorted(ours.decaying) == sorted(layout.decaying)
+    if geometry is None and planned.idle_parameters:
+        geometry = geometry_of_mixture(model)
     if geometry is None:  # an encoder, whose floating-point operations have no closed form
         assert not is_decoder(type(model).__name__)
         geometry = geometry_of_encoder(model)
     assert planned.multiplying_parameters == geometry.multiplying_parameters
     assert (planned.layers, planned.attention_width) == (geometry.layers, geometry.attention_width)
+
+
+def geometry_of_mixture(model: Any) -> GeometryPart:
+    """From its modules: what a token passes, the width of what its queries make."""
+    config = model.config
+    experts = {id(p): p for m in model.modules() if hasattr(m, "gate_up_proj") for p in m.parameters()}
+    idle = sum(p.numel() * (p.shape[0] - config.num_experts_per_tok) // p.shape[0] for p in experts.values())
+    looked_up = 0 if config.tie_word_embeddings else model.get_input_embeddings().weight.numel()
+    queries = (m for name, m in model.named_modules() if name.endswith(".q_proj"))
+    return GeometryPart(
+        multiplying_parameters=sum(p.numel() for p in model.parameters()) - looked_up - idle,
+        layers=config.num_hidden_layers,
+        attention_width=next(queries).out_features,
+    )
 
 
 def geometry_of_encoder(model: Any) -> GeometryPart:

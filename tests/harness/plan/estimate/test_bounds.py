@@ -46,6 +46,29 @@ def test_of_every_second_block_a_stage_keeps_between_all_and_none() -> None:
     assert found.verdict is None  # it may fit
 
 
+@pytest.mark.parametrize(
+    ("kind", "least_of_adamw", "most_of_adamw"),
+    [("adam", 0.6, 1.3), ("sgd", 0.3, 0.8), ("adamw-8bit", 0.4, 1.1), ("adamw-8bit-bnb", 0.4, 0.8)],
+)
+def test_another_optimizer_has_its_states_and_at_most_so_many_copies(
+    kind: str, least_of_adamw: float, most_of_adamw: float
+) -> None:
+    asked = {"backends": "ddp", "gpu": "H200", "model": "llama-3.2-3b"}
+    checkpointed = (*LONG, "training.activation_checkpointing=true", "data.sequence_length=512")
+    found, adamw = row(*checkpointed, f"optimizer.kind={kind}", **asked), row(*checkpointed, **asked)
+    assert found.memory is None
+    assert found.peak_bytes_between is not None
+    least, most = (bound / peak(adamw) for bound in found.peak_bytes_between)
+    assert least_of_adamw < least <= most < most_of_adamw
+    assert (least < most) == (
+        kind in ("adam", "sgd")
+    )  # tensor by tensor, in 8 bits, nothing larger than passes
+    assert found.speed is not None
+    assert adamw.speed is not None
+    ratio = found.speed.step_seconds / adamw.speed.step_seconds
+    assert (ratio > 1) == (kind == "adam")
+
+
 def test_text_and_document_have_the_bounds_and_how_wrong_their_like_were() -> None:
     question = ask(*LONG, COMPILED, backends="fsdp", gpu="A100-80", model="llama-3.1-8b")
     rows = estimate(question)
