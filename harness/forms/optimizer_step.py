@@ -67,7 +67,7 @@ def step_temporary(workload: Workload) -> StepTemporary:
     copies = workload.options.get("update_copies")
     if copies is not None:
         # 8-bit moments are updated tensor by tensor (torchao 0.18, optim/adam.py, `_AdamBase.step`).
-        at_once = max if workload.optimizer in LOW_BIT else sum
+        at_once = max if workload.optimizer in LOW_BIT or chosen == "for-loop" else sum
         elements = copies * max((at_once(call) for call in calls if call), default=0)
     elif chosen == "for-loop":
         elements = max(
