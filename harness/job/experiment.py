@@ -103,6 +103,13 @@ GivenPrice = Annotated[
 """A setting in money per hour of one GPU."""
 
 
+def read_turns(value: Any) -> Any:
+    """A number of steps, 'auto' or None. Raises ValueError."""
+    if value in ("auto", None) or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
+        return value
+    raise ValueError("give a number of steps, auto, or null: each cell runs whole")
+
+
 _SIZE = TypeAdapter(ByteSize)
 
 
@@ -262,7 +269,7 @@ class CompareSection(SettingsSection):
     )
     world_sizes: list[PositiveInt] = Field([2], min_length=1, description="numbers of ranks")
     repeats: PositiveInt = Field(1, le=MOST_REPEATS, description="runs of each cell")
-    turns: PositiveInt | Literal["auto"] | None = Field(
+    turns: Annotated[PositiveInt | Literal["auto"] | None, BeforeValidator(read_turns)] = Field(
         "auto",
         description="on the CPU: cells of one round are set up and probed one after the other, "
         "wait asleep, and take turns of so many timed steps in random order; auto: of one, where rounds "

@@ -85,6 +85,14 @@ def test_truth_is_taken_for_no_number_and_no_text(assignment: str) -> None:
     assert "this setting is neither true nor false" in refused(assignment)
 
 
+@pytest.mark.parametrize("value", ["0", "1.5", "whole"])
+def test_turns_are_steps_auto_or_null(value: str) -> None:
+    said = f"'compare.turns' was given {value if value != 'whole' else repr(value)}"
+    assert f"{said}: give a number of steps, auto, or null" in refused(f"compare.turns={value}")
+    for given, turns in (("3", 3), ("auto", "auto"), ("null", None)):
+        assert load_experiment(None, [f"compare.turns={given}"]).compare.turns == turns
+
+
 @pytest.mark.parametrize("text", ["yes", "no", "on", "off", "12:30"])
 def test_set_reads_text_that_only_yaml_1_1_takes_for_a_truth_or_a_number(text: str) -> None:
     assert load_experiment(None, [f"data.path={text}", "data.source=text"]).data.path == text
