@@ -19,7 +19,7 @@ from harness.job.experiment import Experiment
 from harness.judge.cell import CellName
 from harness.launch.cells import Cell, is_refused, with_same_split
 from harness.launch.external import OthersRecords, claimed, forget_dead_claims
-from harness.launch.launcher import LocalLauncher, modules_to_preload, run_cell, running_cell
+from harness.launch.launcher import LocalLauncher, modules_to_preload, running_cell
 from harness.launch.owner import forget_never_begun, record_abandoned
 from harness.launch.turns import AUTO, groups, take_turns
 from harness.record import Record
@@ -159,12 +159,9 @@ class MissingCells:
                     yield cell.key, record
                 else:
                     missing[cell.key] = cell
-            runs = [missing[cell.key] for cell in group if cell.key in missing]
-            if len(runs) == 1:
-                progress.begin(runs[0])
-                yield runs[0].key, self._run(launcher, runs[0], others, foreseen, progress)
-            elif runs:
-                yield from self._in_turns(launcher, runs, others, foreseen, progress)
+            yield from self._run(
+                launcher, [cell for cell in group if cell.key in missing], others, foreseen, progress
+            )
 
     def _made_by_another(self, others: OthersRecords, cell: Cell) -> Record | None:
         found = None if self._fresh else others.of_cell(cell.key)
@@ -174,36 +171,23 @@ class MissingCells:
         return found[1]
 
     def _run(
-        self, launcher: LocalLauncher, cell: Cell, others: OthersRecords, foreseen: Forecast,
-        progress: MatrixProgress,
-    ) -> Record:  # fmt: skip
-        record = run_cell(
-            cell, self._experiment, self._store, launcher, command=command_line(), on_event=progress,
-            prediction=foreseen.parts.get(cell.key), refusal=foreseen.refusal(cell.key),
-        )  # fmt: skip
-        self._note(record, others)
-        return record
-
-    def _in_turns(
         self, launcher: LocalLauncher, cells: Sequence[Cell], others: OthersRecords, foreseen: Forecast,
         progress: MatrixProgress,
     ) -> Generator[tuple[str, Record]]:  # fmt: skip
-        by_key = {cell.key: cell for cell in cells}
+        """The record of each cell as it ends: of one alone, or of several that take turns."""
+        by_key, are_several = {cell.key: cell for cell in cells}, len(cells) > 1
         runs = {
             key: running_cell(
                 cell, self._experiment, self._store, launcher, command=command_line(), on_event=progress,
-                prediction=foreseen.parts.get(key), refusal=foreseen.refusal(key), takes_turns=True,
+                prediction=foreseen.parts.get(key), refusal=foreseen.refusal(key), takes_turns=are_several,
             )
             for key, cell in by_key.items()
         }  # fmt: skip
         with closing(take_turns(runs, self._turns or 1, lambda key: progress.begin(by_key[key]))) as ends:
             for key, record in ends:
-                self._note(record, others)
+                path = self.files[id(record)] = self._store.record_path(record)
+                others.is_own(path)
                 yield key, record
-
-    def _note(self, record: Record, others: OthersRecords) -> None:
-        path = self.files[id(record)] = self._store.record_path(record)
-        others.is_own(path)
 
 
 def largest_batches(cells: Sequence[Cell], experiment: Experiment, device: str) -> LargestBatches:

@@ -53,7 +53,8 @@ from harness.launch.launcher import (
     launcher_settings,
     modules_to_preload,
     require_port,
-    run_cell,
+    running_cell,
+    whole,
 )
 from harness.record import GivenPart, Record
 from harness.record.store import Store
@@ -125,9 +126,11 @@ def run(
     prediction = foresee_one(cell, facts, experiment, launcher, force=force, shows=not view.quiet)
     progress = Progress(label, cell.data_size, sys.stderr, plain_lines=not view.quiet, bar=not view.quiet)
     try:
-        record = run_cell(
-            cell, experiment, store, launcher, command=command_line(), on_event=progress, port=port,
-            prediction=prediction,
+        record = whole(
+            running_cell(
+                cell, experiment, store, launcher, command=command_line(), on_event=progress, port=port,
+                prediction=prediction,
+            )
         )  # fmt: skip
     finally:
         progress.close()

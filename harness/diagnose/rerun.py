@@ -16,7 +16,7 @@ from harness.job.batch import BatchLayout, reference_layout
 from harness.job.experiment import Experiment, MeasureSection, RuntimeSection
 from harness.judge.rows import reason
 from harness.launch.cells import make_cell, noise_labels, same_split_labels
-from harness.launch.launcher import LocalLauncher, run_cell
+from harness.launch.launcher import LocalLauncher, run_cell, whole
 from harness.record import Record
 from harness.record.run_id import run_folder
 from harness.record.store import Store
@@ -84,7 +84,7 @@ def rerun(record: Record, steps: Sequence[int], launcher: LocalLauncher, say: Sa
         )  # fmt: skip
         request.write(folder)
         say(f"rerunning {record.backend.label} up to step {max(steps)}")
-        outcome = launcher.run(folder, request, on_event=lambda _: None)
+        outcome = whole(launcher.running(folder, request, lambda _: None))
         events = Tail(rank_file(folder, 0)).read()
         again = assemble(folder, request, outcome)
     if outcome.stopped == "interrupted":
@@ -167,11 +167,7 @@ def run_references(record: Record, labels: Iterable[str], launcher: LocalLaunche
                     "settings of this harness have changed since; repeat both runs"
                 )
             say(f"measuring noise: {label}")
-            made = run_cell(
-                cell, experiment, store, launcher, command=["harness", "diagnose"], on_event=lambda _: None
-            )
-            if made.was_interrupted:
-                raise KeyboardInterrupt
+            made = run_cell(cell, experiment, store, launcher, command=["harness", "diagnose"])
             if made.status == "ok":
                 done.append(made)
             else:

@@ -75,11 +75,12 @@ InTurns = Generator[str, TurnEvent, Result]
 
 
 def whole(run: InTurns[Result]) -> Result:
-    """The result of a run that takes no turns."""
-    try:
-        next(run)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
+    """The result of a run that takes no turns; leaves no process behind."""
+    with leaving_none_behind():
+        try:
+            next(run)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
     raise RuntimeError("a run that takes no turns waits for one")
 
 
@@ -182,18 +183,6 @@ class LocalLauncher:
             raise JobError(answer["error"])
         return answer["answer"]
 
-    def run(
-        self,
-        run_directory: Path,
-        request: RunRequest,
-        *,
-        on_event: EventHandler,
-        port: int | None = None,
-    ) -> Outcome:
-        """Start all ranks, pass rank 0's events on as they come, and return when all have ended."""
-        with leaving_none_behind():
-            return whole(self.running(run_directory, request, on_event, port))
-
     def running(
         self,
         run_directory: Path,
@@ -203,7 +192,10 @@ class LocalLauncher:
         *,
         takes_turns: bool = False,
     ) -> InTurns[Outcome]:
-        """The same in turns; what ranks leave behind is ended by who drives it."""
+        """Start all ranks, pass rank 0's events on as they come, and return when all have ended.
+
+        What ranks leave behind is ended by who drives it: `whole`, or `take_turns`.
+        """
         port = port or free_port()
         started = time.time()
         processes: dict[int, Any] = {}
@@ -421,22 +413,13 @@ def run_cell(
     launcher: LocalLauncher,
     *,
     command: list[str],
-    on_event: EventHandler,
-    port: int | None = None,
-    prediction: PredictionPart | None = None,
-    refusal: str | None = None,
+    on_event: EventHandler = lambda _: None,
 ) -> Record:
-    """Run one cell on this machine; the record is in the store when this returns.
-
-    `refusal`: why its ranks are not started, which the record then says.
-    """
-    with leaving_none_behind():
-        return whole(
-            running_cell(
-                cell, experiment, store, launcher, command=command, on_event=on_event, port=port,
-                prediction=prediction, refusal=refusal,
-            )
-        )  # fmt: skip
+    """Run one cell alone; raises KeyboardInterrupt where it was interrupted."""
+    record = whole(running_cell(cell, experiment, store, launcher, command=command, on_event=on_event))
+    if record.was_interrupted:
+        raise KeyboardInterrupt
+    return record
 
 
 def running_cell(
@@ -452,7 +435,10 @@ def running_cell(
     refusal: str | None = None,
     takes_turns: bool = False,
 ) -> InTurns[Record]:
-    """The same, in turns with others if `takes_turns`."""
+    """Run one cell on this machine, in turns with others if `takes_turns`; its record is then in the store.
+
+    `refusal`: why its ranks are not started, which the record then says.
+    """
     load = load_average()
     more = {"prediction": prediction, "launcher_settings": launcher_settings(os.environ)}
     request = make_request(cell, experiment, launcher.device, command).model_copy(update=more)

@@ -146,9 +146,7 @@ class Matrix:
             return record
 
     def _made(self, cell: Cell, experiment: Experiment) -> Record:
-        return run_cell(
-            cell, experiment, self.store, launcher(), command=["make", "gallery"], on_event=lambda _: None
-        )
+        return run_cell(cell, experiment, self.store, launcher(), command=["make", "gallery"])
 
 
 def install(folder: Path) -> None:

@@ -128,12 +128,8 @@ class _Gathering:
             layout = reference_layout(layout, experiment.training)
         cell = make_cell(experiment, canonical_label(BACKENDS[name]), ranks, layout, 0, "cuda")
         with _watching():
-            record = run_cell(
-                cell, experiment, store, LocalLauncher("cuda"), command=["harness", "doctor", "--gpu"],
-                on_event=lambda _: None,
-            )  # fmt: skip
-        if record.was_interrupted:
-            raise KeyboardInterrupt
+            command = ["harness", "doctor", "--gpu"]
+            record = run_cell(cell, experiment, store, LocalLauncher("cuda"), command=command)
         directory = store.root / record.run_id
         self.found.records[name] = record
         notes = (read_part(device_note(directory, rank), DeviceNote) for rank in range(ranks))

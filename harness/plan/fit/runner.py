@@ -133,12 +133,7 @@ class Runner:
             return known[cell.key]
         self._runs += 1
         on_event = self.on_event(cell)
-        record = run_cell(
-            cell, experiment, self.store, self.launcher, command=self.command, on_event=on_event
-        )
-        if record.was_interrupted:
-            raise KeyboardInterrupt
-        return record
+        return run_cell(cell, experiment, self.store, self.launcher, command=self.command, on_event=on_event)
 
     def _trial_experiment(self, micro_batch_size: int, sequence_length: int | None) -> Experiment:
         return trial_experiment(

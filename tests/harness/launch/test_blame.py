@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.launch.launcher import whole
 from harness.record import Record
 from harness.run_directory.assemble import assemble
 from harness.run_directory.events import UnsupportedEvent
@@ -19,7 +20,7 @@ from tests.patience import SECONDS
 
 def run(folder: Path, first: Behaviour, second: Behaviour) -> Record:
     request = a_request()
-    outcome = FakeLauncher([first, second]).run(folder, request, on_event=lambda _: None)  # type: ignore[arg-type]
+    outcome = whole(FakeLauncher([first, second]).running(folder, request, lambda _: None))  # type: ignore[arg-type]
     return assemble(folder, request, outcome)
 
 

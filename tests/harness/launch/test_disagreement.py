@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.launch.launcher import whole
 from harness.record import ErrorPart
 from harness.run_directory.assemble import assemble
 from harness.run_directory.rank_state import HEAD_BYTES, ModuleWriter, Position, RankState, read_modules
@@ -25,7 +26,7 @@ THREAD = "Current thread 0x00007f (most recent call first):\n"
 def error_of(folder: Path, *behaviours: Behaviour) -> ErrorPart:
     request = a_request()
     launcher = FakeLauncher(dict(enumerate(behaviours)))
-    outcome = launcher.run(folder, request, on_event=lambda _: None)
+    outcome = whole(launcher.running(folder, request, lambda _: None))
     record = assemble(folder, request, outcome)
     assert record.status == "failed"
     assert record.error is not None

@@ -31,7 +31,7 @@ def cell() -> Cell:
 
 def run(cell: Cell, store: Store) -> Any:
     launcher = FakeLauncher({0: leave, 1: leave})
-    return run_cell(cell, Experiment(), store, launcher, command=["harness"], on_event=lambda _: None)
+    return run_cell(cell, Experiment(), store, launcher, command=["harness"])
 
 
 def test_failed_run_leaves_neither_weights_nor_checkpoint(tmp_path: Path, cell: Cell) -> None:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from harness.launch import watch
+from harness.launch.launcher import whole
 from harness.launch.watch import Idleness, StartWatch, Watch
 from harness.record import ErrorPart, Record
 from harness.run_directory.assemble import assemble
@@ -28,7 +29,8 @@ USED = watch._Usage(processor_seconds=1.0, moved_bytes=0, wants_to_go_on=False)
 
 def run(folder: Path, *behaviours: Behaviour, **limits: float | None) -> Record:
     request = a_request(len(behaviours), **(limits or IMPATIENT))
-    outcome = FakeLauncher(dict(enumerate(behaviours))).run(folder, request, on_event=lambda _: None)
+    launcher = FakeLauncher(dict(enumerate(behaviours)))
+    outcome = whole(launcher.running(folder, request, lambda _: None))
     return assemble(folder, request, outcome)
 
 
