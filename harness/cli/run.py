@@ -188,7 +188,7 @@ def _run_as_rank(
     if local_rank() == 0:
         refuse_as_rank(request(), force=force)
 
-    def become_rank(tell: Callable[[str], None]) -> int:
+    def become_rank(tell: Callable[[str], object]) -> int:
         from harness.rank.external import run_external
 
         record, code = run_external(request, store.root, tell)

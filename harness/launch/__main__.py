@@ -10,7 +10,7 @@ from harness.launch.external import external_rank, supervise
 from harness.run_directory.request import RunRequest
 
 
-def train(run_directory: Path, request: RunRequest, tell: Callable[[str], None]) -> int:
+def train(run_directory: Path, request: RunRequest, tell: Callable[[str], object]) -> int:
     """This rank's part; imports torch only here, in the watched child."""
     from harness.rank.signals import dump_stacks_when_asked
 

@@ -75,14 +75,6 @@ def telling_why(writer: int) -> Iterator[None]:
         raise
 
 
-def read_early_end(text: str) -> EarlyEnd | None:
-    """What a rank wrote; None: nothing that can be read."""
-    try:
-        return EarlyEnd.model_validate_json(text)
-    except ValidationError:
-        return None
-
-
 def record_early_end(
     runs: Path, request: RunRequest, rank: int, exit_code: int, end: EarlyEnd | None
 ) -> Record | None:
@@ -198,7 +190,7 @@ ENDING_SECONDS = 5.0
 ASK_NAME = "where-are-you"
 PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
-Become = Callable[[Callable[[str], None]], int]
+Become = Callable[[Callable[[str], object]], int]
 """Runs the rank; calls what it is given with the run's id once its folder is there."""
 
 
@@ -220,7 +212,7 @@ def supervise(rank: int, world_size: int, runs: Path, become: Become) -> Supervi
         signal.signal(STATE_SIGNAL, signal.SIG_IGN)  # until the rank answers it
         os.close(reader)
         with telling_why(writer):
-            code = become(lambda run_id: _tell(writer, run_id))
+            code = become(lambda run_id: os.write(writer, run_id.encode()))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -229,10 +221,6 @@ def supervise(rank: int, world_size: int, runs: Path, become: Become) -> Supervi
     supervisor = Supervisor(rank, world_size, runs, child, reader)
     supervisor.wait()
     return supervisor
-
-
-def _tell(writer: int, run_id: str) -> None:
-    os.write(writer, run_id.encode())
 
 
 @dataclass
@@ -375,7 +363,8 @@ class Supervisor:
             with suppress(BlockingIOError):
                 said = os.read(self.reader, select.PIPE_BUF).decode(errors="replace")
                 if said.startswith("{"):
-                    self.early_end = read_early_end(said)
+                    with suppress(ValidationError):
+                        self.early_end = EarlyEnd.model_validate_json(said)
                 elif said:
                     self.directory = run_folder(self.runs, said)
                     self._begin(self.directory)

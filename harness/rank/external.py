@@ -67,7 +67,7 @@ SHARED_FOLDER_PATIENCE_SECONDS = 5.0
 
 
 def run_external(
-    make_request: Callable[[], RunRequest], runs: Path, tell: Callable[[str], None]
+    make_request: Callable[[], RunRequest], runs: Path, tell: Callable[[str], object]
 ) -> tuple[Record | None, int]:
     """Run this process's rank of a run that rank 0 names; return (rank 0's record, exit code).
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from harness.run_directory.assemble import Outcome
@@ -27,19 +28,25 @@ def wait_for_ends(run_directory: Path, world_size: int) -> None:
         time.sleep(0.1)
 
 
+def noted_exits(run_directory: Path, ranks: Iterable[int]) -> dict[int, RankExit]:
+    """How ranks ended as their monitors noted it, the first to end first."""
+    notes = {rank: read_part(rank_exit(run_directory, rank), RankExit) for rank in ranks}
+    known = {rank: note for rank, note in notes.items() if note is not None}
+    return dict(sorted(known.items(), key=lambda item: (item[1].at, item[0])))
+
+
 def external_outcome(run_directory: Path, world_size: int) -> Outcome:
     """The exits that monitors noted, and which ranks vanished with their monitors."""
-    notes = {rank: read_part(rank_exit(run_directory, rank), RankExit) for rank in range(world_size)}
-    known = sorted((note.at, rank, note.exit_code) for rank, note in notes.items() if note is not None)
+    noted = noted_exits(run_directory, range(world_size))
     events, _ = read_events(run_directory, world_size)
     vanished = frozenset(
         rank
         for rank, of_rank in events.items()
-        if notes[rank] is None and not of_rank.has_ended and is_gone(run_directory, rank)
+        if rank not in noted and not of_rank.has_ended and is_gone(run_directory, rank)
     )
     outcome = Outcome(
-        exit_codes={rank: code for _, rank, code in known},
-        ended_at={rank: at for at, rank, _ in known},
+        exit_codes={rank: end.exit_code for rank, end in noted.items()},
+        ended_at={rank: end.at for rank, end in noted.items()},
         vanished=vanished,
     )
     return Outcome(exit_codes={}, stopped="interrupted") if _told_to_end(events, outcome) else outcome
@@ -58,11 +65,10 @@ def has_gone(run_directory: Path, rank: int) -> bool:
 
 def exits_before_stuck(run_directory: Path, note: StuckNote) -> Outcome:
     """Of a run whose ranks had to be ended: the exits of those that had ended by themselves before."""
-    noted = {rank: read_part(rank_exit(run_directory, rank), RankExit) for rank in note.gone_ranks}
-    known = {rank: end for rank, end in noted.items() if end is not None}
+    noted = noted_exits(run_directory, note.gone_ranks)
     return Outcome(
-        exit_codes={rank: end.exit_code for rank, end in known.items()},
-        ended_at={rank: end.at for rank, end in known.items()},
+        exit_codes={rank: end.exit_code for rank, end in noted.items()},
+        ended_at={rank: end.at for rank, end in noted.items()},
         stopped="stuck",
     )
 

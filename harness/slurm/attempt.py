@@ -10,19 +10,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness.errors import HarnessError
-from harness.fabric.result import FABRIC_NAME, FabricResult, parse_rate, read_fabric, shortfall
+from harness.fabric.result import FABRIC_NAME, FabricResult, parse_rate, shortfall
 from harness.files import Stored, write_atomically
 from harness.record import Record, SlurmPart
 from harness.record.store import write_record
 from harness.run_directory.assemble import Outcome, Verdict, assemble
 from harness.run_directory.events import ENDINGS, SetupEvent, Tail
+from harness.run_directory.external_ends import noted_exits
 from harness.run_directory.rank_state import log_tail, read_log, read_part
 from harness.run_directory.request import (
     REQUEST_NAME,
-    RankExit,
     RunRequest,
     launcher_log,
-    rank_exit,
     rank_file,
 )
 from harness.slurm.client import JobFacts
@@ -155,9 +154,10 @@ def write_run(
 
     `job_log` has the words of a script that failed before its ranks or launchers had any.
     """
-    end = _script_end(run_directory)
-    fabric = _fabric(run_directory)
-    silent, notice = _silent_hosts(run_directory, request), _memory_notice(run_directory)
+    end = read_part(run_directory / END_NAME, ScriptEnd)
+    fabric = read_part(run_directory / FABRIC_NAME, FabricResult)
+    silent = _silent_hosts(run_directory, request)
+    notice = out_of_memory_notice(read_log(launcher_log(run_directory)))
     outcome = Outcome(
         exit_codes=_exit_codes(run_directory, request),
         verdict=verdict(facts, end, silent, notice, fabric),
@@ -201,36 +201,13 @@ def noted_job(run_directory: Path) -> SlurmPart:
     return read_part(run_directory / JOB_NAME, SlurmPart) or SlurmPart()
 
 
-def _script_end(run_directory: Path) -> ScriptEnd | None:
-    """What the script wrote at its end; None: nothing that can be read."""
-    return read_part(run_directory / END_NAME, ScriptEnd)
-
-
 def _exit_codes(run_directory: Path, request: RunRequest) -> dict[int, int | None]:
     """Exit codes by rank as their monitors noted them, the first to end first.
 
     Launchers end the ranks that are left with SIGTERM: one that went so did not fail.
     """
-    notes = []
-    for rank in range(request.world_size):
-        note = read_part(rank_exit(run_directory, rank), RankExit)
-        # None: the monitor went with its rank.
-        if note is not None and note.exit_code != -signal.SIGTERM:
-            notes.append((note.at, rank, note.exit_code))
-    return {rank: code for _, rank, code in sorted(notes)}
-
-
-def _memory_notice(run_directory: Path) -> str | None:
-    """What Slurm wrote among the launchers' output of a step that was out of memory."""
-    return out_of_memory_notice(read_log(launcher_log(run_directory)))
-
-
-def _fabric(run_directory: Path) -> FabricResult | None:
-    """What the self-test of the network left; None: nothing, or half a file."""
-    try:
-        return read_fabric(run_directory / FABRIC_NAME)
-    except HarnessError:
-        return None
+    noted = noted_exits(run_directory, range(request.world_size))
+    return {rank: end.exit_code for rank, end in noted.items() if end.exit_code != -signal.SIGTERM}
 
 
 def _silent_hosts(run_directory: Path, request: RunRequest) -> list[str]:

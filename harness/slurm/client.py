@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.errors import HarnessError
@@ -103,8 +103,8 @@ def job_facts(jobs: Sequence[str]) -> dict[str, JobFacts]:
     known = read_accounting(_accounting(jobs))
     # The controller knows restarts and the reason of a wait; accounting knows what it has forgotten.
     for job, facts in read_queue(_queue(jobs)).items():
-        accounted = known.get(job)
-        known[job] = facts if accounted is None else _merged(facts, accounted)
+        queued = {name: value for name, value in vars(facts).items() if value is not None}
+        known[job] = replace(known.get(job, facts), **queued)
     return {job: facts for job, facts in known.items() if job in wanted}
 
 
@@ -156,21 +156,12 @@ def read_accounting(text: str) -> dict[str, JobFacts]:
             total = found[job]
             resident = [b for b in (total.max_resident_bytes, _bytes(memory)) if b is not None]
             energies = [e for e in (total.energy_joules, joules) if e is not None]
-            found[job] = JobFacts(
-                **(
-                    vars(total)
-                    | {
-                        "max_resident_bytes": max(resident, default=None),
-                        "energy_joules": max(energies, default=None),
-                    }
-                )
+            found[job] = replace(
+                total,
+                max_resident_bytes=max(resident, default=None),
+                energy_joules=max(energies, default=None),
             )
     return found
-
-
-def _merged(queue: JobFacts, accounted: JobFacts) -> JobFacts:
-    first = {name: value for name, value in vars(queue).items() if value is not None}
-    return JobFacts(**(vars(accounted) | first))
 
 
 def _run(command: Sequence[str], cwd: Path | None = None) -> str:

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
-from harness.files import NO_LOCKS, Stored, read_plain, refusing, write_atomically
+from harness.files import Stored, read_plain, refusing, write_atomically
 from harness.gpus.found import Wheel, read_wheel, unfit_wheel
 from harness.launch.cells import is_refused
+from harness.launch.external import claimed
 from harness.plan.hardware import load_hardware
 from harness.plan.limits import MemoryLimits
 from harness.plan.preflight import Forecast, forecast, of_requests
@@ -36,7 +36,6 @@ from harness.slurm.matrix import Matrix, PlannedRun
 from harness.slurm.site import Site
 
 JOBS_NAME = "jobs.json"
-LOCK_NAME = "submit.lock"
 
 
 class AnotherSubmission(HarnessError):
@@ -96,27 +95,18 @@ def unsubmitted(folder: Path, matrix: Matrix) -> list[PlannedRun]:
     ]
 
 
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path) -> AbstractContextManager[None]:
     """Keep other submissions out of a folder, which would submit the same runs again.
 
-    Raises AnotherSubmission where one is at work, HarnessError where the folder cannot be written. Where the
-    file system has no locks, nothing is kept out.
+    Raises AnotherSubmission where one is at work, else as `claimed`.
     """
-    lock = FileLock(folder / LOCK_NAME, timeout=0)
-    try:
-        lock.acquire()
-    except Timeout as error:
+
+    def refuse() -> None:
         raise AnotherSubmission(
             f"'{folder}': another `harness slurm submit` is submitting its runs; wait until it has done so"
-        ) from error
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise HarnessError(f"{folder / LOCK_NAME} cannot be written: {error.strerror}") from error
-    try:
-        yield
-    finally:
-        lock.release()
+        )
+
+    return claimed(folder, "submit", refuse)
 
 
 def submit_runs(
@@ -382,7 +372,7 @@ def _with_names(facts: JobFacts | None) -> JobFacts | None:
         names = client.expand_nodes(facts.nodes)
     except HarnessError:
         return facts
-    return JobFacts(**(vars(facts) | {"nodes": ",".join(names)}))
+    return replace(facts, nodes=",".join(names))
 
 
 def _record(run_directory: Path) -> Record | None:
