@@ -13,11 +13,9 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from harness.backends.base import World
 from harness.fabric.result import FabricResult, FabricRow, pairs_to_test, sizes_to_test, whole_elements
 from harness.forms.flops import is_stub
-from harness.launch.external import external_rank, external_ranks_per_node, external_world_size
-from harness.rank.environment import join_process_group, take_device
+from harness.rank.environment import join_process_group, take_device, world_of
 
 COLLECTIVE_TIMEOUT_SECONDS = 600.0
 BATCHES = 3
@@ -31,13 +29,7 @@ def measure(
     device: str, largest: int, operations: Sequence[str], *, repeats: int, warmup: int, seconds_per_row: float
 ) -> FabricResult:
     """This rank's part of a self-test under torchrun. Raises HarnessError where there is no GPU."""
-    world = World(
-        rank=external_rank(),
-        world_size=external_world_size(),
-        local_rank=int(os.environ["LOCAL_RANK"]),
-        ranks_per_node=external_ranks_per_node(),
-        device=device,
-    )
+    world = world_of(device)
     if device == "cuda":
         take_device(world)
     join_process_group(world, COLLECTIVE_TIMEOUT_SECONDS)

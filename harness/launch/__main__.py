@@ -30,7 +30,7 @@ def train(run_directory: Path, request: RunRequest, tell: Callable[[str], object
 
     gc.freeze()
     gc.enable()
-    world = world_of(request)
+    world = world_of(request.device, request.ranks_per_node)
     if world.local_rank == 0:
         write_node(run_directory, world.rank // world.ranks_per_node)
     leave(run_rank(run_directory))

@@ -48,17 +48,16 @@ class CheckpointProbe:
         form: SavedFormat = self.request.measure.checkpoint  # type: ignore[assignment]
         with (
             probes.memory_of("during_checkpoint", steps_taken),
-            measured("save", form, steps_taken, self.folder, self.world, self.events),
+            _measured("save", form, steps_taken, self.folder, self.world, self.events),
             probes.counting("checkpoint"),
         ):
-            save(engine, self.folder, form)
+            if form == "native":
+                engine.save(self.folder)
+            else:
+                save_portable(engine, self.folder, form)
         self._describe(engine, form, steps_taken)
-        with (
-            probes.memory_of("during_checkpoint_load", steps_taken),
-            measured("load", form, steps_taken, self.folder, self.world, self.events),
-            probes.counting(LOADING_PHASE),
-        ):
-            load(engine, self.folder, form)
+        with probes.memory_of("during_checkpoint_load", steps_taken):
+            load(engine, self.folder, form, steps_taken, self.world, self.events, probes)
         dist.barrier()  # no rank deletes what another still reads
         if not self.request.measure.keep_checkpoint and self.world.local_rank == 0:
             # Nodes that share the folder delete it side by side.
@@ -89,7 +88,7 @@ class CheckpointProbe:
 
 
 @contextmanager
-def measured(
+def _measured(
     operation: Literal["save", "load"],
     form: SavedFormat,
     step: int,
@@ -115,20 +114,16 @@ def measured(
     events.write(CheckpointEvent(part=part))
 
 
-def save(engine: Engine, folder: Path, form: SavedFormat) -> None:
-    """Save in any format; a collective."""
-    if form == "native":
-        engine.save(folder)
-    else:
-        save_portable(engine, folder, form)
-
-
-def load(engine: Engine, folder: Path, form: SavedFormat) -> None:
-    """Load what `save` wrote; a collective."""
-    if form == "native":
-        engine.load(folder)
-    else:
-        load_portable(engine, folder, form)
+def load(
+    engine: Engine, folder: Path, form: SavedFormat, step: int, world: World, events: EventWriter,
+    probes: Probes,
+) -> None:  # fmt: skip
+    """Load what was saved after so many steps, measured and counted; a collective."""
+    with _measured("load", form, step, folder, world, events), probes.counting(LOADING_PHASE):
+        if form == "native":
+            engine.load(folder)
+        else:
+            load_portable(engine, folder, form)
 
 
 def if_supported(ask: Callable[[], T]) -> T | None:

@@ -76,14 +76,17 @@ KEPT_BYTES = 2**30
 SMALLEST_MAPPED_BLOCK_BYTES = 2**16
 
 
-def world_of(request: RunRequest) -> World:
-    """This rank's place, from the variables that torchrun, Slurm's wrappers and our launcher set."""
+def world_of(device: str, ranks_per_node: int | None = None) -> World:
+    """This rank's place, from the variables that torchrun, Slurm's wrappers and our launcher set.
+
+    `ranks_per_node`: where they do not say; default: all ranks.
+    """
     return World(
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
         local_rank=int(os.environ["LOCAL_RANK"]),
-        ranks_per_node=int(os.environ.get("LOCAL_WORLD_SIZE", request.ranks_per_node)),
-        device=request.device,
+        ranks_per_node=int(os.environ.get("LOCAL_WORLD_SIZE") or ranks_per_node or os.environ["WORLD_SIZE"]),
+        device=device,
     )
 
 

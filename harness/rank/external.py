@@ -76,7 +76,7 @@ def run_external(
     each writes to its own, and rank 0 gathers what the record needs.
     """
     own = make_request()
-    world = world_of(own)
+    world = world_of(own.device, own.ranks_per_node)
     prepare_process(own, world)
     join_process_group(world, own.limits.collective_seconds)
     agreed: list[Any] = [own.model_dump_json()]

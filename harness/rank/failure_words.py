@@ -68,15 +68,6 @@ def _in_several_units(model: nn.Module) -> Iterator[list[str]]:
             yield of_one
 
 
-@dataclass(frozen=True, kw_only=True)
-class KnownFailure:
-    """Words of a library's error, and what to say of it: which parameter, why, what to do."""
-
-    words: tuple[str, ...]
-    say: Callable[[str, str], str]
-    """Of the error's text and the backend."""
-
-
 def _scalar(_text: str, _backend: str) -> str:
     names = [name for name, shape in _noted.shapes.items() if not shape]
     return (
@@ -143,13 +134,6 @@ def _across_units(_text: str, _backend: str) -> str:
     )
 
 
-def _given_back(_text: str, _backend: str) -> str:
-    return (
-        "a weight is used after its unit has given its memory back: by a gradient of a gradient "
-        "(create_graph=True) or by code outside of the model's forward pass; leave that out, or run it there"
-    )
-
-
 def _mixed(_text: str, _backend: str) -> str:
     ((usual, _),) = Counter(_noted.dtypes.values()).most_common(1) or [("", 0)]
     others = [name for name, dtype in _noted.dtypes.items() if dtype != usual]
@@ -201,26 +185,12 @@ def _no_gradient(_text: str, _backend: str) -> str:
     )
 
 
-def _deterministic(_text: str, _backend: str) -> str:
-    return (
-        "set training.deterministic=false: an operator has no deterministic kernel on CUDA, and repeats of a "
-        "run will differ by rounding"
-    )
-
-
 def _written_to(_text: str, backend: str) -> str:
     if "fsdp1" not in backend:
         return ""
     return (
         "the forward pass writes to a weight, as to the moving average of a teacher, and FSDP1 has weights "
         "as views of a flat one; write to it after the step, or run ddp, zero2 or fsdp"
-    )
-
-
-def _replaced(_text: str, _backend: str) -> str:
-    return (
-        "a tensor stands in a weight's place, as under torch.func.functional_call, and ZeRO-3 gathers its "
-        "own only; call the module itself, or run ddp, zero2 or fsdp"
     )
 
 
@@ -298,49 +268,46 @@ def _in_place(text: str, _backend: str) -> str:
 
 
 NO_GRADIENT = "does not require grad and does not have a grad_fn"
-KNOWN = (
-    KnownFailure(words=("support scalar parameters", "self.dim() cannot be 0 to view"), say=_scalar),
-    KnownFailure(
-        words=("got mixed torch.Tensor and DTensor", "got [0] but expected shape compatible with"),
-        say=_read_outside,
+KNOWN: dict[tuple[str, ...], str | Callable[[str, str], str]] = {
+    ("support scalar parameters", "self.dim() cannot be 0 to view"): _scalar,
+    ("got mixed torch.Tensor and DTensor", "got [0] but expected shape compatible with"): _read_outside,
+    ("must be a matrix, got 1-D tensor", "'weight' must be 2-D", "same shape as normalized_shape"): _flat,
+    ("mat1 and mat2 must have the same dtype",): lambda text, backend: (
+        (_noted.places and _flat(text, backend)) or _wider(text, backend)
     ),
-    KnownFailure(
-        words=("must be a matrix, got 1-D tensor", "'weight' must be 2-D", "same shape as normalized_shape"),
-        say=_flat,
+    ("must match the size of tensor b (0)", "The size of tensor a (0)"): _released,
+    ("backward through the graph a second time",): _graph_kept,
+    (
+        "Recomputed values for the following",
+        "during the original forward and recomputation",
+    ): _recomputed_otherwise,
+    ("index out of range in self",): _beyond_table,
+    ("Expected more than 1 value per channel when training",): _one_value,
+    ("ComplexFloat", "torch.complex"): _complex,
+    ("uniform dtype", "uniform original parameter dtype"): _mixed,
+    ("Expected to have finished reduction in the prior iteration",): _unused,
+    ("Expected to mark a variable ready only once", "Gradient computed twice"): _twice,
+    ("is shared with a parameter already managed by another FSDP group",): _across_units,
+    ("in-place operations that require placement changes",): _in_place,
+    ("out of bounds for storage of size 0",): (
+        "a weight is used after its unit has given its memory back: by a gradient of a gradient "
+        "(create_graph=True) or by code outside of the model's forward pass; leave that out, or run it there"
     ),
-    KnownFailure(
-        words=("mat1 and mat2 must have the same dtype",),
-        say=lambda text, backend: (_noted.places and _flat(text, backend)) or _wider(text, backend),
+    ("does not have a deterministic implementation",): (
+        "set training.deterministic=false: an operator has no deterministic kernel on CUDA, and repeats of a "
+        "run will differ by rounding"
     ),
-    KnownFailure(words=("must match the size of tensor b (0)", "The size of tensor a (0)"), say=_released),
-    KnownFailure(words=("backward through the graph a second time",), say=_graph_kept),
-    KnownFailure(
-        words=("Recomputed values for the following", "during the original forward and recomputation"),
-        say=_recomputed_otherwise,
+    (NO_GRADIENT,): _no_gradient,
+    ("for sparse tensors", "'SparseCPU' backend", "dense and sparse Tensors"): _sparse,
+    ("'DistributedDataParallel' object has no attribute",): _method,
+    ("_chunk_cat expects non-empty tensor", "no attribute '_hp_mapping'"): _empty,
+    ("another view of its base has been modified inplace",): _written_to,
+    ("'Tensor' object has no attribute 'ds_status'",): (
+        "a tensor stands in a weight's place, as under torch.func.functional_call, and ZeRO-3 gathers its "
+        "own only; call the module itself, or run ddp, zero2 or fsdp"
     ),
-    KnownFailure(words=("index out of range in self",), say=_beyond_table),
-    KnownFailure(words=("Expected more than 1 value per channel when training",), say=_one_value),
-    KnownFailure(words=("ComplexFloat", "torch.complex"), say=_complex),
-    KnownFailure(words=("uniform dtype", "uniform original parameter dtype"), say=_mixed),
-    KnownFailure(words=("Expected to have finished reduction in the prior iteration",), say=_unused),
-    KnownFailure(
-        words=("Expected to mark a variable ready only once", "Gradient computed twice"), say=_twice
-    ),
-    KnownFailure(
-        words=("is shared with a parameter already managed by another FSDP group",), say=_across_units
-    ),
-    KnownFailure(words=("in-place operations that require placement changes",), say=_in_place),
-    KnownFailure(words=("out of bounds for storage of size 0",), say=_given_back),
-    KnownFailure(words=("does not have a deterministic implementation",), say=_deterministic),
-    KnownFailure(words=(NO_GRADIENT,), say=_no_gradient),
-    KnownFailure(
-        words=("for sparse tensors", "'SparseCPU' backend", "dense and sparse Tensors"), say=_sparse
-    ),
-    KnownFailure(words=("'DistributedDataParallel' object has no attribute",), say=_method),
-    KnownFailure(words=("_chunk_cat expects non-empty tensor", "no attribute '_hp_mapping'"), say=_empty),
-    KnownFailure(words=("another view of its base has been modified inplace",), say=_written_to),
-    KnownFailure(words=("'Tensor' object has no attribute 'ds_status'",), say=_replaced),
-)
+}
+"""What to say of an error whose text has one of these words; a function is given the text and the backend."""
 OF_STRANGERS = (AttributeError, AssertionError, KeyError)
 """What libraries raise of a parameter that they never saw."""
 CUT_SHORT = "inline_container.cc"
@@ -375,9 +342,10 @@ def failure_message(error: BaseException, run_directory: Path, backend: str) -> 
     if isinstance(error, KeyError) and isinstance(next(iter(error.args), None), int):
         if said := _empty(text, backend):  # DeepSpeed numbers the parameters that it holds
             return f"{said} ({type(error).__name__}: {text})"
-    for known in KNOWN:
-        if any(words in text for words in known.words) and (said := known.say(text, backend)):
-            return f"{said} ({text})"
+    for words, known in KNOWN.items():
+        if any(word in text for word in words):
+            if said := known if isinstance(known, str) else known(text, backend):
+                return f"{said} ({text})"
     if CUT_SHORT in text and shutil.disk_usage(run_directory).free < NO_ROOM_BYTES:
         return f"No space left on device for what torch.save writes below '{run_directory}' ({text})"
     return text

@@ -30,7 +30,7 @@ from harness.job.batch import BatchLayout
 from harness.job.pairs import why_refused
 from harness.rank.accelerator import describe_accelerator, measured_peaks
 from harness.rank.answers import answer_questions
-from harness.rank.checkpoint import LOADING_PHASE, CheckpointProbe, if_supported, load, measured
+from harness.rank.checkpoint import LOADING_PHASE, CheckpointProbe, if_supported, load
 from harness.rank.data.samples import Sampler, Samples, load_samples
 from harness.rank.environment import device_name, join_process_group, prepare_process, world_of
 from harness.rank.events import EventWriter
@@ -94,11 +94,7 @@ def _load(loop: Loop, resume: Resume) -> None:
             f"the checkpoint of run {saved.run_id} is native to {saved.native_format}, which "
             f"{engine.native_format()} does not read; save it with measure.checkpoint=neutral"
         )
-    with (
-        measured("load", saved.format, saved.step, resume.folder, loop.world, loop.events),
-        probes.counting(LOADING_PHASE),
-    ):
-        load(engine, resume.folder, saved.format)
+    load(engine, resume.folder, saved.format, saved.step, loop.world, loop.events, probes)
     _require_moments(engine, resume)
     _require_progress(engine, resume)
     with probes.counting(LOADING_PHASE):
@@ -228,7 +224,7 @@ def run_rank(
     measurements. `turns`: those in which it takes its timed steps.
     """
     request = RunRequest.read(run_directory)
-    world = registry.placed(request.backend, world_of(request))
+    world = registry.placed(request.backend, world_of(request.device, request.ranks_per_node))
     try:
         telling = _Telling(
             started=time.perf_counter(),

@@ -21,7 +21,7 @@ from harness.rank.models.losses import loss_function
 from harness.rank.models.optimizer import build_optimizer, frozen_names, update_groups
 from harness.rank.models.tracing import Counting, trace_step
 from harness.rank.probes.communication import CommunicationCounter
-from harness.rank.probes.memory import NoAllocatorProbe, live_bytes_by_kind
+from harness.rank.probes.memory import AllocatorProbe, live_bytes_by_kind
 from harness.record import LayoutPart, ModelPart
 from harness.record.model import CountedPart
 from tests.contract.sources import FOLDER
@@ -286,7 +286,7 @@ def _count(backend: Backend, world: World, case: Irregular) -> CountedStep:
             counter.phase = "backward"
             engine.backward(value, last_micro_step=index == case.accumulation_steps - 1)
         if probed:
-            live = live_bytes_by_kind(engine.state_tensors(), NoAllocatorProbe())
+            live = live_bytes_by_kind(engine.state_tensors(), AllocatorProbe())
             kinds = live.with_inside(engine.hidden_bytes()).inside
         counter.phase = "step"
         engine.step(1e-3)

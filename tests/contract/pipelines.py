@@ -11,7 +11,7 @@ from harness.backends import registry
 from harness.backends.base import Backend, Effective, Engine, World
 from harness.rank.data.samples import IGNORED
 from harness.rank.probes.communication import CommunicationCounter
-from harness.rank.probes.memory import NoAllocatorProbe, live_bytes_by_kind
+from harness.rank.probes.memory import AllocatorProbe, live_bytes_by_kind
 from harness.record import LayoutPart, ModelPart
 from tests.contract.cases import GLOBAL_BATCH, LEARNING_RATE, global_batches
 from tests.contract.communication import PROBED_STEP, VolumeCase, prepare
@@ -65,7 +65,7 @@ def _train(backend: Backend, world: World, case: VolumeCase) -> Trained:
             counter.start()
         losses.append(_micro_steps(engine, batch, world, case, counter))
         if step == PROBED_STEP:
-            live = live_bytes_by_kind(engine.state_tensors(), NoAllocatorProbe())
+            live = live_bytes_by_kind(engine.state_tensors(), AllocatorProbe())
             kinds = live.inside or {}
         counter.phase = "step"
         norms.append(engine.step(LEARNING_RATE))

@@ -14,7 +14,7 @@ from harness.job.optimizer import UpdateGroup
 from harness.rank.environment import return_freed_memory
 from harness.rank.models.losses import summed_cross_entropy
 from harness.rank.models.optimizer import build_optimizer, update_groups
-from harness.rank.probes.memory import NoAllocatorProbe, live_bytes_by_kind
+from harness.rank.probes.memory import AllocatorProbe, live_bytes_by_kind
 from harness.rank.probes.process_memory import HostPeak
 from harness.rank.probes.weights import digest_weights
 from tests.contract.sources import job_source
@@ -85,7 +85,7 @@ def _measure(
         engine = backend.prepare(
             source, lambda named: build_optimizer(named, job.optimizer, updated[-1]), context
         )
-    live = live_bytes_by_kind(engine.state_tensors(), NoAllocatorProbe()).inside or {}
+    live = live_bytes_by_kind(engine.state_tensors(), AllocatorProbe()).inside or {}
     with HostPeak() as digesting:
         digest_weights(engine)
     assert watched.before_bytes is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from harness.backends.base import Backend, Unsupported, World
-from harness.rank.probes.memory import NoAllocatorProbe, live_bytes_by_kind
+from harness.rank.probes.memory import AllocatorProbe, live_bytes_by_kind
 from harness.record import LayoutPart
 from tests.contract.cases import global_batches
 from tests.contract.communication import VolumeCase, prepare, run_micro_steps, take_step
@@ -64,7 +64,7 @@ def _states(backend: Backend, world: World, case: VolumeCase) -> Held | None:
     for batch in batches[:STEPS_BEFORE]:
         take_step(engine, batch, world, case, None)
     run_micro_steps(engine, batches[STEPS_BEFORE], world, case, None)
-    live = live_bytes_by_kind(engine.state_tensors(), NoAllocatorProbe())
+    live = live_bytes_by_kind(engine.state_tensors(), AllocatorProbe())
     kinds = live.with_inside(engine.hidden_bytes()).inside
     assert kinds is not None
     shard_size = engine.effective().details.get("shard_size")

@@ -227,10 +227,8 @@ def _given_config(job: Job, facts: DataFacts) -> PretrainedConfig:
             )
     try:
         return config_class(**values)
-    except (ValueError, TypeError) as error:
-        raise JobError(f"model.config is refused by {model_type}: {_first_line(error)}") from error
     except Exception as error:  # huggingface_hub's strict dataclasses raise their own hierarchy
-        if "Validation" not in type(error).__name__:
+        if not isinstance(error, (ValueError, TypeError)) and "Validation" not in type(error).__name__:
             raise
         raise JobError(f"model.config is refused by {model_type}: {_first_line(error)}") from error
 

@@ -94,6 +94,12 @@ def orthogonalised(matrix: Tensor) -> Tensor:
     return found.T if is_tall else found
 
 
+def adam_constants(section: OptimizerSection) -> dict[str, Any]:
+    return {
+        "lr": section.learning_rate, "betas": (section.beta1, section.beta2), "eps": section.epsilon,
+    }  # fmt: skip
+
+
 def build_muon(
     matrices: list[nn.Parameter], groups: list[dict[str, Any]], section: OptimizerSection
 ) -> torch.optim.Optimizer:
@@ -103,11 +109,7 @@ def build_muon(
         "weight_decay": section.weight_decay,
     }  # fmt: skip
     optimizer = MuonAndAdamW(
-        [*([flagged] if matrices else []), *groups],
-        lr=section.learning_rate,
-        betas=(section.beta1, section.beta2),
-        eps=section.epsilon,
-        amsgrad=False,
+        [*([flagged] if matrices else []), *groups], amsgrad=False, **adam_constants(section)
     )
     for group in optimizer.param_groups:
         for key in ("betas", "eps") if group.get(FLAG) else ():
@@ -171,11 +173,9 @@ def _of_bitsandbytes(groups: list[dict[str, Any]], section: OptimizerSection) ->
     library: Any = import_module("bitsandbytes.optim")
     return library.AdamW8bit(  # type: ignore[no-any-return]
         groups,
-        lr=section.learning_rate,
-        betas=(section.beta1, section.beta2),
-        eps=section.epsilon,
         weight_decay=section.weight_decay,
         min_8bit_size=LEAST_ELEMENTS,
+        **adam_constants(section),
     )
 
 
@@ -196,14 +196,7 @@ def _of_torchao(groups: list[dict[str, Any]], section: OptimizerSection) -> torc
                 for group, rate in zip(self.param_groups, rates, strict=True):
                     group["lr"] = rate
 
-    return LowBitAdamW(
-        groups,
-        lr=section.learning_rate,
-        betas=(section.beta1, section.beta2),
-        eps=section.epsilon,
-        amsgrad=False,
-        block_size=BLOCK_ELEMENTS,
-    )
+    return LowBitAdamW(groups, amsgrad=False, block_size=BLOCK_ELEMENTS, **adam_constants(section))
 
 
 def _without_compiling(groups: Sequence[dict[str, Any]]) -> Any:
@@ -291,11 +284,12 @@ def build_optimizer(
     if section.kind == "muon":
         return build_muon(orthogonal, groups, section)
     foreach, fused = FOREACH_AND_FUSED[section.implementation]
-    shared: dict[str, Any] = {"lr": section.learning_rate, "foreach": foreach, "fused": fused}
+    how: dict[str, Any] = {"foreach": foreach, "fused": fused}
     if section.kind == "sgd":
-        return torch.optim.SGD(groups, momentum=section.momentum, dampening=0.0, nesterov=False, **shared)
+        how |= {"lr": section.learning_rate, "momentum": section.momentum}
+        return torch.optim.SGD(groups, dampening=0.0, nesterov=False, **how)
     adam = torch.optim.Adam if section.kind == "adam" else torch.optim.AdamW
-    return adam(groups, betas=(section.beta1, section.beta2), eps=section.epsilon, amsgrad=False, **shared)
+    return adam(groups, amsgrad=False, **adam_constants(section), **how)
 
 
 def _constants(group: UpdateGroup, groups: Sequence[UpdateGroup]) -> dict[str, float]:

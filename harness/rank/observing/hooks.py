@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from threading import Thread, current_thread, get_ident
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,37 +27,9 @@ NO_BACKWARD = -1
 """What torch says of the backward pass that this thread is in if it is in none."""
 
 
-class Listener(Protocol):
-    """What a script does, in the order in which it does it."""
-
-    def forward_begins(self, root: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None: ...
-    def forward_ends(self, root: nn.Module, output: Any) -> None: ...
-    def module_begins(self, module: nn.Module) -> None: ...
-    def backward_begins(self, tensors: Any) -> None: ...
-    def scaled(self, outputs: Any, scaled: Any) -> None: ...
-    def backward_ends(self) -> None: ...
-    def pass_fails(self) -> None: ...
-    def update_begins(self) -> None: ...
-    def update_made(self) -> None: ...
-    def update_ends(self) -> None: ...
-    def found(self, optimizer: torch.optim.Optimizer) -> None: ...
-    def stepping(self, optimizer: torch.optim.Optimizer) -> None: ...
-    def stepped(self, optimizer: torch.optim.Optimizer) -> None: ...
-    def step_failed(self) -> None: ...
-    def clipped(self, norm: Any, largest: Any) -> None: ...
-    def gradients_zeroed(self) -> None: ...
-    def note(self, text: str) -> None: ...
-
-
 def in_backward() -> bool:
     """Whether this thread is in a backward pass, as in a hook of it or a recomputation."""
     return bool(torch._C._current_graph_task_id() != NO_BACKWARD)
-
-
-class ChoosyListener(Listener, Protocol):
-    """One that may leave out what comes from a thread, by the name of what it does."""
-
-    def ignores(self, name: str) -> bool: ...
 
 
 Apart = Callable[[], AbstractContextManager[None]]
@@ -65,12 +37,14 @@ Apart = Callable[[], AbstractContextManager[None]]
 
 
 class Guarded:
-    """Passes everything on until the listener fails once: whatever that is, the script goes on unobserved.
+    """Passes on what a script does until the listener fails once: whatever that is, it goes on unobserved.
+
+    The listener is a `Session`, or has its methods; `ignores` may leave out what comes from a thread.
 
     Nothing of a process that is forked from this one, such as a loader's worker.
     """
 
-    def __init__(self, listener: ChoosyListener, apart: Apart = nullcontext) -> None:
+    def __init__(self, listener: Any, apart: Apart = nullcontext) -> None:
         self._listener = listener
         self._apart = apart
         self._process = os.getpid()
@@ -98,7 +72,7 @@ class Guarded:
             sys.stderr.write(f"harness observe: the record does not say so: {described(second)}\n")
 
 
-def hook_torch(listener: Listener) -> None:
+def hook_torch(listener: Guarded) -> None:
     """Put the hooks of torch in place; they stay for the life of the process."""
     _hook_backward(listener)
     _hook_updates(listener)
@@ -111,7 +85,7 @@ class Roots:
     """Finds the outermost modules that a script calls, until a step calls no new one: looking at every module
     of every call costs time."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Guarded) -> None:
         self._listener = listener
         self.callers: WeakKeyDictionary[nn.Module, set[Thread]] = WeakKeyDictionary()
         """Each root that the script still has, with the threads that call it."""
@@ -164,7 +138,7 @@ class Roots:
                 self._listener.forward_ends(module, output)
 
 
-def _hook_backward(listener: Listener) -> None:
+def _hook_backward(listener: Guarded) -> None:
     run = torch.autograd.backward
 
     @wraps(run)
@@ -183,7 +157,7 @@ def _hook_backward(listener: Listener) -> None:
     torch.autograd.backward = backward
 
 
-def _hook_updates(listener: Listener) -> None:
+def _hook_updates(listener: Guarded) -> None:
     def begins(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         listener.update_begins()
         listener.stepping(optimizer)
@@ -214,7 +188,7 @@ def _hook_updates(listener: Listener) -> None:
         replace(kind, "scale", told(after=lambda scaled, _, outputs: listener.scaled(outputs, scaled)))
 
 
-def _hook_clipping(listener: Listener) -> None:
+def _hook_clipping(listener: Guarded) -> None:
     from torch.nn import utils
     from torch.nn.utils import clip_grad
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from harness.backends.optimizer_groups import group_rate
 from harness.rank.observer import OptimizerWatch
 from harness.rank.observing.facts import Seen, is_causal
-from harness.rank.observing.hooks import Listener, Roots, in_backward
+from harness.rank.observing.hooks import Guarded, Roots, in_backward
 from harness.rank.observing.probing import BETWEEN, Probing
 from harness.rank.observing.step import MicroBatch, MicroLoss, Step, returned_loss, scalar_of
 from harness.rank.observing.writing import Writing
@@ -41,7 +41,7 @@ def trains(root: nn.Module) -> bool:
 
 
 class Session:
-    """Listens to the hooks; see `hooks.Listener`."""
+    """Listens to the hooks; see `hooks.Guarded`."""
 
     def __init__(self, run_directory: Path, allocator: AllocatorProbe) -> None:
         self.request = ObserveRequest.read(run_directory)
@@ -73,7 +73,7 @@ class Session:
         self._is_finished = False
         self._has_several = False
 
-    def find_roots(self, listener: Listener) -> None:
+    def find_roots(self, listener: Guarded) -> None:
         """Look for the modules that the script calls; `listener` passes on what they do."""
         self._roots = Roots(listener)
 

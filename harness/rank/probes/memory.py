@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import tempfile
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,43 +31,49 @@ EQUAL_READINGS = 5
 MOST_READINGS = 100
 
 
-class AllocatorProbe(ABC):
-    """Reads bytes that torch's allocator serves now, and at most since the last reset."""
+class AllocatorProbe:
+    """Reads bytes that torch's allocator serves now, and at most since the last reset.
 
-    @abstractmethod
-    def allocated_bytes(self) -> int | None: ...
+    This one counts nothing: every figure is None, and every live tensor stands among its kind.
+    """
 
-    @abstractmethod
-    def peak_bytes(self) -> int | None: ...
+    def allocated_bytes(self) -> int | None:
+        return None
 
-    @abstractmethod
-    def reset_peak(self) -> None: ...
+    def peak_bytes(self) -> int | None:
+        return None
 
-    @abstractmethod
+    def reset_peak(self) -> None:
+        return None
+
     def limit(self, limit_bytes: int) -> None:
         """Refuse allocations above this many bytes with torch's out-of-memory error, as a full device does.
 
         Of a device it is the memory in use as the driver counts it: context and NCCL's buffers are part of
         it, as far as they exist when this is called. Raises HarnessError where that cannot be done.
         """
+        raise HarnessError(
+            f"runtime.memory_limit is {limit_bytes} bytes, but nothing counts allocations here: "
+            "install a C++ compiler (g++), or leave the limit out"
+        )
 
     @property
     def at_work(self) -> bool:
         """Whether the probe makes allocations noticeably slower now."""
         return False
 
-    def wait_until_stable(self) -> None:  # noqa: B027 - only where threads free memory in their own time
+    def wait_until_stable(self) -> None:
         """Wait until other threads have freed what they no longer need."""
 
-    @abstractmethod
     def serves(self, storage: torch.UntypedStorage) -> bool:
         """Whether the bytes of this storage are among those that are counted."""
+        return True
 
     def identity(self, storage: torch.UntypedStorage) -> int:
         """A number that no other live storage has."""
         return storage.data_ptr()
 
-    def relax(self) -> None:  # noqa: B027 - only a probe that costs has something to leave out
+    def relax(self) -> None:
         """Count from here on in passing, so that the timed steps do not pay for it: sizes are rounded up."""
 
     def reserved_peak_bytes(self) -> int | None:
@@ -184,34 +189,12 @@ class CpuAllocatorProbe(AllocatorProbe):
             self._installed = False
 
 
-class NoAllocatorProbe(AllocatorProbe):
-    """Where nothing counts: every figure is None, and every live tensor stands among its kind."""
-
-    def allocated_bytes(self) -> None:
-        return None
-
-    def peak_bytes(self) -> None:
-        return None
-
-    def reset_peak(self) -> None:
-        return None
-
-    def limit(self, limit_bytes: int) -> None:
-        raise HarnessError(
-            f"runtime.memory_limit is {limit_bytes} bytes, but nothing counts allocations here: "
-            "install a C++ compiler (g++), or leave the limit out"
-        )
-
-    def serves(self, storage: torch.UntypedStorage) -> bool:
-        return True
-
-
 def allocator_probe(device: str) -> AllocatorProbe:
     """The probe for a device; install it before the first tensor that is to be counted."""
     if device == "cuda":
         return CudaAllocatorProbe()
     library = counting_allocator()
-    return CpuAllocatorProbe(library) if library else NoAllocatorProbe()
+    return CpuAllocatorProbe(library) if library else AllocatorProbe()
 
 
 def counting_allocator() -> Path | None:

@@ -28,7 +28,6 @@ from harness.rank.probes.energy import EnergyMeter
 from harness.rank.probes.memory import (
     AllocatorProbe,
     LiveBytes,
-    NoAllocatorProbe,
     allocator_probe,
     host_peak_bytes,
     live_bytes_by_kind,
@@ -338,7 +337,7 @@ class Instruments:
     def install(cls, request: RunRequest, run_directory: Path, world: World) -> Instruments:
         """Install them; call this before the first tensor whose memory counts."""
         measure = request.measure
-        allocator = allocator_probe(world.device) if measure.probed_steps else NoAllocatorProbe()
+        allocator = allocator_probe(world.device) if measure.probed_steps else AllocatorProbe()
         if request.memory_limit_bytes is not None and world.device == "cuda":
             allocator.limit(request.memory_limit_bytes)
         of_backend = {base.__module__ for base in type(registry.create(request.backend)).__mro__}

@@ -7,9 +7,9 @@ import torch
 from harness.errors import HarnessError
 from harness.rank.probes.memory import (
     MOST_READINGS,
+    AllocatorProbe,
     CpuAllocatorProbe,
     LiveBytes,
-    NoAllocatorProbe,
     allocator_probe,
     host_peak_bytes,
     live_bytes_by_kind,
@@ -27,7 +27,7 @@ class Readings(CpuAllocatorProbe):
 
 
 def inside(tensors) -> dict[str, int] | None:
-    return live_bytes_by_kind(tensors, NoAllocatorProbe()).inside
+    return live_bytes_by_kind(tensors, AllocatorProbe()).inside
 
 
 def test_each_storage_counts_once_under_its_first_kind() -> None:
@@ -46,7 +46,7 @@ def test_kinds_are_summed_apart() -> None:
 
 
 def test_no_tensor_is_not_zero_bytes_but_unknown() -> None:
-    assert live_bytes_by_kind([], NoAllocatorProbe()) == LiveBytes(inside=None, outside=None)
+    assert live_bytes_by_kind([], AllocatorProbe()) == LiveBytes(inside=None, outside=None)
 
 
 def test_freed_storage_counts_nothing() -> None:
@@ -56,7 +56,7 @@ def test_freed_storage_counts_nothing() -> None:
 
 
 def test_without_a_counter_every_figure_is_unknown() -> None:
-    probe = NoAllocatorProbe()
+    probe = AllocatorProbe()
     assert (probe.allocated_bytes(), probe.peak_bytes(), probe.reserved_peak_bytes()) == (None, None, None)
 
 
@@ -118,8 +118,8 @@ def test_what_is_counted_in_passing_is_counted_too(counting: CpuAllocatorProbe) 
 
 def test_a_limit_that_nothing_holds_is_refused() -> None:
     with pytest.raises(HarnessError, match=r"install a C\+\+ compiler"):
-        NoAllocatorProbe().limit(1)
+        AllocatorProbe().limit(1)
 
 
 def test_the_cpu_keeps_no_cache_to_free() -> None:
-    assert NoAllocatorProbe().allocation_retries() is None
+    assert AllocatorProbe().allocation_retries() is None

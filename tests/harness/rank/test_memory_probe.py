@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from harness.rank.probes.memory import NoAllocatorProbe
+from harness.rank.probes.memory import AllocatorProbe
 from harness.rank.probes.probes import MemoryProbe
 
 
@@ -34,7 +34,7 @@ WEIGHT = torch.zeros(10)
 
 
 def probe(engine: Any) -> MemoryProbe:
-    return MemoryProbe(NoAllocatorProbe(), engine)
+    return MemoryProbe(AllocatorProbe(), engine)
 
 
 def test_gathered_weights_are_read_at_the_end_of_each_module_with_parameters() -> None:
@@ -75,7 +75,7 @@ def test_bytes_without_tensors_count_under_their_kind() -> None:
     assert held.rows[0]["kinds"] == {"weights": 42, "communication": 7}
 
 
-class FreeingAllocator(NoAllocatorProbe):
+class FreeingAllocator(AllocatorProbe):
     """Serves less at every reading, as where a transport's threads free what they sent."""
 
     def __init__(self) -> None:

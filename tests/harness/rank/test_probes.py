@@ -2,7 +2,7 @@ import pytest
 
 from harness.rank.observer import DIGESTED_STEPS, Observer
 from harness.rank.probes.communication import CommunicationCounter
-from harness.rank.probes.memory import NoAllocatorProbe, allocator_probe
+from harness.rank.probes.memory import AllocatorProbe, allocator_probe
 from harness.rank.probes.probes import Probes
 from harness.rank.probes.tracer import Tracer
 
@@ -23,7 +23,7 @@ def test_a_tracer_at_work_in_a_timed_step_is_told() -> None:
 @pytest.mark.parametrize(("step", "told"), [(DIGESTED_STEPS - 1, {"observer"}), (DIGESTED_STEPS, set())])
 def test_a_timed_step_that_is_looked_at_more_closely_is_told(step: int, told: set[str]) -> None:
     observer = Observer()
-    probes = Probes(NoAllocatorProbe(), CommunicationCounter(), Tracer("cpu", None), observer)
+    probes = Probes(AllocatorProbe(), CommunicationCounter(), Tracer("cpu", None), observer)
     observer.begin_step(step)
     probes.begin_step(step, "timed")
     observer.end_step(0.0)

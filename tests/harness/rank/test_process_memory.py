@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from harness.errors import HarnessError
-from harness.rank.probes.memory import CudaAllocatorProbe, NoAllocatorProbe
+from harness.rank.probes.memory import AllocatorProbe, CudaAllocatorProbe
 from harness.rank.probes.process_memory import device_use, driver_use, process_memory
 
 
@@ -88,6 +88,6 @@ def test_a_limit_is_of_device_memory_context_and_nccl_included(device: dict[str,
 
 
 def test_without_cuda_only_the_host_is_read() -> None:
-    figures = process_memory(NoAllocatorProbe())
+    figures = process_memory(AllocatorProbe())
     assert list(figures) == ["host_resident_bytes"]
     assert figures["host_resident_bytes"] > 0
