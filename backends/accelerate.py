@@ -112,10 +112,6 @@ class AccelerateDdpBackend(Backend):
         if context.world.device != "cpu":
             model.to(accelerator.device)
         prepared, optimizer = accelerator.prepare(model, optimizer)
-        if context.world.world_size > 1 and not isinstance(prepared, nn.parallel.DistributedDataParallel):
-            raise Unsupported(
-                f"accelerate {version('accelerate')} prepared {type(prepared).__name__}, not DDP"
-            )
         strategy = ddp_strategy(prepared, accelerator, context, count, arguments)
         engine = AccelerateDdpEngine(prepared, optimizer, context, strategy, accelerator.scaler)
         engine.accelerator = accelerator
@@ -131,9 +127,12 @@ def ddp_strategy(
     *,
     through: str = "Accelerate",
 ) -> TorchStrategy:
-    """What Accelerate prepared as DDP, whoever asked it to."""
+    """What Accelerate prepared as DDP, whoever asked it to. Raises Unsupported where it is not."""
     # On one rank Accelerate wraps in DDP too, on the CPU.
     is_ddp = isinstance(prepared, nn.parallel.DistributedDataParallel)
+    if context.world.world_size > 1 and not is_ddp:
+        library = "accelerate" if through == "Accelerate" else "transformers"
+        raise Unsupported(f"{library} {version(library)} prepared {type(prepared).__name__}, not DDP")
     dtype = first_trained(prepared).dtype
     return TorchStrategy(
         name=f"{type(prepared).__name__} through {through}",

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     BackwardPrefetch,
     CPUOffload,
@@ -35,8 +34,8 @@ from harness.backends.blocks import first_trained, parameter_count, transformer_
 from harness.backends.checkpoints.torch_pieces import flat_parameter_pieces
 from harness.backends.extensions import offloads
 from harness.backends.floating_inputs import takes_tokens
-from harness.backends.hybrid import shard_size, unmet_hybrid
-from harness.backends.loading import fill_fsdp1, reserve_parameters, this_device
+from harness.backends.hybrid import unmet_hybrid
+from harness.backends.loading import fill_fsdp1, hybrid_mesh, reserve_parameters, this_device
 from harness.backends.model_source import model_source
 from harness.backends.options import Fsdp1Options
 from harness.backends.piece import Piece
@@ -124,12 +123,7 @@ class Fsdp1Backend(Backend):
             **fsdp1_prefetch_arguments(self.options),
         }
         if self._hybrid:
-            size = shard_size(world, getattr(self.options, "shard_size", None))
-            arguments["device_mesh"] = init_device_mesh(
-                world.device,
-                (world.world_size // size, size),
-                mesh_dim_names=("replicate", "shard"),
-            )
+            arguments["device_mesh"] = hybrid_mesh(world, self.options)
         if precision is not None:
             arguments["mixed_precision"] = precision
         if offloads(self.options):

@@ -29,8 +29,8 @@ from .checkpoints.torch_pieces import dtensor_pieces
 from .extensions import offloads
 from .floating_inputs import refuse_batch_norm
 from .gradients import local_shard
-from .hybrid import shard_size, unmet_hybrid, unmet_second_copy
-from .loading import fill_sharded, this_device
+from .hybrid import unmet_hybrid, unmet_second_copy
+from .loading import fill_sharded, hybrid_mesh, this_device
 from .model_source import model_source
 from .optimizer_groups import held_tensors
 from .options import Fsdp2Options
@@ -186,9 +186,7 @@ class Fsdp2Backend(Backend):
     def _mesh(self, world: World) -> DeviceMesh:
         if not self.hybrid:
             return init_device_mesh(world.device, (world.world_size,), mesh_dim_names=("shard",))
-        size = shard_size(world, getattr(self.options, "shard_size", None))
-        shape = (world.world_size // size, size)
-        return init_device_mesh(world.device, shape, mesh_dim_names=("replicate", "shard"))
+        return hybrid_mesh(world, self.options)
 
 
 def fsdp2_strategy(

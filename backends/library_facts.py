@@ -169,15 +169,3 @@ def _reason(entry: LibraryFact) -> str | None:
     if installed is None or not entry.includes(installed):
         return None
     return f"{entry.library} {installed} cannot: {entry.what} (versions {entry.versions})"
-
-
-def explain() -> str:
-    """The table of facts in `docs/versions.md`."""
-    head = "| library | versions | effect | what | costs, times | what the harness does | source |"
-    lines = [head, "|" + " --- |" * 7]
-    lines += [
-        f"| {entry.library} | `{entry.versions}` | {entry.effect} | {entry.what} | {entry.cost} "
-        f"| {entry.handled} | {entry.source} |"
-        for entry in FACTS
-    ]
-    return "\n".join(lines) + "\n"

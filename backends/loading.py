@@ -9,12 +9,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp._fully_shard._fsdp_common import _from_local_no_grad
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from harness.backends.base import World
+from harness.backends.base import BackendOptions, World
+from harness.backends.hybrid import shard_size
 from harness.backends.model_source import ModelSource
 from harness.backends.swapped_weights import in_file, mapped, write_piece
 
@@ -24,6 +26,13 @@ def this_device(world: World) -> torch.device:
     return (
         torch.device("cuda", torch.cuda.current_device()) if world.device == "cuda" else torch.device("cpu")
     )
+
+
+def hybrid_mesh(world: World, options: BackendOptions) -> DeviceMesh:
+    """Shard groups of neighbours, and the groups of their replicas."""
+    size = shard_size(world, getattr(options, "shard_size", None))
+    shape = (world.world_size // size, size)
+    return init_device_mesh(world.device, shape, mesh_dim_names=("replicate", "shard"))
 
 
 def reserve_parameters(skeleton: nn.Module) -> None:

@@ -16,6 +16,8 @@ Loading = Literal["slices", "broadcast", "full"]
 """How initial weights reach ranks that shard them: each draws them module by module and keeps its part, or
 reads its part of files; rank 0 reads and broadcasts; every rank builds the whole model, then shards it."""
 
+WHOLE_ALONE = "this source builds the whole model only"
+
 
 class ModelSource(ABC):
     """What `Backend.prepare` is given as `build_model`: calling it returns the whole model.
@@ -31,14 +33,15 @@ class ModelSource(ABC):
     def __call__(self) -> nn.Module:
         """The whole model on the CPU, equal on every rank."""
 
-    @abstractmethod
+    # Where `loading` is 'full' nobody asks for these: a function that returns a module does not say where a
+    # part of one parameter would come from.
     def skeleton(self) -> nn.Module:
         """The same model with its parameters on the meta device; buffers hold their values on the CPU.
 
         A collective where `loading` is not 'full'.
         """
+        raise NotImplementedError(WHOLE_ALONE)
 
-    @abstractmethod
     def fill(self, target: Tensor, name: str, start: int) -> None:
         """Have initial weights of one parameter written to `target`, a 1-D tensor of any floating dtype and
         device, by the time that `filled` returns.
@@ -47,10 +50,11 @@ class ModelSource(ABC):
         this is a collective: every rank calls it for the same parameters in the same order, with an empty
         target where it keeps nothing.
         """
+        raise NotImplementedError(WHOLE_ALONE)
 
-    @abstractmethod
     def filled(self) -> None:
         """Called after the last `fill`."""
+        raise NotImplementedError(WHOLE_ALONE)
 
 
 class _Callable(ModelSource):
@@ -61,17 +65,6 @@ class _Callable(ModelSource):
 
     def __call__(self) -> nn.Module:
         return self._build()
-
-    # `loading` is 'full', for which the contract asks for neither: a function that returns a module does not
-    # say where a part of one parameter would come from.
-    def skeleton(self) -> nn.Module:
-        raise NotImplementedError("a plain function builds the whole model only")
-
-    def fill(self, target: Tensor, name: str, start: int) -> None:
-        raise NotImplementedError("a plain function builds the whole model only")
-
-    def filled(self) -> None:
-        raise NotImplementedError("a plain function builds the whole model only")
 
 
 def model_source(build_model: Callable[[], nn.Module]) -> ModelSource:

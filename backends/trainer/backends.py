@@ -40,10 +40,6 @@ class TrainerDdpBackend(Backend):
         trainer.start()
         prepared: Any = trainer.model_wrapped
         optimizer: Any = trainer.optimizer
-        if context.world.world_size > 1 and not isinstance(prepared, nn.parallel.DistributedDataParallel):
-            raise Unsupported(
-                f"transformers {version('transformers')} prepared {type(prepared).__name__}, not DDP"
-            )
         strategy = ddp_strategy(prepared, trainer.accelerator, context, count, given, through="Trainer")
         strategy.details.update(details_of(trainer))
         if isinstance(prepared, nn.parallel.DistributedDataParallel):

@@ -227,15 +227,7 @@ class HeldTrainer(Trainer):
         """TrainingArguments has no settings of the loss scaler."""
         constants = scaler_arguments(self._context.loss_scale)
         scaler = self.accelerator.scaler
-        scaler.load_state_dict(
-            scaler.state_dict()
-            | {
-                "scale": constants["init_scale"],
-                "growth_factor": constants["growth_factor"],
-                "backoff_factor": constants["backoff_factor"],
-                "growth_interval": constants["growth_interval"],
-            }
-        )
+        scaler.load_state_dict(scaler.state_dict() | constants | {"scale": constants["init_scale"]})
 
 
 def training_arguments(context: SetupContext, **more: Any) -> TrainingArguments:
