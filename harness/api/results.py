@@ -32,12 +32,8 @@ def frame(comparison: Comparison, kind: Kind) -> DataFrame:
 
     match kind:
         case "runs":
-            lines = [dict(row.figures) for row in comparison.rows]
-            lines = [
-                line | {"same_job": row.is_comparable}
-                for line, row in zip(lines, comparison.rows, strict=True)
-            ]
-            table = DataFrame(lines)
+            rows = comparison.rows
+            table = DataFrame([{**row.figures, "same_job": row.is_comparable} for row in rows])
             return table.astype({metric.key: "float64" for metric in METRICS if metric.key in table})
         case "steps":
             return DataFrame(

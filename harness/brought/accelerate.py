@@ -160,13 +160,8 @@ def _parallel(
 
 def _fsdp(section: Mapping[str, Any], refusals: Refusals) -> tuple[str, dict[str, Any], list[Claim]]:
     where = "fsdp_config."
-    try:
-        version = integer(section.get("fsdp_version", 1))
-    except ValueError:
-        version = 0
-    if version not in (1, 2):
-        refusals.add(f"{where}fsdp_version", section.get("fsdp_version"), "give 1 or 2")
-        version = 1
+    given = section.get("fsdp_version", 1)
+    version = refusals.choose(f"{where}fsdp_version", given, range(1, 3), "give 1 or 2")
     backend = _fsdp2(section, refusals) if version == 2 else _fsdp1(section, refusals)
     given = section.get("fsdp_offload_params", False)
     offload = refusals.read(boolean, f"{where}fsdp_offload_params", given, False)
@@ -227,13 +222,7 @@ def _deepspeed(
         return _from_file(named, section, document, folder, refusals)
     defaults = library_defaults("accelerate")["deepspeed"]
     given = section.get("zero_stage", defaults["zero_stage"])
-    try:
-        stage = integer(given)
-    except ValueError:
-        stage = -1
-    if stage not in range(4):
-        refusals.add(f"{where}zero_stage", given, "give 0, 1, 2 or 3")
-        stage = 0
+    stage = refusals.choose(f"{where}zero_stage", given, range(4), "give 0, 1, 2 or 3")
     device = {
         name: str(section.get(f"{name}_device") or defaults[f"{name}_device"]).lower()
         for name in ("offload_optimizer", "offload_param")

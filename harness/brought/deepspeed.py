@@ -61,7 +61,7 @@ def read_deepspeed(document: Mapping[str, Any], refusals: Refusals, prefix: str 
     if not isinstance(zero, dict):
         refusals.add(prefix + ZERO, zero, "give a section with 'stage'")
         return None
-    stage = _stage(zero, refusals, prefix)
+    stage = refusals.choose(f"{prefix}{ZERO}.stage", zero.get("stage", 0), range(4), "give 0, 1, 2 or 3")
     defaults = deepspeed_values(stage)
     try:
         precision = _precision(document)
@@ -341,17 +341,6 @@ def _own_value(document: Mapping[str, Any], key: str, precision: str) -> str:
     """'auto' of one key stays the job's, whatever the other says, unless that one decides."""
     given = value_at(dict(document), tuple(key.split(".")))
     return AUTO if given == AUTO else precision
-
-
-def _stage(zero: Mapping[str, Any], refusals: Refusals, prefix: str) -> int:
-    try:
-        stage = integer(zero.get("stage", 0))
-    except ValueError:
-        stage = -1
-    if stage not in range(4):
-        refusals.add(f"{prefix}{ZERO}.stage", zero.get("stage"), "give 0, 1, 2 or 3")
-        return 0
-    return stage
 
 
 def _device(zero: Mapping[str, Any], name: str, refusals: Refusals, prefix: str) -> str:

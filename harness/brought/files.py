@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness.backends.explain import InvalidYaml, parse_value, require_bounded
+from harness.backends.explain import require_bounded
 from harness.errors import HarnessError
 from harness.files import read_settings
+from harness.job.yaml_files import parse_yaml
 
 BYTE_ORDER_MARK = "\ufeff"
 """What some editors write first."""
@@ -55,10 +56,7 @@ def read_json(path: Path, what: str, *, has_comments: bool = False) -> GivenFile
 def read_yaml(path: Path, what: str) -> GivenFile:
     """A YAML mapping. Raises HarnessError."""
     text = read_settings(path, what).removeprefix(BYTE_ORDER_MARK)
-    try:
-        return _mapping(path, text, parse_value(text), what)
-    except InvalidYaml as error:
-        raise HarnessError(f"{what} {path} {error}") from error
+    return _mapping(path, text, parse_yaml(text, f"{what} {path}"), what)
 
 
 def read_toml(path: Path, what: str) -> GivenFile:

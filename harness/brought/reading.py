@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 from harness.backends.explain import available, suggestion
 from harness.backends.library_facts import why_not_run
-from harness.brought.values import alike
+from harness.brought.values import alike, integer
 from harness.nested import empty_sections, leaves, value_at
 from harness.safe_text import capped
 
@@ -152,6 +153,14 @@ class Refusals:
         except ValueError as error:
             self.add(key, given, str(error))
             return otherwise
+
+    def choose(self, key: str, given: Any, allowed: range, how: str) -> int:
+        """A number out of these; the first of them where another thing was given."""
+        with suppress(ValueError):
+            if (number := integer(given)) in allowed:
+                return number
+        self.add(key, given, how)
+        return allowed[0]
 
     def unknown(self, key: str, known: Iterable[str]) -> None:
         """Name the first part of a dotted key that is unknown, and what may stand in its place."""

@@ -26,8 +26,6 @@ from harness.tell.narrow import line_width
 from harness.tell.tables import figure_text
 from harness.tell.terminal import finding_lines
 
-UNITS = {"bytes": "MB", "seconds": "ms"}
-
 
 @click.command()
 @click.argument("run", default=LATEST, shell_complete=completion.run)

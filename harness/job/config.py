@@ -12,13 +12,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from harness.backends.explain import InvalidYaml, choices, explain_all, parse_value
+from harness.backends.explain import choices, explain_all, parse_value
 from harness.errors import HarnessError
 from harness.files import read_settings
 from harness.job.experiment import INHERITS, Experiment
 from harness.job.job import FACTORIES, Job
 from harness.job.job import NAMED_FILES as SETTINGS
 from harness.job.model import SettingsSection, split_factory
+from harness.job.yaml_files import parse_yaml
 from harness.shipped import resolve
 
 
@@ -215,7 +216,7 @@ def _merged(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    document = _parse(read_settings(path, "configuration"), f"configuration {path}")
+    document = parse_yaml(read_settings(path, "configuration"), f"configuration {path}")
     if document is None:
         return {}
     if not isinstance(document, dict):
@@ -231,7 +232,7 @@ def _assign(document: dict[str, Any], assignment: str) -> None:
     parts = key.strip().split(".")
     if not text.strip() or not all(parts):
         raise HarnessError(f"--set was given '{assignment}'; write SECTION.KEY=VALUE, with null for no value")
-    value = _parse(text, f"--set {key}")
+    value = parse_yaml(text, f"--set {key}")
     target = document
     for part in parts[:-1]:
         inner = target.setdefault(part, {})
@@ -239,10 +240,3 @@ def _assign(document: dict[str, Any], assignment: str) -> None:
             raise HarnessError(f"--set {key}: '{part}' is a value ({inner!r}), not a section")
         target = inner
     target[parts[-1]] = value
-
-
-def _parse(text: str, where: str) -> Any:
-    try:
-        return parse_value(text)
-    except InvalidYaml as error:
-        raise HarnessError(f"{where} {error}") from error

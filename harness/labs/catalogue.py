@@ -82,11 +82,7 @@ class TableLayout(Stored):
     """A table of a hand-out without its figures."""
 
     title: str = ""
-    rows: (
-        Literal["setups", "stages", "places", "strategies", "cells", "curves", "read-back"]
-        | Estimated
-        | Counted
-    )
+    rows: Arrangement | Estimated | Counted
     columns: dict[str, Figure | None]
     corner: str | None = None
     """Heading of the figures' names where each is a line and each cell a column."""

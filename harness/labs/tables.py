@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from tabulate import tabulate
@@ -22,84 +21,58 @@ from harness.record import OverlapPart, Record, StepPart
 from harness.tell.narrow import fitted, folded
 
 
-@dataclass(frozen=True)
-class Facts:
-    """A cell of a lab: its repeats summed up as everywhere, and a few figures that only hand-outs know."""
-
-    group: Repeats
-
-    @property
-    def record(self) -> Record:
-        return self.group.record
-
-    @property
-    def ranks(self) -> int:
-        return self.group.world_size
-
-    @property
-    def is_baseline(self) -> bool:
-        """Whether it is one process without any strategy."""
-        return self.group.is_reference
-
-    @cached_property
-    def figures(self) -> dict[str, float | None]:
-        return self.group.figures
-
-    @property
-    def runtime_seconds(self) -> float | None:
-        """Mean timed step times the steps of the job: without set-up and evaluations."""
-        step = self.figures["step_seconds"]
-        return None if step is None else step * len(self.record.steps)
-
-    @staticmethod
-    def loss(steps: Sequence[StepPart]) -> float | None:
-        """Mean over steps, as `train_loss` of Transformers' Trainer, in nats."""
-        losses = [step.loss for step in steps if step.loss is not None]
-        return sum(losses) / len(losses) if losses else None
-
-    @property
-    def traced(self) -> list[OverlapPart]:
-        """Every traced step of every rank."""
-        return [part for rank in self.record.ranks for part in rank.overlap]
-
-    @property
-    def steps_per_epoch(self) -> int | None:
-        batch = self.record.job.training.global_batch_size
-        return self.record.data.training_samples // batch if self.record.data and batch else None
-
-    def evaluation_loss(self, epoch: int) -> float | None:
-        """Of the last evaluation up to the end of an epoch, counted from 1; None if none was in it."""
-        each = self.steps_per_epoch
-        if not each:
-            return None
-        found = [part for part in self.record.eval if each * (epoch - 1) < part.step <= each * epoch]
-        return found[-1].loss if found else None
-
-    @property
-    def epochs(self) -> int:
-        """Epochs that were begun."""
-        each = self.steps_per_epoch
-        return -(-len(self.record.steps) // each) if each else 0
+def runtime_seconds(cell: Repeats) -> float | None:
+    """Mean timed step times the steps of the job: without set-up and evaluations."""
+    step = cell.figures["step_seconds"]
+    return None if step is None else step * len(cell.record.steps)
 
 
-def baseline(cells: Sequence[Facts]) -> Facts | None:
+def mean_loss(steps: Sequence[StepPart]) -> float | None:
+    """Mean over steps, as `train_loss` of Transformers' Trainer, in nats."""
+    losses = [step.loss for step in steps if step.loss is not None]
+    return sum(losses) / len(losses) if losses else None
+
+
+def traced(cell: Repeats) -> list[OverlapPart]:
+    """Every traced step of every rank."""
+    return [part for rank in cell.record.ranks for part in rank.overlap]
+
+
+def steps_per_epoch(cell: Repeats) -> int | None:
+    data, batch = cell.record.data, cell.record.job.training.global_batch_size
+    return data.training_samples // batch if data and batch else None
+
+
+def evaluation_loss(cell: Repeats, epoch: int) -> float | None:
+    """Of the last evaluation up to the end of an epoch, counted from 1; None if none was in it."""
+    each = steps_per_epoch(cell)
+    if not each:
+        return None
+    found = [part for part in cell.record.eval if each * (epoch - 1) < part.step <= each * epoch]
+    return found[-1].loss if found else None
+
+
+def epochs_begun(cell: Repeats) -> int:
+    each = steps_per_epoch(cell)
+    return -(-len(cell.record.steps) // each) if each else 0
+
+
+def baseline(cells: Sequence[Repeats]) -> Repeats | None:
     """One process on the job of one rank: its batch is not that of more ranks."""
-    alone = {c.record.job_id for c in cells if c.ranks == 1 and not c.is_baseline}
-    found = [c for c in cells if c.is_baseline]
+    alone = {c.record.job_id for c in cells if c.world_size == 1 and not c.is_reference}
+    found = [c for c in cells if c.is_reference]
     return next((c for c in found if c.record.job_id in alone), found[0] if len(found) == 1 else None)
 
 
-def cells(records: Sequence[Record]) -> list[Facts]:
+def cells(records: Sequence[Record]) -> list[Repeats]:
     """The cells of a lab that ended well, by number of ranks."""
-    groups = Comparison(records).groups
-    return sorted(
-        (Facts(group) for group in groups if group.record.status == "ok"), key=lambda cell: cell.ranks
-    )
+    found = [cell for cell in Comparison(records).groups if cell.record.status == "ok"]
+    return sorted(found, key=lambda cell: cell.world_size)
 
 
-def strategies(found: Sequence[Facts]) -> list[Facts]:
+def strategies(found: Sequence[Repeats]) -> list[Repeats]:
     """The cells that are no reference."""
-    return [cell for cell in found if not cell.is_baseline]
+    return [cell for cell in found if not cell.is_reference]
 
 
 def on_cpu(records: Sequence[Record]) -> bool:
@@ -174,8 +147,8 @@ class LabRow:
     """A cell in a table."""
 
     name: str
-    cell: Facts
-    base: Facts
+    cell: Repeats
+    base: Repeats
     """What factors are of: the first cell, of its strategy where the rows are curves."""
 
     def value(self, figure: Figure) -> Any:
@@ -184,7 +157,7 @@ class LabRow:
         if key == "name":
             return self.name
         if figure.epoch is not None:
-            return self.cell.evaluation_loss(figure.epoch)
+            return evaluation_loss(self.cell, figure.epoch)
         return OWN[key](self) if key in OWN else self.cell.figures[key]
 
     def base_value(self, figure: Figure) -> Any:
@@ -203,7 +176,7 @@ def text_of(figure: Figure | None, value: Callable[[Figure], Any], base: Callabl
 
 def _of_step(name: str) -> Callable[[LabRow], Any]:
     """Of the traced step of median duration."""
-    return lambda row: getattr(median_step(row.cell.traced), name) if row.cell.traced else None
+    return lambda row: getattr(median_step(found), name) if (found := traced(row.cell)) else None
 
 
 def _effective(name: str, without: str | None = None) -> Callable[[LabRow], Any]:
@@ -213,7 +186,7 @@ def _effective(name: str, without: str | None = None) -> Callable[[LabRow], Any]
 
 def _efficiency(row: LabRow) -> float | None:
     work = ratio(_work(row), work_per_rank(row.base.record))
-    times = ratio(row.base.runtime_seconds, row.cell.runtime_seconds)
+    times = ratio(runtime_seconds(row.base), runtime_seconds(row.cell))
     return None if work is None or times is None else 100 * work * times
 
 
@@ -228,14 +201,14 @@ def _layers(row: LabRow) -> int | None:
 
 def _hidden(row: LabRow) -> float | None:
     """In per cent; None without communication."""
-    step = median_step(row.cell.traced) if row.cell.traced else None
+    step = median_step(found) if (found := traced(row.cell)) else None
     if step is None or not step.communication_seconds:
         return None
     return 100 * (1 - step.exposed_seconds / step.communication_seconds)
 
 
 def _longest_wait(row: LabRow) -> str | None:
-    waits = [wait for part in row.cell.traced for wait in part.waits]
+    waits = [wait for part in traced(row.cell) for wait in part.waits]
     wait = max(waits, key=lambda wait: wait.seconds, default=None)
     return f"{wait.name}, {wait.phase}" if wait else None
 
@@ -246,13 +219,13 @@ def _state_dtypes(row: LabRow) -> str | None:
 
 
 OWN: dict[str, Callable[[LabRow], Any]] = {
-    "ranks": lambda row: str(row.cell.ranks),
+    "ranks": lambda row: str(row.cell.world_size),
     "nodes": lambda row: str(row.cell.record.world.nodes),
     "micro_batch_size": lambda row: str(row.cell.record.world.micro_batch_size),
-    "runtime_seconds": lambda row: row.cell.runtime_seconds,
-    "train_loss": lambda row: row.cell.loss(row.cell.record.steps),
-    "last_epoch_loss": lambda row: row.cell.loss(row.cell.record.steps[-(row.cell.steps_per_epoch or 1) :]),
-    "steps_per_epoch": lambda row: row.cell.steps_per_epoch,
+    "runtime_seconds": lambda row: runtime_seconds(row.cell),
+    "train_loss": lambda row: mean_loss(row.cell.record.steps),
+    "last_epoch_loss": lambda row: mean_loss(row.cell.record.steps[-(steps_per_epoch(row.cell) or 1) :]),
+    "steps_per_epoch": lambda row: steps_per_epoch(row.cell),
     "exact_match": lambda row: getattr(row.cell.record.answers, "exact_match", None),
     "f1": lambda row: getattr(row.cell.record.answers, "f1", None),
     "parameters": lambda row: getattr(row.cell.record.model, "parameters", None),
@@ -273,12 +246,12 @@ OWN: dict[str, Callable[[LabRow], Any]] = {
 """Figures that only hand-outs know, beside the metrics."""
 
 
-def _rows(kind: str, found: Sequence[Facts]) -> list[LabRow]:
+def _rows(kind: str, found: Sequence[Repeats]) -> list[LabRow]:
     """The cells of a lab, named and in the order of a hand-out."""
     first, rest = baseline(found), strategies(found)
     match kind:
         case "setups":
-            several = len({cell.group.label for cell in rest}) > 1
+            several = len({cell.label for cell in rest}) > 1
             named = [("Single Node, Single GPU", first)] if first else []
             named += [(_setup(cell, several), cell) for cell in rest]
         case "stages":
@@ -286,40 +259,41 @@ def _rows(kind: str, found: Sequence[Facts]) -> list[LabRow]:
         case "places":
             named = [(_place(cell) + " (baseline)" * (cell is rest[0]), cell) for cell in rest]
         case "curves":
-            labels = dict.fromkeys(cell.group.label for cell in rest)
-            named = [(label, cell) for label in labels for cell in rest if cell.group.label == label]
+            labels = dict.fromkeys(cell.label for cell in rest)
+            named = [(label, cell) for label in labels for cell in rest if cell.label == label]
         case "read-back":
             known = [cell for cell in found if cell.record.backend.effective is not None]
-            named = [(cell.group.label, cell) for cell in known]
+            named = [(cell.label, cell) for cell in known]
         case _:
-            named = [(cell.group.label, cell) for cell in (rest if kind == "strategies" else found)]
+            named = [(cell.label, cell) for cell in (rest if kind == "strategies" else found)]
     bases = dict(reversed(named)) if kind == "curves" else {}
     return [LabRow(name=name, cell=cell, base=bases.get(name, named[0][1])) for name, cell in named]
 
 
-def _setup(cell: Facts, several: bool) -> str:
+def _setup(cell: Repeats, several: bool) -> str:
     nodes = cell.record.world.nodes
     where = "Single Node" if nodes == 1 else f"{nodes} Nodes"
-    gpus = "Single GPU" if cell.ranks == 1 else f"{cell.ranks} GPUs"
-    name = cell.group.label if several else cell.record.backend.name
-    return f"{where}, {gpus}" + (f", {name}" if several or cell.ranks == 1 else "")
+    gpus = "Single GPU" if cell.world_size == 1 else f"{cell.world_size} GPUs"
+    name = cell.label if several else cell.record.backend.name
+    return f"{where}, {gpus}" + (f", {name}" if several or cell.world_size == 1 else "")
 
 
-def _stage(cell: Facts) -> str:
-    name, _, options = cell.group.label.partition(":")
+def _stage(cell: Repeats) -> str:
+    name, _, options = cell.label.partition(":")
     stage = f"Stage {name.removeprefix('zero')}" if name.startswith("zero") else name
-    return f"{stage}{', offload' if 'offload' in options else ''}, {cell.ranks} GPU{'s' * (cell.ranks > 1)}"
+    where = ", offload" if "offload" in options else ""
+    return f"{stage}{where}, {cell.world_size} GPU{'s' * (cell.world_size > 1)}"
 
 
-def _place(cell: Facts) -> str:
+def _place(cell: Repeats) -> str:
     nodes = cell.record.world.nodes
-    return f"{cell.ranks} GPU{'s' * (cell.ranks > 1)}, {nodes} Node{'s' * (nodes > 1)}"
+    return f"{cell.world_size} GPU{'s' * (cell.world_size > 1)}, {nodes} Node{'s' * (nodes > 1)}"
 
 
 def measured_table(layout: TableLayout, kind: str, records: Sequence[Record]) -> LabTable:
     """A table of a hand-out, filled in; remarks on the records stand below the untitled one."""
     rows = _rows(kind, cells(records))
-    epochs = range(1, 1 + max((row.cell.epochs for row in rows), default=0))
+    epochs = range(1, 1 + max((epochs_begun(row.cell) for row in rows), default=0))
     columns: dict[str, Figure | None] = {}
     for title, figure in layout.columns.items():
         if figure is not None and "{epoch}" in title:

@@ -9,10 +9,10 @@ import shutil
 import subprocess
 from collections.abc import Iterable
 from functools import cache, lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
+from harness.backends.library_facts import installed_version
 from harness.gpus.found import find_gpus
 from harness.job.model import split_factory
 from harness.record.environment import EnvironmentPart, GitPart
@@ -74,21 +74,12 @@ def load_average() -> float:
 
 
 def package_versions(extra: tuple[str, ...] = ()) -> dict[str, str]:
-    """Versions of the installed distributions that can change a result."""
-    found = {}
-    for name in (*PACKAGES, *extra):
-        installed = _version(name)
-        if installed is not None:
-            found[name] = installed
-    return found
+    """Versions of the installed ones among the packages that matter, and of `extra`."""
+    found = {name: _version(name) for name in (*PACKAGES, *extra)}
+    return {name: version for name, version in found.items() if version is not None}
 
 
-@lru_cache
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+_version = lru_cache(installed_version)
 
 
 @lru_cache(maxsize=1)

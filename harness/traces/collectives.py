@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from harness.bounds import MOST_RANKS
 from harness.forms.terms import RING_PASSES
@@ -282,14 +282,14 @@ def _match_kernels(
     calls: list[Call], process: Process, device: TracedDevice, groups: GroupsOfJob
 ) -> list[Call]:
     """Give each kernel to the call that launched it; returns calls that only kernels tell of."""
-    of_launch = _Launches(process, {c.correlation for c in device.communications})
-    threads = _ByThread(calls)
+    launches = _launches(process, {c.correlation for c in device.communications})
+    threads = _Latest(calls)
     externals = {external: call for call in calls for external in call.externals}
-    marks = _Marks(device.marks)
+    marks = _Latest(sorted(device.marks, key=lambda mark: mark.start))
     left: list[DeviceCommunication] = []
     for event in device.communications:
-        launch = of_launch.of(event.correlation)
-        call = threads.at(*launch) if launch is not None else None
+        launch = launches.get(event.correlation)
+        call = threads.at(*launch, until=launch[1]) if launch is not None else None
         if call is None and event.external is not None and event.external != event.correlation:
             call = externals.get(event.external)
         if call is None:
@@ -301,7 +301,7 @@ def _match_kernels(
 
 
 def _without_launch(
-    left: list[DeviceCommunication], calls: list[Call], marks: _Marks, groups: GroupsOfJob
+    left: list[DeviceCommunication], calls: list[Call], marks: _Latest[HostEvent], groups: GroupsOfJob
 ) -> list[Call]:
     """Calls of kernels whose launch is not in the trace; a call that ran nothing yet takes its kernel."""
     idle: dict[tuple[str | None, int | None], list[Call]] = {}
@@ -311,7 +311,9 @@ def _without_launch(
     found = []
     for event in sorted(left, key=lambda e: e.start):
         named = event.arguments.get("Collective name")
-        operation = collective_of(str(named)) if named is not None else marks.at(event)
+        if named is None and (mark := marks.at(event.stream, event.start, event.end)) is not None:
+            named = mark.name
+        operation = collective_of(str(named)) if named is not None else None
         call = _of_kernel(event, operation, groups)
         waiting = idle.get((call.operation, call.elements)) if operation is not None else None
         if waiting and waiting[-1].start <= event.start:
@@ -329,54 +331,29 @@ def _of_kernel(event: DeviceCommunication, operation: str | None, groups: Groups
     return of_arguments(event.arguments, operation, groups)
 
 
-class _Launches:
-    """Where the host launched each kernel, by its correlation."""
-
-    def __init__(self, process: Process, wanted: set[int | None]) -> None:
-        threads = list(process.names)
-        self._at = {
-            correlation: (threads[thread], start)
-            for correlation, start, thread in zip(
-                process.correlations, process.launched, process.launchers, strict=True
-            )
-            if correlation in wanted
-        }
-
-    def of(self, correlation: int | None) -> tuple[str, int] | None:
-        return None if correlation is None else self._at.get(correlation)
+def _launches(process: Process, wanted: set[int | None]) -> dict[int | None, tuple[str, int]]:
+    """Thread and time of the host at the launch of each kernel, by its correlation."""
+    threads = list(process.names)
+    found = zip(process.correlations, process.launched, process.launchers, strict=True)
+    return {one: (threads[thread], start) for one, start, thread in found if one in wanted}
 
 
-class _ByThread:
-    """Finds the call during which a thread was at a time."""
-
-    def __init__(self, calls: Sequence[Call]) -> None:
-        self._calls: dict[str, list[Call]] = {}
-        for call in calls:
-            self._calls.setdefault(call.thread, []).append(call)
-        self._starts = {thread: [call.start for call in of] for thread, of in self._calls.items()}
-
-    def at(self, thread: str, time: int) -> Call | None:
-        calls = self._calls.get(thread)
-        if not calls:
-            return None
-        index = bisect_right(self._starts[thread], time) - 1
-        return calls[index] if index >= 0 and calls[index].end >= time else None
+Timed = TypeVar("Timed", Call, HostEvent)
 
 
-class _Marks:
-    """The annotation of a collective over a kernel on its stream."""
+class _Latest(Generic[Timed]):
+    """Finds what began last on a thread or stream at a time, among what was recorded there."""
 
-    def __init__(self, marks: Sequence[HostEvent]) -> None:
-        self._streams: dict[str, list[HostEvent]] = {}
-        for mark in sorted(marks, key=lambda mark: mark.start):
-            self._streams.setdefault(mark.thread, []).append(mark)
-        self._starts = {stream: [m.start for m in of] for stream, of in self._streams.items()}
+    def __init__(self, timed: Iterable[Timed]) -> None:
+        self._on: dict[str, list[Timed]] = {}
+        for one in timed:
+            self._on.setdefault(one.thread, []).append(one)
+        self._starts = {place: [one.start for one in of] for place, of in self._on.items()}
 
-    def at(self, event: DeviceCommunication) -> str | None:
-        index = bisect_right(self._starts.get(event.stream, []), event.start) - 1
-        if index < 0 or self._streams[event.stream][index].end < event.end:
-            return None
-        return collective_of(self._streams[event.stream][index].name)
+    def at(self, place: str, time: int, until: int) -> Timed | None:
+        """What began at `time` or before and lasts until then; None: nothing does."""
+        index = bisect_right(self._starts.get(place, []), time) - 1
+        return self._on[place][index] if index >= 0 and self._on[place][index].end >= until else None
 
 
 def _match_transports(calls: Sequence[Call], transports: Sequence[HostEvent]) -> None:

@@ -75,7 +75,7 @@ def test_the_efficiency_of_weak_scaling_counts_the_work() -> None:
         for n in (1, 2)
     )
     (table,) = fill(find_lab("custom-gpt-weak"), [one, two])
-    assert [cell.ranks for cell in cells([one, two])] == [1, 2]
+    assert [cell.world_size for cell in cells([one, two])] == [1, 2]
     assert [row["GPUs"] for row in columns(table)] == ["1", "2"]
     assert [row["Work of a GPU"] for row in columns(table)] == ["1.00", "0.50"]
     assert [row["Efficiency (%)"] for row in columns(table)] == ["100.0", "50.0"]
