@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from harness.job.model import Factory, SettingsSection, arguments_field, factory_field
+from harness.job.model import Factory, SettingsSection, arguments_field, factory_field, later_setting
 
 Source = Literal["prose", "text", "jsonl", "json", "csv", "squad", "datasets", "images", "synthetic-images"]
 ROWS = ("jsonl", "json", "csv", "datasets")
@@ -44,9 +44,8 @@ class DataSection(SettingsSection):
         description="field put before the text; its tokens are not trained on (jsonl, json, csv, datasets). "
         "In task seq2seq the input, with the text as the target; in classification the first of two texts",
     )
-    label_field: str = Field(
+    label_field: str = later_setting(
         "label",
-        exclude_if=lambda value: value == "label",
         description="field that holds the class, a number or a name (classification of text)",
     )
     tokenizer: str = Field(
@@ -55,21 +54,18 @@ class DataSection(SettingsSection):
         "`model.name`; bytes for a model without a name",
     )
     sequence_length: PositiveInt = Field(128, lt=2**31, description="tokens per sample")
-    target_length: PositiveInt | None = Field(
+    target_length: PositiveInt | None = later_setting(
         None,
         lt=2**31,
-        exclude_if=lambda value: value is None,
         description="tokens per target of task seq2seq; default: sequence_length",
     )
-    image_size: PositiveInt = Field(
+    image_size: PositiveInt = later_setting(
         32,
         le=4096,
-        exclude_if=lambda value: value == 32,
         description="pixels of an image's height and width",
     )
-    classes: PositiveInt | None = Field(
+    classes: PositiveInt | None = later_setting(
         None,
-        exclude_if=lambda value: value is None,
         description=f"classes of synthetic-images; default: {DEFAULT_CLASSES}",
     )
     packed: bool | None = Field(
@@ -79,19 +75,15 @@ class DataSection(SettingsSection):
             "padded. Default: true for prose and text, false otherwise"
         ),
     )
-    document_attention: Literal["across", "within"] = Field(
+    document_attention: Literal["across", "within"] = later_setting(
         "across",
-        # Documents of earlier jobs stay as they are.
-        exclude_if=lambda value: value == "across",
         description="where samples are packed: tokens attend across documents of a sample, or within "
         "their own one only, with positions that restart and no target at a document's first token",
     )
     shuffle: bool = Field(True, description="permute samples in each epoch, from the seed")
     limit: PositiveInt | None = Field(None, description="use at most this many samples")
-    targets: Targets = Field(
+    targets: Targets = later_setting(
         "text",
-        # Documents of earlier jobs stay as they are.
-        exclude_if=lambda value: value == "text",
         description="tokens that are trained on where a sample has a prompt: those of the text; all of them; "
         "prompt: of the prompt alone, without a text (for experiments); text over prompt: the text's tokens "
         "as labels of the prompt's last ones, without a text (for experiments)",

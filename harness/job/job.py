@@ -18,7 +18,7 @@ from pydantic import (
 from harness.backends.base import Precision
 from harness.forms.activations import PARTIAL_CHECKPOINTING
 from harness.job.data import IMAGES, ROWS, DataSection
-from harness.job.model import AdapterSection, LossSection, ModelSection, SettingsSection
+from harness.job.model import AdapterSection, LossSection, ModelSection, SettingsSection, later_setting
 from harness.job.optimizer import OptimizerSection, ScheduleSection
 
 Task = Literal["causal-lm", "seq2seq", "classification", "custom"]
@@ -137,10 +137,8 @@ class EvaluationSection(SettingsSection):
 
     every_steps: PositiveInt | None = Field(None, description="evaluate every N optimizer steps; null: never")
     samples: PositiveInt = Field(32, description="samples held out, taken from the end of the data")
-    answer_tokens: PositiveInt | None = Field(
+    answer_tokens: PositiveInt | None = later_setting(
         None,
-        # Documents of earlier jobs stay as they are.
-        exclude_if=lambda value: value is None,
         description="after the training, generate answers of at most this many tokens to the held-out "
         "questions of a SQuAD file: exact match and F1; null: none",
     )
@@ -155,9 +153,8 @@ class EvaluationSection(SettingsSection):
 class Job(SettingsSection):
     """What is trained: everything that decides the mathematics, nothing of backend or machine."""
 
-    task: Task = Field(
+    task: Task = later_setting(
         DEFAULT_TASK,
-        exclude_if=lambda value: value == DEFAULT_TASK,
         description="what the model learns, which decides its class, the fields of a batch and the loss: the "
         "next token (causal-lm), a text from another (seq2seq), a class of texts or images (classification), "
         "or what model, data and loss of your own say (custom)",
@@ -165,11 +162,10 @@ class Job(SettingsSection):
     model: ModelSection = ModelSection()
     adapter: AdapterSection = Field(
         AdapterSection(),
-        # Documents of earlier jobs stay as they are.
         exclude_if=lambda adapter: not adapter.is_present,
     )
     data: DataSection = DataSection()
-    loss: LossSection = Field(LossSection(), exclude_if=lambda value: value == LossSection())
+    loss: LossSection = later_setting(LossSection())
     optimizer: OptimizerSection = OptimizerSection()
     schedule: ScheduleSection = ScheduleSection()
     training: TrainingSection = TrainingSection()

@@ -15,6 +15,11 @@ class SettingsSection(TypedValues):
     """A part of a configuration: frozen, unknown keys refused."""
 
 
+def later_setting(default: Any, **of: Any) -> Any:
+    """A field that documents of jobs leave out while it has its default: earlier jobs' stay as they are."""
+    return Field(default, exclude_if=lambda value: value == default, **of)
+
+
 _SPELLING = re.compile(r"(?P<place>[^:]+\.py|[A-Za-z_][\w.]*):(?P<function>[A-Za-z_]\w*)")
 
 
@@ -39,9 +44,8 @@ Factory = Annotated[str, AfterValidator(_checked)]
 
 def factory_field(makes: str) -> Any:
     """An optional factory, left out of documents of jobs without one. `makes`: what it returns."""
-    return Field(
+    return later_setting(
         None,
-        exclude_if=lambda value: value is None,
         description=f"module:function of your own that returns {makes}; looked for in the file's folder, the "
         "working directory and among installed packages",
     )
@@ -49,7 +53,7 @@ def factory_field(makes: str) -> Any:
 
 def arguments_field() -> Any:
     """Keyword arguments of that factory."""
-    return Field({}, exclude_if=lambda value: not value, description="keyword arguments of `factory`")
+    return later_setting({}, description="keyword arguments of `factory`")
 
 
 CODE_SWITCH = "model.trust_remote_code"
@@ -74,10 +78,8 @@ class ModelSection(SettingsSection):
         None,
         description="with `name`: its weights (pretrained, the default) or random ones from the seed",
     )
-    trust_remote_code: bool = Field(
+    trust_remote_code: bool = later_setting(
         False,
-        # Documents of earlier jobs stay as they are.
-        exclude_if=lambda value: not value,
         description="with `name`: run the Python code that its folder or repository brings, with your rights "
         "on every rank; read it first, and pin `revision` of a hub's",
     )
@@ -91,9 +93,8 @@ class ModelSection(SettingsSection):
     )
     factory: Factory | None = factory_field("the model, an `nn.Module`; excludes `name` and `config`")
     arguments: dict[str, Any] = arguments_field()
-    block_class: str | None = Field(
+    block_class: str | None = later_setting(
         None,
-        exclude_if=lambda value: value is None,
         description="class of the modules that FSDP wraps as one unit each; several separated by commas. "
         "Default: what a Hugging Face model declares, else the class repeated in the largest `ModuleList` or "
         "`Sequential`; without one, or with the model's own class, the whole model is one unit",
@@ -107,10 +108,8 @@ class ModelSection(SettingsSection):
         lt=1,
         description="probability written to every dropout of the model; null: as the model has it",
     )
-    compile: Compile = Field(
+    compile: Compile = later_setting(
         "none",
-        # Documents of earlier jobs stay as they are.
-        exclude_if=lambda value: value == "none",
         description="torch.compile: of each block (block), of the whole model as the strategy wraps it "
         "(model; DeepSpeed: `engine.compile()`), or not at all",
     )
@@ -207,10 +206,8 @@ class LossSection(SettingsSection):
         "-100. Other tasks: labels of text, samples of classes",
     )
 
-    chunk_tokens: PositiveInt | None = Field(
+    chunk_tokens: PositiveInt | None = later_setting(
         None,
-        # Documents of earlier jobs stay as they are.
-        exclude_if=lambda value: value is None,
         description="task causal-lm: tokens whose logits are computed at once, and once more in the backward "
         "pass, for large vocabularies; null: those of all tokens",
     )

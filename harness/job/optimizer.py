@@ -12,7 +12,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, mod
 from harness.backends.base import OptimizerImplementation, OptimizerKind
 from harness.backends.optimizer_kinds import LOW_BIT, OF_TORCH, NewtonSchulz
 from harness.errors import JobError
-from harness.job.model import Factory, SettingsSection, arguments_field, factory_field
+from harness.job.model import Factory, SettingsSection, arguments_field, factory_field, later_setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +63,8 @@ EFFECTIVE: dict[str, tuple[str, ...]] = {
 class OptimizerSection(SettingsSection):
     """AdamW or another optimizer, every constant explicit."""
 
-    kind: OptimizerKind = Field(
+    kind: OptimizerKind = later_setting(
         "adamw",
-        # Documents of earlier jobs stay as they are.
-        exclude_if=lambda value: value == "adamw",
         description="adamw: torch's, moments in the dtype of the weights that it updates; adam and sgd: "
         "torch's, which add weight decay to gradients; adamw-8bit: torchao's, moments in blocks of 256 with "
         "8 bits each (needs the extra low-bit); adamw-8bit-bnb: bitsandbytes', likewise (extra qlora); muon: "
@@ -77,22 +75,18 @@ class OptimizerSection(SettingsSection):
         "an optimizer of `groups`, given by that name: a list of params, lr and weight_decay"
     )
     arguments: dict[str, Any] = arguments_field()
-    newton_schulz: NewtonSchulz = Field(
+    newton_schulz: NewtonSchulz = later_setting(
         "fp32",
-        # Documents of earlier jobs stay as they are.
-        exclude_if=lambda value: value == "fp32",
         description="precision in which Muon orthogonalises; bf16 is what torch.optim.Muon does",
     )
     learning_rate: PositiveFloat = Field(1e-3, description="peak learning rate")
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of the first moment")
     beta2: float = Field(0.95, ge=0, lt=1, description="decay of the second moment")
     epsilon: PositiveFloat = Field(1e-8, description="added to the root of the second moment")
-    momentum: float = Field(
+    momentum: float = later_setting(
         0.0,
         ge=0,
         lt=1,
-        # Documents of earlier jobs stay as they are.
-        exclude_if=lambda value: not value,
         description="of `kind: sgd`; 0: it keeps no states",
     )
     weight_decay: NonNegativeFloat = Field(
@@ -101,17 +95,13 @@ class OptimizerSection(SettingsSection):
     decay: Literal["matrices", "all"] = Field(
         "matrices", description="parameters that decay: those with two dimensions or more, or all"
     )
-    groups: list[GroupSection] = Field(
+    groups: list[GroupSection] = later_setting(
         [],
-        # Documents of earlier jobs stay as they are.
-        exclude_if=lambda groups: not groups,
         description="parameters with a learning rate or weight decay of their own, or frozen ones; the "
         "others have the settings above",
     )
-    implementation: OptimizerImplementation = Field(
+    implementation: OptimizerImplementation = later_setting(
         "default",
-        # Documents of earlier jobs stay as they are.
-        exclude_if=lambda value: value == "default",
         description=(
             "torch's code for the update: one tensor at a time (for-loop), all at once (foreach) or in one "
             "kernel (fused); default: torch's choice, foreach on CUDA and for-loop on the CPU"
@@ -215,15 +205,12 @@ class ScheduleSection(SettingsSection):
     final_fraction: float = Field(
         0.1, ge=0, le=1, description="last learning rate over the peak (linear, cosine)"
     )
-    scheduler: str | None = Field(
+    scheduler: str | None = later_setting(
         None,
-        # Documents of earlier jobs stay as they are.
-        exclude_if=lambda value: value is None,
         description="of `kind: deepspeed`: a scheduler of DeepSpeed, such as WarmupLR, or of torch",
     )
-    parameters: dict[str, Any] = Field(
+    parameters: dict[str, Any] = later_setting(
         {},
-        exclude_if=lambda value: not value,
         description="of `kind: deepspeed`: its arguments. Absent ones have the library's defaults; auto: "
         "warmup_min_lr is 0, warmup_max_lr the learning rate, warmup_num_steps `warmup_steps`, "
         "total_num_steps the steps of the training",
