@@ -48,10 +48,9 @@ from harness.cli.progress import duration
 from harness.cli.rounds import Until, add_rounds, parse_until
 from harness.errors import HarnessError
 from harness.files import stream_number
-from harness.given_cells import plan_with_files
 from harness.job.experiment import CompareSection, Experiment
 from harness.judge.wording import ranks
-from harness.launch.cells import Cell, is_refused, reusable
+from harness.launch.cells import Cell, is_refused, plan, reusable
 from harness.launch.external import started_as_rank
 from harness.launch.owner import made_in_job, requeued_job
 from harness.nested import differences
@@ -332,7 +331,7 @@ def compare(
     _require_equal_batches(batch, resume is not None, given, adds_rounds=until != Until())
     experiment, rows = given.rows(experiment, view)
     count = repeats or experiment.compare.repeats
-    cells = plan_with_files(experiment, asked, rows, sizes, count, device, resume=resume)
+    cells = plan(experiment, asked, sizes, count, device, resume=resume, rows=rows)
     require_gpus(device, max(sizes))
     store = Store(runs) if dry_run else open_store(runs)
     _require_writable(None if dry_run else report)
@@ -349,7 +348,7 @@ def compare(
     if until != Until():
 
         def planned(rounds: int) -> list[Cell]:
-            return plan_with_files(experiment, asked, rows, sizes, rounds, device, resume=resume)
+            return plan(experiment, asked, sizes, rounds, device, resume=resume, rows=rows)
 
         records = add_rounds(planned, made, known, records, until, view)
     shown = [(made.files[id(r)], r) for r in records]

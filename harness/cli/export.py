@@ -124,9 +124,9 @@ export.add_command(program("torchrun", "Write a program with DDP, FSDP1 or FSDP2
 @common
 def tracking(runs: tuple[Path, ...], to: Any, output: Path) -> int:
     """Log records to TensorBoard, MLflow or Weights & Biases (offline), one run each."""
+    from harness.exported.tracking import export_runs
     from harness.judge.comparison import Comparison
     from harness.record.store import read_runs
-    from harness.tracking import export_runs
 
     found, unreadable = read_runs(runs)
     warn_skipped(unreadable)

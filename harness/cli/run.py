@@ -36,7 +36,6 @@ from harness.cli.output import echo
 from harness.cli.preflight import force_option, foresee_one, refuse_as_rank
 from harness.cli.progress import Progress
 from harness.errors import HarnessError
-from harness.given_cells import with_file
 from harness.job.batch import job_layout
 from harness.job.experiment import Experiment
 from harness.launch.cells import Cell, canonical_label, make_cell, make_request
@@ -119,7 +118,7 @@ def run(
         require_port(port)
     layout = job_layout([label], world_size, experiment.training)
     view.begin("checking the job, its data and this machine")
-    cell = with_file(make_cell(experiment, label, world_size, layout, 0, device, resume=resume), part)
+    cell = make_cell(experiment, label, world_size, layout, 0, device, resume=resume, given=part)
     store = open_store(runs)
     launcher = LocalLauncher(device, modules_to_preload(experiment, [label]))
     facts = launcher.check(cell.job.model_dump_json())
@@ -171,10 +170,10 @@ def _run_as_rank(
 
     def a_cell(*, reads_files: bool) -> Cell:
         continued = resume if reads_files else None
-        made = make_cell(
-            experiment, label, world_size, layout, 0, device, resume=continued, reads_files=reads_files
-        )
-        return with_file(made, part)
+        return make_cell(
+            experiment, label, world_size, layout, 0, device,
+            resume=continued, reads_files=reads_files, given=part,
+        )  # fmt: skip
 
     # Rank 0's cell counts: one rank of a node is enough to read a large model's files.
     own = a_cell(reads_files=local_rank() == 0)

@@ -1,1 +1,1 @@
-"""What was measured as a configuration and a few lines of script for a program of one's own."""
+"""What was measured, as files of other tools: scripts of one's own, and the trackers of runs."""

@@ -6,11 +6,11 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.backends import registry
 from harness.backends.base import Preset
@@ -42,6 +42,9 @@ from harness.record.run_id import as_name
 from harness.record.workload import depends_on_split, samples_at_once
 from harness.run_directory.request import Resume, RunRequest
 from harness.run_directory.resume import require_same_job
+
+if TYPE_CHECKING:
+    from harness.brought.rows import GivenRow
 
 
 def tensor_sizes(labels: Iterable[str], world_size: int) -> set[int]:
@@ -132,6 +135,7 @@ def plan(
     nodes: int = 1,
     machine: str | None = None,
     resume: Resume | None = None,
+    rows: Sequence[GivenRow] = (),
 ) -> list[Cell]:
     """The cells of a matrix in the order they run: in rounds, in each of them references first.
 
@@ -140,13 +144,34 @@ def plan(
     Every world size decides its global batch; for each a reference of one process is added, and unless
     `compare.noise_runs` is off the repetitions of it that show how much rounding alone changes, which are
     neither timed nor probed. Ranks are spread over `nodes`; `machine` names machines other than this one.
-    `resume`: the checkpoint that every backend but the references continues.
+    `resume`: the checkpoint that every backend but the references continues. `rows`: of files of other tools;
+    one that is run exactly as given may train another job, and then brings the reference of that job.
     Raises HarnessError for an unknown backend or a batch that does not divide.
     """
-    labels = [canonical_label(given) for given in _expand(backends)]
-    world_sizes = list(world_sizes)
+    like = [row.label for row in rows if row.part.mode == "like-for-like"]
+    own_jobs = [(row.experiment, [row.label]) for row in rows if row.part.mode == "exactly-as-given"]
+    parts = {row.label: row.part for row in rows}
+    sizes, cells = list(world_sizes), dict[str, Cell]()
+    for job, asked in ((experiment, [*backends, *like]), *own_jobs):
+        for cell in _planned(job, asked, sizes, repeats, device, nodes, machine, resume, parts):
+            cells.setdefault(cell.key, cell)
+    return in_rounds(cells.values())
+
+
+def _planned(
+    experiment: Experiment,
+    backends: Iterable[str],
+    world_sizes: list[int],
+    repeats: int,
+    device: str,
+    nodes: int,
+    machine: str | None,
+    resume: Resume | None,
+    given: Mapping[str, GivenPart],
+) -> Iterator[Cell]:
+    """The cells of one job, some of them twice."""
+    labels = [canonical_label(label) for label in _expand(backends)]
     require_plannable(len(labels), world_sizes, repeats)
-    cells: dict[str, Cell] = {}
     for world_size in world_sizes:
         layout = job_layout(labels, world_size, experiment.training)
         one_process = reference_layout(layout, experiment.training)
@@ -156,7 +181,7 @@ def plan(
             alone = registry.parse(label)[0].name == registry.REFERENCE
             count = 1 if label in noise_runs else repeats
             for own, repeat in _runs(experiment, count, "cpu" if alone else device):
-                cell = make_cell(
+                yield make_cell(
                     own,
                     label,
                     1 if alone else world_size,
@@ -167,9 +192,8 @@ def plan(
                     machine=machine,
                     measure=experiment.measure.losses_alone() if label in noise_runs else None,
                     resume=None if alone else resume,
+                    given=given.get(label),
                 )
-                cells.setdefault(cell.key, cell)
-    return in_rounds(cells.values())
 
 
 def in_rounds(cells: Iterable[Cell]) -> list[Cell]:
@@ -217,11 +241,13 @@ def make_cell(
     limited: bool = True,
     resume: Resume | None = None,
     reads_files: bool = True,
+    given: GivenPart | None = None,
 ) -> Cell:
     """One cell with its key: equal keys mean equal job, world, measurement, code and versions.
 
     `measure`: if not the experiment's. `limited`: its limit of memory holds, which on the CPU needs a probed
     step. `reads_files`: False leaves contents of files out of both ids, which then serve no comparison.
+    `given`: the file of a row; where it, or what became of its keys, is another, the cell is another.
     """
     limit, measure = experiment.runtime.memory_limit if limited else None, measure or experiment.measure
     layout = layout_of(label, world_size, layout, experiment.training)
@@ -252,9 +278,11 @@ def make_cell(
         **_checkpoint_parts(resume, job, job_id),
         **({"turns": turns} if turns is not None else {}),
     }
+    key = _key(json.dumps(parts, sort_keys=True))
     return Cell(
         backend=label, job=job, job_id=job_id, layout=layout, world_size=world_size, repeat=repeat,
-        key=_key(parts), measure=measure, preset=preset, nodes=nodes, resume=resume,
+        key=key if given is None else _key(key + given.model_dump_json()), given=given,
+        measure=measure, preset=preset, nodes=nodes, resume=resume,
         memory_limit_bytes=_in_force(limit, measure, device),
     )  # fmt: skip
 
@@ -267,9 +295,8 @@ def _checkpoint_parts(resume: Resume | None, job: Job, job_id: str) -> dict[str,
     return {"resume": resume.saved.model_dump(mode="json", exclude={"job"})}
 
 
-def _key(parts: Mapping[str, Any]) -> str:
-    """Equal parts give equal keys."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+def _key(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _in_force(limit: int | None, measure: MeasureSection, device: str) -> int | None:

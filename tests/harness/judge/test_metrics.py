@@ -5,13 +5,13 @@ import json
 import pytest
 
 from harness.errors import HarnessError
+from harness.exported.tracking import scalars
 from harness.judge import metrics, repeats, rows
 from harness.judge.changes import changes, failures, parse_conditions
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import METRICS, Metric, metrics_in
 from harness.tell import tables
 from harness.tell.tables import main_table, results_table
-from harness.tracking import scalars
 from tests.records import make_record, make_steps
 
 SHOWN_TO_PEOPLE = [

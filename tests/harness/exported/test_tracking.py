@@ -5,10 +5,10 @@ from click.testing import CliRunner
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from harness.cli import harness
+from harness.exported.tracking import scalars, settings
 from harness.judge.comparison import Comparison
 from harness.record import EvaluationPart
 from harness.record.store import write_record
-from harness.tracking import scalars, settings
 from tests.records import LOSSES, make_record, make_steps
 
 
@@ -50,7 +50,7 @@ def test_settings_are_simple_values_under_dotted_names() -> None:
 def test_tool_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "runs" / "one").mkdir(parents=True)
     write_record(tmp_path / "runs" / "one", make_record())
-    monkeypatch.setattr("harness.tracking.find_spec", lambda name: None)
+    monkeypatch.setattr("harness.exported.tracking.find_spec", lambda name: None)
     arguments = ["export", "tracking", str(tmp_path / "runs"), "--to", "mlflow", "-o", str(tmp_path / "x")]
     done = CliRunner().invoke(harness, arguments)
     assert done.exit_code == 1
