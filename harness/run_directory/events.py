@@ -485,8 +485,27 @@ def _applied_learning_rate(rows: Sequence[StepEvent]) -> float | None:
     return max(applied, key=lambda rate: abs(rate - asked), default=None)
 
 
+WHOLE = 0.999
+"""Share of the elements from which on a gradient is seen complete; partitions may be padded."""
+APART = 1e-2
+"""Relative difference of two norms that rounding does not make."""
+
+
+def clipped_apart(row: StepEvent, other: StepEvent) -> bool:
+    """Whether two ranks that hold all gradients, and were told one norm, clipped them to different ones."""
+    mine, its = row.applied, other.applied
+    if mine is None or its is None or min(mine.share, its.share) < WHOLE:
+        return False
+    if row.norm_is_partial or row.gradient_norm != other.gradient_norm or not (mine.squares and its.squares):
+        return False
+    return abs((mine.squares / its.squares) ** 0.5 - 1) > APART
+
+
 def _applied_gradient_norm(rows: Sequence[StepEvent]) -> float | None:
-    """Ranks hold disjoint parts of the gradient, or all of it each; the sum of their shares decides."""
+    """Ranks hold disjoint parts of the gradient, or all of it each; the sum of their shares decides.
+
+    None also where a part is missing, or where ranks that hold all of it were given different ones.
+    """
     applied = [
         (row.applied.squares, row.applied.share)
         for row in rows
@@ -494,7 +513,10 @@ def _applied_gradient_norm(rows: Sequence[StepEvent]) -> float | None:
     ]
     if len(applied) < len(rows):
         return None
-    copies = max(1, round(sum(share for _, share in applied)))
+    seen = sum(share for _, share in applied)
+    if seen < WHOLE or any(clipped_apart(row, rows[0]) for row in rows):
+        return None
+    copies = round(seen)
     return float((sum(squares for squares, _ in applied) / copies) ** 0.5)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from harness.backends.base import Effective
 from harness.record import ObservedPart
-from harness.run_directory.events import RankEvents
+from harness.run_directory.events import RankEvents, StepEvent, clipped_apart
 
 OF_PROCESS = ("tf32", "deterministic")
 OF_MODEL = (
@@ -35,14 +35,8 @@ def otherwise(rank: RankEvents, first: RankEvents, *, whole_model: bool) -> dict
     found: dict[str, list[Any]] = {}
     if rank is first:
         return found
-    of_steps = zip(rank.steps, first.steps, strict=False)
-    for mine, other in of_steps:
-        if _unlike(mine.applied_learning_rate, other.applied_learning_rate):
-            found[f"learning rate of step {mine.step}"] = [
-                mine.applied_learning_rate,
-                other.applied_learning_rate,
-            ]
-            break
+    found |= _of_first_step(rank, first, "learning rate", _rate, lambda *pair: _unlike(*map(_rate, pair)))
+    found |= _of_first_step(rank, first, "norm of the clipped gradient", _clipped_norm, clipped_apart)
     if rank.setup is not None and first.setup is not None and whole_model:
         found |= _fields(rank.setup.effective, first.setup.effective, IN_FORCE)
     if rank.final is None or first.final is None:
@@ -52,6 +46,28 @@ def otherwise(rank: RankEvents, first: RankEvents, *, whole_model: bool) -> dict
     mine_seen, other_seen = rank.final.observed, first.final.observed
     found |= _fields(mine_seen, other_seen, (*OF_PROCESS, *(OF_MODEL if whole_model else ())))
     return found | (dict(_constants(mine_seen, other_seen)) if whole_model else {})
+
+
+def _of_first_step(
+    rank: RankEvents,
+    first: RankEvents,
+    name: str,
+    read: Callable[[StepEvent], float | None],
+    differ: Callable[[StepEvent, StepEvent], bool],
+) -> dict[str, list[Any]]:
+    """Of the first step in which the two differ."""
+    for mine, other in zip(rank.steps, first.steps, strict=False):
+        if differ(mine, other):
+            return {f"{name} of step {mine.step}": [read(mine), read(other)]}
+    return {}
+
+
+def _rate(row: StepEvent) -> float | None:
+    return row.applied_learning_rate
+
+
+def _clipped_norm(row: StepEvent) -> float | None:
+    return row.applied.squares**0.5 if row.applied and row.applied.squares is not None else None
 
 
 def _unlike(mine: Any, other: Any) -> bool:

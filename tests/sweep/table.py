@@ -32,6 +32,10 @@ FAULTS = {
     "Bf16Reduction": ("reduce-dtype-differs", "gradient-differs"),
     "DecayOnEverything": ("optimizer-differs",),
     "LastHeldOutSampleDropped": ("held-out-loss-differs",),
+    "ForwardTwice": ("passes-differ",),
+    "EvaluatesInTrainingMode": ("mode-differs",),
+    "DecayOfOneRank": ("ranks-differ",),
+    "RateOfOneRank": ("ranks-differ",),
 }
 """Defects of `tests/traps` that any model can have, and the findings that name each."""
 
@@ -210,6 +214,14 @@ SHAPES = [
           labels=("ddp", "zero1", "zero2", "zero3"), settings=own("tied")),
     Shape(name="fewer elements than ranks", fault="NeverReduced", world_size=4,
           settings=(*own("mlp", width=3), "training.global_batch_size=8")),
+    Shape(name="a normalisation kept in evaluation mode", fault="DecayOfOneRank", settings=own("settled")),
+    Shape(name="the model twice in each of two micro-steps", fault="ForwardTwice",
+          settings=(*own("mlp", "twice"), ACCUMULATED)),
+    Shape(name="a head that evaluations alone run, bf16", fault="EvaluatesInTrainingMode", labels=COMMON[1:],
+          settings=(*own("evaluated"), "evaluation.every_steps=2", "evaluation.samples=10",
+                    "optimizer.weight_decay=0", BF16)),
+    Shape(name="blocks recomputed by the model, accumulated, 3 ranks", fault="RateOfOneRank", world_size=3,
+          settings=(*own("checkpointed"), ACCUMULATED, "training.global_batch_size=12")),
     Shape(name="Qwen3-MoE", fault="GradientsOfOneRankDropped", settings=QWEN, labels=UNUSED),
     Shape(name="4 ranks in two groups", fault="StaleWeightsOnOneRank", world_size=4, settings=own("mlp"),
           labels=("fsdp-hybrid:shard_size=2", "fsdp1-hybrid:shard_size=2", "fsdp:reshard=2", "zero3:hpz=2")),

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from typing import Any
 
 import torch
+from torch import nn
 
 from harness.backends.base import (
     Backend,
@@ -16,6 +17,7 @@ from harness.backends.base import (
     Engine,
     SetupContext,
 )
+from harness.backends.ddp import DdpBackend
 from harness.backends.fsdp1 import Fsdp1Backend
 from harness.backends.fsdp2 import Fsdp2Backend
 from harness.backends.zero import ZeroBackend
@@ -94,6 +96,20 @@ class DecayOfOneRank(Spoiled, Fsdp1Backend):
         if context.world.rank == 1:
             for group in engine.optimizer.param_groups:
                 group["weight_decay"] *= 10
+
+
+class ClippedOnOneRank(Spoiled, DdpBackend):
+    """Rank 1 clips once more, at 0.1."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        original = engine._update
+
+        def update() -> None:
+            if context.world.rank == 1:
+                nn.utils.clip_grad_norm_(engine.module.parameters(), 0.1)
+            original()
+
+        engine._update = update
 
 
 class RateOfOneRank(Spoiled, Stage1):

@@ -13,6 +13,7 @@ from harness.record import Record
 
 Passes = Mapping[int, tuple[int, int] | None]
 DIRECTIONS = ("forward passes", "backward passes")
+THE_MODEL = "the model itself"
 
 
 def find_passes(runs: Runs) -> list[Finding]:
@@ -99,7 +100,7 @@ def _modes(row: Row) -> Iterator[Finding]:
 
 def _layers(names: Sequence[str]) -> str:
     """'layer drop is', 'layers drop, norm and 3 more are'; the whole model has no name."""
-    shown = listed([name or "the model itself" for name in names], 3)
+    shown = listed([name or THE_MODEL for name in names], 3)
     return f"layer {shown} is" if len(names) == 1 else f"layers {shown} are"
 
 
@@ -109,6 +110,11 @@ def find_unlike_ranks(runs: Runs) -> list[Finding]:
 
 
 MOST_SHOWN = 3
+
+
+def _named(value: Any) -> Any:
+    """The whole model has no name among its layers."""
+    return [one or THE_MODEL for one in value] if isinstance(value, list) else value
 
 
 def _unlike_ranks(row: Row) -> Iterator[Finding]:
@@ -123,7 +129,7 @@ def _unlike_ranks(row: Row) -> Iterator[Finding]:
         said = [
             f"{name} {given} against {first}"
             for name, pair in list(unlike.items())[:MOST_SHOWN]
-            for given, first in (both(*pair),)
+            for given, first in (both(*map(_named, pair)),)
         ]
         rest = len(unlike) - len(said)
         yield Finding(

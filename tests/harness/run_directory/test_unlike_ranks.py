@@ -5,7 +5,14 @@ from typing import Any
 import pytest
 
 from harness.record import ObservedPart
-from harness.run_directory.events import FinalEvent, RankEvents, SetupEvent, StepEvent
+from harness.run_directory.events import (
+    AppliedGradients,
+    FinalEvent,
+    RankEvents,
+    SetupEvent,
+    StepEvent,
+    steps_of,
+)
 from harness.run_directory.unlike_ranks import otherwise
 from tests.records import make_effective
 
@@ -79,3 +86,33 @@ def test_rank_0_has_nothing_otherwise_and_a_rank_that_ended_early_what_is_known(
     assert otherwise(first, first, whole_model=True) == {}
     ended = RankEvents(steps=rank((0.2,)).steps)
     assert otherwise(ended, first, whole_model=True) == {"learning rate of step 0": [0.2, 0.1]}
+
+
+def clipped(squares: float, share: float, norm: float = 2.0) -> RankEvents:
+    rank_events = rank((0.1,))
+    applied = AppliedGradients(squares=squares, share=share)
+    steps = [row.model_copy(update={"applied": applied, "gradient_norm": norm}) for row in rank_events.steps]
+    return RankEvents(setup=rank_events.setup, steps=steps, final=rank_events.final)
+
+
+def test_a_rank_that_clips_otherwise_is_told_and_is_no_norm_of_all() -> None:
+    mine, first = clipped(0.01, 1.0), clipped(1.0, 1.0)
+    told = {"norm of the clipped gradient of step 0": [0.1, 1.0]}
+    assert otherwise(mine, first, whole_model=True) == told
+    (step,) = steps_of({0: first, 1: mine})
+    assert step.applied_gradient_norm is None
+
+
+def test_parts_of_a_gradient_and_gradients_that_were_never_reduced_are_not_clipped_otherwise() -> None:
+    for mine, first in (
+        (clipped(0.64, 0.5), clipped(0.36, 0.5)),
+        (clipped(0.01, 1.0, 0.1), clipped(1.0, 1.0)),
+    ):
+        assert otherwise(mine, first, whole_model=True) == {}
+    (step,) = steps_of({0: clipped(0.36, 0.5), 1: clipped(0.64, 0.5)})
+    assert step.applied_gradient_norm == 1.0
+
+
+def test_of_a_gradient_that_was_seen_in_part_no_norm_is_known() -> None:
+    (step,) = steps_of({0: clipped(0.36, 0.5), 1: clipped(0.4, 0.3)})
+    assert step.applied_gradient_norm is None
