@@ -117,7 +117,7 @@ class LocalLauncher:
         return facts
 
     def trace(self, request: str) -> str:
-        """Profile of a model's activations (`worker.activation_trace`), from a process of its own.
+        """Profile of a model's activations (`rank.probes.activation_trace`), from a process of its own.
 
         Raises HarnessError if it cannot be traced.
         """
@@ -127,7 +127,7 @@ class LocalLauncher:
         return profile
 
     def example(self, request: str) -> dict[str, Any]:
-        """The first steps of a job (`worker.example`), from a process of its own. Raises JobError."""
+        """The first steps of a job (`rank.example`), from a process of its own. Raises JobError."""
         example: dict[str, Any] = self._ask(
             "harness.rank.example:example_of", request, "reading the job's data"
         )

@@ -18,7 +18,7 @@ INT64_BYTES = 8
 
 
 def planned_model(facts: Mapping[str, Any], job: Job) -> PlannedModel:
-    """The model of a job. `facts`: what the check of the job returned (`worker.check`)."""
+    """The model of a job. `facts`: what the check of the job returned (`rank.check`)."""
     model, layout = ModelPart(**facts["model"]), layout_of(LayoutPart(**facts["layout"]))
     config: dict[str, Any] = facts["configuration"]
     geometry = model.geometry
@@ -39,7 +39,7 @@ def data_bytes(facts: Mapping[str, Any], job: Job, torch_device: str) -> int:
     """What the samples of a job keep where its ranks have their tensors: two numbers each, and their order of
     this epoch; 0 beside GPUs.
 
-    `worker.samples`: lengths, targets and the permutation, int64; tokens lie outside of the allocator.
+    `rank.data.samples`: lengths, targets and the permutation, int64; tokens lie outside of the allocator.
     """
     if torch_device != "cpu":
         return 0

@@ -10,7 +10,7 @@ from harness.plan.model import PlannedModel
 from harness.plan.models import from_config, load_model
 
 BYTES_VOCABULARY = 257
-"""Of the tokenizer 'bytes': 256 values and the end of a text (`worker.tokens`, which a test compares)."""
+"""Of the tokenizer 'bytes': 256 values and the end of a text (`rank.data.tokens`, which a test compares)."""
 
 
 def job_model(job: Job, named: str | None = None) -> PlannedModel:

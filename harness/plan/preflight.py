@@ -30,7 +30,7 @@ from harness.record import PredictionPart
 from harness.run_directory.request import RunRequest
 
 BUILT_BYTES = 4
-"""Per parameter: `worker.model.build_model` builds in fp32."""
+"""Per parameter: `rank.models.model.build_model` builds in fp32."""
 
 
 def setup_bytes(scenario: Scenario) -> int:
@@ -303,7 +303,7 @@ def of_cells(
     torch_device: str,
     limits: MemoryLimits,
 ) -> list[PlannedCell]:
-    """Cells of this machine. `facts`: by job id, what the check of the job returned (`worker.check`).
+    """Cells of this machine. `facts`: by job id, what the check of the job returned (`rank.check`).
 
     Of a job that was not checked its configuration says what the model is, and its samples do not count.
     """

@@ -53,8 +53,8 @@ MOST_TRACERS, WORTH_A_PROCESS = 4, 6
 """Processes at most, and the profiles that pay for the import of torch in one more."""
 ERROR_LINE = re.compile(r"[A-Za-z_.]+(Error|Exception)\b: ")
 Trace = Callable[[str], str]
-"""Takes a request and returns a profile, as `worker.activation_trace.profile_text` does; by default in a new
-process, which has to import torch first."""
+"""Takes a request and returns a profile, as `rank.probes.activation_trace.profile_text` does; by default in
+a new process, which has to import torch first."""
 
 
 def request_text(config: Mapping[str, Any], variant: Mapping[str, Any]) -> str:

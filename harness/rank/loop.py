@@ -74,7 +74,7 @@ HASH_MODULUS = 2**64
 
 
 class SampleHashes:
-    """The samples of one step, by their ids; what a batch became on its way is in `worker/observer.py`."""
+    """The samples of one step, by their ids; what a batch became on its way is in `rank/observer.py`."""
 
     def __init__(self, samples: Samples) -> None:
         self._samples = samples

@@ -169,13 +169,14 @@ class WeightsPart(Part):
     """All master weights at one moment."""
 
     digest: str
-    """SHA-256 over the sorted (name, shape, sum of the fp32 bits: `worker/sketch.py`), and DIGEST_KIND."""
+    """SHA-256 over the sorted (name, shape, sum of the fp32 bits: `rank/probes/sketch.py`), and
+    DIGEST_KIND."""
     l2_norm: float | None
     """L2 norm of all weights; None: not finite."""
     parameter_count: int
     """Number of weights; a tied tensor counts once."""
     sketch: dict[str, list[float]] | None = None
-    """Of each parameter its L2 norm and projections on fixed sign vectors: see `worker/sketch.py`.
+    """Of each parameter its L2 norm and projections on fixed sign vectors: see `rank/probes/sketch.py`.
     None: not taken, or some weight is not finite."""
     copied_elements: int | None = None
     """Weights that forward passes use and that are copies of masters, over all ranks; None: there are none,

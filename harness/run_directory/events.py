@@ -43,7 +43,7 @@ from harness.record.run import with_details
 from harness.run_directory.request import rank_file
 
 Sketches = Mapping[str, Sequence[float | None]]
-"""Of each parameter: see `worker/sketch.py`."""
+"""Of each parameter: see `rank/probes/sketch.py`."""
 
 
 Duration = Annotated[float, AfterValidator(lambda seconds: round(seconds, 9))]

@@ -96,6 +96,8 @@ def test_rank_that_sleeps_is_found_with_step_phase_and_the_stacks_of_all(tmp_pat
     ]
     assert "wait_forever" in error.ranks[0].stack
     assert "sleep_in_forward" in error.ranks[1].stack
+    helpers = [name for name in ("signals.py", "wait_and_leave") for p in error.ranks if name in p.stack]
+    assert helpers == []  # threads that only wait say nothing of why a rank is stuck
 
 
 def test_rank_that_is_stopped_is_blamed_though_it_cannot_say_where_it_is(tmp_path: Path) -> None:
