@@ -532,7 +532,7 @@ MUTANTS = (
            "backends/test_partial_sums.py::test_in_fp32_only_the_last_bits_differ"),
 
     Mutant("api-same-job", "harness/api/results.py",
-           'line | {"same_job": row.is_comparable}', 'line | {"same_job": True}',
+           '"same_job": row.is_comparable', '"same_job": True',
            "A frame says which runs are not the same job",
            "harness/api/test_api.py::test_a_frame_says_which_runs_are_not_the_same_job"),
     Mutant("api-jobs", "harness/api/runs.py",
@@ -675,7 +675,7 @@ MUTANTS = (
            "harness/test_nested.py::test_what_only_one_document_has_differs_from_nothing"),
 
     Mutant("lab-runtime", "harness/labs/tables.py",
-           "else step * len(self.record.steps)", "else step",
+           "else step * len(cell.record.steps)", "else step",
            "A lab's runtime is that of all steps",
            "harness/labs/test_tables.py::test_speeds_and_factors_follow_from_the_steps"),
     Mutant("lab-efficiency", "harness/labs/tables.py",
