@@ -1,20 +1,24 @@
-"""What is said of Trainer's own loss and batches is what it does where nothing is overridden."""
+"""What is said of Trainer's own loss and batches is what it does where nothing is overridden.
+
+Trainer is imported in the tests, since every worker imports this module.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from accelerate.data_loader import prepare_data_loader
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from harness.backends.accelerate import forget_accelerator
 from harness.backends.trainer.alone import alone
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM, Trainer
 
 pytestmark = pytest.mark.long(seconds=8)
 
@@ -35,6 +39,8 @@ class MeanLoss(nn.Module):
 
 @pytest.fixture
 def llama() -> Iterator[LlamaForCausalLM]:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     torch.manual_seed(5)
     yield LlamaForCausalLM(
         LlamaConfig(
@@ -56,6 +62,8 @@ def samples() -> list[dict[str, Tensor]]:
 
 def trained(model: nn.Module, folder: Path) -> tuple[Trainer, float, float]:
     """Trainer's own loop over one step of two micro-batches; the loss and gradient norm that it logs."""
+    from transformers import Trainer, TrainingArguments
+
     arguments = TrainingArguments(
         output_dir=str(folder), use_cpu=True, max_steps=1, per_device_train_batch_size=1,
         gradient_accumulation_steps=2, logging_steps=1, save_strategy="no", report_to="none",
@@ -102,6 +110,8 @@ def test_another_model_gets_the_mean_of_micro_batches(llama: LlamaForCausalLM, t
 
 
 def test_ranks_take_batches_in_turn_and_the_last_round_is_filled_up() -> None:
+    from accelerate.data_loader import prepare_data_loader
+
     loader = DataLoader(range(5), batch_size=1)  # type: ignore[arg-type]
     seen = [
         [
