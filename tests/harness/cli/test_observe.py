@@ -13,7 +13,7 @@ from tests.harness.cli.command_line import HARNESS, environment, harness_process
 from tests.patience import SECONDS
 from tests.representatives import first
 
-pytestmark = pytest.mark.long(seconds=45)
+pytestmark = pytest.mark.long(seconds=50)
 WINDOWS = ("--warmup", "1", "--probed", "1", "--cooldown", "1")
 TRAIN = """
 import os, signal, sys, time
@@ -135,7 +135,9 @@ def test_of_ranks_that_torchrun_restarted_the_last_attempt_is_recorded(tmp_path:
 def test_ranks_that_outlive_a_killed_launcher_are_named(tmp_path: Path) -> None:
     train = script(
         tmp_path,
-        at_6="(os.kill(os.getppid(), signal.SIGKILL) if os.environ['RANK'] == '0' else None); time.sleep(9)",
+        before="from glob import glob",
+        at_6="(os.kill(os.getppid(), signal.SIGKILL) if os.environ['RANK'] == '0' else None); "
+        "any(glob('runs/*/record.json') or time.sleep(0.1) for _ in range(3000))",
     )
     done, record = observed(tmp_path, *TORCHRUN, train)
     assert done.returncode == 137
