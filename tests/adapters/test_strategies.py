@@ -7,7 +7,7 @@ import pytest
 from tests.representatives import EXHAUSTIVE, first
 from tests.traps.matrix import Matrix
 
-pytestmark = pytest.mark.long(seconds=30)
+pytestmark = pytest.mark.long(seconds=20)
 
 LORA = (
     "adapter={kind: lora, rank: 4, alpha: 8, targets: [q_proj, v_proj, up_proj]}",

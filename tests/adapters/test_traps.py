@@ -9,7 +9,7 @@ from tests.traps.planted import BF16, Trap
 
 from .test_strategies import LORA
 
-pytestmark = pytest.mark.long(seconds=25)
+pytestmark = pytest.mark.long(seconds=15)
 BASE = "adapter={kind: lora, rank: 4, alpha: 8, targets: [q_proj, v_proj, up_proj], base_dtype: bf16}"
 ADAPTED = [
     Trap(name="T37", label="planted-NotGathered", finding="parameters-differ", says="34,016 against 35,680",

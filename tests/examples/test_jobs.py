@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness.cli.command_line import harness, records
 
-pytestmark = pytest.mark.long(seconds=40)
+pytestmark = pytest.mark.long(seconds=35)
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SHORT = (
     "training.steps=4", "measure.warmup_steps=2", "measure.probed_steps=1", "measure.traced_steps=0",

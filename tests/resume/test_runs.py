@@ -23,7 +23,7 @@ from harness.run_directory.resume import find_checkpoint
 from tests.harness.cli.command_line import harness, refused
 from tests.resume.engines import BACKENDS
 
-pytestmark = pytest.mark.long(seconds=20)
+pytestmark = pytest.mark.long(seconds=12)
 
 JOB = (
     "model.config={hidden_size: 36, intermediate_size: 52, num_hidden_layers: 2, num_attention_heads: 3, "

@@ -5,7 +5,7 @@ import pytest
 from harness.job.config import load_experiment
 from harness.plan.simulation import SimulatedRow, compare_with_closed_forms, plan_simulation, run_simulations
 
-pytestmark = pytest.mark.long(seconds=75)
+pytestmark = pytest.mark.long(seconds=30)
 
 RANKS, RANK = 4, 3
 ALWAYS = ("tp:tensor=2", "pp")

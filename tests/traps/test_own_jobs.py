@@ -10,7 +10,7 @@ from .named import assert_named
 from .own_jobs import settings_of
 from .planted import EXECUTION, OWN_JOBS, SPLITS, Trap
 
-pytestmark = pytest.mark.long(seconds=60)
+pytestmark = pytest.mark.long(seconds=30)
 FEW = ("contrastive loss", "decay", "frozen", "nothing", "held-out", "0.99", "halves", "training mode")
 """The others are exhaustive."""
 

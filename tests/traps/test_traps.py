@@ -17,7 +17,7 @@ from .matrix import Matrix
 from .named import assert_named
 from .planted import ACCUMULATED, BF16, DIVIDED, LIBRARIES, TRAPS, Trap
 
-pytestmark = pytest.mark.long(seconds=60)
+pytestmark = pytest.mark.long(seconds=75)
 
 IN_BF16 = [
     replace(trap, name=f"{trap.name} in bf16", settings=(*trap.settings, BF16))

@@ -18,7 +18,7 @@ from tests.patience import SECONDS
 
 from .command_line import environment, harness, records
 
-pytestmark = pytest.mark.long(seconds=12)
+pytestmark = pytest.mark.long(seconds=20)
 ROOT = Path(__file__).resolve().parents[3]
 
 

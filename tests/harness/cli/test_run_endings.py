@@ -25,7 +25,7 @@ from tests.representatives import EXHAUSTIVE, first
 
 from .command_line import HARNESS, LONG, SHORT, environment, harness, records
 
-pytestmark = pytest.mark.long(seconds=60)
+pytestmark = pytest.mark.long(seconds=10)
 
 
 @dataclass
