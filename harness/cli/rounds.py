@@ -95,6 +95,14 @@ def add_rounds(
         open_ = _named(wanted)
         began = time.monotonic()
         if rounds >= MOST_REPEATS or (until.deadline is not None and began + longest > until.deadline):
+            now, _ = _compared(list(found.values()))  # as the report has it
+            still = {
+                name: ratio
+                for name, ratio in now.items()
+                if name in wanted
+                and (ratio.order == "open" or (until.precision and not ratio.is_settled(until.precision)))
+            }
+            open_ = _named(still) or "none"
             view.say(f"no further round after {counted(rounds, 'round')}; open: {open_}")
             break
         rounds += 1

@@ -82,6 +82,15 @@ def test_no_round_begins_after_the_time_and_what_is_open_is_told() -> None:
     assert said == ["no further round after 1 round; open: zero0 on 2, zero3 on 2 and fsdp on 2"]
 
 
+def test_what_the_report_shows_in_order_is_not_told_as_open_when_time_is_up() -> None:
+    machine, said = Machine(), list[str]()
+    view: Any = SimpleNamespace(say=said.append)
+    begin = [machine.record(label, n) for n in range(7) for label in ("single", "ddp", "zero3")]
+    made: Any = machine
+    add_rounds(machine.cells, made, {}, begin, Until(deadline=0.0), view)
+    assert said == ["no further round after 7 rounds; open: none"]
+
+
 @pytest.mark.parametrize("label", ["fsdp", "ddp"])
 def test_a_cell_that_fails_in_a_round_is_compared_no_more_and_another_may_be_the_base(label: str) -> None:
     class Failing(Machine):
