@@ -52,7 +52,8 @@ class Classifier(nn.Module):
     def forward(self, left: Tensor) -> Tensor:
         hidden = self.first(left)
         for block in self.blocks:
-            hidden = hidden + (1.0 if self.training else self.survival) * (block(hidden) - hidden)
+            after = block(hidden)
+            hidden = after if self.training else hidden + self.survival * (after - hidden)
         return self.head(hidden)
 
 
