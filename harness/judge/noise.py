@@ -96,6 +96,11 @@ class Level:
     rounding: str
     """Dtype whose spacing bounds the limits from below."""
 
+    @property
+    def assumed(self) -> str:
+        """'3 roundings of bf16' where nothing was measured, else ''."""
+        return "" if self.repetitions else f"{self.factor:g} roundings of {self.rounding}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class NormShift:
@@ -155,12 +160,21 @@ class Noise:
 
     def widest(self, record: Record) -> Tolerance:
         """What rounding explains at most of a run's distance."""
-        cut = record.world.mesh.size("tensor") > 1
-        return (self.cut_band if cut else None) or self.band or self.tight
+        return self.of_level(self.widest_level(record)) or self.tight
+
+    def widest_level(self, record: Record) -> str:
+        """Name of the level that allows most to a run."""
+        if self.cut_band is not None and record.world.mesh.size("tensor") > 1:
+            return CUT_BAND
+        return TIGHT if self.band is None else BAND
 
     def of_level(self, name: str) -> Tolerance | None:
         """The limits of a level."""
         return {TIGHT: self.tight, BAND: self.band, CUT_BAND: self.cut_band}[name]
+
+    def assumed(self, name: str) -> str:
+        """'3 roundings of bf16': what the limits of a level are where no repetition measured it, else ''."""
+        return next((level.assumed for level in self.levels if level.name == name), "")
 
     def as_json(self) -> dict[str, Any]:
         document = asdict(self)

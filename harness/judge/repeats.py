@@ -11,6 +11,7 @@ from harness.backends.registry import REFERENCE
 from harness.judge.cell import CellName
 from harness.judge.distance import aligned
 from harness.judge.metrics import BY_KEY, METRICS, SPEED, STEP, Metric
+from harness.judge.noise import TIGHT, Noise, Tolerance
 from harness.judge.parity import Parity
 from harness.judge.ranking import InTurns, Logs, Ranking, Round
 from harness.judge.rows import Row
@@ -93,13 +94,23 @@ class Repeats:
         """That of the worst repeat."""
         return min((row.judgement.parity for row in self.rows), key=LEVELS.index)
 
-    @property
-    def loss_limit(self) -> float | None:
-        """Largest difference of a loss, in nats per token, that its level allows; None: it is not judged."""
+    @cached_property
+    def _judged_by(self) -> tuple[Noise, str] | None:
+        """The noise of its job and the level that its runs were last held to; None: they are not judged."""
         row = next((row for row in self.rows if row.noise is not None), None)
         if row is None or row.noise is None:
             return None
-        return (row.noise.widest(row.record) if self.parity == "band" else row.noise.tight).loss
+        return row.noise, row.noise.widest_level(row.record) if self.parity in ("band", "diverged") else TIGHT
+
+    @property
+    def limits(self) -> Tolerance | None:
+        """What the level allows that its runs were last held to; None: they are not judged."""
+        return self._judged_by[0].of_level(self._judged_by[1]) if self._judged_by else None
+
+    @property
+    def assumed(self) -> str:
+        """'3 roundings of bf16': what these limits are where no run measured them, else ''."""
+        return self._judged_by[0].assumed(self._judged_by[1]) if self._judged_by else ""
 
     @property
     def timed_steps(self) -> list[list[float]]:

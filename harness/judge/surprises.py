@@ -159,9 +159,14 @@ class Surprise:
         return f"{names} on {ranks(*first)}" if alike else names
 
 
+APART = 10.0
+"""Figures that lie this factor apart share no sentence: '0.5 to 287 x' says nothing of either."""
+Seen = list[tuple[Repeats, Sighting]]
+
+
 def merged(sightings: Iterable[tuple[Repeats, Sighting]]) -> list[Surprise]:
     """Sightings of one behaviour under the same versions as one: what costs most first, savings last."""
-    alike: dict[tuple[Behaviour, str, str], list[tuple[Repeats, Sighting]]] = {}
+    alike: dict[tuple[Behaviour, str, str], Seen] = {}
     for group, sighting in sightings:
         versions = versions_of(group.record, sighting.behaviour.packages)
         transport = group.record.world.collectives
@@ -175,9 +180,23 @@ def merged(sightings: Iterable[tuple[Repeats, Sighting]]) -> list[Surprise]:
             effect=max(map(_effect, (sighting for _, sighting in seen))),
             transport=transport,
         )
-        for (behaviour, versions, transport), seen in alike.items()
+        for (behaviour, versions, transport), every in alike.items()
+        for seen in _of_one_size(every)
     ]
     return sorted(found, key=lambda surprise: (surprise.saves, -surprise.effect))
+
+
+def _of_one_size(every: Seen) -> list[Seen]:
+    """Split where the next larger figure is `APART` times the smallest so far; cells keep their order."""
+    starts: list[float] = []
+    for figure in sorted(s.figure for _, s in every if s.figure is not None):
+        if not starts or figure >= APART * starts[-1] > 0:
+            starts.append(figure)
+    parts: dict[int, Seen] = {}
+    for group, sighting in every:
+        part = sum(start <= (sighting.figure or 0.0) for start in starts)
+        parts.setdefault(part, []).append((group, sighting))
+    return list(parts.values())
 
 
 def _effect(sighting: Sighting) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from harness.judge.distance import movement
 from harness.judge.explain import altered_step, explain, moved_alone, of_one_rank, sums_of_step
 from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.metrics import metrics_in
@@ -13,6 +14,7 @@ from harness.judge.parity import MEAN_NORM
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 from harness.judge.wording import listed, percent
+from harness.record import Record
 from harness.record.workload import batch_statistics
 
 MEASURES = {
@@ -141,19 +143,17 @@ def _altered_losses(rows: Sequence[Row]) -> list[Finding]:
 
 
 def _lost_updates(rows: Sequence[Row]) -> list[Finding]:
-    from harness.judge.distance import movement
-
+    """Of every run whose optimizer updates weights of low precision, the reference among them."""
     found = []
     for row in rows:
-        masters = row.record.observed.master_dtypes if row.record.observed else []
-        if row.reference is None or not row.judgement.settings or masters in ([], ["float32"]):
+        masters = _masters(row.record)
+        if row.reference is None or masters in ([], ["float32"]):
             continue
         sizes, there = movement(row.record), movement(row.reference.record)
         moved, expected = (sum(size**2 for size in of.values()) ** 0.5 for of in (sizes, there))
-        # The reference says nothing of it: in the same precision it loses the same updates.
-        layout = row.record.layout
-        idle = {*layout.frozen, *(layout.unreached or ())} if layout else set()
-        still = [name for name, size in sizes.items() if size == 0 and name not in idle]
+        still = [name for name, size in sizes.items() if size == 0 and _can_move(name, row.record)]
+        if _masters(row.reference.record) == ["float32"]:  # else it loses the same updates
+            still = [name for name in still if there.get(name) != 0]
         if expected and (moved < LOST_SHARE * expected or still):
             dtypes = listed(masters)
             one = f"{len(still)} of {len(sizes)} tensors, such as {still[0]}, never changed" if still else ""
@@ -168,6 +168,18 @@ def _lost_updates(rows: Sequence[Row]) -> list[Finding]:
                 )
             )
     return found
+
+
+def _masters(record: Record) -> list[str]:
+    return record.observed.master_dtypes if record.observed else []
+
+
+def _can_move(name: str, record: Record) -> bool:
+    """Whether the job trains it, and its spacing can round an update away: beside 0 every update counts."""
+    layout, weights = record.layout, record.initial_weights
+    idle = {*layout.frozen, *(layout.unreached or ())} if layout else set()
+    norm = weights.sketch[name][0] if weights is not None and weights.sketch is not None else 0.0
+    return name not in idle and norm > 0
 
 
 AGREES_IN_BAND = ("exact", "tight", "band")

@@ -174,7 +174,7 @@ def _rows(lines: Sequence[LossLine]) -> list[Row]:
         rows.append(
             cell_row(
                 line.group, [line.group], verdict=line.verdict, job=job_names[line.group.record.job_id],
-                limit=line.group.loss_limit, steps=of_line,
+                limit=limits.loss if (limits := line.group.limits) else None, steps=of_line,
                 losses=[_rounded(line.losses[step], DIGITS) for step in of_line],
                 differences=differences if line.differences else [],
             )
@@ -262,7 +262,7 @@ def loss_picture(comparison: Comparison) -> Picture | None:
         return None
     drawn = _drawn(lines)
     limits = sorted({
-        limit for line in lines if line.differences and (limit := line.group.loss_limit) is not None
+        limits.loss for line in lines if line.differences and (limits := line.group.limits) is not None
     })  # fmt: skip
     outliers = [line for line in lines if line.verdict == "diverged"]
     agreeing = [line for line in lines if line.verdict == "agrees"]

@@ -127,7 +127,7 @@ def _source(level: Level, job_id: str, noises: dict[str, Noise]) -> str:
     if not level.repetitions:
         return (
             f"{where}: not measured, since no other run of the reference shows it; the limits are "
-            f"{level.factor:g} roundings of {level.rounding}."
+            f"{level.assumed}."
         )
     return f"{where}: measured by {listed(level.repetitions)}; lower bound: {level.rounding} rounding."
 

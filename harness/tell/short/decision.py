@@ -31,11 +31,14 @@ MANY_RANKS = 64
 MICRO_STEPS = 8
 MOST_LEVELS = 8
 """Of memory on many ranks, the least ones."""
+MOST_LEFT = 8
+"""Names of cells without a row."""
 LEAST_STEP = 0.01
 """Of memory, between two thresholds."""
 NONE_FITS = "none of these: more ranks, or offload"
 HELD = prose("decision_held")
 ON_CPU = f"Memory is calculated for GPUs. {HELD}"
+WITHOUT_ACTIVATIONS = "memory without activations"
 STATES = "Memory is for model states after the backward pass; gathered weights and activations come on top."
 MEASURED = prose("decision_measured")
 
@@ -45,11 +48,13 @@ def decision_blocks(where: ComparisonScope, question: Question) -> list[Block]:
     blocks: list[Block] = []
     if question != "memory" and min(where.figures(sent_once).values(), default=0.0):
         blocks += _thresholds(where)
-    if (table := _elsewhere(where, question)) is not None:
+    if (found := _elsewhere(where, question)) is not None:
+        table, left_out = found
         steps = f", {MICRO_STEPS} micro-steps per update" if question != "memory" else ""
         least = f" On {ranks(MANY_RANKS)} {table.texts()[-1][0]} needs least." if not steps else ""
         what = "" if any(isinstance(block, Line) and HELD in block.text for block in blocks) else f" {HELD}"
-        blocks += [table, Line(f"Calculated per rank{steps}.{what}{least}", "", "model_states")]
+        text = f"Calculated per rank{steps}.{what}{least} {left_out}".rstrip()
+        blocks += [table, Line(text, "", "model_states")]
     return blocks
 
 
@@ -59,7 +64,7 @@ def _thresholds(where: ComparisonScope) -> list[Block]:
     sent = {as_run: where.figures(sent_once)}
     if as_run != MICRO_STEPS:
         sent[MICRO_STEPS] = where.figures(lambda group: sent_with(group.record, MICRO_STEPS))
-    held, text = _memory(where, as_run)
+    held, title, text = _memory(where, as_run)
     found: dict[str, list[list[Any]]] = {}
     for steps, traffic in sent.items():
         memory = held[steps]
@@ -75,30 +80,37 @@ def _thresholds(where: ComparisonScope) -> list[Block]:
         return []
     columns = (
         Column("micro_steps", "micro-steps per update"),
-        Column("memory", "memory per rank, MB"),
+        Column("memory", f"{title}, MB"),
         Column("take", "take", align="left"),  # no "backend": a filter must not hide thresholds
         Column("sent", "sends per update, MB", megabytes),
     )
     lines = [[steps, *row] for steps, rows in found.items() for row in rows]
+    shown = {row[2] for row in lines}
+    judged = held[as_run].keys() & sent[as_run].keys() - shown - _bubbles(where).keys()
+    worse = names([group.label for group in where.groups if group.label in judged], MOST_LEFT)
+    rest = f"Not shown, since a row sends no more and needs no more: {worse}." if worse else ""
     return [
         Line(f"On {ranks(where.size)}, take the first row that fits: it sends least."),
         Table(key="decision", columns=columns, rows=lines),
-        Line(f"{text} {_bubbles(where)}".rstrip(), "", "results"),
+        Line(" ".join(filter(None, (text, rest, _without_pipelines(where)))), "", "results"),
     ]
 
 
-def _memory(where: ComparisonScope, as_run: int) -> tuple[dict[int, dict[str, float]], str]:
-    """By micro-steps and label the memory of a rank, and which it is."""
+def _memory(where: ComparisonScope, as_run: int) -> tuple[dict[int, dict[str, float]], str, str]:
+    """By micro-steps and label the memory of a rank, its name, and how it is known."""
 
     def calculated(steps: int) -> dict[str, float]:
         return where.figures(lambda group: held_with(group.record, steps))
 
     held = {steps: calculated(steps) for steps in (as_run, MICRO_STEPS)}
     if where.on_cpu:
-        return (held, ON_CPU) if held[as_run] else (dict.fromkeys(held, where.figures(states)), STATES)
+        if held[as_run]:
+            return held, WITHOUT_ACTIVATIONS, ON_CPU
+        return dict.fromkeys(held, where.figures(states)), "model states", STATES
     peaks = where.figures(peak)
     more = {name: count - held[as_run][name] for name, count in held[MICRO_STEPS].items()}
-    return {MICRO_STEPS: {n: peaks[n] + more[n] for n in peaks if n in more}} | {as_run: peaks}, MEASURED
+    accumulated = {name: peaks[name] + more[name] for name in peaks if name in more}
+    return {MICRO_STEPS: accumulated} | {as_run: peaks}, "peak memory", MEASURED
 
 
 def worth_taking(where: ComparisonScope, sent: Mapping[str, float], held: Mapping[str, float]) -> list[str]:
@@ -106,10 +118,11 @@ def worth_taking(where: ComparisonScope, sent: Mapping[str, float], held: Mappin
 
     Without pipelines: they send least, and wait for it.
     """
+    bubbles = _bubbles(where)
     known = [
         (label, (rounded(sent[label], 2), _moving_parts(label), rounded(held[label])))
-        for label in (group.label for group in where.groups if pipeline_use(group.record) is None)
-        if label in sent and label in held
+        for label in (group.label for group in where.groups)
+        if label in sent and label in held and label not in bubbles
     ]
     ordered = sorted(known, key=lambda pair: pair[1])
     return falling(((label, most) for label, (*_, most) in ordered), LEAST_STEP)
@@ -123,15 +136,18 @@ def _moving_parts(label: str) -> tuple[bool, float]:
         return True, inf
 
 
-def _elsewhere(where: ComparisonScope, question: Question) -> Table | None:
-    """What is held and sent on many ranks with accumulation; cells that are alike in one row."""
+def _elsewhere(where: ComparisonScope, question: Question) -> tuple[Table, str] | None:
+    """What is held and sent on many ranks with accumulation, and which cells have no row.
+
+    Cells that are alike share one.
+    """
 
     def held(group: Repeats) -> float | None:
         steps = group.record.world.accumulation_steps if question == "memory" else MICRO_STEPS
         return held_with(group.record, steps, MANY_RANKS)
 
     reads: dict[str, tuple[str, Read]] = {
-        "held_on_many": (f"memory on {ranks(MANY_RANKS)}, MB", held),
+        "held_on_many": (f"{WITHOUT_ACTIVATIONS} on {ranks(MANY_RANKS)}, MB", held),
         "sent_on_many": (
             f"sent per update on {ranks(MANY_RANKS)}, MB",
             lambda group: sent_with(group.record, MICRO_STEPS, MANY_RANKS),
@@ -144,33 +160,39 @@ def _elsewhere(where: ComparisonScope, question: Question) -> Table | None:
             lambda group: states_with(group.record, MANY_RANKS),
         )
     alike: dict[tuple[str, ...], tuple[list[str], list[float | None]]] = {}
+    unknown = []
     for group in where.groups:
         values = [read(group) for _, read in reads.values()]
         if any(value is not None for value in values):
             alike.setdefault(tuple(map(megabytes, values)), ([], values))[0].append(group.label)
+        else:
+            unknown.append(group.label)
     if len(alike) < 2:
         return None
     rows = sorted(alike.values(), key=lambda row: [value or 0.0 for value in row[1]], reverse=True)
     columns = [Column(key, title, megabytes) for key, (title, _) in reads.items()]
-    return Table(
+    more = [label for labels, _ in rows[:-MOST_LEVELS] for label in labels]
+    left_out = {"Not shown, needs more": more, "No closed form on so many": unknown}
+    table = Table(
         key="elsewhere",
         columns=[Column("backends", "strategy", align="left"), *columns],
         rows=[[names(labels), *values] for labels, values in rows[-MOST_LEVELS:]],
     )
+    return table, " ".join(f"{why}: {names(cells, MOST_LEFT)}." for why, cells in left_out.items() if cells)
 
 
-def _bubbles(where: ComparisonScope) -> str:
-    """Why pipelines are in no row: how long their ranks wait by the schedule alone."""
-    found = {
-        group.label: use.expected_bubble
-        for group in where.groups
-        if (use := pipeline_use(group.record)) is not None
-    }
+def _bubbles(where: ComparisonScope) -> dict[str, float]:
+    """Of the pipelines among the cells the share in which their ranks wait, by the schedule alone."""
+    uses = {group.label: pipeline_use(group.record) for group in where.groups}
+    return {label: use.expected_bubble for label, use in uses.items() if use is not None}
+
+
+def _without_pipelines(where: ComparisonScope) -> str:
+    """Why pipelines are in no row."""
+    found = levels(_bubbles(where), whole_percent)
     if not found:
         return ""
-    waits = ", ".join(
-        f"{names(labels)} {whole_percent(share)}" for labels, share in levels(found, whole_percent)
-    )
+    waits = ", ".join(f"{names(labels)} {whole_percent(share)}" for labels, share in found)
     return f"Pipelines are left out, since their ranks wait part of the passes (the bubble): {waits}."
 
 

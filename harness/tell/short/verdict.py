@@ -12,6 +12,7 @@ from harness.judge.comparison import Comparison
 from harness.judge.findings.catalogue import kinds
 from harness.judge.findings.groups import statements
 from harness.judge.metrics import EXPECTED_SENT, SENT, SPEED, STEP
+from harness.judge.noise import Tolerance
 from harness.judge.ranking import EQUAL, Ranking
 from harness.judge.repeats import Repeats, rank_speeds
 from harness.judge.scaling import ScalingPoint, strong_scaling, weak_scaling
@@ -112,7 +113,7 @@ def _states_off(group: Repeats) -> float | None:
     return None if found is None or expected is None else found - expected
 
 
-NORM = "max_grad_norm_difference"
+NORM, WEIGHTS = "max_grad_norm_difference", "final_weights_difference"
 MOST_NAMES = 6
 """Of backends in a list."""
 ENDINGS = (
@@ -176,15 +177,29 @@ def _agreement(judged: Sequence[Repeats]) -> list[str]:
     if not agree:
         return []
     largest = max((group.figures["max_loss_difference"] or 0.0 for group in agree), default=0.0)
-    limits = {limit for group in agree if (limit := group.loss_limit) is not None}
-    allowed = f" (limit {scientific(max(limits))})" if limits else ""
+    held = [(limits, group) for group in agree if (limits := group.limits) is not None]
+    allowed, no_test = _limit(held) if held else ("", "")
     extent = f"within {scientific(largest)} nats per token{allowed}" if largest else "bit for bit"
     number = f"all {len(judged)}" if len(agree) == len(judged) else f"{len(agree)} of {len(judged)}"
     judgement = f"{number} judged configurations train"
     if len(judged) == 1:
         judgement = "the one judged configuration trains"
     steps = counted(min(len(group.record.steps) for group in agree), "step")
-    return [f"{judgement} the same model as one process: losses agree {extent} over {steps}"]
+    return [f"{judgement} the same model as one process: losses agree {extent} over {steps}", no_test]
+
+
+def _limit(held: Sequence[tuple[Tolerance, Repeats]]) -> tuple[str, str]:
+    """The widest limit of a loss, and why final weights prove nothing where theirs admits untrained ones."""
+    limits, group = max(held, key=lambda one: one[0].loss)
+    assumed = f": {group.assumed}, not measured" if group.assumed else ""
+    allowed = f" (limit {scientific(limits.loss)}{assumed})"
+    compared = (one for one in held if one[1].parity != "exact" and one[1].figures[WEIGHTS] is not None)
+    widest = max((limits.weights for limits, _ in compared), default=0.0)
+    if widest < 1:  # a run that moves no weight is as far from the reference as that moved
+        return allowed, ""
+    return allowed, (
+        f"final weights are no test: their limit is {times(widest)} x the distance that training moved them"
+    )
 
 
 def _divergence(off: Sequence[Repeats]) -> list[str]:

@@ -37,13 +37,13 @@ def unwrapped(label: str) -> str:
     return label.removeprefix(prefix)
 
 
-def names(labels: list[str]) -> str:
-    """'a, b and c'; beyond `MOST_NAMES` the rest as a number.
+def names(labels: list[str], most: int = MOST_NAMES) -> str:
+    """'a, b and c'; beyond `most` the rest as a number.
 
     A backend through Accelerate or Trainer is not named next to the same one without.
     """
     bare = {label for label in labels if unwrapped(label) == label}
-    return listed([label for label in labels if label in bare or unwrapped(label) not in bare], MOST_NAMES)
+    return listed([label for label in labels if label in bare or unwrapped(label) not in bare], most)
 
 
 def sentence(*clauses: str) -> str:
