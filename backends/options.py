@@ -101,7 +101,7 @@ class AccelerateFsdpOptions(ShardedOptions):
     cpu_ram_efficient_loading: bool = Field(
         False,
         description="true: only rank 0 holds the initial weights and broadcasts them; false: every rank "
-        "builds the whole model, as Accelerate does unless it is told otherwise",
+        "builds the whole model, as Accelerate does by default",
     )
 
 
@@ -194,7 +194,7 @@ class ZeroOptions(BackendOptions):
     )
     contiguous_gradients: bool | None = Field(
         None,
-        description="copy gradients into one buffer as they are produced; default: true, as DeepSpeed has it",
+        description="copy gradients into one buffer as they are produced; default: true, as in DeepSpeed",
     )
     gradient_clipping: float | None = Field(
         None,

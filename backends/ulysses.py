@@ -108,11 +108,11 @@ def why_not_exchanged(model: nn.Module, shared: int) -> str | None:
     kernel = getattr(config, "_attn_implementation", None)
     if kernel != KERNEL:
         return (
-            f"the exchange stands around '{KERNEL}', not attention '{kernel}' of {name}; use "
+            f"Ulysses wraps attention '{KERNEL}', not '{kernel}' of {name}; use "
             f"model.attention={KERNEL}"
         )
     if not getattr(model, "_supports_attention_backend", False):
-        return f"{name} does not look its attention up by name, so nothing can stand around it"
+        return f"{name} does not look its attention up by name, so Ulysses cannot wrap it"
     heads = getattr(config, "num_attention_heads", None)
     keys = getattr(config, "num_key_value_heads", None)
     if not heads or not keys:

@@ -91,8 +91,8 @@ class TrainerFsdpBackend(PreparedFsdpBackend):
     library = "transformers"
     through = "Trainer"
     on_the_cpu = (
-        f"with accelerate {version('accelerate')} ignores Trainer's fsdp=True on the CPU and trains under "
-        "DDP, without a word"
+        f"with accelerate {version('accelerate')} ignores Trainer's fsdp=True on the CPU and silently "
+        "trains under DDP"
     )
 
     def _settings(self, model: nn.Module, context: SetupContext) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class Handover:
             if self._device is not None:
                 torch.cuda.set_device(self._device)
             self._work()
-            raise RuntimeError("the library's loop ended by itself, though more steps were to come")
+            raise RuntimeError("the library's loop ended before its last step")
         except Ended:
             pass
         except BaseException as error:

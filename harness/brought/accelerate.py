@@ -38,7 +38,7 @@ STRATEGIES = {
 RESHARDS = {True: "fsdp", False: "fsdp-grad-op"}
 """FSDP2's `reshard_after_forward`."""
 TYPES = ("MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED")
-STOPS = "Accelerate stops where it stands next to deepspeed_config_file; give it in that file"
+STOPS = "Accelerate refuses it next to deepspeed_config_file; set it in that file"
 KEYS = KEYS_BY_KIND["accelerate"]
 PREFIXES = {
     "fsdp_config": "fsdp_",
@@ -119,7 +119,7 @@ def _compiled(document: Mapping[str, Any], section: Mapping[str, Any], refusals:
     if backend == "no":
         return "none"
     if backend != "inductor":
-        refusals.add("dynamo_backend", backend, "unsupported: model.compile has torch's inductor alone")
+        refusals.add("dynamo_backend", backend, "unsupported: model.compile uses torch's inductor only")
     key = "dynamo_use_regional_compilation"
     regional = refusals.read(boolean, f"dynamo_config.{key}", section.get(key, False), False)
     return "block" if regional else "model"
@@ -145,7 +145,7 @@ def _parallel(
                        if fnmatch(found, known.format(backend="*"))})  # fmt: skip
         refusals.add(
             "parallelism_config", {f"parallelism_config_{name}": size for name, size in others.items()},
-            f"unsupported: no backend of this version has them with {backend}; it has {', '.join(near)}",
+            f"unsupported: no backend of this version takes them with {backend}; it takes {', '.join(near)}",
         )  # fmt: skip
         return backend, options
     found = {**options, option: asked["dp_shard_size"] if name == "dp_replicate_size" else size}

@@ -282,7 +282,7 @@ def zero_offload(stage: int, device: Mapping[str, str], refusals: Refusals, pref
     if (optimizer, weights) not in OFFLOAD_OF:
         refusals.add(
             f"{prefix}offload_param", weights,
-            "a row offloads weights together with optimizer states, to the same place; offload both, or the "
+            "weights are offloaded only with the optimizer states, to the same place; offload both, or the "
             "optimizer alone",
         )  # fmt: skip
         return {}
@@ -330,7 +330,7 @@ def _precision(document: Mapping[str, Any]) -> str:
     pure = [sections["bf16"].get(key.partition(".")[2], False) for key in PURE_BF16_KEYS]
     if on["bf16"] is True:
         if any(pure) != all(pure):
-            raise ValueError("bf16 masters and bf16 optimizer states are run together only")
+            raise ValueError("bf16 masters and bf16 optimizer states run only together")
         return "bf16" if all(pure) else "bf16-mixed"
     if on["fp16"] is True:
         return "fp16-mixed"

@@ -404,7 +404,7 @@ class _Settling:
             return _pinned(claim, used, f"{ABSENT}, {claim.value}; the job decides it",
                            setting=rule.setting)  # fmt: skip
         if used is None:
-            used = "as the rest of the batch leaves it" if rule.setting in CUT else "none"
+            used = "follows from the rest of the batch" if rule.setting in CUT else "none"
         return _pinned(claim, used, "the job of all rows decides it", setting=rule.setting)
 
     def _of_schedule(self, claim: Claim) -> GivenSettingPart:

@@ -192,7 +192,9 @@ MINUTES, FULL_MINUTES = 2.0, 10.0
 )  # fmt: skip
 @click.option("--bundle", type=PATH, help="With --gpu: pack the results to send them, FILE.tar.xz.")
 @click.option(
-    "--minutes", type=click.FloatRange(0.1), help="With --gpu: end after these; default: 2, with --full 10."
+    "--minutes",
+    type=click.FloatRange(0.1),
+    help="With --gpu: stop after so many; default: 2, with --full 10.",
 )
 @json_option
 @common

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 @click.option("--gpu", metavar="NAME", help="Such as H100-80: says what fits, and how fast it is.")
 @click.option("--fabric", metavar="NAME", help="Network between nodes, such as NDR400.")
 @click.option("--hardware", type=PATH, metavar="FILE", help="YAML file with GPUs and fabrics of your own.")
-@click.option("--plot", type=PATH, help="Draw it over the number of ranks: FILE.svg or FILE.png.")
+@click.option("--plot", type=PATH, help="Plot both over the number of ranks: FILE.svg or FILE.png.")
 @calibrate_options
 @click.option("--all", "whole", is_flag=True, help="Show every strategy, not the six that lead.")
 @click.option("--details", is_flag=True, help="Show every line with its formula and source.")

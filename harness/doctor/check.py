@@ -67,7 +67,7 @@ def cover(names: Sequence[str], ranks: int, installed: Collection[str]) -> Cover
     left_out = {name: why for name in known if (why := _obstacle(name, ranks, installed)) is not None}
     wanted = [name for name in known if name not in left_out]
     if ranks == 1:
-        left_out["reduction and sharding over ranks"] = "there is one rank, and these need two"
+        left_out["reduction and sharding over ranks"] = "these need two ranks"
     first = wanted if names else [name for name in wanted if registry.BUILT_IN[name].in_short_check]
     return Coverage(
         first=tuple(first),
@@ -109,7 +109,7 @@ SETTINGS = (
 """No step is traced: that would take a tenth of a second in each cell and has no part in what is judged."""
 BUDGET_SECONDS = 100.0
 """After these no further backend is tried, so that the last one still ends within two minutes."""
-OUT_OF_TIME = "the two minutes were used up; name it with --backends"
+OUT_OF_TIME = "out of time (two minutes); name it with --backends"
 ABOUT_TIME = frozenset({"busy-machine", "cores-shared", "slow-data", "slow-rank", "warmup-too-short"})
 """Findings about the machine and how steady steps are: a run of six steps says nothing of it."""
 

@@ -193,7 +193,7 @@ def _names(given: Any, path: Path) -> list[str]:
     if not isinstance(names, list) or not all(map(_is_name, names)):
         raise HarnessError(
             f"configuration {path}: `{INHERITS}` was given {given!r}; give a file, or a list of "
-            "files of which later ones go before earlier ones"
+            "files, where later ones override earlier ones"
         )
     return names
 

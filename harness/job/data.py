@@ -77,8 +77,8 @@ class DataSection(SettingsSection):
     )
     document_attention: Literal["across", "within"] = later_setting(
         "across",
-        description="where samples are packed: tokens attend across documents of a sample, or within "
-        "their own one only, with positions that restart and no target at a document's first token",
+        description="in packed samples tokens attend to all documents before them (across), or to their own "
+        "only (within), where positions restart and a document's first token is no target",
     )
     shuffle: bool = Field(True, description="permute samples in each epoch, from the seed")
     limit: PositiveInt | None = Field(None, description="use at most this many samples")

@@ -33,20 +33,20 @@ class Limits(SettingsSection):
 
     timeout_seconds: PositiveFloat | None = Field(
         None,
-        description="seconds after which a run is ended and recorded as timeout; default: 1800 and three "
-        "times what its training steps need at their measured pace, once there are two",
+        description="seconds after which a run is stopped and recorded as timeout; default: 1800 plus three "
+        "times what its steps need at their measured pace, known from the second step on",
     )
     stuck_after_steps: PositiveFloat = Field(
         10.0,
-        description="with the next setting: a run ends when no rank moves for this many median steps",
+        description="a run ends when no rank moves for this many median steps plus `stuck_after_seconds`",
     )
     stuck_after_seconds: PositiveFloat = Field(
-        30.0, description="seconds added to those steps; the record then shows where each rank was"
+        30.0, description="seconds added to `stuck_after_steps`; the record then shows where each rank was"
     )
     phase_timeout_seconds: PositiveFloat = Field(
         570.0,
-        description="the same outside of training steps and evaluations: no rank moves for this many "
-        "seconds of the start, a checkpoint or torch.compile at work",
+        description="outside of training steps and evaluations (start, checkpoint, torch.compile) a run ends "
+        "when no rank moves for this many seconds",
     )
     start_timeout_seconds: PositiveFloat = Field(
         60.0,
@@ -151,8 +151,8 @@ class MeasureSection(SettingsSection):
     )
     traced_steps: NonNegativeInt = Field(
         1,
-        description="steps after those under torch's profiler, not timed: how far communication overlaps; on "
-        "CUDA one more goes before them and is discarded",
+        description="steps after those that torch's profiler records, not timed: how far communication "
+        "overlaps; on CUDA an extra step before them is discarded",
     )
     cooldown_steps: NonNegativeInt = Field(
         3,
@@ -181,7 +181,7 @@ class MeasureSection(SettingsSection):
         False, description="leave that checkpoint in the run's folder, as `checkpoint`"
     )
     timed: bool = Field(
-        True, description="time the steps after all these; false: a run of which losses and weights count"
+        True, description="time the remaining steps; false: only losses and weights are wanted"
     )
     weight_digests: bool = Field(
         True, description="gather and digest all weights before the first and after the last step"

@@ -392,7 +392,7 @@ def parse_conditions(text: str) -> list[Condition]:
         limit = float(percent) / 100
         if (sign == ">" and limit < 0) or (sign == "<" and limit > 0):
             raise HarnessError(
-                f"--fail-on was given '{piece.strip()}', which no change at all would meet; write > with a "
+                f"--fail-on was given '{piece.strip()}', which no change can meet; write > with a "
                 f"rise and < with a fall, as in {EXAMPLE}"
             )
         found.append(Condition(measure=measure, above=sign == ">", relative=limit))

@@ -60,7 +60,7 @@ def _undivided_attention(record: Record, differs: str, values: dict[str, Any]) -
     return Explanation(
         kind="attention-within-part",
         text=f"{differs}: attention '{kernel}' is not divided among the {parts} ranks that share samples, "
-        "each sees its own part only",
+        "so each sees only its own part",
         values=values | {"attention": kernel},
     )
 
@@ -89,7 +89,7 @@ def _read_outside(record: Record, differs: str, values: dict[str, Any]) -> Expla
     return Explanation(
         kind="weights-read-outside",
         text=f"{differs}: the loss reads {_some(names)} outside of the model's forward pass, where a rank "
-        "holds its part alone",
+        "holds only its part",
         values=values | {"parameters": names},
     )
 

@@ -129,7 +129,7 @@ def check_device(calibrated: str, device: Device) -> None:
     """Refuse constants of one device for another."""
     if device.name != calibrated:
         raise HarnessError(
-            f"this calibration is of {calibrated}, not of {device.name}; calibrate with records of "
+            f"this calibration was made on {calibrated}, not {device.name}; calibrate with records of "
             f"{device.name}, or leave --calibrate out for published constants"
         )
 

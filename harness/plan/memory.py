@@ -127,7 +127,7 @@ def predict_memory(
     require_activations(scenario)
     workload = scenario.workload()
     if scenario.strategy.zero_stage == 3 and (own := own_settings(workload)):
-        raise HarnessError(f"the course of a step of ZeRO-3 with {', '.join(own)} is not modelled")
+        raise HarnessError(f"a step of ZeRO-3 with {', '.join(own)} is not modelled")
     profile = activation_profile(scenario, trace)
     fullest = max(
         (

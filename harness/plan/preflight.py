@@ -223,7 +223,7 @@ def size(count: float) -> str:
 
 DOES_NOT_FIT: Answer = "does not fit"
 FORCE = "--force starts it all the same"
-UNKNOWN_STRATEGY = "nothing is known of the strategy of a third party's backend"
+UNKNOWN_STRATEGY = "the strategy of a third party's backend is not known"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -431,7 +431,7 @@ def words(part: PredictionPart, run: PlannedCell, *, most: bool = False) -> str:
     """'fits: 1.2 MB of 3.9 GB per rank', 'cannot fit: 131 GB of 80 GB per rank'."""
     demand = telling_demand(part, min(run.ranks_per_node, run.world_size), run.torch_device)
     if demand is None:
-        return f"{size(part.peak_bytes)} per rank, of a device whose memory is not known"
+        return f"{size(part.peak_bytes)} per rank; the memory of the device is not known"
     verdict = "cannot fit" if part.verdict == DOES_NOT_FIT else part.verdict
     bound = "at most " if most else "at least " if part.moment == AT_LEAST else ""
     return f"{verdict}: {bound}{demand}"
@@ -447,7 +447,7 @@ START_SECONDS = {"cpu": 5.0, "cuda": 30.0}
 """Processes, libraries and first steps; on CUDA every rank imports anew."""
 ASSUMED = (
     f"~: estimated from the model's FLOPs at an assumed {CORE_FLOPS / 1e9:.0f} GFLOP/s per core or "
-    f"{PEAK_SHARE:.0%} of a GPU's peak, right within a factor of 3 or so"
+    f"{PEAK_SHARE:.0%} of a GPU's peak, accurate to about a factor of 3"
 )
 PEAK_NAMES = {"fp32": "float32", "fp16-mixed": "float16"}
 """The others compute in bfloat16."""

@@ -215,7 +215,7 @@ def status_of(
         return "failed", interrupted_error(run_directory, len(events), len(steps))
     note = read_note(run_directory)
     if note is not None or outcome.stopped == "timeout":
-        note = note or StuckNote(kind="Timeout", reason="the time for the run passed")
+        note = note or StuckNote(kind="Timeout", reason="the time limit of the run passed")
         note = note.model_copy(update={"reason": f"stopped after {len(steps)} steps: {note.reason}"})
         error = stuck_error(run_directory, len(events), note)
         return "timeout", error.model_copy(update={"log_tail": _log_tail(run_directory, error.rank or 0)})

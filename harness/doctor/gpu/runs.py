@@ -60,7 +60,7 @@ FABRIC_ARGUMENTS = (
 CPU_LOG = "cpu.log"
 END_SECONDS = 20.0
 """For a run on the CPU that is not needed any more."""
-OUT_OF_TIME, INTERRUPTED = "the time was used up (--minutes)", "interrupted"
+OUT_OF_TIME, INTERRUPTED = "out of time (--minutes)", "interrupted"
 
 
 def ranks_on(gpus: Gpus) -> int:

@@ -110,7 +110,7 @@ def _expand(name: str) -> Iterable[str]:
     entry, _ = registry.parse(label)
     if entry.strategy is None:
         raise HarnessError(
-            f"backend '{entry.name}' is a third party's, which no closed form here knows; "
+            f"backend '{entry.name}' is a third party's, without closed forms; "
             f"choose from {', '.join(registry.BUILT_IN)}"
         )
     return [label]

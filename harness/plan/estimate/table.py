@@ -170,7 +170,7 @@ def _of_size(
     known, twins = without_twins([row for row in rows if row.scenario is not None])
     shown = known if compared is None else compared[:FEW]
     cut = next((row.scenario for row in known if row.scenario), None)
-    batch = f", micro-batch {cut.micro_batch_size} x {cut.accumulation_steps} accumulated" if cut else ""
+    batch = f", micro-batch {cut.micro_batch_size}, accumulation {cut.accumulation_steps}" if cut else ""
     lines = _wrapped(f"{ranks(world_size)}{batch}: {_answer(asked, known, compared)}")
     if shown:
         lines += ["", *_memory_table(asked, shown), "", *_step_table(asked, shown)]

@@ -100,8 +100,8 @@ class LargestBatches:
 def cut_lines(cells: Iterable[Cell]) -> list[str]:
     """What was chosen, a line for each backend and world."""
     chosen = {
-        f"{cell.backend} on {cell.world_size} ranks: micro-batch {cell.layout.micro_batch_size} x "
-        f"{cell.layout.accumulation_steps}"
+        f"{cell.backend} on {cell.world_size} ranks: micro-batch {cell.layout.micro_batch_size}, "
+        f"accumulation {cell.layout.accumulation_steps}"
         for cell in cells
         if not _is_reference(cell)
     }

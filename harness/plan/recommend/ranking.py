@@ -204,7 +204,7 @@ def _more_computing(configuration: Configuration, best: Configuration) -> str:
     assert configuration.speed is not None
     assert best.speed is not None
     if configuration.offload != best.offload:
-        return f"offload={configuration.offload} updates and moves on the host"
+        return f"offload={configuration.offload} updates on the host and copies to and from it"
     if configuration.checkpointing and not best.checkpointing:
         return "it recomputes activations to fit"
     if configuration.micro_batch_size < best.micro_batch_size:

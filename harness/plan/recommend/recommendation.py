@@ -280,7 +280,7 @@ def _uncertain(ranking: VariantRanking) -> list[str]:
     if tight:
         lines.append(
             f"memory: {listed(tight)} {'leaves' if len(tight) == 1 else 'leave'} less than "
-            f"{percent(1 - TIGHT_SHARE)} of the device free; `harness fit` finds out"
+            f"{percent(1 - TIGHT_SHARE)} of the device free; `harness fit` measures it"
         )
     for said, reasons in (
         ("no speed of {}: {}", {c.label: c.speed_unknown for c in ranking.fitting}),

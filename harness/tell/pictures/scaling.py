@@ -47,7 +47,7 @@ def _picture(key: str, text: str, curves: Curves, *, strong: bool) -> Picture | 
     if not curves:
         return None
     if any(point.ratio.extent for curve in curves for point in curve):
-        text += f" Upright lines: {percent(LEVEL)} interval of the ratio in the same round."
+        text += f" Vertical lines: {percent(LEVEL)} interval of the ratio in the same round."
     shortest = sorted(curves, key=lambda curve: curve[-1].step_seconds)[:MOST_CURVES]
     drawn = [curve for curve in curves if curve in shortest]
     if len(drawn) < len(curves):

@@ -280,7 +280,7 @@ def _scaling_sentence(
     if not is_tested:
         evidence = f"medians of {runs}, not tested against noise"
     elif all(point.ratio.order == "open" for point in last):
-        evidence = f"{runs} settle no difference from {ranks(first)}"
+        evidence = f"{runs} show no difference from {ranks(first)}"
     else:
         evidence = f"a step on {ranks(size)} instead of {first} is {'; '.join(filter(None, map(of, ORDERS)))}"
     head = f"{kind} from {first} to {ranks(size)}"

@@ -135,7 +135,7 @@ def test_a_batch_of_the_configuration_pins_that_of_the_file(tmp_path: Path) -> N
     like, _ = rows_of(tmp_path, *FILES["deepspeed-stage-1-offload"], "training.global_batch_size=8")
     assert like.experiment.training.micro_batch_size is None
     pinned = handled(like)["train_micro_batch_size_per_gpu"]
-    assert pinned == ("pinned", "as the rest of the batch leaves it")
+    assert pinned == ("pinned", "follows from the rest of the batch")
 
 
 def test_files_that_disagree_leave_the_job_as_it_is(tmp_path: Path) -> None:

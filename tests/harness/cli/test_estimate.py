@@ -27,7 +27,7 @@ def test_the_answer_comes_first() -> None:
     lines = text.splitlines()
     assert code == 0
     assert lines[0] == "bloom-560m: 559,214,592 parameters (catalogue: bigscience/bloom-560m)"
-    answer = "8 ranks, micro-batch 1 x 1 accumulated: ddp fits, "
+    answer = "8 ranks, micro-batch 1, accumulation 1: ddp fits, "
     assert any(line.startswith(answer) and " of 85.1 GB, about " in line for line in lines)
     assert "; fsdp fits, " in " ".join(lines)
     assert any(line.startswith("16 ranks") for line in lines)

@@ -30,7 +30,7 @@ def test_two_conditions_are_read() -> None:
         ("peak_bytes>5", "a condition is a measure"),
         ("peak_bytes>=5%", "a condition is a measure"),
         ("peak_byte>+5%", "Did you mean 'peak_bytes'"),
-        ("tokens_per_second>-3%", "no change at all would meet"),
+        ("tokens_per_second>-3%", "no change can meet"),
         ("peak_bytes>+5%,", "a condition is a measure"),
     ],
 )

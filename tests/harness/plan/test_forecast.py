@@ -117,7 +117,7 @@ def test_what_some_strategy_could_fit_stays_unknown() -> None:
     found = forecast([run], MemoryLimits(host_bytes=24 * GB))
     assert found.refusal("small") is None
     assert found.lines() == [
-        "no prediction for ddp on 2 ranks: nothing is known of the strategy of a third party's backend"
+        "no prediction for ddp on 2 ranks: the strategy of a third party's backend is not known"
     ]
 
 

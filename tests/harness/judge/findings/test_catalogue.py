@@ -5,8 +5,10 @@ from harness.backends.library_facts import fact
 from harness.judge.comparison import Comparison
 from harness.judge.effective import SETTINGS
 from harness.judge.findings.catalogue import PAGE, kinds
+from harness.judge.findings.groups import ROLES, role_of
 from tests.records import LOSSES, NORMS, make_effective, make_record, make_steps, make_weights
 
+BEGIN, END = "<!-- index -->\n", "<!-- end of index -->"
 JUDGE = Path(__file__).resolve().parents[4] / "harness" / "judge"
 
 
@@ -20,6 +22,20 @@ def test_the_page_explains_what_the_modules_find_and_nothing_else() -> None:
     words |= {setting.finding for setting in SETTINGS}
     assert ids <= kinds().keys() <= words
     assert PAGE.read_text(encoding="utf-8").count("\n## ") == len(kinds())
+
+
+def test_the_page_begins_with_an_index_by_role(update_golden: bool) -> None:
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    held, _, after = rest.partition(END)
+    of_role = {
+        heading: ", ".join(f"[{kind}](#{kind})" for kind in sorted(kinds()) if role_of(kind) == role)
+        for role, heading in ROLES.items()
+    }
+    index = "".join(f"- **{heading}**: {links}\n" for heading, links in of_role.items())
+    if update_golden:
+        PAGE.write_text(f"{before}{BEGIN}\n{index}\n{END}{after}", encoding="utf-8")
+    else:
+        assert held.strip() == index.strip()
 
 
 def test_the_version_that_clips_is_that_of_the_table() -> None:

@@ -65,6 +65,17 @@ def test_the_default_bucket_comes_first_and_the_presets_after_what_grows_with_th
     assert next(iter(seen(holding("zero3")))) == "second-fp32-copy"
 
 
+def test_figures_ten_times_apart_share_no_line() -> None:
+    presets = holding("zero3"), holding("zero3:preset=library-defaults", preset="library-defaults")
+    every = surprises(Comparison([*presets, holding("accelerate-zero3")]), "memory")
+    buckets = [one for one in every if one.behaviour.id == "persistent-reduction-bucket"]
+    assert [one.short_cells for one in buckets] == [
+        "zero3:preset=library-defaults on 2 ranks", "zero3 and accelerate-zero3 on 2 ranks"
+    ]  # fmt: skip
+    largest, small = (one.figures for one in buckets)
+    assert min(largest) > 10 * max(small)
+
+
 def test_ddp_holds_gradients_twice_by_default() -> None:
     assert "gradients-twice" in seen(holding("ddp", preset="library-defaults"))
     assert "gradients-twice" not in seen(holding("ddp"))

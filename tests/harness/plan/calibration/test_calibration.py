@@ -88,7 +88,9 @@ def test_a_file_gives_the_same_constants(calibration: Calibration, tmp_path: Pat
 
 
 def test_another_device_is_refused(calibration: Calibration) -> None:
-    with pytest.raises(HarnessError, match=r"this calibration is of A100-80, not of H100-80; calibrate with"):
+    with pytest.raises(
+        HarnessError, match=r"this calibration was made on A100-80, not H100-80; calibrate with"
+    ):
         calibration.time_constants(replace(A100, name="H100-80"))
 
 

@@ -59,7 +59,7 @@ def test_rows_through_accelerate_stay_where_a_figure_differs() -> None:
 def test_the_answer_names_the_few() -> None:
     asked = {"model": "bloom-7b1", "world_sizes": (8,), "gpu": "A100-80"}
     shown = text("training.precision=bf16-mixed", backends="ddp fsdp zero2 zero3", **asked)
-    assert "8 ranks, micro-batch 1 x 1 accumulated: all but ddp fit; fastest" in shown
+    assert "8 ranks, micro-batch 1, accumulation 1: all but ddp fit; fastest" in shown
 
 
 def test_six_rows_are_shown_where_no_strategy_is_named() -> None:

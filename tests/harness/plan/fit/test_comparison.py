@@ -91,7 +91,7 @@ def test_a_run_out_of_memory_is_tried_again_with_the_next_smaller(facts: dict[st
 
 def test_what_was_chosen_is_shown_once(facts: dict[str, Any]) -> None:
     lines = cut_lines(batches(facts).enlarged(CELLS))
-    assert lines[0] == "ddp on 2 ranks: micro-batch 4 x 6"
+    assert lines[0] == "ddp on 2 ranks: micro-batch 4, accumulation 6"
     assert len(lines) == 3
 
 

@@ -70,6 +70,22 @@ def test_of_cpu_ranks_the_thresholds_are_what_strategies_hold_on_gpus_besides_ac
     assert ["zero3", "7.36", "82.2"] in table("elsewhere", "all", *default)
 
 
+def test_memory_is_named_by_what_it_counts_and_cells_without_a_row_are_named() -> None:
+    default = published("default")
+    found = blocks("all", *default)
+    titles = {b.key: [column.title for column in b.columns] for b in found if isinstance(b, Table)}
+    assert titles["decision"][1] == "memory without activations, MB"
+    assert titles["elsewhere"][1] == "memory without activations on 64 ranks, MB"
+    notes = [block.text for block in found if isinstance(block, Line)]
+    assert (
+        "no more and needs no more: zero0, zero2, zero3, zero3:preset=library-defaults, fsdp and fsdp1."
+        in (" ".join(notes))
+    )
+    assert notes[-1].endswith("Not shown, needs more: zero3:preset=library-defaults.") or "Slow" in notes[-1]
+    of_gpus = [b for b in blocks("all", *map(on_gpu, CELLS)) if isinstance(b, Table) and b.key == "decision"]
+    assert of_gpus[0].columns[1].title == "peak memory, MB"
+
+
 def test_of_pipelines_the_bubble_is_named_which_neither_memory_nor_traffic_shows() -> None:
     run = make_pipeline()
     of_as_many_samples = run.world.model_copy(update={"micro_batch_size": 8})

@@ -1,5 +1,7 @@
 import re
 
+import pytest
+
 from harness.judge.comparison import Comparison
 from harness.record import ErrorPart, Record
 from harness.tell.short.verdict import endings_sentence, parity_sentence
@@ -26,7 +28,34 @@ def test_agreement_is_told_with_its_extent() -> None:
     assert text.startswith(
         "All 2 judged configurations train the same model as one process: losses agree within"
     )
-    assert re.search(rf"1.0e-05 nats per token \(limit \d.\de-\d\d\) over {len(LOSSES)} steps\.$", text)
+    limit = r"limit \d.\de-\d\d: 100 roundings of fp32, not measured"
+    assert re.search(rf"1.0e-05 nats per token \({limit}\) over {len(LOSSES)} steps\.$", text)
+
+
+def test_a_limit_that_a_repetition_measured_is_told_without_its_source() -> None:
+    near = make_steps([loss + 1e-6 for loss in LOSSES])
+    other = make_record(label="single:micro_batch_size=1", steps=near)
+    text = parity(make_record(), other, make_record(label="ddp", steps=near))
+    assert re.search(r"\(limit \d.\de-\d\d\) over", text)
+
+
+@pytest.mark.parametrize(("moved", "is_test"), [(1.0, True), (1e-3, False)])
+def test_final_weights_prove_nothing_where_rounding_moves_them_as_far_as_training(
+    moved: float, is_test: bool
+) -> None:
+    """Weights of norm 10 in bf16: three roundings are 0.12 of a distance of 1, and 120 of one of 1e-3."""
+    first, last = [10.0, *[0.0] * 8], [10.0, *[moved] * 8]
+
+    def run(label: str, digest: str, weights: list[float], loss: float) -> Record:
+        return make_record(
+            label=label, training={"precision": "bf16"}, steps=make_steps([at + loss for at in LOSSES]),
+            initial_weights=make_weights(sketch={"weight": first}),
+            final_weights=make_weights(digest * 64, sketch={"weight": weights}),
+        )  # fmt: skip
+
+    text = parity(run("single", "b", last, 0.0), run("ddp", "c", first if not is_test else last, 1e-3))
+    assert "3 roundings of bf16, not measured" in text
+    assert ("final weights are no test: their limit is 117 x the distance" in text) is not is_test
 
 
 def test_a_cell_that_diverged_is_named_with_how_far() -> None:

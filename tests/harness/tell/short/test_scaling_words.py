@@ -51,7 +51,7 @@ def test_rounds_that_differ_settle_nothing() -> None:
     records = repeats("ddp", *[0.8] * 7, world_size=1)
     records += repeats("ddp", 0.4, 1.6, 0.5, 1.2, 0.6, 1.0, 0.8, world_size=2)
     (text,) = scaling(*records)
-    assert text.endswith("; 7 runs settle no difference from 1 rank.")
+    assert text.endswith("; 7 runs show no difference from 1 rank.")
 
 
 def test_of_several_that_are_slower_the_least_and_the_most_are_told() -> None:
