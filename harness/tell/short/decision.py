@@ -24,7 +24,7 @@ from harness.tell.document import Block, Column, Line, Shown, Table
 from harness.tell.formats import megabytes
 from harness.tell.formats import percent as whole_percent
 from harness.tell.short.stage import ComparisonScope, Read, falling, peak, rounded, sent_once, states
-from harness.tell.short.words import levels, names
+from harness.tell.short.words import levels, names, unwrapped
 from harness.tell.tables import prose
 
 MANY_RANKS = 64
@@ -87,7 +87,8 @@ def _thresholds(where: ComparisonScope) -> list[Block]:
     lines = [[steps, *row] for steps, rows in found.items() for row in rows]
     shown = {row[2] for row in lines}
     judged = held[as_run].keys() & sent[as_run].keys() - shown - _bubbles(where).keys()
-    worse = names([group.label for group in where.groups if group.label in judged], MOST_LEFT)
+    left = [group.label for group in where.groups if group.label in judged]
+    worse = names([label for label in left if unwrapped(label) not in shown], MOST_LEFT)
     rest = f"Not shown, since a row sends no more and needs no more: {worse}." if worse else ""
     return [
         Line(f"On {ranks(where.size)}, take the first row that fits: it sends least."),
