@@ -51,7 +51,9 @@ def decision_blocks(where: ComparisonScope, question: Question) -> list[Block]:
     if (found := _elsewhere(where, question)) is not None:
         table, left_out = found
         steps = f", {MICRO_STEPS} micro-steps per update" if question != "memory" else ""
-        least = f" On {ranks(MANY_RANKS)} {table.texts()[-1][0]} needs least." if not steps else ""
+        best = table.texts()[-1][0]
+        verb = "need" if " and " in best else "needs"
+        least = f" On {ranks(MANY_RANKS)} {best} {verb} least." if not steps else ""
         what = "" if any(isinstance(block, Line) and HELD in block.text for block in blocks) else f" {HELD}"
         text = f"Calculated per rank{steps}.{what}{least} {left_out}".rstrip()
         blocks += [table, Line(text, "", "model_states")]
@@ -173,7 +175,7 @@ def _elsewhere(where: ComparisonScope, question: Question) -> tuple[Table, str] 
     rows = sorted(alike.values(), key=lambda row: [value or 0.0 for value in row[1]], reverse=True)
     columns = [Column(key, title, megabytes) for key, (title, _) in reads.items()]
     more = [label for labels, _ in rows[:-MOST_LEVELS] for label in labels]
-    left_out = {"Not shown, needs more": more, "No closed form on so many": unknown}
+    left_out = {"Not shown, needs more": more, f"No closed form on {ranks(MANY_RANKS)}": unknown}
     table = Table(
         key="elsewhere",
         columns=[Column("backends", "strategy", align="left"), *columns],
