@@ -107,10 +107,7 @@ def why_not_exchanged(model: nn.Module, shared: int) -> str | None:
     name, config = type(model).__name__, getattr(model, "config", None)
     kernel = getattr(config, "_attn_implementation", None)
     if kernel != KERNEL:
-        return (
-            f"Ulysses wraps attention '{KERNEL}', not '{kernel}' of {name}; use "
-            f"model.attention={KERNEL}"
-        )
+        return f"Ulysses wraps attention '{KERNEL}', not '{kernel}' of {name}; use model.attention={KERNEL}"
     if not getattr(model, "_supports_attention_backend", False):
         return f"{name} does not look its attention up by name, so Ulysses cannot wrap it"
     heads = getattr(config, "num_attention_heads", None)
