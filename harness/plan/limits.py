@@ -100,7 +100,7 @@ def _device_of(gpus: Gpus) -> Device | None:
     return None
 
 
-Answer = Literal["fits", "tight", "does not fit"]
+Answer = Literal["fits", "close", "does not fit"]
 TIGHT_SHARE = 0.9
 """Of a device's memory: above it fragmentation and the error of a prediction may decide."""
 BARELY_SHARE = 0.98
@@ -124,7 +124,7 @@ class MemoryVerdict:
     def answer(self) -> Answer:
         if self.margin_bytes < 0:
             return "does not fit"
-        return "tight" if self.needed_bytes > TIGHT_SHARE * self.device_bytes else "fits"
+        return "close" if self.needed_bytes > TIGHT_SHARE * self.device_bytes else "fits"
 
     @property
     def fits(self) -> bool:
@@ -138,7 +138,7 @@ class MemoryVerdict:
 
     @property
     def text(self) -> str:
-        """'fits, 12.3 GB left', 'tight, 1.2 GB left' or 'cannot fit: 131 GB of 80'."""
+        """'fits, 12.3 GB left', 'close, 1.2 GB left' or 'cannot fit: 131 GB of 80'."""
         if not self.fits:
             return f"cannot fit: {_gigabytes(self.needed_bytes)} GB of {_gigabytes(self.device_bytes)}"
         return f"{self.answer}, {_gigabytes(self.margin_bytes)} GB left"

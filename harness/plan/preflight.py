@@ -276,7 +276,7 @@ class Forecast:
         return next((why for why, runs in self.unknown.items() if any(run.key == key for run in runs)), None)
 
     def lines(self) -> list[str]:
-        """Runs that fit in one line, then each that is tight or cannot fit, how wrong such predictions
+        """Runs that fit in one line, then each that is close or cannot fit, how wrong such predictions
         were, and what is not known."""
         judged = [(self.candidates[key], part) for key, part in self.parts.items()]
         distinct = {run.named: (run, part) for run, part in judged}.values()

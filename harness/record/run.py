@@ -190,7 +190,8 @@ class ObservationPart(Part):
     """What a reader must know of the figures."""
 
 
-Verdict = Literal["fits", "tight", "does not fit"]
+Verdict = Literal["fits", "close", "tight", "does not fit"]
+"""`tight` is what earlier records call `close`: above nine tenths of the limit."""
 
 
 class PredictionPart(Part):

@@ -76,7 +76,8 @@ STEP_LEGEND = (
     "nodes: GB of it to other nodes; exposed: seconds of communication that nothing hides; "
     "tok/s: per GPU; h and kWh: for 1e9 tokens on all GPUs, at their power limit"
 )
-VERDICTS = {"fits": "fits", "tight": "tight", "does not fit": "no"}
+VERDICTS = {"fits": "fits", "close": "close", "does not fit": "no"}
+IN_WORDS = {"fits": "fits", "close": "is close to the limit", "does not fit": "does not fit"}
 INDENT = " " * 4
 MEGA, GIGA = 1e6, 1e9
 
@@ -235,7 +236,7 @@ def _of_row(row: EstimateRow) -> str:
     if row.near_bounds is not None:
         assert row.scenario is not None
         assert row.scenario.device is not None
-        verdict = "may fit" if row.verdict is None else row.verdict.answer.replace("tight", "is tight")
+        verdict = "may fit" if row.verdict is None else IN_WORDS[row.verdict.answer]
         needed = span([bound.device_bytes for bound in row.near_bounds])
         fits = row.verdict is not None and row.verdict.fits and row.speed is not None
         rate = f", about {about(row.tokens_per_second_per_gpu)} tokens/s per GPU" if fits else ""
@@ -244,7 +245,7 @@ def _of_row(row: EstimateRow) -> str:
     assert row.verdict is not None
     host = f" and {_host(row) / GIGA:,.0f} GB of host memory per node" if _host(row) > GIGA else ""
     rate = f", about {about(row.tokens_per_second_per_gpu)} tokens/s per GPU" if row.speed else ""
-    verdict = "is tight" if row.verdict.answer == "tight" else row.verdict.answer
+    verdict = IN_WORDS[row.verdict.answer]
     size = f"{gigabytes(row.verdict.needed_bytes)} of {gigabytes(row.verdict.device_bytes)} GB{host}"
     return f"{row.label} {verdict}, {size}{rate if row.verdict.fits else ''}"
 

@@ -176,7 +176,7 @@ class Configuration(Prediction):
     @property
     def is_tight(self) -> bool:
         """Whether it fits so closely that the error of a prediction may decide."""
-        return self.verdict.answer == "tight"
+        return self.verdict.answer == "close"
 
     def memory_groups(self) -> dict[str, int]:
         """Device bytes of the fullest moment: 'states' that sharding divides, 'activations' that grow with

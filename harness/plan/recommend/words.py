@@ -94,9 +94,9 @@ def _beside(answer: Recommendation) -> Iterator[str]:
     if best.is_tight:
         share = percent(1 - TIGHT_SHARE)
         yield (
-            f"Tight: less than {share} is free. Nothing that fits leaves more"
+            f"Close to the limit: less than {share} is free. Nothing that fits leaves more"
             if with_room is None
-            else f"Tight: less than {share} is free. Safe alternative: {_in_words(with_room)}"
+            else f"Close to the limit: less than {share} is free. Safe alternative: {_in_words(with_room)}"
         )
     if fastest := answer.ranking.fastest:
         more = percent(fastest.tokens_per_second_per_gpu / best.tokens_per_second_per_gpu - 1)

@@ -145,7 +145,7 @@ def test_states_bound_what_ranks_on_the_cpu_need(name: str, backend: str) -> Non
     plan = scenario(experiment(name), backend)
     need = at_least(Prediction(scenario=plan), MemoryLimits(host_bytes=10**12)).host_bytes
     assert need >= 2 * sum(term.bytes for term in plan.states.terms)
-    assert at_least(Prediction(scenario=plan), MemoryLimits(host_bytes=need)).verdict == "tight"
+    assert at_least(Prediction(scenario=plan), MemoryLimits(host_bytes=need)).verdict == "close"
     assert at_least(Prediction(scenario=plan), MemoryLimits(host_bytes=need - 2)).verdict == "does not fit"
 
 

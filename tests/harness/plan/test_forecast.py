@@ -47,11 +47,11 @@ def raising(error: Exception) -> Callable[[], Scenario | None]:
 
 def test_what_fits_shares_a_line_and_the_rest_has_one_each() -> None:
     found = judged(
-        ("zero3", "fits", 20), ("fsdp", "fits", 30), ("zero1", "tight", 75), ("ddp", "does not fit", 131)
+        ("zero3", "fits", 20), ("fsdp", "fits", 30), ("zero1", "close", 75), ("ddp", "does not fit", 131)
     )
     assert found.lines() == [
         "predicted memory: zero3 and fsdp on 2 ranks: fits: at most 30 GB of 80 GB per rank",
-        "predicted memory: zero1 on 2 ranks: tight: 75 GB of 80 GB per rank",
+        "predicted memory: zero1 on 2 ranks: close: 75 GB of 80 GB per rank",
         "predicted memory: ddp on 2 ranks: cannot fit: 131 GB of 80 GB per rank",
     ]
 
@@ -71,7 +71,7 @@ def test_how_wrong_such_predictions_were_is_said_once() -> None:
 
 
 def test_only_what_cannot_fit_is_refused() -> None:
-    found = judged(("zero1", "tight", 75), ("ddp", "does not fit", 131))
+    found = judged(("zero1", "close", 75), ("ddp", "does not fit", 131))
     assert found.refusal("zero1") is None
     assert found.refusal("ddp") == f"cannot fit: 131 GB of 80 GB per rank; {FORCE}"
     assert found.refusal("a run that nobody predicted") is None

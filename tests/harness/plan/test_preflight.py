@@ -35,7 +35,7 @@ def on_gpus(peak_bytes: int, **limits: int) -> PredictionPart:
 
 @pytest.mark.parametrize(
     ("peak", "verdict"),
-    [(60 * GB, "fits"), (75 * GB, "tight"), (79 * GB, "tight"), (80 * GB, "does not fit")],
+    [(60 * GB, "fits"), (75 * GB, "close"), (79 * GB, "close"), (80 * GB, "does not fit")],
 )
 def test_peak_and_overhead_are_held_against_the_device(peak: int, verdict: str) -> None:
     part = on_gpus(peak, device_bytes=80 * GB)

@@ -12,8 +12,8 @@ GB = 10**9
     [
         (40 * GB, "fits", "fits, 40.0 GB left"),
         (72 * GB, "fits", "fits, 8.0 GB left"),
-        (72 * GB + 1, "tight", "tight, 8.0 GB left"),
-        (80 * GB, "tight", "tight, 0.0 GB left"),
+        (72 * GB + 1, "close", "close, 8.0 GB left"),
+        (80 * GB, "close", "close, 0.0 GB left"),
         (80 * GB + 1, "does not fit", "cannot fit: 80.0 GB of 80.0"),
         (131 * GB, "does not fit", "cannot fit: 131 GB of 80.0"),
     ],

@@ -70,7 +70,7 @@ def test_the_answer_comes_first_and_the_runner_up_second() -> None:
         "with libraries set alike"
     )
     assert lines[1].startswith("Runner-up: zero2, micro-batch 4")
-    assert not lines[3].startswith("Tight")
+    assert not lines[3].startswith("Close to the limit")
     assert any(line.startswith("typical error of such predictions: allocated ±") for line in lines)
 
 
@@ -82,9 +82,9 @@ def test_what_is_tight_names_the_fastest_that_is_not() -> None:
     assert answer.ranking.with_room is not None
     assert not answer.ranking.with_room.is_tight
     assert lines[3].startswith(
-        f"Tight: less than 10 % is free. Safe alternative: {answer.ranking.with_room.label}"
+        f"Close to the limit: less than 10 % is free. Safe alternative: {answer.ranking.with_room.label}"
     )
-    assert any(line.split()[:2] == ["1", answer.best[0].label] and "tight" in line.split() for line in lines)
+    assert any(line.split()[:2] == ["1", answer.best[0].label] and "close" in line.split() for line in lines)
 
 
 def test_what_barely_fits_is_not_among_the_best() -> None:
