@@ -165,7 +165,8 @@ def pack_matrix(runs: Runs, folder: Path, predicted: dict[str, Any] | str) -> li
                 problems += _tried(partial(_write, tell, files, output))
     problems += _pack_raw(runs, folder / RAW)
     comparison = Comparison(record for _, record in packed)
-    rows = beside([record for _, record in packed], predicted)
+    made = sorted((record for _, record in packed), key=lambda record: record.created_at)
+    rows = beside(made, predicted)
     (folder / "predictions.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     return [terminal_table(comparison), *finding_lines(comparison), "", *_table(rows, predicted), *problems]
 

@@ -48,7 +48,7 @@ def test_what_the_loop_raises_reaches_the_caller() -> None:
 
 def test_a_loop_that_ends_by_itself_is_an_error() -> None:
     handover = Handover(lambda: None)
-    with pytest.raises(RuntimeError, match="ended by itself"):
+    with pytest.raises(RuntimeError, match="ended before its last step"):
         handover.call()
 
 
