@@ -137,7 +137,7 @@ def _groups(judged: Sequence[Judged]) -> str:
             speed = [j.speed_error for j in found if j.speed_error is not None]
             if max(len(memory), len(speed)) >= LARGE_GROUP:
                 table.append([kind, name, *_bias(memory), *_bias(speed)])
-    heads = ["by", "group", "memory: rows", "bias", "mean", "speed: rows", "bias", "median"]
+    heads = ["by", "group", "memory: rows", "bias", "mean", "speed: rows", "bias", "mean"]
     return tabulate(table, heads, tablefmt="github", disable_numparse=True) + "\n"
 
 

@@ -191,10 +191,11 @@ class ActivationProfile:
         """
 
         def chunk(size: Size, *, stays: bool = False) -> Size:
+            # Of a model that was traced with one sample, all that tokens hold stands with the sequence.
             constant, b, s, each, *rest = size.coefficients
-            per_logit = round(each / vocabulary)
-            once = 0 if stays else per_logit * tokens * vocabulary
-            return Size((constant + once, b, s, each - per_logit * vocabulary, *rest))
+            of_s, of_each = (round(count / vocabulary) * vocabulary for count in (s, each))
+            once = 0 if stays else (of_s + of_each) * tokens
+            return Size((constant + once, b, s - of_s, each - of_each, *rest))
 
         def stays(size: Size) -> Size:
             return chunk(size, stays=True)

@@ -77,11 +77,14 @@ def test_recomputing_in_part_lies_between_none_and_all() -> None:
         assert everything < selective < none
 
 
-def test_a_loss_in_chunks_holds_the_logits_of_one_chunk() -> None:
+@pytest.mark.parametrize(("micro_batch", "length"), [(2, 4096), (1, 8192)])
+def test_a_loss_in_chunks_holds_the_logits_of_one_chunk(micro_batch: int, length: int) -> None:
     """What a token holds per entry of the vocabulary is there for 1,024 of 8,192 tokens."""
     whole, chunks = (
         predict_memory(
-            scenario("llama-3.1-8b", "fsdp", 8, job(4096, "bf16-mixed", **more), micro_batch_size=2)
+            scenario(
+                "llama-3.1-8b", "fsdp", 8, job(length, "bf16-mixed", **more), micro_batch_size=micro_batch
+            )
         ).peak_bytes
         for more in ({}, {"loss": {"chunk_tokens": 1024}})
     )
