@@ -188,16 +188,13 @@ class Ranking:
         both = log_ratios(self.values[left], self.values[right])
         turns = [self.turns.get(name, {}) for name in (left, right)]
         whole = [number for number in both if not any(number in of for of in turns)]
-        alike = made_in_one_go(whole, *self._began(left, right))
+        alike = made_in_one_go(whole, *(self.began.get(name, {}) for name in (left, right)))
         alike += [
             number
             for number in turns[0].keys() & turns[1].keys()
             if _are_together(*(of[number] for of in turns))
         ]
         return {number: both[number] for number in both if number in alike}
-
-    def _began(self, *names: str) -> list[ByRound]:
-        return [self.began.get(name, {}) for name in names]
 
 
 def made_in_one_go(rounds: Iterable[Round], ours: ByRound, theirs: ByRound) -> list[Round]:

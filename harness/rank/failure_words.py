@@ -199,21 +199,6 @@ def _empty(_text: str, _backend: str) -> str:
     return f"{_named(names)} has no element to cut; leave it out, or run ddp" if names else ""
 
 
-def _graph_kept(_text: str, _backend: str) -> str:
-    return (
-        "the loss hangs on the graph of an earlier pass, which its backward pass has freed, as where a state "
-        "or a loss is kept from step to step; keep it detached (.detach())"
-    )
-
-
-def _recomputed_otherwise(_text: str, _backend: str) -> str:
-    return (
-        "a block took another way when activation checkpointing ran it again, as under a counter, a cache or "
-        "a random choice that torch does not restore; have it depend on its inputs alone, or leave it "
-        "out"
-    )
-
-
 def _beyond_table(_text: str, _backend: str) -> str:
     model = _noted.live()
     modules = model.named_modules() if model is not None else ()
@@ -224,21 +209,6 @@ def _beyond_table(_text: str, _backend: str) -> str:
     return (
         f"a sample has a number beyond an embedding: {', '.join(named[:3])}; a tokenizer with added tokens "
         "needs more rows (model.resize_token_embeddings), and so does a sequence longer than its positions"
-    )
-
-
-def _one_value(_text: str, _backend: str) -> str:
-    return (
-        "a normalisation over the batch got one sample: a rank's micro-batch is too small for it; use fewer "
-        "ranks or micro-steps (training.micro_batch_size), SyncBatchNorm, or GroupNorm"
-    )
-
-
-def _wider(_text: str, _backend: str) -> str:
-    return (
-        "the forward pass gives a layer another dtype than its weights have, as after .float() or where it "
-        "makes a tensor of its own; cast it to the weight's dtype (x.to(layer.weight.dtype)), or run ddp, "
-        "whose autocast does"
     )
 
 
@@ -267,22 +237,37 @@ def _in_place(text: str, _backend: str) -> str:
     )
 
 
+WIDER = (
+    "the forward pass gives a layer another dtype than its weights have, as after .float() or where it "
+    "makes a tensor of its own; cast it to the weight's dtype (x.to(layer.weight.dtype)), or run ddp, "
+    "whose autocast does"
+)
 NO_GRADIENT = "does not require grad and does not have a grad_fn"
 KNOWN: dict[tuple[str, ...], str | Callable[[str, str], str]] = {
     ("support scalar parameters", "self.dim() cannot be 0 to view"): _scalar,
     ("got mixed torch.Tensor and DTensor", "got [0] but expected shape compatible with"): _read_outside,
     ("must be a matrix, got 1-D tensor", "'weight' must be 2-D", "same shape as normalized_shape"): _flat,
     ("mat1 and mat2 must have the same dtype",): lambda text, backend: (
-        (_noted.places and _flat(text, backend)) or _wider(text, backend)
+        (_noted.places and _flat(text, backend)) or WIDER
     ),
     ("must match the size of tensor b (0)", "The size of tensor a (0)"): _released,
-    ("backward through the graph a second time",): _graph_kept,
+    ("backward through the graph a second time",): (
+        "the loss hangs on the graph of an earlier pass, which its backward pass has freed, as where a state "
+        "or a loss is kept from step to step; keep it detached (.detach())"
+    ),
     (
         "Recomputed values for the following",
         "during the original forward and recomputation",
-    ): _recomputed_otherwise,
+    ): (
+        "a block took another way when activation checkpointing ran it again, as under a counter, a cache or "
+        "a random choice that torch does not restore; have it depend on its inputs alone, or leave it "
+        "out"
+    ),
     ("index out of range in self",): _beyond_table,
-    ("Expected more than 1 value per channel when training",): _one_value,
+    ("Expected more than 1 value per channel when training",): (
+        "a normalisation over the batch got one sample: a rank's micro-batch is too small for it; use fewer "
+        "ranks or micro-steps (training.micro_batch_size), SyncBatchNorm, or GroupNorm"
+    ),
     ("ComplexFloat", "torch.complex"): _complex,
     ("uniform dtype", "uniform original parameter dtype"): _mixed,
     ("Expected to have finished reduction in the prior iteration",): _unused,
