@@ -19,7 +19,7 @@ from harness.rank.events import EventWriter
 from harness.rank.signals import SignalThread, dump_stacks_when_asked
 from harness.run_directory.events import DoneEvent, FailureEvent, StepEvent, StoppedEvent
 from harness.run_directory.rank_state import PositionWriter
-from harness.run_directory.request import RunRequest, rank_file, rank_log, rank_owner
+from harness.run_directory.request import RunRequest, rank_file, rank_log
 
 STEP = {
     "window": "timed", "loss_sum": 80.0, "gradient_norm": 1.0, "learning_rate": 0.1, "tokens": 8,
@@ -36,8 +36,6 @@ class Rank:
         self.turns = turns
         self._peers = peers
         self.folder = folder
-        self.owner = rank_owner(folder, rank)
-        """Where who watches this rank says which process it is."""
         dump_stacks_when_asked(folder, rank)
         signals = SignalThread()
         self.log = rank_log(folder, rank)

@@ -110,7 +110,8 @@ def test_an_interrupted_script_gives_130_and_keeps_its_steps(tmp_path: Path, who
     words = [*HARNESS, "observe", *WINDOWS, "--", sys.executable, str(train)]
     with subprocess.Popen(
         words, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
+        # A shell that runs the tests in the background ignores the signal, and children inherit that.
+        start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:  # fmt: skip
         assert process.stdout is not None
         assert process.stdout.readline() == "waits\n"

@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
+from harness.files import write_atomically
 from harness.launch.external import supervise
 from harness.record import ErrorPart, Record
 from harness.record.store import read_record
@@ -72,7 +74,7 @@ def record_of(runs: Path) -> tuple[Record, ErrorPart]:
 
 
 LEAVING = "leaving"
-"""The file of a rank that trained and is about to go."""
+"""The file of a rank that trained and is about to go: the process that ends then."""
 
 
 def until(is_so: Callable[[], object]) -> None:
@@ -81,9 +83,26 @@ def until(is_so: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
+def leave_behind(rank: Rank, process: int) -> None:
+    """Say so once every rank trains under its monitor: launchers end the others, however far these are."""
+    until(lambda: all(rank_owner(rank.folder, other).exists() for other in range(2)))
+    until(lambda: [steps_taken(rank_file(rank.folder, other)) for other in range(2)] == [2, 2])
+    write_atomically(rank.folder / LEAVING, str(process))
+
+
+def has_ended(process: int) -> bool:
+    try:
+        return psutil.Process(process).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def survive(rank: Rank) -> None:
+    """Miss the peer when it has gone: a busy machine may let it live on after it said so."""
     rank.train()
     until((rank.folder / LEAVING).exists)
+    peer = int((rank.folder / LEAVING).read_text())
+    until(lambda: has_ended(peer))
     rank.miss_a_peer()
 
 
@@ -95,21 +114,20 @@ def wait_for_peers(rank: Rank) -> None:
 
 def killed(rank: Rank) -> None:
     rank.train()
-    (rank.folder / LEAVING).touch()
+    leave_behind(rank, os.getpid())
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def killed_with_its_monitor(rank: Rank) -> None:
     rank.train()
-    until(rank.owner.exists)
-    (rank.folder / LEAVING).touch()
+    leave_behind(rank, os.getppid())
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(60)
 
 
 def left(rank: Rank) -> None:
     rank.train()
-    (rank.folder / LEAVING).touch()
+    leave_behind(rank, os.getpid())
     os._exit(0)
 
 
