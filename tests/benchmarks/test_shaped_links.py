@@ -17,17 +17,19 @@ def test_three_runs_of_five_backends_state_no_order_and_no_crossover() -> None:
     assert "None is stated on unshaped" in text
 
 
-def test_six_runs_state_orders_and_what_follows_from_them() -> None:
+def test_eight_runs_state_orders_and_what_follows_from_them() -> None:
     links = read_links(REPORTS)
     assert set(links) == set(LINKS)
     known = links[KNOWN].order
-    assert not known.is_ahead("zero2", "ddp")
-    assert not known.is_ahead("ddp", "zero2")
+    assert known.is_ahead("ddp", "zero2")
     assert known.is_ahead("ddp", "zero3")
+    assert not known.is_ahead("fsdp", "fsdp-hybrid")
+    assert not known.is_ahead("fsdp-hybrid", "fsdp")
     text = " ".join(tell(links).split())
-    assert "| unshaped | measured | ddp ~ zero2 < " in text
+    assert "| unshaped | measured | ddp < zero2 < " in text
     assert "| 200mbit | measured | fsdp-hybrid | zero2 |" in text
-    assert "| 200mbit | measured | fsdp-hybrid | ddp |" not in text
+    assert "| 200mbit | measured | fsdp-hybrid | ddp |" in text
+    assert "| 200mbit | predicted | fsdp-hybrid | ddp |" not in text
     overtaken = text.split("beyond noise:")[-1]
     assert "| fsdp-hybrid | ddp | " in overtaken
-    assert "| ddp | zero2 |" not in overtaken
+    assert "| fsdp-hybrid | fsdp | " not in overtaken

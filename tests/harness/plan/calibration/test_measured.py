@@ -18,7 +18,7 @@ def cells() -> list[MeasuredCell]:
 
 def test_runs_of_a_backend_are_one_cell(cells: list[MeasuredCell]) -> None:
     names = {cell.name: len(cell.runs) for cell in cells}
-    assert names["200mbit: zero2 on 4"] == 6
+    assert names["200mbit: zero2 on 4"] == 8
     assert len(cells) == 6
 
 
