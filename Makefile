@@ -174,4 +174,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) runs site build dist *.egg-info
+	rm -rf $(VENV) .kept-by-tests runs site build dist *.egg-info

@@ -1,14 +1,13 @@
 """Options of the test suite."""
 
-import atexit
 import os
-import shutil
-import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
 import hypothesis
 import pytest
 
+from tests import kept
 from tests.made_once import MadeOnce
 
 # How long an example takes says how busy the machine is.
@@ -32,9 +31,8 @@ MOVED_CACHES = (
 
 
 def use_own_caches() -> None:
-    """Let no test read or write a user's caches: all processes of this session share a new folder."""
-    folder = Path(tempfile.mkdtemp(prefix="harness-test-caches-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    """Let no test read or write a user's caches: the tests have their own, also a later session's."""
+    folder = kept.caches()
     for name in MOVED_CACHES:
         os.environ.pop(name, None)
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
@@ -63,6 +61,15 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
 @pytest.fixture
 def update_golden(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-golden"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What ranks left that a failing test may have read is made again in the next session."""
+    report = yield
+    if report.failed:
+        kept.runs().forget()
+    return report
 
 
 @pytest.hookimpl(trylast=True)  # what is not selected takes no time

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import hashlib
 import os
+import pickle
 import runpy
+import shutil
 import sys
 import time
 from dataclasses import dataclass
@@ -18,6 +21,7 @@ from harness.launch.bootstrap.sitecustomize import AfterImport
 from harness.record import Record
 from harness.run_directory.observed import ObserveRequest, assemble_observed
 from harness.run_directory.observed_processes import note_end
+from tests import kept
 from tests.forkserver import context, held_port
 from tests.patience import SECONDS
 
@@ -44,7 +48,26 @@ class ScriptRun:
 def run_script(
     folder: Path, script: Path, *arguments: str, ranks: int = 2, observe: bool = True, threads: int = 1
 ) -> ScriptRun:
-    """Run a script on ranks of this machine, in the working directory `folder`."""
+    """Run a script on ranks of this machine, in the working directory `folder`.
+
+    A script that stands alone there, whose run an earlier session left, is not run again.
+    """
+    if [path.name for path in folder.iterdir()] != [script.name]:
+        return _run_script(folder, script, *arguments, ranks=ranks, observe=observe, threads=threads)
+    asked = f"{script.read_text()}\0{arguments} {ranks} {observe} {threads}"
+    with kept.runs().place(f"script-{hashlib.sha256(asked.encode()).hexdigest()[:16]}") as place:
+        if place.exists():
+            shutil.copytree(place, folder, symlinks=True, dirs_exist_ok=True)
+            return pickle.loads((folder / "seen").read_bytes())
+        seen = _run_script(folder, script, *arguments, ranks=ranks, observe=observe, threads=threads)
+        (folder / "seen").write_bytes(pickle.dumps(seen))
+        kept.runs().fill(place, folder)
+    return seen
+
+
+def _run_script(
+    folder: Path, script: Path, *arguments: str, ranks: int, observe: bool, threads: int
+) -> ScriptRun:
     directory = folder / "run"
     directory.mkdir(parents=True)
     request = ObserveRequest(

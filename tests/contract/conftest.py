@@ -7,16 +7,14 @@ import pytest
 from harness.backends import registry
 from tests.contract.cases import Trace
 from tests.contract.ranks import traces
-from tests.made_once import MadeOnce
 
 _REACHED: list[tuple] = []
 
 
 @pytest.fixture(scope="session")
-def reference(made_once: MadeOnce, tmp_path_factory: pytest.TempPathFactory) -> list[Trace]:
+def reference(tmp_path_factory: pytest.TempPathFactory) -> list[Trace]:
     """What one process trains in each of `cases.CASES`."""
-    folder = tmp_path_factory.mktemp("reference")
-    return made_once.value("contract-reference", lambda: traces(registry.REFERENCE, 1, folder))
+    return traces(registry.REFERENCE, 1, tmp_path_factory.mktemp("reference"))
 
 
 @pytest.fixture(scope="session")

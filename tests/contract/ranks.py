@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import traceback
 from pathlib import Path
 
 from harness.backends import registry
 from harness.backends.mesh import Mesh
+from tests import kept
 from tests.forkserver import held_port, run_ranks
 
 JOIN_SECONDS = 300
@@ -30,8 +32,14 @@ def _is_class(label: str) -> bool:
 def on_ranks(what: str, label: str, world_size: int, folder: Path) -> list:
     """Do one of the deeds of `_do`, or 'module:function', on every rank; what each returned, in order.
 
-    The function is called with the backend and the rank's world.
+    The function is called with the backend and the rank's world. Only the first session of tests after a
+    change of what runs there does it; `folder` is theirs alone.
     """
+    name = hashlib.sha256(f"{what} {label} {world_size}".encode()).hexdigest()[:16]
+    return kept.runs().value(f"deed-{name}", lambda: _done(what, label, world_size, folder))
+
+
+def _done(what: str, label: str, world_size: int, folder: Path) -> list:
     import torch
 
     with held_port() as port:

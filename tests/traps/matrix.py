@@ -1,4 +1,4 @@
-"""Runs cells of tiny jobs, each once in a session of tests, whichever of its workers asks for it first."""
+"""Runs cells of tiny jobs, each once until what runs in it changes, whichever worker asks for it first."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from harness.record import Record
 from harness.record.record_files import RECORD_NAME
 from harness.record.store import Store, read_record
 from harness.record.workload import depends_on_split, samples_at_once
+from tests import kept
 from tests.adapters import planted
 from tests.forkserver import launcher
 from tests.made_once import MadeOnce
@@ -68,7 +69,7 @@ UNTRACED = "measure.traced_steps=0"
 class Matrix:
     """Runs and remembers cells; one fork server serves them all.
 
-    `further`: settings of all cells, before their own. `made_once`: where runs of other workers lie.
+    `further`: settings of all cells, before their own. `made_once`: where others' runs lie.
     """
 
     def __init__(self, folder: Path, further: Sequence[str] = (), made_once: MadeOnce | None = None) -> None:
@@ -133,16 +134,14 @@ class Matrix:
         cell = make_cell(experiment, canonical_label(label), world_size, layout, 0, "cpu")
         if self._made_once is None:
             return self._made(cell, experiment)
-        with self._made_once.place(cell.key) as kept:
-            if kept.exists():
-                record = read_record(kept / RECORD_NAME)
-                shutil.copytree(kept, self.store.root / record.run_id, dirs_exist_ok=True)
+        with self._made_once.place(cell.key) as place:
+            if place.exists():
+                record = read_record(place / RECORD_NAME)
+                shutil.copytree(place, self.store.root / record.run_id, dirs_exist_ok=True)
                 return record
             record = self._made(cell, experiment)
             if record.status != "failed":
-                whole = kept.with_suffix(".new")
-                shutil.copytree(self.store.root / record.run_id, whole)
-                whole.rename(kept)
+                self._made_once.fill(place, self.store.root / record.run_id)
             return record
 
     def _made(self, cell: Cell, experiment: Experiment) -> Record:
@@ -180,9 +179,9 @@ def planted_matrix(
 
 
 @pytest.fixture(scope="package")
-def matrix(tmp_path_factory: pytest.TempPathFactory, made_once: MadeOnce) -> Iterator[Matrix]:
-    """The runs of all tests of a session, whichever package asks."""
-    with planted_matrix(tmp_path_factory.mktemp("matrix"), [UNTRACED], made_once) as found:
+def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
+    """The runs of all tests, whichever package asks and whichever session made them."""
+    with planted_matrix(tmp_path_factory.mktemp("matrix"), [UNTRACED], kept.runs()) as found:
         yield found
 
 
