@@ -173,13 +173,15 @@ def test_payload_while_zero_3_records_its_trace_is_as_expected(tmp_path) -> None
         assert volume_differences(record) == [], case
 
 
-@pytest.mark.parametrize("name", first(["fsdp-hybrid"], HYBRID))
+@pytest.mark.exhaustive  # of two on four ranks: tests/traps/test_clean.py
+@pytest.mark.parametrize("name", HYBRID)
 def test_payload_of_a_hybrid_is_as_expected(name, tmp_path) -> None:
     for case, record in zip(VOLUME_CASES, records(name, 4, tmp_path), strict=True):
         assert volume_differences(record) == [], case
 
 
-@pytest.mark.parametrize("label", first(["zero3:hpz=2"], ["zero3:hpz=2", "fsdp:reshard=2"]))
+@pytest.mark.exhaustive  # of hpz: tests/traps/test_clean.py
+@pytest.mark.parametrize("label", ["zero3:hpz=2", "fsdp:reshard=2"])
 def test_weights_are_gathered_again_within_the_group_that_keeps_a_second_copy(
     label: str, tmp_path: Path
 ) -> None:

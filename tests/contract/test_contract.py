@@ -79,11 +79,11 @@ CPU_ADAM = [
 """Nor which Adam updates: DeepSpeed's, whose extension is compiled once, for a minute or more."""
 
 
-REPRESENTATIVES = [
-    "ddp", "zero3", "fsdp", "fsdp1", "accelerate-zero2", "trainer-zero1", "fsdp-hybrid", "fsdp:prefetch=2",
-    "zero3:hpz=2",
-]  # fmt: skip
-"""Every stage, one through each library, one with groups of ranks, one setting of a kind."""
+REPRESENTATIVES = ["ddp", "zero3", "fsdp", "fsdp1", "accelerate-zero2"]
+"""Each library's ways to shard, one through another library.
+
+The clean matrix (tests/traps/test_clean.py) has every backend, and groups of ranks in fp32.
+"""
 IN_EVERY_CASE = ("fsdp",)
 """Others in the hardest cases, natives in every case where all are asked for."""
 OF_PARTS = ("accelerate-", "trainer-", *HYBRID, *SECOND_COPY)

@@ -53,13 +53,12 @@ def test_ranks_that_divide_samples_train_as_one_process_does_in_every_case(
     assert_trains(CASES, "cases", label_of(name), 2, reference, tmp_path)
 
 
+@EXHAUSTIVE  # The clean matrix (tests/traps/test_clean.py) has bytes and states of every backend in one case.
 @pytest.mark.parametrize(
     ("name", "options", "ranks"),
     [
-        ("fsdp-cp", {}, 2),
-        ("ulysses-zero3", {}, 2),
-        *(pytest.param(name, {}, ranks, marks=EXHAUSTIVE) for name in SEQUENCE for ranks in (2, 4)),
-        pytest.param("cp", {"rotation": "all-to-all", "sequence": 4}, 4, marks=EXHAUSTIVE),
+        *((name, {}, ranks) for name in SEQUENCE for ranks in (2, 4)),
+        ("cp", {"rotation": "all-to-all", "sequence": 4}, 4),
     ],
 )
 def test_payload_is_as_expected_to_the_byte(
@@ -86,13 +85,8 @@ def test_payload_of_recomputation_is_as_expected(name: str, tmp_path: Path) -> N
         assert volume_differences(as_record(name, case, list(parts), label)) == [], case
 
 
-@pytest.mark.parametrize(
-    ("name", "ranks"),
-    [
-        ("ulysses-zero2", 2),
-        *(pytest.param(name, ranks, marks=EXHAUSTIVE) for name in SEQUENCE for ranks in (2, 4)),
-    ],
-)
+@EXHAUSTIVE
+@pytest.mark.parametrize(("name", "ranks"), [(name, ranks) for name in SEQUENCE for ranks in (2, 4)])
 def test_states_are_the_closed_form_to_the_byte(name: str, ranks: int, tmp_path: Path) -> None:
     label = label_of(name)
     per_rank = on_ranks("tests.contract.states:states_of_llama", label, ranks, tmp_path)

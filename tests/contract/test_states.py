@@ -42,24 +42,22 @@ def test_states_of_one_process_are_the_closed_form_to_the_byte(label: str, tmp_p
     assert_closed_forms(label, 1, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "label", [*first(FEW, NATIVE), *first(FEW_OPTIONS, WITH_OPTIONS), *CPU_ADAM, *first([], ["trainer-ddp"])]
-)
+@pytest.mark.parametrize("label", [*first(FEW, [*NATIVE, *WITH_OPTIONS, "trainer-ddp"]), *CPU_ADAM])
 def test_states_are_the_closed_form_to_the_byte(label: str, tmp_path: Path) -> None:
     assert_closed_forms(label, 2, tmp_path)
+
+
+@pytest.mark.parametrize("label", FEW_OPTIONS)
+def test_states_with_options_are_the_closed_form_to_the_byte(label: str, tmp_path: Path) -> None:
+    assert_closed_forms(label, 2, tmp_path, "states_of_few", FEW_CASES)
 
 
 GROUPS = (*HYBRID, "fsdp-hybrid:master_dtype=compute", *SECOND_COPY)
 
 
-@pytest.mark.parametrize("label", ["fsdp-hybrid", "zero3:hpz=2"])
-def test_states_of_groups_are_the_closed_form_to_the_byte(label: str, tmp_path: Path) -> None:
-    assert_closed_forms(label, 4, tmp_path, "states_of_few", FEW_CASES)
-
-
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive  # of two in one case: tests/traps/test_clean.py
 @pytest.mark.parametrize("label", GROUPS)
-def test_states_of_groups_are_the_closed_form_to_the_byte_in_every_case(label: str, tmp_path: Path) -> None:
+def test_states_of_groups_are_the_closed_form_to_the_byte(label: str, tmp_path: Path) -> None:
     assert_closed_forms(label, 4, tmp_path)
 
 

@@ -24,11 +24,10 @@ MATRIX = [
     pytest.param("autotp-zero1", 2, marks=pytest.mark.exhaustive),
     pytest.param("autotp-zero3", 2, marks=pytest.mark.exhaustive),
     pytest.param("autotp-zero1", 4, marks=pytest.mark.exhaustive),
-    pytest.param("autotp-zero2", 4),
+    pytest.param("autotp-zero2", 4, marks=pytest.mark.exhaustive),
     pytest.param("autotp-zero3", 4, marks=pytest.mark.exhaustive),
 ]
-FIRST = [("tp", 2), *(pytest.param(*case.values, marks=pytest.mark.exhaustive) for case in MATRIX[1:])]
-"""Where DeepSpeed's own does as its stages do: the clean matrix has every backend."""
+"""The clean matrix (tests/traps/test_clean.py) has every backend on two ranks, DeepSpeed's own on four."""
 
 
 @pytest.mark.parametrize(("label", "ranks"), MATRIX)
@@ -57,6 +56,7 @@ def assert_trains(
     assert found == []
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("label", "ranks"), MATRIX)
 def test_payload_is_as_expected_to_the_byte(label: str, ranks: int, tmp_path: Path) -> None:
     per_rank = on_ranks("volumes", label, ranks, tmp_path)
@@ -69,7 +69,7 @@ def test_payload_is_as_expected_to_the_byte(label: str, ranks: int, tmp_path: Pa
         assert volume_differences(record) == [], case
 
 
-@pytest.mark.parametrize(("label", "ranks"), FIRST)
+@pytest.mark.parametrize(("label", "ranks"), MATRIX)
 def test_payload_of_recomputation_is_as_expected(label: str, ranks: int, tmp_path: Path) -> None:
     per_rank = on_ranks("tests.contract.communication:count_recomputed_llama", label, ranks, tmp_path)
     cases = [case for case in RECOMPUTED_CASES if case.family == "llama"]
@@ -78,7 +78,8 @@ def test_payload_of_recomputation_is_as_expected(label: str, ranks: int, tmp_pat
         assert volume_differences(record) == [], case
 
 
-@pytest.mark.parametrize(("label", "ranks"), FIRST)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("label", "ranks"), MATRIX)
 def test_states_are_the_closed_form_to_the_byte(label: str, ranks: int, tmp_path: Path) -> None:
     per_rank = on_ranks("tests.contract.states:states_of_llama", label, ranks, tmp_path)
     for rank, of_cases in enumerate(per_rank):

@@ -32,6 +32,18 @@ def test_a_clean_matrix_has_no_finding(
     assert_no_finding(world_size, precision, accumulation, matrix, tally)
 
 
+def test_groups_of_ranks_and_cut_layers_on_four_ranks_have_no_finding(matrix: Matrix, tally) -> None:
+    labels = ("fsdp-hybrid", "zero3:hpz=2", "autotp-zero2")
+    settings = (
+        "training.precision=fp32", "training.accumulation_steps=2", "training.global_batch_size=16",
+        AFTER_TRACE,
+    )  # fmt: skip
+    assert_clean(labels, 4, settings, matrix, tally)
+    within = {row.phase for row in matrix.record("zero3:hpz=2", 4, settings).comm if row.role == "shard"}
+    assert within
+    assert within <= {"forward", "backward"}
+
+
 def test_some_backends_on_one_rank_have_no_finding(matrix: Matrix, tally) -> None:
     settings = ("training.precision=fp32", "training.global_batch_size=16", AFTER_TRACE)
     assert_clean(("zero3", "fsdp"), 1, settings, matrix, tally)
