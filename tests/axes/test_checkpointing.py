@@ -2,14 +2,13 @@
 
 import pytest
 
-from .parity import NATIVE, assert_parity
+from .parity import NATIVE, assert_parity, together
 
-pytestmark = pytest.mark.long(seconds=20)
 SETTING = "training.activation_checkpointing"
 
 
 def test_every_second_block_recomputes_where_weights_are_gathered_again(matrix) -> None:
-    records = assert_parity(matrix, [f"{SETTING}=every-2"], ["zero3", "fsdp"])
+    records = assert_parity(matrix, together(), ["zero3", "fsdp"])
     assert all(record.observed.activation_checkpointing for record in records.values())
 
 

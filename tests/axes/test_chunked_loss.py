@@ -2,12 +2,9 @@
 
 import pytest
 
-from .parity import NATIVE, assert_parity
+from .parity import CHUNK, LARGE, NATIVE, assert_parity, together
 
-LARGE = "model.config={hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 2, "
-LARGE += "num_key_value_heads: 2, max_position_embeddings: 16, vocab_size: 4096, tie_word_embeddings: %s}"
-CHUNK, TOKENS, VOCABULARY = 8, 8 * 16, 4096
-SETTINGS = [f"loss.chunk_tokens={CHUNK}", LARGE % "false"]
+TOKENS, VOCABULARY = 8 * 16, 4096
 
 
 def forward_peak(record) -> int:
@@ -20,8 +17,8 @@ def forward_peak(record) -> int:
 
 @pytest.mark.long(seconds=15)
 def test_where_the_head_is_gathered_the_loss_stays_and_logits_are_gone(matrix) -> None:
-    records = assert_parity(matrix, SETTINGS, ["zero3", "fsdp"])
-    (whole,) = matrix.compare([], 2, [LARGE % "false"]).rows
+    records = assert_parity(matrix, together(), ["zero3", "fsdp"])
+    (whole,) = matrix.compare([], 2, together()[:-1]).rows
     losses = [step.loss for step in records["single"].steps]
     assert losses == pytest.approx([step.loss for step in whole.record.steps], rel=1e-5)
     saved = forward_peak(whole.record) - forward_peak(records["single"])
@@ -33,5 +30,5 @@ def test_where_the_head_is_gathered_the_loss_stays_and_logits_are_gone(matrix) -
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
 @pytest.mark.parametrize("tied", ["true", "false"])
 def test_every_strategy_trains_with_it(tied: str, precision: str, matrix) -> None:
-    settings = [SETTINGS[0], LARGE % tied, f"training.precision={precision}"]
+    settings = [f"loss.chunk_tokens={CHUNK}", LARGE % tied, f"training.precision={precision}"]
     assert_parity(matrix, settings, [*NATIVE, "accelerate-ddp"])

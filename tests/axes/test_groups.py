@@ -16,7 +16,9 @@ from .parity import assert_as_derived, assert_parity
 
 pytestmark = pytest.mark.long(seconds=30)
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp1")
-FEW = ("zero2", "zero3", "fsdp", "fsdp1")
+FEW = ("zero2", "zero3", "fsdp")
+FEW_FROZEN = ("zero3", "fsdp", "fsdp1")
+"""FSDP1 reduces frozen neighbours of trained weights."""
 RATES = (
     "optimizer.groups=[{parameters: '*norm*', weight_decay: 0.05, learning_rate: 3.0e-4}, "
     "{parameters: model.layers.1.*, learning_rate: 2.0e-4}]"
@@ -41,7 +43,7 @@ def test_groups_with_rates_and_decay_of_their_own_train_the_same(strategies: tup
         assert all(step.applied_learning_rate == step.learning_rate for step in record.steps)
 
 
-@pytest.mark.parametrize("strategies", [FEW, pytest.param(STRATEGIES, marks=EXHAUSTIVE)])
+@pytest.mark.parametrize("strategies", [FEW_FROZEN, pytest.param(STRATEGIES, marks=EXHAUSTIVE)])
 def test_groups_that_are_frozen_keep_their_weights_and_have_neither_gradients_nor_states(
     strategies: tuple[str, ...], matrix
 ) -> None:

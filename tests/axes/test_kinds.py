@@ -16,7 +16,6 @@ from .parity import assert_as_derived, assert_parity
 
 pytestmark = pytest.mark.long(seconds=40)
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp1")
-FEW = ("ddp", "zero2")
 SHARDED = ("ddp", "zero2", "zero3", "fsdp1")
 """An estimate is held to them below."""
 PLAIN_SGD = ["optimizer.kind=sgd", "optimizer.learning_rate=0.1"]
@@ -27,7 +26,6 @@ ADAM = ["optimizer.kind=adam"]
 @pytest.mark.parametrize(
     ("settings", "name", "states", "strategies"),
     [
-        (PLAIN_SGD, "torch.optim.sgd.SGD", 0, FEW),
         (MOMENTUM, "torch.optim.sgd.SGD", 1, SHARDED),
         (ADAM, "torch.optim.adam.Adam", 2, ("ddp", "fsdp")),
         *(

@@ -32,7 +32,7 @@ CUT = MODEL % (64, 100, 1)
 
 
 @needs_torchao
-@pytest.mark.parametrize("label", first(["zero3", "fsdp1"], ["zero1", "zero3", "fsdp1", "fsdp-cp", "tp"]))
+@pytest.mark.parametrize("label", first(["fsdp1"], ["zero1", "zero3", "fsdp1", "fsdp-cp", "tp"]))
 def test_trap_30_what_a_rank_updates_is_no_multiple_of_a_block(label: str, matrix) -> None:
     found = {f.id: f for f in matrix.findings([label], 2, [KIND, ODD])}
     wide = found.pop("low-bit-states-wide")

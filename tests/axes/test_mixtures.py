@@ -17,8 +17,8 @@ QWEN = (
     f"{SIZES}}}"
 )
 LEAVES = "zero3:leaf_module=blocks"
-FEW = ("zero2", "zero3", "fsdp")
-WIDE = (*FEW, "ddp", LEAVES)
+FEW = ("zero3", "fsdp")
+WIDE = (*FEW, "ddp", "zero2", LEAVES)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 
 from harness.backends import registry
 from harness.doctor.check import ABOUT_TIME
+from harness.files import write_atomically
 from harness.job.batch import batch_layout, reference_layout
 from harness.job.config import load_experiment
 from harness.job.experiment import Experiment
@@ -189,5 +190,5 @@ def padded_documents(path: Path) -> str:
     """A JSON lines file whose samples have very different numbers of target tokens."""
     words = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "runs", "away"]
     lines = [json.dumps({"text": " ".join(words[: 1 + index % 3])}) for index in range(64)]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_atomically(path, "\n".join(lines) + "\n")
     return str(path)
