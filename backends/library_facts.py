@@ -9,6 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import Any, Literal
@@ -123,8 +124,9 @@ def absent(packages: Collection[str]) -> list[str]:
     return [name for name in packages if installed_version(name) is None]
 
 
+@lru_cache
 def installed_version(library: str) -> str | None:
-    """Of a distribution; None: it is not installed."""
+    """Of a distribution; None: it is not installed. Asked once: its whole description is parsed."""
     try:
         return version(library)
     except PackageNotFoundError:

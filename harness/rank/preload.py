@@ -25,9 +25,11 @@ import harness.backends.fsdp1  # noqa: E402
 import harness.backends.fsdp2  # noqa: E402
 import harness.backends.zero  # noqa: E402
 import harness.rank.check  # noqa: E402
-import harness.rank.rank  # noqa: E402, F401
+import harness.rank.rank  # noqa: E402
+import harness.record.provenance  # noqa: E402
 
 torch.set_num_threads(1)
+harness.record.provenance.package_versions()  # each rank would parse the libraries' descriptions again
 for name in os.environ.get("HARNESS_PRELOAD", "").split(","):
     if name:
         try:

@@ -75,11 +75,8 @@ def load_average() -> float:
 
 def package_versions(extra: tuple[str, ...] = ()) -> dict[str, str]:
     """Versions of the installed ones among the packages that matter, and of `extra`."""
-    found = {name: _version(name) for name in (*PACKAGES, *extra)}
+    found = {name: installed_version(name) for name in (*PACKAGES, *extra)}
     return {name: version for name, version in found.items() if version is not None}
-
-
-_version = lru_cache(installed_version)
 
 
 @lru_cache(maxsize=1)

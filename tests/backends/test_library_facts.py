@@ -86,7 +86,7 @@ def test_a_run_under_a_faulty_version_is_named(record: Record, found: bool) -> N
 
 
 def test_what_a_version_cannot_do_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library_facts, "version", lambda _: "5.9.0")
+    monkeypatch.setattr(library_facts, "installed_version", lambda _: "5.9.0")
     (reason,) = unsupported(("torch", "accelerate", "transformers"))
     assert reason.startswith("transformers 5.9.0 cannot: ")
     assert unsupported(("torch", "deepspeed")) == []
