@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
@@ -67,8 +67,9 @@ def add_rounds(
     """The records, with those of added rounds.
 
     `plan`: the cells of so many rounds; `known`: records that are used instead of a run. A cell that is
-    settled is left out of later rounds; its base is not. One that failed or diverged is compared no more;
-    where that is the base, the others are compared with the next one.
+    settled is left out of later rounds; its base is not. A round in which a cell failed is none of that
+    cell's; after two of them on end, or where it diverged, it is run no more. Where that is the base, those
+    compared with it are not either, unless they are compared with the next one, since it diverged.
     """
     found = {record.cell: record for record in records}
     rounds = 1 + max((record.repeat for record in records), default=0)
@@ -77,37 +78,33 @@ def add_rounds(
     if not wanted and not made.interrupted:
         view.say("no round is added: no two cells are compared in speed")
     while wanted and not made.interrupted:
+        lost = {*wanted, *bases} & _failing(found.values(), rounds)
         if rounds >= look:
-            before, (now, bases) = dict.fromkeys(bases) | wanted, _compared(list(found.values()))
-            lost = {name: ratio for name, ratio in before.items() if name not in {*now, *bases}}
-            if lost:
-                view.say(f"no further round of {_named(lost)}: failed or diverged")
+            before, (now, bases) = {*wanted, *bases}, _compared(list(found.values()))
+            lost |= before - {*now, *bases}
             wanted = {
                 name: now[name]
                 for name in wanted
                 if name in now and not now[name].is_settled(until.precision)
             }
             look = ceil(rounds * GROWTH)
-            if not wanted:
-                if not lost:
-                    view.say(f"speeds are settled after {counted(rounds, 'round')}")
-                break
-        open_ = _named(wanted)
+        if lost:
+            others = "; nor of cells that are compared with it" if lost & bases else ""
+            view.say(f"no further round of {_named(dict.fromkeys(sorted(lost)))}: failed or diverged{others}")
+            kept = {_place(base) for base in bases - lost}
+            wanted = {n: ratio for n, ratio in wanted.items() if n not in lost and _place(n) in kept}
+        if not wanted:
+            if not lost:
+                view.say(f"speeds are settled after {counted(rounds, 'round')}")
+            break
         began = time.monotonic()
         if rounds >= MOST_REPEATS or (until.deadline is not None and began + longest > until.deadline):
-            now, _ = _compared(list(found.values()))  # as the report has it
-            still = {
-                name: ratio
-                for name, ratio in now.items()
-                if name in wanted
-                and (ratio.order == "open" or (until.precision and not ratio.is_settled(until.precision)))
-            }
-            open_ = _named(still) or "none"
+            open_ = _named(_open(wanted, list(found.values()), until.precision)) or "none"
             view.say(f"no further round after {counted(rounds, 'round')}; open: {open_}")
             break
         rounds += 1
-        view.say(f"round {rounds}; open: {open_}")
-        names = {*wanted, *bases}
+        view.say(f"round {rounds}; open: {_named(wanted)}")
+        names = {*wanted, *(base for base in bases if _place(base) in set(map(_place, wanted)))}
         cells = [
             cell
             for cell in plan(rounds)
@@ -117,6 +114,29 @@ def add_rounds(
         found |= made.run([cell for cell in cells if cell.key not in found], found.values())
         longest = max(longest, time.monotonic() - began)
     return list(found.values())
+
+
+def _open(wanted: Container[Name], records: Sequence[Record], precision: float | None) -> dict[Name, Ratio]:
+    """Those that the report will show as open, or less precise than asked."""
+    return {
+        name: ratio
+        for name, ratio in _compared(records)[0].items()
+        if name in wanted and (ratio.order == "open" or (precision and not ratio.is_settled(precision)))
+    }
+
+
+def _name(record: Record) -> Name:
+    return record.job_id, record.backend.label, record.world.world_size
+
+
+def _place(name: Name) -> tuple[str, int]:
+    return name[0], name[2]
+
+
+def _failing(records: Iterable[Record], rounds: int) -> set[Name]:
+    """Cells without a result in the last two of so many rounds."""
+    last = [record for record in records if record.repeat >= rounds - 2]
+    return {_name(record) for record in last} - {_name(r) for r in last if r.status in ("ok", "diverged")}
 
 
 def _compared(records: Sequence[Record]) -> tuple[dict[Name, Ratio], set[Name]]:
@@ -130,7 +150,7 @@ def _compared(records: Sequence[Record]) -> tuple[dict[Name, Ratio], set[Name]]:
     usual = [group for group in comparison.groups if not is_deterministic(group.record)]
     for group in usual or comparison.groups:
         order = comparison.rankings.get(group.place)
-        name = group.record.job_id, group.record.backend.label, group.world_size
+        name = _name(group.record)
         if order is None or group.label not in order.names:
             continue
         if group.label == order.base:

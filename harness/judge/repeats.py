@@ -32,15 +32,20 @@ class Repeats:
 
     rows: Sequence[Row]
 
+    @cached_property
+    def counted(self) -> Sequence[Row]:
+        """Those that its figures are made of: without runs that came to no result, where others did."""
+        return [row for row in self.rows if row.record.status == "ok"] if self.has_result else self.rows
+
     @property
     def record(self) -> Record:
-        """The first repeat, for what all repeats share."""
-        return self.rows[0].record
+        """The first repeat with a result, for what all repeats share."""
+        return self.counted[0].record
 
     @cached_property
     def runs(self) -> list[Run]:
-        """The run of each row."""
-        return [row.run for row in self.rows]
+        """The run of each row that counts."""
+        return [row.run for row in self.counted]
 
     @property
     def label(self) -> str:
@@ -89,10 +94,16 @@ class Repeats:
         """Whether every repeat succeeded."""
         return all(row.record.status == "ok" for row in self.rows)
 
+    @cached_property
+    def has_result(self) -> bool:
+        """Whether a repeat succeeded and no other lost its loss or norm; others may have failed."""
+        statuses = {row.record.status for row in self.rows}
+        return "ok" in statuses and "diverged" not in statuses
+
     @property
     def parity(self) -> Parity:
-        """That of the worst repeat."""
-        return min((row.judgement.parity for row in self.rows), key=LEVELS.index)
+        """That of the worst repeat that counts."""
+        return min((row.judgement.parity for row in self.counted), key=LEVELS.index)
 
     @cached_property
     def _judged_by(self) -> tuple[Noise, str] | None:
@@ -141,7 +152,7 @@ class Repeats:
 
     def values(self, key: str) -> list[float]:
         """One figure per repeat, those that have none left out."""
-        return [value for row in self.rows if (value := row.figures[key]) is not None]
+        return [value for row in self.counted if (value := row.figures[key]) is not None]
 
     def by_round(self, key: str) -> dict[Round, float]:
         """The figure of each repeat by its round, of rates the seconds per unit: what is compared."""
@@ -167,7 +178,7 @@ class Repeats:
 
     def _rounds(self, key: str) -> dict[Round, tuple[float, Run]]:
         found: dict[Round, tuple[float, Run]] = {}
-        for row in self.rows:
+        for row in self.counted:
             if (value := row.figures[key]) is not None:
                 number = row.run.occasion, row.record.repeat
                 nth = sum(known[:2] == number for known in found)
@@ -208,11 +219,12 @@ def _without_interrupted(rows: list[Row]) -> list[Row]:
 def rivals(groups: Sequence[Repeats]) -> dict[Place, list[Repeats]]:
     """By place, those whose throughputs may be compared: successful, timed, and not the reference.
 
-    Those that diverged do other work; the reference is one process on the whole batch.
+    Those that diverged do other work; the reference is one process on the whole batch. A round in which a
+    cell failed is none of that cell's; the others count.
     """
     found: dict[Place, list[Repeats]] = {}
     for group in groups:
-        if group.succeeded and group.parity != "diverged" and not group.is_reference and group.values(SPEED):
+        if group.has_result and group.parity != "diverged" and not group.is_reference and group.values(SPEED):
             found.setdefault(group.place, []).append(group)
     return found
 
@@ -248,7 +260,7 @@ def place_to_compare(groups: Sequence[Repeats]) -> Place | None:
     themselves before those that take turns on them; of equals those with the kernels that jobs use. The
     reference decides where nothing else was timed.
     """
-    timed = [g for g in groups if g.succeeded and g.values(SPEED)]
+    timed = [g for g in groups if g.has_result and g.values(SPEED)]
     timed = [g for g in timed if not g.is_reference] or timed
     counts = Counter(g.place for g in timed)
 

@@ -147,7 +147,7 @@ def _compared(curves: list[list[ScalingPoint]]) -> list[list[ScalingPoint]]:
 
 def _timed(groups: Sequence[Repeats]) -> list[Repeats]:
     """Successful and timed; those that diverged do other work."""
-    return [g for g in groups if g.succeeded and g.values(STEP) and g.parity != "diverged"]
+    return [g for g in groups if g.has_result and g.values(STEP) and g.parity != "diverged"]
 
 
 def _separating(groups: Sequence[Repeats]) -> list[str]:

@@ -36,7 +36,7 @@ class ComparisonScope:
             group
             for group in self.comparison.groups
             if group.place == self.place
-            and group.succeeded
+            and group.has_result
             and group.parity != "diverged"
             and group.record.backend.name not in PLANTED
         ]
@@ -45,7 +45,7 @@ class ComparisonScope:
     @cached_property
     def base(self) -> Repeats | None:
         """DDP, which the others are related to; None where it did not run."""
-        return next((group for group in self.groups if group.label == BASE), None)
+        return next((group for group in self.groups if group.backend == BASE), None)
 
     @property
     def order(self) -> Ranking | None:
@@ -55,7 +55,7 @@ class ComparisonScope:
     @cached_property
     def timed(self) -> dict[str, Repeats]:
         """The cells that are in the order, by label; the reference where it ran alone."""
-        here = [g for g in self.comparison.groups if g.place == self.place and g.succeeded]
+        here = [g for g in self.comparison.groups if g.place == self.place and g.has_result]
         names = [group.label for group in self.groups] if self.order is None else self.order.names
         return {group.label: group for group in here if group.label in names and group.values(SPEED)}
 
@@ -136,5 +136,5 @@ def rounded(value: float, digits: int = 3) -> float:
 
 def _any_place(comparison: Comparison) -> Place | None:
     """The largest number of ranks of runs that were not timed."""
-    succeeded = [group for group in comparison.groups if group.succeeded]
-    return max(succeeded, key=lambda group: group.world_size).place if succeeded else None
+    known = [group for group in comparison.groups if group.has_result]
+    return max(known, key=lambda group: group.world_size).place if known else None

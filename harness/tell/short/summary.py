@@ -12,6 +12,7 @@ from harness.judge.comparison import Comparison
 from harness.judge.expected import unjudged_amounts
 from harness.judge.metrics import SENT, SPEED, STEP
 from harness.judge.repeats import BASE, Repeats, job_marks
+from harness.judge.run_conditions import is_deterministic
 from harness.judge.scaling import strong_scaling, weak_scaling
 from harness.judge.wording import counted, ranks
 from harness.tell.document import Align, Block, Column, Heading, Line, Section, Shown, Table
@@ -115,7 +116,7 @@ def summary_cells(comparison: Comparison, most: int) -> list[Repeats]:
     Telling are DDP, cells that diverged, and those that no other beats in bytes.
     """
     groups = comparison.comparable.groups
-    groups = [group for group in groups if not group.is_reference] or list(groups)
+    groups = _without_proofs([group for group in groups if not group.is_reference] or groups)
     where = stage(comparison)
     if len(groups) <= most or where is None:
         return groups[:most]
@@ -128,12 +129,21 @@ def summary_cells(comparison: Comparison, most: int) -> list[Repeats]:
     if len(here) <= most:
         return here
     telling = {
-        BASE,
-        *(g.label for g in here if g.parity == "diverged"),
+        *(g.label for g in here if g.backend == BASE or g.parity == "diverged"),
         *(g.label for g in bytes_frontier(where)),
     }
     chosen = sorted(here, key=lambda group: group.label not in telling)[:most]
     return [group for group in here if group in chosen]
+
+
+def _without_proofs(groups: Sequence[Repeats]) -> list[Repeats]:
+    """Without those that only show the parity of cells which are timed with the kernels that jobs use."""
+
+    def cell(group: Repeats) -> tuple[str, str, int]:
+        return group.record.job_id, group.backend, group.world_size
+
+    timed = {cell(g) for g in groups if g.step_seconds and not is_deterministic(g.record)}
+    return [g for g in groups if not is_deterministic(g.record) or cell(g) not in timed]
 
 
 def _repeats(group: Repeats, native: Repeats | None) -> bool:
@@ -144,7 +154,7 @@ def _repeats(group: Repeats, native: Repeats | None) -> bool:
 
 
 def _table(key: str, comparison: Comparison, groups: Sequence[Repeats], wanted: Sequence[_Figure]) -> Table:
-    bases = {group.place: group for group in groups if group.label == BASE and group.succeeded}
+    bases = {group.place: group for group in groups if group.backend == BASE and group.has_result}
     orders = [comparison.comparable.rankings.get(group.place) for group in groups]
     speeds = ratio_column([order for order in orders if order])
     figures = [f for f in wanted if bases or not f.is_ratio]
@@ -185,7 +195,7 @@ def _value(comparison: Comparison, group: Repeats, figure: _Figure, base: Repeat
     if figure is PARITY:
         return _state(group)
     is_other_work = group.parity == "diverged" and figure.key in (SPEED, STEP)
-    value = figure.read(group) if group.succeeded and not is_other_work else None
+    value = figure.read(group) if group.has_result and not is_other_work else None
     if not figure.is_ratio:
         has_no_form = value is not None and figure in AMOUNTS and unjudged_amounts(group.record)
         return Shown(value, f"{figure.show(value)}{WITHOUT_FORM}") if has_no_form else value
@@ -194,8 +204,10 @@ def _value(comparison: Comparison, group: Repeats, figure: _Figure, base: Repeat
 
 
 def _state(group: Repeats) -> str:
-    """Its parity, or how it ended."""
-    return group.parity if group.succeeded else group.status
+    """Its parity, and how runs without a result ended."""
+    if not group.has_result:
+        return group.status
+    return group.parity if group.succeeded else f"{group.parity} ({group.status})"
 
 
 def _note(tables: Sequence[Table], left: int) -> str:

@@ -77,7 +77,7 @@ def _next_to(sent: float, of_base: float | None) -> str:
 
 def checks_sentence(comparison: Comparison) -> str:
     """How many checks of losses, model states and bytes hold, and which do not; empty without any."""
-    cells = [g for g in comparison.comparable.groups if g.succeeded and not g.is_reference]
+    cells = [g for g in comparison.comparable.groups if g.has_result and not g.is_reference]
     agree = [group.parity != "diverged" for group in cells if group.parity != "unjudged"]
     states = {group.cell: off for group in cells if (off := _states_off(group)) is not None}
     sent = {group.cell: off for group in cells if (off := _bytes_off(group)) is not None}
@@ -156,10 +156,15 @@ def _endings(groups: Sequence[Repeats]) -> list[str]:
         text += " and the reference" if len(several) < len(groups) else ""
     parts = [f"{text} completed"]
     for status, of_one, of_several in ENDINGS:
-        cells = [g.cell for g in groups if any(row.record.status == status for row in g.rows)]
+        ended = [(g, n) for g in groups if (n := sum(row.record.status == status for row in g.rows))]
+        cells = [group.cell for group, _ in ended if not group.has_result]
         if cells:
-            ended = of_one if len(cells) == 1 else of_several
-            parts.append(f"{len(cells)} {ended} ({_where(cells)})")
+            parts.append(f"{len(cells)} {of_one if len(cells) == 1 else of_several} ({_where(cells)})")
+        parts += [
+            f"{group.cell} {of_one} in {count} of {len(group.rows)} runs"
+            for group, count in ended
+            if group.has_result
+        ]
     planted = list(dict.fromkeys(g.label for g in groups if g.record.backend.name in PLANTED))
     verb = "is" if len(planted) == 1 else "are"
     return [", ".join(parts), *([f"{listed(planted)} {verb} deliberately faulty"] if planted else [])]
@@ -217,7 +222,7 @@ def _divergence(off: Sequence[Repeats]) -> list[str]:
 
 
 def _unjudged(others: Sequence[Repeats]) -> list[str]:
-    cells = [group.cell for group in others if group.parity == "unjudged" and group.succeeded]
+    cells = [group.cell for group in others if group.parity == "unjudged" and group.has_result]
     return [f"{name_cells(cells, MOST_NAMES)} could not be judged"] if cells else []
 
 
@@ -340,7 +345,7 @@ def reference_words(stage: ComparisonScope) -> list[str]:
         for group in stage.comparison.groups
         if group.is_reference
         and group.record.job_id == stage.place[0]
-        and group.succeeded
+        and group.has_result
         and group.values(SPEED)
     ]
     if len(timed) != 1:

@@ -1,6 +1,7 @@
 """`harness compare --precision` and `--max-minutes`: which cells run again, and until when."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from harness.cli.rounds import FIRST_LOOK, Until, add_rounds, parse_precision
 from harness.errors import HarnessError
+from harness.judge.comparison import Comparison
 from harness.record import Record
 from tests.records import make_record, make_steps
 
@@ -91,24 +93,62 @@ def test_what_the_report_shows_in_order_is_not_told_as_open_when_time_is_up() ->
     assert said == ["no further round after 7 rounds; open: none"]
 
 
-@pytest.mark.parametrize("label", ["fsdp", "ddp"])
-def test_a_cell_that_fails_in_a_round_is_compared_no_more_and_another_may_be_the_base(label: str) -> None:
-    class Failing(Machine):
-        def record(self, name: str, repeat: int) -> Record:
-            record = super().record(name, repeat)
-            fails = (name, repeat) == (label, 3)
-            return record.model_copy(update={"status": "failed"}) if fails else record
+class Failing(Machine):
+    """One cell has no result in some rounds."""
 
-    machine, said = Failing(), list[str]()
+    def __init__(self, label: str, fails: Callable[[int], bool]) -> None:
+        super().__init__()
+        self.label, self.fails = label, fails
+
+    def record(self, name: str, repeat: int) -> Record:
+        record = super().record(name, repeat)
+        return record.model_copy(update={"status": "failed"}) if self.failed(name, repeat) else record
+
+    def failed(self, name: str, repeat: int) -> bool:
+        return name == self.label and self.fails(repeat)
+
+
+@pytest.mark.parametrize("label", ["fsdp", "ddp"])
+def test_a_round_in_which_a_cell_failed_is_left_out_and_the_others_settle_it(label: str) -> None:
+    machine, said = Failing(label, lambda repeat: repeat in (3, 5)), list[str]()
+    records = added(machine, Until(), said)
+    assert said[-1] == f"speeds are settled after {machine.rounds_of('ddp')} rounds"
+    (order,) = Comparison(records).rankings.values()
+    assert order.base == "ddp"
+    assert {order.to_base[name].order for name in ("fsdp", "zero3")} == {"slower"}
+    assert order.to_base["fsdp"].rounds == machine.rounds_of("fsdp") - 2
+    assert order.to_base["zero3"].rounds == machine.rounds_of("zero3") - (2 if label == "ddp" else 0)
+
+
+def test_a_cell_that_fails_from_some_round_on_is_run_no_more() -> None:
+    machine, said = Failing("fsdp", lambda repeat: repeat >= 3), list[str]()
     added(machine, Until(), said)
-    assert machine.rounds_of(label) == FIRST_LOOK
-    (told,) = [line for line in said if line.startswith("no further round of ")]
-    assert told.startswith(f"no further round of {label} on 2")
-    assert told.endswith(": failed or diverged")
+    assert machine.rounds_of("fsdp") == 5
     assert machine.rounds_of("zero3") == FIRST_LOOK
-    # Without ddp fsdp is compared with zero0, the first that is listed.
-    further = {name for name in SECONDS if machine.rounds_of(name) > FIRST_LOOK}
-    assert further == ({"zero0", "fsdp"} if label == "ddp" else set())
+    assert "no further round of fsdp on 2: failed or diverged" in said
+
+
+def test_where_the_base_fails_from_some_round_on_it_ends() -> None:
+    machine, said = Failing("ddp", lambda repeat: repeat >= 3), list[str]()
+    added(machine, Until(), said)
+    assert {machine.rounds_of(name) for name in SECONDS} == {5}
+    assert said[-1] == (
+        "no further round of ddp on 2: failed or diverged; nor of cells that are compared with it"
+    )
+
+
+def test_a_base_that_diverges_gives_its_place_to_the_next_one() -> None:
+    class Diverging(Failing):
+        def record(self, name: str, repeat: int) -> Record:
+            record = Machine.record(self, name, repeat)
+            return record.model_copy(update={"status": "diverged"}) if self.failed(name, repeat) else record
+
+    machine, said = Diverging("ddp", lambda repeat: repeat == 3), list[str]()
+    added(machine, Until(), said)
+    assert machine.rounds_of("ddp") == FIRST_LOOK
+    # fsdp is compared with zero0, the first that is listed.
+    assert {name for name in SECONDS if machine.rounds_of(name) > FIRST_LOOK} == {"zero0", "fsdp"}
+    assert "no further round of ddp on 2: failed or diverged" in said
 
 
 def test_that_there_is_nothing_to_compare_is_told() -> None:

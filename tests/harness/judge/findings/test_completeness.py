@@ -27,9 +27,18 @@ def test_a_gap_is_named() -> None:
 
 @pytest.mark.parametrize("option", ["--repeats 3", "--repeats=3"])
 def test_the_command_says_how_many_there_should_be(option: str) -> None:
-    (finding,) = missing(run(0, command=f"harness compare {option}"), run(1))
-    assert finding.values == {"missing": [2], "runs": 3}
+    asked = f"harness compare {option}"
+    others = [run(number, label="fsdp", command=asked) for number in range(3)]
+    (finding,) = missing(run(0, command=asked), run(1), *others)
+    assert (finding.backends, finding.values) == (("ddp",), {"missing": [2], "runs": 3})
     assert "1 of 3 runs is missing from the records: number 2," in finding.message
+
+
+def test_the_first_runs_that_another_command_takes_over_are_all_that_it_asked_for() -> None:
+    """A comparison of one run each, beside records of an earlier one of two."""
+    earlier = "harness compare --repeats 2"
+    taken = [run(0, label=label, command=earlier) for label in ("ddp", "fsdp")]
+    assert missing(*taken, run(0, label="zero1")) == []
 
 
 def test_cells_that_lack_the_same_runs_are_told_together() -> None:
@@ -55,5 +64,12 @@ def test_without_a_gap_nothing_is_said(records: list[Record]) -> None:
     assert missing(*records) == []
 
 
-def test_a_run_that_failed_is_not_missing() -> None:
-    assert missing(run(0, status="failed", steps=[]), run(1)) == []
+def test_runs_that_failed_are_told_as_left_out_where_others_have_a_result() -> None:
+    (finding,) = missing(run(0, status="failed", steps=[]), run(1), run(2, status="oom", steps=[]), run(3))
+    assert finding.values == {"without_result": [0, 2], "runs": 4}
+    assert finding.message == (
+        "ddp on 2 ranks: 2 of 4 runs came to no result (failed and oom) and are left out of figures and "
+        "speeds: numbers 0 and 2, counted from 0"
+    )
+    assert missing(run(0, status="failed", steps=[]), run(1, status="failed", steps=[])) == []
+    assert missing(run(0, status="failed", steps=[]), run(0), run(1)) == []

@@ -37,6 +37,17 @@ def test_ranks_with_cores_of_their_own_are_compared_before_those_that_take_turns
     assert stage_of(make_record(), *wide, make_record(label="ddp"), make_record(label="fsdp")).size == 2
 
 
+def test_ddp_is_the_base_whatever_marks_all_labels_of_its_place() -> None:
+    kinds = [
+        make_record(label=label, training={"deterministic": asked})
+        for label in ("fsdp", "ddp")
+        for asked in (True, False)
+    ]
+    base = stage_of(make_record(), *kinds).base
+    assert base is not None
+    assert base.label == "ddp (not deterministic)"
+
+
 def test_the_reference_is_compared_only_where_it_ran_alone() -> None:
     assert labels(make_record(), make_record(label="ddp", world_size=1)) == ["ddp"]
     assert labels(make_record()) == ["single"]

@@ -54,6 +54,22 @@ def test_ratios_are_to_ddp_on_the_same_ranks() -> None:
         assert ratios == {"ddp": "100 %", "fsdp": "150 %"}
 
 
+def test_of_both_kinds_of_kernels_the_cells_that_are_timed_are_shown_next_to_their_base() -> None:
+    """The others show their parity, which the details name."""
+    records = [
+        make_record(
+            label=label, run_id=f"{label}-{asked}", training={"deterministic": asked},
+            comm=make_communication(2, payload_bytes=sent),
+        )
+        for label, sent in (("ddp", 1000), ("fsdp", 1500))
+        for asked in (True, False)
+    ]  # fmt: skip
+    (table,) = tables("all", make_record(), *records)
+    ratios = {name: row["sent_bytes_per_step_of_ddp"] for name, row in shown(table).items()}
+    assert ratios == {"ddp (not deterministic)": "100 %", "fsdp (not deterministic)": "150 %"}
+    assert "2 more rows" in note(make_record(), *records)
+
+
 def test_a_ratio_of_ten_and_more_is_a_multiple() -> None:
     records = [
         make_record(label=label, comm=make_communication(2, payload_bytes=sent))
