@@ -107,7 +107,7 @@ def read_turns(value: Any) -> Any:
     """A number of steps, 'auto' or None. Raises ValueError."""
     if value in ("auto", None) or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
         return value
-    raise ValueError("give a number of steps, auto, or null: each cell runs whole")
+    raise ValueError("give the steps of a turn, auto: the harness decides, or null: each cell runs whole")
 
 
 _SIZE = TypeAdapter(ByteSize)
@@ -139,6 +139,11 @@ LEAST_TIMED_STEPS = 8
 CheckpointFormat = Literal["none", "native", "consolidated", "neutral"]
 Question = Literal["speed", "memory", "footprint", "parity", "scaling", "all"]
 """What a comparison is made to answer; its report answers nothing else."""
+
+
+def speeds_are_asked(question: Question) -> bool:
+    """Whether a report that answers this question may print a figure of speed."""
+    return question in ("all", "speed", "scaling")
 
 
 class MeasureSection(SettingsSection):

@@ -88,7 +88,8 @@ def test_truth_is_taken_for_no_number_and_no_text(assignment: str) -> None:
 @pytest.mark.parametrize("value", ["0", "1.5", "whole"])
 def test_turns_are_steps_auto_or_null(value: str) -> None:
     said = f"'compare.turns' was given {value if value != 'whole' else repr(value)}"
-    assert f"{said}: give a number of steps, auto, or null" in refused(f"compare.turns={value}")
+    allowed = "give the steps of a turn, auto: the harness decides, or null: each cell runs whole"
+    assert f"{said}: {allowed}" in refused(f"compare.turns={value}")
     for given, turns in (("3", 3), ("auto", "auto"), ("null", None)):
         assert load_experiment(None, [f"compare.turns={given}"]).compare.turns == turns
 
