@@ -116,17 +116,35 @@ def show_plan(
     headers = ("backend", "ranks", "repeat", "time", "record")
     rows = [
         [
-            plan.cell.backend, str(plan.cell.world_size), str(plan.cell.repeat),
+            _labelled(plan.cell, cells), str(plan.cell.world_size), str(plan.cell.repeat),
             _time(plan), plan.why,
         ]
         for plan in plans
     ]  # fmt: skip
     echo(fitted(rows, headers, wide=view.wide))
     echo(_summary(missing, len(plans)), err=True)
+    if _have_both_kernels(cells):
+        echo(BOTH_KERNELS, err=True)
     show(foreseen)
     if any(plan.seconds_from == "flops" for plan in missing):
         echo(ASSUMED, err=True)
     return 0
+
+
+BOTH_KERNELS = (
+    "each cell runs once with deterministic kernels, which show parity, and is timed with those that jobs use"
+)
+
+
+def _have_both_kernels(cells: Sequence[Cell]) -> bool:
+    ranked = [cell for cell in cells if cell.backend.partition(":")[0] != registry.REFERENCE]
+    return len({cell.job.training.deterministic for cell in ranked}) > 1
+
+
+def _labelled(cell: Cell, cells: Sequence[Cell]) -> str:
+    """The backend, marked where another cell is the same under other kernels."""
+    is_marked = cell.job.training.deterministic and _have_both_kernels(cells)
+    return f"{cell.backend} (deterministic)" if is_marked else cell.backend
 
 
 def _time(plan: Plan) -> str:
@@ -243,6 +261,7 @@ def _document(plan: Plan, foreseen: Forecast) -> dict[str, Any]:
         "backend": cell.backend,
         "world_size": cell.world_size,
         "repeat": cell.repeat,
+        "deterministic": cell.job.training.deterministic,
         "run_id": plan.record.run_id if plan.record else None,
         "why": None if plan.record else plan.why.removeprefix("none: "),
         "seconds": plan.seconds,
@@ -377,6 +396,8 @@ def _enlarged(cells: Sequence[Cell], batches: LargestBatches) -> list[Cell]:
 
 def _tell_known(cells: Sequence[Cell], known: Mapping[str, Record], job: str | None, view: View) -> None:
     count = sum(cell.key in known for cell in cells)
+    if _have_both_kernels(cells):
+        view.say(BOTH_KERNELS)
     if count:
         again = f"job {job} was started again: " if job is not None else ""
         view.say(f"{again}{count} of {len(cells)} cells have a record")

@@ -104,7 +104,7 @@ SETTINGS = (
     "data.sequence_length=16", "data.limit=64", "training.steps=6", "training.global_batch_size=8",
     "training.accumulation_steps=2", "schedule.warmup_steps=1", "measure.warmup_steps=1",
     "measure.probed_steps=2", "measure.traced_steps=0", "runtime.threads_per_rank=1",
-    "runtime.timeout_seconds=120",
+    "runtime.timeout_seconds=120", "compare.question=parity",
 )  # fmt: skip
 """No step is traced: that would take a tenth of a second in each cell and has no part in what is judged."""
 BUDGET_SECONDS = 100.0

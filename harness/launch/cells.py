@@ -27,7 +27,7 @@ from harness.job.batch import (
     with_global_batch,
 )
 from harness.job.config import require_existing
-from harness.job.experiment import Experiment, Limits, MeasureSection
+from harness.job.experiment import Experiment, Limits, MeasureSection, speeds_are_asked
 from harness.job.job import FACTORIES, Job
 from harness.record import GivenPart, Record
 from harness.record.provenance import (
@@ -217,10 +217,10 @@ def _runs(experiment: Experiment, repeats: int, device: str) -> list[tuple[Exper
     """How and in which round a cell runs.
 
     Where speed is asked of GPUs, its timed runs have the kernels that jobs use; one more, in the first round,
-    has deterministic ones and shows parity. On the CPU deterministic kernels cost next to nothing.
+    has deterministic ones and shows parity. On the CPU both are the same kernels, so one run does both.
     """
-    asks_speed = experiment.compare.question in ("speed", "scaling") and experiment.training.deterministic
-    if device != "cuda" or not asks_speed:
+    asks_speed = experiment.measure.timed and speeds_are_asked(experiment.compare.question)
+    if device != "cuda" or not (asks_speed and experiment.training.deterministic):
         return [(experiment, repeat) for repeat in range(repeats)]
     training = experiment.training.model_copy(update={"deterministic": False})
     usual = experiment.model_copy(update={"training": training})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from harness.job.experiment import Question
+from harness.job.experiment import Question, speeds_are_asked
 from harness.judge.comparison import Comparison
 from harness.tell.document import Block, Document, Folded, Picture, Section, Table
 from harness.tell.pictures.memory import memory_picture
@@ -105,11 +105,6 @@ PICTURE_KEYS = (
 """Of every picture that a report may hold."""
 LONGEST_OPEN_TABLE = 30
 """Lines of a table that stands open; the results always do."""
-
-
-def speeds_are_asked(question: Question) -> bool:
-    """Whether a report that answers this question may print a figure of speed."""
-    return question in ("all", "speed", "scaling")
 
 
 def details_document(comparison: Comparison, *last: Section, question: Question = "all") -> Document:

@@ -17,6 +17,7 @@ from harness.judge.metrics import BY_KEY, SENT, SPEED, STEP, Metric, Unit, metri
 from harness.judge.ranking import NO_FIGURES, Ranking
 from harness.judge.repeats import Repeats
 from harness.judge.rows import Row, reason
+from harness.judge.run_conditions import is_deterministic
 from harness.judge.statistics import median_interval, percentile_95, value_range
 from harness.judge.wording import both
 from harness.tell import formats
@@ -188,6 +189,8 @@ def cell_line(row: Row) -> str:
         parts.append(f"step {milliseconds(values[STEP])} ms")
     if values["peak_bytes"] is not None:
         parts.append(f"peak {megabytes(values['peak_bytes'])} MB")
+    if not is_deterministic(record):
+        parts.append("kernels not deterministic")
     return ", ".join(parts)
 
 

@@ -245,8 +245,9 @@ def test_name_longer_than_a_path_is_refused_in_one_line() -> None:
         plan(experiment, ["ddp"], [2], 1, "cpu")
 
 
-def test_where_speed_is_asked_of_gpus_timed_runs_have_the_kernels_that_jobs_use() -> None:
-    speed = load_experiment(None, [WITHOUT_NOISE_RUNS, "compare.question=speed"])
+@pytest.mark.parametrize("question", ["all", "speed", "scaling"])
+def test_where_speed_is_asked_of_gpus_timed_runs_have_the_kernels_that_jobs_use(question: str) -> None:
+    speed = load_experiment(None, [WITHOUT_NOISE_RUNS, f"compare.question={question}"])
     cells = plan(speed, ["ddp"], [2], 2, "cuda")
     kernels = [(cell.backend, cell.repeat, cell.job.training.deterministic) for cell in cells]
     assert kernels == [
@@ -255,5 +256,22 @@ def test_where_speed_is_asked_of_gpus_timed_runs_have_the_kernels_that_jobs_use(
     assert len({cell.job_id for cell in cells}) == 1
     assert len({cell.key for cell in cells}) == len(cells)
     assert all(cell.job.training.deterministic for cell in plan(speed, ["ddp"], [2], 2, "cpu"))
-    other = load_experiment(None, [WITHOUT_NOISE_RUNS])
-    assert all(cell.job.training.deterministic for cell in plan(other, ["ddp"], [2], 2, "cuda"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "are_deterministic"),
+    [
+        (["compare.question=memory"], True),
+        (["compare.question=parity"], True),
+        (["measure.timed=false"], True),
+        (["training.deterministic=false"], False),
+    ],
+)
+def test_no_cell_runs_twice_on_gpus_unless_both_kinds_of_kernels_are_asked(
+    settings: list[str], are_deterministic: bool
+) -> None:
+    cells = plan(load_experiment(None, [WITHOUT_NOISE_RUNS, *settings]), ["ddp"], [2], 2, "cuda")
+    assert [(cell.backend, cell.repeat) for cell in cells] == [
+        ("single", 0), ("ddp", 0), ("single", 1), ("ddp", 1)
+    ]  # fmt: skip
+    assert {cell.job.training.deterministic for cell in cells} == {are_deterministic}

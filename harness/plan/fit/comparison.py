@@ -91,8 +91,9 @@ class LargestBatches:
         return self._made(cell, layout)
 
     def _made(self, cell: Cell, layout: BatchLayout, *, limited: bool = True) -> Cell:
+        own = self.experiment.model_copy(update=dict(cell.job))  # whose kernels may be others
         return make_cell(
-            self.experiment, cell.backend, cell.world_size, layout, cell.repeat, self.torch_device,
+            own, cell.backend, cell.world_size, layout, cell.repeat, self.torch_device,
             nodes=cell.nodes, measure=cell.measure, limited=limited,
         )  # fmt: skip
 

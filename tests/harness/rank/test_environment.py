@@ -1,6 +1,7 @@
-"""Ranks of one machine are reached from nowhere else."""
+"""Ranks of one machine are reached from nowhere else; which kernels they use."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+import transformers
 
 from harness.rank.environment import is_deterministic, pin_determinism
 from harness.run_directory.request import LOCAL_RENDEZVOUS
@@ -15,6 +17,11 @@ from tests.forkserver import context, held_port
 from tests.patience import SECONDS
 
 pytestmark = pytest.mark.long(seconds=12)
+TINY = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "n_embd": 32, "n_layer": 2,
+    "n_head": 2, "is_decoder": True, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 
 
 def listening(port: int, parent: Connection) -> None:
@@ -68,3 +75,26 @@ def test_an_operator_without_a_deterministic_kernel_fails_on_cuda() -> None:
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     torch.use_deterministic_algorithms(True, warn_only=True)  # as a library may
     assert not is_deterministic("cuda")
+
+
+@pytest.mark.usefixtures("own_determinism")
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert", "mixtral"])
+def test_on_the_cpu_deterministic_kernels_are_those_that_jobs_use(model_type: str) -> None:
+    """So one run shows parity and is timed: the same operators, and every loss and gradient to the bit."""
+    pin_determinism("cpu", wanted=True)
+    wanted = operators_and_sums(model_type)
+    pin_determinism("cpu", wanted=False)
+    assert operators_and_sums(model_type) == wanted
+
+
+def operators_and_sums(model_type: str) -> tuple[Counter[str], list[float]]:
+    """How often a training step calls each operator, those within operators too; its loss and gradients."""
+    config = transformers.AutoConfig.for_model(model_type, **TINY)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    tokens = torch.randint(0, TINY["vocab_size"], (2, 16))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+    gradients = [p.grad.double().sum().item() for p in model.parameters() if p.grad is not None]
+    return Counter(event.name for event in profiler.events()), [loss.item(), *gradients]

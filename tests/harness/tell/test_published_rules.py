@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.job.experiment import Question
+from harness.job.experiment import Question, speeds_are_asked
 from harness.judge.comparison import Comparison
 from harness.judge.statistics import interval_runs
 from harness.record.record_files import ARCHIVE_NAME
 from harness.tell.document import Table
 from harness.tell.manifest import read_manifest
-from harness.tell.outline import details_document, speeds_are_asked
+from harness.tell.outline import details_document
 from harness.tell.short.outline import short_document
 from harness.tell.tables import SPEEDS
 from harness.tell.writers.markdown import render_details, render_markdown

@@ -55,6 +55,16 @@ def test_each_backend_gets_the_largest_micro_batch_that_divides_and_fits(facts: 
     assert cuts(batches(facts).enlarged(CELLS), repeat=1)["zero3"] == (12, 2)
 
 
+def test_both_kinds_of_kernels_get_the_micro_batch_and_stay_what_they_are(facts: dict[str, Any]) -> None:
+    asked = plan(EXPERIMENT, ["ddp"], [2], 1, "cuda")
+    made = batches(facts).enlarged(asked)
+    kinds = [cell.job.training.deterministic for cell in asked]
+    assert kinds.count(False) == 1
+    assert [cell.job.training.deterministic for cell in made] == kinds
+    assert {cell.layout.micro_batch_size for cell in made if cell.backend == "ddp"} == {4}
+    assert len({cell.key for cell in made}) == len(made)
+
+
 def test_the_reference_is_not_limited(facts: dict[str, Any]) -> None:
     limits = {cell.backend: cell.memory_limit_bytes for cell in batches(facts).enlarged(CELLS)}
     noise = "single:micro_batch_size=24,norm=fp32,backward=reordered"
