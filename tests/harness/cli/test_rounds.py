@@ -151,6 +151,33 @@ def test_a_base_that_diverges_gives_its_place_to_the_next_one() -> None:
     assert "no further round of ddp on 2: failed or diverged" in said
 
 
+def test_no_cell_joins_rounds_that_an_earlier_command_ran_without_it() -> None:
+    """An earlier command left fsdp out after eight rounds of twelve; the newest round may be an open one."""
+    machine, said = Machine(), list[str]()
+    earlier = [
+        machine.record(label, n) for label in SECONDS for n in range(FIRST_LOOK if label == "fsdp" else 12)
+    ]
+    known = {record.cell: record for record in earlier}
+    begin = [machine.record("single", 0), *(record for record in earlier if record.repeat == 0)]
+    made: Any = machine
+    view: Any = SimpleNamespace(say=said.append)
+    add_rounds(machine.cells, made, known, begin, Until(), view)
+    assert {repeat for _, repeat in machine.ran} == set(range(11, machine.rounds_of("fsdp")))
+    assert {label for label, _ in machine.ran} == {"ddp", "fsdp"}
+
+
+def test_a_round_that_was_interrupted_is_completed() -> None:
+    machine = Machine()
+    earlier = [machine.record(label, n) for n in range(3) for label in ("ddp", "zero0")]
+    known = {record.cell: record for record in earlier}
+    begin = [machine.record(label, 0) for label in ("single", *SECONDS)]
+    made: Any = machine
+    view: Any = SimpleNamespace(say=lambda _: None)
+    add_rounds(machine.cells, made, known, begin, Until(), view)
+    assert ("fsdp", 2) in machine.ran
+    assert ("ddp", 2) not in machine.ran
+
+
 def test_that_there_is_nothing_to_compare_is_told() -> None:
     machine, said = Machine(), list[str]()
     view: Any = SimpleNamespace(say=said.append)
