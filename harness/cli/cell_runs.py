@@ -6,6 +6,7 @@ import sys
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from harness.launch.launcher import LocalLauncher, modules_to_preload, running_c
 from harness.launch.owner import forget_never_begun, record_abandoned
 from harness.launch.turns import AUTO, groups, take_turns
 from harness.record import Record
+from harness.record.provenance import environment
 from harness.record.store import Store
 
 if TYPE_CHECKING:
@@ -34,6 +36,13 @@ SPLIT = (
     "the loss depends on how the batch is split: the reference runs again with as many samples at once as "
     "the ranks take"
 )
+
+
+def _get_ready() -> None:
+    """Do once what would otherwise be done between two runs: imports, and asking git for the code's state."""
+    for name in ("harness.plan.limits", "harness.judge.comparison", "harness.tell.terminal"):
+        import_module(name)
+    environment()
 
 
 class MissingCells:
@@ -99,6 +108,7 @@ class MissingCells:
         if self._launcher is None:
             preload = modules_to_preload(self._experiment, [cell.backend for cell in cells])
             self._launcher = LocalLauncher(self._device, preload)
+            _get_ready()  # while the fork server imports what ranks need
         launcher = self._launcher
         jobs = {cell.job_id: cell.job for cell in cells}
         facts = {job_id: launcher.check(job.model_dump_json()) for job_id, job in jobs.items()}
