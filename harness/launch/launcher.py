@@ -510,6 +510,8 @@ def modules_to_preload(experiment: Experiment, backends: Iterable[str]) -> list[
         modules.append("harness.backends.zero_preload")
     if experiment.adapter.is_present:
         modules.append("harness.rank.models.peft_preload")
+    if experiment.model.compile != "none":
+        modules.append("torch._inductor.compile_fx")
     if experiment.model.name is None:
         model_type = experiment.model.config_values()["model_type"]
         modules.append(f"transformers.models.{model_type}.modeling_{model_type}")
