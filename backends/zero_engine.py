@@ -220,7 +220,9 @@ class ZeroEngine(Engine):
             reduce_dtype=dtype_name(self.engine.communication_data_type),
             optimizer=f"{type(optimizer).__module__}.{type(optimizer).__name__}",
             optimizer_groups=describe_groups(optimizer),
-            gradient_clipping=self.engine.gradient_clipping() or None,
+            # What the optimizer clips by, which may change later; that of stage 0 has none of its own.
+            gradient_clipping=getattr(self.engine.optimizer, "clip_grad", self.engine.gradient_clipping())
+            or None,
             accumulation_steps=self.engine.gradient_accumulation_steps(),
             gradient_synchronisation=("every micro-step" if self.stage >= 2 else "last micro-step"),
             loss_scale=loss_scale(self.engine),

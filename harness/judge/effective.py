@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any, Literal, get_args
 
 from harness.judge.measures import reduced_bytes, reduced_dtypes
-from harness.judge.wording import both, differs
+from harness.judge.wording import both, differs, words
 from harness.record import Record
 
+Kinds = dict[str, dict[str, str]]
+"""Constants of each kind of group by their text."""
 Constants = dict[str, list[str]]
 """Values of each constant by its name, one for each kind of group."""
 
@@ -24,20 +26,40 @@ def optimizer_constants(record: Record) -> list[str] | None:
 
 def constants_by_name(record: Record) -> Constants:
     """Each constant with its values, in the order of the texts."""
+    return _by_name(_kinds_of_group(record))
+
+
+def _by_name(kinds: Kinds) -> Constants:
     found: Constants = {}
-    for _, group in sorted(_kinds_of_group(record).items()):
+    for _, group in sorted(kinds.items()):
         for name, value in group.items():
             if value not in found.setdefault(name, []):
                 found[name].append(value)
     return found
 
 
-def _kinds_of_group(record: Record) -> dict[str, dict[str, str]]:
+def _kinds_of_group(record: Record) -> Kinds:
     """Constants of the optimizer's groups by their text, groups with equal constants once."""
     observed = record.observed.optimizer_groups if record.observed else []
     effective = record.backend.effective
     groups = observed or (effective.optimizer_groups if effective else [])
+    return _kinds(groups)
+
+
+def _kinds(groups: Sequence[dict[str, Any]]) -> Kinds:
     return {_joined(constants): constants for group in groups for constants in (_constants(group),)}
+
+
+def _kinds_by_step(record: Record) -> list[Kinds]:
+    """Of each step; those at the end where nothing else is known of it."""
+    changes = record.observed.constants_by_step if record.observed else {}
+    known = {first: _kinds(groups) for first, groups in changes.items()}
+    at_end = _kinds_of_group(record)
+    found = []
+    for step in record.steps:
+        begun = [first for first in known if first <= step.step]
+        found.append(known[max(begun)] if begun else at_end)
+    return found
 
 
 def optimizer_groups(record: Record) -> dict[str, str] | None:
@@ -67,6 +89,7 @@ EVERY_MICRO_STEP = "every micro-step"
 SMALL_SHARE = 0.01
 """Of the reduced bytes: less than so much is norms and flags, not gradients."""
 GROUPS = "parameters of the optimizer's groups"
+CONSTANTS = "optimizer constants"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +121,8 @@ class SettingDifference:
     """Whether the setting's name is a plural."""
     constants: tuple[Constants, Constants] | None = None
     """Those of the reference and of the run, for a setting that consists of several."""
+    when: str = ""
+    """Where it does not hold in every step: since which, as the end of a clause."""
 
     @property
     def texts(self) -> tuple[str, str]:
@@ -147,18 +172,21 @@ def compute_dtype(record: Record) -> str | None:
 def clipping(record: Record) -> str | None:
     """The clipping in force: a number or 'none'; None: unknown.
 
-    As the gradients that the optimizer was given show it in the first steps, else as the backend says.
+    As the gradients that the optimizer was given show it in the first steps, else as the backend says; after
+    the training where that is something else.
     """
     effective = record.backend.effective
     if effective is None:
         return None
-    value = _seen_clipping(record, effective.gradient_clipping)
+    after = record.backend.changed.get("gradient_clipping")
+    value = after[0] if after else _seen_clipping(record, effective.gradient_clipping)
     return "none" if value is None else f"{value:g}"
 
 
 def optimizer_class(record: Record) -> str | None:
     """Class of the optimizer; None where only a wrapper of Accelerate was seen, which is none itself."""
     name = record.backend.effective.optimizer if record.backend.effective else None
+    name = next(iter(record.backend.changed.get("optimizer", ())), name)
     return None if name == "accelerate.optimizer.AcceleratedOptimizer" else name
 
 
@@ -172,23 +200,55 @@ def loss_scale(record: Record) -> float | str | None:
 
 def _seen_clipping(record: Record, reported: float | None) -> float | None:
     """What gradients were clipped to if that contradicts what the backend says, else what it says."""
+    pairs = _norms_of_update(record)
+    if not pairs or _fits(pairs, reported):
+        return reported
+    if _fits(pairs, None):
+        return None
+    # Whatever was clipped has one norm; others are of gradients that were altered afterwards.
+    largest = max(after for _, _, after in pairs)
+    return float(f"{largest:.3g}") if _fits(pairs, largest) else reported
+
+
+def altered_gradients(record: Record) -> tuple[int, float, float] | None:
+    """The first step whose gradients no clipping explains: its number, their norm and what clipping leaves.
+
+    None: clipping explains them, or they were not looked at.
+    """
+    pairs = _norms_of_update(record)
+    value = clipping(record)
+    limit = None if value in (None, "none") else float(str(value))
+    if record.backend.changed or record.backend.effective is None or _fits(pairs, limit):
+        return None
+    unlike = (pair for pair in pairs if not _fits([pair], limit))
+    return next((step, after, _left(before, limit)) for step, before, after in unlike)
+
+
+def _norms_of_update(record: Record) -> list[tuple[int, float, float]]:
+    """Number and gradient norms of steps, before clipping and as the optimizer was given them.
+
+    Empty where each rank clips by a norm of its own, which is another finding.
+    """
     if any(len(set(norms)) > 1 for norms in zip(*(r.gradient_norms for r in record.ranks), strict=False)):
-        return reported  # each rank clips by a norm of its own, which is another finding
-    pairs = [
-        (step.gradient_norm, step.applied_gradient_norm)
+        return []
+    return [
+        (step.step, step.gradient_norm, step.applied_gradient_norm)
         for step in record.steps
         if step.gradient_norm and step.applied_gradient_norm is not None
     ]
-    clipped = [after for before, after in pairs if after < (1 - CLIPPING_TOLERANCE) * before]
-    if not clipped:
-        acts = reported is not None and any(
-            before > (1 + CLIPPING_TOLERANCE) * reported for before, _ in pairs
-        )
-        return None if acts else reported
-    largest = max(clipped)
-    if reported is not None and abs(largest - reported) <= CLIPPING_TOLERANCE * reported:
-        return reported
-    return float(f"{largest:.3g}")
+
+
+def _left(norm: float, limit: float | None) -> float:
+    return norm if limit is None else min(norm, limit)
+
+
+def _fits(pairs: Sequence[tuple[int, float, float]], limit: float | None) -> bool:
+    """Whether clipping to this norm makes of each norm before it the one after it."""
+    return all(
+        abs(after - due) <= CLIPPING_TOLERANCE * due
+        for _, before, after in pairs
+        for due in (_left(before, limit),)
+    )
 
 
 def synchronisation(record: Record) -> str | None:
@@ -250,7 +310,7 @@ def transport_variables(record: Record) -> dict[str, str] | None:
 OWN: dict[str, Callable[[Record], Any]] = {
     "gradient clipping": clipping,
     "optimizer": optimizer_class,
-    "optimizer constants": optimizer_constants,
+    CONSTANTS: optimizer_constants,
     "dtype of masters": master_dtypes,
     "dtype of optimizer states": _state_dtypes,
     "dtype of computation": compute_dtype,
@@ -296,9 +356,52 @@ def setting_differences(reference: Record, record: Record) -> list[SettingDiffer
                     constants=(read(reference), read(record)) if (read := setting.read_constants) else None,
                 )
             )
-    if not any(difference.setting == "optimizer constants" for difference in found):
-        found += _group_differences(reference, record)
-    return found
+    if not any(difference.setting == CONSTANTS for difference in found):
+        found += _group_differences(reference, record) or _passing_difference(reference, record)
+    return [_dated(difference, reference, record) for difference in found]
+
+
+CHANGED = {"gradient clipping": "gradient_clipping", "optimizer": "optimizer"}
+"""Settings that are read back once more after the training, by their field."""
+
+
+def _dated(difference: SettingDifference, reference: Record, record: Record) -> SettingDifference:
+    """With the step in which it began, where that is not the first."""
+    if (pair := record.backend.changed.get(CHANGED.get(difference.setting, ""))) is not None:
+        return replace(difference, when=f", after the training; {words(pair[1])} before it")
+    if difference.setting == CONSTANTS and not difference.when and (steps := _apart(reference, record)):
+        if steps[0] != record.steps[0].step:
+            return replace(difference, when=f", changed in step {steps[0]}")
+    return difference
+
+
+def _apart(reference: Record, record: Record) -> list[int]:
+    """Steps at whose end the constants are not the reference's."""
+    if not any(side.observed and side.observed.constants_by_step for side in (reference, record)):
+        return []
+    both_sides = zip(record.steps, _kinds_by_step(reference), _kinds_by_step(record), strict=False)
+    return [step.step for step, left, right in both_sides if left and right and left.keys() != right.keys()]
+
+
+def _passing_difference(reference: Record, record: Record) -> list[SettingDifference]:
+    """The same constants after the training, but not in every step of it."""
+    steps = _apart(reference, record)
+    if not steps:
+        return []
+    place = next(i for i, step in enumerate(record.steps) if step.step == steps[0])
+    back = next((step.step for step in record.steps if step.step > steps[-1]), steps[-1])
+    sides = [_kinds_by_step(side)[place] for side in (reference, record)]
+    return [
+        SettingDifference(
+            setting=CONSTANTS,
+            plural=True,
+            effect="mathematics",
+            reference=sorted(sides[0]),
+            given=sorted(sides[1]),
+            constants=(_by_name(sides[0]), _by_name(sides[1])),
+            when=f", changed in step {steps[0]} and back in step {back}",
+        )
+    ]
 
 
 def _group_differences(reference: Record, record: Record) -> list[SettingDifference]:

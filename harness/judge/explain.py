@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy
 
 from harness.backends.mesh import SPLITTING, Mesh
 from harness.judge.distance import estimate, movement, relative
-from harness.judge.effective import master_dtypes, optimizer_groups, reduce_dtypes
+from harness.judge.effective import altered_gradients, master_dtypes, optimizer_groups, reduce_dtypes
 from harness.judge.measures import idle_on_some_ranks
 from harness.judge.noise import NormShift, Tolerance
 from harness.judge.wording import numbered, percent
@@ -221,11 +221,13 @@ def explain(
         return Explanation(kind="diverged", text=f"the loss is not finite {_from(record, index)}")
     if abs(left.loss - right.loss) > limits.loss:
         cause = _forward(record, left.loss, right.loss, index, limits)
+        if cause is not None and cause.kind == "diverged":
+            cause = replace(cause, text=cause.text + other_buffers(reference, record))
     else:
         ratio = _norm_ratio(reference, record, index)
         before = _norm_ratio(reference, record, index - 1) if index else 1.0
         cause = (
-            _standing_still(reference, record)
+            _standing_still(reference, record, index)
             or moved_alone(reference, record)
             or _gradient(record, ratio, before, index, limits.norm)
             or shifted(shift)
@@ -426,7 +428,7 @@ def _update(
     """What is left when losses and gradients agree at first."""
     if replicas_differ(record):
         return Explanation(kind="diverged", text="ranks hold different weights")
-    cause = _standing_still(reference, record) or moved_alone(reference, record)
+    cause = _standing_still(reference, record, index) or moved_alone(reference, record)
     if cause is not None:
         return cause
     beyond = _parameters_beyond(reference, record, limits)
@@ -442,13 +444,31 @@ def _update(
         losses = left is not None and right is not None and abs(left - right) > limits.loss
         parts = f"{'losses' if losses else 'gradient norms'} part at step {record.steps[index].step}"
         text = f"{parts}{f' and {ends}' if ends else ''}, although {agreed}"
-    if index != 0:
+    buffers = other_buffers(reference, record)
+    if index != 0 and not buffers:
         text += ": the update differs"
+    text += buffers
+    if (altered := altered_gradients(record)) is not None:
+        step, given, due = altered
+        text += (
+            f"; in step {step} the optimizer was given gradients of norm {given:.4g}, clipping leaves "
+            f"{due:.4g}: something changes them in between"
+        )
     if record.resumed is not None:
         text += f"; suspect what it restored from its checkpoint of step {record.resumed.step}"
     if settings:
         text += f"; settings that differ: {', '.join(settings)}"
     return Explanation(kind="update-differs", text=text, values={"parameters": beyond} | _step(record, index))
+
+
+def other_buffers(reference: Record, record: Record) -> str:
+    """'; buffer a.b differs before the first step', as the end of a text; empty where none is known to."""
+    mine, other = (side.observed.buffers if side.observed else {} for side in (record, reference))
+    names = [name for name in mine.keys() & other.keys() if mine[name] != other[name]]
+    if not names or record.resumed is not None:
+        return ""
+    noun, verb = ("buffer", "differs") if len(names) == 1 else ("buffers", "differ")
+    return f"; {noun} {_some(sorted(names))} {verb} before the first step, as after a cast to another dtype"
 
 
 def _ends(reference: Record, beyond: Sequence[str]) -> str:
@@ -599,11 +619,14 @@ def replicas_differ(record: Record) -> bool:
     return len({rank.final_digest for rank in record.ranks if rank.final_digest is not None}) > 1
 
 
-def _standing_still(reference: Record, record: Record) -> Explanation | None:
+UNDONE = "updates are undone or rounded away, or gradients too small to show in the norm are cut"
+
+
+def _standing_still(reference: Record, record: Record, index: int | None) -> Explanation | None:
     """Parameters that the reference moves and this run does not.
 
     Adam moves whatever it holds and has a gradient; in a low dtype updates may vanish, which is a finding
-    of its own.
+    of its own. index: the first step whose loss or norm differs; None: none does.
     """
     moved, other = movement(reference), movement(record)
     still = sorted(name for name, size in moved.items() if size > 0 and other.get(name) == 0)
@@ -617,7 +640,9 @@ def _standing_still(reference: Record, record: Record) -> Explanation | None:
             values=values,
         )
     held = optimizer_groups(record)
-    if held is not None and all(name in held for name in still):
+    # One parameter's gradient may be too small to show in the norm, several hardly are.
+    agrees = len(still) > 1 and index != 0 and record.steps[0].gradient_norm is not None
+    if held is not None and all(name in held for name in still) and not agrees:
         return Explanation(
             kind="gradient-differs",
             text=f"no gradient reaches {where(reference, still)}: in the optimizer, but never moved",
@@ -625,7 +650,8 @@ def _standing_still(reference: Record, record: Record) -> Explanation | None:
         )
     return Explanation(
         kind="parameters-not-updated",
-        text=f"{where(reference, still)} never moved although the reference moves them",
+        text=f"{where(reference, still)} never moved although the reference moves them"
+        + (f" and the first gradient norm agrees: {UNDONE}" if agrees else ""),
         values=values,
     )
 

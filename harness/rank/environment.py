@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import socket
 import sys
@@ -231,6 +232,14 @@ def _local_store(world: World, timeout_seconds: float) -> Any:
         return store()
     except NotImplementedError:  # of libuv's server in torch 2.6, which opens its socket itself
         return store(use_libuv=False)
+
+
+def random_state(device: str) -> str:
+    """Digest of the state of the generators that torch's operators draw from."""
+    digest = hashlib.blake2b(torch.get_rng_state().numpy().tobytes(), digest_size=16)
+    if device == "cuda":
+        digest.update(torch.cuda.get_rng_state().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def device_name(world: World) -> str:

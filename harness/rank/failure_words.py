@@ -291,6 +291,12 @@ KNOWN: dict[tuple[str, ...], str | Callable[[str, str], str]] = {
         "a tensor stands in a weight's place, as under torch.func.functional_call, and ZeRO-3 gathers its "
         "own only; call the module itself, or run ddp, zero2 or fsdp"
     ),
+    ("'NoneType' object is not callable",): lambda _, backend: (
+        "something that returns nothing is called; eval() and train() of a DeepSpeed engine return "
+        "nothing, so model.eval()(x) fails: call model.eval() on a line of its own"
+        if "zero" in backend
+        else ""
+    ),
 }
 """What to say of an error whose text has one of these words; a function is given the text and the backend."""
 OF_STRANGERS = (AttributeError, AssertionError, KeyError)

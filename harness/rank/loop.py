@@ -191,7 +191,7 @@ class Loop:
             seconds=seconds,
             data_seconds=data_seconds,
             phase_seconds=self.timer.take(),
-            **self.observer.end_step(rate),
+            **self.observer.end_step(rate, step),
             # When the observer has let go of the batches.
             **self.probes.step_memory(),
         )

@@ -6,6 +6,7 @@ so it can look at them whatever the adapter says of itself.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -178,6 +179,8 @@ class Observer:
         self._model_loss: ModelLossPart | None = None
         self._counting: Counting | None = None
         self._rates: list[list[float | None]] = []
+        self._constants: dict[int, list[dict[str, Any]]] = {}
+        self._buffers: dict[str, str] = {}
 
     @property
     def looks_closely(self) -> bool:
@@ -277,6 +280,8 @@ class Observer:
         self._losses.clear()
         if self._passes is not None:
             self._passes.begin_step()
+        if step == 0 and self._model is not None:
+            self._buffers = dict(_buffer_digests(self._model))
         if step < DIGESTED_STEPS:
             self._watch.start()
             self._writer.begin_step()
@@ -295,13 +300,17 @@ class Observer:
         """What the loop does from here on: fetching data, a phase of the step, or what no clock counts."""
         self._watch.phase = phase
 
-    def end_step(self, rate: float) -> dict[str, Any]:
+    def end_step(self, rate: float, step: int = 0) -> dict[str, Any]:
         """What one optimizer step was seen to use: see `record.StepPart` and `record.RankPart`.
+
+        step: its number in the training.
 
         Reads tensors of the device, so it stands outside of what is timed.
         """
         seen: dict[str, Any] = {"applied_learning_rate": rate_in_force(self._at_work, rate)}
-        self._rates.append([group_rate(g) for optimizer in self._at_work for g in optimizer.param_groups])
+        groups = [group for optimizer in self._at_work for group in optimizer.param_groups]
+        self._rates.append(list(map(group_rate, groups)))
+        self._note_constants(step, list(map(group_constants, groups)))
         if self._digests is not None:
             seen["batch_digests"] = self._digests
         if self._batches:
@@ -355,10 +364,15 @@ class Observer:
             **self._model_facts(),
             **_process_facts(),
             "updates_by_phase": dict(self._watch.updates),
+            "buffers": self._buffers,
             "compute_dtype": self._modules.compute_dtype if self._modules is not None else None,
             "model_loss": self._model_loss,
             "counted": self._counting.part if self._counting is not None else None,
         }
+
+    def _note_constants(self, step: int, constants: list[dict[str, Any]]) -> None:
+        if constants and (not self._constants or self._constants[max(self._constants)] != constants):
+            self._constants[step] = constants
 
     def _counted_passes(self) -> tuple[int, int] | None:
         """None: what the compiler made of the model cannot be counted."""
@@ -402,6 +416,7 @@ class Observer:
             "optimizer_steps": int(max(steps, default=0)) or None,
             "optimizer_groups": [group for optimizer in at_work for group in self._groups(optimizer)],
             "learning_rates": self._rates_by_group(),
+            "constants_by_step": self._constants if len(self._constants) > 1 else {},
             "master_dtypes": sorted({dtype_name(parameter.dtype) for parameter in held}),
             "optimizer_state_dtypes": sorted({dtype_name(stored_dtype(tensor)) for tensor in moments}),
             "wide_optimizer_bytes": self._wide_bytes(at_work) if self._kind in LOW_BIT else None,
@@ -478,6 +493,14 @@ class Observer:
             "evaluating_in_training": self._passes.in_other_mode(trains=True),
             "training_in_evaluation": self._passes.in_other_mode(trains=False),
         }
+
+
+def _buffer_digests(model: nn.Module) -> Iterator[tuple[str, str]]:
+    """Of values, whatever dtype holds them, so that only what rounding took away differs."""
+    for name, buffer in model.named_buffers():
+        if buffer.is_floating_point() and not buffer.is_meta:
+            values = local_shard(buffer.detach()).double().cpu().contiguous().numpy().tobytes()
+            yield bare_name(name), hashlib.blake2b(values, digest_size=8).hexdigest()
 
 
 def _bare_names(names: Iterable[str]) -> set[str]:

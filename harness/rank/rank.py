@@ -32,7 +32,13 @@ from harness.rank.accelerator import describe_accelerator, measured_peaks
 from harness.rank.answers import answer_questions
 from harness.rank.checkpoint import LOADING_PHASE, CheckpointProbe, if_supported, load
 from harness.rank.data.samples import Sampler, Samples, load_samples
-from harness.rank.environment import device_name, join_process_group, prepare_process, world_of
+from harness.rank.environment import (
+    device_name,
+    join_process_group,
+    prepare_process,
+    random_state,
+    world_of,
+)
 from harness.rank.events import EventWriter
 from harness.rank.failure_words import failure_message
 from harness.rank.loop import Loop, describe_data, training_steps
@@ -312,14 +318,12 @@ def _train(request: RunRequest, run_directory: Path, world: World, telling: _Tel
             device_name=device_name(world),
             placement=placement(world.device),
             accelerator=describe_accelerator(world.device),
-            model=built.model,
-            layout=built.layout,
-            split=built.split,
-            update_of_part=built.update_of_part,
+            **vars(built),
             data=describe_data(samples, sampler),
             steps=loop.steps,
             host_memory=host_memory,
             matmul_flops_per_second=peaks,
+            random_state=random_state(world.device),
         )
         events.write(ready)
         telling.signals.on_termination(lambda: _write_before_ending(instruments, telling))
@@ -343,6 +347,10 @@ def _finish(
     telling.events.close()
 
 
+UNCHANGED = ("gradient_clipping", "optimizer")
+"""Fields of `Effective` that a training leaves as they are, and that decide what is trained."""
+
+
 def _write_final(
     engine: Engine, instruments: Instruments, loop: Loop, events: EventWriter, *, digests: bool
 ) -> None:
@@ -352,12 +360,14 @@ def _write_final(
     probe_loss = observer.probe_loss(engine, loop.probe_batch())
     scales = loop.job.training.precision == "fp16-mixed"
     progress = if_supported(engine.progress) if scales else None
+    in_force = engine.effective()
     final = FinalEvent(
         weights=weights,
         observed=ObservedPart(**observer.report()),
         probe_loss=probe_loss,
         loss_scale=progress.loss_scale if progress else None,
         answers=answer_questions(loop),
+        in_force={name: getattr(in_force, name) for name in UNCHANGED},
     )
     events.write(final)
 

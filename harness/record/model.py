@@ -237,6 +237,9 @@ class ObservedPart(Part):
     of its tensors."""
     learning_rates: list[list[float | None]] = []
     """Of each of these groups its rate in every step that was taken; []: that of the steps."""
+    constants_by_step: dict[int, list[dict[str, Any]]] = {}
+    """Constants of these groups by the first step at whose end they were seen, before or after whose update
+    they changed; {}: they never did."""
     updated_tensors: int | None = None
     """Tensors with a gradient that the optimizers of an observed script were given in one of the first
     steps, on rank 0; None: not looked at."""
@@ -248,6 +251,9 @@ class ObservedPart(Part):
     pass; None: not looked at, as in compiled models or an older record."""
     training_in_evaluation: list[str] | None = None
     """The same: in training mode in an evaluation pass, that at the end of the training included."""
+    buffers: dict[str, str] = {}
+    """Digest of the values of each buffer of floating-point numbers when the first step begins; {}: there are
+    none, an older record, or an observed script."""
     compute_dtype: str | None = None
     """Of most outputs of linear layers and convolutions in the first steps; None: none was seen."""
     counted: CountedPart | None = Field(None, exclude_if=lambda value: value is None)

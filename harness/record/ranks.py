@@ -268,6 +268,9 @@ class RankPart(Part):
     nothing was counted, or every step has one."""
     initial_digest: str | None = None
     """Digest of the weights before the first step, as this rank gathered them; None: not taken."""
+    random_state: str | None = None
+    """Digest of the state of torch's generator of random numbers before the first step, on a GPU of that
+    device's too: what dropout draws follows from it. None: an older record, or an observed script."""
     final_digest: str | None = None
     """The same after the last step."""
     probe_loss: float | None = None

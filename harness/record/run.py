@@ -277,6 +277,9 @@ class BackendPart(Part):
     """Closed forms that a third party's backend brought, in place of those of a family."""
     given: GivenPart | None = None
     """The configuration file of another tool that its settings came from; None: there was none."""
+    changed: dict[str, list[Any]] = {}
+    """Fields of `effective` that the backend read back otherwise after the training: that value; and that
+    before."""
 
     @property
     def own_preset(self) -> str | None:

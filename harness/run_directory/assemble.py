@@ -33,6 +33,7 @@ from harness.record.provenance import package_versions
 from harness.run_directory.events import (
     Events,
     FailureEvent,
+    FinalEvent,
     RankEvents,
     SetupEvent,
     StepEvent,
@@ -352,7 +353,7 @@ def _record(
             "error": error,
             "reasons": list(dict.fromkeys(r for of_rank in events.values() for r in of_rank.reasons)),
             "resumed": request.resume.saved.resumed() if request.resume else None,
-            "backend": _backend(request, setup),
+            "backend": _backend(request, setup, events[0].final),
             "world": _world(request, setup),
             "ranks": _held_to_the_first(known["ranks"], events, mesh),
             "environment": environment_of(run_directory, request, setup, broken),
@@ -386,10 +387,19 @@ def assemble_refused(run_directory: Path, request: RunRequest, reason: str) -> R
     return _record(run_directory, request, events, [], "unsupported", None, 0)
 
 
-def _backend(request: RunRequest, setup: SetupEvent | None) -> BackendPart:
+def _backend(request: RunRequest, setup: SetupEvent | None, final: FinalEvent | None) -> BackendPart:
     entry, options = registry.parse(request.backend)
     own = {"label": request.backend, "name": entry.name, "options": options.model_dump(mode="json")}
-    return BackendPart(**BackendPart.shared(setup) | own | {"given": request.given} | versions_of(setup))
+    changed = _changed(setup, final) if setup and final else {}
+    return BackendPart(
+        **BackendPart.shared(setup) | own | {"given": request.given, "changed": changed} | versions_of(setup)
+    )
+
+
+def _changed(setup: SetupEvent, final: FinalEvent) -> dict[str, list[Any]]:
+    """Settings with their values after the training and before it."""
+    pairs = {name: [value, getattr(setup.effective, name)] for name, value in final.in_force.items()}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def versions_of(setup: SetupEvent | None) -> dict[str, Any]:

@@ -97,6 +97,7 @@ class SetupEvent(Part):
     """Of the whole training; None: not known of an observed script."""
     host_memory: SetupMemoryPart | None = None
     matmul_flops_per_second: dict[str, float] = {}
+    random_state: str | None = None
     setup_seconds: float
 
 
@@ -245,6 +246,8 @@ class FinalEvent(Part):
     loss_scale: float | None = None
     """After the training; None: no scaler, or the backend does not say."""
     answers: RankAnswers | None = None
+    in_force: dict[str, Any] = {}
+    """Fields of `Effective` that no training changes, as read back after it."""
 
 
 class StoppedEvent(Part):

@@ -27,6 +27,9 @@ NONE_IS_A_VALUE = ("autocast_dtype", "gradient_clipping", "loss_scale")
 """Of these None says that there is none."""
 
 
+Changes = Mapping[int, list[dict[str, Any]]]
+
+
 def otherwise(rank: RankEvents, first: RankEvents, *, whole_model: bool) -> dict[str, list[Any]]:
     """By name, this rank's value and rank 0's; what one of them does not know is passed over.
 
@@ -43,6 +46,10 @@ def otherwise(rank: RankEvents, first: RankEvents, *, whole_model: bool) -> dict
         return found
     if _unlike(rank.final.loss_scale, first.final.loss_scale):
         found["loss scale after the training"] = [rank.final.loss_scale, first.final.loss_scale]
+    for name in rank.final.in_force.keys() & first.final.in_force.keys():
+        pair = [rank.final.in_force[name], first.final.in_force[name]]
+        if pair[0] != pair[1] and name.replace("_", " ") not in found and whole_model:
+            found[f"{name.replace('_', ' ')} after the training"] = pair
     mine_seen, other_seen = rank.final.observed, first.final.observed
     found |= _fields(mine_seen, other_seen, (*OF_PROCESS, *(OF_MODEL if whole_model else ())))
     return found | (dict(_constants(mine_seen, other_seen)) if whole_model else {})
@@ -96,7 +103,26 @@ def _constants(mine: ObservedPart, other: ObservedPart) -> Iterator[tuple[str, l
     for index, (group, its_like) in enumerate(zip(groups, others, strict=False)):
         for name in group.keys() & its_like.keys():
             if group[name] != its_like[name]:
-                yield f"{name} of optimizer group {index}", list(_beyond(group, its_like, name))
+                since = _since(_changes(mine), _changes(other), index, name)
+                yield f"{name} of optimizer group {index}{since}", list(_beyond(group, its_like, name))
+
+
+def _changes(seen: ObservedPart) -> Changes:
+    return seen.constants_by_step or {0: seen.optimizer_groups}
+
+
+def _since(mine: Changes, other: Changes, index: int, name: str) -> str:
+    """', changed in step 3', of a constant that was the same before."""
+    known = sorted(mine.keys() | other.keys())
+    alike = [step for step in known if _at(mine, step, index, name) == _at(other, step, index, name)]
+    later = [step for step in known if alike and step > alike[-1]]
+    return f", changed in step {later[0]}" if later else ""
+
+
+def _at(changes: Changes, step: int, index: int, name: str) -> Any:
+    """A constant in a step, or in the first of which it is known."""
+    groups = changes[max((first for first in changes if first <= step), default=min(changes))]
+    return groups[index].get(name) if index < len(groups) else None
 
 
 def _beyond(group: Mapping[str, Any], other: Mapping[str, Any], name: str) -> tuple[Any, Any]:

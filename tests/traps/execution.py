@@ -20,6 +20,7 @@ from harness.backends.base import (
 from harness.backends.ddp import DdpBackend
 from harness.backends.fsdp1 import Fsdp1Backend
 from harness.backends.fsdp2 import Fsdp2Backend
+from harness.backends.options import Fsdp2HybridOptions
 from harness.backends.zero import ZeroBackend
 
 
@@ -48,6 +49,23 @@ class Stage2(ZeroBackend):
         super().__init__(options, stage=2)
 
 
+class Stage3(ZeroBackend):
+    def __init__(self, options: BackendOptions) -> None:
+        super().__init__(options, stage=3)
+
+
+class Hybrid(Fsdp2Backend):
+    Options = Fsdp2HybridOptions
+
+    def __init__(self, options: BackendOptions) -> None:
+        super().__init__(options, sharding="hybrid")
+
+
+def live_groups(engine: Any) -> list[dict[str, Any]]:
+    """Groups of the optimizer that trains; a DeepSpeed engine holds its own."""
+    return list(getattr(engine, "engine", engine).optimizer.param_groups)
+
+
 class ForwardTwice(Spoiled, Stage2):
     """Runs each micro-batch once more to log its loss."""
 
@@ -57,7 +75,7 @@ class ForwardTwice(Spoiled, Stage2):
         def forward(batch: Batch) -> torch.Tensor:
             if torch.is_grad_enabled():
                 with torch.no_grad():
-                    engine.engine.module(batch.get("left", batch.get("points")))
+                    getattr(engine, "engine", engine).module(batch.get("left", batch.get("points")))
             return original(batch)
 
         engine.forward = forward
@@ -94,7 +112,7 @@ class DecayOfOneRank(Spoiled, Fsdp1Backend):
 
     def spoil(self, engine: Any, context: SetupContext) -> None:
         if context.world.rank == 1:
-            for group in engine.optimizer.param_groups:
+            for group in live_groups(engine):
                 group["weight_decay"] *= 10
 
 
@@ -118,3 +136,60 @@ class RateOfOneRank(Spoiled, Stage1):
     def spoil(self, engine: Any, context: SetupContext) -> None:
         original = engine.step
         engine.step = lambda lr: original(lr / 2 if context.world.rank == 1 else lr)
+
+
+class ForwardTwiceAtStage3(Spoiled, Stage3):
+    spoil = ForwardTwice.spoil
+
+
+class ForwardTwiceOfHybrid(Spoiled, Hybrid):
+    spoil = ForwardTwice.spoil
+
+
+class BackwardInHalvesOfHybrid(Spoiled, Hybrid):
+    spoil = BackwardInHalves.spoil
+
+
+class TrainsInEvaluationModeAtStage3(Spoiled, Stage3):
+    spoil = TrainsInEvaluationMode.spoil
+
+
+class TrainsInEvaluationModeOfHybrid(Spoiled, Hybrid):
+    spoil = TrainsInEvaluationMode.spoil
+
+
+class EvaluatesInTrainingModeAtStage3(Spoiled, Stage3):
+    spoil = EvaluatesInTrainingMode.spoil
+
+
+class DecayOfOneRankAtStage3(Spoiled, Stage3):
+    spoil = DecayOfOneRank.spoil
+
+
+class DecayOfOneRankOfHybrid(Spoiled, Hybrid):
+    spoil = DecayOfOneRank.spoil
+
+
+class RotaryInBf16(Spoiled, Fsdp2Backend):
+    """The frequencies of rotary positions pass through bf16, as where a model is cast and cast back."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        rotary = engine.module.model.rotary_emb
+        rotary.inv_freq = rotary.inv_freq.bfloat16().float()
+
+
+class WeightsRounded(Spoiled, Fsdp1Backend):
+    """Every update is rounded to bf16, in masters of fp32."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        original = engine.step
+
+        def step(lr: float) -> float:
+            norm = float(original(lr))
+            with torch.no_grad():
+                for group in live_groups(engine):
+                    for parameter in group["params"]:
+                        parameter.copy_(parameter.bfloat16().float())
+            return norm
+
+        engine.step = step

@@ -41,6 +41,7 @@ from tests.plugins import register
 
 from . import (
     adapters,
+    changed,
     execution,
     late,
     libraries,
@@ -153,7 +154,7 @@ def install(folder: Path) -> None:
     """Make the broken adapters known as a third party's distribution would."""
     modules = (
         planted, adapters, unseen, late, sequence, pipelines, tensor, libraries, orthogonal, narrow,
-        execution,
+        execution, changed,
     )  # fmt: skip
     broken = [
         value for module in modules

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tests.adapters.test_traps import ADAPTED
 
-from .planted import BF16, DIVIDED, EXECUTION, LIBRARIES, OWN_JOBS, TRAPS, Trap
+from .planted import BF16, DIVIDED, EXECUTION, LATE_SETTINGS, LIBRARIES, OWN_JOBS, TRAPS, Trap
 
 PAGE = """\
 {count} mistakes are made on purpose in tests, and each must be named by its [finding](findings.md), or
@@ -113,7 +113,7 @@ ELSEWHERE = [
 def rows() -> list[list[str]]:
     """Of each mistake its name, what was done, ranks, precision, finding and test, in order of names."""
     found = [_row(trap, RUNS) for trap in (*TRAPS, *DIVIDED, *LIBRARIES)]
-    found += [_row(trap, JOBS) for trap in (*OWN_JOBS, *EXECUTION)]
+    found += [_row(trap, JOBS) for trap in (*OWN_JOBS, *EXECUTION, *LATE_SETTINGS)]
     found += [_row(trap, ADAPTERS) for trap in ADAPTED]
     found += [[p.name, p.what, "", "", f"`{p.finding}`", f"`{p.test}`"] for p in ELSEWHERE]
     return sorted(found, key=lambda row: (not row[0].startswith("T"), row[0]))

@@ -218,6 +218,7 @@ LIBRARIES = [
          what="Trainer asked for FSDP2 on the CPU, where it runs DDP"),
 ]  # fmt: skip
 """What DeepSpeed and Trainer do on their own account: not in the published gallery."""
+RATE = "late learning rate of one rank"
 MOVED = settings_of("mean", survival=0.8)
 EXECUTION = [
     Trap(name="forward twice", label="planted-ForwardTwice", finding="passes-differ",
@@ -244,11 +245,54 @@ EXECUTION = [
          says="rank 1 has otherwise than rank 0: norm of the clipped gradient of step 0 0.1 against 0.",
          settings=(*settings_of("mean"), "training.gradient_clipping=0.5"), also=("replicas-differ",),
          what="the gradients of rank 1 of DDP clipped once more, at 0.1"),
+    Trap(name="buffer cast", label="planted-RotaryInBf16", finding="update-differs",
+         says="although losses and gradient norms agree in all 6 steps; buffer model.rotary_emb.inv_freq "
+         "differs before the first step",
+         what="a buffer of FSDP that was cast to bf16 and back"),
+    Trap(name="updates rounded", label="planted-WeightsRounded", finding="parameters-not-updated",
+         says="updates are undone or rounded away",
+         what="fp32 weights of FSDP1 rounded to bf16 after each update"),
     Trap(name="learning rate of one rank", label="planted-RateOfOneRank", finding="learning-rate-differs",
          settings=settings_of("mean"), also=("ranks-differ", "update-differs"),
          what="half the learning rate on rank 1 of ZeRO-1"),
 ]  # fmt: skip
+EXECUTION += [
+    replace(trap, name=f"{trap.name}, {where}", label=f"{trap.label}{suffix}{options}", world_size=ranks,
+            says=trap.says.replace("ranks 0 and 1", "ranks 0, 1, 2 and 3") if ranks == 4 else trap.says,
+            also=(*trap.also, *also.get(trap.name, ())))
+    for suffix, options, ranks, where, names, also in (
+        ("AtStage3", "", 2, "ZeRO-3",
+         ("forward twice", "training in evaluation mode", "evaluating in training mode",
+          "weight decay of one rank"), {}),
+        ("OfHybrid", ":shard_size=2", 4, "hybrid",
+         ("forward twice", "backward in halves", "training in evaluation mode", "weight decay of one rank"),
+         {"weight decay of one rank": ("replicas-differ",)}),
+    )
+    for trap in EXECUTION
+    if trap.name in names
+]  # fmt: skip
 """How ranks ran the model, of each family: not in the published gallery."""
+LATE_SETTINGS = [
+    Trap(name=f"{name}, {where}", label=f"planted-{label}{suffix}", finding=finding, says=says,
+         settings=settings_of("mean"), what=what,
+         also=(*also, *(("replicas-differ",) if name == RATE and where == "DDP" else ())))
+    for suffix, where in (("OfDdp", "DDP"), ("AtStage3", "ZeRO-3"), ("OfFsdp", "FSDP"))
+    for name, label, finding, says, also, what in (
+        ("late beta2", "LateBeta", "optimizer-differs",
+         "betas [0.9, 0.5] against betas [0.9, 0.95] in the reference, changed in step 2",
+         ("update-differs",),
+         "another beta2 from the fourth step on"),
+        ("late clipping", "LateClipping", "clipping-differs",
+         "0.01 against 1 in the reference, after the training; 1 before it", ("update-differs",),
+         "clipping at another norm from the fourth step on"),
+        (RATE, "RateKeptOnOneRank", "learning-rate-differs", "of step 3",
+         ("ranks-differ", "update-differs"), "a schedule that stops on rank 1 after three steps"),
+        ("weight decay for a step", "DecayForAStep", "optimizer-differs",
+         "changed in step 2 and back in step 4", ("update-differs",),
+         "weight decay of 10 in the fourth step alone"),
+    )
+]  # fmt: skip
+"""Settings that change while a run trains: not in the published gallery."""
 EVALUATED = ("evaluation.every_steps=3", "evaluation.samples=10")
 SPLITS = {
     "contrastive loss": settings_of("contrastive", "towers"),

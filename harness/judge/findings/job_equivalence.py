@@ -8,6 +8,7 @@ from contextlib import suppress
 from harness.backends.registry import REFERENCE
 from harness.bounds import MOST_REPEATS
 from harness.judge.cell import CellName
+from harness.judge.findings.execution import THE_MODEL
 from harness.judge.findings.finding import Finding
 from harness.judge.parity import has_dropout
 from harness.judge.repeats import Runs
@@ -37,17 +38,48 @@ def find(runs: Runs) -> list[Finding]:
                     values={"reference": difference.reference, "given": difference.given},
                 )
             )
-        live = row.record.observed.dropout if row.record.observed else None
         if row.record.status == "ok" and has_dropout(row.record):
-            found.append(
-                Finding(
-                    id="not-deterministic",
-                    about=row.cell,
-                    text="dropout is active, so runs differ by chance and parity cannot be judged",
-                    values={"job": row.record.job.model.dropout, "live": live},
-                )
-            )
+            found.append(_not_deterministic(row))
     return found
+
+
+def _not_deterministic(row: Row) -> Finding:
+    """Dropout, whether layers were kept from it, and which ranks draw alike."""
+    seen = row.record.observed
+    idle = (seen.evaluating_in_training or []) if seen else []
+    return Finding(
+        id="not-deterministic",
+        about=row.cell,
+        text="dropout is active, so runs differ by chance and parity cannot be judged"
+        + (
+            f"; in evaluation mode in training passes: {listed([n or THE_MODEL for n in idle], 3)}"
+            if idle
+            else ""
+        )
+        + _draws(row.record),
+        values={
+            "job": row.record.job.model.dropout,
+            "live": seen.dropout if seen else None,
+            **({"evaluating": idle} if idle else {}),
+        },
+    )
+
+
+def _draws(record: Record) -> str:
+    """Which ranks of different samples draw alike, and which of the same samples do not."""
+    mesh, states = record.world.mesh, {rank.rank: rank.random_state for rank in record.ranks}
+    if len(states) < 2 or None in states.values():
+        return ""
+    peers = dict[int, set[str | None]]()
+    for rank, state in states.items():
+        peers.setdefault(mesh.data_rank(rank), set()).add(state)
+    text = ""
+    if len(peers) > 1 and len(set(states.values())) == 1:
+        text = "; all ranks begin in the same random state, so each drops the same units of its own samples"
+    if any(len(of_one) > 1 for of_one in peers.values()):
+        text += "; ranks that share samples begin in different random states, so what each holds of one "
+        text += "sample in full may be dropped otherwise"
+    return text
 
 
 def _several_jobs(rows: Sequence[Row]) -> list[Finding]:

@@ -56,7 +56,7 @@ def _message(difference: SettingDifference) -> str:
         more = f", and {len(others)} more parameters have constants of another group" if others else ""
         return f"{difference.differs}: {name} has {given} against {reference} in the reference{more}"
     given, reference = difference.texts
-    return f"{difference.differs}: {given} against {reference} in the reference"
+    return f"{difference.differs}: {given} against {reference} in the reference{difference.when}"
 
 
 def _strategy(row: Row) -> list[Finding]:
@@ -133,8 +133,8 @@ def _replicas(row: Row) -> list[Finding]:
             _about(
                 row,
                 "replicas-differ",
-                "ranks compute different losses from the same batch after training: their compute weights"
-                f"{_or_buffers(row.record)} differ although the masters agree",
+                "ranks compute different losses from the same batch after training, although the masters "
+                f"agree: their compute weights{_or_buffers(row.record)} or the code that they run differ",
                 {"probe_losses": losses},
             )
         ]
@@ -146,7 +146,7 @@ def _or_buffers(record: Record) -> str:
     names = (
         [buffer.name for buffer in record.layout.buffers if "float" in buffer.dtype] if record.layout else []
     )
-    return f", or buffers such as {names[0]}," if names else ""
+    return f", buffers such as {names[0]}" if names else ""
 
 
 def _probe_losses(record: Record) -> dict[int, float]:

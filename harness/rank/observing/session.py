@@ -23,6 +23,7 @@ from harness.rank.observing.hooks import Guarded, Roots, in_backward
 from harness.rank.observing.probing import BETWEEN, Probing
 from harness.rank.observing.step import MicroBatch, MicroLoss, Step, returned_loss, scalar_of
 from harness.rank.observing.writing import Writing
+from harness.rank.passes import depends_on_mode
 from harness.rank.probes.communication import CommunicationCounter
 from harness.rank.probes.memory import AllocatorProbe
 from harness.rank.probes.time import PhaseTimer, phase_timer
@@ -72,6 +73,9 @@ class Session:
         self._others: set[Thread] = set()
         self._is_finished = False
         self._has_several = False
+        self._evaluating: Callable[[], nn.Module | None] | None = None
+        """A root in evaluation mode whose pass alone has gradients in this micro-step."""
+        self._told_of_mode = False
 
     def find_roots(self, listener: Guarded) -> None:
         """Look for the modules that the script calls; `listener` passes on what they do."""
@@ -102,10 +106,13 @@ class Session:
 
     def forward_begins(self, root: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         if not trains(root):
+            if torch.is_grad_enabled() and (self._step is None or not self._step.in_micro_step):
+                self._evaluating = weakref.ref(root)
             if self._step is None or self._step.ended is not None:
                 self._finish()
                 self._last_end = None  # an evaluation: the next step begins with its first forward pass
             return
+        self._evaluating = None
         step = self._open()
         now = time.perf_counter()
         if not step.in_micro_step:
@@ -143,6 +150,7 @@ class Session:
 
     def backward_begins(self, tensors: Any) -> None:
         step, scalar = self._open(), scalar_of(tensors)
+        self._note_evaluation_mode(step)
         if self._scaled is not None:
             (given,) = tensors if isinstance(tensors, (list, tuple)) and len(tensors) == 1 else (tensors,)
             scalar = self._unscaled if given is self._scaled() else None
@@ -156,6 +164,19 @@ class Session:
         elif not self._evaluates_again:
             step.losses.micro[-2].add(scalar)
         self._enter("backward")
+
+    def _note_evaluation_mode(self, step: Step) -> None:
+        """Of the first gradients of a model in evaluation mode, where that changes what it computes."""
+        root = self._evaluating() if self._evaluating is not None else None
+        self._evaluating = None
+        if root is None or self._told_of_mode or not any(map(depends_on_mode, root.modules())):
+            return
+        self._told_of_mode = True
+        self.writing.note(
+            f"step {step.number} trains {type(root).__name__} in evaluation mode: dropout is off, BatchNorm "
+            "takes its running statistics, and what is measured of passes is left out; call train() on it, "
+            "also after each evaluation"
+        )
 
     def engine_backward_begins(self) -> None:
         """A library's backward pass begins, which does more after that of torch has ended."""

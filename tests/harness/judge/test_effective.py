@@ -5,7 +5,13 @@ from typing import Any
 import pytest
 
 from harness.judge.comparison import Comparison
-from harness.judge.effective import clipping, reduce_dtypes, setting_differences, synchronisation
+from harness.judge.effective import (
+    altered_gradients,
+    clipping,
+    reduce_dtypes,
+    setting_differences,
+    synchronisation,
+)
 from harness.judge.findings import communication
 from harness.judge.findings.settings import find
 from harness.record import CommunicationPart, ObservedPart, Record
@@ -29,12 +35,21 @@ def clipped(told: float | None, *applied: float) -> Record:
         (None, (1.0, 1.0), "1"),
         (1.0, (0.25, 0.25), "0.25"),
         (5.0, (2.0, 1.5), "5"),
+        (1.0, (1.03, 1.06), "1"),
+        (None, (2.1, 1.6), "none"),
     ],
 )
 def test_clipping_is_read_from_the_gradients_that_the_optimizer_was_given(
     told: float | None, applied: tuple[float, ...], value: str
 ) -> None:
     assert clipping(clipped(told, *applied)) == value
+
+
+def test_gradients_that_no_clipping_explains_were_altered() -> None:
+    assert altered_gradients(clipped(1.0, 1.0, 1.06)) == (1, 1.06, 1.0)
+    assert altered_gradients(clipped(None, 2.0, 1.8)) == (1, 1.8, NORMS[1])
+    assert altered_gradients(clipped(1.0, 0.25, 0.25)) is None
+    assert altered_gradients(clipped(1.0)) is None
 
 
 def synchronised(early: int, told: str | None, label: str = "third-party") -> Record:
@@ -110,3 +125,38 @@ def test_of_constants_only_those_that_differ_are_shown() -> None:
         )
         (difference,) = setting_differences(reference, record)
         assert (difference.setting, difference.texts) == ("optimizer constants", texts)
+
+
+def with_constants(at_end: float, **by_step: float) -> Record:
+    changes = {int(step[1:]): [{"weight_decay": value}] for step, value in by_step.items()}
+    observed = ObservedPart(optimizer_groups=[{"weight_decay": at_end}], constants_by_step=changes)
+    return make_record(label="ddp").model_copy(update={"observed": observed})
+
+
+@pytest.mark.parametrize(
+    ("record", "when"),
+    [
+        (with_constants(0.2), [""]),
+        (with_constants(0.2, s0=0.2, s1=0.3), [""]),
+        (with_constants(0.2, s0=0.1, s2=0.2), [", changed in step 2"]),
+        (with_constants(0.1, s0=0.1, s1=0.2, s3=0.1), [", changed in step 1 and back in step 3"]),
+        (with_constants(0.1), []),
+    ],
+)
+def test_a_constant_that_changes_is_told_with_its_step(record: Record, when: list[str]) -> None:
+    found = setting_differences(with_constants(0.1), record)
+    assert [(d.setting, d.when) for d in found] == [("optimizer constants", one) for one in when]
+
+
+def test_constants_that_change_as_the_references_do_are_no_difference() -> None:
+    assert not setting_differences(with_constants(0.2, s0=0.1, s2=0.2), with_constants(0.2, s0=0.1, s2=0.2))
+
+
+def test_clipping_that_is_another_one_after_the_training_is_told_with_both() -> None:
+    record = clipped(1.0, 1.0)
+    changed = record.backend.model_copy(update={"changed": {"gradient_clipping": [0.5, 1.0]}})
+    record = record.model_copy(update={"backend": changed})
+    found = [d for d in setting_differences(clipped(1.0, 1.0), record) if d.setting == "gradient clipping"]
+    assert [(d.reference, d.given, d.when) for d in found] == [
+        ("1", "0.5", ", after the training; 1 before it")
+    ]

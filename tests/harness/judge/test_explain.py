@@ -7,7 +7,7 @@ import pytest
 from harness.backends.mesh import Mesh
 from harness.judge.explain import Explanation, explain, name_scale
 from harness.judge.noise import Tolerance
-from harness.record import LayoutPart, RankPart, ResumedPart, TensorPart
+from harness.record import LayoutPart, ObservedPart, RankPart, Record, ResumedPart, TensorPart
 from tests.records import LOSSES, NORMS, make_ranks, make_record, make_steps, make_weights
 
 
@@ -306,3 +306,41 @@ def test_steps_of_a_resumed_run_have_their_own_numbers() -> None:
     update = make_record(label="ddp", steps=steps, resumed=resumed, **start(b=2.5))
     found = explain(make_record(steps=steps, **start()), update, LIMITS)
     assert "suspect what it restored from its checkpoint of step 5" in found.text
+
+
+def with_buffers(record: Record, **digests: str) -> Record:
+    return record.model_copy(update={"observed": ObservedPart(buffers=digests)})
+
+
+def test_buffers_that_differ_before_the_first_step_are_named_in_place_of_the_update() -> None:
+    reference = with_buffers(make_record(**start()), scale="1", other="2")
+    apart = with_buffers(make_record(label="ddp", **start(b=2.5)), scale="3", other="2")
+    alike = with_buffers(make_record(label="ddp", **start(b=2.5)), scale="1", other="2")
+    told = "; buffer scale differs before the first step"
+    assert told in explain(reference, apart, LIMITS).text
+    assert ": the update differs" not in explain(reference, apart, LIMITS).text
+    assert told not in explain(reference, alike, LIMITS).text
+    steps = [replace(step, loss=6.0) for step in make_steps()]
+    first = with_buffers(make_record(label="ddp", steps=steps, **start()), scale="3")
+    assert told in explain(reference, first, LIMITS).text
+
+
+@pytest.mark.parametrize(
+    ("norm", "names", "kind"),
+    [
+        (NORMS[0], "bc", "parameters-not-updated"),
+        (NORMS[0], "b", "gradient-differs"),
+        (1.9, "bc", "gradient-differs"),
+    ],
+)
+def test_weights_that_stand_still_lack_a_gradient_unless_its_norm_denies_it(
+    norm: float, names: str, kind: str
+) -> None:
+    begin, moved = ({name: [value] * 9 for name in ("a", *names)} for value in (1.0, 2.0))
+    initial = {"initial_weights": make_weights(sketch=begin)}
+    groups = ObservedPart(optimizer_groups=[{"parameters": [*begin]}], master_dtypes=["float32"])
+    steps = [replace(step, gradient_norm=norm) if step.step == 0 else step for step in make_steps()]
+    still = make_weights("c" * 64, begin | {"a": moved["a"]})
+    other = make_record(label="ddp", steps=steps, **initial, final_weights=still)
+    reference = make_record(**initial, final_weights=make_weights("b" * 64, moved))
+    assert explain(reference, other.model_copy(update={"observed": groups}), LIMITS).kind == kind

@@ -38,6 +38,14 @@ def test_a_file_cut_short_on_a_full_disk_is_called_so(
     assert str(TORCH_SAVE) in text
 
 
+@pytest.mark.parametrize(("backend", "said"), [("zero2", True), ("ddp", False)])
+def test_a_call_of_nothing_under_deepspeed_may_be_of_its_evaluation_mode(
+    tmp_path: Path, backend: str, said: bool
+) -> None:
+    text = failure_message(TypeError("'NoneType' object is not callable"), tmp_path, backend)
+    assert ("call model.eval() on a line of its own" in text) == said
+
+
 class Scaled(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -128,6 +128,32 @@ def test_the_rate_of_the_group_farthest_from_the_jobs_is_told() -> None:
     assert observer.end_step(0.001)["applied_learning_rate"] == 0.5
 
 
+def test_constants_are_told_by_step_if_they_change() -> None:
+    model = Model()
+    observer, optimizer = observed(model)
+    train(observer, model, optimizer)
+    observer.end_step(0.001, 1)
+    assert observer.report()["constants_by_step"] == {}
+    optimizer.param_groups[0]["eps"] = 0.5
+    observer.end_step(0.001, 2)
+    observer.end_step(0.001, 3)
+    changes = observer.report()["constants_by_step"]
+    assert {step: groups[0]["eps"] for step, groups in changes.items()} == {0: 1e-8, 2: 0.5}
+
+
+def test_buffers_are_told_by_their_values_when_training_begins() -> None:
+    found = []
+    for value in (0.5, 0.5, 0.3):
+        model = Model()
+        model.register_buffer(
+            "scale", torch.full((2,), value, dtype=torch.float64 if found else torch.float32)
+        )
+        observer, optimizer = observed(model)
+        train(observer, model, optimizer)
+        found.append(observer.report()["buffers"]["scale"])
+    assert found[0] == found[1] != found[2]
+
+
 def test_samples_are_noted_in_the_first_steps_only_and_one_by_one() -> None:
     model = Model()
     observer, optimizer = observed(model)

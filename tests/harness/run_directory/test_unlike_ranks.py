@@ -31,7 +31,10 @@ def rank(rates: tuple[float | None, ...] = (), scale: float | None = None, **see
         effective=effective, native_config={}, versions={}, initial_weights=None, collectives="gloo",
         host="host", device_name="cpu", data=None, steps=None, setup_seconds=1.0,
     )  # fmt: skip
-    final = FinalEvent(weights=None, observed=ObservedPart(**seen), probe_loss=None, loss_scale=scale)
+    in_force = seen.pop("in_force", {})
+    final = FinalEvent(
+        weights=None, observed=ObservedPart(**seen), probe_loss=None, loss_scale=scale, in_force=in_force
+    )
     return RankEvents(setup=setup, steps=steps, final=final)
 
 
@@ -45,6 +48,16 @@ def rank(rates: tuple[float | None, ...] = (), scale: float | None = None, **see
         ({"optimizer_steps": 5}, {"optimizer_steps": 6}, {"optimizer steps": [5, 6]}),
         ({"optimizer_steps": None}, {"optimizer_steps": 6}, {}),
         ({"master_dtypes": []}, {"master_dtypes": ["float32"]}, {}),
+        (
+            {"optimizer_groups": [{"eps": 2}], "constants_by_step": {0: [{"eps": 1}], 3: [{"eps": 2}]}},
+            {"optimizer_groups": [{"eps": 1}]},
+            {"eps of optimizer group 0, changed in step 3": [2, 1]},
+        ),
+        (
+            {"in_force": {"gradient_clipping": 0.5, "optimizer": "a"}},
+            {"in_force": {"gradient_clipping": 1.0, "optimizer": "a"}},
+            {"gradient clipping after the training": [0.5, 1.0]},
+        ),
         (
             {"effective": {"gradient_clipping": None}},
             {"effective": {"gradient_clipping": 1.0}},

@@ -346,6 +346,16 @@ def found(record: Record) -> set[str]:
     return {finding.id for finding in Comparison([record]).findings} - BARE
 
 
+def test_a_script_that_stays_in_evaluation_mode_is_told(tmp_path: Path) -> None:
+    optimizer = "model.insert(1, nn.Dropout(0.1))\noptimizer = torch.optim.AdamW(model.parameters())"
+    left = EACH.replace("    loss = ", "    if step == 3:\n        model.eval()\n    loss = ")
+    record, losses = observed(tmp_path, f"{optimizer}\n{left}")
+    assert record.observation is not None
+    told = [note for note in record.observation.notes if "evaluation mode" in note]
+    assert [note.partition(":")[0] for note in told] == ["step 3 trains Sequential in evaluation mode"]
+    assert [step.loss for step in record.steps] == pytest.approx(losses)
+
+
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_loop_is_recorded_as_it_ran(tmp_path: Path, name: str) -> None:
     loop = LOOPS[name]
