@@ -15,7 +15,6 @@ def forward_peak(record) -> int:
     )
 
 
-@pytest.mark.long(seconds=15)
 def test_where_the_head_is_gathered_the_loss_stays_and_logits_are_gone(matrix) -> None:
     records = assert_parity(matrix, together(), ["zero3", "fsdp"])
     (whole,) = matrix.compare([], 2, together()[:-1]).rows

@@ -24,7 +24,6 @@ def assert_equal_losses(records: dict[str, Record]) -> None:
     assert len({str(trace) for trace in traces.values()}) == 1, traces
 
 
-@pytest.mark.long(seconds=20)
 @pytest.mark.parametrize("labels", [FEW, pytest.param(LABELS, marks=EXHAUSTIVE)])
 def test_overlap_and_contiguous_gradients_leave_losses_alone(labels: tuple[str, ...], matrix) -> None:
     records = assert_parity(matrix, ["training.accumulation_steps=2"], labels)

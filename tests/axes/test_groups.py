@@ -14,7 +14,7 @@ from tests.traps.matrix import TINY
 
 from .parity import assert_as_derived, assert_parity
 
-pytestmark = pytest.mark.long(seconds=30)
+pytestmark = pytest.mark.long(seconds=15)
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp1")
 FEW = ("zero2", "zero3", "fsdp")
 FEW_FROZEN = ("zero3", "fsdp", "fsdp1")

@@ -14,7 +14,7 @@ from tests.traps.matrix import TINY
 
 from .parity import assert_as_derived, assert_parity
 
-pytestmark = pytest.mark.long(seconds=40)
+pytestmark = pytest.mark.long(seconds=15)
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp1")
 SHARDED = ("ddp", "zero2", "zero3", "fsdp1")
 """An estimate is held to them below."""

@@ -6,7 +6,6 @@ from tests.representatives import first
 
 from .parity import assert_as_derived, assert_parity
 
-pytestmark = pytest.mark.long(seconds=40)
 SIZES = (
     "hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2, num_key_value_heads: 2, "
     "max_position_embeddings: 16, num_experts_per_tok: 2"

@@ -6,7 +6,6 @@ from tests.representatives import first
 
 from .parity import assert_parity
 
-pytestmark = pytest.mark.long(seconds=20)
 MUON = "optimizer.kind=muon"
 ODD = (
     "model.config={hidden_size: 32, intermediate_size: 49, num_hidden_layers: 2, num_attention_heads: 2, "

@@ -16,7 +16,7 @@ from tests.traps.matrix import TINY
 
 from .parity import assert_parity
 
-pytestmark = pytest.mark.long(seconds=30)
+pytestmark = pytest.mark.long(seconds=10)
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp1")
 FEW = ("zero2", "zero3", "fsdp")
 FILE = Path(__file__).with_name("own_optimizer.py")

@@ -29,7 +29,7 @@ from tests.contract.ranks import on_ranks
 from tests.records import make_record
 from tests.representatives import EXHAUSTIVE, first
 
-pytestmark = pytest.mark.long(seconds=60)
+pytestmark = pytest.mark.long(seconds=30)
 
 DEFECTS = "tests.contract.wrong"
 

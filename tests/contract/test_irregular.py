@@ -18,7 +18,7 @@ from tests.contract.ranks import on_ranks
 from tests.records import make_record
 from tests.representatives import first
 
-pytestmark = pytest.mark.long(seconds=40)
+pytestmark = pytest.mark.long(seconds=30)
 
 FINDING, STATIC = "ddp:find_unused_parameters=true", "ddp:static_graph=true"
 BACKENDS = ("ddp", FINDING, STATIC, "zero1", "zero2", "zero3", "fsdp", "fsdp1")

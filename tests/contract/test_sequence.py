@@ -16,8 +16,6 @@ from tests.contract.test_communication import as_record
 from tests.contract.test_states import KINDS, expected_kinds
 from tests.contract.test_tensor import assert_trains
 
-pytestmark = pytest.mark.long(seconds=40)
-
 EXHAUSTIVE = pytest.mark.exhaustive
 
 

@@ -17,7 +17,7 @@ from tests.contract.ranks import on_ranks
 from tests.contract.states import FEW_CASES, STATE_CASES, Held
 from tests.representatives import first
 
-pytestmark = pytest.mark.long(seconds=50)
+pytestmark = pytest.mark.long(seconds=15)
 
 KINDS = ("weights", "gathered", "gradients", "masters", "optimizer", "communication", "buffers")
 FEW = ("zero3", "fsdp1")

@@ -15,8 +15,6 @@ from tests.contract.test_communication import as_record
 from tests.contract.test_contract import violations
 from tests.contract.test_states import KINDS, expected_kinds
 
-pytestmark = pytest.mark.long(seconds=40)
-
 MATRIX = [
     pytest.param("tp", 2),
     pytest.param("fsdp-tp", 4, marks=pytest.mark.exhaustive),

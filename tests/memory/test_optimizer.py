@@ -11,7 +11,7 @@ from harness.record import Record
 from harness.record.workload import of_record
 from tests.memory.runs import LLAMA, compare
 
-pytestmark = pytest.mark.long(seconds=25)
+pytestmark = pytest.mark.long(seconds=12)
 
 BACKENDS = ("single", "ddp", "fsdp", "fsdp1", "zero2", "zero3")
 FEW = ("single", "fsdp", "zero3")

@@ -8,7 +8,6 @@ from harness.record import ErrorPart, Record
 from tests.observed import run_script
 from tests.representatives import first
 
-pytestmark = pytest.mark.long(seconds=20)
 SCRIPT = """
 import os, signal, sys, threading
 import torch

@@ -2,12 +2,9 @@
 
 from pathlib import Path
 
-import pytest
-
 from harness.record import Record
 from tests.observed import ScriptRun, run_script
 
-pytestmark = pytest.mark.long(seconds=30)
 HEAD = """
 import os, signal
 import torch

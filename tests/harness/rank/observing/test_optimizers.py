@@ -10,7 +10,6 @@ from harness.judge.comparison import Comparison
 from harness.record import Record
 from tests.observed import run_script
 
-pytestmark = pytest.mark.long(seconds=40)
 HEAD = """
 import sys
 import torch

@@ -9,7 +9,7 @@ from harness.judge.comparison import Comparison
 from harness.record import Record
 from tests.observed import run_script
 
-pytestmark = pytest.mark.long(seconds=45)
+pytestmark = pytest.mark.long(seconds=15)
 HEAD = """
 import os
 import torch

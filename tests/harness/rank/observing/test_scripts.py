@@ -13,7 +13,7 @@ from tests.observed import ScriptRun, run_script
 from tests.representatives import first
 
 EXAMPLES = Path(__file__).parents[4] / "examples" / "observe"
-pytestmark = pytest.mark.long(seconds=30)
+pytestmark = pytest.mark.long(seconds=25)
 STEPS = 8
 JOB = {
     "model.name": "model", "model.dropout": "null", "data.source": "text", "data.path": "text.txt",
