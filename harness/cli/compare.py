@@ -50,7 +50,7 @@ from harness.errors import HarnessError
 from harness.files import stream_number
 from harness.job.experiment import CompareSection, Experiment
 from harness.judge.wording import ranks
-from harness.launch.cells import Cell, is_refused, plan, reusable
+from harness.launch.cells import BOTH_KERNELS, Cell, have_both_kernels, is_refused, plan, reusable
 from harness.launch.external import started_as_rank
 from harness.launch.owner import made_in_job, requeued_job
 from harness.nested import differences
@@ -123,7 +123,7 @@ def show_plan(
     ]  # fmt: skip
     echo(fitted(rows, headers, wide=view.wide))
     echo(_summary(missing, len(plans)), err=True)
-    if _have_both_kernels(cells):
+    if have_both_kernels(cells):
         echo(BOTH_KERNELS, err=True)
     show(foreseen)
     if any(plan.seconds_from == "flops" for plan in missing):
@@ -131,19 +131,9 @@ def show_plan(
     return 0
 
 
-BOTH_KERNELS = (
-    "each cell runs once with deterministic kernels, which show parity, and is timed with those that jobs use"
-)
-
-
-def _have_both_kernels(cells: Sequence[Cell]) -> bool:
-    ranked = [cell for cell in cells if cell.backend.partition(":")[0] != registry.REFERENCE]
-    return len({cell.job.training.deterministic for cell in ranked}) > 1
-
-
 def _labelled(cell: Cell, cells: Sequence[Cell]) -> str:
     """The backend, marked where another cell is the same under other kernels."""
-    is_marked = cell.job.training.deterministic and _have_both_kernels(cells)
+    is_marked = cell.job.training.deterministic and have_both_kernels(cells)
     return f"{cell.backend} (deterministic)" if is_marked else cell.backend
 
 
@@ -396,7 +386,7 @@ def _enlarged(cells: Sequence[Cell], batches: LargestBatches) -> list[Cell]:
 
 def _tell_known(cells: Sequence[Cell], known: Mapping[str, Record], job: str | None, view: View) -> None:
     count = sum(cell.key in known for cell in cells)
-    if _have_both_kernels(cells):
+    if have_both_kernels(cells):
         view.say(BOTH_KERNELS)
     if count:
         again = f"job {job} was started again: " if job is not None else ""

@@ -32,7 +32,7 @@ from harness.errors import HarnessError
 from harness.fabric.result import FABRIC_NAME, parse_rate, read_fabric, shortfall
 from harness.job.config import only_elsewhere
 from harness.judge.wording import counted
-from harness.launch.cells import canonical_label, reusable
+from harness.launch.cells import BOTH_KERNELS, canonical_label, have_both_kernels, reusable
 from harness.plan.limits import MemoryLimits
 from harness.plan.preflight import Forecast
 from harness.record.store import Store
@@ -166,6 +166,8 @@ def render(
     cells = plan_nodes(experiment, where, names, counts, per_node, repeats or experiment.compare.repeats)
     for missing in only_elsewhere(experiment.job()):
         echo(f"note: {missing} is not on this machine, so its contents are no part of the job's id", err=True)
+    if have_both_kernels(cells):
+        echo(BOTH_KERNELS, err=True)
     store = Store(runs)
     store.prepare()
     if not fresh:

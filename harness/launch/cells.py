@@ -227,6 +227,18 @@ def _runs(experiment: Experiment, repeats: int, device: str) -> list[tuple[Exper
     return [(experiment, 0), *((usual, repeat) for repeat in range(repeats))]
 
 
+BOTH_KERNELS = (
+    "each cell runs once with deterministic kernels, which show parity, and is timed with those that jobs use"
+)
+"""What a person is told where that is so."""
+
+
+def have_both_kernels(cells: Iterable[Cell]) -> bool:
+    """Whether cells of ranks run with deterministic kernels and with others."""
+    ranked = [cell for cell in cells if registry.parse(cell.backend)[0].name != registry.REFERENCE]
+    return len({cell.job.training.deterministic for cell in ranked}) > 1
+
+
 def make_cell(
     experiment: Experiment,
     label: str,

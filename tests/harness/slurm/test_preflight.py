@@ -22,7 +22,7 @@ JOB = {
     "model": {"name": "bloom-7b1", "weights": "random"},
     "data": {"sequence_length": 512, "tokenizer": "bytes"},
     "training": {"precision": "bf16-mixed", "global_batch_size": 16},
-    "compare": {"noise_runs": False},
+    "compare": {"noise_runs": False, "question": "memory"},
     "runtime": {"device": "cuda"},
 }
 
