@@ -159,6 +159,7 @@ reports: $(READY)
 	$(BIN)/python -m tests.traps.gallery reports/traps --page
 	$(BIN)/python -m tests.gpu_stub.gallery reports/gpu-stub --page
 	$(BIN)/python -m benchmarks.routes_table docs/trainer-routes.md
+	$(BIN)/python -m benchmarks.errors_table docs/planning.md
 	$(BIN)/python -m benchmarks.defaults_table
 	$(BIN)/python -m benchmarks.equivalences
 	$(BIN)/python -m benchmarks.offload_table

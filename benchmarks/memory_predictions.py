@@ -20,11 +20,11 @@ from tabulate import tabulate
 
 from benchmarks.memory_cases import GEOMETRIES, MemoryCase, divided_cases, memory_cases
 from benchmarks.publishing import errors_text
-from harness.backends.registry import strategy_of
+from harness.backends import registry
 from harness.forms.peaks.families import fullest_moments
 from harness.launch.cells import canonical_label
 from harness.plan.profiles import workload_profile
-from harness.plan.trust import CPU, CPU_ERRORS
+from harness.plan.trust import CPU, CPU_ERRORS, kind_of
 from harness.rank.probes.activation_trace import profile_text
 from harness.record import Record
 from harness.record.record_files import ARCHIVE_NAME, pack_records
@@ -127,12 +127,18 @@ def errors_of(found: Sequence[Outcome], page: str) -> list[dict[str, Any]]:
             "run": f"{page}: {outcome.case.backend} on {outcome.case.world_size}, {outcome.case.geometry}, "
             f"{_words(outcome.case)}",
             "adapted": False,
-            "family": strategy_of(outcome.case.backend).family,  # type: ignore[union-attr]
+            "kind": _kind(outcome.case.backend),
             "statistic": CPU, "tokens": outcome.case.settings["data.sequence_length"],
             "memory": round(outcome.error, 4), "speed": None,
         }
         for outcome in found
     ]  # fmt: skip
+
+
+def _kind(label: str) -> str:
+    entry, options = registry.parse(label)
+    assert entry.strategy is not None
+    return kind_of(entry.strategy, options.model_dump(mode="json"))
 
 
 def outcomes(records: Iterable[Record], of_cases: Sequence[MemoryCase]) -> Iterator[Outcome]:

@@ -17,6 +17,7 @@ from harness.plan.limits import MemoryVerdict
 from harness.plan.memory import MemoryPrediction, predict_memory
 from harness.plan.scenario import Scenario
 from harness.plan.speed import predict_speed
+from harness.plan.trust import kind_of
 
 FULLY_SPECIFIED = "A"
 """Tier: memory and throughput measured, all that decides them is said."""
@@ -161,8 +162,9 @@ def errors_of(judged: Iterable[Judged]) -> list[dict[str, Any]]:
     """What answers say of their own error: of each run that no constant was estimated from."""
     return [
         {
-            "run": one.row.id, "adapted": one.is_adapted, "family": one.mapped.scenario.strategy.family,
-            "statistic": one.row.statistic, "tokens": int(one.row.seq_len),
+            "run": one.row.id, "adapted": one.is_adapted, "statistic": one.row.statistic,
+            "kind": kind_of(one.mapped.scenario.strategy, one.mapped.scenario.options),
+            "tokens": int(one.row.seq_len),
             "memory": _rounded(one.memory_error), "speed": _rounded(one.speed_error),
         }
         for one in judged

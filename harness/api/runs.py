@@ -69,7 +69,7 @@ def estimate(
     config: str | PathLike[str] | None = None,
     backends: Sequence[str] = ("all",),
     world_size: int | Sequence[int] = 8,
-    gpus_per_node: int = 8,
+    gpus_per_node: int | None = None,
     gpu: str | None = None,
     fabric: str | None = None,
     hardware: str | PathLike[str] | None = None,
@@ -78,9 +78,11 @@ def estimate(
     """Predict memory, communication, speed and cost of a job by strategy, in this process, without GPUs.
 
     `model`: a name of the catalogue ('llama-3.1-8b'), a folder with config.json, or None for the job's;
-    `gpu`, `fabric`: names such as 'H100-80' and 'NDR400'; `hardware`: a YAML file with more of them;
+    `gpu`, `fabric`: names such as 'H100-80' and 'NDR400';
+    `gpus_per_node`: None for as the GPU is sold; `hardware`: a YAML file with more of them;
     `settings`: values by dotted name. Raises HarnessError.
     """
+    from harness.plan.device import ranks_per_node
     from harness.plan.estimate.question import asked_of
     from harness.plan.estimate.row import estimate as estimated
     from harness.plan.hardware import load_hardware
@@ -88,13 +90,14 @@ def estimate(
 
     known = load_hardware(None if hardware is None else Path(hardware))
     file = None if config is None else resolve(Path(config), "configs")
+    device = None if gpu is None else known.device(gpu)
     asked = asked_of(
         load_experiment(file, assignments(settings)[1::2]),
         model,
         backends=backends,
         world_sizes=[world_size] if isinstance(world_size, int) else world_size,
-        ranks_per_node=gpus_per_node,
-        device=None if gpu is None else known.device(gpu),
+        ranks_per_node=ranks_per_node(device, gpus_per_node),
+        device=device,
         fabric=None if fabric is None else known.fabric(fabric),
     )
     return Estimate(asked, estimated(asked))

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.cli.arguments import numbers, split_backends
-from harness.cli.hardware import calibrate_options, calibrated_constants, named_fabric
+from harness.cli.hardware import (
+    calibrate_options,
+    calibrated_constants,
+    gpus_per_node_option,
+    named_fabric,
+)
 from harness.cli.options import (
     MODEL,
     PATH,
@@ -37,7 +42,7 @@ if TYPE_CHECKING:
 @config_option
 @backends_option
 @click.option("--world-size", metavar="N[,N...]", default="8", show_default=True, help="Numbers of ranks.")
-@click.option("--gpus-per-node", type=click.IntRange(1), default=8, show_default=True)
+@gpus_per_node_option
 @click.option("--gpu", metavar="NAME", help="Such as H100-80: says what fits, and how fast it is.")
 @click.option("--fabric", metavar="NAME", help="Network between nodes, such as NDR400.")
 @click.option("--hardware", type=PATH, metavar="FILE", help="YAML file with GPUs and fabrics of your own.")
@@ -55,7 +60,7 @@ def estimate(
     config: Path | None,
     backends: str | None,
     world_size: str,
-    gpus_per_node: int,
+    gpus_per_node: int | None,
     gpu: str | None,
     fabric: str | None,
     hardware: Path | None,
@@ -73,6 +78,8 @@ def estimate(
 
     Sizes come from the model's configuration: no weights and no network are needed.
     """
+    from harness.plan.device import ranks_per_node
+    from harness.plan.estimate.alternatives import option_words
     from harness.plan.estimate.question import asked_of
     from harness.plan.hardware import load_hardware
 
@@ -90,11 +97,18 @@ def estimate(
         model,
         backends=split_backends(backends) if backends is not None else ["all"],
         world_sizes=numbers(world_size, "--world-size", "ranks"),
-        ranks_per_node=gpus_per_node, device=device,
+        ranks_per_node=ranks_per_node(device, gpus_per_node), device=device,
         fabric=named_fabric(known, fabric),
         constants=calibrated_constants(calibrate, save_calibration, device),
     )  # fmt: skip
-    rows = _answer(asked, details=details, whole=whole, as_json=as_json)
+    words = option_words(
+        {
+            "--model": model, "--config": config, "--gpu": gpu, "--gpus-per-node": gpus_per_node,
+            "--fabric": fabric, "--hardware": hardware,
+        },
+        assignments,
+    )  # fmt: skip
+    rows = _answer(asked, words, details=details, whole=whole, as_json=as_json)
     if plot is not None:
         from harness.plan.estimate.picture import write_picture
 
@@ -110,7 +124,9 @@ def _list(known: Hardware, *, models: bool) -> int:
     return 0
 
 
-def _answer(asked: EstimateRequest, *, details: bool, whole: bool, as_json: bool) -> list[EstimateRow]:
+def _answer(
+    asked: EstimateRequest, words: list[str], *, details: bool, whole: bool, as_json: bool
+) -> list[EstimateRow]:
     from harness.plan.estimate import document
     from harness.plan.estimate.alternatives import of_rows
     from harness.plan.estimate.row import estimate as estimated
@@ -118,8 +134,8 @@ def _answer(asked: EstimateRequest, *, details: bool, whole: bool, as_json: bool
 
     rows = estimated(asked)
     instead = of_rows(rows)
-    for line in estimate_lines(asked, rows, details=details, whole=whole, instead=instead):
+    for line in estimate_lines(asked, rows, details=details, whole=whole, instead=instead, words=words):
         click.echo(line, err=as_json)
     if as_json:
-        click.echo(json.dumps(document(asked, rows, instead), indent=1))
+        click.echo(json.dumps(document(asked, rows, instead, words), indent=1))
     return rows

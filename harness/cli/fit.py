@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from harness.errors import HarnessError
 from harness.launch.cells import Cell, canonical_label
 from harness.launch.external import started_as_rank
 from harness.launch.launcher import EventHandler, LocalLauncher, modules_to_preload
-from harness.plan.estimate.alternatives import alternative_lines, as_settings
+from harness.plan.estimate.alternatives import Alternative, alternative_lines, option_words, set_words
 from harness.plan.fit.answer import (
     Found,
     answer_lines,
@@ -107,7 +109,10 @@ def fit(
         length = experiment.data.sequence_length
         lengths = sequences(runner.model.config.get("max_position_embeddings"), length)
         found.append(find_sequence(runner, lengths, asked or sizes.sizes[0], length))
-    _present(runner, memory, found, as_json)
+    words = option_words(
+        {"--config": config, "--model": model, "--limit": limit, "--hardware": hardware}, assignments
+    )
+    _present(runner, memory, found, words, as_json)
     return 0
 
 
@@ -116,11 +121,15 @@ def _following(cell: Cell) -> EventHandler:
     return Progress(name, cell.data_size, sys.stderr, plain_lines=False)
 
 
-def _present(runner: Runner, limit: Limit, found: list[Found], as_json: bool) -> None:
+def _present(runner: Runner, limit: Limit, found: list[Found], words: Sequence[str], as_json: bool) -> None:
+    def command(one: Alternative) -> str:
+        place = ["--backend", one.label, "--nproc", str(one.scenario.world_size)]
+        return shlex.join(["harness", "fit", *place, *words, *set_words(one.settings)])
+
     lines = [line for search in found for line in answer_lines(search, limit)]
     instead = [] if all(search.largest for search in found) else runner.alternatives()
     if instead:
-        lines += ["", *alternative_lines(instead, as_settings)]
+        lines += ["", *alternative_lines(instead, command)]
     error, trust = error_line(runner.trials), runner.trust()
     lines += [*([error] if error else []), *(trust.lines() if trust else [])]
     text = "\n".join([*lines, "", trial_table(runner.trials)])
@@ -132,7 +141,7 @@ def _present(runner: Runner, limit: Limit, found: list[Found], as_json: bool) ->
             "limit_bytes": limit.limit_bytes,
             "limit": limit.origin,
             **{search.what.replace("-", "_"): search.as_json() for search in found},
-            "alternatives": [one.as_json() for one in instead],
+            "alternatives": [{**one.as_json(), "command": command(one)} for one in instead],
             "trust": trust.as_json() if trust else None,
             "trials": [trial.as_json() for trial in runner.trials],
         }

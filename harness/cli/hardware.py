@@ -28,6 +28,13 @@ def named_fabric(known: Hardware, name: str | None) -> Fabric | None:
     return fabric
 
 
+gpus_per_node_option = click.option(
+    "--gpus-per-node",
+    type=click.IntRange(1),
+    help="Default: as the GPU is sold, 8 for most (--list-hardware of estimate).",
+)
+
+
 def calibrate_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--calibrate` and `--save-calibration`."""
     command = click.option(

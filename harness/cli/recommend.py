@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 import click
 from tqdm import tqdm
 
-from harness.cli.hardware import calibrate_options, calibrated_constants, named_fabric
+from harness.cli.hardware import (
+    calibrate_options,
+    calibrated_constants,
+    gpus_per_node_option,
+    named_fabric,
+)
 from harness.cli.options import MODEL, PATH, common, config_option, json_option, set_option
 from harness.cli.output import begin, echo
 from harness.job.config import load_experiment
@@ -28,7 +33,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option("--gpus", type=click.IntRange(1), required=True, help="Number of GPUs.")
 @click.option("--gpu", required=True, metavar="NAME", help="Such as H100-80.")
-@click.option("--gpus-per-node", type=click.IntRange(1), default=8, show_default=True)
+@gpus_per_node_option
 @click.option("--fabric", metavar="NAME", help="Network between nodes, such as NDR400.")
 @click.option("--hardware", type=PATH, metavar="FILE", help="YAML file with GPUs and fabrics of your own.")
 @calibrate_options
@@ -45,7 +50,7 @@ def recommend(
     model: str,
     gpus: int,
     gpu: str,
-    gpus_per_node: int,
+    gpus_per_node: int | None,
     fabric: str | None,
     hardware: Path | None,
     calibrate: tuple[Path, ...],
@@ -61,6 +66,7 @@ def recommend(
     called for, and how to measure the best ones.
     """
     begin("tracing the model's activations")
+    from harness.plan.device import ranks_per_node
     from harness.plan.hardware import load_hardware
     from harness.plan.memory import predict_memory
     from harness.plan.prediction import Predictors
@@ -78,7 +84,7 @@ def recommend(
         find_model(model),
         load_experiment(config, assignments),
         gpus=gpus,
-        gpus_per_node=gpus_per_node,
+        gpus_per_node=ranks_per_node(device, gpus_per_node),
         device=device,
         fabric=named_fabric(known, fabric),
         tokens=None if tokens_per_step is None else read_count(tokens_per_step),

@@ -22,6 +22,8 @@ class ModelGeometry:
     attention_width: int
     """Heads times head size, H Q."""
     sequence_length: int
+    frozen_parameters: int = 0
+    """Of the multiplying ones, those below adapters: gradients go through them, and they have none."""
 
 
 def attention_flops_per_token(geometry: ModelGeometry) -> int:
@@ -30,8 +32,13 @@ def attention_flops_per_token(geometry: ModelGeometry) -> int:
 
 
 def model_flops_per_token(geometry: ModelGeometry) -> int:
-    """6 N + 12 L H Q T."""
-    return 6 * geometry.multiplying_parameters + attention_flops_per_token(geometry)
+    """6 N + 12 L H Q T: a weight multiplies in the forward pass, for its input's gradient and for its own.
+
+    A frozen one has no gradient of its own: 4 of it instead of 6. With adapters of A elements on a frozen
+    base of N these are 4 N + 6 A + 12 L H Q T.
+    """
+    products = 6 * geometry.multiplying_parameters - 2 * geometry.frozen_parameters
+    return products + attention_flops_per_token(geometry)
 
 
 def hardware_flops_per_token(geometry: ModelGeometry, *, recomputation: bool | str) -> int:
@@ -45,7 +52,7 @@ def hardware_flops_per_token(geometry: ModelGeometry, *, recomputation: bool | s
 
 def least_flops_per_token(geometry: ModelGeometry) -> int:
     """6 N + 6 L H Q T: what even a kernel that skips the masked half of attention must do."""
-    return 6 * geometry.multiplying_parameters + attention_flops_per_token(geometry) // 2
+    return model_flops_per_token(geometry) - attention_flops_per_token(geometry) // 2
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from harness.forms.optimizer_states import OWN_STATES
 from harness.forms.optimizer_step import implementation
 from harness.forms.peaks.families import has_timeline
 from harness.job.job import DEFAULT_TASK, Job, axes_of
+from harness.judge.wording import listed
 from harness.plan.architectures.catalogue import find_architecture, mixture_of_experts
 from harness.plan.model import PlannedModel
 from harness.plan.scenario import Scenario, with_settings
@@ -19,10 +20,16 @@ PREDICTED = ("training.activation_checkpointing", "loss.chunk_tokens", "optimize
 """Settings of `axes_of` that profiles of activations and the time model cover."""
 
 
-def why_states_alone(model: PlannedModel, job: Job, *, covered: tuple[str, ...] = ()) -> str | None:
+ALL = "activations and speed {} are"
+SPEED = "speed {} is"
+
+
+def why_states_alone(
+    model: PlannedModel, job: Job, *, covered: tuple[str, ...] = (), of: str = ALL
+) -> str | None:
     """Why neither activations nor speed of a job are predicted; None: they are.
 
-    covered: settings of `axes_of` that whoever asks takes into account.
+    covered: settings of `axes_of` that whoever asks takes into account. of: what is asked, ALL or SPEED.
     """
     own = [f"{name}.factory" for name in ("model", "data", "loss") if getattr(job, name).factory]
     architecture = find_architecture(str(model.config.get("model_type")))
@@ -39,7 +46,7 @@ def why_states_alone(model: PlannedModel, job: Job, *, covered: tuple[str, ...] 
     elif architecture is not None and not architecture.causal:
         what = f"of {model.architecture}, which is not a causal language model,"
     else:
-        return _why_axes_are_not(job, covered)
+        return _why_axes_are_not(job, covered, of)
     return (
         f"activations and speed {what} are not predicted, only those of causal language models of "
         "transformers; model states and traffic are"
@@ -89,6 +96,19 @@ def neighbours(scenario: Scenario) -> tuple[Scenario, Scenario] | None:
     return low, high
 
 
+def why_between(scenario: Scenario) -> str:
+    """Why the peak of a scenario with `neighbours` is a range."""
+    training, kind = scenario.job.training, scenario.job.optimizer.kind
+    if copies := _most_copies(scenario):
+        return f"the update of optimizer.kind={kind} makes no copies of what it works on, or up to {copies}"
+    if scenario.job.model.compile == "block":
+        return "compiled blocks keep no less than blocks that recompute, and no more than eager ones"
+    return (
+        f"a stage of blocks of which it recomputes {training.activation_checkpointing} keeps no less than if "
+        "all did, and no more than if none did"
+    )
+
+
 def _most_copies(scenario: Scenario) -> int | None:
     """Of what the update works on; None: the optimizer is AdamW, or nothing is known of it."""
     optimizer = scenario.job.optimizer
@@ -124,18 +144,38 @@ def require_timeline(scenario: Scenario) -> None:
         raise HarnessError(reason)
 
 
-def require_activations(scenario: Scenario, *, covered: tuple[str, ...] = ()) -> None:
-    """Raise HarnessError for a job whose activations are not predicted, or, of those `covered`, its speed."""
-    reason = why_states_alone(scenario.model, scenario.job, covered=(*_covered(scenario), *covered))
+def require_activations(scenario: Scenario) -> None:
+    """Raise HarnessError for a job whose activations are not predicted."""
+    reason = why_states_alone(scenario.model, scenario.job, covered=_covered(scenario))
     if reason is not None:
         raise HarnessError(reason)
 
 
-def _why_axes_are_not(job: Job, covered: tuple[str, ...] = ()) -> str | None:
+def require_speed(scenario: Scenario, *, covered: tuple[str, ...]) -> None:
+    """Raise HarnessError for a job whose speed is not predicted. `covered`: settings that its model has."""
+    require_timeline(scenario)
+    asked = scenario.model, scenario.job
+    if why_states_alone(*asked, covered=covered) is not None:
+        of = SPEED if neighbours(scenario) else ALL
+        raise HarnessError(str(why_states_alone(*asked, covered=covered, of=of)))
+
+
+def unpredicted_axes(job: Job, covered: tuple[str, ...] = ()) -> list[str]:
     """Settings of a job that change what a step keeps and computes, and that no profile covers."""
     given = [text for text in axes_of(job) if text.partition("=")[0] not in (*PREDICTED, *covered)]
-    given += ["frozen optimizer.groups"] if job.optimizer.freezes else []
-    if not given:
+    return given + (["frozen optimizer.groups"] if job.optimizer.freezes else [])
+
+
+EMULATED = (
+    "products in fp8 are emulated, so neither memory nor speed of theirs would be that of fp8 hardware; "
+    "model states and traffic are those of fp32"
+)
+
+
+def _why_axes_are_not(job: Job, covered: tuple[str, ...], of: str) -> str | None:
+    if not (given := unpredicted_axes(job, covered)):
         return None
-    left = f"activations and speed under {' and '.join(given)} are not predicted; "
+    if job.training.precision == "fp8":
+        return EMULATED
+    left = f"{of.format(f'under {listed(given)}')} not predicted; "
     return left + ("model states and traffic are" if job.optimizer.factory is None else OWN_STATES)

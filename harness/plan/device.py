@@ -30,6 +30,8 @@ class Device:
     watts: float | None
     """Board power limit."""
     source: str
+    gpus_per_node: int = 8
+    """Of a machine in which it is sold."""
     capability: tuple[int, int] | None = None
     """NVIDIA's compute capability; None: AMD's, or not known."""
 
@@ -48,6 +50,11 @@ class Fabric:
     """Bytes per second in one direction for each GPU, when all of a node send."""
     latency_seconds: float
     source: str
+
+
+def ranks_per_node(device: Device | None, given: int | None) -> int:
+    """GPUs of a node: what was given, else as the device is sold."""
+    return given or (Device.gpus_per_node if device is None else device.gpus_per_node)
 
 
 PRESET: Preset = "library-defaults"

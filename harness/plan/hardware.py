@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from harness.backends.explain import TypedValues, suggestion
 from harness.errors import HarnessError
@@ -36,6 +36,7 @@ class DeviceEntry(TypedValues):
     link_gb_per_second: PositiveFloat = Field(
         description="one direction, to all GPUs of the node, 1e9 bytes/s"
     )
+    gpus_per_node: PositiveInt = Field(Device.gpus_per_node, description="of a machine in which it is sold")
     watts: PositiveFloat | None = Field(None, description="board power limit")
     capability: str | None = Field(
         None, pattern=r"^\d+\.\d$", description="NVIDIA's compute capability, such as '8.0'"
@@ -89,7 +90,7 @@ class Hardware:
             [
                 device.name, f"{device.memory_bytes / 2**30:.1f}", f"{device.memory_bandwidth / 1e9:,.0f}",
                 *(_tera(device.peak_flops.get(dtype)) for dtype in PEAK_DTYPES[:4]),
-                f"{device.link_bandwidth / 1e9:,.0f}", device.link,
+                f"{device.link_bandwidth / 1e9:,.0f}", device.link, str(device.gpus_per_node),
                 f"{device.watts:g}" if device.watts else "n/a",
             ]
             for device in map(self.device, self.devices)
@@ -103,7 +104,8 @@ class Hardware:
             ]
             for fabric in map(self.fabric, self.fabrics)
         ]
-        headers = ["GPU", "GiB", "GB/s", "fp32", "tf32", "bf16", "fp16 TF/s", "link GB/s", "link", "watts"]
+        headers = ["GPU", "GiB", "GB/s", "fp32", "tf32", "bf16", "fp16 TF/s", "link GB/s", "link"]
+        headers += ["a node", "watts"]
         return [
             *fitted(devices, headers).splitlines(),
             "",
@@ -122,6 +124,7 @@ class Hardware:
             peak_flops=entry.peaks(),
             link_bandwidth=entry.link_gb_per_second * 1e9,
             link=entry.link,
+            gpus_per_node=entry.gpus_per_node,
             watts=entry.watts,
             capability=_capability(entry.capability),
             source=entry.source,

@@ -91,6 +91,21 @@ def span(bounds: Sequence[float]) -> str:
     return " to ".join(dict.fromkeys(map(gigabytes, bounds)))
 
 
+def in_order(found: Sequence[P]) -> list[P]:
+    """As they are recommended: each place goes to `simplest_close` of those that are left."""
+    rest, ordered = sorted(found, key=by_speed), []
+    while (first := simplest_close(rest)) is not None:
+        ordered.append(first)
+        rest = [one for one in rest if one is not first]
+    return ordered
+
+
+def between(bounds: Sequence[float]) -> str:
+    """'between 21.7 and 46.9', in GB; bounds that read alike once."""
+    ends = dict.fromkeys(map(gigabytes, bounds))
+    return f"between {' and '.join(ends)}" if len(ends) > 1 else "".join(ends)
+
+
 def about(rate: float) -> str:
     """Two digits: more are worth nothing."""
     return f"{float(f'{rate:.2g}'):,.0f}" if rate >= 1 else f"{rate:.2g}"

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from harness.errors import HarnessError
 from harness.forms.terms import STATE_KINDS
-from harness.plan.coverage import neighbours, why_memory_unknown
+from harness.plan.coverage import neighbours, why_between, why_memory_unknown
 from harness.plan.limits import MemoryVerdict
 from harness.plan.memory import MemoryPrediction, memory_bounds, predict_memory
 from harness.plan.profiles import Trace, trace_scenarios
@@ -124,10 +124,13 @@ def predict(
 ) -> Prediction:
     """Memory, or its bounds, and speed; not `timed`: no speed. What has no prediction says why."""
     by = by or Predictors()
-    memory, memory_unknown = tried(lambda: by.memory(scenario), why_memory_unknown(scenario))
+    memory, unknown = tried(lambda: by.memory(scenario), why_memory_unknown(scenario))
+    bounds = None if memory else memory_bounds(scenario, by.memory)
+    if bounds and bounds[0].peak_bytes == bounds[1].peak_bytes:  # what is not known does not decide
+        memory, unknown, bounds = bounds[1], None, None
     found = Prediction(
-        scenario=scenario, memory=memory, memory_unknown=memory_unknown, limit_bytes=limit_bytes,
-        memory_bounds=None if memory else memory_bounds(scenario, by.memory),
+        scenario=scenario, memory=memory, memory_unknown=why_between(scenario) if bounds else unknown,
+        memory_bounds=bounds, limit_bytes=limit_bytes,
     )  # fmt: skip
     return with_speed(found, by) if timed else found
 

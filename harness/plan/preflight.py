@@ -154,7 +154,9 @@ def at_least(found: Prediction, limits: MemoryLimits) -> PredictionPart:
     part = _with_verdict(part, ranks)
     if part.verdict == DOES_NOT_FIT or found.memory_bounds is None:
         return part
-    return judged(scenario, found.memory_bounds[0], limits).model_copy(update={"moment": AT_LEAST})
+    of_a_figure = {"typical_error": None, "error_runs": 0}
+    least = judged(scenario, found.memory_bounds[0], limits)
+    return least.model_copy(update={"moment": AT_LEAST, **of_a_figure})
 
 
 def _with_verdict(part: PredictionPart, ranks_per_node: int) -> PredictionPart:
@@ -484,9 +486,10 @@ def _flops_per_step(job: Job) -> float:
     if job.task != DEFAULT_TASK or job.model.factory or job.data.factory:
         raise HarnessError("FLOPs are known for causal language models only")
     model, length = job_model(job), job.data.sequence_length
+    frozen = model.multiplying_parameters if job.adapter.is_present else 0  # adapters are small
     geometry = ModelGeometry(
         multiplying_parameters=model.multiplying_parameters, block_parameters=0, layers=model.layers,
-        attention_width=model.attention_width, sequence_length=length,
+        attention_width=model.attention_width, sequence_length=length, frozen_parameters=frozen,
     )  # fmt: skip
     return float(model_flops_per_token(geometry)) * length * (job.training.global_batch_size or 1)
 

@@ -27,7 +27,7 @@ from harness.forms.workload import Workload
 from harness.forms.zero3.states import fetching
 from harness.plan.computing import HOST_TERM, UPDATE_BYTES, ComputingTime, computing_time
 from harness.plan.constants import TimeConstants, TimeTerm, default_constants
-from harness.plan.coverage import OPTIMIZER, require_activations, require_timeline
+from harness.plan.coverage import OPTIMIZER, require_speed
 from harness.plan.device import Device
 from harness.plan.scenario import Scenario
 from harness.plan.work import Work
@@ -447,8 +447,7 @@ def predict_speed(scenario: Scenario, constants: TimeConstants | None = None) ->
     device = scenario.device
     if device is None:
         return None
-    require_timeline(scenario)
-    require_activations(scenario, covered=(OPTIMIZER,) if scenario.job.optimizer.kind in UPDATE_BYTES else ())
+    require_speed(scenario, covered=(OPTIMIZER,) if scenario.job.optimizer.kind in UPDATE_BYTES else ())
     constants = constants or scenario.constants or default_constants(device)
     found = (predict_work(Work(scenario, rank), device, constants) for rank in scenario.unlike_ranks)
     return max(found, key=lambda speed: speed.step_seconds)
@@ -536,23 +535,27 @@ def _communication(found: Sequence[Transfer], source: str) -> tuple[TimeTerm, ..
     return tuple(terms)
 
 
-def _geometry(scenario: Scenario) -> ModelGeometry:
-    model = scenario.model
+def _geometry(work: Work) -> ModelGeometry:
+    """Of the whole model, with adapters beside their frozen base."""
+    scenario, model = work.scenario, work.scenario.model
+    base = model.multiplying_parameters
+    adapters = scenario.workload().layout.trained_count if work.is_adapted else 0
     prefixes = tuple(f"{name}." for name in model.layout.blocks)
     inside = sum(t.numel for t in model.layout.parameters if prefixes and t.name.startswith(prefixes))
     return ModelGeometry(
-        multiplying_parameters=model.multiplying_parameters,
+        multiplying_parameters=base + adapters,
         block_parameters=inside,
         layers=model.layers,
         attention_width=model.attention_width,
         sequence_length=scenario.job.data.sequence_length,
+        frozen_parameters=base if work.is_adapted else 0,
     )
 
 
 def _utilization(work: Work, device: Device, tokens_per_second: float) -> float | None:
     """Model FLOPs per second over the peak; None: the data sheet has no rate for the dtype."""
     peak = device.peak_flops.get(work.rate_name)
-    return tokens_per_second * model_flops_per_token(_geometry(work.scenario)) / peak if peak else None
+    return tokens_per_second * model_flops_per_token(_geometry(work)) / peak if peak else None
 
 
 def _guide_ratio(work: Work, device: Device) -> float | None:
@@ -560,8 +563,8 @@ def _guide_ratio(work: Work, device: Device) -> float | None:
     peak = device.peak_flops.get(work.rate_name)
     scenario, workload = work.scenario, work.workload
     ranks = workload.shards if scenario.strategy.facts.has_replicas else scenario.world_size
-    if not peak or scenario.world_size == 1 or scenario.mesh.cuts_model:
-        return None
+    if not peak or scenario.world_size == 1 or scenario.mesh.cuts_model or work.is_adapted:
+        return None  # guides know training of all parameters
     return guide_ratio(
         scenario.strategy,
         ranks=ranks,
@@ -583,7 +586,7 @@ def _ring_bandwidth(scenario: Scenario, device: Device, ranks: int) -> float:
 
 def _peak_ratio(work: Work, device: Device, found: Sequence[Transfer]) -> float | None:
     peak = device.peak_flops.get(work.rate_name)
-    if not peak or not found:
+    if not peak or not found or work.is_adapted:
         return None
     # Each transfer over its own path, at the peak of its slowest link.
     at_peak = sum(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from harness.backends.strategy import StrategyKind
 from harness.judge.wording import listed
 from harness.plan.constants import SUSTAINED_SHARES, TimeConstants, default_constants
+from harness.plan.coverage import unpredicted_axes
 from harness.plan.memory import device_overhead
 from harness.plan.scenario import Scenario
 
@@ -22,8 +24,6 @@ CPU_ERRORS = ERRORS.with_name("cpu-errors.json")
 CPU = "cpu"
 """What the peak of those is, among the statistics of published ones."""
 PUBLISHED = TimeConstants.origin
-ENOUGH = 10
-"""Runs that a family of strategies needs before it is judged by its own alone."""
 SHORT_TOKENS = 1024
 """Samples below are steps that wait for the host."""
 HOST_SHARE = 0.1
@@ -58,55 +58,111 @@ class KnownErrors:
 class Trust:
     """How wrong answers like one have been."""
 
+    runs: str
+    """What runs those are: 'full training under zero3'."""
     allocated: KnownErrors | None
     reserved: KnownErrors | None
     """Reserved or device memory."""
     speed: KnownErrors | None
+    unseen: tuple[str, ...] = ()
+    """Strategies of the answer of which there is no such run."""
+    bounded: bool = False
+    """Whether the memory is a range, which has no error of its own."""
+    is_timed: bool = True
+    """Whether the answer has a speed."""
     assumption: str | None
     """The largest that the speed rests on, or the memory where no speed is predicted."""
 
+    @property
+    def _figures(self) -> dict[str, KnownErrors | None]:
+        return {"allocated": self.allocated, "reserved": self.reserved, "speed": self.speed}
+
     def lines(self) -> list[str]:
         """In words, for people."""
-        figures = (("allocated", self.allocated), ("reserved", self.reserved), ("speed", self.speed))
-        parts = [f"{name} {known.text()}" for name, known in figures if known is not None]
-        known = ", ".join(parts) or "not known, since no run like this was compared"
-        found = [f"typical error of such predictions: {known}"]
+        parts = [f"{name} {known.text()}" for name, known in self._figures.items() if known is not None]
+        if parts:
+            if self.is_timed and self.speed is None:
+                parts.append("speed n/a (no published run like this)")
+            found = [f"typical error, {self.runs}: {', '.join(parts)}"]
+            found[0] += f"; no published run under {listed(self.unseen)}" if self.unseen else ""
+        else:
+            found = [f"typical error: no published run like this ({self.runs})"]
+        if self.bounded:
+            found[0] += "; memory is a range between two predictions, not a figure with an error"
         return found + ([f"largest assumption: {self.assumption}"] if self.assumption else [])
 
     def as_json(self) -> dict[str, Any]:
         """The same as numbers."""
-        return {
-            name: vars(known) if known else None
-            for name, known in (
-                ("allocated", self.allocated), ("reserved", self.reserved), ("speed", self.speed),
-            )
-        } | {"assumption": self.assumption}  # fmt: skip
+        figures = {name: vars(known) if known else None for name, known in self._figures.items()}
+        return figures | {
+            "runs": self.runs, "unseen": list(self.unseen), "bounded": self.bounded,
+            "assumption": self.assumption,
+        }  # fmt: skip
 
 
-def trust_in(*scenarios: Scenario, speed: bool = True, host_share: float | None = None) -> Trust:
-    """Of runs with the same kind of training, and of the same families of strategies if there are enough.
+def trust_in(
+    *scenarios: Scenario, speed: bool = True, bounded: bool = False, host_share: float | None = None
+) -> Trust:
+    """Of runs with the same kind of training under the same families of strategies, offloaded or not.
 
-    `scenarios`: of one job on one kind of device. `speed`: whether the answer predicts any. `host_share`: of
-    a step that waits for the host, at most; None: not known, so the length of a sample decides.
+    `scenarios`: of one job on one kind of device. `speed`: whether the answer predicts any. `bounded`:
+    whether its memory is a range. `host_share`: of a step that waits for the host, at most; None: not known,
+    so the length of a sample decides.
     """
     first = scenarios[0]
-    adapted, families = first.job.adapter.is_present, {one.strategy.family for one in scenarios}
+    on_gpu, adapted = first.torch_device != "cpu", first.job.adapter.is_present
+    kinds = tuple(dict.fromkeys(kind_of(one.strategy, one.options) for one in scenarios))
+    axes = unpredicted_axes(first.job)  # of which nobody published a run
+    alike = [] if axes else [
+        run for run in measured_errors()
+        if run["adapted"] == adapted and (run["statistic"] != CPU) == on_gpu and run["kind"] in kinds
+    ]  # fmt: skip
+    seen = {run["kind"] for run in alike}
     short = first.job.data.sequence_length < SHORT_TOKENS
-    alike = [run for run in measured_errors() if run["adapted"] == adapted]
-    kinds = {"allocated": (CPU,), "reserved": ()}
-    if first.torch_device != "cpu":
-        kinds = {"allocated": ("allocated", "not said"), "reserved": ("reserved", "device")}
-    memory = {
-        kind: _known([run for run in alike if run["statistic"] in kinds[kind]], families, "memory", of=mean)
-        for kind in kinds
-    }
-    speeds = [run for run in alike if (run["tokens"] < SHORT_TOKENS) == short]
     speed = speed and first.device is not None
+    of_memory = {"allocated": ("allocated", "not said"), "reserved": ("reserved", "device")}
+    if not on_gpu:
+        of_memory = {"allocated": (CPU,), "reserved": ()}
+    memory = {
+        name: None if bounded else _known((r for r in alike if r["statistic"] in counted), "memory", of=mean)
+        for name, counted in of_memory.items()
+    }
+    speeds = (run for run in alike if (run["tokens"] < SHORT_TOKENS) == short) if speed else ()
+    named = _named([one for one in kinds if one in seen] or kinds)
+    words = ["adapters" if adapted else "full training", f"under {listed(named)}"]
     return Trust(
+        runs=" ".join(words + ([f"with {listed(axes)}"] if axes else [])),
         **memory,
-        speed=_known(speeds, families, "speed", of=median) if speed else None,
+        speed=_known(speeds, "speed", of=median),
+        unseen=tuple(_named([one for one in kinds if one not in seen])),
+        bounded=bounded,
+        is_timed=speed,
         assumption=largest_assumption(first, host_share) if speed else largest_of_memory(first),
     )
+
+
+OFFLOADED = "+offload"
+
+
+def kind_of(strategy: StrategyKind, options: Mapping[str, Any]) -> str:
+    """What of a strategy decides how well it is predicted: 'zero3', 'fsdp2-ring', 'zero12+offload'."""
+    name = strategy.family if strategy.sequence is None else f"{strategy.family}-{strategy.sequence}"
+    return name if options.get("offload", "none") == "none" else f"{name}{OFFLOADED}"
+
+
+NAMES = {"zero12": "zero1/zero2", "fsdp2": "fsdp", "tensor": "tp", "pipeline": "pp"}
+"""Of families whose own people do not write."""
+
+
+def _named(kinds: Iterable[str]) -> list[str]:
+    """'zero1/zero2 with offload' of 'zero12+offload'."""
+    found = []
+    for kind in kinds:
+        family = kind.removesuffix(OFFLOADED)
+        first, dash, divided = family.partition("-")
+        name = NAMES.get(first, first) + dash + divided
+        found.append(f"{name} with offload" if kind.endswith(OFFLOADED) else name)
+    return found
 
 
 def largest_of_memory(scenario: Scenario) -> str:
@@ -126,7 +182,7 @@ def largest_assumption(scenario: Scenario, host_share: float | None = None) -> s
         return f"constants of {scenario.constants.origin}"
     if scenario.options.get("offload", "none") != "none" and scenario.torch_device != "cpu":
         rate = default_constants(device).host_bytes_per_second / 1e9
-        return f"host memory gives each rank {rate:.0f} GB/s: published steps took 1.9 to 3.2 times as long"
+        return f"host memory gives each rank {rate:.0f} GB/s"
     kept = f"{100 * default_constants(device).sustained_share:.0f} %"
     waits = (
         scenario.job.data.sequence_length < SHORT_TOKENS if host_share is None else host_share > HOST_SHARE
@@ -145,19 +201,15 @@ def largest_assumption(scenario: Scenario, host_share: float | None = None) -> s
 
 @cache
 def measured_errors() -> tuple[dict[str, Any], ...]:
-    """One entry a run: adapted, family, statistic, tokens, memory, speed."""
+    """One entry a run: adapted, kind (`kind_of`), statistic, tokens, memory, speed."""
     found: list[dict[str, Any]] = [
         one for file in (ERRORS, CPU_ERRORS) for one in json.loads(file.read_text())
     ]
     return tuple(found)
 
 
-def _known(
-    runs: Sequence[dict[str, Any]], families: Collection[str], figure: str, *, of: Any
-) -> KnownErrors | None:
-    with_figure = [run for run in runs if run[figure] is not None]
-    own = [run for run in with_figure if run["family"] in families]
-    shown = own if len(own) >= ENOUGH else with_figure
+def _known(runs: Iterable[dict[str, Any]], figure: str, *, of: Any) -> KnownErrors | None:
+    shown = [run for run in runs if run[figure] is not None]
     if not shown:
         return None
     errors = [float(run[figure]) for run in shown]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,10 +13,10 @@ from harness.backends import registry
 from harness.backends.base import World
 from harness.backends.entry import UnknownBackend
 from harness.errors import HarnessError
-from harness.judge.cell import CellName
 from harness.plan.coverage import why_memory_unknown
+from harness.plan.device import ranks_per_node
 from harness.plan.estimate.row import EstimateRow
-from harness.plan.leading import USUAL, about, by_speed, simplest_close
+from harness.plan.leading import USUAL, about, between, by_speed, simplest_close
 from harness.plan.limits import MemoryVerdict
 from harness.plan.prediction import Prediction, Predictors, predict, with_speed
 from harness.plan.scenario import Scenario, why_not_planned, with_settings
@@ -31,6 +32,8 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "QLoRA": {"adapter.kind": "lora", "adapter.base_dtype": "nf4"},
 }
 """Each with activation checkpointing."""
+COMMAND = "  "
+"""Begins a line to type."""
 OFFLOAD, MORE_GPUS = "offload", "more GPUs"
 OFFLOADS = ("cpu", "optimizer")
 MOST_TIMES = 64
@@ -49,6 +52,12 @@ class Alternative(Prediction):
     @property
     def label(self) -> str:
         return self.scenario.label
+
+    @property
+    def called(self) -> str:
+        """'LoRA, with activation checkpointing' where the job has none."""
+        adds = self.name != CHECKPOINTED and not CHECKPOINTING.keys().isdisjoint(self.settings)
+        return f"{self.name}, with {CHECKPOINTED}" if adds else self.name
 
     @property
     def states_alone(self) -> bool:
@@ -74,21 +83,21 @@ class Alternative(Prediction):
 
     def words(self) -> str:
         """'LoRA: zero3 on 4, micro-batch 1: 20.1 of 42.4 GB, about 2,100 tokens/s a GPU'."""
-        place = f"{self.name}: {self.label} on {self.scenario.world_size:,}, micro-batch "
+        place = f"{self.called}: {self.label} on {self.scenario.world_size:,}, micro-batch "
         size = f"{gigabytes(self.verdict.needed_bytes)} of {gigabytes(self.verdict.device_bytes)} GB"
-        if self.memory_bounds is not None and not self.verdict.fits:
-            least = self._needed(self.memory_bounds[0])
-            if self.held_against_limit(least).fits:
-                return f"{self.name}: may fit: {gigabytes(least)} to {size} ({self.label})"
-            return f"{self.name}: does not fit: at least {size} ({self.label})"
+        if self.memory_bounds is not None:
+            ends = [self._needed(bound) for bound in self.memory_bounds]
+            if not self.held_against_limit(ends[0]).fits:
+                return f"{self.called}: does not fit: at least {size} ({self.label})"
+            size = f"{between(ends)} of {gigabytes(self.verdict.device_bytes)} GB"
+            if not self.verdict.fits:
+                return f"{self.called}: may fit: {size} ({self.label})"
         if self.states_alone:
             verdict = "" if self.verdict.fits else "does not fit: "
-            found = f"{self.name}: {verdict}model states alone take {size} ({self.label})"
+            found = f"{self.called}: {verdict}model states alone take {size} ({self.label})"
             return f"{found}; activations are not predicted"
         if not self.fits:
-            return f"{self.name}: does not fit: {size} ({self.label})"
-        if self.near_bounds is not None:
-            size = f"at most {size}"
+            return f"{self.called}: does not fit: {size} ({self.label})"
         rate = f", about {about(self.tokens_per_second_per_gpu)} tokens/s a GPU" if self.speed else ""
         return f"{place}{self.scenario.micro_batch_size}: {size}{rate}"
 
@@ -125,7 +134,7 @@ def alternatives(
         changed = [with_settings(scenario, settings) for scenario in scenarios]
         taken = any(new is old for new, old in zip(changed, scenarios, strict=True))
         if name not in without and not taken:
-            ways.append((name, settings, changed))
+            ways.append((name, _changes(scenarios[0], settings), changed))
     by.prepare([one for *_, changed in ways for one in changed if one and _why_not(one) is None])
     found = [_best(*way, limit_bytes, by) for way in ways]
     if OFFLOAD not in without:
@@ -134,7 +143,7 @@ def alternatives(
             for scenario in scenarios
             for offload in OFFLOADS
         ]
-        found.append(_best(OFFLOAD, CHECKPOINTING, offloaded, limit_bytes, by))
+        found.append(_best(OFFLOAD, _changes(scenarios[0], CHECKPOINTING), offloaded, limit_bytes, by))
     if MORE_GPUS not in without:
         found.append(_enough_gpus(scenarios, limit_bytes, by))
     return [alternative for alternative in found if alternative is not None]
@@ -149,14 +158,14 @@ def bases(scenarios: Sequence[Scenario]) -> list[Scenario]:
 def alternative_lines(
     found: Sequence[Alternative], command: Callable[[Alternative], str] | None = None
 ) -> Iterator[str]:
-    """Those that fit with the command that runs each, the fastest first; then the others."""
+    """Those that fit, the fastest first, each with its command in a line of its own; then the others."""
     fitting = sorted((one for one in found if one.fits), key=by_speed)
     if found:
         yield "What fits instead" if fitting else "None of the usual alternatives fits either"
     for one in (*fitting, *(one for one in found if not one.fits)):
         yield f"- {one.words()}"
         if command is not None and one.fits:
-            yield f"  {command(one)}"
+            yield f"{COMMAND}{command(one)}"
 
 
 def of_rows(rows: Sequence[EstimateRow]) -> list[Alternative]:
@@ -169,9 +178,10 @@ def of_rows(rows: Sequence[EstimateRow]) -> list[Alternative]:
     return alternatives(bases(scenarios))
 
 
-def as_settings(one: Alternative) -> str:
-    """What to say instead in the same command."""
-    return " ".join([f"backend {CellName(one.label, one.scenario.world_size)}", *set_words(one.settings)])
+def estimate_command(one: Alternative, words: Sequence[str]) -> str:
+    """What predicts it. `words`: of the model, the job and the hardware, as every command repeats them."""
+    place = ["--backends", one.label, "--world-size", str(one.scenario.world_size)]
+    return shlex.join(["harness", "estimate", *words, *place, *set_words(one.settings)])
 
 
 def planned_settings(scenario: Scenario) -> dict[str, Any]:
@@ -187,12 +197,27 @@ def planned_settings(scenario: Scenario) -> dict[str, Any]:
     }
 
 
+def option_words(given: Mapping[str, object], assignments: Sequence[str] = ()) -> list[str]:
+    """Options that were given, and `--set` as typed, as a command repeats them."""
+    words = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    return words + [word for text in assignments for word in ("--set", text)]
+
+
 def set_words(settings: Mapping[str, Any]) -> list[str]:
     """`--set` for each, its values as YAML reads them."""
     texts = (
         f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()
     )
     return [word for text in texts for word in ("--set", text)]
+
+
+def _changes(scenario: Scenario, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the settings that the job does not have."""
+    return {
+        key: value
+        for key, value in settings.items()
+        if getattr(getattr(scenario.job, key.partition(".")[0]), key.partition(".")[2]) != value
+    }
 
 
 def _relabelled(scenario: Scenario, offload: str) -> Scenario | None:
@@ -220,7 +245,8 @@ def _enough_gpus(
 
 
 def _on(scenario: Scenario, gpus: int) -> Scenario | None:
-    per_node = scenario.ranks_per_node if scenario.nodes > 1 else min(gpus, 8)
+    sold = ranks_per_node(scenario.device, None)
+    per_node = scenario.ranks_per_node if scenario.nodes > 1 else min(gpus, sold)
     return Scenario.of(
         scenario.label, scenario.model, scenario.job, world_size=gpus, ranks_per_node=per_node,
         preset=scenario.preset, micro_batch_size=scenario.micro_batch_size,

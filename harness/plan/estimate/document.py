@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.forms.terms import Term
 from harness.plan.computing import attention_kernel
-from harness.plan.estimate.alternatives import Alternative
+from harness.plan.estimate.alternatives import Alternative, estimate_command
 from harness.plan.estimate.question import EstimateRequest
 from harness.plan.estimate.row import EstimateRow, trust_of
 from harness.plan.memory import MemoryPrediction
@@ -15,9 +15,12 @@ from harness.plan.speed import SpeedPrediction
 
 
 def document(
-    asked: EstimateRequest, rows: Sequence[EstimateRow], instead: Sequence[Alternative] = ()
+    asked: EstimateRequest,
+    rows: Sequence[EstimateRow],
+    instead: Sequence[Alternative] = (),
+    words: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """What `harness estimate --json` prints. `instead`: what was predicted where nothing fits."""
+    """What `harness estimate --json` prints. `instead`, `words`: as of `estimate_lines`."""
     experiment, device, fabric = asked.experiment, asked.device, asked.fabric
     trust = trust_of(rows)
     return {
@@ -41,7 +44,7 @@ def document(
         "fabric": None if fabric is None else {"name": fabric.name, "source": fabric.source},
         "remarks": list(asked.remarks),
         "rows": [_row(row) for row in rows],
-        "alternatives": [one.as_json() for one in instead],
+        "alternatives": [{**one.as_json(), "command": estimate_command(one, words)} for one in instead],
         "trust": trust.as_json() if trust else None,
     }
 

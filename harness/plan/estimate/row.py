@@ -271,11 +271,14 @@ def estimate(asked: EstimateRequest) -> list[EstimateRow]:
 
 def trust_of(rows: Sequence[EstimateRow]) -> Trust | None:
     """How wrong such predictions have been; None: of no row is more than states and traffic predicted."""
-    predicted = [
-        row.scenario for row in rows if row.scenario and (row.memory or row.near_bounds or row.speed)
-    ]
-    share = max((row.speed.host_share for row in rows if row.speed), default=None)
-    return trust_in(*predicted, speed=share is not None, host_share=share) if predicted else None
+    known = [row for row in rows if row.scenario and (row.memory or row.near_bounds or row.speed)]
+    if not known:
+        return None
+    share = max((row.speed.host_share for row in known if row.speed), default=None)
+    return trust_in(
+        *(row.scenario for row in known if row.scenario), speed=share is not None, host_share=share,
+        bounded=not any(row.memory for row in known),
+    )  # fmt: skip
 
 
 def _predicted(row: EstimateRow) -> EstimateRow:

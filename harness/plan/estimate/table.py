@@ -12,7 +12,7 @@ from harness.backends.strategy import ROUTE_PREFIXES
 from harness.judge.cell import CellName
 from harness.judge.wording import listed, ranks
 from harness.plan.computing import attention_kernel
-from harness.plan.estimate.alternatives import Alternative, alternative_lines, as_settings
+from harness.plan.estimate.alternatives import COMMAND, Alternative, alternative_lines, estimate_command
 from harness.plan.estimate.document import formulae
 from harness.plan.estimate.question import EstimateRequest
 from harness.plan.estimate.row import EstimateRow, trust_of
@@ -20,11 +20,11 @@ from harness.plan.leading import (
     CLOSE_SHARE,
     USUAL,
     about,
+    between,
     by_speed,
     close_to_first,
     distinct_backends,
-    simplest_close,
-    span,
+    in_order,
 )
 from harness.tell.formats import NOT_AVAILABLE, gigabytes
 from harness.tell.narrow import fitted, line_width
@@ -95,27 +95,33 @@ def estimate_lines(
     details: bool = False,
     whole: bool = True,
     instead: Sequence[Alternative] = (),
+    words: Sequence[str] = (),
 ) -> list[str]:
     """The text of `harness estimate`; not `whole`: of every strategy, the few that lead.
 
-    `instead`: what was predicted where nothing fits.
+    `instead`: what was predicted where nothing fits. `words`: of the model, the job and the hardware, as a
+    command repeats them.
     """
-    lines = [*(part for line in _header(asked) for part in _wrapped(line)), ""]
     few = asked.names_all and not whole
+    by_size = {size: [row for row in rows if row.world_size == size] for size in asked.world_sizes}
     shown: list[EstimateRow] = []
-    for world_size in asked.world_sizes:
-        of_size = [row for row in rows if row.world_size == world_size]
+    answers, tables = [], []
+    for size, of_size in by_size.items():
         compared = leading(of_size) if few else None
         shown += of_size if compared is None else compared[:FEW]
-        lines += [*_of_size(asked, world_size, of_size, compared), ""]
+        answers += [part for line in _answers(asked, size, of_size, compared) for part in _wrapped(line)]
+        heading = [ranks(size), ""] if len(by_size) > 1 else []
+        tables += ["", *heading, *_of_size(asked, of_size, compared)]
+    lines = [*answers, *tables, ""]
     if instead:
-        told = (part for line in alternative_lines(instead, as_settings) for part in _wrapped(line))
-        lines += [*told, ""]
-    if trust := trust_of(shown):
-        lines += [part for line in trust.lines() for part in _wrapped(line)]
+        told = alternative_lines(instead, lambda one: estimate_command(one, words))
+        lines += [*(part for line in told for part in _wrapped(line)), ""]
+    trust = trust_of(shown)
+    assumed = [*_header(asked), *(trust.lines() if trust else [])]
+    lines += [part for line in assumed for part in _wrapped(line)]
     if details:
         for row in shown:
-            lines += _details(row)
+            lines += ["", *_details(row)]
     return lines
 
 
@@ -128,11 +134,10 @@ def leading(rows: Sequence[EstimateRow]) -> list[EstimateRow]:
     known = [row for row in rows if row.scenario is not None and row.label.partition(":")[0] in distinct]
     if not any(row.verdict for row in known):
         return sorted(known, key=lambda row: USUAL.index(row.label) if row.label in USUAL else len(USUAL))
-    fitting = sorted((row for row in known if row.verdict and row.verdict.fits), key=by_speed)
-    first = simplest_close(fitting)
-    rest = [row for row in known if row not in fitting]
+    fitting = in_order([row for row in known if row.verdict and row.verdict.fits])
+    rest = [row for row in known if not (row.verdict and row.verdict.fits)]
     rest.sort(key=lambda row: -row.verdict.margin_bytes if row.verdict else 0)
-    return [*([first] if first else []), *(row for row in fitting if row is not first), *rest]
+    return [*fitting, *rest]
 
 
 def _header(asked: EstimateRequest) -> list[str]:
@@ -161,25 +166,45 @@ LOGITS_SHARE = 0.1
 """Of the activations, from which one copy of the logits is worth a word."""
 
 
-def _of_size(
+def _answers(
     asked: EstimateRequest,
     world_size: int,
     rows: Sequence[EstimateRow],
     compared: Sequence[EstimateRow] | None,
 ) -> list[str]:
+    """What to use, the runner-up, and what fits at all, of one number of ranks."""
+    known, _ = without_twins([row for row in rows if row.scenario is not None])
+    cut = next((row.scenario for row in known if row.scenario), None)
+    batch = f", micro-batch {cut.micro_batch_size}, accumulation {cut.accumulation_steps}" if cut else ""
+    answer, place = _answer(asked, known, compared), f"{ranks(world_size)}{batch}"
+    fitting = [
+        row
+        for row in compared or leading(rows)
+        if row.verdict and row.verdict.fits and row.speed and (row.memory or row.near_bounds)
+    ]
+    if not fitting or _are_few(asked, known):
+        return [f"{place}: {answer}"]
+    said = [f"{place}: use {_needed(fitting[0])}"]
+    said += [f"Runner-up: {_needed(row)}" for row in fitting[1:2]]
+    return [*said, answer]
+
+
+def _of_size(
+    asked: EstimateRequest, rows: Sequence[EstimateRow], compared: Sequence[EstimateRow] | None
+) -> list[str]:
     """Of one number of ranks. `compared`: strategies of which the first few are shown; None: all are."""
     known, twins = without_twins([row for row in rows if row.scenario is not None])
     shown = known if compared is None else compared[:FEW]
-    cut = next((row.scenario for row in known if row.scenario), None)
-    batch = f", micro-batch {cut.micro_batch_size}, accumulation {cut.accumulation_steps}" if cut else ""
-    lines = _wrapped(f"{ranks(world_size)}{batch}: {_answer(asked, known, compared)}")
-    if shown:
-        lines += ["", *_memory_table(asked, shown), "", *_step_table(asked, shown)]
-    if compared is None:
-        notes = [twins_line(twins)] if twins else []
-        notes += [f"{row.label}: unsupported: {row.unsupported}" for row in rows if row.unsupported]
-    else:
-        notes = [f"{len(rows) - len(shown)} more strategies with --all"]
+    lines = [*_memory_table(asked, shown), "", *_step_table(asked, shown)] if shown else []
+    notes = [twins_line(twins)] if twins and compared is None else []
+    unsupported: dict[str, list[str]] = {}
+    for row in rows:
+        if row.unsupported:
+            unsupported.setdefault(row.unsupported, []).append(row.label)
+    notes += [f"{', '.join(labels)}: unsupported: {reason}" for reason, labels in unsupported.items()]
+    if compared is not None:
+        more = len(rows) - len(shown) - sum(map(len, unsupported.values()))
+        notes = [f"{more} more strategies with --all", *notes]
     notes += [*_about_logits(asked, shown), *_reasons(shown)]
     return lines + [part for note in notes for part in _wrapped(note)]
 
@@ -210,12 +235,7 @@ def _answer(
     """Which strategies fit, and the fastest of those that are compared."""
     if asked.device is None:
         return "name a GPU with --gpu to learn what fits and how fast it is"
-    if (
-        rows
-        and not asked.names_all
-        and len(rows) <= FEW_NAMED
-        and all(row.memory or row.near_bounds for row in rows)
-    ):
+    if _are_few(asked, rows):
         return "; ".join(map(_of_row, rows))
     judged = [(row, row.verdict) for row in rows if row.verdict is not None]
     fitting = [row for row, verdict in judged if verdict is not None and verdict.fits]
@@ -231,23 +251,32 @@ def _answer(
     return f"{_names(fitting, rows)} fit{fastest}"
 
 
+def _are_few(asked: EstimateRequest, rows: Sequence[EstimateRow]) -> bool:
+    """Whether the answer has the figures of each row."""
+    predicted = all(row.memory or row.near_bounds for row in rows)
+    return bool(rows) and not asked.names_all and len(rows) <= FEW_NAMED and predicted
+
+
 def _of_row(row: EstimateRow) -> str:
     """'zero2:offload=optimizer fits, 40.1 of 85.1 GB and 128 GB of host memory per node, about 1,200 ...'."""
-    if row.near_bounds is not None:
-        assert row.scenario is not None
-        assert row.scenario.device is not None
-        verdict = "may fit" if row.verdict is None else IN_WORDS[row.verdict.answer]
-        needed = span([bound.device_bytes for bound in row.near_bounds])
-        fits = row.verdict is not None and row.verdict.fits and row.speed is not None
-        rate = f", about {about(row.tokens_per_second_per_gpu)} tokens/s per GPU" if fits else ""
-        return f"{row.label} {verdict}, {needed} of {gigabytes(row.scenario.device.memory_bytes)} GB{rate}"
-    assert row.memory is not None
-    assert row.verdict is not None
+    verdict = "may fit" if row.verdict is None else IN_WORDS[row.verdict.answer]
+    return f"{row.label} {verdict}, {_figures_of(row)}"
+
+
+def _needed(row: EstimateRow) -> str:
+    """'zero1, 40.1 of 85.1 GB, about 1,200 tokens/s per GPU'."""
+    return f"{row.label}, {_figures_of(row)}"
+
+
+def _figures_of(row: EstimateRow) -> str:
+    assert row.scenario is not None
+    assert row.scenario.device is not None
+    bounds = row.near_bounds or ((row.memory,) if row.memory else ())
     host = f" and {_host(row) / GIGA:,.0f} GB of host memory per node" if _host(row) > GIGA else ""
-    rate = f", about {about(row.tokens_per_second_per_gpu)} tokens/s per GPU" if row.speed else ""
-    verdict = IN_WORDS[row.verdict.answer]
-    size = f"{gigabytes(row.verdict.needed_bytes)} of {gigabytes(row.verdict.device_bytes)} GB{host}"
-    return f"{row.label} {verdict}, {size}{rate if row.verdict.fits else ''}"
+    there = gigabytes(row.scenario.device.memory_bytes)
+    fits = row.verdict is not None and row.verdict.fits and row.speed is not None
+    rate = f", about {about(row.tokens_per_second_per_gpu)} tokens/s per GPU" if fits else ""
+    return f"{between([bound.device_bytes for bound in bounds])} of {there} GB{host}{rate}"
 
 
 def _answer_of_states(rows: Sequence[EstimateRow]) -> str:
@@ -373,19 +402,15 @@ def _reasons(rows: Sequence[EstimateRow]) -> list[str]:
         if row.scenario is None:
             continue
         lacks: dict[str, list[str]] = {}
-        if row.memory_unknown is not None:
-            lacks.setdefault(row.memory_unknown, []).append(_lacking(row))
+        if bounds := row.peak_bytes_between:
+            found.setdefault(f"peak {between(bounds)} GB: {row.memory_unknown}", []).append(row.label)
+        elif row.memory_unknown is not None:
+            lacks.setdefault(row.memory_unknown, []).append("memory")
         if row.speed_unknown is not None and row.scenario.device is not None:
             lacks.setdefault(row.speed_unknown, []).append("speed")
         for reason, what in lacks.items():
             found.setdefault(f"{' and '.join(what)} n/a: {reason}", []).append(row.label)
     return [f"{', '.join(labels)}: {reason}" for reason, labels in found.items()]
-
-
-def _lacking(row: EstimateRow) -> str:
-    """'memory', or 'peak 21.7 to 46.9 GB, else memory'."""
-    bounds = row.peak_bytes_between
-    return f"peak {span(bounds)} GB, else memory" if bounds else "memory"
 
 
 def _details(row: EstimateRow) -> list[str]:
@@ -420,6 +445,8 @@ def _tabulated(table: list[list[str]], headers: list[str]) -> list[str]:
 
 
 def _wrapped(line: str) -> list[str]:
+    if line.startswith(COMMAND):  # to be copied
+        return [line]
     return wrap(line, line_width(), break_on_hyphens=False, break_long_words=False) or [line]
 
 

@@ -118,7 +118,8 @@ def _enough_gpus(
     there; None: there is none."""
     gpus = question.gpus * 2
     while gpus <= min(MOST_GPUS, question.samples_asked):
-        per_node = question.gpus_per_node if question.nodes > 1 else min(gpus, 8)
+        sold = question.device.gpus_per_node
+        per_node = question.gpus_per_node if question.nodes > 1 else min(gpus, sold)
         larger = replace(question, gpus=gpus, gpus_per_node=per_node)
         there = _there(larger, smallest, predictors, with_speed=True)
         if there.fits:

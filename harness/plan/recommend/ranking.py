@@ -9,7 +9,7 @@ from harness.backends.base import World
 from harness.backends.entry import Entry
 from harness.errors import HarnessError
 from harness.judge.wording import percent
-from harness.plan.leading import by_speed, distinct_backends, simplest_close
+from harness.plan.leading import by_speed, distinct_backends, in_order, simplest_close
 from harness.plan.prediction import Predictors
 from harness.plan.recommend.predict import (
     NOT_TRIED,
@@ -59,7 +59,7 @@ class VariantRanking:
         return first
 
     def best_by_backend(self) -> tuple[Configuration, ...]:
-        """The best configuration of each backend that fits, the one to take first."""
+        """The best configuration of each backend that fits, in the order in which they are recommended."""
         variants: dict[str, list[Configuration]] = {}
         for configuration in self.fitting:
             variants.setdefault(configuration.backend, []).append(configuration)
@@ -69,7 +69,7 @@ class VariantRanking:
             for backend, found in variants.items()
             if backend != leading[0].backend
         ]
-        return (*leading, *sorted((c for c in others if c), key=by_speed))
+        return (*leading, *in_order([c for c in others if c]))
 
     def rejected(self, best: Sequence[Configuration]) -> list[Rejected]:
         """Each backend that is not among the best, with its fastest configuration or what it lacks to fit."""

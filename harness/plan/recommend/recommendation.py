@@ -18,6 +18,7 @@ from harness.plan.estimate.alternatives import (
     OFFLOAD,
     Alternative,
     alternatives,
+    option_words,
     planned_settings,
     set_words,
 )
@@ -65,7 +66,7 @@ def commands(question: RecommendRequest, chosen: Sequence[Configuration], typed:
         )
     compare, slurm = [], []
     for number, group in enumerate(groups.values(), start=1):
-        shared = [*_job(typed), "--backends", ",".join(c.label for c in group)]
+        shared = [*option_words(_named(typed)), "--backends", ",".join(c.label for c in group)]
         settings = _settings(group[0], typed)
         compare.append(shlex.join(["harness", "compare", *shared, "--nproc", str(question.gpus), *settings]))
         folder = f"jobs-{number}"
@@ -98,12 +99,11 @@ def run_command(one: Alternative, words: Sequence[str]) -> str:
 
 def _given(typed: Typed) -> list[str]:
     """Of the model and of the job, as every command repeats it."""
-    return [*_job(typed), *(word for text in typed.assignments for word in ("--set", text))]
+    return option_words(_named(typed), typed.assignments)
 
 
-def _job(typed: Typed) -> list[str]:
-    given = {"--config": typed.config, "--model": typed.model}
-    return [word for name, value in given.items() if value is not None for word in (name, str(value))]
+def _named(typed: Typed) -> dict[str, object]:
+    return {"--config": typed.config, "--model": typed.model}
 
 
 def _settings(configuration: Configuration, typed: Typed) -> list[str]:
@@ -239,7 +239,10 @@ def _instead(
 
 
 def _trust(best: Configuration) -> Trust:
-    found = trust_in(best.scenario, host_share=best.speed.host_share if best.speed else None)
+    found = trust_in(
+        best.scenario, speed=best.speed is not None, bounded=best.memory_bounds is not None,
+        host_share=best.speed.host_share if best.speed else None,
+    )  # fmt: skip
     given = [
         remark for remark in (best.speed.remarks if best.speed else ()) if remark.startswith("constants: ")
     ]

@@ -1,6 +1,8 @@
 """`harness estimate` as a person types it: fast, without torch, and one line for every mistake."""
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -26,11 +28,31 @@ def test_the_answer_comes_first() -> None:
     )  # fmt: skip
     lines = text.splitlines()
     assert code == 0
-    assert lines[0] == "bloom-560m: 559,214,592 parameters (catalogue: bigscience/bloom-560m)"
-    answer = "8 ranks, micro-batch 1, accumulation 1: ddp fits, "
-    assert any(line.startswith(answer) and " of 85.1 GB, about " in line for line in lines)
-    assert "; fsdp fits, " in " ".join(lines)
-    assert any(line.startswith("16 ranks") for line in lines)
+    assert lines[0].startswith("8 ranks, micro-batch 1, accumulation 1: ddp fits, ")
+    assert " of 85.1 GB, about " in lines[0]
+    assert "; fsdp fits, " in " ".join(lines[:2])
+    assert any(line.startswith("16 ranks, micro-batch 1") for line in lines[:4])
+    assumed = lines.index("bloom-560m: 559,214,592 parameters (catalogue: bigscience/bloom-560m)")
+    assert assumed > max(n for n, line in enumerate(lines) if line.startswith("per step"))
+
+
+def test_what_fits_instead_says_what_it_changes_and_has_a_command_that_runs_as_pasted() -> None:
+    words = ("--model", "llama-3.2-1b", "--gpu", "L4", "--set", "data.sequence_length=2048")
+    code, text, _ = run(*words, "--backends", "single", "--world-size", "1", "--set", "loss.chunk_tokens=128")
+    assert code == 0
+    found = re.findall(r"^- ([^\n]+(?:\n(?!- |  )[^\n]+)*)\n  (harness .+)$", text, re.MULTILINE)
+    offers = {" ".join(offer.split()): command for offer, command in found}
+    assert len(offers) >= 2
+    for offer, command in offers.items():
+        assert command.startswith("harness estimate ")
+        name, _, figures = offer.partition(": ")
+        checkpoints = "training.activation_checkpointing=true" in command
+        assert checkpoints == ("activation checkpointing" in name)
+        again, shown, _ = run(*shlex.split(command)[2:])
+        size = re.search(r"micro-batch 1: (.+? of [\d.]+ GB)", figures)
+        assert again == 0
+        assert size is not None
+        assert size[1] in " ".join(shown.split()), command
 
 
 def test_nothing_is_said_of_the_error_of_what_is_not_predicted() -> None:
@@ -40,7 +62,8 @@ def test_nothing_is_said_of_the_error_of_what_is_not_predicted() -> None:
     assert "typical error" not in text
     assert json.loads(run(*words, "--json")[1])["trust"] is None
     _, text, _ = run("--model", "gpt2", "--backends", "ddp,fsdp")
-    assert "typical error of such predictions: allocated" in text
+    assert "typical error, full training under fsdp: allocated" in text
+    assert "no published run under ddp" in " ".join(text.split())
 
 
 @pytest.mark.parametrize(

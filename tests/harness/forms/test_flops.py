@@ -37,6 +37,12 @@ def test_model_flops_are_six_per_parameter_and_twelve_per_attended_position() ->
     assert model_flops_per_token(GEOMETRY) == 6 * 1000 + 12 * 2 * 8 * 16
 
 
+def test_a_frozen_weight_has_no_gradient_of_its_own() -> None:
+    """Forward and the gradient of its input, 2 each; the 50 of adapters beside 950 frozen ones have three."""
+    adapted = replace(GEOMETRY, frozen_parameters=950)
+    assert model_flops_per_token(adapted) == 4 * 950 + 6 * 50 + 12 * 2 * 8 * 16
+
+
 def test_recomputation_adds_one_forward_pass_of_the_blocks() -> None:
     assert hardware_flops_per_token(GEOMETRY, recomputation=False) == model_flops_per_token(GEOMETRY)
     added = hardware_flops_per_token(GEOMETRY, recomputation=True) - model_flops_per_token(GEOMETRY)

@@ -6,6 +6,7 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.forms.flops import find_peak
+from harness.plan.device import ranks_per_node
 from harness.plan.hardware import Hardware, load_hardware
 
 DEVICES = (
@@ -39,6 +40,17 @@ def test_memory_stays_below_what_the_name_says(hardware: Hardware) -> None:
         figure = name.partition("-")[2].partition("-")[0]
         if figure.isdigit() and int(figure) < 1000:
             assert 0.94 * int(figure) * 2**30 < hardware.device(name).memory_bytes <= int(figure) * 2**30
+
+
+def test_a_node_has_the_gpus_of_a_machine_in_which_they_are_sold(hardware: Hardware) -> None:
+    counts = {name: hardware.device(name).gpus_per_node for name in hardware.devices}
+    assert {name for name, count in counts.items() if count != 8} == {"A100-64", "GB200", "GB300", "GH200"}
+    assert {counts[name] for name in ("A100-64", "GB200", "GB300", "GH200")} == {4}
+    gb200 = hardware.device("GB200")
+    assert [ranks_per_node(gb200, given) for given in (None, 8)] == [4, 8]
+    assert ranks_per_node(None, None) == 8
+    # Trays of one rack are joined by the links of a tray.
+    assert hardware.fabric("NVL72").bandwidth_per_gpu == gb200.link_bandwidth
 
 
 @pytest.mark.parametrize("name", FABRICS)

@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 
 from harness.errors import HarnessError
+from harness.job.job import Job
 from harness.plan.computing import host_launches
 from harness.plan.constants import default_constants
 from harness.plan.speed import (
@@ -57,6 +58,20 @@ def test_matrix_products_take_six_flops_per_parameter_and_token_at_the_sustained
     flops = 6 * (llama().multiplying_parameters - norms) * 2 * 4096
     rate = 312e12 * constants.matrix_share * constants.sustained_share
     assert products.seconds == pytest.approx(flops / rate, rel=1e-4)
+
+
+def test_utilization_of_adapters_counts_no_gradients_of_frozen_weights() -> None:
+    """LoRA of rank 8 on queries and values of 32 blocks of width 4,096: 4 N + 6 A + 12 L H Q T a token."""
+    plain = scenario("ddp", 8)
+    adapter = {"kind": "lora", "rank": 8, "targets": ["q_proj", "v_proj"]}
+    job = Job.model_validate({**plain.job.model_dump(mode="json"), "adapter": adapter})
+    model = replace(plain.model, config={**plain.model.config, "model_type": "llama"})
+    found = predict_speed(replace(plain, job=job, model=model))
+    assert found is not None
+    adapters = 32 * 2 * 2 * 8 * 4096
+    flops = 4 * model.multiplying_parameters + 6 * adapters + 12 * 32 * 4096 * 4096
+    assert found.model_flops_utilization == pytest.approx(found.tokens_per_second_per_gpu * flops / 312e12)
+    assert found.guide_ratio is found.peak_ratio is None  # which count 6 N
 
 
 def test_utilization_counts_the_model_and_not_recomputation() -> None:

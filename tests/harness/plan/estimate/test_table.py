@@ -59,7 +59,31 @@ def test_rows_through_accelerate_stay_where_a_figure_differs() -> None:
 def test_the_answer_names_the_few() -> None:
     asked = {"model": "bloom-7b1", "world_sizes": (8,), "gpu": "A100-80"}
     shown = text("training.precision=bf16-mixed", backends="ddp fsdp zero2 zero3", **asked)
-    assert "8 ranks, micro-batch 1, accumulation 1: all but ddp fit; fastest" in shown
+    assert "\nall but ddp fit; fastest" in shown
+
+
+def test_the_first_line_is_what_to_use_and_the_second_the_runner_up() -> None:
+    asked = {"model": "llama-3.1-8b", "gpu": "A100-80", "fabric": "HDR200"}
+    mixed = ("training.precision=bf16-mixed", "data.sequence_length=4096")
+    shown = text(*mixed, backends="all", whole=False, world_sizes=(8, 64), **asked)
+    first, second, *rest = shown.splitlines()
+    one, other, *_ = labels(shown)
+    assert first.startswith(f"8 ranks, micro-batch 1, accumulation 1: use {one}, ")
+    assert first.endswith(" tokens/s per GPU")
+    assert second.startswith(f"Runner-up: {other}, ")
+    assert any(line.startswith("64 ranks, micro-batch 1, accumulation 1: use ") for line in rest[:4])
+    assumed = next(n for n, line in enumerate(rest) if line.startswith("llama-3.1-8b: 8,030,261,248 param"))
+    assert assumed > max(n for n, line in enumerate(rest) if line.startswith("per step"))
+    bare = text(*mixed, backends="all", whole=False).splitlines()[0]
+    assert bare.endswith("name a GPU with --gpu to learn what fits and how fast it is")
+
+
+def test_strategies_that_cannot_run_the_job_have_their_reason_without_all() -> None:
+    shown = " ".join(text(model="llama-3.1-8b", backends="all", whole=False, gpu="A100-80").split())
+    question = ask(model="llama-3.1-8b", backends="all", gpu="A100-80")
+    reasons = {row.unsupported for row in estimate(question) if row.unsupported}
+    assert reasons
+    assert all(f"unsupported: {reason}" in shown for reason in reasons)
 
 
 def test_six_rows_are_shown_where_no_strategy_is_named() -> None:
@@ -69,10 +93,8 @@ def test_six_rows_are_shown_where_no_strategy_is_named() -> None:
     every = text(*mixed, backends="all", **asked)
     six = labels(shown)
     assert len(six) == 6 < len(labels(every))
-    assert (
-        " ".join(shown.split()).count(f"{len(ask(backends='all').labels) - 6} more strategies with --all")
-        == 1
-    )
+    more = len(labels(every)) - 6
+    assert " ".join(shown.split()).count(f"{more} more strategies with --all") == 1
     assert "--all" not in every
     rates = [float(cells(shown[shown.index("per step") :], label)[7].replace(",", "")) for label in six]
     equal = " ".join(shown.split()).split("; fastest ")[1].split(" (equal within 5 %), about ")

@@ -132,6 +132,16 @@ def test_of_what_predictions_cannot_tell_apart_the_fewest_moving_parts_lead() ->
     assert others == sorted(others, reverse=True)
 
 
+def test_the_runner_up_is_the_simplest_of_those_close_to_the_fastest_that_is_left() -> None:
+    found = ranking(communication=0.01)
+    leader, *left = found.best_by_backend()
+    runner_up, rates = left[0], [c.tokens_per_second_per_gpu for c in left]
+    close = [c for c in left if c.tokens_per_second_per_gpu >= (1 - CLOSE_SHARE) * max(rates)]
+    assert runner_up.tokens_per_second_per_gpu < max(rates)  # a faster one has more moving parts
+    assert moving_parts(runner_up.label) == min(moving_parts(c.label) for c in close)
+    assert leader.label == "zero1"
+
+
 def test_what_is_simpler_but_clearly_slower_does_not_lead() -> None:
     found = ranking(communication=0.0)
     simple, rival = (next(c for c in found.fitting if c.backend == name) for name in ("zero1", "fsdp"))
