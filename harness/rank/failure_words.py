@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import traceback
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -306,6 +307,19 @@ CUT_SHORT = "inline_container.cc"
 NO_ROOM_BYTES = 2**16
 
 
+OWN_GRADIENTS = (
+    "the loss takes gradients itself (torch.autograd.grad, as a penalty on them does), which ZeRO's hooks "
+    "take for those of a backward pass and have no place for; run ddp"
+)
+
+
+def _takes_gradients_itself(error: BaseException) -> bool:
+    """Whether DeepSpeed's hooks failed within a call of `torch.autograd.grad`."""
+    frames = traceback.extract_tb(error.__traceback__)
+    within = [frame.name for frame in frames if frame.filename.endswith("torch/autograd/__init__.py")]
+    return "grad" in within and "/deepspeed/" in frames[-1].filename
+
+
 def _made_late() -> list[str]:
     """Parameters that the model has by now and had not when it was built."""
     model = _noted.live()
@@ -333,6 +347,8 @@ def failure_message(error: BaseException, run_directory: Path, backend: str) -> 
     if isinstance(error, KeyError) and isinstance(next(iter(error.args), None), int):
         if said := _empty(text, backend):  # DeepSpeed numbers the parameters that it holds
             return f"{said} ({type(error).__name__}: {text})"
+    if isinstance(error, IndexError) and _takes_gradients_itself(error):
+        return f"{OWN_GRADIENTS} ({type(error).__name__}: {text})"
     for words, known in KNOWN.items():
         if any(word in text for word in words):
             if said := known if isinstance(known, str) else known(text, backend):

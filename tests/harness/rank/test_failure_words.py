@@ -2,6 +2,7 @@
 
 from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,6 +45,19 @@ def test_a_call_of_nothing_under_deepspeed_may_be_of_its_evaluation_mode(
 ) -> None:
     text = failure_message(TypeError("'NoneType' object is not callable"), tmp_path, backend)
     assert ("call model.eval() on a line of its own" in text) == said
+
+
+def test_gradients_that_a_loss_takes_under_zero_are_named(tmp_path: Path) -> None:
+    hooks: dict[str, Any] = {}
+    exec(compile("def hook(gradient): return [][0]", "/site-packages/deepspeed/zero.py", "exec"), hooks)
+    weight = torch.ones(2, requires_grad=True)
+    weight.register_hook(hooks["hook"])
+    with pytest.raises(IndexError) as within:
+        torch.autograd.grad(weight.sum(), weight)
+    with pytest.raises(IndexError) as beside:
+        weight.sum().backward()
+    told = [failure_message(error.value, tmp_path, "zero2") for error in (within, beside)]
+    assert ["the loss takes gradients itself" in text for text in told] == [True, False]
 
 
 class Scaled(nn.Module):
