@@ -150,10 +150,3 @@ def on_gpus(backend: str) -> str:
     pays, tried = found.pays(backend), list(found.plain)
     listed = " and ".join(map(str, pays))
     return f"on {listed} GPUs" if pays else f"on no number from {tried[0]} to {tried[-1]}"
-
-
-def longest_without_loss() -> int:
-    """The longest sample of which the rest would fit if the loss took nothing, data-parallel; 0: none."""
-    limit = load_hardware().device(sweeps.GPU).memory_bytes / 1e9
-    least = sweeps.by_length().least
-    return max((n for n, row in least.items() if gigabytes(row) - sweeps.in_loss(row) <= limit), default=0)

@@ -74,7 +74,7 @@ def fits(row: EstimateRow) -> bool:
 
 def rows(
     name: str, labels: Sequence[str], *, samples: int, micro: int, length: int = LENGTH, gpus: int = GPUS,
-    fabric: str = FABRICS[0],
+    fabric: str = FABRICS[0], settings: Sequence[str] = (),
 ) -> list[EstimateRow]:  # fmt: skip
     """Predictions at one micro-batch; of strategies that cannot divide the samples, none."""
     hardware = load_hardware()
@@ -82,7 +82,7 @@ def rows(
     try:
         asked = question(
             _model(name, length),
-            load_experiment(None, (*COMMON, *batch, f"data.sequence_length={length}")),
+            load_experiment(None, (*COMMON, *batch, *settings, f"data.sequence_length={length}")),
             backends=labels, world_sizes=(gpus,), ranks_per_node=PER_NODE, device=hardware.device(GPU),
             fabric=hardware.fabric(fabric),
         )  # fmt: skip
@@ -163,6 +163,16 @@ def by_length() -> Sweep:
     """One sample a GPU of SMALL, ever longer."""
     given = {n: {"name": SMALL, "samples": GPUS, "length": n} for n in LENGTHS}
     return _sweep(given, ("fsdp-cp", "ulysses-zero3"))  # type: ignore[arg-type]
+
+
+CHUNKED = "loss.chunk_tokens=1024"
+
+
+@cache
+def chunked() -> Sweep:
+    """The same with the loss in chunks, under data parallelism alone."""
+    given = {n: {"name": SMALL, "samples": GPUS, "length": n, "settings": (CHUNKED,)} for n in LENGTHS}
+    return _sweep(given, ())  # type: ignore[arg-type]
 
 
 @cache
