@@ -40,7 +40,7 @@ class DdpOptions(BackendOptions):
     )
     static_graph: bool = Field(
         False,
-        description="true: take the parameters of the first step for those of every step, without a search",
+        description="true: assume that every step uses the parameters of the first, without a search",
     )
 
 

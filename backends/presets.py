@@ -95,9 +95,9 @@ def fsdp2_changes(precision: Precision, preset: Preset, *, reshard: bool | int) 
         setting=ROOT_RESHARD,
         value=reshard,
         default=None,
-        reason="the root does as the blocks do; torch would keep it gathered between forward and backward"
+        reason="the root is resharded like the blocks; torch would keep it gathered for the backward pass"
         if reshard
-        else "the root stays gathered as the blocks do, which torch's None comes to as well",
+        else "the root stays gathered like the blocks, which is also what torch's None does",
     )
     return [root, *reduce_dtype_changes(precision, preset)]
 

@@ -65,7 +65,7 @@ def clean(runs: Path, older_than: float | None, reports: bool, yes: bool, as_jso
     what = f"{counted(len(removed), 'run')}, {megabytes(sum(sizes.values()))} MB"
     echo(f"removed {what}" if yes else f"{what} to remove; --yes removes them", err=True)
     if kept:
-        echo(f"{counted(len(kept), 'run')} kept that a report in {runs} lists; --reports removes", err=True)
+        echo(f"{counted(len(kept), 'run')} kept for a report in {runs}; --reports removes them too", err=True)
     return 0
 
 
@@ -79,7 +79,7 @@ def _removable(
         if record.status in UNFINISHED:
             yield path.parent, record.status
         elif last[record.cell] != path:
-            yield path.parent, "its cell ran again since"
+            yield path.parent, "replaced by a later run"
         elif oldest is not None and (began := began_at(record)) is not None and began < oldest.timestamp():
             yield path.parent, f"older than {older_than:g} days"
     for folder, owner in without_record(root):

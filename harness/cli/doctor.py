@@ -275,7 +275,7 @@ def _conclusion(check: SelfCheck) -> int:
     if check.trusted:
         left = len(check.not_covered)
         lines = "1 line above was" if left == 1 else f"{left} lines above were"
-        limit = f", in what was tried: {lines} not" if left else ""
+        limit = f", as far as it was tried: {lines} not" if left else ""
         echo(f"this installation can be trusted{limit}")
         return 0
     for name, why in check.failed.items():

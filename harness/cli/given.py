@@ -78,7 +78,7 @@ def given_options(command: Callable[..., int]) -> Callable[..., int]:
     )  # fmt: skip
     @click.option(
         "--from-mode", type=click.Choice(MODES), default=None,
-        help="Whether a file wins over job and preset (the default), or they pin its settings.",
+        help="Whether the settings of a file win over job and preset (the default), or lose to them.",
     )  # fmt: skip
     @click.option(
         "--like-for-like", is_flag=True,

@@ -49,7 +49,7 @@ def calibrate_options(command: Callable[..., Any]) -> Callable[..., Any]:
         multiple=True,
         metavar="RUNS|FILE",
         help="Runs on this GPU, or a saved calibration: their constants replace published ones. Repeat for "
-        "more runs; fabric*.json next to them tell the network.",
+        "more runs; fabric*.json next to them give the network.",
     )(command)
 
 

@@ -86,7 +86,7 @@ def labs() -> None:
 @json_option
 @common
 def list_labs(as_json: bool) -> int:
-    """List the labs, their variants and whose they are."""
+    """List the labs, their variants and their authors."""
     if as_json:
         found = [
             {"name": lab.name, "title": lab.title, "variants": list(lab.variants), "source": lab.source}

@@ -40,7 +40,7 @@ def observe(
     """Run a training script as it is, measure it from inside, and record it.
 
     OBSERVED is its command after `--`: torchrun, accelerate launch, deepspeed or python with their arguments.
-    The exit code is the command's; 1 where it ended with 0 and nothing of it trained.
+    The exit code is the command's, or 1 if it ended with 0 but trained nothing.
     """
     store = Store(runs)
     store.prepare()

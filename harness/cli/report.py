@@ -75,8 +75,7 @@ def report(
         raise HarnessError("--archive packs one set of runs; with --baseline give two archives as RUNS")
     if baseline and (question or subject or price_per_gpu_hour):
         raise HarnessError(
-            "--question, --subject and --price-per-gpu-hour are of one set of runs; with --baseline the "
-            "question is what changed"
+            "--question, --subject and --price-per-gpu-hour exclude --baseline, which shows what changed"
         )
     if baseline:
         return report_baseline(runs, output, form=form, fail_on=fail_on)

@@ -202,7 +202,7 @@ def submit(folder: Path, wait: bool, poll_seconds: float, gpu: str | None, force
     matrix = read_matrix(folder)
     if (unfit := unfit_software(matrix.site, gpu)) is not None:
         if not force:
-            raise HarnessError(f"{unfit}; --force submits all the same")
+            raise HarnessError(f"{unfit}; --force submits anyway")
         echo(unfit, err=True)
     judge = _Judge(matrix, site_limits(matrix.site, gpu), force)
     while True:

@@ -205,7 +205,7 @@ class JobsDiagnosis:
         moving = [t for t in self.trials if t.parting_step is not None and t.share is not None]
         largest = sorted(moving, key=lambda trial: -abs(trial.share or 0.0))[:SHOWN]
         makes = ", ".join(f"{trial.setting} {trial.share:.0%}" for trial in largest)
-        return f"no setting alone makes the difference{f'; alone they make: {makes}' if makes else ''}"
+        return f"no single setting makes the difference{f'; alone they make: {makes}' if makes else ''}"
 
     def sentences(self) -> Iterator[str]:
         """The evidence, the settings first."""

@@ -163,7 +163,7 @@ def run_references(record: Record, labels: Iterable[str], launcher: LocalLaunche
             cell = make_cell(experiment, label, 1, layout, 0, launcher.device)
             if cell.job_id != record.job_id:
                 raise HarnessError(
-                    f"the job of {record.run_id} cannot be made again: the files that it names or the "
+                    f"the job of {record.run_id} cannot be rebuilt: the files that it names or the "
                     "settings of this harness have changed since; repeat both runs"
                 )
             say(f"measuring noise: {label}")

@@ -191,7 +191,7 @@ def _missed(records: Sequence[Record], defects: Sequence[Defect]) -> dict[str, s
         named = [f.id for f in Comparison(own).findings if f.backends == (defect.backend,)]
         if defect.finding not in named:
             missed[defect.backend] = (
-                f"it was not named as {defect.finding}: found {', '.join(named) or 'nothing'}"
+                f"it was not found as {defect.finding}: found {', '.join(named) or 'nothing'}"
             )
     return missed
 

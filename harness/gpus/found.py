@@ -372,7 +372,7 @@ def why_not_asked(wheel: Wheel, signs: Sequence[Sign]) -> str | None:
         return "the harness does not run on Apple's GPUs"
     build = "CUDA" if sign.vendor == "NVIDIA" else "ROCm"
     return (
-        f"{wheel} is not built for {build}, although {sign} speaks for {sign.vendor} GPUs; install torch's "
+        f"{wheel} is not built for {build}, although {sign} suggests {sign.vendor} GPUs; install torch's "
         f"{build} wheel (https://pytorch.org/get-started/locally)"
     )
 
@@ -462,7 +462,7 @@ def _ask() -> dict[str, Any]:
             env=safe_environment(),
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return {"error": f"torch did not say within {PATIENCE_SECONDS:.0f} s what GPUs there are"}
+        return {"error": f"torch did not list the GPUs within {PATIENCE_SECONDS:.0f} s what GPUs there are"}
     try:
         answer: dict[str, Any] = json.loads(done.stdout.strip().rpartition("\n")[2])
     except ValueError:

@@ -442,7 +442,7 @@ def _update(
     else:
         left, right = reference.steps[index].loss, record.steps[index].loss
         losses = left is not None and right is not None and abs(left - right) > limits.loss
-        parts = f"{'losses' if losses else 'gradient norms'} part at step {record.steps[index].step}"
+        parts = f"{'losses' if losses else 'gradient norms'} first differ at step {record.steps[index].step}"
         text = f"{parts}{f' and {ends}' if ends else ''}, although {agreed}"
     buffers = other_buffers(reference, record)
     if index != 0 and not buffers:
@@ -472,10 +472,14 @@ def other_buffers(reference: Record, record: Record) -> str:
 
 
 def _ends(reference: Record, beyond: Sequence[str]) -> str:
-    """'a.weight ends elsewhere', farthest first; empty where no parameter is known to."""
+    """'a.weight ends with other values', farthest first; empty where no parameter is known to."""
     if len(beyond) > 1 and len(beyond) == len(movement(reference)):
-        return f"all {len(beyond)} parameters end elsewhere"
-    return f"{where(reference, beyond)} {'ends' if len(beyond) == 1 else 'end'} elsewhere" if beyond else ""
+        return f"all {len(beyond)} parameters end with other values"
+    return (
+        f"{where(reference, beyond)} {'ends' if len(beyond) == 1 else 'end'} with other values"
+        if beyond
+        else ""
+    )
 
 
 def _agreed(reference: Record, record: Record, index: int | None) -> str:

@@ -314,7 +314,7 @@ def _replaced(record: Record) -> Sighting | None:
     behaviour = Behaviour(
         id="strategy-replaced",
         what=f"asked for {effective.requested_strategy}, runs {effective.strategy}",
-        advice="Use more ranks, or read it as what it runs.",
+        advice="Use more ranks, or take the row for what it runs.",
         questions=("parity", "memory", "speed", "scaling"),
         packages=_packages(record),
         since="read back from the library",
@@ -389,17 +389,17 @@ FP32_GRADIENTS = Behaviour(
 BUCKET = Behaviour.of(
     "persistent-reduction-bucket",
     figure_is_ratio=False,
-    what="a reduction bucket of {figure} x the textbook's states stays allocated",
+    what="a buffer for gradients, the reduction bucket, stays allocated: {figure} x the textbook's states",
 )
 GRADIENTS_TWICE = Behaviour.of(
     "gradients-twice",
     figure_is_ratio=False,
-    what="a second copy of the gradients, {figure} x the textbook's states, in DDP's buckets",
+    what="DDP's buckets hold a second copy of the gradients: {figure} x the textbook's states",
 )
 WHOLE_PARAMETERS = Behaviour(
     id="stays-gathered",
     figure_is_ratio=False,
-    what=f"{PERSISTENT_PARAMETERS} stay whole: {{figure}} x the textbook's states, besides these",
+    what=f"{PERSISTENT_PARAMETERS} are not sharded: they add {{figure}} x the textbook's states",
     advice="stage3_param_persistence_threshold: 0 shards them.",
     questions=MEMORY,
 )

@@ -113,7 +113,7 @@ def groups(
         if is_one and cell.repeat in took_turns:
             told[f"{OTHERS_TOOK_TURNS}; --fresh runs all again"] = None
         if asked and not needs and cell.key in unknown:
-            told["cells run whole: the memory of none is known"] = None
+            told["cells do not take turns: the memory of none is known"] = None
     divided: list[list[Cell]] = []
     for together in rounds.values():
         if _why_whole(together, device, needs, limit, ran_whole) is None:
@@ -126,7 +126,7 @@ def groups(
             why = _why_whole(group, device, needs, limit, ran_whole)
             divided += [group] if why is None else [[cell] for cell in group]
             if why is not None:
-                told[f"cells on {_ranks(size)} run whole: {why}"] = None
+                told[f"cells on {_ranks(size)} do not take turns: {why}"] = None
     for text in told:
         say(f"compare.turns: {text}")
     return divided
@@ -152,10 +152,10 @@ def _ranks(count: int) -> str:
     return "1 rank" if count == 1 else f"{count} ranks"
 
 
-OTHERS_TOOK_TURNS = "cells that took turns before are not compared in speed with those that join their round"
+OTHERS_TOOK_TURNS = "earlier cells took turns and are not compared in speed with those that run now"
 
 
-OTHERS_RAN = "of the rounds that others have run before, speeds of cells that run now count in one only"
+OTHERS_RAN = "cells that run now are compared in speed in one of the earlier rounds only"
 
 
 def _joined(cells: Iterable[Cell], known: Iterable[Record]) -> int:
@@ -194,7 +194,7 @@ def _why_whole(
     if len(group) < 2:
         return None
     if group[0].repeat in ran_whole:
-        return f"others of round {group[0].repeat + 1} did"
+        return f"other cells of round {group[0].repeat + 1} did not"
     if device != "cpu":
         return "on GPUs ranks that wait hold memory that the driver may count as that of others"
     needed = sum(needs[cell.key] + PROCESS_BYTES * cell.world_size for cell in group)

@@ -244,7 +244,7 @@ class Watch:
         waited = now - self._moved
         if self._step_seconds and all(p and p.is_as_long_as_a_step for p in positions):
             limit, words = self._limit_of_steps()
-            return f"no rank moved for {waited:.0f} s ({words})" if waited > limit else None
+            return f"no rank made progress for {waited:.0f} s ({words})" if waited > limit else None
         # Who takes steps has left its start, though a network's file system may show that late.
         late = None if self._step_seconds else self._start.late(now)
         return late or self._outside_of_steps(now, waited)
@@ -268,7 +268,7 @@ class Watch:
     def _outside_of_steps(self, now: float, waited: float) -> str | None:
         limit, idle_limit = self._limits.phase_timeout_seconds, self._limits.idle_timeout_seconds
         if waited > limit:
-            return f"no rank moved for {waited:.0f} s (runtime.phase_timeout_seconds is {limit:g})"
+            return f"no rank made progress for {waited:.0f} s (runtime.phase_timeout_seconds is {limit:g})"
         if waited < min(SETTLED_SECONDS, idle_limit / 2):
             self._idleness.reset()
             return None
@@ -276,8 +276,8 @@ class Watch:
         if idle < idle_limit:
             return None
         return (
-            f"no rank moved, computed, read or wrote for {idle:.0f} s (runtime.idle_timeout_seconds is "
-            f"{idle_limit:g})"
+            f"no rank made progress, computed, read or wrote for {idle:.0f} s "
+            f"(runtime.idle_timeout_seconds is {idle_limit:g})"
         )
 
     def _limit_of_steps(self) -> tuple[float, str]:

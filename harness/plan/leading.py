@@ -52,7 +52,9 @@ def distinct_backends() -> tuple[list[Entry], dict[str, str]]:
             library = "Trainer" if strategy.route == "trainer" else "Accelerate"
             left_out[entry.name] = f"the same strategy through {library}"
         elif strategy.multiplies_gradients:
-            left_out[entry.name] = "its gradients are too large by the ranks of a sample unless corrected"
+            left_out[entry.name] = (
+                "its gradients are too large by the number of ranks that share a sample, unless corrected"
+            )
         elif (key := _kind(strategy)) in chosen:
             left_out[entry.name] = f"shards like {chosen[key].name}"
         else:

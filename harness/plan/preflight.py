@@ -224,7 +224,7 @@ def size(count: float) -> str:
 
 
 DOES_NOT_FIT: Answer = "does not fit"
-FORCE = "--force starts it all the same"
+FORCE = "--force starts it anyway"
 UNKNOWN_STRATEGY = "the strategy of a third party's backend is not known"
 
 

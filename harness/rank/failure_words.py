@@ -152,8 +152,8 @@ def _complex(_text: str, _backend: str) -> str:
     if not names:
         return ""
     return (
-        f"{_named(names)} is complex, which FSDP and ZeRO do not hold beside real ones; keep it as real "
-        "numbers with a last dimension of 2 and view it in forward (torch.view_as_complex), or run ddp"
+        f"{_named(names)} is complex, which FSDP and ZeRO cannot hold together with real ones; keep it as "
+        "real numbers with a last dimension of 2 and view it in forward (torch.view_as_complex), or run ddp"
     )
 
 
@@ -225,7 +225,7 @@ def _sparse(_text: str, _backend: str) -> str:
     modules = model.named_modules() if model is not None else ()
     names = [f"{bare_name(name)}.weight" for name, module in modules if getattr(module, "sparse", False)]
     return (
-        f"the gradient of {_named(names)} is sparse, which nothing here adds up; build it with sparse=False"
+        f"the gradient of {_named(names)} is sparse, which no backend can add up; build it with sparse=False"
     )
 
 
@@ -253,16 +253,16 @@ KNOWN: dict[tuple[str, ...], str | Callable[[str, str], str]] = {
     ),
     ("must match the size of tensor b (0)", "The size of tensor a (0)"): _released,
     ("backward through the graph a second time",): (
-        "the loss hangs on the graph of an earlier pass, which its backward pass has freed, as where a state "
-        "or a loss is kept from step to step; keep it detached (.detach())"
+        "the loss uses the graph of an earlier step, which the backward pass has freed, as where a state or "
+        "a loss is kept from step to step; detach what is kept (.detach())"
     ),
     (
         "Recomputed values for the following",
         "during the original forward and recomputation",
     ): (
-        "a block took another way when activation checkpointing ran it again, as under a counter, a cache or "
-        "a random choice that torch does not restore; have it depend on its inputs alone, or leave it "
-        "out"
+        "a block computed something else when activation checkpointing ran it again, as with a counter, a "
+        "cache or a random choice that torch does not restore; have it depend on its inputs "
+        "alone, or leave it out"
     ),
     ("index out of range in self",): _beyond_table,
     ("Expected more than 1 value per channel when training",): (
@@ -289,7 +289,7 @@ KNOWN: dict[tuple[str, ...], str | Callable[[str, str], str]] = {
     ("_chunk_cat expects non-empty tensor", "no attribute '_hp_mapping'"): _empty,
     ("another view of its base has been modified inplace",): _written_to,
     ("'Tensor' object has no attribute 'ds_status'",): (
-        "a tensor stands in a weight's place, as under torch.func.functional_call, and ZeRO-3 gathers its "
+        "a tensor replaces a weight, as under torch.func.functional_call, and ZeRO-3 gathers its "
         "own only; call the module itself, or run ddp, zero2 or fsdp"
     ),
     ("'NoneType' object is not callable",): lambda _, backend: (

@@ -128,7 +128,7 @@ def _require_progress(engine: Engine, resume: Resume) -> None:
         if expected is not None and found != expected:
             raise HarnessError(
                 f"after loading the checkpoint of run {saved.run_id} the optimizer's {name}: {found}, saved "
-                f"were {expected}; the training would not go on as it was"
+                f"were {expected}; the training would not continue from the same state"
             )
 
 

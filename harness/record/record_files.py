@@ -81,7 +81,7 @@ def _unpack(path: Path) -> io.BytesIO:
                 if unpacked.tell() > MOST_BYTES:
                     raise _refusal(path, f"unpacks to more than {MOST_BYTES:,} bytes, the most allowed")
             if decoder.unused_data or file.read(1):
-                raise _refusal(path, "goes on after its end")
+                raise _refusal(path, "has data after its end")
     except (OSError, lzma.LZMAError) as error:
         raise _refusal(path, f"cannot be unpacked ({error})") from error
     unpacked.seek(0)

@@ -100,7 +100,7 @@ def verdict(
     if end is None and facts is not None and not facts.active:
         code = facts.exit_code
         how = f"killed by signal {-code}" if code is not None and code < 0 else f"over, exit code {code}"
-        return Verdict(status="failed", kind="ScriptLost", cause=f"left alone: the job script was {how},")
+        return Verdict(status="failed", kind="ScriptLost", cause=f"abandoned: the job script was {how},")
     return None
 
 

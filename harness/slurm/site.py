@@ -111,7 +111,7 @@ class Site(Stored):
     memory_per_node: Annotated[Word, AfterValidator(_memory)] | None = Field(
         None, description="--mem, such as 120G; 0: all of the node"
     )
-    exclusive: bool = Field(False, description="--exclusive: share the nodes with nobody")
+    exclusive: bool = Field(False, description="--exclusive: use the nodes alone")
     requeue: bool = Field(True, description="Slurm may start a job anew after a node failed or was preempted")
     modules: list[Word] = Field([], description="environment modules to load, in order")
     virtual_environment: Word | None = Field(None, description="Python virtual environment to activate")

@@ -14,7 +14,10 @@ from harness.tell.formats import NOT_AVAILABLE, number, percent, times
 
 ONE_OCCASION = "one session: day-to-day variation is not included"
 OPEN = "~"
-LEGEND = f"ratio to the base in the same round, {percent(LEVEL)} interval; bold: settled; {OPEN}: open"
+LEGEND = (
+    f"ratio to the base in the same round of runs, {percent(LEVEL)} interval; bold: faster, slower, or equal "
+    f"within {percent(EQUAL)}; {OPEN}: undecided"
+)
 SHARES = {1 / 5: "a fifth", 1 / 4: "a quarter", 1 / 3: "a third", 1 / 2: "half", 2 / 3: "two thirds"}
 MOST_NAMES = 2
 NEAR = 0.05
@@ -76,7 +79,7 @@ def ratio_text(ratio: Ratio, show: Callable[[float], str] = times) -> str:
 def fastest_words(order: Ranking) -> str:
     """'ddp and zero0 are fastest (equal within 5 %)'; those that none is shown to be ahead of.
 
-    Several in an open order, the base among them: 'none is shown to be faster than ddp'.
+    Several in an open order, the base among them: 'nothing is measurably faster than ddp'.
     """
     first, leaders = order.names[0], order.leaders
     if len(leaders) == 1:
@@ -84,14 +87,14 @@ def fastest_words(order: Ranking) -> str:
     if all(order.ratio(first, name).order == "equal" for name in leaders):
         return f"{listed(leaders, MOST_NAMES)} are fastest (equal within {percent(EQUAL)})"
     if order.base in leaders:
-        return f"none is shown to be faster than {order.base}"
-    return f"fastest is {_either(first, leaders[1:])} (their order is open)"
+        return f"nothing is measurably faster than {order.base}"
+    return f"fastest is {first} or {_others(leaders[1:])} (their order is open)"
 
 
 def slowest_words(order: Ranking) -> str:
-    """'zero3 is slowest, at a quarter of ddp'; empty where the last may be the fastest.
+    """'zero3 is slowest, at a quarter of ddp's speed'; empty where the last may be the fastest.
 
-    Several, none shown to be slower than another: 'slowest is zero3 (29 % of ddp) or fsdp'.
+    Several, none shown to be slower than another: 'zero3 and fsdp are slowest, at 29 % of ddp's speed'.
     """
     name = order.names[-1]
     if name in order.leaders:
@@ -99,13 +102,18 @@ def slowest_words(order: Ranking) -> str:
     base = order.base if order.base != name else order.names[0]
     share = order.ratio(name, base).middle or 0.0
     if len(order.trailers) > 1:
-        return f"slowest is {_either(f'{name} ({percent(share)} of {base})', order.trailers[:-1])}"
+        shares = sorted(order.ratio(trailer, base).middle or share for trailer in order.trailers)
+        extent = " to ".join(dict.fromkeys([percent(shares[0]), percent(shares[-1])]))
+        others = (
+            listed(order.trailers[:-1]) if len(order.trailers) == 2 else f"{len(order.trailers) - 1} others"
+        )
+        return f"{name} and {others} are slowest, at {extent} of {base}'s speed"
     named = [words for value, words in SHARES.items() if abs(share / value - 1) <= NEAR]
-    return f"{name} is slowest, at {named[0] if named else percent(share)} of {base}"
+    return f"{name} is slowest, at {named[0] if named else percent(share)} of {base}'s speed"
 
 
-def _either(first: str, others: Sequence[str]) -> str:
-    return f"{first} or {others[0] if len(others) == 1 else f'one of {len(others)} others'}"
+def _others(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"one of {len(names)} others"
 
 
 def unranked_words(order: Ranking) -> str:

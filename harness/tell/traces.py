@@ -21,7 +21,7 @@ MOST_BARS = 24
 MOST_ROWS = 20
 """Of a table for people; --json has all."""
 LONGEST_NAME = 60
-STEP_TEXT = "A step lasts from its begin to its end on the host; the device may lag behind."
+STEP_TEXT = "A step is timed on the host from beginning to end; the device may lag behind."
 TIMES = table_columns("traces_times")
 COLLECTIVES = table_columns("traces_collectives")
 

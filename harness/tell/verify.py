@@ -135,7 +135,7 @@ class _Check:
             except HarnessError:
                 same_job = True
             if same_job or PurePosixPath(path).parent.parent.as_posix() in manifest.folders:
-                what = f"record {path} lies next to the records of the report and is not in it"
+                what = f"record {path} lies next to the records of the report but is not in it"
                 self.result.problems.append(Problem(self.report.name, self.carried.line, what))
             else:
                 what = f"record {path}, of another job, lies next to the records of the report"

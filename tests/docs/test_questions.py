@@ -1,4 +1,4 @@
-"""What people ask in public, each in one command, and the first line of its answer as the page has it."""
+"""What people ask in public, each in one command, and the first line of its answer as the pages have it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from click.testing import CliRunner
 from harness.cli import harness
 from tests.docs.markdown import ROOT
 
-PAGE = ROOT / "docs" / "planning.md"
-ASKED = re.compile(r"# (.+)\nharness (.+)\n# -> (.+)")
+PAGES = {ROOT / "docs" / "planning.md": 11, ROOT / "README.md": 1}
+"""With how many answers each has."""
+ASKED = re.compile(r"harness (.+)\n# -> (.+)")
 OF_ESTIMATE = re.compile(r"^[\d,]+ ranks?[,:]")
 pytestmark = [pytest.mark.exhaustive, pytest.mark.long(seconds=125)]
 
 
-def questions() -> Iterator[re.Match[str]]:
-    """Question, words after `harness`, answer."""
-    return ASKED.finditer(PAGE.read_text(encoding="utf-8"))
+def questions(page: Path) -> Iterator[re.Match[str]]:
+    """Words after `harness`, answer."""
+    return ASKED.finditer(page.read_text(encoding="utf-8"))
 
 
 def answer(words: str) -> str:
@@ -36,12 +37,16 @@ def test_each_question_has_its_answer(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, update_golden: bool
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # the profiles that ship, whatever was traced here
-    found = {match[0]: (match[3], answer(match[2])) for match in questions()}
-    assert len(found) == 11
-    if update_golden:
-        page = PAGE.read_text(encoding="utf-8")
-        for text, (old, new) in found.items():
-            page = page.replace(text, text.removesuffix(old) + new)
-        PAGE.write_text(page, encoding="utf-8")
-        return
-    assert {text: old for text, (old, _) in found.items()} == {text: new for text, (_, new) in found.items()}
+    answers = {words: answer(words) for words in {match[1] for page in PAGES for match in questions(page)}}
+    for page, count in PAGES.items():
+        found = {match[0]: (match[2], answers[match[1]]) for match in questions(page)}
+        assert len(found) == count
+        if update_golden:
+            text = page.read_text(encoding="utf-8")
+            for asked, (old, new) in found.items():
+                text = text.replace(asked, asked.removesuffix(old) + new)
+            page.write_text(text, encoding="utf-8")
+            continue
+        assert {asked: old for asked, (old, _) in found.items()} == {
+            asked: new for asked, (_, new) in found.items()
+        }

@@ -75,7 +75,7 @@ def _idle(row: Row) -> Finding | None:
         id="idle-on-some-ranks",
         about=row.cell,
         text=f"no gradient reaches {where(row.record, first.names)} on {numbered('rank', first.ranks)} in "
-        f"step {first.step}, while others have one" + (f"; so it is with {more} more" if more else ""),
+        f"step {first.step}, while others have one" + (f"; the same holds for {more} more" if more else ""),
         values={"missing": [asdict(one) for one in found]},
     )
 

@@ -105,7 +105,7 @@ def _layers(names: Sequence[str]) -> str:
 
 
 def find_unlike_ranks(runs: Runs) -> list[Finding]:
-    """One finding per cell and group of ranks that have the same otherwise than rank 0."""
+    """One finding per cell and group of ranks that differ from rank 0 in the same."""
     return [finding for row in runs.rows for finding in _unlike_ranks(row)]
 
 
@@ -135,7 +135,7 @@ def _unlike_ranks(row: Row) -> Iterator[Finding]:
         yield Finding(
             id="ranks-differ",
             about=row.cell,
-            text=f"{numbered('rank', ranks)} {'has' if len(ranks) == 1 else 'have'} otherwise than rank 0: "
+            text=f"{numbered('rank', ranks)} {'differs' if len(ranks) == 1 else 'differ'} from rank 0: "
             + "; ".join(said)
             + (f"; and {rest} more" if rest else ""),
             values={"ranks": ranks, "otherwise": unlike},

@@ -273,7 +273,7 @@ def _costs(left: Row, right: Row) -> Finding | None:
     return Finding(
         id="cost-setting-changes-training",
         about=(left.label, right.label),
-        text=f"{settings}: should decide cost alone, but {what} differs by {value:.2g}, rounding explains "
+        text=f"{settings}: should change only the cost, but {what} differs by {value:.2g}, rounding explains "
         f"{allowed:.2g}",
         values={"settings": changed, "beyond": {name: list(pair) for name, pair in beyond.items()}},
     )

@@ -266,7 +266,7 @@ def _busy(row: Row, left: int) -> Finding | None:
         id="busy-machine",
         about=row.cell,
         # Without figures, so that findings of several cells merge into one sentence; the values hold them.
-        text="other programs or guests took processors from ranks in timed steps",
+        text="other programs or virtual machines used the processors of ranks during timed steps",
         values={"other_cores": used.other_cores, "cores": cores, "threads": threads},
     )
 
@@ -285,7 +285,7 @@ def _started_busy(row: Row, left: int) -> Finding | None:
         id="busy-machine",
         about=row.cell,
         text="the load average at the start exceeded cores and threads of the largest run combined: other "
-        "work, or processes of an earlier run",
+        "programs, or processes of an earlier run, were running",
         values={"load_average": load, "cores": cores, "threads_of_largest_run": left},
     )
 

@@ -49,8 +49,9 @@ def memory_picture(comparison: Comparison) -> Picture | None:
     rows = only_drawn(every)
     ends = [row for row in rows if row["kind"] == LABELS[REST]]
     text = (
-        "Peak memory of the rank that needs most. Coloured: model states after the backward pass; grey: the "
-        "rest of the peak, such as activations, gathered weights and buffers."
+        "Peak memory of the rank that needs most. Coloured: model states (weights, gradients, optimizer) "
+        "after the backward pass; grey: the rest of the peak, such as activations, gathered weights and "
+        "buffers."
     )
     if any(row["expected"] is not None for row in ends):
         text += " Vertical marks: model states expected in closed form."

@@ -52,7 +52,7 @@ def _picture(key: str, text: str, curves: Curves, *, strong: bool) -> Picture | 
     drawn = [curve for curve in curves if curve in shortest]
     if len(drawn) < len(curves):
         text += (
-            f" Drawn: {len(drawn)} of {len(curves)}, those of the shortest median step; the table holds all."
+            f" Drawn: {len(drawn)} of {len(curves)}, those with the shortest median step; the table has all."
         )
     ends = [
         f"{curve[-1].curve} {_text(curve[-1], strong)} on {ranks(curve[-1].group.world_size)}"

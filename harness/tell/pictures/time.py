@@ -51,7 +51,7 @@ def phases_picture(comparison: Comparison) -> Picture | None:
     colours = PHASES
     if any(WAITING in rank.phase_seconds for group in comparison.groups for rank in group.record.ranks):
         colours = {**PHASES, STAGES: FAINT}
-        text = f"{text} Of pipelines it stands apart, on the rank that waits least for other stages."
+        text = f"{text} For pipelines it is shown separately, for the rank that waits least for other stages."
     return _picture("time", text, comparison, lambda rank: rank.phase_seconds, _phases, colours, "forward")
 
 

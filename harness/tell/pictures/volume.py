@@ -64,7 +64,7 @@ def _row(group: Repeats, groups: Sequence[Repeats]) -> Row:
 
 
 def _ticks(rows: Sequence[Row]) -> str:
-    text = "Vertical marks: the textbook's closed form."
+    text = "Vertical marks: the textbook (formulae of the ZeRO paper)."
     judged = [row for row in rows if row["expected"] is not None]
     if any(row["unexpected"] is not None for row in rows):
         return f"{text} Red: what this implementation is expected to send, where it sent something else."
@@ -72,7 +72,7 @@ def _ticks(rows: Sequence[Row]) -> str:
         return text
     if len(judged) < len(rows):
         return f"{text} {len(judged)} of {len(rows)} cells have an expected volume, and sent it."
-    return f"{text} Every cell sent, as counted, what its implementation is expected to."
+    return f"{text} Every cell sent the bytes that its implementation is expected to send."
 
 
 def _equal(value: float, other: float) -> bool:

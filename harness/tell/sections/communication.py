@@ -28,7 +28,7 @@ from harness.tell.tables import LABELS, prose, table_columns
 Key = tuple[str, str, str, str, int]
 PHASES = ("setup", "digest", *STEP_PHASES, "evaluation", "checkpoint", "checkpoint_load")
 MEANING = prose("collectives")
-STAGES = "Rank 0 holds the first stage of a pipeline; what each stage sends stands under 'Pipelines'."
+STAGES = "Rank 0 holds the first stage of a pipeline; 'Pipelines' lists what each stage sends."
 
 
 def communication_section(comparison: Comparison) -> Section | None:

@@ -33,7 +33,7 @@ FIGURES: tuple[tuple[str, str, str, Callable[[MemoryPart], int | None]], ...] = 
     (
         "reserved",
         "reserved",
-        "what the caching allocator holds of the device",
+        "device memory that the caching allocator holds",
         lambda m: _most(m.reserved_bytes, m.reserved_peak_bytes),
     ),
     ("fragmentation", "fragmented", "reserved, but not active at that moment", fragmentation_bytes),

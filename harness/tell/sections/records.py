@@ -31,7 +31,7 @@ def records_section(manifest: Manifest) -> Section:
     blocks: list[Block] = [
         Paragraph(
             f"Written by sharding-harness {manifest.harness}, pictures by {manifest.drawing}. "
-            "harness verify recomputes this file from these records and names every line that differs. Paths "
+            "harness verify recomputes this file from these records and lists every line that differs. Paths "
             "are relative to the folder of this file; its manifest, which harness verify reads, "
             "holds them and the digests in full. Digests show that these are the records it was computed "
             f"from; that they are what was measured, only another run can show.{where if short else ''}"

@@ -11,7 +11,7 @@ from typing import Any
 from harness.backends.entry import UnknownBackend
 from harness.backends.registry import moving_parts
 from harness.forms import families
-from harness.forms.peaks.families import without_activations
+from harness.forms.peaks.families import kinds_without_activations, without_activations
 from harness.forms.workload import Window, Workload
 from harness.job.experiment import Question
 from harness.judge.pipeline import pipeline_use
@@ -53,7 +53,7 @@ def decision_blocks(where: ComparisonScope, question: Question) -> list[Block]:
         steps = f", {MICRO_STEPS} micro-steps per update" if question != "memory" else ""
         best = table.texts()[-1][0]
         verb = "need" if " and " in best else "needs"
-        least = f" On {ranks(MANY_RANKS)} {best} {verb} least." if not steps else ""
+        least = f" {best} {verb} least. {prose('decision_rest')}" if not steps else ""
         what = "" if any(isinstance(block, Line) and HELD in block.text for block in blocks) else f" {HELD}"
         text = f"Calculated per rank{steps}.{what}{least} {left_out}".rstrip()
         blocks += [table, Line(text, "", "model_states")]
@@ -81,19 +81,21 @@ def _thresholds(where: ComparisonScope) -> list[Block]:
     if not found:
         return []
     columns = (
-        Column("micro_steps", "micro-steps per update"),
+        Column("micro_steps", "micro-steps"),
         Column("memory", f"{title}, MB"),
         Column("take", "take", align="left"),  # no "backend": a filter must not hide thresholds
-        Column("sent", "sends per update, MB", megabytes),
+        Column("sent", "sends, MB", megabytes),
     )
     lines = [[steps, *row] for steps, rows in found.items() for row in rows]
     shown = {row[2] for row in lines}
     judged = held[as_run].keys() & sent[as_run].keys() - shown - _bubbles(where).keys()
     left = [group.label for group in where.groups if group.label in judged]
     worse = names([label for label in left if unwrapped(label) not in shown], MOST_LEFT)
-    rest = f"Not shown, since a row sends no more and needs no more: {worse}." if worse else ""
+    rest = f"Not shown, because a row needs no more memory and sends no more: {worse}." if worse else ""
     return [
-        Line(f"On {ranks(where.size)}, take the first row that fits: it sends least."),
+        Line(
+            f"Take the first row that fits: it sends least. {ranks(where.size)}, by micro-steps per update."
+        ),
         Table(key="decision", columns=columns, rows=lines),
         Line(" ".join(filter(None, (text, rest, _without_pipelines(where)))), "", "results"),
     ]
@@ -150,17 +152,21 @@ def _elsewhere(where: ComparisonScope, question: Question) -> tuple[Table, str] 
         return held_with(group.record, steps, MANY_RANKS)
 
     reads: dict[str, tuple[str, Read]] = {
-        "held_on_many": (f"{WITHOUT_ACTIVATIONS} on {ranks(MANY_RANKS)}, MB", held),
+        "held_on_many": (f"{WITHOUT_ACTIVATIONS}, MB", held),
         "sent_on_many": (
-            f"sent per update on {ranks(MANY_RANKS)}, MB",
+            "sent per update, MB",
             lambda group: sent_with(group.record, MICRO_STEPS, MANY_RANKS),
         ),
     }
     if question == "memory":
         del reads["sent_on_many"]
         reads["states_on_many"] = (
-            "of it model states, MB",
+            "model states, MB",
             lambda group: states_with(group.record, MANY_RANKS),
+        )
+        reads["gathered_on_many"] = (
+            "gathered weights, MB",
+            lambda group: gathered_with(group.record, MANY_RANKS),
         )
     alike: dict[tuple[str, ...], tuple[list[str], list[float | None]]] = {}
     unknown = []
@@ -178,7 +184,7 @@ def _elsewhere(where: ComparisonScope, question: Question) -> tuple[Table, str] 
     left_out = {"Not shown, needs more": more, f"No closed form on {ranks(MANY_RANKS)}": unknown}
     table = Table(
         key="elsewhere",
-        columns=[Column("backends", "strategy", align="left"), *columns],
+        columns=[Column("backends", f"strategy on {ranks(MANY_RANKS)}", align="left"), *columns],
         rows=[[names(labels), *values] for labels, values in rows[-MOST_LEVELS:]],
     )
     return table, " ".join(f"{why}: {names(cells, MOST_LEFT)}." for why, cells in left_out.items() if cells)
@@ -196,7 +202,7 @@ def _without_pipelines(where: ComparisonScope) -> str:
     if not found:
         return ""
     waits = ", ".join(f"{names(labels)} {whole_percent(share)}" for labels, share in found)
-    return f"Pipelines are left out, since their ranks wait part of the passes (the bubble): {waits}."
+    return f"Pipelines are left out, since their ranks idle during part of a step (the bubble): {waits}."
 
 
 def held_with(record: Record, accumulation_steps: int, world_size: int | None = None) -> int | None:
@@ -204,6 +210,13 @@ def held_with(record: Record, accumulation_steps: int, world_size: int | None = 
     closed form."""
     workload = _what_if(record, accumulation_steps, world_size)
     return None if workload is None else without_activations(workload)
+
+
+def gathered_with(record: Record, world_size: int) -> int | None:
+    """Bytes of other ranks' weights at the fullest moment on so many ranks; None: no closed form."""
+    workload = _what_if(record, record.world.accumulation_steps, world_size)
+    held = None if workload is None else kinds_without_activations(workload)
+    return None if held is None else held.get("gathered", 0)
 
 
 def states_with(record: Record, world_size: int) -> int | None:

@@ -46,9 +46,9 @@ def check_section(comparison: Comparison, question: Question) -> Section:
         "Reproduce and verify",
         [
             Code("sh", "\n".join([*shown, VERIFY])),
-            Line(f"To run it again: commit, versions, configuration{more}:", details="reproduce"),
+            Line(f"Commit, versions and configuration{more}:", details="reproduce"),
             Line(
-                "harness verify recomputes every line from the records and names what differs:",
+                "harness verify recomputes every line from the records and lists what differs:",
                 details="records",
             ),
         ],
@@ -138,7 +138,7 @@ MOST_LINES_WARNINGS = 6
 MOST_WORDS_WARNINGS = 100
 """Of the section, references included."""
 WORDS_OF_LINE_WARNINGS = 25
-MOST_LABELS = 2
+MOST_LABELS = 3
 
 
 def warnings_section(comparison: Comparison, question: Question) -> Section:

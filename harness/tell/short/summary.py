@@ -218,7 +218,7 @@ def _note(tables: Sequence[Table], left: int) -> str:
         f"Ratios are to {BASE} on the same ranks.": any(key.endswith(f"_of_{BASE}") for key in keys),
         f"{NOT_AVAILABLE}: not measured or not comparable.": NOT_AVAILABLE in texts,
         f"speed: {LEGEND}.": "speed_ratio" in keys,
-        f"{keys.get('speed_up')}: the same to the fewest ranks.": "speed_up" in keys,
+        f"{keys.get('speed_up')}: likewise, to the fewest ranks.": "speed_up" in keys,
         f"{WITHOUT_FORM}: {WITHOUT_FORM_MEANS}.": any(text.endswith(WITHOUT_FORM) for text in texts),
         f"{counted(left, 'more row')}.": left > 0,
     }

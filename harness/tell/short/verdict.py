@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from harness.backends.registry import PLANTED
 from harness.backends.strategy import ROUTE_PREFIXES
+from harness.forms.terms import STATE_KINDS
 from harness.job.experiment import Question
 from harness.judge.cell import CellName, name_cells
 from harness.judge.comparison import Comparison
@@ -17,6 +18,7 @@ from harness.judge.ranking import EQUAL, Ranking
 from harness.judge.repeats import Repeats, rank_speeds
 from harness.judge.scaling import ScalingPoint, strong_scaling, weak_scaling
 from harness.judge.speed import shares_cores
+from harness.judge.states import largest, rank_states
 from harness.judge.volume import volume_differences
 from harness.judge.wording import counted, listed, ranks
 from harness.tell.document import Items, Line, Section
@@ -51,7 +53,9 @@ def costs_sentence(stage: ComparisonScope, *, with_traffic: bool) -> str:
     who = names([best.label, *(group.label for group in alike)])
     text = f"{who} {'hold' if alike else 'holds'} least {on}: {megabytes(least)} MB {noun}"
     if base is not None:
-        text += f", {percent(least / base[0])} of ddp's {megabytes(base[0])} MB"
+        text += (
+            f", {percent(least / base[0])} of ddp's {megabytes(base[0])} MB{_per_parameter(stage, base[1])}"
+        )
     clauses = [text]
     if with_traffic and (sent := sent_once(best)):
         than = _next_to(sent, sent_once(base[1]) if base else None)
@@ -67,12 +71,27 @@ def costs_sentence(stage: ComparisonScope, *, with_traffic: bool) -> str:
 
 
 def _next_to(sent: float, of_base: float | None) -> str:
-    """', as much as ddp', ', 1.5 x ddp's'; empty where DDP's is not known."""
+    """', as much as ddp', ', 1.5 x ddp's 4.00 MB'; empty where DDP's is not known."""
     if not of_base:
         return ""
     if megabytes(sent) == megabytes(of_base):
         return ", as much as ddp"
-    return f", {ratio(sent, of_base)} of ddp's {megabytes(of_base)} MB"
+    return f", {ratio(sent, of_base)} ddp's {megabytes(of_base)} MB"
+
+
+def _per_parameter(stage: ComparisonScope, group: Repeats) -> str:
+    """' (8 bytes per parameter: weights 2, gradients 2, optimizer 4)', where model states decide.
+
+    Of a model of which all parameters are trained; of others no such figure follows.
+    """
+    record, states = group.record, largest(rank_states(group.record))
+    if not stage.on_cpu or states is None or record.model is None or record.layout is None:
+        return ""
+    count = record.model.parameters
+    if not count or record.layout.frozen:
+        return ""
+    parts = [f"{kind} {of / count:.3g}" for kind in STATE_KINDS if (of := states.measured.get(kind, 0))]
+    return f" ({states.measured_bytes / count:.3g} bytes per parameter: {', '.join(parts)})"
 
 
 def checks_sentence(comparison: Comparison) -> str:
@@ -102,7 +121,7 @@ def checks_sentence(comparison: Comparison) -> str:
         f"{sum(every)} of {len(every)} checks hold: {listed(parts)}" if every else "",
         f"other model states: {name_cells(other_states, MOST_NAMES)}" if other_states else "",
         f"other bytes: {listed(other_bytes, MOST_NAMES)}" if other_bytes else "",
-        f"as expected but for norms and flags: {listed(norms, MOST_NAMES)}" if norms else "",
+        f"as expected except for norms and flags: {listed(norms, MOST_NAMES)}" if norms else "",
         f"no closed form for {name_cells(without, MOST_NAMES)}" if without else "",
     )
 
@@ -196,14 +215,14 @@ def _agreement(judged: Sequence[Repeats]) -> list[str]:
 def _limit(held: Sequence[tuple[Tolerance, Repeats]]) -> tuple[str, str]:
     """The widest limit of a loss, and why final weights prove nothing where theirs admits untrained ones."""
     limits, group = max(held, key=lambda one: one[0].loss)
-    assumed = f": {group.assumed}, not measured" if group.assumed else ""
+    assumed = f", assumed: {group.assumed}" if group.assumed else ""
     allowed = f" (limit {scientific(limits.loss)}{assumed})"
     compared = (one for one in held if one[1].parity != "exact" and one[1].figures[WEIGHTS] is not None)
     widest = max((limits.weights for limits, _ in compared), default=0.0)
     if widest < 1:  # a run that moves no weight is as far from the reference as that moved
         return allowed, ""
     return allowed, (
-        f"final weights are no test: their limit is {times(widest)} x the distance that training moved them"
+        f"final weights cannot tell: their limit is {times(widest)} x the distance that training moved them"
     )
 
 
@@ -278,17 +297,17 @@ def _scaling_sentence(
         text = f"{ORDERS[order]} with {listed([point.curve for point in points], MOST_NAMES)}"
         if not points or order == "open" or not are_many:
             return text if points else ""
-        middles = sorted(point.ratio.middle or point.speed_up for point in points)
+        middles = sorted((point.ratio.middle or point.speed_up for point in points), reverse=True)
         ends = dict.fromkeys([plain(middles[0]), plain(middles[-1])])
-        return f"{text} ({figure} {' to '.join(ends)})"
+        return f"{text} ({figure} {' down to '.join(ends)})"
 
     if not is_tested:
         evidence = f"medians of {runs}, not tested against noise"
     elif all(point.ratio.order == "open" for point in last):
         evidence = f"{runs} show no difference from {ranks(first)}"
     else:
-        evidence = f"a step on {ranks(size)} instead of {first} is {'; '.join(filter(None, map(of, ORDERS)))}"
-    head = f"{kind} from {first} to {ranks(size)}"
+        evidence = f"a step on {ranks(size)} is {'; '.join(filter(None, map(of, ORDERS)))}"
+    head = f"{kind}, {ranks(size)} against {first}"
     if is_tested and are_many:
         return sentence(f"{head}: {evidence}")
     words = [f"{point.curve} {show(point)}" for point in last]
@@ -318,8 +337,8 @@ def beside_speed_sentence(stage: ComparisonScope) -> str:
     """What one process reaches, and for how long the order was measured; empty where nothing is compared."""
     if len(stage.timed) < 2:
         return ""
-    one = [ONE_OCCASION] if stage.comparison.occasions == 1 else []
-    return sentence(*reference_words(stage), *one)
+    one = f"all runs are from {ONE_OCCASION}" if stage.comparison.occasions == 1 else ""
+    return sentence(*reference_words(stage), one)
 
 
 def _order(order: Ranking, timed: dict[str, Repeats]) -> str:
@@ -334,7 +353,7 @@ def _order(order: Ranking, timed: dict[str, Repeats]) -> str:
     if head.startswith(first.label):
         head = f"{head}, at {number(first.median(SPEED))} tokens/s"
     elif head.endswith(order.base):
-        head = f"{head}, at {number(timed[order.base].median(SPEED))} tokens/s"
+        head = f"{head} ({number(timed[order.base].median(SPEED))} tokens/s)"
     return "; ".join(filter(None, [head, slowest_words(order)]))
 
 
@@ -355,7 +374,9 @@ def reference_words(stage: ComparisonScope) -> list[str]:
     cut = ""
     if others != {threads}:
         cut = f" with {counted(threads, 'thread')} (ranks use {listed(sorted(map(str, others)))})"
-    return [f"one process{cut} reaches {number(timed[0].median(SPEED))} tokens/s"]
+    speeds = timed[0].values(SPEED)
+    extent = f" (runs: {number(min(speeds))} to {number(max(speeds))})" if len(speeds) > 1 else ""
+    return [f"for comparison, one process{cut} trains at {number(timed[0].median(SPEED))} tokens/s{extent}"]
 
 
 def _caveats(groups: Sequence[Repeats]) -> list[str]:
@@ -393,7 +414,7 @@ PARTS: dict[Question, tuple[str, ...]] = {
 MOST_WARNINGS = 6
 MOST_WORDS = 40
 """Of a finding that opens the verdict."""
-NOT_SCALED = "No backend ran timed on several numbers of ranks, so there is no scaling to state."
+NOT_SCALED = "No backend was timed on several numbers of ranks, so there is no scaling to report."
 NOTHING_RAN = "No configuration completed, so there is nothing to compare."
 
 
@@ -444,7 +465,7 @@ def _one_of_several(comparison: Comparison) -> str:
     jobs, where = comparison.comparable.by_job, stage(comparison)
     if len(jobs) == 1 or where is None:
         return ""
-    return f"Figures above are of job {where.place[0]}, one of {len(jobs)}; results show all."
+    return f"The figures above are of job {where.place[0]}, one of {len(jobs)} jobs; the results show all."
 
 
 def _cause(comparison: Comparison) -> list[str]:

@@ -65,6 +65,11 @@ def fitting(lines: Sequence[Line], *, most_lines: int, most_words: int, link_wor
 
 
 def shortened(text: str, most_words: int) -> str:
-    """Text of at most so many words; what is left out is marked."""
+    """Text of at most so many words, after a clause where one ends in its second half; the rest is marked."""
     words = text.split()
-    return text if len(words) <= most_words else " ".join(words[:most_words]).rstrip(",;:.") + " ..."
+    if len(words) <= most_words:
+        return text
+    kept = words[:most_words]
+    clauses = [place for place, word in enumerate(kept, 1) if word[-1] in ",;:." and 2 * place >= most_words]
+    shown = " ".join(kept[: clauses[-1] if clauses else most_words]).rstrip(",;:.")
+    return f"{shown} ...{')' if shown.count('(') > shown.count(')') else ''}"

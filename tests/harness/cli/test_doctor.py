@@ -67,7 +67,8 @@ def test_a_missing_library_is_named_and_the_rest_is_tried(monkeypatch: pytest.Mo
     (line,) = [line for line in said.splitlines() if line.startswith("zero3")]
     assert "deepspeed is not installed (pip install deepspeed)" in line
     assert (
-        said.splitlines()[-1] == "this installation can be trusted, in what was tried: 1 line above was not"
+        said.splitlines()[-1]
+        == "this installation can be trusted, as far as it was tried: 1 line above was not"
     )
 
 

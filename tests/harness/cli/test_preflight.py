@@ -36,7 +36,7 @@ def between(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, di
 def test_a_run_that_cannot_fit_is_one_line(tmp_path: Path) -> None:
     line = refused(tmp_path, "run", "--backend", "ddp", "--nproc", "2", *SHORT, "--set", f"{LIMIT}=10kB")
     assert "ddp on 2 ranks: cannot fit: " in line
-    assert "of 0.01 MB per rank; --force starts it all the same" in line
+    assert "of 0.01 MB per rank; --force starts it anyway" in line
     assert list((tmp_path / "runs").iterdir()) == []
 
 

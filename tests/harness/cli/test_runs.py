@@ -88,7 +88,7 @@ def test_clean_lists_what_it_would_remove_and_removes_nothing(folder: Path) -> N
     put(folder, "zz-one-again", cell="1", created_at="2099-01-01T00:00:00+00:00")
     done = harness("clean", cwd=folder)
     assert done.returncode == 0
-    assert "one-aaa: its cell ran again since" in done.stdout
+    assert "one-aaa: replaced by a later run" in done.stdout
     assert "n2: failed" in done.stdout
     assert "two-bbb" not in done.stdout
     assert len([*(folder / "runs").iterdir()]) == 4

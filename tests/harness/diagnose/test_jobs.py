@@ -174,9 +174,9 @@ def test_a_share_is_of_whole_curves_and_of_norms_where_losses_agree() -> None:
         ({"a": 0.9, "b": 1.1}, "a and b each make the difference"),
         (
             {"a": 0.01, "b": 1.33, "c": -0.2, "d": 0.0},
-            "no setting alone makes the difference; alone they make: b 133%, c -20%, a 1%",
+            "no single setting makes the difference; alone they make: b 133%, c -20%, a 1%",
         ),
-        ({"a": math.nan}, "no setting alone makes the difference"),
+        ({"a": math.nan}, "no single setting makes the difference"),
         ({"a": None}, "up to step 3 no loss or norm differs beyond rounding: no setting is blamed"),
     ],
 )

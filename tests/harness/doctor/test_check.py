@@ -21,7 +21,7 @@ def concluded(*records: Record, **changes) -> SelfCheck:
 def test_a_planted_defect_that_is_not_named_is_missed() -> None:
     missed = concluded(*(make_record(label=name) for name in PLANTED), defects=BETWEEN_RANKS).missed
     assert list(missed) == PLANTED
-    assert missed["planted-wrong-beta2"] == "it was not named as update-differs: found nothing"
+    assert missed["planted-wrong-beta2"] == "it was not found as update-differs: found nothing"
 
 
 def test_a_planted_defect_that_is_named_is_not_missed() -> None:

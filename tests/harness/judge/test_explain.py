@@ -197,8 +197,8 @@ def test_a_run_that_parts_later_has_another_update() -> None:
     found = explained(steps=make_steps(losses), **start(b=2.5))
     assert found.kind == "update-differs"
     assert found.text == (
-        "losses part at step 2 and b ends elsewhere, although losses and gradient norms agree in the 2 steps "
-        "before: the update differs"
+        "losses first differ at step 2 and b ends with other values, although losses and gradient norms "
+        "agree in the 2 steps before: the update differs"
     )
     assert found.values["parameters"] == ["b"]
 
@@ -224,8 +224,8 @@ def test_norms_that_were_not_compared_do_not_agree() -> None:
     unknown = {"steps": make_steps(norms=[None] * 4)}
     reference, other = make_record(**start(), **unknown), make_record(label="ddp", **start(b=2.5), **unknown)
     assert explain(reference, other, LIMITS).text == (
-        "b ends elsewhere although losses agree in all 4 steps; gradient norms were not compared: the update "
-        "differs"
+        "b ends with other values although losses agree in all 4 steps; gradient norms were not compared: "
+        "the update differs"
     )
 
 

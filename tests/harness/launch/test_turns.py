@@ -258,7 +258,7 @@ def test_a_cell_of_unknown_memory_is_counted_as_its_backend_twice(
     found = groups(cells, 2, "cpu", parts, [cells[2].key], (), said.append)
     assert [[cell.backend for cell in group] for group in found] == together
     assert len(said) == (why is not None)
-    assert why is None or f"cells on 2 ranks run whole: {why}" in said[0]
+    assert why is None or f"cells on 2 ranks do not take turns: {why}" in said[0]
 
 
 def test_cells_of_which_nothing_is_known_run_whole() -> None:
@@ -266,7 +266,7 @@ def test_cells_of_which_nothing_is_known_run_whole() -> None:
     cells = planned(["ddp", "fsdp"])
     found = groups(cells, 2, "cpu", {}, [cell.key for cell in cells], (), said.append)
     assert [len(group) for group in found] == [1, 1]
-    assert said == ["compare.turns: cells run whole: the memory of none is known"]
+    assert said == ["compare.turns: cells do not take turns: the memory of none is known"]
 
 
 def test_the_rest_of_a_round_runs_as_its_first_cells_did() -> None:
@@ -277,7 +277,7 @@ def test_the_rest_of_a_round_runs_as_its_first_cells_did() -> None:
     failed = whole.model_copy(update={"status": "failed"})
     assert [len(g) for g in groups(cells, 3, "cpu", parts, (), [failed], said.append)] == [2]
     assert [len(g) for g in groups(cells, 3, "cpu", parts, (), [whole], said.append)] == [1, 1]
-    assert said == ["compare.turns: cells on 2 ranks run whole: others of round 1 did"]
+    assert said == ["compare.turns: cells on 2 ranks do not take turns: other cells of round 1 did not"]
     turns = TurnsPart(steps=3, places=[0], beside=[], waited_seconds=0.0, waited_process_seconds=0.0)
     in_turns = whole.model_copy(update={"turns": turns})
     assert [len(g) for g in groups(cells, 3, "cpu", parts, (), [whole, in_turns], said.append)] == [2]

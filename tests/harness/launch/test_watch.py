@@ -157,7 +157,7 @@ def test_phases_outside_of_steps_have_an_allowance_of_their_own(
     assert watched.after(20) is None
     watched.step(1)
     said = watched.after(3)
-    assert said == "Stuck: no rank moved for 1 s (the limit is 0.2 s: 1 steps of 0.01 s and 0.2 s)"
+    assert said == "Stuck: no rank made progress for 1 s (the limit is 0.2 s: 1 steps of 0.01 s and 0.2 s)"
 
 
 def test_rank_that_stays_behind_in_its_start_is_found_by_what_the_others_needed(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_ranks_that_do_nothing_in_one_phase_are_found_and_those_that_work_are_no
         if (said := watched.after(1)) is not None:
             break
     assert (said is not None) == found
-    assert said is None or said.startswith("Stuck: no rank moved, computed, read or wrote for 60 s")
+    assert said is None or said.startswith("Stuck: no rank made progress, computed, read or wrote for 60 s")
 
 
 FACTORY = "model.factory 'm.py:build'"

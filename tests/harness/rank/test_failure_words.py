@@ -165,7 +165,7 @@ LINEAR = "mat2 must be a matrix, got 1-D tensor"
         ),
         (
             Turned, "zero2", "self and mat2 must have the same dtype, but got Float and ComplexFloat",
-            "parameter 'turns' is complex, which FSDP and ZeRO do not hold beside real ones; keep",
+            "parameter 'turns' is complex, which FSDP and ZeRO cannot hold together with real ones; keep",
         ),
         (
             Turned, "fsdp",

@@ -55,7 +55,7 @@ def test_what_cannot_fit_is_recorded_and_the_rest_submitted(tmp_path: Path, slur
     refused, submitted = matrix.runs
     record = read_record(matrix.run_directory(refused) / "record.json")
     assert record.status == "unsupported"
-    assert record.reasons[0].endswith("of 42.4 GB per rank; --force starts it all the same")
+    assert record.reasons[0].endswith("of 42.4 GB per rank; --force starts it anyway")
     assert record.prediction is not None
     assert record.prediction.peak_bytes > 16 * 7_069_016_064
     assert "prediction" in (matrix.run_directory(submitted) / "request.json").read_text()

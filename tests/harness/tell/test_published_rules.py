@@ -29,7 +29,7 @@ ORDERS = (
     "fastest is",
     "faster than",
     "is slowest",
-    "slowest is",
+    "are slowest",
     "Pareto frontier of",
 )
 

@@ -31,7 +31,9 @@ def found(*records: Record) -> list[str]:
 
 def test_overlap_that_changes_the_loss_is_named() -> None:
     (message,) = found(run({}), run({"overlap_comm": True}, loss=4.1))
-    assert message.startswith("overlap_comm default against on: should decide cost alone, but loss differs")
+    assert message.startswith(
+        "overlap_comm default against on: should change only the cost, but loss differs"
+    )
 
 
 def test_overlap_that_leaves_the_loss_alone_is_not() -> None:

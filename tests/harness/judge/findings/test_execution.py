@@ -83,7 +83,7 @@ def test_ranks_with_the_same_difference_are_named_together() -> None:
     unlike = {"gradient clipping": [None, 1.0], "tf32": [True, False]}
     ranks = [part.model_copy(update={"otherwise": unlike if part.rank else {}}) for part in make_ranks(3)]
     assert found("ranks-differ", make_record(), make_record(label="ddp", world_size=3, ranks=ranks)) == [
-        "ddp on 3 ranks: ranks 1 and 2 have otherwise than rank 0: gradient clipping none against 1; "
+        "ddp on 3 ranks: ranks 1 and 2 differ from rank 0: gradient clipping none against 1; "
         "tf32 on against off"
     ]
     assert found("ranks-differ", make_record(), make_record(label="ddp")) == []

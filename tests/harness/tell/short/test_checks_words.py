@@ -43,7 +43,7 @@ def test_norms_of_what_claims_a_strategy_are_set_aside() -> None:
     ]
     text = checks(ddp.model_copy(update={"backend": backend, "comm": comm}))
     assert "1 of 1 send the expected bytes" in text
-    assert "; as expected but for norms and flags: observed-ddp on 2 ranks (+" in text
+    assert "; as expected except for norms and flags: observed-ddp on 2 ranks (+" in text
     assert "other bytes" not in text
 
 

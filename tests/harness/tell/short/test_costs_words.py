@@ -54,9 +54,7 @@ def test_of_cells_that_hold_alike_the_one_that_sends_less_is_named() -> None:
     assert costs(ddp, fsdp, grad_op, with_traffic=True).endswith(
         "; of these fsdp-grad-op sends least, 4.00 MB per step, as much as ddp."
     )
-    assert costs(ddp, fsdp, with_traffic=True).endswith(
-        "; it sends 6.00 MB per step, 1.5 x of ddp's 4.00 MB."
-    )
+    assert costs(ddp, fsdp, with_traffic=True).endswith("; it sends 6.00 MB per step, 1.5 x ddp's 4.00 MB.")
 
 
 def test_cells_that_are_all_alike_have_no_least() -> None:

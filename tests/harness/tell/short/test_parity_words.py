@@ -28,7 +28,7 @@ def test_agreement_is_told_with_its_extent() -> None:
     assert text.startswith(
         "All 2 judged configurations train the same model as one process: losses agree within"
     )
-    limit = r"limit \d.\de-\d\d: 100 roundings of fp32, not measured"
+    limit = r"limit \d.\de-\d\d, assumed: 100 roundings of fp32"
     assert re.search(rf"1.0e-05 nats per token \({limit}\) over {len(LOSSES)} steps\.$", text)
 
 
@@ -54,8 +54,8 @@ def test_final_weights_prove_nothing_where_rounding_moves_them_as_far_as_trainin
         )  # fmt: skip
 
     text = parity(run("single", "b", last, 0.0), run("ddp", "c", first if not is_test else last, 1e-3))
-    assert "3 roundings of bf16, not measured" in text
-    assert ("final weights are no test: their limit is 117 x the distance" in text) is not is_test
+    assert ", assumed: 3 roundings of bf16)" in text
+    assert ("final weights cannot tell: their limit is 117 x the distance" in text) is not is_test
 
 
 def test_a_cell_that_diverged_is_named_with_how_far() -> None:

@@ -10,14 +10,14 @@ def scaling(*records: Record) -> list[str]:
 
 def test_speed_up_and_efficiency_are_those_at_the_most_ranks() -> None:
     assert scaling(*repeats("ddp", 0.8, world_size=1), *repeats("ddp", 0.5, world_size=2)) == [
-        "Strong scaling from 1 to 2 ranks, speed-up: ddp 1.60, 80 % efficient; "
+        "Strong scaling, 2 ranks against 1, speed-up: ddp 1.60, 80 % efficient; "
         "medians of 1 run, not tested against noise."
     ]
 
 
 def test_a_job_that_grows_with_the_ranks_has_weak_scaling_only() -> None:
     assert scaling(growing("ddp", 1, 0.5), growing("ddp", 2, 0.8)) == [
-        "Weak scaling from 1 to 2 ranks, efficiency: ddp 62 %; medians of 1 run, not tested against noise."
+        "Weak scaling, 2 ranks against 1, efficiency: ddp 62 %; medians of 1 run, not tested against noise."
     ]
 
 
@@ -42,7 +42,7 @@ def test_seven_rounds_say_for_which_backends_more_ranks_are_faster() -> None:
         for record in repeats(label, *(each * slow for slow in slowing), world_size=size)
     ]
     assert scaling(*records) == [
-        "Strong scaling from 1 to 2 ranks: a step on 2 ranks instead of 1 is faster with ddp"
+        "Strong scaling, 2 ranks against 1: a step on 2 ranks is faster with ddp"
         " (speed-up 1.60); as fast within 5 % with zero2 (speed-up 1.00); slower with fsdp (speed-up 0.80)."
     ]
 
@@ -63,4 +63,4 @@ def test_of_several_that_are_slower_the_least_and_the_most_are_told() -> None:
         for record in repeats(label, *(each * slow for slow in slowing), world_size=size)
     ]
     (text,) = scaling(*records)
-    assert text.endswith("is slower with ddp, zero2 and fsdp (speed-up 0.40 to 0.80).")
+    assert text.endswith("is slower with ddp, zero2 and fsdp (speed-up 0.80 down to 0.40).")

@@ -110,7 +110,7 @@ def test_a_speed_has_the_interval_of_its_ratio_and_a_mark_where_it_is_open() -> 
 
 
 def test_without_a_pair_nothing_is_said_of_speeds() -> None:
-    assert "bold: settled" in note(*repeats("ddp", 0.5), *repeats("fsdp", 0.6))
+    assert "bold: faster, slower, or equal within 5 %" in note(*repeats("ddp", 0.5), *repeats("fsdp", 0.6))
 
 
 def test_cells_that_did_other_work_have_no_speed_and_their_parity_is_told() -> None:

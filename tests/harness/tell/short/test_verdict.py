@@ -81,14 +81,14 @@ def test_of_several_jobs_it_is_said_which_the_figures_are_of() -> None:
     other = {"job_id": "b" * 12, "training": {"seed": 2}}
     pairs = [(make_record(**own), make_record(label="ddp", **own)) for own in ({}, other)]
     text = " ".join(told("all", *(record for pair in pairs for record in pair)))
-    assert "Figures above are of job 0123456789ab, one of 2; results show all." in text
+    assert "The figures above are of job 0123456789ab, one of 2 jobs; the results show all." in text
     assert "Figures above" not in " ".join(told("all", *pairs[0]))
 
 
 def test_a_report_on_weak_scaling_tells_neither_strong_scaling_nor_an_alarm_about_jobs() -> None:
     records = [growing(label, size, 0.5) for label in ("ddp", "fsdp") for size in (1, 2)]
     text = " ".join(told("scaling", *records))
-    assert text.startswith("Weak scaling from 1 to 2 ranks, efficiency: ddp 100 %, fsdp 100 %;")
+    assert text.startswith("Weak scaling, 2 ranks against 1, efficiency: ddp 100 %, fsdp 100 %;")
     assert "trong scaling" not in text
     assert "several-jobs" not in text
     assert "Figures above" not in text
