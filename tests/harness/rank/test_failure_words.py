@@ -143,7 +143,7 @@ LINEAR = "mat2 must be a matrix, got 1-D tensor"
             Scaled, "ddp", "'DistributedDataParallel' object has no attribute 'encode'",
             "asks DDP's wrapper for 'encode', which",
         ),
-        (Scaled, "zero3", "'Tensor' object has no attribute 'ds_status'", "a tensor stands in a weight's"),
+        (Scaled, "zero3", "'Tensor' object has no attribute 'ds_status'", "a tensor replaces a weight"),
         (Scaled, "zero3", "'weight' must be 2-D", "where ZeRO-3 has given it back and it is empty"),
         (
             Scaled, "zero3", "The size of tensor a (32) must match the size of tensor b (0) at non-singleton",
@@ -202,7 +202,7 @@ def test_what_no_backend_can_do_is_told_with_the_remedy(tmp_path: Path) -> None:
     for words, told in (
         ("reshape is not implemented for sparse tensors", "parameter 'words.weight' is sparse"),
         ("index out of range in self", "a sample has a number beyond an embedding: 'words.weight' of"),
-        ("Trying to backward through the graph a second time", "keep it detached (.detach())"),
+        ("Trying to backward through the graph a second time", "detach what is kept (.detach())"),
         (
             "A different number of tensors was saved during the original forward and recomputation",
             "a block took",

@@ -30,7 +30,7 @@ def test_only_what_was_seen_is_told_and_of_cells_alike_once() -> None:
     (told,) = [s for s in statements(Comparison(records).findings) if s.id == "busy-machine"]
     assert told.sentence == (
         "ddp and zero1 on 2 ranks: the load average at the start exceeded cores and threads of the largest "
-        "run combined: other work, or processes of an earlier run"
+        "run combined: other programs, or processes of an earlier run, were running"
     )
 
 
