@@ -59,7 +59,7 @@ CASES = {
         "a weight is read outside of the module that holds it, where ZeRO-3",
     ),
     "graph kept": ("fsdp", own("mlp", "of_history"), "the loss hangs on the graph of an earlier pass"),
-    "recomputed otherwise": ("fsdp", own("wavering"), "a block took another way when activation"),
+    "recomputed otherwise": ("fsdp", own("wavering"), "a block computed something else when activation"),
     "wider": ("zero2", (*own("widened"), BF16), "the forward pass gives a layer another dtype"),
     "beyond the table": (
         "fsdp",
