@@ -39,7 +39,7 @@ CASES = {
     "twice": ("ddp", own("checkpointed", reentrant=True, shared=2), "takes part in several backward passes"),
     "evaluated": ("ddp", (*own("mlp", "of_slopes"), *EVALUATED), "in evaluation nothing has one"),
     "written to": ("fsdp1", own("followed"), "the forward pass writes to a weight"),
-    "replaced": ("zero3", own("replaced"), "a tensor stands in a weight's place"),
+    "replaced": ("zero3", own("replaced"), "a tensor replaces a weight"),
     "empty": ("zero2", own("odd", none=True), "parameter 'none' has no element to cut"),
     "empty at stage 3": ("zero3", own("odd", none=True), "parameter 'none' has no element to cut"),
     "method": ("ddp", own("mlp", "of_first"), "the loss asks DDP's wrapper for 'first'"),
@@ -58,7 +58,7 @@ CASES = {
         own("encoder", "of_similar", "sentences", tied=False),
         "a weight is read outside of the module that holds it, where ZeRO-3",
     ),
-    "graph kept": ("fsdp", own("mlp", "of_history"), "the loss hangs on the graph of an earlier pass"),
+    "graph kept": ("fsdp", own("mlp", "of_history"), "the loss uses the graph of an earlier step"),
     "recomputed otherwise": ("fsdp", own("wavering"), "a block computed something else when activation"),
     "wider": ("zero2", (*own("widened"), BF16), "the forward pass gives a layer another dtype"),
     "beyond the table": (
