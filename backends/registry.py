@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from importlib.metadata import entry_points
 from importlib.resources import files
 from typing import Any, get_args
@@ -141,7 +142,8 @@ def parse(label: str) -> tuple[Entry, BackendOptions]:
         raise UnknownBackend(explain(error, options_class, place) + why) from error
 
 
-def _values(name: str, given: str) -> dict[str, Any]:
+@lru_cache(maxsize=1024)
+def _values(name: str, given: str) -> Mapping[str, Any]:
     """Options as typed: 'offload=cpu,reduce_bucket_size=1000' to their values."""
     values: dict[str, Any] = {}
     for item in filter(None, given.split(",")):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from harness.forms.dtypes import DTYPE_BYTES
 
+T = TypeVar("T")
 READ_ELSEWHERE: Final = "read by another module"
 Use = Literal[
     "inputs with gradient",
@@ -90,6 +91,17 @@ class Layout:
     a backward pass. None: not known."""
     evaluates_alike: bool = True
     """Whether an evaluation runs the same modules in the same order."""
+
+    @cached_property
+    def _derived(self) -> dict[Hashable, Any]:
+        return {}
+
+    def once(self, key: Hashable, derive: Callable[[], T]) -> T:
+        """What follows from this layout and `key` alone, derived when it is asked for the first time."""
+        if key not in self._derived:
+            self._derived[key] = derive()
+        found: T = self._derived[key]
+        return found
 
     @cached_property
     def parameter_count(self) -> int:

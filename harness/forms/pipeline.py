@@ -85,12 +85,12 @@ def bubble_of(workload: Workload) -> float:
 
 def held(workload: Workload) -> list[Tensor]:
     """Parameters of this rank's stages, in the model's order; a tied one on both ends of the pipeline."""
-    cut, place = cut_of(workload), place_of(workload)
-    names = [tensor.name for tensor in workload.layout.parameters]
-    stages = cut.stage_by_name([*names, *workload.layout.tied])
+    cut, place, layout = cut_of(workload), place_of(workload), workload.layout
+    names = [*(tensor.name for tensor in layout.parameters), *layout.tied]
+    stages = layout.once(("stages", cut.stages), lambda: cut.stage_by_name(names))
     own = set(cut.of_rank(place))
-    tied_here = {first for name, first in workload.layout.tied.items() if stages[name] in own}
-    return [t for t in workload.layout.parameters if stages[t.name] in own or t.name in tied_here]
+    tied_here = {first for name, first in layout.tied.items() if stages[name] in own}
+    return [t for t in layout.parameters if stages[t.name] in own or t.name in tied_here]
 
 
 def updated_tensors(workload: Workload) -> list[list[int]]:

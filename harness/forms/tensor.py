@@ -44,7 +44,10 @@ def cut(workload: Workload) -> Layout:
     def local(tensor: Tensor) -> Tensor:
         return replace(tensor, shape=local_shape(tensor.name, tensor.shape, ranks))
 
-    return replace(workload.layout, parameters=tuple(map(local, workload.layout.parameters)))
+    layout = workload.layout
+    return layout.once(
+        ("tensor", ranks), lambda: replace(layout, parameters=tuple(map(local, layout.parameters)))
+    )
 
 
 def model_states(workload: Workload) -> ModelStates:

@@ -97,7 +97,10 @@ def _cut(workload: Workload) -> Layout:
     def local(tensor: Tensor) -> Tensor:
         return replace(tensor, shape=autotp_local_shape(tensor.name, tensor.shape, ranks, place))
 
-    return replace(workload.layout, parameters=tuple(map(local, workload.layout.parameters)))
+    layout = workload.layout
+    return layout.once(
+        ("autotp", ranks, place), lambda: replace(layout, parameters=tuple(map(local, layout.parameters)))
+    )
 
 
 def _activations(workload: Workload, passes: int) -> list[Collective]:

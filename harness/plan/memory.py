@@ -10,8 +10,7 @@ from harness.errors import HarnessError
 from harness.forms.activations import ActivationProfile
 from harness.forms.part import samples_at_once
 from harness.forms.peaks.families import fullest_moments
-from harness.forms.peaks.replay import TRACED
-from harness.forms.peaks.step_timeline import Fullest, Phase
+from harness.forms.peaks.step_timeline import TRACED, Fullest, Phase
 from harness.forms.terms import Term, by_kind
 from harness.forms.zero3.states import own_settings
 from harness.plan.coverage import neighbours, require_activations, require_timeline

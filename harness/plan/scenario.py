@@ -165,7 +165,13 @@ class Scenario:
 
     @cached_property
     def _layout(self) -> Layout:
-        """The model's tensors as this job builds and decays them."""
+        """The model's tensors as this job builds and decays them: one for all scenarios that say so alike."""
+        job, config, other = self.job, self.model.config, self.other
+        said = (job.training.precision, job.adapter.model_dump_json(), job.optimizer.model_dump_json())
+        known = (str(config.get("model_type")), heads_of(config), other.nested_scales, other.packs_head)
+        return self.model.layout.once((*said, *known), self._laid_out)
+
+    def _laid_out(self) -> Layout:
         layout = self.model.layout
         if layout.attention is None:
             layout = replace(layout, attention=heads_of(self.model.config))
@@ -196,7 +202,7 @@ class Scenario:
 
     def workload(self, rank: int | None = None) -> Workload:
         """The same, as closed forms of one rank take it; None: the rank that holds most."""
-        return self._fullest_workload if rank is None else self._workload(rank)
+        return self._fullest_workload if rank in (None, self.fullest_rank) else self._workload(rank)
 
     @cached_property
     def _fullest_workload(self) -> Workload:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 from harness.errors import HarnessError
@@ -391,7 +391,7 @@ def _stages(
     found = [UnitPass(compute=0.0, gather=root * forward), *each, UnitPass(compute=computing.head_forward)]
     head = UnitPass(compute=computing.head_backward, gather=root * backward, reduce=early * reduced)
     back = [
-        replace(head, compute=computing.block_backward / count, gather=s * backward, reduce=s * reduced)
+        UnitPass(compute=computing.block_backward / count, gather=s * backward, reduce=s * reduced)
         for s in reversed(blocks)
     ]
     if not blocks:
@@ -463,7 +463,7 @@ def predict_work(work: Work, device: Device, constants: TimeConstants) -> SpeedP
             name="overhead", seconds=constants.step_overhead_seconds, formula="o", source=constants.origin
         )
         terms = (*terms, overhead)
-    step = seconds_of_step(work, device, constants)
+    step = _step(computing, exposed, constants)
     tokens = work.tokens_per_gpu
     return SpeedPrediction(
         computing=terms,
@@ -482,6 +482,10 @@ def predict_work(work: Work, device: Device, constants: TimeConstants) -> SpeedP
 def seconds_of_step(work: Work, device: Device, constants: TimeConstants) -> float:
     """The step alone, for fits that evaluate it often."""
     computing, _, exposed = _parts(work, device, constants)
+    return _step(computing, exposed, constants)
+
+
+def _step(computing: ComputingTime, exposed: float, constants: TimeConstants) -> float:
     return sum(term.seconds for term in computing.terms) + exposed + constants.step_overhead_seconds
 
 

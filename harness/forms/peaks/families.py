@@ -12,7 +12,7 @@ from harness.forms.part import within
 from harness.forms.peaks.fsdp1 import Fsdp1Timeline
 from harness.forms.peaks.fsdp2 import Fsdp2Timeline
 from harness.forms.peaks.pipeline import pipeline_moments
-from harness.forms.peaks.replay import Replay
+from harness.forms.peaks.replay import Replay, hooks_modules
 from harness.forms.peaks.step_timeline import GRADIENTS, Fullest, Ledger, Phase, StepTimeline
 from harness.forms.peaks.zero0 import Zero0Timeline
 from harness.forms.peaks.zero3 import Zero3TensorTimeline, Zero3Timeline
@@ -75,7 +75,7 @@ def fullest_moments(workload: Workload, profile: ActivationProfile) -> dict[Phas
     of_cut_layers = TIMELINES.get(workload.strategy.family)
     ledger, workload = Ledger(), within(workload)
     timeline = (of_cut_layers or TIMELINES.get(workload.strategy.family, StepTimeline))(workload, ledger)
-    if type(timeline).at_module is StepTimeline.at_module:
+    if not hooks_modules(timeline):
         profile = profile.fullest(workload.micro_batch_size, length)
     replay = Replay(timeline, profile, micro_batch=workload.micro_batch_size, sequence=length)
     replay.run()

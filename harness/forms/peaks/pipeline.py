@@ -79,6 +79,7 @@ def pipeline_moments(workload: Workload, profile: ActivationProfile) -> dict[Pha
     timeline = PipelineTimeline(workload, ledger)
     cut, place = cut_of(workload), place_of(workload)
     samples = samples_at_once(workload)
+    profile = profile.fullest(samples, workload.sequence_length)
     table = workload.layout.parameters[0]
     replays = [
         _StageReplay(timeline, of_stage(profile, workload.layout, stage, cut.stages),
@@ -101,7 +102,7 @@ def pipeline_moments(workload: Workload, profile: ActivationProfile) -> dict[Pha
                 ledger.drop(IN_FLIGHT)
             in_flight[each.stage] += not each.backward
             reached[each.stage] |= each.backward
-    ledger.activations = {}
+    ledger.compute(0)
     with ledger.during("step"):
         timeline.step()
     return ledger.fullest

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from harness.forms.activations import ActivationProfile, Point, Segment, Size
+from harness.forms.activations import ActivationProfile, Segment, Size
 from harness.forms.layout import Tensor
 from harness.forms.peaks.step_timeline import StepTimeline, Unit
-from harness.forms.terms import Term
 
-TRACED = "traced: transformers' model on fake tensors (harness/rank/probes/activation_trace.py)"
-
-
-def _holding(name: str, formula: str) -> Term:
-    return Term(kind="activations", name=name, formula=formula, source=TRACED)
+Passage = tuple[str, int]
+"""Through a module, or to a parameter's gradient, with the bytes of the segment at that moment."""
 
 
 class Replay:
@@ -27,10 +23,11 @@ class Replay:
         self._profile = profile
         self._ledger = timeline.ledger
         self._sizes: dict[int, int] = {}
+        self._passes: dict[int, tuple[list[Passage], list[tuple[Passage | None, list[Passage]]]]] = {}
+        """Forward and backward pass of a segment: gradients, each with the points up to the next one."""
+        self._hooked = hooks_modules(timeline)
         self._owned: dict[tuple[str, str], tuple[Tensor, ...]] = {}
         self._parameters = {tensor.name: tensor for tensor in timeline.workload.layout.parameters}
-        self._here = _holding("inside the segment that computes", "its fullest moment")
-        self._below = _holding("of the other segments", "what they hold at that moment")
 
     def run(self) -> None:
         """All micro-steps and the update."""
@@ -41,7 +38,7 @@ class Replay:
             self._forward()
             self._backward()
         left = self._bytes(self._profile.kept) + self._bytes(self._profile.lingering)
-        self._ledger.activations = {self._below: left}
+        self._ledger.compute(left)
         with self._ledger.during("step"):
             self._timeline.step()
 
@@ -52,41 +49,48 @@ class Replay:
             found = self._sizes[id(size)] = size.bytes(*self._shape)
         return found
 
-    def _look(self, below: int, here: Size) -> None:
-        self._ledger.activations = {self._below: below, self._here: self._bytes(here)}
-        self._ledger.look()
+    def _passes_of(
+        self, segment: Segment
+    ) -> tuple[list[Passage], list[tuple[Passage | None, list[Passage]]]]:
+        found = self._passes.get(id(segment))
+        if found is None:
+            forward = [(point.module, self._bytes(point.live)) for point in segment.forward]
+            backward: list[tuple[Passage | None, list[Passage]]] = [(None, [])]
+            backward += [((each.parameter, self._bytes(each.live)), []) for each in segment.gradients]
+            for point in segment.backward:
+                backward[point.ready][1].append((point.module, self._bytes(point.live)))
+            found = self._passes[id(segment)] = forward, backward
+        return found
 
-    def _come_to(self, unit: Unit | None, point: Point, below: int, *, backward: bool) -> None:
-        here = self._bytes(point.live)
-        # As its module begins there is no more than at this point, and no more than at the one before.
-        before = min(below + here, sum(self._ledger.activations.values()))
-        self._ledger.activations = {self._below: before}
-        self._timeline.at_module(self._own(unit, point.module), backward=backward)
-        self._look(below, point.live)
-
-    def _at(self, below: int) -> None:
-        self._ledger.activations = {self._below: below}
+    def _go_through(self, unit: Unit | None, points: list[Passage], below: int, *, backward: bool) -> None:
+        ledger = self._ledger
+        for module, here in points:
+            if self._hooked:
+                # As its module begins there is no more than at this point, nor than at the one before.
+                ledger.compute(min(below + here, ledger.below + ledger.here))
+                self._timeline.at_module(self._own(unit, module), backward=backward)
+            ledger.below, ledger.here = below, here
+            ledger.look()
 
     def _forward(self) -> None:
         timeline, profile = self._timeline, self._profile
         self._ledger.phase = "forward"
         held = self._bytes(profile.lingering) + (self._bytes(profile.kept) if timeline.micro_step else 0)
-        self._at(held)
+        self._ledger.compute(held)
         timeline.before_model()
         held = self._pass_forward(None, profile.embedding, held)
         for index, unit in enumerate(timeline.units):
-            self._at(held)
+            self._ledger.compute(held)
             timeline.before_forward(unit)
             held = self._pass_forward(unit, profile.block_at(index), held)
             timeline.after_forward(unit)
         held = self._pass_forward(None, profile.head, held)
-        self._at(held)
+        self._ledger.compute(held)
         timeline.after_model()
         self._pass_forward(None, profile.loss, held)
 
     def _pass_forward(self, unit: Unit | None, segment: Segment, held: int) -> int:
-        for point in segment.forward:
-            self._come_to(unit, point, held, backward=False)
+        self._go_through(unit, self._passes_of(segment)[0], held, backward=False)
         return held + self._bytes(segment.forward_growth)
 
     def _backward(self) -> None:
@@ -98,34 +102,30 @@ class Replay:
         head = first + sum(self._bytes(profile.block_at(index).held) for index in range(blocks))
         loss = head + self._bytes(profile.head.held)
         self._pass_backward(None, profile.loss, loss)
-        self._at(loss)
+        self._ledger.compute(loss)
         timeline.before_backward_of_model()
         self._pass_backward(None, profile.head, head)
         below = head
         for index, unit in reversed(list(enumerate(timeline.units))):
             block = profile.block_at(index)
-            self._at(below)
+            self._ledger.compute(below)
             below -= self._bytes(block.held)
             timeline.before_backward(unit)
             self._pass_backward(unit, block, below)
-            self._at(below)
+            self._ledger.compute(below)
             timeline.after_backward(unit)
         timeline.before_backward_of_embedding()
         self._pass_backward(None, profile.embedding, embedding)
-        self._at(embedding)
+        self._ledger.compute(embedding)
         timeline.after_backward_of_model()
 
     def _pass_backward(self, unit: Unit | None, segment: Segment, below: int) -> None:
-        points = iter(segment.backward)
-        point = next(points, None)
-        for index in range(len(segment.gradients) + 1):
-            if index:
-                gradient = segment.gradients[index - 1]
-                self._ledger.activations = {self._below: below, self._here: self._bytes(gradient.live)}
-                self._timeline.gradient_ready(self._parameter(unit, gradient.parameter))
-            while point is not None and point.ready == index:
-                self._come_to(unit, point, below, backward=True)
-                point = next(points, None)
+        for gradient, points in self._passes_of(segment)[1]:
+            if gradient:
+                name, here = gradient
+                self._ledger.compute(below, here)
+                self._timeline.gradient_ready(self._parameter(unit, name))
+            self._go_through(unit, points, below, backward=True)
 
     def _parameter(self, unit: Unit | None, name: str) -> Tensor:
         return self._parameters[f"{unit.name}.{name}" if unit else name]
@@ -149,3 +149,9 @@ class Replay:
                 by_module[owner] = (*by_module.get(owner, ()), self._parameters[first])
             self._by_module = by_module
         return self._by_module
+
+
+def hooks_modules(timeline: StepTimeline) -> bool:
+    """Whether something happens as a module with parameters of its own computes; else points of a segment
+    between two gradients differ in their size only, and the fullest of them is enough."""
+    return type(timeline).at_module is not StepTimeline.at_module

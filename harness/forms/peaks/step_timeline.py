@@ -28,14 +28,33 @@ class Fullest:
     no other (torch 2.13, c10/cuda/CUDACachingAllocator.cpp, BlockPool)."""
 
 
+TRACED = "traced: transformers' model on fake tensors (harness/rank/probes/activation_trace.py)"
+BELOW = Term(
+    kind="activations", name="of the other segments", formula="what they hold at that moment", source=TRACED
+)
+HERE = Term(
+    kind="activations", name="inside the segment that computes", formula="its fullest moment", source=TRACED
+)
+
+
 class Ledger:
-    """A family adds and drops; whoever drives it says how much the activations take."""
+    """A family adds and drops; whoever drives it says how much the activations take.
+
+    Sums are kept as bytes come and go: a step has thousands of moments, of which few are kept.
+    """
 
     def __init__(self) -> None:
         self.phase: Phase = "forward"
         self.held: dict[Term, int] = {}
-        self.activations: dict[Term, int] = {}
-        self.fullest: dict[Phase, Fullest] = {}
+        self.below = 0
+        """Bytes of activations of the segments that do not compute."""
+        self.here = 0
+        """Of the one that does."""
+        self._total = 0
+        """Of all that is held."""
+        self._elsewhere = 0
+        """Of that, on streams of their own."""
+        self._fullest: dict[Phase, tuple[int, dict[Term, int]]] = {}
         self._streams: dict[str, int] = {}
         self._most: dict[str, int] = {"": 0}
         """By stream."""
@@ -44,20 +63,34 @@ class Ledger:
         """Allocate bytes."""
         if count:
             self.held[holding] = self.held.get(holding, 0) + count
-            if holding.stream:
-                self._count(holding.stream, count)
+            self._change(holding, count)
 
     def drop(self, holding: Term, count: int | None = None) -> None:
         """Free bytes; None: all of this cause."""
         gone = self.held.pop(holding, 0) if count is None else count
         if count:
             self.held[holding] -= count
-        if gone and holding.stream:
-            self._count(holding.stream, -gone)
+        if gone:
+            self._change(holding, -gone)
 
-    def _count(self, stream: str, change: int) -> None:
-        self._streams[stream] = there = self._streams.get(stream, 0) + change
-        self._most[stream] = max(there, self._most.get(stream, 0))
+    def _change(self, holding: Term, change: int) -> None:
+        self._total += change
+        if stream := holding.stream:
+            self._elsewhere += change
+            self._streams[stream] = there = self._streams.get(stream, 0) + change
+            self._most[stream] = max(there, self._most.get(stream, 0))
+
+    def compute(self, below: int, here: int = 0) -> None:
+        """Bytes of activations from now on."""
+        self.below, self.here = below, here
+
+    @property
+    def fullest(self) -> dict[Phase, Fullest]:
+        """The fullest state of each phase, without what other streams keep."""
+        return {
+            phase: Fullest(bytes=total, held={term: count for term, count in held.items() if count})
+            for phase, (total, held) in self._fullest.items()
+        }
 
     def moments(self) -> dict[Phase, Fullest]:
         """The fullest state of each phase."""
@@ -66,12 +99,12 @@ class Ledger:
 
     def look(self) -> None:
         """Compare the present state with the fullest of its phase."""
-        total = sum(self.held.values()) + sum(self.activations.values())
-        self._most[""] = max(self._most[""], total - sum(self._streams.values()))
-        fullest = self.fullest.get(self.phase)
-        if fullest is None or total > fullest.bytes:
-            held = {h: count for h, count in (self.held | self.activations).items() if count}
-            self.fullest[self.phase] = Fullest(bytes=total, held=held)
+        total = self._total + self.below + self.here
+        if total - self._elsewhere > self._most[""]:
+            self._most[""] = total - self._elsewhere
+        fullest = self._fullest.get(self.phase)
+        if fullest is None or total > fullest[0]:
+            self._fullest[self.phase] = total, {**self.held, BELOW: self.below, HERE: self.here}
 
     @contextmanager
     def during(self, phase: Phase) -> Iterator[None]:

@@ -36,9 +36,9 @@ class Fetching(ABC):
         self.workload = workload
         self.ledger = ledger
 
+    @abstractmethod
     def begin_pass(self) -> None:
         """A forward pass begins."""
-        self.activations = sum(self.ledger.activations.values())
 
     @abstractmethod
     def module(self, tensors: tuple[Tensor, ...], *, backward: bool) -> None:
@@ -67,6 +67,9 @@ class LikeForLike(Fetching):
         self._current: tuple[Tensor, ...] = ()
         self._stay = False
         self._copied: set[str] = set()
+
+    def begin_pass(self) -> None:
+        """Nothing is left of the pass before."""
 
     def stay(self) -> None:
         self._release()
@@ -116,7 +119,6 @@ class WithDefaults(Fetching):
     """
 
     def begin_pass(self) -> None:
-        super().begin_pass()
         threshold = ZERO3_DEFAULTS["stage3_param_persistence_threshold"]
         limit = ZERO3_DEFAULTS["stage3_max_live_parameters"]
         self._rest = [t for t in self.workload.layout.parameters if t.numel > threshold]

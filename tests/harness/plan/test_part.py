@@ -1,10 +1,14 @@
 """The part of a model that a rank computes, and what plans make of it."""
 
 from dataclasses import replace
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from harness.errors import HarnessError
+from harness.forms import tensor, zero_tensor
+from harness.forms.part import within
 from harness.forms.pipeline import bubble_share
 from harness.plan.memory import predict_memory
 from harness.plan.model import decoder
@@ -111,3 +115,26 @@ def test_autotp_under_stage_3_keeps_what_it_gathers_for_cut_layers_until_the_bac
     assert kept() == pytest.approx(2 * cut / 2, rel=0.07)
     (head,) = (t for t in model.parameters if t.name == "lm_head.weight")
     assert kept(activation_checkpointing=True) == 2 * head.numel // 2
+
+
+@pytest.mark.parametrize(("label", "module"), [("autotp-zero2", zero_tensor), ("tp", tensor)])
+def test_a_model_is_cut_once_for_all_micro_batches(
+    label: str, module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recommendation asks for hundreds of batches of the same parts."""
+    name = "autotp_local_shape" if module is zero_tensor else "local_shape"
+    shape, cut = getattr(module, name), []
+
+    def counted(*given: Any) -> tuple[int, ...]:
+        cut.append(given)
+        found: tuple[int, ...] = shape(*given)
+        return found
+
+    monkeypatch.setattr(module, name, counted)
+    first = scenario(label, 4)
+    model = replace(first.model, layout=replace(first.model.layout))
+    parts = [
+        within(replace(first, model=model, micro_batch_size=size).workload()).layout for size in (1, 2, 4)
+    ]
+    assert len(cut) == len(model.layout.parameters)
+    assert parts[0] is parts[1] is parts[2]

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from harness.forms.peaks.step_timeline import Ledger
+from harness.forms.peaks.step_timeline import BELOW, Ledger
 from harness.forms.terms import Term
 
 WEIGHTS = Term(kind="weights", name="weights")
 BUFFER = Term(kind="communication", name="buffer")
-SAVED = Term(kind="activations", name="saved")
 
 
 def test_the_fullest_state_of_a_phase_names_its_causes() -> None:
     ledger = Ledger()
     ledger.add(WEIGHTS, 10)
-    ledger.activations = {SAVED: 5}
+    ledger.compute(5)
     ledger.briefly((BUFFER, 7))
     ledger.look()
     assert ledger.fullest["forward"].bytes == 22
-    assert ledger.fullest["forward"].held == {WEIGHTS: 10, BUFFER: 7, SAVED: 5}
+    assert ledger.fullest["forward"].held == {WEIGHTS: 10, BUFFER: 7, BELOW: 5}
     assert ledger.held == {WEIGHTS: 10, BUFFER: 0}
 
 
@@ -33,9 +32,9 @@ def test_phases_are_kept_apart() -> None:
 
 def test_each_stream_keeps_what_it_once_needed() -> None:
     ledger, elsewhere = Ledger(), Term(kind="gradients", name="reduced", stream="reduce-scatter")
-    ledger.activations = {SAVED: 50}
+    ledger.compute(50)
     ledger.look()
-    ledger.activations = {}
+    ledger.compute(0)
     ledger.briefly((elsewhere, 20))
     ledger.add(elsewhere, 10)
     ledger.look()
