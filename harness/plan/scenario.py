@@ -202,7 +202,9 @@ class Scenario:
 
     def workload(self, rank: int | None = None) -> Workload:
         """The same, as closed forms of one rank take it; None: the rank that holds most."""
-        return self._fullest_workload if rank in (None, self.fullest_rank) else self._workload(rank)
+        if rank is None or rank == self.fullest_rank:
+            return self._fullest_workload
+        return self._workload(rank)
 
     @cached_property
     def _fullest_workload(self) -> Workload:
