@@ -19,13 +19,12 @@ from harness.backends.base import (
 )
 from harness.backends.blocks import first_trained, parameter_count
 from harness.backends.ddp import DdpEngine
-from harness.backends.fsdp1 import Fsdp1Engine, fsdp1_mixed_precision, refuse_fused
-from harness.backends.fsdp2 import mixed_precision
+from harness.backends.fsdp.fsdp1 import Fsdp1Engine, fsdp1_mixed_precision, refuse_fused
+from harness.backends.fsdp.fsdp2 import mixed_precision
+from harness.backends.fsdp.prepared import PreparedFsdpBackend
 from harness.backends.optimizer_groups import set_rates
 from harness.backends.options import NoOptions
 from harness.backends.precision import autocast_dtype, scaler_arguments
-from harness.backends.prepared_fsdp import PreparedFsdpBackend
-from harness.backends.prepared_zero import PreparedZeroBackend
 from harness.backends.presets import (
     ACCELERATOR_PRECISION,
     accelerate_fsdp_changes,
@@ -33,10 +32,11 @@ from harness.backends.presets import (
     reduce_dtype_changes,
 )
 from harness.backends.torch_engine import TorchEngine, TorchStrategy
-from harness.backends.zero_engine import ZeroEngine
+from harness.backends.zero.engine import ZeroEngine
+from harness.backends.zero.prepared import PreparedZeroBackend
 
-from .fsdp2 import Fsdp2Engine
-from .zero_engine import forget_dummy_step
+from .fsdp.fsdp2 import Fsdp2Engine
+from .zero.engine import forget_dummy_step
 
 _MIXED_PRECISION = {"fp32": "no", "bf16-mixed": "bf16", "fp16-mixed": "fp16", "bf16": "no"}
 

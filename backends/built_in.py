@@ -82,7 +82,7 @@ def _prepared_fsdp(route: Route) -> list[Entry]:
 
 def _fsdp(version: int, name: str, sharding: Sharding, summary: str, options: str = "") -> Entry:
     return _entry(
-        name, f"fsdp{version}:Fsdp{version}Backend", f"Fsdp{version}{options}Options", summary,
+        name, f"fsdp.fsdp{version}:Fsdp{version}Backend", f"Fsdp{version}{options}Options", summary,
         StrategyKind(family=f"fsdp{version}", sharding=sharding), sharding=sharding,
     )  # fmt: skip
 
@@ -98,7 +98,7 @@ ENTRIES = [
         StrategyKind(family="ddp"),
     ),
     *(
-        _zero(stage, "", "zero:ZeroBackend", "Zero", f"DeepSpeed ZeRO stage {stage}: {what} sharded")
+        _zero(stage, "", "zero.backend:ZeroBackend", "Zero", f"DeepSpeed ZeRO stage {stage}: {what} sharded")
         for stage, what in enumerate(SHARDED_BY_STAGE)
     ),
     _fsdp(
@@ -121,18 +121,18 @@ ENTRIES = [
     *_prepared_fsdp("trainer"),
     *_prepared_zero("trainer"),
     _entry(
-        "cp", "context_parallel:ContextParallelBackend", "ContextParallelOptions",
+        "cp", "sequence.context_parallel:ContextParallelBackend", "ContextParallelOptions",
         "context parallelism (ring attention) with DistributedDataParallel",
         StrategyKind(family="ddp", sequence="ring"),
     ),
     _entry(
-        "fsdp-cp", "context_parallel:FsdpContextParallelBackend", "FsdpContextParallelOptions",
+        "fsdp-cp", "sequence.context_parallel:FsdpContextParallelBackend", "FsdpContextParallelOptions",
         "context parallelism (ring attention) with fully_shard (FSDP2)",
         StrategyKind(family="fsdp2", sharding="full-shard", sequence="ring"),
     ),
     *(
         _zero(
-            stage, "ulysses-", "ulysses:UlyssesBackend", "Ulysses",
+            stage, "ulysses-", "sequence.ulysses:UlyssesBackend", "Ulysses",
             f"DeepSpeed Ulysses (attention divided by heads) with ZeRO stage {stage}", sequence="exchange",
         )
         for stage in (1, 2, 3)
@@ -143,18 +143,18 @@ ENTRIES = [
         StrategyKind(family="pipeline", sharding="pipeline"),
     ),
     _entry(
-        "tp", "tensor:TensorBackend", "TensorOptions",
+        "tp", "tensor.backend:TensorBackend", "TensorOptions",
         "DTensor: layers cut over ranks, nothing sharded",
         StrategyKind(family="tensor"),
     ),
     _entry(
-        "fsdp-tp", "tensor:FsdpTensorBackend", "FsdpTensorOptions",
+        "fsdp-tp", "tensor.backend:FsdpTensorBackend", "FsdpTensorOptions",
         "FSDP2 on a 2-D mesh: layers cut over neighbours, states sharded across them",
         StrategyKind(family="fsdp2-tensor", sharding="full-shard"),
     ),
     *(
         _zero(
-            stage, "autotp-", "autotp:AutoTpBackend", "AutoTp",
+            stage, "autotp-", "tensor.autotp:AutoTpBackend", "AutoTp",
             f"DeepSpeed AutoTP (layers cut over neighbours) with ZeRO stage {stage}", layers="-tensor",
         )
         for stage in (1, 2, 3)

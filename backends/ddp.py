@@ -21,8 +21,8 @@ from harness.backends.base import (
 from harness.backends.blocks import first_trained, parameter_count
 from harness.backends.loading import this_device
 from harness.backends.options import DdpOptions
+from harness.backends.precision import grad_scaler
 from harness.backends.presets import ddp_changes
-from harness.backends.single import grad_scaler
 from harness.backends.torch_engine import TorchEngine, TorchStrategy
 
 

@@ -149,8 +149,8 @@ def not_installed(packages: Collection[str]) -> str:
 def unsupported(packages: Collection[str], module: str | None = None, device: str | None = None) -> list[str]:
     """Why the installed libraries of a backend cannot run it, one sentence per fact.
 
-    module: of its adapter, 'harness.backends.ulysses', which need not be importable. device: of its ranks;
-    None: facts of one device alone are left out.
+    module: of its adapter, 'harness.backends.sequence.ulysses', which need not be importable. device: of its
+    ranks; None: facts of one device alone are left out.
     """
     missing = absent(packages)
     concerned = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from harness.backends.base import LossScale, Precision
+from harness.backends.base import LossScale, Precision, SetupContext
 
 COMPUTE_DTYPES: dict[str, torch.dtype] = {
     "fp32": torch.float32,
@@ -44,3 +44,10 @@ def scaler_arguments(loss_scale: LossScale) -> dict[str, float | int]:
         "backoff_factor": loss_scale.backoff_factor,
         "growth_interval": loss_scale.growth_interval,
     }
+
+
+def grad_scaler(context: SetupContext) -> torch.amp.GradScaler | None:
+    """The dynamic loss scaler of fp16-mixed; None at every other precision."""
+    if context.precision != "fp16-mixed":
+        return None
+    return torch.amp.GradScaler(context.world.device, **scaler_arguments(context.loss_scale))  # type: ignore[arg-type]

@@ -27,9 +27,9 @@ from .base import (
 from .blocks import first_trained, parameter_count
 from .options import SingleOptions
 from .piece import OptimizerProgress
-from .precision import cast_parameters, compute_dtype, scaler_arguments
-from .tensor_parallel import require_plan
-from .tensor_plan import cut_dimension
+from .precision import cast_parameters, compute_dtype, grad_scaler
+from .tensor.cut import require_plan
+from .tensor.plan import cut_dimension
 from .torch_engine import TorchEngine, TorchStrategy
 
 
@@ -213,10 +213,3 @@ class SingleBackend(Backend):
             strategy,
             grad_scaler(context),
         )
-
-
-def grad_scaler(context: SetupContext) -> torch.amp.GradScaler | None:
-    """The dynamic loss scaler of fp16-mixed; None at every other precision."""
-    if context.precision != "fp16-mixed":
-        return None
-    return torch.amp.GradScaler(context.world.device, **scaler_arguments(context.loss_scale))  # type: ignore[arg-type]

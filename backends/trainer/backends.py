@@ -12,12 +12,12 @@ from ..accelerate import ddp_strategy, refuse_without_autocast
 from ..base import Backend, BuildModel, BuildOptimizer, Engine, SetupContext, Unsupported
 from ..blocks import parameter_count
 from ..extensions import offloads
+from ..fsdp.prepared import PreparedFsdpBackend
 from ..options import NoOptions
-from ..prepared_fsdp import PreparedFsdpBackend
-from ..prepared_zero import PreparedZeroBackend
 from ..presets import trainer_ddp_changes
 from ..torch_engine import TorchEngine
-from ..zero_engine import ZeroEngine
+from ..zero.engine import ZeroEngine
+from ..zero.prepared import PreparedZeroBackend
 
 
 class TrainerDdpBackend(Backend):

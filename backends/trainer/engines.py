@@ -10,13 +10,13 @@ from torch import Tensor
 from harness.backends.accelerate import AccelerateZeroEngine, forget_accelerator
 from harness.backends.base import Batch
 from harness.backends.ddp import DdpEngine
-from harness.backends.fsdp1 import Fsdp1Engine
+from harness.backends.fsdp.fsdp1 import Fsdp1Engine
 from harness.backends.optimizer_groups import set_rates
 from harness.backends.torch_engine import TorchEngine
 from harness.backends.trainer.alone import LIBRARY_ALONE, alone
 from harness.backends.trainer.held import HeldTrainer
 
-from ..fsdp2 import Fsdp2Engine
+from ..fsdp.fsdp2 import Fsdp2Engine
 
 
 class TrainerTorchEngine(TorchEngine):

@@ -15,7 +15,7 @@ from harness.backends.hybrid import shard_size
 from harness.backends.options import ZeroOptions, gathers_blocks
 from harness.backends.presets import ROOT_RESHARD, ddp_changes, fsdp2_changes, reduce_dtype_changes
 from harness.backends.strategy import FSDP1_STRATEGIES, StrategyKind
-from harness.backends.zero_config import zero_config
+from harness.backends.zero.config import zero_config
 from harness.brought.accelerate import RESHARDS, STRATEGIES
 from harness.brought.values import PRECISIONS, PREFETCH
 from harness.errors import HarnessError

@@ -134,7 +134,7 @@ def updated_tensors(workload: Workload) -> list[list[int]]:
 
 
 def collectives(workload: Workload) -> Volume:
-    """`backends/fsdp2.py`: the root follows the blocks like for like; else torch keeps it gathered.
+    """`backends/fsdp/fsdp2.py`: the root follows the blocks like for like; else torch keeps it gathered.
 
     Weights are gathered in every micro-step, since the backward pass gives them back
     (`FSDPParamGroup.post_backward`), gradients reduced in the last one only

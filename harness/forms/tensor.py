@@ -1,10 +1,10 @@
-"""Tensor parallelism with DTensor of torch 2.13 (`backends/tensor_parallel.py`), layers cut over ranks."""
+"""Tensor parallelism with DTensor of torch 2.13 (`backends/tensor/cut.py`), layers cut over ranks."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.backends.tensor_plan import COLUMNS, ROWS, VOCABULARY, cut_dimension, local_shape
+from harness.backends.tensor.plan import COLUMNS, ROWS, VOCABULARY, cut_dimension, local_shape
 from harness.forms.activations import SELECTIVE, blocks_between
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.layout import Layout, Tensor

@@ -1,4 +1,4 @@
-"""DeepSpeed AutoTP 0.19.8 (`backends/autotp.py`): layers cut along 'tensor', ZeRO along 'data'."""
+"""DeepSpeed AutoTP 0.19.8 (`backends/tensor/autotp.py`): layers cut along 'tensor', ZeRO along 'data'."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import ModuleType
 
-from harness.backends.tensor_plan import (
+from harness.backends.tensor.plan import (
     COLUMNS,
     OUTPUT,
     ROWS,

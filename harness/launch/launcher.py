@@ -139,7 +139,7 @@ class LocalLauncher:
         Raises HarnessError if the compiler fails. Where it cannot be tried, ranks say why.
         """
         self._ask(
-            "harness.backends.extension_builds:build", extension, f"compiling the extension {extension}"
+            "harness.backends.zero.extension_builds:build", extension, f"compiling the extension {extension}"
         )
 
     def _ask(self, function: str, argument: str, what: str) -> Any:
@@ -507,7 +507,7 @@ def modules_to_preload(experiment: Experiment, backends: Iterable[str]) -> list[
     if "transformers" in needed:
         modules.append("transformers.trainer")
     if "deepspeed" in needed:
-        modules.append("harness.backends.zero_preload")
+        modules.append("harness.backends.zero.preload")
     if experiment.adapter.is_present:
         modules.append("harness.rank.models.peft_preload")
     if experiment.model.compile != "none":

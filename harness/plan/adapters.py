@@ -24,7 +24,7 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 def why_refused(job: Job, strategy: StrategyKind) -> str | None:
-    """Why a strategy refuses the adapters, as `backends.fsdp1.refuse_several_dtypes`; None: it does not."""
+    """Why a strategy refuses adapters, as `backends.fsdp.fsdp1.refuse_several_dtypes`; None: it does not."""
     precision, base = job.training.precision, job.adapter.base_dtype
     trained = "bf16" if precision == "bf16" else "fp32"
     if strategy.family == "fsdp1" and base is not None and base != trained:

@@ -351,7 +351,8 @@ def host_launches(work: Work) -> tuple[float, float]:
 def ring_share(work: Work) -> float:
     """Attention of the last of s ranks of a ring over the mean: (2 s - 1) / s, since it meets all keys.
 
-    Parts are consecutive and torch's load balancing is off (`backends/context_parallel.py`): all wait for it.
+    Parts are consecutive and torch's load balancing is off (`backends/sequence/context_parallel.py`): all
+    wait for it.
     """
     ranks = work.workload.ranks_per_sample
     return (2 * ranks - 1) / ranks if work.workload.strategy.sequence == "ring" else 1.0

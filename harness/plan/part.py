@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from harness.backends.tensor_plan import HEADS, VOCABULARY
+from harness.backends.tensor.plan import HEADS, VOCABULARY
 from harness.errors import HarnessError
 from harness.forms import pipeline, tensor
 from harness.forms.activations import ActivationProfile, Segment, Size
@@ -49,7 +49,7 @@ def local_config(config: Mapping[str, Any], ranks: int) -> dict[str, Any]:
 def local_profile(profile: ActivationProfile, workload: Workload) -> ActivationProfile:
     """The same profile with embedding and head cut by tokens: their weights, not what they compute.
 
-    Logits are gathered, so that every rank has all of them (`backends/tensor_parallel.py`). AutoTP cuts no
+    Logits are gathered, so that every rank has all of them (`backends/tensor/cut.py`). AutoTP cuts no
     embedding, nor a head that is tied to one.
     """
     ranks = tensor.ranks_of(workload)

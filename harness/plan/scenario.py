@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from harness.backends import registry, tensor_plan
+from harness.backends import registry
 from harness.backends.base import BackendOptions, Precision, Preset, World
 from harness.backends.explain import Unsupported
 from harness.backends.extensions import runs_cpu_adam, unmet_cpu_adam, unmet_files
@@ -19,6 +19,7 @@ from harness.backends.mesh import Mesh
 from harness.backends.options import PipelineOptions
 from harness.backends.pipeline.cut import PIPELINED_MODELS, not_whole, why_not_cut, why_not_scheduled
 from harness.backends.strategy import StrategyKind
+from harness.backends.tensor import plan as tensor_plan
 from harness.forms.activations import LogitBytes, recomputed_until
 from harness.forms.families import model_states
 from harness.forms.fullest import fullest_rank

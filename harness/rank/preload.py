@@ -21,9 +21,9 @@ import transformers  # noqa: E402
 import transformers.modeling_utils  # noqa: E402, F401
 
 import harness.backends.ddp  # noqa: E402
-import harness.backends.fsdp1  # noqa: E402
-import harness.backends.fsdp2  # noqa: E402
-import harness.backends.zero  # noqa: E402
+import harness.backends.fsdp.fsdp1  # noqa: E402
+import harness.backends.fsdp.fsdp2  # noqa: E402
+import harness.backends.zero.backend  # noqa: E402
 import harness.rank.check  # noqa: E402
 import harness.rank.rank  # noqa: E402
 import harness.record.provenance  # noqa: E402

@@ -11,9 +11,9 @@ from torch import nn
 
 from harness.backends.base import BackendOptions, BuildModel, BuildOptimizer, Engine, SetupContext
 from harness.backends.ddp import DdpBackend
-from harness.backends.fsdp2 import Fsdp2Backend
+from harness.backends.fsdp.fsdp2 import Fsdp2Backend
 from harness.backends.piece import Piece
-from harness.backends.zero import ZeroBackend
+from harness.backends.zero.backend import ZeroBackend
 
 
 class NotGathered(ZeroBackend):

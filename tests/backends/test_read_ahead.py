@@ -10,8 +10,8 @@ import torch
 
 from harness.backends import registry
 from harness.backends.base import World
-from harness.backends.extension_builds import unmet_build
 from harness.backends.extensions import ASYNC_IO
+from harness.backends.zero.extension_builds import unmet_build
 from harness.job.job import Job
 from tests.resume.engines import STEPS, Trained, make_engine, resume_job, train
 from tests.resume.pairs import is_exact
@@ -45,7 +45,7 @@ def trained_with_readings(world: World, *, readings: bool, released: bool = True
     if released:
         done = train(engine, world, job(), 0, STEPS)
     else:
-        with patch("harness.backends.swapping.release_read_ahead"):
+        with patch("harness.backends.zero.swapping.release_read_ahead"):
             done = train(engine, world, job(), 0, STEPS)
     engine.close()
     return done

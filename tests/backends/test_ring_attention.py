@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from torch import nn
 
-from harness.backends.context_parallel import require_ring_attention
 from harness.backends.explain import Unsupported
+from harness.backends.sequence.context_parallel import require_ring_attention
 
 
 def model(**config: Any) -> nn.Module:

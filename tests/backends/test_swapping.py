@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.backends import extension_builds, registry, swapping
+from harness.backends import registry
 from harness.backends.base import World
 from harness.backends.explain import Unsupported
+from harness.backends.zero import extension_builds, swapping
 
 TWO = World(rank=0, world_size=2, local_rank=0, ranks_per_node=2, device="cpu")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.backends import zero_preload
+from harness.backends.zero import preload as zero_preload
 
 pytestmark = pytest.mark.long(seconds=15)
 
@@ -32,7 +32,7 @@ def test_a_function_is_compiled_once_and_only_when_it_is_called(monkeypatch: pyt
 
 def test_torch_s_compiler_is_not_imported_for_deepspeed_alone() -> None:
     code = (
-        "import sys, torch; before = torch.compile; import harness.backends.zero_preload; "
+        "import sys, torch; before = torch.compile; import harness.backends.zero.preload; "
         "import deepspeed.runtime.engine; assert torch.compile is before; "
         "assert 'deepspeed.runtime.zero.muon.original_muon' in sys.modules; "
         "print('torch._inductor.compile_fx' in sys.modules)"

@@ -16,7 +16,7 @@ from harness.backends.base import (
     World,
 )
 from harness.backends.ddp import DdpBackend
-from harness.backends.fsdp2 import Fsdp2Backend, synchronise
+from harness.backends.fsdp.fsdp2 import Fsdp2Backend, synchronise
 
 
 class LossScaledTwice(DdpBackend):

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from harness.backends import fsdp2
 from harness.backends.base import BuildModel, BuildOptimizer, Engine, SetupContext
 from harness.backends.blocks import transformer_blocks
 from harness.backends.ddp import DdpBackend
-from harness.backends.fsdp2 import Fsdp2Backend
+from harness.backends.fsdp import fsdp2
+from harness.backends.fsdp.fsdp2 import Fsdp2Backend
 
 LEAKED_BYTES = 40_000
 HOARDED_BYTES = 4_000_000

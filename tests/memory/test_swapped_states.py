@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.backends.extension_builds import unmet_build
 from harness.backends.extensions import ASYNC_IO
+from harness.backends.zero.extension_builds import unmet_build
 from harness.forms.terms import STATE_KINDS
 from harness.judge.states import rank_states
 from tests.memory.runs import compare

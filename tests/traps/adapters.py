@@ -22,7 +22,7 @@ from harness.backends.base import (
     World,
 )
 from harness.backends.ddp import DdpBackend
-from harness.backends.fsdp2 import Fsdp2Backend
+from harness.backends.fsdp.fsdp2 import Fsdp2Backend
 from harness.backends.options import Fsdp2HybridOptions
 from tests.memory import defects
 

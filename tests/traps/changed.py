@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.backends.base import SetupContext
 from harness.backends.ddp import DdpBackend
-from harness.backends.fsdp2 import Fsdp2Backend
+from harness.backends.fsdp.fsdp2 import Fsdp2Backend
 
 from .execution import Spoiled, Stage3, live_groups
 from .late import Late

@@ -18,10 +18,10 @@ from harness.backends.base import (
     SetupContext,
 )
 from harness.backends.ddp import DdpBackend
-from harness.backends.fsdp1 import Fsdp1Backend
-from harness.backends.fsdp2 import Fsdp2Backend
+from harness.backends.fsdp.fsdp1 import Fsdp1Backend
+from harness.backends.fsdp.fsdp2 import Fsdp2Backend
 from harness.backends.options import Fsdp2HybridOptions
-from harness.backends.zero import ZeroBackend
+from harness.backends.zero.backend import ZeroBackend
 
 
 class Spoiled(Backend):

@@ -12,7 +12,7 @@ from torch import nn
 
 from harness.backends.base import BackendOptions, BuildModel, BuildOptimizer, Engine, SetupContext
 from harness.backends.trainer.backends import TrainerDdpBackend
-from harness.backends.zero import ZeroBackend, start_deepspeed
+from harness.backends.zero.backend import ZeroBackend, start_deepspeed
 
 
 class ZeroDefect(ZeroBackend):

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from harness.backends.base import BuildModel, BuildOptimizer, Engine, SetupContext
-from harness.backends.fsdp2 import Fsdp2Backend
+from harness.backends.fsdp.fsdp2 import Fsdp2Backend
 
 
 class OrthogonalisesRows(Fsdp2Backend):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
-from harness.backends import context_parallel
 from harness.backends.base import BuildModel, BuildOptimizer, Engine, SetupContext
-from harness.backends.context_parallel import ContextParallelBackend
+from harness.backends.sequence import context_parallel
+from harness.backends.sequence.context_parallel import ContextParallelBackend
 
 
 class RingAroundEagerAttention(ContextParallelBackend):

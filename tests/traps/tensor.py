@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.backends import tensor_parallel
-from harness.backends.autotp import AutoTpBackend
 from harness.backends.base import Batch, BuildModel, BuildOptimizer, Engine, SetupContext
 from harness.backends.options import AutoTp12Options
-from harness.backends.tensor import TensorBackend
+from harness.backends.tensor import cut as tensor_parallel
+from harness.backends.tensor.autotp import AutoTpBackend
+from harness.backends.tensor.backend import TensorBackend
 
 
 class TiedWeightsCutApart(TensorBackend):

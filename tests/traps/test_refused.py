@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.backends.extension_builds import QUIET_SECONDS, build_folder
 from harness.backends.extensions import CPU_ADAM
+from harness.backends.zero.extension_builds import QUIET_SECONDS, build_folder
 from harness.judge.rows import reason
 from harness.record.store import read_runs
 from tests.harness.cli.command_line import SHORT, harness_process

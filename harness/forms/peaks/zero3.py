@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from harness.backends.presets import ZERO3_DEFAULTS, ZERO3_PREFETCH_ELEMENTS
-from harness.backends.tensor_plan import autotp_cut_dimension
+from harness.backends.tensor.plan import autotp_cut_dimension
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.layout import Tensor, ceil_to, elements
 from harness.forms.optimizer_step import updated_tensors

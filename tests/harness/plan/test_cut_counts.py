@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from harness.backends.tensor_parallel import cut_layers
+from harness.backends.tensor.cut import cut_layers
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.tensor import LOGITS
 from harness.plan.device import Device

@@ -14,11 +14,11 @@ from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._context_parallel import _attention as ring
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .base import Backend, BuildModel, BuildOptimizer, Engine, SetupContext, Unsupported
-from .ddp import DdpBackend, DdpEngine
-from .fsdp2 import Fsdp2Backend, Fsdp2Engine
-from .options import ContextParallelOptions, FsdpContextParallelOptions, Rotation
-from .torch_engine import TorchEngine
+from ..base import Backend, BuildModel, BuildOptimizer, Engine, SetupContext, Unsupported
+from ..ddp import DdpBackend, DdpEngine
+from ..fsdp.fsdp2 import Fsdp2Backend, Fsdp2Engine
+from ..options import ContextParallelOptions, FsdpContextParallelOptions, Rotation
+from ..torch_engine import TorchEngine
 
 ROTATIONS: dict[Rotation, Any] = {
     "all-gather": ring._RotateMethod.ALL_GATHER,

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from .base import (
+from ..base import (
     Backend,
     BackendOptions,
     BuildModel,
@@ -24,23 +24,22 @@ from .base import (
     Unsupported,
     World,
 )
-from .blocks import first_trained, parameter_count, transformer_blocks
-from .checkpoints.torch_pieces import dtensor_pieces
-from .extensions import offloads
-from .floating_inputs import refuse_batch_norm
-from .gradients import local_shard
-from .hybrid import unmet_hybrid, unmet_second_copy
-from .loading import fill_sharded, hybrid_mesh, this_device
-from .model_source import model_source
-from .optimizer_groups import held_tensors
-from .options import Fsdp2Options
-from .piece import Piece
-from .precision import cast_parameters, compute_dtype, dtype_name
+from ..blocks import first_trained, parameter_count, transformer_blocks
+from ..checkpoints.torch_pieces import dtensor_pieces
+from ..extensions import offloads
+from ..floating_inputs import refuse_batch_norm
+from ..gradients import local_shard
+from ..hybrid import unmet_hybrid, unmet_second_copy
+from ..loading import fill_sharded, hybrid_mesh, this_device
+from ..model_source import model_source
+from ..optimizer_groups import held_tensors
+from ..options import Fsdp2Options
+from ..piece import Piece
+from ..precision import cast_parameters, compute_dtype, dtype_name, grad_scaler
+from ..presets import ROOT_RESHARD, fsdp2_changes, reduce_dtype_changes
+from ..strategy import SHARDINGS, Sharding
+from ..torch_engine import TorchEngine, TorchStrategy
 from .prefetch import describe_fsdp2_prefetch, set_fsdp2_prefetch
-from .presets import ROOT_RESHARD, fsdp2_changes, reduce_dtype_changes
-from .single import grad_scaler
-from .strategy import SHARDINGS, Sharding
-from .torch_engine import TorchEngine, TorchStrategy
 
 
 class Fsdp2Engine(TorchEngine):

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from harness.backends.base import Effective, SetupContext, Unsupported
 from harness.backends.options import Ulysses12Options
-from harness.backends.zero import ZeroBackend
-from harness.backends.zero_engine import ZeroEngine
+from harness.backends.zero.backend import ZeroBackend
+from harness.backends.zero.engine import ZeroEngine
 
 if TYPE_CHECKING:
     from types import ModuleType

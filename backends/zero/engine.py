@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .base import Batch, Effective, Engine, SetupContext, TensorKind
-from .blocks import first_trained, frozen_dtype
-from .checkpoints.zero_pieces import (
+from ..base import Batch, Effective, Engine, SetupContext, TensorKind
+from ..blocks import first_trained, frozen_dtype
+from ..checkpoints.zero_pieces import (
     continue_zero,
     frozen_values,
     load_native,
@@ -19,9 +19,9 @@ from .checkpoints.zero_pieces import (
     zero_progress,
     zero_weights_in_use,
 )
-from .gradients import global_norm
-from .model_source import Loading
-from .optimizer_groups import (
+from ..gradients import global_norm
+from ..model_source import Loading
+from ..optimizer_groups import (
     describe_groups,
     held_tensors,
     optimizer_implementation,
@@ -29,10 +29,10 @@ from .optimizer_groups import (
     tensors_in,
     updated_tensors,
 )
-from .piece import OptimizerProgress, Piece
-from .precision import dtype_name
-from .presets import HOOKED_WITHOUT_GATHER, TIMER_WAITS
-from .torch_engine import full_tensor
+from ..piece import OptimizerProgress, Piece
+from ..precision import dtype_name
+from ..presets import HOOKED_WITHOUT_GATHER, TIMER_WAITS
+from ..torch_engine import full_tensor
 
 KEPT_BY_DEEPSPEED: dict[TensorKind, tuple[str, ...]] = {
     "weights": ("bit16_groups_flat", "fp16_partitioned_groups_flat", "bf16_groups_flat"),

@@ -11,8 +11,8 @@ from torch import nn
 from harness.backends.base import BuildModel, BuildOptimizer, Engine, SetupContext, Unsupported
 from harness.backends.blocks import parameter_count
 from harness.backends.extensions import runs_cpu_adam, swaps_into_files
-from harness.backends.zero import ZeroBackend, start_deepspeed
-from harness.backends.zero_engine import ZeroEngine
+from harness.backends.zero.backend import ZeroBackend, start_deepspeed
+from harness.backends.zero.engine import ZeroEngine
 
 
 class PreparedZeroBackend(ZeroBackend):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from .base import (
+from ..base import (
     Backend,
     BackendOptions,
     BuildModel,
@@ -24,9 +24,8 @@ from .base import (
     Unsupported,
     World,
 )
-from .blocks import block_classes, parameter_count
-from .extension_builds import unmet_build
-from .extensions import (
+from ..blocks import block_classes, parameter_count
+from ..extensions import (
     ASYNC_IO,
     CPU_ADAM,
     runs_cpu_adam,
@@ -35,17 +34,18 @@ from .extensions import (
     unmet_cpu_adam,
     unmet_files,
 )
-from .floating_inputs import refuse_batch_norm
-from .hybrid import unmet_second_copy
-from .loading import fill_zero3, reserve_parameters, this_device
-from .model_source import Loading, ModelSource, model_source
-from .optimizer_groups import CONSTANTS, set_rates
-from .optimizer_kinds import BLOCK_ELEMENTS, is_quantised
-from .options import ZeroOptions, gathers_blocks
-from .precision import cast_parameters, compute_dtype
+from ..floating_inputs import refuse_batch_norm
+from ..hybrid import unmet_second_copy
+from ..loading import fill_zero3, reserve_parameters, this_device
+from ..model_source import Loading, ModelSource, model_source
+from ..optimizer_groups import CONSTANTS, set_rates
+from ..optimizer_kinds import BLOCK_ELEMENTS, is_quantised
+from ..options import ZeroOptions, gathers_blocks
+from ..precision import cast_parameters, compute_dtype
+from .config import zero_config
+from .engine import ZeroEngine, forget_dummy_step
+from .extension_builds import unmet_build
 from .swapping import SwappingEngine, lay_files, require_swappable
-from .zero_config import zero_config
-from .zero_engine import ZeroEngine, forget_dummy_step
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -15,10 +15,10 @@ from harness.backends.base import Effective, SetupContext, Unsupported
 from harness.backends.gradients import COUNTED_RANGES
 from harness.backends.model_source import Loading
 from harness.backends.piece import Columns, Piece
-from harness.backends.tensor_parallel import require_plan
-from harness.backends.tensor_plan import autotp_cut_dimension, part_sizes
-from harness.backends.zero import ZeroBackend
-from harness.backends.zero_engine import ZeroEngine
+from harness.backends.tensor.cut import require_plan
+from harness.backends.tensor.plan import autotp_cut_dimension, part_sizes
+from harness.backends.zero.backend import ZeroBackend
+from harness.backends.zero.engine import ZeroEngine
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -12,9 +12,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from torch.distributed.tensor.parallel import parallelize_module as parallelize
 
 from harness.backends.library_facts import installed_version
-from harness.backends.tensor_plan import COLUMNS, ROWS, VOCABULARY, cut_dimension, why_not_cut
+from harness.backends.tensor.plan import COLUMNS, ROWS, VOCABULARY, cut_dimension, why_not_cut
 
-from .explain import Unsupported
+from ..explain import Unsupported
 
 KNOWN_STYLES = {
     **dict.fromkeys(COLUMNS, ("colwise",)),

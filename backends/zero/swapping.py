@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from harness.backends.base import SetupContext, TensorKind
 from harness.backends.checkpoints.adam import make_states
 from harness.backends.checkpoints.zero_pieces import HeldStates, restore_progress, scattered_pieces
-from harness.backends.extension_builds import load_libaio
 from harness.backends.extensions import swaps_weights
 from harness.backends.options import SUB_GROUP_ELEMENTS, Zero3Options, ZeroOptions
 from harness.backends.piece import MOMENTS, OptimizerProgress, Piece
@@ -38,11 +37,12 @@ from harness.backends.swapped_weights import (
     weight_buffers,
     write_piece,
 )
-from harness.backends.zero_engine import ZeroEngine
+from harness.backends.zero.engine import ZeroEngine
+from harness.backends.zero.extension_builds import load_libaio
 from harness.scratch import scratch_prefix
 
-from .explain import Unsupported
-from .optimizer_groups import tensors_in
+from ..explain import Unsupported
+from ..optimizer_groups import tensors_in
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""torch FullyShardedDataParallel (FSDP1) and fully_shard (FSDP2)."""

@@ -1,0 +1,1 @@
+"""Each sample divided among ranks: context parallelism (ring attention) and DeepSpeed Ulysses."""
