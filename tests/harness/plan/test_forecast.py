@@ -58,11 +58,11 @@ def test_what_fits_shares_a_line_and_the_rest_has_one_each() -> None:
 
 def test_how_wrong_such_predictions_were_is_said_once() -> None:
     model = load_model("llama-3.2-1b")
-    planned = {label: scenario(label, 2, model=model) for label in ("ddp", "fsdp")}
+    planned = {label: scenario(label, 2, model=model) for label in ("fsdp1", "fsdp")}
     runs = [candidate(label, label, scenario=partial(planned.get, label)) for label in planned]
     found = forecast(runs, MemoryLimits(device_bytes=80 * GB))
-    alone = trust_in(planned["ddp"], speed=False)
-    part = found.parts["ddp"]
+    alone = trust_in(planned["fsdp1"], speed=False)
+    part = found.parts["fsdp1"]
     assert alone.allocated is not None
     assert (part.typical_error, part.error_runs) == (alone.allocated.typical, alone.allocated.runs)
     assert part.assumption == alone.assumption

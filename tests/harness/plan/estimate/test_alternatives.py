@@ -90,7 +90,11 @@ def test_what_fits_comes_with_its_command_and_what_does_not_with_its_size() -> N
     assert first == "What fits instead"
     fitting = [one for one in found if one.fits]
     assert len(lines) == len(found) + len(fitting)
-    (command,) = (after for line, after in pairwise(lines) if line.startswith("- QLoRA: zero3 on 2"))
+    (command,) = (
+        after
+        for line, after in pairwise(lines)
+        if line.startswith("- QLoRA, with activation checkpointing: zero3 on 2")
+    )
     assert command.startswith("  harness run --backend zero3 --nproc 2 --model llama-2-7b --set ")
     assert "adapter.base_dtype=nf4" in command
     assert "training.global_batch_size=2 " in command  # micro-batch 1 on two GPUs, as predicted
