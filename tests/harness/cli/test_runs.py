@@ -98,7 +98,7 @@ def test_clean_removes_what_failed_and_keeps_what_a_report_lists(folder: Path) -
     put(folder, "zz-one-again", cell="1", created_at="2099-01-01T00:00:00+00:00")
     assert harness("report", "runs/one-aaa", "-o", "runs/report.csv", cwd=folder).returncode == 0
     done = harness("clean", "--yes", cwd=folder)
-    assert "1 run kept that a report in runs lists" in done.stderr
+    assert "1 run kept for a report in runs" in done.stderr
     left = {path.parent.name for path in (folder / "runs").glob("*/record.json")}
     assert left == {"one-aaa", "two-bbb", "zz-one-again"}
     harness("clean", "--yes", "--reports", cwd=folder)
