@@ -152,7 +152,7 @@ class Work:
             found = tuple(c for c in volume.collectives if c.phase in STEP_PHASES and c.payload_bytes)
             return found, f"harness.forms.{workload.strategy.family}"
         if self.scenario.mesh.cuts_model:
-            raise HarnessError(f"traffic under {self.scenario.label} is not known: {volume.unknown}")
+            raise HarnessError(f"traffic is not known: {volume.unknown}")
         library = fsdp if workload.strategy.zero_stage is None else zero
         textbook = textbook_collectives(
             workload, weight_dtype=workload.compute_dtype, reduce_dtype=library.reduce_dtype(workload)

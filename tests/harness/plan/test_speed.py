@@ -234,3 +234,12 @@ def test_libraries_copy_what_they_gather_and_reduce(backend: str, bytes_per_para
     (copies,) = (term for term in speed.computing if term.name == "copies beside collectives")
     written = copies.seconds * 0.85 * A100.memory_bandwidth / asked.model.parameters
     assert written == pytest.approx(bytes_per_parameter, rel=0.05)
+
+
+def test_why_traffic_is_not_known_names_no_strategy_so_that_answers_say_it_once() -> None:
+    reasons = set()
+    for label in ("autotp-zero1", "autotp-zero2", "autotp-zero3"):
+        with pytest.raises(HarnessError) as raised:
+            _ = Work(scenario(label, 8, activation_checkpointing="selective")).collectives
+        reasons.add(str(raised.value))
+    assert len(reasons) == 1
