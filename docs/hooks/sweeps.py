@@ -248,8 +248,9 @@ def enough_parts(share: float, *, stages_per_rank: int = 1) -> int:
 @cache
 def copies() -> dict[tuple[str, str], EstimateRow]:
     """LARGE by network and strategy of COPIES."""
-    asked = {"samples": COPIED_SAMPLES, "micro": COPIED_MICRO}
-    found = {f: rows(LARGE, tuple(COPIES), fabric=f, **asked) for f in FABRICS}
+    found = {
+        f: rows(LARGE, tuple(COPIES), samples=COPIED_SAMPLES, micro=COPIED_MICRO, fabric=f) for f in FABRICS
+    }
     return {(f, label): row for f, rs in found.items() for label, row in zip(COPIES, rs, strict=True)}
 
 

@@ -120,9 +120,10 @@ def trust_in(
     seen = {run["kind"] for run in alike}
     short = first.job.data.sequence_length < SHORT_TOKENS
     speed = speed and first.device is not None
-    of_memory = {"allocated": ("allocated", "not said"), "reserved": ("reserved", "device")}
-    if not on_gpu:
-        of_memory = {"allocated": (CPU,), "reserved": ()}
+    of_memory: dict[str, tuple[str, ...]] = {
+        "allocated": ("allocated", "not said") if on_gpu else (CPU,),
+        "reserved": ("reserved", "device") if on_gpu else (),
+    }
     memory = {
         name: None if bounded else _known((r for r in alike if r["statistic"] in counted), "memory", of=mean)
         for name, counted in of_memory.items()
