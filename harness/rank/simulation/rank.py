@@ -186,6 +186,17 @@ def _agree(ints: Any) -> None:
     """All ranks have these numbers."""
 
 
+GROUPED = "Expected inputs of BF16 type"
+"""How torch's grouped_mm, by which transformers computes experts, refuses other dtypes."""
+
+
+def in_words(error: Exception) -> str:
+    """What a library raised, in one line."""
+    if GROUPED in str(error):
+        return "torch's kernel of experts takes bf16 alone; set training.precision=bf16-mixed"
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
 def simulate(request: SimulationRequest) -> SimulatedRank:
     """Run the adapter's code as one rank of the world. What a library raises becomes part of the answer."""
     begin = time.perf_counter()
@@ -196,8 +207,7 @@ def simulate(request: SimulationRequest) -> SimulatedRank:
     except HarnessError as error:
         found = {"status": "refused", "reason": str(error)}
     except Exception as error:
-        message = " ".join(str(error).split())
-        found = {"status": "failed", "reason": f"{type(error).__name__}: {message}"}
+        found = {"status": "failed", "reason": in_words(error)}
     packages = registry.parse(request.run.backend)[0].packages
     installed = package_versions(packages)
     return SimulatedRank(
