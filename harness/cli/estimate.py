@@ -25,6 +25,7 @@ from harness.cli.options import (
     set_option,
 )
 from harness.cli.output import begin
+from harness.cli.predicting import counting_predictors
 from harness.job.config import load_experiment
 
 if TYPE_CHECKING:
@@ -132,8 +133,9 @@ def _answer(
     from harness.plan.estimate.row import estimate as estimated
     from harness.plan.estimate.table import estimate_lines
 
-    rows = estimated(asked)
-    instead = of_rows(rows)
+    with counting_predictors() as predictors:
+        rows = estimated(asked, predictors)
+        instead = of_rows(rows, predictors)
     for line in estimate_lines(asked, rows, details=details, whole=whole, instead=instead, words=words):
         click.echo(line, err=as_json)
     if as_json:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
-from tqdm import tqdm
 
 from harness.cli.hardware import (
     calibrate_options,
@@ -19,11 +15,8 @@ from harness.cli.hardware import (
 )
 from harness.cli.options import MODEL, PATH, common, config_option, json_option, set_option
 from harness.cli.output import begin, echo
+from harness.cli.predicting import counting_predictors
 from harness.job.config import load_experiment
-
-if TYPE_CHECKING:
-    from harness.plan.memory import MemoryPrediction
-    from harness.plan.scenario import Scenario
 
 
 @click.command()
@@ -68,14 +61,10 @@ def recommend(
     begin("tracing the model's activations")
     from harness.plan.device import ranks_per_node
     from harness.plan.hardware import load_hardware
-    from harness.plan.memory import predict_memory
-    from harness.plan.prediction import Predictors
-    from harness.plan.profiles import trace_scenarios
     from harness.plan.recommend.question import ask, find_model, read_count
     from harness.plan.recommend.recommendation import Typed
     from harness.plan.recommend.recommendation import recommend as recommended
     from harness.plan.recommend.words import recommendation_lines
-    from harness.plan.speed import predict_speed
 
     known = load_hardware(hardware)
     device = known.device(gpu)
@@ -90,17 +79,7 @@ def recommend(
         tokens=None if tokens_per_step is None else read_count(tokens_per_step),
     )
     typed = Typed(config=config, assignments=assignments, model=model)
-    with tqdm(unit=" predictions", file=sys.stderr, leave=False, mininterval=1, disable=None) as bar:
-
-        def memory(scenario: Scenario) -> MemoryPrediction:
-            bar.update()
-            return predict_memory(scenario)
-
-        predictors = Predictors(
-            memory=memory,
-            speed=partial(predict_speed, constants=constants),
-            ahead=lambda scenarios: trace_scenarios(scenarios, bar.update),
-        )
+    with counting_predictors(constants) as predictors:
         answer = recommended(question, typed, predictors)
     echo("\n".join(recommendation_lines(answer)), err=as_json)
     if as_json:

@@ -168,14 +168,14 @@ def alternative_lines(
             yield f"{COMMAND}{command(one)}"
 
 
-def of_rows(rows: Sequence[EstimateRow]) -> list[Alternative]:
+def of_rows(rows: Sequence[EstimateRow], by: Predictors | None = None) -> list[Alternative]:
     """For the smallest number of ranks of an estimate; empty where something fits, or no GPU was named."""
     first = [row for row in rows if row.world_size == min(row.world_size for row in rows)]
     scenarios = [row.scenario for row in first if row.scenario and row.memory]
     fits = any(row.verdict.fits for row in first if row.verdict)
     if fits or not scenarios or scenarios[0].device is None:
         return []
-    return alternatives(bases(scenarios))
+    return alternatives(bases(scenarios), by=by)
 
 
 def estimate_command(one: Alternative, words: Sequence[str]) -> str:

@@ -253,7 +253,7 @@ def _planned(asked: EstimateRequest, label: str, world_size: int) -> EstimateRow
     return EstimateRow(label=label, world_size=world_size, scenario=scenario)
 
 
-def estimate(asked: EstimateRequest) -> list[EstimateRow]:
+def estimate(asked: EstimateRequest, by: Predictors | None = None) -> list[EstimateRow]:
     """Every row of a question. A row that cannot be predicted says why.
 
     Raises HarnessError if no strategy can run the job on any of the numbers of ranks.
@@ -265,8 +265,9 @@ def estimate(asked: EstimateRequest) -> list[EstimateRow]:
             f"{first.label} cannot run on {ranks(first.world_size)}: {first.unsupported}"
             + (f"; nor can any of the {more} others that were asked for" if more else "")
         )
-    Predictors().prepare(row.scenario for row in rows if row.scenario)
-    return [_predicted(row) for row in rows]
+    by = by or Predictors()
+    by.prepare(row.scenario for row in rows if row.scenario)
+    return [_predicted(row, by) for row in rows]
 
 
 def trust_of(rows: Sequence[EstimateRow]) -> Trust | None:
@@ -281,9 +282,9 @@ def trust_of(rows: Sequence[EstimateRow]) -> Trust | None:
     )  # fmt: skip
 
 
-def _predicted(row: EstimateRow) -> EstimateRow:
+def _predicted(row: EstimateRow, by: Predictors) -> EstimateRow:
     scenario = row.scenario
     if scenario is None:
         return row
     traffic, traffic_unknown = tried(lambda: tuple(step_traffic(scenario)))
-    return replace(row, **vars(predict(scenario)), traffic=traffic or (), traffic_unknown=traffic_unknown)
+    return replace(row, **vars(predict(scenario, by)), traffic=traffic or (), traffic_unknown=traffic_unknown)
