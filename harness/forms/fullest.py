@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from harness.forms.fsdp1 import ALIGNMENT_BYTES, flat_unit, is_sharded
-from harness.forms.layout import Tensor, ceil_to, elements
+from harness.forms.layout import Layout, Tensor, ceil_to, elements
 from harness.forms.part import within
 from harness.forms.pipeline import held
 from harness.forms.workload import Workload
@@ -43,10 +43,14 @@ def _fullest_place(workload: Workload) -> int:
 
 
 def _largest_straddling(workload: Workload) -> int:
+    layout, ranks = workload.layout, workload.world_size
+    return layout.once(("most straddling", ranks), lambda: _most_straddling(layout, ranks))
+
+
+def _most_straddling(layout: Layout, ranks: int) -> int:
     """A sweep over the partitions of each group, as `zero12` lays them out."""
-    ranks = workload.world_size
     touched = [0] * ranks
-    for group in workload.layout.groups():
+    for group in layout.groups():
         piece = ceil_to(elements(group), START_ALIGNMENT_ELEMENTS * ranks) // ranks
         for rank, size in enumerate(_touched(group, piece, ranks)):
             touched[rank] += size
