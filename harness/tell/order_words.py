@@ -10,7 +10,7 @@ from harness.judge.repeats import BASE
 from harness.judge.statistics import LEVEL, interval_runs
 from harness.judge.wording import counted, listed
 from harness.tell.document import Column, Shown
-from harness.tell.formats import NOT_AVAILABLE, number, percent, times
+from harness.tell.formats import NOT_AVAILABLE, number, one_line, percent, times
 
 ONE_OCCASION = "one session: day-to-day variation is not included"
 OPEN = "~"
@@ -32,7 +32,7 @@ def ratio_column(orders: Iterable[Ranking]) -> Column:
 def bases_words(orders: Iterable[Ranking]) -> str:
     """'ddp'; 'the first' where places have several bases."""
     bases = {order.base.partition(" (")[0] for order in orders if len(order.names) > 1} or {BASE}
-    return bases.pop() if len(bases) == 1 else "the first"
+    return one_line(bases.pop()) if len(bases) == 1 else "the first"
 
 
 def ratio_cell(order: Ranking | None, label: str) -> Shown | None:
