@@ -15,6 +15,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from benchmarks.packed_page import between
 from harness.plan.trust import ERRORS, OFFLOADED, SHORT_TOKENS
 
 REPORTS = Path(__file__).resolve().parents[1] / "reports" / "predictions"
@@ -30,8 +31,7 @@ def table() -> str:
 
 def with_table(page: str) -> str:
     """The page with the table between its marks."""
-    before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{table()}\n\n{END}{rest.partition(END)[2]}"
+    return between(page, BEGIN, END, table())
 
 
 def _of_cpu() -> Iterable[list[str]]:

@@ -114,16 +114,18 @@ def show_plan(
         echo(json.dumps({"cells": [_document(plan, foreseen) for plan in plans]}, indent=1))
         return 0
     headers = ("backend", "ranks", "repeat", "time", "record")
+    both = have_both_kernels(cells)
     rows = [
         [
-            _labelled(plan.cell, cells), str(plan.cell.world_size), str(plan.cell.repeat),
+            _labelled(plan.cell) if both else plan.cell.backend,
+            str(plan.cell.world_size), str(plan.cell.repeat),
             _time(plan), plan.why,
         ]
         for plan in plans
     ]  # fmt: skip
     echo(fitted(rows, headers, wide=view.wide))
     echo(_summary(missing, len(plans)), err=True)
-    if have_both_kernels(cells):
+    if both:
         echo(BOTH_KERNELS, err=True)
     show(foreseen)
     if any(plan.seconds_from == "flops" for plan in missing):
@@ -131,10 +133,9 @@ def show_plan(
     return 0
 
 
-def _labelled(cell: Cell, cells: Sequence[Cell]) -> str:
-    """The backend, marked where another cell is the same under other kernels."""
-    is_marked = cell.job.training.deterministic and have_both_kernels(cells)
-    return f"{cell.backend} (deterministic)" if is_marked else cell.backend
+def _labelled(cell: Cell) -> str:
+    """The backend of one of two cells that are alike but for their kernels."""
+    return f"{cell.backend} (deterministic)" if cell.job.training.deterministic else cell.backend
 
 
 def _time(plan: Plan) -> str:

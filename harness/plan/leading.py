@@ -88,11 +88,6 @@ def simplest_close(ranked: Sequence[P]) -> P | None:
     )
 
 
-def span(bounds: Sequence[float]) -> str:
-    """'21.7 to 46.9', in GB; bounds that read alike once."""
-    return " to ".join(dict.fromkeys(map(gigabytes, bounds)))
-
-
 def in_order(found: Sequence[P]) -> list[P]:
     """As they are recommended: each place goes to `simplest_close` of those that are left."""
     rest, ordered = sorted(found, key=by_speed), []
@@ -102,10 +97,19 @@ def in_order(found: Sequence[P]) -> list[P]:
     return ordered
 
 
+def span(bounds: Sequence[float]) -> str:
+    """'21.7 to 46.9', in GB; bounds that read alike once."""
+    return " to ".join(_ends(bounds))
+
+
 def between(bounds: Sequence[float]) -> str:
     """'between 21.7 and 46.9', in GB; bounds that read alike once."""
-    ends = dict.fromkeys(map(gigabytes, bounds))
+    ends = _ends(bounds)
     return f"between {' and '.join(ends)}" if len(ends) > 1 else "".join(ends)
+
+
+def _ends(bounds: Sequence[float]) -> list[str]:
+    return list(dict.fromkeys(map(gigabytes, bounds)))
 
 
 def about(rate: float) -> str:
