@@ -19,9 +19,8 @@ from tabulate import tabulate
 from benchmarks.packed_page import DOCS, END, between
 from harness.backends import registry
 from harness.forms.terms import STEP_PHASES
-from harness.judge.measures import sent_bytes_per_step, textbook_bytes_per_step
-from harness.judge.rows import reason
-from harness.judge.volume import (
+from harness.judge.quantities.measures import sent_bytes_per_step, textbook_bytes_per_step
+from harness.judge.quantities.volume import (
     expected_payload,
     expected_sent_bytes_per_step,
     measured_payload,
@@ -29,6 +28,7 @@ from harness.judge.volume import (
     volume_differences,
     volume_of,
 )
+from harness.judge.rows import reason
 from harness.record import Record
 from harness.record.store import read_runs
 from harness.tell.sections.machine import commit_words

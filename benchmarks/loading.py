@@ -106,9 +106,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from harness.rank.environment import return_freed_memory
     from harness.rank.probes.process_memory import HostPeak
     from harness.rank.probes.weights import digest_weights
+    from harness.rank.process.environment import return_freed_memory
 
     return_freed_memory()
     torch.set_num_threads(1)

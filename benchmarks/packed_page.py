@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from harness.judge.volume import volume_differences
+from harness.judge.quantities.volume import volume_differences
 from harness.record import Record
 from harness.record.record_files import ARCHIVE_NAME, RECORD_NAME, write_archive
 from harness.record.store import read_runs

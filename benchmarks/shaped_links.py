@@ -23,7 +23,7 @@ from benchmarks.on_cluster import NOISE_RUNS, run_matrix
 from benchmarks.publishing import publish
 from harness.errors import HarnessError
 from harness.fabric.result import read_fabric
-from harness.judge.measures import step_seconds
+from harness.judge.quantities.measures import step_seconds
 from harness.judge.ranking import ByRound, Ranking
 from harness.record import Record
 from harness.record.record_files import ARCHIVE_NAME

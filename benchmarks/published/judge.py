@@ -13,10 +13,10 @@ from benchmarks.published.mapping import Mapped
 from benchmarks.published.rows import Row
 from harness.errors import HarnessError
 from harness.forms.activations import OURS
-from harness.plan.limits import MemoryVerdict
+from harness.plan.devices.limits import MemoryVerdict
 from harness.plan.memory import MemoryPrediction, predict_memory
 from harness.plan.scenario import Scenario
-from harness.plan.speed import predict_speed
+from harness.plan.time.speed import predict_speed
 from harness.plan.trust import kind_of
 
 FULLY_SPECIFIED = "A"
@@ -84,7 +84,7 @@ SEEN_BY_CONSTANTS = frozenset(
         ("ultrascale-playbook", "nanotron llama 1B"),
     }
 )
-"""(source, model) that `harness/plan/constants.py` names."""
+"""(source, model) that `harness/plan/devices/constants.py` names."""
 
 
 def judge(mapped: Mapped) -> Judged:

@@ -14,11 +14,11 @@ from tabulate import tabulate
 from benchmarks.published.mapping import Mapped, map_row
 from benchmarks.published.rows import read_rows
 from harness.errors import HarnessError
-from harness.plan.constants import default_constants
+from harness.plan.devices.constants import default_constants
 from harness.plan.scenario import Scenario
-from harness.plan.speed import seconds_of_step
+from harness.plan.time.speed import seconds_of_step
+from harness.plan.time.work import Work
 from harness.plan.trust import SHORT_TOKENS
-from harness.plan.work import Work
 
 LOWEST, HIGHEST = 0.3, 1.25
 """Of the best matrix rate: a share outside is no property of a GPU."""

@@ -17,13 +17,13 @@ from harness.backends.strategy import StrategyKind
 from harness.errors import HarnessError
 from harness.forms.activations import LogitBytes
 from harness.job.job import Job
-from harness.plan.computing import EAGER_ONLY
-from harness.plan.constants import TimeConstants, default_constants
-from harness.plan.device import Fabric
-from harness.plan.hardware import Hardware, load_hardware
+from harness.plan.devices.constants import TimeConstants, default_constants
+from harness.plan.devices.device import Fabric
+from harness.plan.devices.hardware import Hardware, load_hardware
 from harness.plan.model import PlannedModel, decoder
 from harness.plan.models import from_config, load_model
 from harness.plan.scenario import OtherCode, Scenario
+from harness.plan.time.computing import EAGER_ONLY
 
 STRATEGIES = {
     "fsdp2": "fsdp", "fsdp2-grad-op": "fsdp-grad-op", "fsdp2-hybrid": "fsdp-hybrid", "megatron ddp": "ddp",

@@ -20,7 +20,7 @@ TOPICS = {
         "harness.plan.estimate.question",
         "harness.plan.estimate.row",
         "harness.plan.memory",
-        "harness.plan.speed",
+        "harness.plan.time.speed",
     ),
 }
 """Modules by topic."""

@@ -11,10 +11,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from docs.hooks import sweep_tables, sweeps
 from docs.hooks.tables import table
 from harness.job.config import load_experiment
-from harness.plan.device import PRESET
+from harness.plan.devices.device import PRESET
+from harness.plan.devices.hardware import load_hardware
 from harness.plan.estimate import question
 from harness.plan.estimate.row import EstimateRow, estimate
-from harness.plan.hardware import load_hardware
 from harness.plan.models import load_model
 
 TEMPLATE = "which-strategy.md.jinja"

@@ -14,7 +14,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from harness.cli.working import working
+from harness.cli.terminal.working import working
 from harness.import_path import leave_current_folder
 
 

@@ -9,8 +9,8 @@ import click
 
 from harness.backends import registry
 from harness.backends.library_facts import not_run
-from harness.cli.options import common, json_option
-from harness.cli.output import echo
+from harness.cli.options.shared import common, json_option
+from harness.cli.terminal.output import echo
 from harness.record.provenance import package_versions
 from harness.tell.narrow import fitted
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 
 from harness.bounds import MOST_REPORT_BYTES
-from harness.cli.options import PATH, common, json_option
-from harness.cli.output import echo
+from harness.cli.options.shared import PATH, common, json_option
+from harness.cli.terminal.output import echo
 from harness.errors import HarnessError
 from harness.files import read_plain
 from harness.judge.run_conditions import began_at

@@ -15,15 +15,17 @@ import click
 
 from harness.backends import registry
 from harness.backends.base import World
-from harness.cli.arguments import numbers, require_gpus, split_backends
-from harness.cli.cell_runs import MissingCells, largest_batches, open_store
-from harness.cli.device import resolve_device
-from harness.cli.given import GivenFiles, given_options
-from harness.cli.options import (
+from harness.cli.cells.cell_runs import MissingCells, largest_batches, open_store
+from harness.cli.cells.preflight import force_option, foresee_planned, show
+from harness.cli.cells.rounds import Until, add_rounds, parse_until
+from harness.cli.options.arguments import numbers, require_gpus, split_backends
+from harness.cli.options.device import resolve_device
+from harness.cli.options.given import GivenFiles, given_options
+from harness.cli.options.price import priced
+from harness.cli.options.shared import (
     EXIT_INTERRUPTED,
     EXIT_STRICT,
     PATH,
-    View,
     backends_option,
     config_option,
     found_checkpoint,
@@ -41,11 +43,8 @@ from harness.cli.options import (
     warn_skipped,
     with_trace,
 )
-from harness.cli.output import echo
-from harness.cli.preflight import force_option, foresee_planned, show
-from harness.cli.price import priced
-from harness.cli.progress import duration
-from harness.cli.rounds import Until, add_rounds, parse_until
+from harness.cli.terminal.output import View, echo
+from harness.cli.terminal.progress import duration
 from harness.errors import HarnessError
 from harness.files import stream_number
 from harness.job.experiment import CompareSection, Experiment

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from harness.cli.options import EXIT_STRICT, PATH, common, json_option
-from harness.cli.output import echo
+from harness.cli.options.shared import EXIT_STRICT, PATH, common, json_option
+from harness.cli.terminal.output import echo
 from harness.diagnose import diagnosis as diagnosing
 from harness.diagnose.diagnosis import Diagnosis
 from harness.diagnose.jobs import JobsDiagnosis, diagnose_jobs

@@ -13,9 +13,9 @@ import click
 
 from harness.backends import registry
 from harness.backends.library_facts import traps_of
-from harness.cli.arguments import split_backends
-from harness.cli.options import PATH, common, json_option
-from harness.cli.output import echo
+from harness.cli.options.arguments import split_backends
+from harness.cli.options.shared import PATH, common, json_option
+from harness.cli.terminal.output import echo
 from harness.doctor.check import SelfCheck, cover, document, self_check
 from harness.doctor.gpu.catalogue import answer_all
 from harness.doctor.gpu.check import Answer, Evidence

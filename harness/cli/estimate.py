@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness.cli.arguments import numbers, split_backends
-from harness.cli.hardware import (
+from harness.cli.options.arguments import numbers, split_backends
+from harness.cli.options.hardware import (
     calibrate_options,
     calibrated_constants,
     gpus_per_node_option,
     named_fabric,
 )
-from harness.cli.options import (
+from harness.cli.options.shared import (
     MODEL,
     PATH,
     backends_option,
@@ -24,14 +24,14 @@ from harness.cli.options import (
     json_option,
     set_option,
 )
-from harness.cli.output import begin
-from harness.cli.predicting import counting_predictors
+from harness.cli.terminal.output import begin
+from harness.cli.terminal.predicting import counting_predictors
 from harness.job.config import load_experiment
 
 if TYPE_CHECKING:
+    from harness.plan.devices.hardware import Hardware
     from harness.plan.estimate.question import EstimateRequest
     from harness.plan.estimate.row import EstimateRow
-    from harness.plan.hardware import Hardware
 
 
 @click.command()
@@ -79,10 +79,10 @@ def estimate(
 
     Sizes come from the model's configuration: no weights and no network are needed.
     """
-    from harness.plan.device import ranks_per_node
+    from harness.plan.devices.device import ranks_per_node
+    from harness.plan.devices.hardware import load_hardware
     from harness.plan.estimate.alternatives import option_words
     from harness.plan.estimate.question import asked_of
-    from harness.plan.hardware import load_hardware
 
     known = load_hardware(hardware)
     if plot is not None:

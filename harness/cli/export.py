@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.cli import completion
-from harness.cli.arguments import default_ranks
-from harness.cli.device import resolve_device
-from harness.cli.given import GivenFiles, given_options
-from harness.cli.options import (
+from harness.cli.options import completion
+from harness.cli.options.arguments import default_ranks
+from harness.cli.options.device import resolve_device
+from harness.cli.options.given import GivenFiles, given_options
+from harness.cli.options.shared import (
     PATH,
-    View,
     common,
     config_option,
     load_job,
@@ -25,7 +24,7 @@ from harness.cli.options import (
     set_option,
     warn_skipped,
 )
-from harness.cli.output import echo
+from harness.cli.terminal.output import View, echo
 from harness.errors import HarnessError
 from harness.import_path import module_command, safe_environment
 from harness.run_directory.checkpoint import DESCRIPTION

@@ -8,10 +8,10 @@ from pathlib import Path
 import click
 
 from harness.backends.explain import available
-from harness.cli.arguments import default_ranks
-from harness.cli.device import resolve_device
-from harness.cli.options import EXIT_GATE, PATH, common, json_option
-from harness.cli.output import echo
+from harness.cli.options.arguments import default_ranks
+from harness.cli.options.device import resolve_device
+from harness.cli.options.shared import EXIT_GATE, PATH, common, json_option
+from harness.cli.terminal.output import echo
 from harness.errors import HarnessError
 from harness.fabric.ranks import start_ranks
 from harness.fabric.result import (
@@ -27,7 +27,7 @@ from harness.fabric.result import (
 )
 from harness.files import refusing
 from harness.launch.external import external_rank, started_as_rank
-from harness.rank.start import leave
+from harness.rank.process.start import leave
 from harness.record.store import try_writing
 
 DEFAULT_LARGEST = {"cuda": "4GB", "cpu": "64MB"}

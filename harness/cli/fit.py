@@ -13,9 +13,9 @@ import click
 
 from harness.backends import registry
 from harness.backends.options import parts_of
-from harness.cli.arguments import command_line, default_ranks, require_gpus
-from harness.cli.device import resolve_device
-from harness.cli.options import (
+from harness.cli.options.arguments import command_line, default_ranks, require_gpus
+from harness.cli.options.device import resolve_device
+from harness.cli.options.shared import (
     PATH,
     config_option,
     json_option,
@@ -25,8 +25,8 @@ from harness.cli.options import (
     runs_option,
     set_option,
 )
-from harness.cli.output import begin, echo
-from harness.cli.progress import Progress
+from harness.cli.terminal.output import begin, echo
+from harness.cli.terminal.progress import Progress
 from harness.errors import HarnessError
 from harness.launch.cells import Cell, canonical_label
 from harness.launch.external import started_as_rank

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from harness.cli.options import PATH, common
-from harness.cli.output import echo
+from harness.cli.options.shared import PATH, common
+from harness.cli.terminal.output import echo
 from harness.errors import HarnessError
 from harness.files import require_plain_output, write_all_atomically
 from harness.job.reference import commented_file, json_schema

@@ -13,8 +13,8 @@ from typing import Any
 import click
 import psutil
 
-from harness.cli.options import PATH, backends_option, common, json_option, measuring, set_option
-from harness.cli.output import echo
+from harness.cli.options.shared import PATH, backends_option, common, json_option, measuring, set_option
+from harness.cli.terminal.output import echo
 from harness.errors import HarnessError
 from harness.judge.wording import counted
 from harness.labs.catalogue import LABS, Lab, Scale, Variant, find_lab

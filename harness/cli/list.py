@@ -8,9 +8,9 @@ from typing import Any, get_args
 
 import click
 
-from harness.cli.options import PATH, common, json_option, wide_option
-from harness.cli.output import echo
-from harness.cli.selection import all_runs
+from harness.cli.options.selection import all_runs
+from harness.cli.options.shared import PATH, common, json_option, wide_option
+from harness.cli.terminal.output import echo
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import SPEED, STEP
 from harness.judge.rows import Row, reason

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from harness.cli.arguments import command_line
-from harness.cli.options import View, json_option, measuring, runs_option, view_options
-from harness.cli.output import echo
+from harness.cli.options.arguments import command_line
+from harness.cli.options.shared import json_option, measuring, runs_option, view_options
+from harness.cli.terminal.output import View, echo
 from harness.errors import HarnessError
 from harness.job.experiment import MeasureSection
 from harness.launch.observed import observe_command

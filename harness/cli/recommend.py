@@ -7,15 +7,15 @@ from pathlib import Path
 
 import click
 
-from harness.cli.hardware import (
+from harness.cli.options.hardware import (
     calibrate_options,
     calibrated_constants,
     gpus_per_node_option,
     named_fabric,
 )
-from harness.cli.options import MODEL, PATH, common, config_option, json_option, set_option
-from harness.cli.output import begin, echo
-from harness.cli.predicting import counting_predictors
+from harness.cli.options.shared import MODEL, PATH, common, config_option, json_option, set_option
+from harness.cli.terminal.output import begin, echo
+from harness.cli.terminal.predicting import counting_predictors
 from harness.job.config import load_experiment
 
 
@@ -59,8 +59,8 @@ def recommend(
     called for, and how to measure the best ones.
     """
     begin("tracing the model's activations")
-    from harness.plan.device import ranks_per_node
-    from harness.plan.hardware import load_hardware
+    from harness.plan.devices.device import ranks_per_node
+    from harness.plan.devices.hardware import load_hardware
     from harness.plan.recommend.question import ask, find_model, read_count
     from harness.plan.recommend.recommendation import Typed
     from harness.plan.recommend.recommendation import recommend as recommended

@@ -8,9 +8,9 @@ from typing import Any, get_args
 
 import click
 
-from harness.cli.options import EXIT_STRICT, PATH, common, warn_skipped
-from harness.cli.output import begin, echo
-from harness.cli.price import given_price, price_option
+from harness.cli.options.price import given_price, price_option
+from harness.cli.options.shared import EXIT_STRICT, PATH, common, warn_skipped
+from harness.cli.terminal.output import begin, echo
 from harness.errors import HarnessError
 from harness.files import stream_number
 from harness.job.experiment import Price, Question

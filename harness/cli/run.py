@@ -10,13 +10,13 @@ from pathlib import Path
 import click
 
 from harness.backends import registry
-from harness.cli import completion
-from harness.cli.arguments import command_line, default_ranks, require_gpus
-from harness.cli.cell_runs import open_store
-from harness.cli.device import resolve_device
-from harness.cli.given import GivenFiles, given_options
-from harness.cli.options import (
-    View,
+from harness.cli.cells.cell_runs import open_store
+from harness.cli.cells.preflight import force_option, foresee_one, refuse_as_rank
+from harness.cli.options import completion
+from harness.cli.options.arguments import command_line, default_ranks, require_gpus
+from harness.cli.options.device import resolve_device
+from harness.cli.options.given import GivenFiles, given_options
+from harness.cli.options.shared import (
     config_option,
     found_checkpoint,
     json_option,
@@ -32,9 +32,8 @@ from harness.cli.options import (
     view_options,
     with_trace,
 )
-from harness.cli.output import echo
-from harness.cli.preflight import force_option, foresee_one, refuse_as_rank
-from harness.cli.progress import Progress
+from harness.cli.terminal.output import View, echo
+from harness.cli.terminal.progress import Progress
 from harness.errors import HarnessError
 from harness.job.batch import job_layout
 from harness.job.experiment import Experiment

@@ -8,9 +8,9 @@ import textwrap
 import click
 
 from harness.backends.explain import available
-from harness.cli import completion
-from harness.cli.options import common, json_option
-from harness.cli.output import echo
+from harness.cli.options import completion
+from harness.cli.options.shared import common, json_option
+from harness.cli.terminal.output import echo
 from harness.errors import HarnessError
 from harness.job.reference import DocumentedSetting, json_schema, sections
 from harness.job.reference import settings as all_settings

@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
-from harness.cli import completion
-from harness.cli.options import common, json_option, runs_option
-from harness.cli.output import echo
-from harness.cli.selection import LATEST, one_run
+from harness.cli.options import completion
+from harness.cli.options.selection import LATEST, one_run
+from harness.cli.options.shared import common, json_option, runs_option
+from harness.cli.terminal.output import echo
 from harness.job.experiment import Experiment
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import METRICS

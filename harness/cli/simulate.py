@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from harness.cli.arguments import numbers, split_backends
-from harness.cli.options import BACKENDS, MODEL, common, config_option, json_option, set_option
-from harness.cli.output import begin, echo
+from harness.cli.options.arguments import numbers, split_backends
+from harness.cli.options.shared import BACKENDS, MODEL, common, config_option, json_option, set_option
+from harness.cli.terminal.output import begin, echo
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
 from harness.launch.cells import canonical_label

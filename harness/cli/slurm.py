@@ -12,8 +12,9 @@ from typing import Any
 
 import click
 
-from harness.cli.arguments import DEFAULT_CPU_RANKS, numbers, split_backends
-from harness.cli.options import (
+from harness.cli.cells.preflight import force_option, show
+from harness.cli.options.arguments import DEFAULT_CPU_RANKS, numbers, split_backends
+from harness.cli.options.shared import (
     EXIT_GATE,
     PATH,
     backends_option,
@@ -26,14 +27,13 @@ from harness.cli.options import (
     runs_option,
     set_option,
 )
-from harness.cli.output import echo
-from harness.cli.preflight import force_option, show
+from harness.cli.terminal.output import echo
 from harness.errors import HarnessError
 from harness.fabric.result import FABRIC_NAME, parse_rate, read_fabric, shortfall
 from harness.job.config import only_elsewhere
 from harness.judge.wording import counted
 from harness.launch.cells import BOTH_KERNELS, canonical_label, have_both_kernels, reusable
-from harness.plan.limits import MemoryLimits
+from harness.plan.devices.limits import MemoryLimits
 from harness.plan.preflight import Forecast
 from harness.record.store import Store
 from harness.shipped import resolve

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from harness.cli.options import PATH, common, json_option
-from harness.cli.output import begin, echo
+from harness.cli.options.shared import PATH, common, json_option
+from harness.cli.terminal.output import begin, echo
 from harness.nested import finite
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness.cli.options import PATH, common, json_option
-from harness.cli.output import begin, echo
+from harness.cli.options.shared import PATH, common, json_option
+from harness.cli.terminal.output import begin, echo
 from harness.errors import HarnessError
 from harness.nested import finite
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from harness.cli.options import PATH, common, json_option
-from harness.cli.output import begin, echo
+from harness.cli.options.shared import PATH, common, json_option
+from harness.cli.terminal.output import begin, echo
 from harness.judge.wording import counted
 from harness.record.store import without_collection
 from harness.tell.verify import verify as verify_report

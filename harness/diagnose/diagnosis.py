@@ -26,13 +26,13 @@ from harness.diagnose.tensors import (
     TensorNoise,
     compare_tensors,
 )
+from harness.judge.agreement.explain import explain, name_scale, shifted
+from harness.judge.agreement.job_equivalence import Difference, job_differences
+from harness.judge.agreement.noise import Tolerance
+from harness.judge.agreement.parity import MEAN_NORM, first_divergent_step
+from harness.judge.agreement.resumed import aligned_runs
 from harness.judge.distance import Distance, distance
 from harness.judge.effective import SettingDifference, setting_differences
-from harness.judge.explain import explain, name_scale, shifted
-from harness.judge.job_equivalence import Difference, job_differences
-from harness.judge.noise import Tolerance
-from harness.judge.parity import MEAN_NORM, first_divergent_step
-from harness.judge.resumed import aligned_runs
 from harness.judge.wording import percent, words
 from harness.launch.launcher import LocalLauncher, modules_to_preload
 from harness.record import Record, WorldPart

@@ -15,12 +15,12 @@ from harness.diagnose.rerun import Rerun, Say, experiment_of, layout_of, require
 from harness.errors import HarnessError
 from harness.job.batch import layout_over
 from harness.job.job import Job
+from harness.judge.agreement.noise import UNIT_ROUNDOFF, Tolerance, measure_noise
+from harness.judge.agreement.parity import has_dropout
+from harness.judge.agreement.resumed import aligned_runs, first_step, from_step
 from harness.judge.cell import CellName
 from harness.judge.distance import Series, Traces, distance, relative_distance, traces
 from harness.judge.effective import setting_differences
-from harness.judge.noise import UNIT_ROUNDOFF, Tolerance, measure_noise
-from harness.judge.parity import has_dropout
-from harness.judge.resumed import aligned_runs, first_step, from_step
 from harness.judge.wording import words
 from harness.launch.launcher import LocalLauncher, modules_to_preload
 from harness.nested import differences, put, value_at

@@ -10,8 +10,8 @@ from harness.backends.registry import REFERENCE
 from harness.diagnose.pair import LoadedRun
 from harness.diagnose.rerun import Say, reference_labels
 from harness.errors import HarnessError
-from harness.judge.noise import Noise, NormShift, Tolerance, measure_noise
-from harness.judge.parity import judge
+from harness.judge.agreement.noise import Noise, NormShift, Tolerance, measure_noise
+from harness.judge.agreement.parity import judge
 from harness.judge.run import Run as JudgedRun
 from harness.record import Record
 from harness.record.record_files import RecordFiles

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from harness.backends.explain import suggestion
 from harness.errors import HarnessError
+from harness.judge.agreement.parity import has_dropout
+from harness.judge.agreement.resumed import first_step
 from harness.judge.cell import CellName
-from harness.judge.parity import has_dropout
-from harness.judge.resumed import first_step
 from harness.judge.rows import reason
 from harness.launch.cells import canonical_label
 from harness.record import Record

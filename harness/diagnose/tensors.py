@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.judge.agreement.noise import BAND_FACTOR, TIGHT_FACTOR, UNIT_ROUNDOFF, UNMEASURED_FACTOR
 from harness.judge.distance import Sketch, estimate
-from harness.judge.noise import BAND_FACTOR, TIGHT_FACTOR, UNIT_ROUNDOFF, UNMEASURED_FACTOR
 from harness.run_directory.events import ExaminedEvent
 
 Sketches = Mapping[str, Sketch]

@@ -5,24 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
-from harness.forms import (
-    ddp,
-    fsdp1,
-    fsdp2,
-    fsdp2_tensor,
-    pipeline,
-    sequence,
-    single,
-    tensor,
-    zero0,
-    zero3,
-    zero12,
-)
+from harness.forms import ddp, pipeline, sequence, single, tensor
+from harness.forms.fsdp import fsdp1, fsdp2, fsdp2_tensor
 from harness.forms.optimizer_states import with_optimizer, with_whole_matrices
 from harness.forms.sequence import with_attention
 from harness.forms.terms import Collective, ModelStates, Underived, Volume
 from harness.forms.workload import Workload
-from harness.forms.zero_tensor import zero3_tensor, zero12_tensor
+from harness.forms.zero import zero0, zero3, zero12
+from harness.forms.zero.zero_tensor import zero3_tensor, zero12_tensor
 
 
 class ClosedForms(Protocol):

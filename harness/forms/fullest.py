@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from harness.forms.fsdp1 import ALIGNMENT_BYTES, flat_unit, is_sharded
+from harness.forms.fsdp.fsdp1 import ALIGNMENT_BYTES, flat_unit, is_sharded
 from harness.forms.layout import Layout, Tensor, ceil_to, elements
 from harness.forms.part import within
 from harness.forms.pipeline import held
 from harness.forms.workload import Workload
-from harness.forms.zero12 import START_ALIGNMENT_ELEMENTS
+from harness.forms.zero.zero12 import START_ALIGNMENT_ELEMENTS
 
 
 def fullest_rank(workload: Workload) -> int:

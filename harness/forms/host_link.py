@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.forms import fsdp1, fsdp2, zero3
+from harness.forms.fsdp import fsdp1, fsdp2
 from harness.forms.part import within
 from harness.forms.states import ADAM_MOMENTS
 from harness.forms.terms import STEP_PHASES, ModelStates
 from harness.forms.workload import Window, Workload
-from harness.forms.zero import gradient_accumulation_bytes
-from harness.forms.zero12 import ACCUMULATED_ON_HOST
+from harness.forms.zero import zero3
+from harness.forms.zero.stages import gradient_accumulation_bytes
+from harness.forms.zero.zero12 import ACCUMULATED_ON_HOST
 
 
 def host_elements(workload: Workload, expected: ModelStates) -> float:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from harness.backends.base import OptimizerKind
 from harness.backends.optimizer_kinds import BLOCK_ELEMENTS, LOW_BIT, is_quantised
 from harness.backends.strategy import StrategyKind
-from harness.forms.fsdp import shard_role
+from harness.forms.fsdp.units import shard_role
 from harness.forms.layout import Tensor, ceil_to
 from harness.forms.optimizer_step import updated_tensors
 from harness.forms.states import ADAM_MOMENTS, step_counters

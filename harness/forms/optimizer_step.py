@@ -8,10 +8,12 @@ from itertools import pairwise
 from typing import Literal
 
 from harness.backends.optimizer_kinds import LOW_BIT
-from harness.forms import fsdp1, fsdp2, fsdp2_tensor, pipeline, tensor, zero3, zero12
+from harness.forms import pipeline, tensor
+from harness.forms.fsdp import fsdp1, fsdp2, fsdp2_tensor
 from harness.forms.states import replica_tensors
 from harness.forms.workload import Workload
-from harness.forms.zero_tensor import zero3_tensor, zero12_tensor
+from harness.forms.zero import zero3, zero12
+from harness.forms.zero.zero_tensor import zero3_tensor, zero12_tensor
 
 Implementation = Literal["for-loop", "foreach", "fused"]
 SOURCE = "torch 2.13, optim/adam.py"

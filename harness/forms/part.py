@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from harness.backends.mesh import Mesh
-from harness.forms import pipeline, tensor, zero_tensor
+from harness.forms import pipeline, tensor
 from harness.forms.workload import Workload
+from harness.forms.zero import zero_tensor
 
 UNDERNEATH = {"tensor": "single", "fsdp2-tensor": "fsdp2"}
 """Family of ranks that cut layers -> that of the ranks which hold the same part of them."""

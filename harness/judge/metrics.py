@@ -11,11 +11,11 @@ from math import inf
 from statistics import median
 from typing import Literal
 
-from harness.judge import measures
-from harness.judge.parity import Judgement
+from harness.judge.agreement.parity import Judgement
+from harness.judge.quantities import measures
+from harness.judge.quantities.states import expected_model_state_bytes
+from harness.judge.quantities.volume import expected_sent_bytes_per_step
 from harness.judge.run import Run
-from harness.judge.states import expected_model_state_bytes
-from harness.judge.volume import expected_sent_bytes_per_step
 from harness.record import Record
 
 Unit = Literal["tokens/s", "samples/s", "seconds", "bytes", "nats/token", "relative", "step"]

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from harness.backends.registry import REFERENCE
+from harness.judge.agreement.noise import TIGHT, Noise, Tolerance
+from harness.judge.agreement.parity import Parity
 from harness.judge.cell import CellName
 from harness.judge.distance import aligned
 from harness.judge.metrics import BY_KEY, METRICS, SPEED, STEP, Metric
-from harness.judge.noise import TIGHT, Noise, Tolerance
-from harness.judge.parity import Parity
 from harness.judge.ranking import InTurns, Logs, Ranking, Round
 from harness.judge.rows import Row
 from harness.judge.run import Run

@@ -8,13 +8,13 @@ from functools import cached_property
 from typing import Any
 
 from harness.backends.registry import BUILT_IN, REFERENCE
+from harness.judge.agreement.job_equivalence import job_differences
+from harness.judge.agreement.noise import Noise, is_repetition, is_variant, measure_noise
+from harness.judge.agreement.parity import Judgement, judge
+from harness.judge.agreement.resumed import from_step
 from harness.judge.cell import CellName
-from harness.judge.expected import unjudged_amounts
-from harness.judge.job_equivalence import job_differences
 from harness.judge.metrics import METRICS
-from harness.judge.noise import Noise, is_repetition, is_variant, measure_noise
-from harness.judge.parity import Judgement, judge
-from harness.judge.resumed import from_step
+from harness.judge.quantities.expected import unjudged_amounts
 from harness.judge.run import Run
 from harness.judge.run_conditions import is_deterministic, labelled, occasions, varying, words
 from harness.record import ErrorPart, Record

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
-from harness.judge import measures
 from harness.judge.cell import CellName
 from harness.judge.distance import Series, series
+from harness.judge.quantities import measures
+from harness.judge.quantities.timings import Disturbance, Timings, disturbance, timings
 from harness.judge.statistics import steady_from
-from harness.judge.timings import Disturbance, Timings, disturbance, timings
 from harness.record import Record
 
 

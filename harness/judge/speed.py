@@ -13,9 +13,9 @@ from harness.forms.flops import (
     least_flops_per_token,
     model_flops_per_token,
 )
+from harness.judge.quantities.timings import WHOLE
 from harness.judge.run import Run
 from harness.judge.statistics import percentile_95
-from harness.judge.timings import WHOLE
 from harness.record import OverlapPart, Record
 
 

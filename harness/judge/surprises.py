@@ -24,22 +24,22 @@ from harness.forms.terms import (
     Term,
 )
 from harness.forms.textbook import TermDifference
-from harness.forms.zero import FP32_SURPLUS, SECOND_FP32_COPY
-from harness.forms.zero3.collectives import TIED_TERM
-from harness.forms.zero3.states import PERSISTENT_PARAMETERS, REDUCTION_BUCKET
+from harness.forms.zero.stages import FP32_SURPLUS, SECOND_FP32_COPY
+from harness.forms.zero.zero3.collectives import TIED_TERM
+from harness.forms.zero.zero3.states import PERSISTENT_PARAMETERS, REDUCTION_BUCKET
 from harness.job.experiment import Question
 from harness.judge.cell import CellName
 from harness.judge.comparison import Comparison
 from harness.judge.effective import clipping, master_dtypes
-from harness.judge.measures import (
+from harness.judge.quantities.measures import (
     reduced_dtypes,
     sent_bytes_per_step,
     textbook_bytes_per_step,
     transport_bytes_per_step,
 )
+from harness.judge.quantities.states import RankStates, largest, rank_states, textbook
+from harness.judge.quantities.volume import textbook_differences, volume_differences
 from harness.judge.repeats import Repeats
-from harness.judge.states import RankStates, largest, rank_states, textbook
-from harness.judge.volume import textbook_differences, volume_differences
 from harness.judge.wording import listed, ranks
 from harness.record import Record
 from harness.record.workload import known_strategy, of_record

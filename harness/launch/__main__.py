@@ -12,7 +12,7 @@ from harness.run_directory.request import RunRequest
 
 def train(run_directory: Path, request: RunRequest, tell: Callable[[str], object]) -> int:
     """This rank's part; imports torch only here, in the watched child."""
-    from harness.rank.signals import dump_stacks_when_asked
+    from harness.rank.process.signals import dump_stacks_when_asked
 
     dump_stacks_when_asked(run_directory, external_rank())
     tell(request.run_id)
@@ -23,9 +23,9 @@ def train(run_directory: Path, request: RunRequest, tell: Callable[[str], object
     gc.disable()  # what is imported stays: collecting meanwhile takes an eighth of the time
     import transformers.modeling_utils  # noqa: F401
 
-    from harness.rank.environment import world_of
+    from harness.rank.process.environment import world_of
+    from harness.rank.process.start import leave
     from harness.rank.rank import run_rank
-    from harness.rank.start import leave
     from harness.run_directory.nodes import write_node
 
     gc.freeze()

@@ -18,15 +18,15 @@ def enter_rank(
 
     `turns`: through which it is given turns; None: it takes none.
     """
-    from harness.rank.signals import dump_stacks_when_asked
+    from harness.rank.process.signals import dump_stacks_when_asked
 
     _detach(log)
     dump_stacks_when_asked(Path(run_directory), int(variables["RANK"]))
     _follow_the_launcher()
     os.environ.update(variables)
+    from harness.rank.process.start import leave
+    from harness.rank.process.turns import Turns
     from harness.rank.rank import run_rank
-    from harness.rank.start import leave
-    from harness.rank.turns import Turns
 
     leave(run_rank(Path(run_directory), turns=Turns(turns) if turns is not None else None))
 
@@ -36,7 +36,7 @@ def enter_question(function: str, argument: str, log: str, launcher: Connection)
     _detach(log)
     _follow_the_launcher()
     from harness.errors import HarnessError
-    from harness.rank.start import keep_lock_of_bars, leave
+    from harness.rank.process.start import keep_lock_of_bars, leave
     from harness.rank.telling import tell_through
     from harness.safe_text import described
 

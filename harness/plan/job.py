@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.job.job import Job
 from harness.launch.cells import Cell
-from harness.plan.device import Device
+from harness.plan.devices.device import Device
 from harness.plan.model import PlannedModel
 from harness.plan.scenario import Scenario
 from harness.record import DataPart, LayoutPart, ModelPart

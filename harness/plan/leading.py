@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 from harness.backends import registry
 from harness.backends.entry import Entry
 from harness.backends.strategy import StrategyKind
-from harness.plan.limits import MemoryVerdict
+from harness.plan.devices.limits import MemoryVerdict
 from harness.tell.formats import gigabytes
 
 CLOSE_SHARE = 0.05

@@ -11,11 +11,11 @@ from typing import TypeVar
 from harness.errors import HarnessError
 from harness.forms.terms import STATE_KINDS
 from harness.plan.coverage import neighbours, why_between, why_memory_unknown
-from harness.plan.limits import MemoryVerdict
+from harness.plan.devices.limits import MemoryVerdict
 from harness.plan.memory import MemoryPrediction, memory_bounds, predict_memory
 from harness.plan.profiles import Trace, trace_scenarios
 from harness.plan.scenario import Scenario
-from harness.plan.speed import SpeedPrediction, predict_speed
+from harness.plan.time.speed import SpeedPrediction, predict_speed
 
 T = TypeVar("T")
 FARTHEST_BOUNDS = 3

@@ -17,10 +17,10 @@ from harness.forms.flops import ModelGeometry, model_flops_per_token
 from harness.job.job import DEFAULT_STEPS, DEFAULT_TASK, Job
 from harness.judge.cell import CellName, name_cells
 from harness.launch.cells import Cell
-from harness.plan.device import Device
+from harness.plan.devices.device import Device
+from harness.plan.devices.limits import Answer, MemoryLimits, MemoryVerdict, limits_here
 from harness.plan.job import data_bytes, planned_model, scenario_of, scenario_of_request
 from harness.plan.job_model import job_model
-from harness.plan.limits import Answer, MemoryLimits, MemoryVerdict, limits_here
 from harness.plan.memory import MemoryPrediction
 from harness.plan.prediction import Prediction, Predictors, predict
 from harness.plan.profiles import Trace

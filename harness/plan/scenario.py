@@ -31,8 +31,8 @@ from harness.job.optimizer import OptimizerSection
 from harness.job.pairs import why_refused as why_pair_refused
 from harness.nested import put
 from harness.plan.adapters import why_refused, with_adapters
-from harness.plan.constants import TimeConstants
-from harness.plan.device import Device, Fabric
+from harness.plan.devices.constants import TimeConstants
+from harness.plan.devices.device import Device, Fabric
 from harness.plan.model import PlannedModel, heads_of
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from harness.backends.strategy import StrategyKind
 from harness.judge.wording import listed
-from harness.plan.constants import SUSTAINED_SHARES, TimeConstants, default_constants
 from harness.plan.coverage import unpredicted_axes
+from harness.plan.devices.constants import SUSTAINED_SHARES, TimeConstants, default_constants
 from harness.plan.memory import device_overhead
 from harness.plan.scenario import Scenario
 

@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from harness.backends.base import World
 from harness.files import write_atomically
-from harness.rank.environment import join_process_group, prepare_process, world_of
+from harness.rank.process.environment import join_process_group, prepare_process, world_of
 from harness.rank.rank import run_rank
 from harness.record import Record
 from harness.record.store import write_record

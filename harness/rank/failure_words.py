@@ -14,7 +14,8 @@ from pathlib import Path
 from torch import nn
 
 from harness.backends.blocks import transformer_blocks
-from harness.rank.live_model import bare_name
+from harness.rank.live.live_model import bare_name
+from harness.rank.live.observer import NO_GRADIENT
 from harness.safe_text import described
 
 
@@ -243,7 +244,6 @@ WIDER = (
     "makes a tensor of its own; cast it to the weight's dtype (x.to(layer.weight.dtype)), or run ddp, "
     "whose autocast does"
 )
-NO_GRADIENT = "does not require grad and does not have a grad_fn"
 KNOWN: dict[tuple[str, ...], str | Callable[[str, str], str]] = {
     ("support scalar parameters", "self.dim() cannot be 0 to view"): _scalar,
     ("got mixed torch.Tensor and DTensor", "got [0] but expected shape compatible with"): _read_outside,

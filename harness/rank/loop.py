@@ -20,13 +20,13 @@ from harness.job.job import Job
 from harness.rank.checkpoint import CheckpointProbe
 from harness.rank.data.samples import IGNORED, LABELS, Sampler, Samples, to_device
 from harness.rank.events import EventWriter
+from harness.rank.live.observer import Observer
 from harness.rank.models.optimizer import learning_rate
-from harness.rank.observer import Observer
 from harness.rank.probes.probes import Probes
 from harness.rank.probes.sketch import sketch
 from harness.rank.probes.time import PhaseTimer
 from harness.rank.probes.tracer import Tracer
-from harness.rank.turns import Turns
+from harness.rank.process.turns import Turns
 from harness.record import OUTSIDE, DataPart, Window
 from harness.run_directory.events import EvaluationEvent, ExaminedEvent, StepEvent
 from harness.run_directory.rank_state import EVALUATION, TURN, PositionWriter
@@ -74,7 +74,7 @@ HASH_MODULUS = 2**64
 
 
 class SampleHashes:
-    """The samples of one step, by their ids; what a batch became on its way is in `rank/observer.py`."""
+    """The samples of one step, by their ids; what a batch became on its way is in `rank/live/observer.py`."""
 
     def __init__(self, samples: Samples) -> None:
         self._samples = samples

@@ -16,6 +16,7 @@ from harness.job.job import Job
 from harness.job.optimizer import OptimizerSection, UpdateGroup
 from harness.rank.data.samples import DataFacts
 from harness.rank.failure_words import note_parameters
+from harness.rank.live.observer import Observer
 from harness.rank.loading.skeleton import why_whole
 from harness.rank.loading.source import JobModelSource
 from harness.rank.models.changes import narrow_products
@@ -26,7 +27,6 @@ from harness.rank.models.optimizer import frozen_names, try_own, update_groups
 from harness.rank.models.sequence_part import divide_sequence
 from harness.rank.models.splitting import split_dependence
 from harness.rank.models.tracing import Counting, trace_step
-from harness.rank.observer import Observer
 from harness.run_directory.request import RunRequest
 
 

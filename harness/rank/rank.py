@@ -32,13 +32,6 @@ from harness.rank.accelerator import describe_accelerator, measured_peaks
 from harness.rank.answers import answer_questions
 from harness.rank.checkpoint import LOADING_PHASE, CheckpointProbe, if_supported, load
 from harness.rank.data.samples import Sampler, Samples, load_samples
-from harness.rank.environment import (
-    device_name,
-    join_process_group,
-    prepare_process,
-    random_state,
-    world_of,
-)
 from harness.rank.events import EventWriter
 from harness.rank.failure_words import failure_message
 from harness.rank.loop import Loop, describe_data, training_steps
@@ -54,9 +47,16 @@ from harness.rank.probes.probes import Instruments
 from harness.rank.probes.process_memory import HostPeak
 from harness.rank.probes.time import phase_timer
 from harness.rank.probes.weights import combined, digest_share, digest_weights
-from harness.rank.signals import SignalThread
+from harness.rank.process.environment import (
+    device_name,
+    join_process_group,
+    prepare_process,
+    random_state,
+    world_of,
+)
+from harness.rank.process.signals import SignalThread
+from harness.rank.process.turns import Turns
 from harness.rank.telling import tell_through
-from harness.rank.turns import Turns
 from harness.record import ObservedPart, SetupMemoryPart, WeightsPart
 from harness.record.model import weights_differ
 from harness.record.workload import NOT_CLAIMED, of_job

@@ -11,9 +11,9 @@ from typing import Any
 from tabulate import tabulate
 
 from harness.judge.comparison import Comparison
-from harness.judge.expected import unjudged_amounts
-from harness.judge.measures import counts_samples
 from harness.judge.metrics import BY_KEY, SENT, SPEED, STEP, Metric, Unit, metrics_in
+from harness.judge.quantities.expected import unjudged_amounts
+from harness.judge.quantities.measures import counts_samples
 from harness.judge.ranking import NO_FIGURES, Ranking
 from harness.judge.repeats import Repeats
 from harness.judge.rows import Row, reason

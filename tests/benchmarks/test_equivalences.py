@@ -1,6 +1,6 @@
 from benchmarks.equivalences import PAGE, held, page_with_tables, records, same_states, traffic
-from harness.judge.states import rank_states
-from harness.judge.volume import volume_differences
+from harness.judge.quantities.states import rank_states
+from harness.judge.quantities.volume import volume_differences
 
 RAN = records()
 

@@ -13,7 +13,7 @@ from harness.backends import registry
 from harness.forms.network import EMULATED
 from harness.forms.terms import GRADIENTS
 from harness.judge.comparison import Comparison
-from harness.judge.volume import textbook_differences, volume_differences, volume_of
+from harness.judge.quantities.volume import textbook_differences, volume_differences, volume_of
 from harness.record import BackendPart, CommunicationPart, DimensionPart, Record, WindowsPart
 from tests.built_in import HYBRID, NATIVE
 from tests.contract.cases import GLOBAL_BATCH, LENGTH

@@ -9,8 +9,8 @@ import pytest
 
 from harness.backends import registry
 from harness.forms.terms import STATE_KINDS
-from harness.judge.expected import expected_states
-from harness.judge.volume import volume_differences, why_unknown
+from harness.judge.quantities.expected import expected_states
+from harness.judge.quantities.volume import volume_differences, why_unknown
 from harness.record import BackendPart, CommunicationPart, ObservedPart, Record, WindowsPart
 from harness.record.workload import with_counts
 from tests.contract.irregular import CASES, GLOBAL_BATCH, PROBED_STEP, REFUSED, CountedStep, job_of

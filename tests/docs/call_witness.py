@@ -40,7 +40,8 @@ def _watch() -> None:
 
 if __name__ == "__main__":
     os.environ[FILE] = sys.argv[1]
-    from harness.cli import cell_runs, main
+    from harness.cli import main
+    from harness.cli.cells import cell_runs
 
     wanted = cell_runs.modules_to_preload
     cell_runs.modules_to_preload = lambda *given: [*wanted(*given), "tests.docs.call_witness"]  # type: ignore[assignment]

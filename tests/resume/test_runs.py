@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from harness.backends import registry
+from harness.judge.agreement.job_equivalence import job_differences
 from harness.judge.comparison import Comparison
-from harness.judge.job_equivalence import job_differences
 from harness.record import Record
 from harness.record.model import DIGEST_KIND
 from harness.record.store import Store

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from harness.backends import registry
 from harness.backends.base import World
 from harness.judge.metrics import BY_KEY
+from harness.judge.quantities.states import rank_states
+from harness.judge.quantities.volume import volume_differences
 from harness.judge.rows import Row
-from harness.judge.states import rank_states
-from harness.judge.volume import volume_differences
 from tests.built_in import MULTIPLYING
 
 from .matrix import Matrix

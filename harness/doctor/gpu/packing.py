@@ -24,7 +24,7 @@ import psutil
 from harness.errors import HarnessError
 from harness.files import refusing
 from harness.judge.comparison import Comparison
-from harness.judge.measures import median_step_seconds, peak_bytes, predicted_peak_bytes
+from harness.judge.quantities.measures import median_step_seconds, peak_bytes, predicted_peak_bytes
 from harness.record import Record
 from harness.record.record_files import ARCHIVE_NAME, RECORD_NAME, SUFFIX, write_archive
 from harness.record.run_id import as_name

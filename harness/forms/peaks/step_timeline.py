@@ -12,7 +12,7 @@ from harness.forms.layout import Layout, Tensor, elements
 from harness.forms.optimizer_step import implementation, step_temporary, updated_tensors
 from harness.forms.terms import Term, named_terms
 from harness.forms.workload import Workload
-from harness.forms.zero import gradient_accumulation_bytes
+from harness.forms.zero.stages import gradient_accumulation_bytes
 
 Phase = Literal["forward", "backward", "reduction", "step"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.peaks.step_timeline import GRADIENTS, StepTimeline, harness_norm
 from harness.forms.terms import named_terms
-from harness.forms.zero import reduce_dtype
-from harness.forms.zero0 import FALLBACK_BUCKET_ELEMENTS
+from harness.forms.zero.stages import reduce_dtype
+from harness.forms.zero.zero0 import FALLBACK_BUCKET_ELEMENTS
 
 FLATTENED, CONVERTED, WIDENED, FLOAT_COPY = named_terms("zero0", "flattened converted widened float_copy")
 

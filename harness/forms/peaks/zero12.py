@@ -9,8 +9,8 @@ from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.layout import Tensor, ceil_to, elements
 from harness.forms.peaks.step_timeline import GRADIENTS, StepTimeline, deepspeed_norm, gathering
 from harness.forms.terms import named_terms
-from harness.forms.zero import bucket_elements, gradient_accumulation_bytes, reduce_dtype
-from harness.forms.zero12 import START_ALIGNMENT_ELEMENTS
+from harness.forms.zero.stages import bucket_elements, gradient_accumulation_bytes, reduce_dtype
+from harness.forms.zero.zero12 import START_ALIGNMENT_ELEMENTS
 
 BUCKET, FLATTENED, CONVERTED, PARTITION, FURTHER, FLAT, WIDENED, UPDATE = named_terms(
     "zero12", "bucket flattened converted partition further flat widened update"

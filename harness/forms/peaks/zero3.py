@@ -21,8 +21,8 @@ from harness.forms.peaks.step_timeline import (
 )
 from harness.forms.terms import named_terms
 from harness.forms.workload import Workload
-from harness.forms.zero import bucket_elements, gradient_accumulation_bytes, reduce_dtype
-from harness.forms.zero3.states import SECOND_COPY, SECOND_COPY_PADDING
+from harness.forms.zero.stages import bucket_elements, gradient_accumulation_bytes, reduce_dtype
+from harness.forms.zero.zero3.states import SECOND_COPY, SECOND_COPY_PADDING
 
 GATHERED, COALESCED, COPY_OF_GROUP, CONVERTED, INTERLEAVED, FLAT, WIDENED, UPDATE, KEPT = named_terms(
     "zero3", "gathered coalesced copy_of_group converted interleaved flat widened update kept"

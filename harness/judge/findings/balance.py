@@ -11,14 +11,14 @@ import numpy as np
 
 from harness.backends.registry import REFERENCE
 from harness.forms.flops import hardware_flops_per_token
-from harness.judge.explain import where
+from harness.judge.agreement.explain import where
 from harness.judge.findings.finding import Finding, of_cells
-from harness.judge.measures import gradient_lost, idle_on_some_ranks
+from harness.judge.quantities.measures import gradient_lost, idle_on_some_ranks
+from harness.judge.quantities.timings import PERSISTENT_RUNS, Seconds, is_beyond_noise
 from harness.judge.repeats import Place, Repeats, Runs
 from harness.judge.rows import Row
 from harness.judge.run import Run
 from harness.judge.speed import geometry, recomputation
-from harness.judge.timings import PERSISTENT_RUNS, Seconds, is_beyond_noise
 from harness.judge.wording import numbered
 from harness.record import Record
 

@@ -11,11 +11,11 @@ from harness.forms.fullest import most_gathered_bytes
 from harness.forms.workload import ELSEWHERE
 from harness.judge.effective import EVERY_MICRO_STEP, counted_synchronisation
 from harness.judge.findings.finding import Finding, of_cells
-from harness.judge.measures import REDUCTIONS, reduced_bytes
+from harness.judge.quantities.measures import REDUCTIONS, reduced_bytes
+from harness.judge.quantities.states import all_kinds
+from harness.judge.quantities.volume import VolumeDifference, volume_differences, volume_of
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
-from harness.judge.states import all_kinds
-from harness.judge.volume import VolumeDifference, volume_differences, volume_of
 from harness.record import LayoutPart, MemoryPart, Record
 from harness.record.workload import layout_of, of_record
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from harness.judge.agreement.explain import altered_step, explain, moved_alone, of_one_rank, sums_of_step
+from harness.judge.agreement.noise import Noise, differing_answers
+from harness.judge.agreement.parity import MEAN_NORM
 from harness.judge.distance import movement
-from harness.judge.explain import altered_step, explain, moved_alone, of_one_rank, sums_of_step
 from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.metrics import metrics_in
-from harness.judge.noise import Noise, differing_answers
-from harness.judge.parity import MEAN_NORM
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 from harness.judge.wording import listed, percent

@@ -7,10 +7,10 @@ from contextlib import suppress
 
 from harness.backends.registry import REFERENCE
 from harness.bounds import MOST_REPEATS
+from harness.judge.agreement.parity import has_dropout
 from harness.judge.cell import CellName
 from harness.judge.findings.execution import THE_MODEL
 from harness.judge.findings.finding import Finding
-from harness.judge.parity import has_dropout
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 from harness.judge.run import Run

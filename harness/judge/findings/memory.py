@@ -9,13 +9,13 @@ from statistics import fmean, median
 from typing import Any
 
 from harness.forms.terms import STATE_KINDS
-from harness.forms.zero3.states import BUFFER_TERM, READ_TERM, UPDATED_TERM
-from harness.judge import measures
-from harness.judge.expected import derived_states
+from harness.forms.zero.zero3.states import BUFFER_TERM, READ_TERM, UPDATED_TERM
 from harness.judge.findings.finding import Finding, of_cells
+from harness.judge.quantities import measures
+from harness.judge.quantities.expected import derived_states
+from harness.judge.quantities.states import all_kinds, rank_states
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
-from harness.judge.states import all_kinds, rank_states
 from harness.judge.wording import percent
 from harness.record import RankPart, Record
 

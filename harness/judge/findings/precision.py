@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from harness.backends.optimizer_kinds import LOW_BIT
+from harness.judge.agreement.noise import is_repetition
 from harness.judge.effective import SettingDifference
 from harness.judge.findings.finding import Finding, of_cells
-from harness.judge.noise import is_repetition
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 from harness.judge.wording import words

@@ -8,12 +8,12 @@ from typing import Any
 
 from harness.backends.library_facts import FACTS, LibraryFact
 from harness.backends.options import COST_ALONE
+from harness.judge.agreement.explain import read_outside
+from harness.judge.agreement.noise import is_repetition, measure_noise
+from harness.judge.agreement.parity import has_dropout
 from harness.judge.distance import distance
 from harness.judge.effective import GROUPS, SETTINGS, SettingDifference, reduce_dtypes
-from harness.judge.explain import read_outside
 from harness.judge.findings.finding import Finding, of_cells
-from harness.judge.noise import is_repetition, measure_noise
-from harness.judge.parity import has_dropout
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 from harness.judge.wording import words

@@ -9,16 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from harness.judge import measures, speed
+from harness.judge import speed
 from harness.judge.cell import CellName
 from harness.judge.findings.finding import Finding, labels, of_cells
-from harness.judge.measures import mean_watts
+from harness.judge.quantities import measures
+from harness.judge.quantities.measures import mean_watts
+from harness.judge.quantities.timings import DATA, WHOLE, is_beyond_noise
 from harness.judge.repeats import Repeats, Runs
 from harness.judge.rows import Row
 from harness.judge.run import Run
 from harness.judge.speed import node_threads, shares_cores
 from harness.judge.statistics import LEAST_STEPS, SAME_SHARE, uninstrumented_steps
-from harness.judge.timings import DATA, WHOLE, is_beyond_noise
 from harness.judge.wording import counted, numbered
 from harness.record import OUTSIDE, EnergyPart, RankPart, Record
 

@@ -14,10 +14,10 @@ from harness.backends.base import World
 from harness.backends.entry import UnknownBackend
 from harness.errors import HarnessError
 from harness.plan.coverage import why_memory_unknown
-from harness.plan.device import ranks_per_node
+from harness.plan.devices.device import ranks_per_node
+from harness.plan.devices.limits import MemoryVerdict
 from harness.plan.estimate.row import EstimateRow
 from harness.plan.leading import USUAL, about, between, by_speed, simplest_close
-from harness.plan.limits import MemoryVerdict
 from harness.plan.prediction import Prediction, Predictors, predict, with_speed
 from harness.plan.scenario import Scenario, why_not_planned, with_settings
 from harness.tell.formats import gigabytes

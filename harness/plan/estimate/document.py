@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.forms.terms import Term
-from harness.plan.computing import attention_kernel
 from harness.plan.estimate.alternatives import Alternative, estimate_command
 from harness.plan.estimate.question import EstimateRequest
 from harness.plan.estimate.row import EstimateRow, trust_of
 from harness.plan.memory import MemoryPrediction
-from harness.plan.speed import SpeedPrediction
+from harness.plan.time.computing import attention_kernel
+from harness.plan.time.speed import SpeedPrediction
 
 
 def document(

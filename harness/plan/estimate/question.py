@@ -12,8 +12,8 @@ from harness.job.batch import job_layout
 from harness.job.experiment import Experiment
 from harness.job.job import TrainingSection
 from harness.launch.cells import canonical_label
-from harness.plan.constants import TimeConstants
-from harness.plan.device import Device, Fabric, require_context, with_training_defaults
+from harness.plan.devices.constants import TimeConstants
+from harness.plan.devices.device import Device, Fabric, require_context, with_training_defaults
 from harness.plan.job_model import job_model
 from harness.plan.model import PlannedModel
 

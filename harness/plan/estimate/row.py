@@ -7,21 +7,23 @@ from dataclasses import dataclass, replace
 
 from harness.backends.base import World
 from harness.errors import HarnessError, JobError
-from harness.forms import fsdp, pipeline, zero
+from harness.forms import pipeline
 from harness.forms.dtypes import DTYPE_BYTES
+from harness.forms.fsdp import units as fsdp
 from harness.forms.network import EMULATED, transport_sent_bytes
 from harness.forms.terms import Collective, ModelStates, ring_formula
 from harness.forms.textbook import gathers_updated, textbook_sent_bytes, textbook_states
 from harness.forms.workload import Role, Workload
+from harness.forms.zero import stages as zero
 from harness.job.batch import BatchLayout, job_layout, layout_of, with_global_batch
 from harness.judge.wording import ranks
 from harness.plan.estimate.question import EstimateRequest
 from harness.plan.memory import host_bytes
 from harness.plan.prediction import Prediction, Predictors, predict, tried
 from harness.plan.scenario import Scenario, why_not_planned
-from harness.plan.speed import hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
+from harness.plan.time.speed import hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
+from harness.plan.time.work import Work
 from harness.plan.trust import Trust, trust_in
-from harness.plan.work import Work
 
 
 @dataclass(frozen=True, kw_only=True)

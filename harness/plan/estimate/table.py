@@ -11,7 +11,6 @@ from harness.backends.registry import moving_parts
 from harness.backends.strategy import ROUTE_PREFIXES
 from harness.judge.cell import CellName
 from harness.judge.wording import listed, ranks
-from harness.plan.computing import attention_kernel
 from harness.plan.estimate.alternatives import COMMAND, Alternative, alternative_lines, estimate_command
 from harness.plan.estimate.document import formulae
 from harness.plan.estimate.question import EstimateRequest
@@ -26,6 +25,7 @@ from harness.plan.leading import (
     distinct_backends,
     in_order,
 )
+from harness.plan.time.computing import attention_kernel
 from harness.tell.formats import NOT_AVAILABLE, gigabytes
 from harness.tell.narrow import fitted, line_width
 

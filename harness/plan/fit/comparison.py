@@ -12,9 +12,9 @@ from harness.errors import HarnessError
 from harness.job.batch import BatchLayout
 from harness.job.experiment import Experiment
 from harness.launch.cells import Cell, make_cell
+from harness.plan.devices.limits import MemoryLimits
 from harness.plan.fit.search import divisors, largest_predicted
 from harness.plan.job import data_bytes, planned_model, scenario_of
-from harness.plan.limits import MemoryLimits
 from harness.plan.prediction import Predictors, predict
 from harness.plan.preflight import DOES_NOT_FIT, judged
 from harness.record import Record

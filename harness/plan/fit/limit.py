@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.errors import HarnessError
 from harness.gpus.found import find_gpus
 from harness.job.experiment import read_bytes
-from harness.plan.hardware import load_hardware
+from harness.plan.devices.hardware import load_hardware
 from harness.record.provenance import host_memory_bytes
 
 

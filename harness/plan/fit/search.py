@@ -10,7 +10,7 @@ from typing import Any
 from harness.backends.pipeline.cut import not_whole
 from harness.errors import HarnessError
 from harness.job.experiment import Experiment
-from harness.judge import measures
+from harness.judge.quantities import measures
 from harness.judge.wording import ranks
 from harness.record import Record
 

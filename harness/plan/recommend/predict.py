@@ -13,9 +13,9 @@ from harness.backends.options import parts_of
 from harness.errors import HarnessError
 from harness.forms.families import collectives
 from harness.forms.terms import STATE_KINDS
+from harness.plan.devices.limits import MemoryVerdict
 from harness.plan.fit.search import divisors, largest_predicted
 from harness.plan.leading import span
-from harness.plan.limits import MemoryVerdict
 from harness.plan.memory import MemoryPrediction
 from harness.plan.prediction import Prediction, Predictors, predict, with_speed
 from harness.plan.recommend.question import RecommendRequest

@@ -11,7 +11,7 @@ from harness.errors import HarnessError
 from harness.job.experiment import Experiment
 from harness.job.job import Job
 from harness.plan.architectures.catalogue import mixture_of_experts
-from harness.plan.device import Device, Fabric, require_context, with_training_defaults
+from harness.plan.devices.device import Device, Fabric, require_context, with_training_defaults
 from harness.plan.model import PlannedModel
 from harness.plan.models import NOT_COVERED, find_entry, load_model
 

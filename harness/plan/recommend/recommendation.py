@@ -12,6 +12,7 @@ from harness.backends import registry
 from harness.backends.base import Preset
 from harness.errors import HarnessError
 from harness.judge.wording import listed, percent
+from harness.plan.devices.limits import TIGHT_SHARE
 from harness.plan.estimate.alternatives import (
     CHECKPOINTED,
     MORE_GPUS,
@@ -23,13 +24,12 @@ from harness.plan.estimate.alternatives import (
     set_words,
 )
 from harness.plan.leading import CLOSE_SHARE, USUAL
-from harness.plan.limits import TIGHT_SHARE
 from harness.plan.prediction import Predictors
 from harness.plan.recommend.guide import Advice, advise, guide_line
 from harness.plan.recommend.predict import Configuration
 from harness.plan.recommend.question import RecommendRequest
 from harness.plan.recommend.ranking import VariantRanking, rank
-from harness.plan.speed import gpu_hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
+from harness.plan.time.speed import gpu_hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
 from harness.plan.trust import PUBLISHED, Trust, trust_in
 
 SITE = "SITE.yaml"

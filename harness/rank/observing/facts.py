@@ -17,8 +17,7 @@ from harness.backends.blocks import transformer_blocks
 from harness.backends.optimizer_groups import group_constants, group_rate, held_tensors
 from harness.backends.precision import dtype_name
 from harness.rank.accelerator import uses_tf32
-from harness.rank.environment import is_deterministic
-from harness.rank.live_model import (
+from harness.rank.live.live_model import (
     Whole,
     bare_module_name,
     bare_name,
@@ -29,6 +28,7 @@ from harness.rank.live_model import (
 from harness.rank.models.changes import is_compiled
 from harness.rank.models.description import describe_geometry
 from harness.rank.observing.live import Live, Optimizers
+from harness.rank.process.environment import is_deterministic
 from harness.record import LayoutPart, ModelPart, ObservedPart, TensorPart
 
 

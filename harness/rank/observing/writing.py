@@ -22,10 +22,9 @@ from harness.backends.base import Effective, Engine, World
 from harness.backends.optimizer_groups import group_rate
 from harness.backends.registry import strategy_of
 from harness.rank.accelerator import describe_accelerator
-from harness.rank.environment import device_name
 from harness.rank.events import GuestEventWriter
-from harness.rank.live_model import whole_parameters
-from harness.rank.observer import DIGESTED_STEPS
+from harness.rank.live.live_model import whole_parameters
+from harness.rank.live.observer import DIGESTED_STEPS
 from harness.rank.observing.facts import (
     Seen,
     layout_of,
@@ -40,6 +39,7 @@ from harness.rank.observing.live import Live, Optimizers, effective_of, recognis
 from harness.rank.observing.probing import Probing
 from harness.rank.observing.step import Step
 from harness.rank.placement import placement
+from harness.rank.process.environment import device_name
 from harness.record import LayoutPart, ModelPart, ObservationPart
 from harness.run_directory.events import DoneEvent, FailureEvent, FinalEvent, ObservationEvent, SetupEvent
 from harness.run_directory.observed import LOSS

@@ -19,10 +19,9 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from harness.backends import registry
 from harness.backends.base import Engine, World
-from harness.rank.environment import keep_freed_memory
 from harness.rank.events import EventWriter
 from harness.rank.factories import brought_packages
-from harness.rank.observer import Observer
+from harness.rank.live.observer import Observer
 from harness.rank.probes.communication import CommunicationCounter, release_finished_collectives
 from harness.rank.probes.energy import EnergyMeter
 from harness.rank.probes.memory import (
@@ -35,6 +34,7 @@ from harness.rank.probes.memory import (
 from harness.rank.probes.process_memory import process_memory
 from harness.rank.probes.time import ProcessorAccount
 from harness.rank.probes.tracer import Tracer
+from harness.rank.process.environment import keep_freed_memory
 from harness.record import CommunicationPart, MemoryPart, Moment, OverlapPart, Window
 from harness.run_directory.events import MeasuredEvent
 from harness.run_directory.rank_state import ModuleWriter

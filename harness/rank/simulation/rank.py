@@ -27,13 +27,13 @@ from harness.forms.workload import ORDINARY_STEP
 from harness.job.job import Job
 from harness.rank.data.samples import DataFacts
 from harness.rank.data.tokens import tokenizer_of
-from harness.rank.environment import prepare_process
+from harness.rank.live.observer import Observer
 from harness.rank.models.model import model_config
-from harness.rank.observer import Observer
 from harness.rank.preparation import prepare_engine
 from harness.rank.probes.communication import CommunicationCounter
 from harness.rank.probes.memory import AllocatorProbe, allocator_probe, host_peak_bytes
 from harness.rank.probes.probes import MemoryProbe
+from harness.rank.process.environment import prepare_process
 from harness.rank.simulation import ddp
 from harness.rank.simulation.fake_tensors import PERFORMED, SUBSTITUTIONS, FakeAllocatorProbe, fake_tensors
 from harness.record import CommunicationPart, MemoryPart

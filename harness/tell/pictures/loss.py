@@ -9,8 +9,8 @@ from math import ceil, copysign, floor, log1p, log10
 from statistics import median
 from typing import Any
 
+from harness.judge.agreement.noise import is_variant
 from harness.judge.comparison import Comparison
-from harness.judge.noise import is_variant
 from harness.judge.repeats import Repeats
 from harness.judge.wording import counted, listed, ranks
 from harness.record import Record

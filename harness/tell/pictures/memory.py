@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.forms.terms import STATE_KINDS
-from harness.judge import measures
 from harness.judge.comparison import Comparison
+from harness.judge.quantities import measures
+from harness.judge.quantities.states import largest, rank_states
 from harness.judge.repeats import Repeats
-from harness.judge.states import largest, rank_states
 from harness.tell.document import Picture
 from harness.tell.formats import number
 from harness.tell.pictures.bars import (

@@ -7,8 +7,8 @@ from statistics import median
 
 from harness.judge import speed
 from harness.judge.comparison import Comparison
+from harness.judge.quantities.timings import DATA, WAITING
 from harness.judge.repeats import Repeats
-from harness.judge.timings import DATA, WAITING
 from harness.record import RankPart
 from harness.tell.document import Picture
 from harness.tell.formats import number, percent

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from harness.forms.network import NodeTraffic, node_traffic
 from harness.forms.terms import STEP_PHASES
 from harness.judge.comparison import Comparison
-from harness.judge.measures import all_ranks_counted
 from harness.judge.metrics import SENT, metrics_in
-from harness.judge.repeats import Repeats
-from harness.judge.rows import Row
-from harness.judge.volume import (
+from harness.judge.quantities.measures import all_ranks_counted
+from harness.judge.quantities.volume import (
     expected_payload,
     is_derived,
     textbook_differences,
@@ -20,6 +18,8 @@ from harness.judge.volume import (
     volume_of,
     why_unknown,
 )
+from harness.judge.repeats import Repeats
+from harness.judge.rows import Row
 from harness.record import CommunicationPart, Record
 from harness.tell.document import Block, Column, Paragraph, Section, Table
 from harness.tell.formats import exact, megabytes

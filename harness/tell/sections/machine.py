@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from harness.forms.flops import is_stub
 from harness.judge.comparison import Comparison
+from harness.judge.quantities.timings import disturbance
 from harness.judge.run_conditions import accelerator_facts
-from harness.judge.timings import disturbance
 from harness.judge.wording import listed
 from harness.record import EnvironmentPart, ObservationPart, Record
 from harness.tell.document import Block, Column, Folded, Items, Paragraph, Section, Table

@@ -7,10 +7,10 @@ from statistics import mean
 from typing import Any
 
 from harness.forms.terms import STATE_KINDS
-from harness.judge import measures
 from harness.judge.comparison import Comparison
+from harness.judge.quantities import measures
+from harness.judge.quantities.states import largest, rank_states, textbook
 from harness.judge.repeats import Repeats
-from harness.judge.states import largest, rank_states, textbook
 from harness.record import MemoryPart, Record
 from harness.tell.document import Block, Column, Folded, Paragraph, Section, Table
 from harness.tell.formats import megabytes, percent

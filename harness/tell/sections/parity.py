@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.backends.trainer.alone import LIBRARY_ALONE
-from harness.judge.cell import CellName, name_cells
-from harness.judge.comparison import Comparison
-from harness.judge.noise import (
+from harness.judge.agreement.noise import (
     BAND_FACTOR,
     CUT_BAND,
     TIGHT_FACTOR,
@@ -18,6 +16,8 @@ from harness.judge.noise import (
     Noise,
     Tolerance,
 )
+from harness.judge.cell import CellName, name_cells
+from harness.judge.comparison import Comparison
 from harness.judge.run_conditions import is_deterministic
 from harness.judge.wording import listed
 from harness.record.workload import depends_on_split

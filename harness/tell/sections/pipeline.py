@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.judge.comparison import Comparison
-from harness.judge.pipeline import PipelineUse, pipeline_use
+from harness.judge.quantities.pipeline import PipelineUse, pipeline_use
 from harness.judge.repeats import Repeats
 from harness.judge.statistics import median_known
 from harness.tell.document import Paragraph, Section, Table

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harness.judge.cell import CellName, name_cells
 from harness.judge.comparison import Comparison
-from harness.judge.expected import unjudged_amounts
+from harness.judge.quantities.expected import unjudged_amounts
 from harness.judge.repeats import Repeats, job_marks
 from harness.judge.rows import reason
 from harness.judge.run_conditions import PAUSE_SECONDS

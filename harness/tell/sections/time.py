@@ -7,13 +7,14 @@ from statistics import median
 from typing import Any
 
 from harness.job.experiment import Price
-from harness.judge import measures, speed
+from harness.judge import speed
 from harness.judge.comparison import Comparison
-from harness.judge.measures import Usage, usage
+from harness.judge.quantities import measures
+from harness.judge.quantities.measures import Usage, usage
+from harness.judge.quantities.timings import DATA, PHASES, WAITING
 from harness.judge.repeats import Repeats
 from harness.judge.run import Run
 from harness.judge.statistics import LEAST_FOR_P95, LEAST_STEPS, SAME_SHARE, median_known
-from harness.judge.timings import DATA, PHASES, WAITING
 from harness.tell.document import Block, Column, Heading, Paragraph, Section, Table
 from harness.tell.formats import milliseconds, number
 from harness.tell.tables import LABELS, prose, table_columns

@@ -14,9 +14,9 @@ from harness.forms import families
 from harness.forms.peaks.families import kinds_without_activations, without_activations
 from harness.forms.workload import Window, Workload
 from harness.job.experiment import Question
-from harness.judge.pipeline import pipeline_use
+from harness.judge.quantities.pipeline import pipeline_use
+from harness.judge.quantities.volume import sent_per_step
 from harness.judge.repeats import Repeats
-from harness.judge.volume import sent_per_step
 from harness.judge.wording import ranks
 from harness.record import Record
 from harness.record.workload import of_record

@@ -9,8 +9,8 @@ from typing import Any
 from harness.job.experiment import Question
 from harness.judge.cell import CellName
 from harness.judge.comparison import Comparison
-from harness.judge.expected import unjudged_amounts
 from harness.judge.metrics import SENT, SPEED, STEP
+from harness.judge.quantities.expected import unjudged_amounts
 from harness.judge.repeats import BASE, Repeats, job_marks
 from harness.judge.run_conditions import is_deterministic
 from harness.judge.scaling import strong_scaling, weak_scaling

@@ -8,18 +8,18 @@ from harness.backends.registry import PLANTED
 from harness.backends.strategy import ROUTE_PREFIXES
 from harness.forms.terms import STATE_KINDS
 from harness.job.experiment import Question
+from harness.judge.agreement.noise import Tolerance
 from harness.judge.cell import CellName, name_cells
 from harness.judge.comparison import Comparison
 from harness.judge.findings.catalogue import kinds
 from harness.judge.findings.groups import statements
 from harness.judge.metrics import EXPECTED_SENT, SENT, SPEED, STEP
-from harness.judge.noise import Tolerance
+from harness.judge.quantities.states import largest, rank_states
+from harness.judge.quantities.volume import volume_differences
 from harness.judge.ranking import EQUAL, Ranking
 from harness.judge.repeats import Repeats, rank_speeds
 from harness.judge.scaling import ScalingPoint, strong_scaling, weak_scaling
 from harness.judge.speed import shares_cores
-from harness.judge.states import largest, rank_states
-from harness.judge.volume import volume_differences
 from harness.judge.wording import counted, listed, ranks
 from harness.tell.document import Items, Line, Section
 from harness.tell.formats import megabytes, number, percent, scientific, times

@@ -13,7 +13,7 @@ from importlib.resources import files
 from itertools import groupby
 from typing import Any, get_args
 
-from harness.judge.parity import Parity
+from harness.judge.agreement.parity import Parity
 from harness.record.run import Status
 from harness.tell.document import (
     Align,

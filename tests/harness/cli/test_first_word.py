@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.output import echo
-from harness.cli.working import WORKING_AFTER, working
+from harness.cli.terminal.output import echo
+from harness.cli.terminal.working import WORKING_AFTER, working
 from tests.representatives import first
 
 from .command_line import HARNESS, environment

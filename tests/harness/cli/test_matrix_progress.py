@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from harness.cli.options import View
-from harness.cli.progress import MatrixProgress, duration
+from harness.cli.terminal.output import View
+from harness.cli.terminal.progress import MatrixProgress, duration
 from harness.job.config import load_experiment
 from harness.launch.cells import Cell, plan
 from harness.run_directory.events import StepEvent

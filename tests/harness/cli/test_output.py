@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.output import echo
+from harness.cli.terminal.output import echo
 from tests.patience import SECONDS
 from tests.records import make_record
 
 from .command_line import HARNESS, environment, harness
 
-PRINT = "import sys; from harness.cli.output import echo; "
+PRINT = "import sys; from harness.cli.terminal.output import echo; "
 
 
 def run(code: str, **streams: int) -> subprocess.Popen[str]:

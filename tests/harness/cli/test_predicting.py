@@ -6,8 +6,8 @@ from threading import Event
 
 import pytest
 
-from harness.cli import predicting
-from harness.cli.predicting import counting_predictors
+from harness.cli.terminal import predicting
+from harness.cli.terminal.predicting import counting_predictors
 from tests.harness.plan.plans import scenario
 from tests.patience import SECONDS
 

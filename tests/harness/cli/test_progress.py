@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from harness.cli.progress import Progress
+from harness.cli.terminal.progress import Progress
 from harness.run_directory.events import StepEvent
 from tests.fake_ranks import STEP
 from tests.harness.run_directory.test_events import setup_event

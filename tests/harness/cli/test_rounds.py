@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.cli.rounds import FIRST_LOOK, Until, add_rounds, parse_precision
+from harness.cli.cells.rounds import FIRST_LOOK, Until, add_rounds, parse_precision
 from harness.errors import HarnessError
 from harness.judge.comparison import Comparison
 from harness.record import Record

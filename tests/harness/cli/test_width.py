@@ -5,7 +5,8 @@ from unittest.mock import patch
 
 import pytest
 
-from harness.cli import COMMANDS, output
+from harness.cli import COMMANDS
+from harness.cli.terminal import output
 from harness.record.store import write_record
 from harness.tell.narrow import WIDTH, fitted, folded
 from tests.records import make_record, make_steps

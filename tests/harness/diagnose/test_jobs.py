@@ -21,8 +21,8 @@ from harness.diagnose.jobs import (
 )
 from harness.diagnose.pair import LoadedRun
 from harness.errors import HarnessError
+from harness.judge.agreement.resumed import from_step
 from harness.judge.distance import traces
-from harness.judge.resumed import from_step
 from harness.record import Record, ResumedPart
 from harness.record.run import ObservationPart
 from harness.record.store import write_record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.forms.fsdp2 import units_around_blocks
+from harness.forms.fsdp.fsdp2 import units_around_blocks
 from harness.forms.layout import Layout, Tensor
 
 LLAMA = ("model.embed_tokens.weight", "model.layers.0.mlp.weight", "model.norm.weight", "lm_head.weight")

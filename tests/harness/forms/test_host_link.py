@@ -15,8 +15,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam, ShardedSt
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from harness.forms import fsdp2
 from harness.forms.families import model_states
+from harness.forms.fsdp import fsdp2
 from harness.forms.host_link import host_link_bytes
 from harness.forms.layout import Layout, Tensor
 from harness.forms.workload import Workload

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from harness.backends.mesh import Mesh
-from harness.judge.explain import Explanation, explain, name_scale
-from harness.judge.noise import Tolerance
+from harness.judge.agreement.explain import Explanation, explain, name_scale
+from harness.judge.agreement.noise import Tolerance
 from harness.record import LayoutPart, ObservedPart, RankPart, Record, ResumedPart, TensorPart
 from tests.records import LOSSES, NORMS, make_ranks, make_record, make_steps, make_weights
 

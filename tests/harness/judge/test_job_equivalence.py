@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
+from harness.judge.agreement.job_equivalence import job_differences
 from harness.judge.comparison import Comparison
-from harness.judge.job_equivalence import job_differences
 from harness.judge.repeats import place_to_compare
 from harness.record import ObservedPart, Record
 from harness.tell.document import Items

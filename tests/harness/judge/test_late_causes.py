@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from harness.judge.explain import Explanation, explain
-from harness.judge.job_equivalence import job_differences
-from harness.judge.noise import measure_noise
+from harness.judge.agreement.explain import Explanation, explain
+from harness.judge.agreement.job_equivalence import job_differences
+from harness.judge.agreement.noise import measure_noise
 from harness.record import ObservedPart, RankPart, Record
 from tests.records import LOSSES, NORMS, make_ranks, make_record, make_steps, make_weights
 

@@ -1,6 +1,6 @@
 import pytest
 
-from harness.judge import measures
+from harness.judge.quantities import measures
 from harness.record import BackendPart, EvaluationPart, WindowsPart
 from tests.records import make_communication, make_effective, make_record, make_steps
 

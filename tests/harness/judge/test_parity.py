@@ -2,12 +2,12 @@ from typing import Any
 
 import pytest
 
+from harness.judge.agreement.explain import explain
+from harness.judge.agreement.job_equivalence import job_differences
+from harness.judge.agreement.noise import Noise, measure_noise
+from harness.judge.agreement.parity import Judgement
+from harness.judge.agreement.parity import judge as judge_run
 from harness.judge.distance import movement
-from harness.judge.explain import explain
-from harness.judge.job_equivalence import job_differences
-from harness.judge.noise import Noise, measure_noise
-from harness.judge.parity import Judgement
-from harness.judge.parity import judge as judge_run
 from harness.judge.run import Run
 from harness.record import DimensionPart, Record
 from tests.records import LOSSES, NORMS, make_effective, make_record, make_steps, make_weights

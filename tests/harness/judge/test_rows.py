@@ -1,7 +1,7 @@
 import json
 
+from harness.judge.agreement.noise import is_variant
 from harness.judge.comparison import Comparison
-from harness.judge.noise import is_variant
 from harness.judge.rows import reason
 from harness.record import ErrorPart
 from tests.records import ENVIRONMENT, LOSSES, make_record, make_steps

@@ -3,8 +3,8 @@
 import gc
 from weakref import ref
 
-from harness.judge import measures
 from harness.judge.comparison import Comparison
+from harness.judge.quantities import measures
 from harness.judge.run import Run
 from tests.records import make_record
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from harness.judge.explain import name_scale, sums_of_step
-from harness.judge.job_equivalence import job_differences
+from harness.judge.agreement.explain import name_scale, sums_of_step
+from harness.judge.agreement.job_equivalence import job_differences
 from harness.record import DimensionPart, Record
 from tests.records import make_ranks, make_record
 

@@ -9,9 +9,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from harness.job.model import ModelSection
 from harness.plan.architectures.catalogue import ARCHITECTURES
-from harness.plan.computing import EAGER_ONLY, attention_kernel, eager_attention
 from harness.plan.models import load_model
-from harness.plan.speed import predict_speed
+from harness.plan.time.computing import EAGER_ONLY, attention_kernel, eager_attention
+from harness.plan.time.speed import predict_speed
 from tests.harness.plan.estimate.asking import row
 from tests.harness.plan.plans import A100
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.errors import HarnessError
-from harness.plan.limits import MemoryLimits
+from harness.plan.devices.limits import MemoryLimits
 from harness.plan.memory import memory_bounds
 from harness.plan.models import load_model
 from harness.plan.preflight import FORCE, Forecast, PlannedCell, forecast

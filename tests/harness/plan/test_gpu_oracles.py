@@ -8,10 +8,10 @@ import pytest
 
 from harness.api.runs import estimate
 from harness.forms.terms import ring_sent_bytes
-from harness.plan.constants import default_constants
-from harness.plan.hardware import load_hardware
+from harness.plan.devices.constants import default_constants
+from harness.plan.devices.hardware import load_hardware
 from harness.plan.memory import nccl_bytes
-from harness.plan.speed import LOW_LATENCY_SHARE, call_latency, low_latency, path_of, wire_seconds
+from harness.plan.time.speed import LOW_LATENCY_SHARE, call_latency, low_latency, path_of, wire_seconds
 from tests.harness.plan.plans import scenario
 
 GIB = 2**30

@@ -6,8 +6,8 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.forms.flops import find_peak
-from harness.plan.device import ranks_per_node
-from harness.plan.hardware import Hardware, load_hardware
+from harness.plan.devices.device import ranks_per_node
+from harness.plan.devices.hardware import Hardware, load_hardware
 
 DEVICES = (
     "V100-16", "V100-32", "A100-40", "A100-64", "A100-80", "H100-80", "H100-80-PCIe", "H100-96", "H100-NVL",

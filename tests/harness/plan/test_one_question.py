@@ -4,10 +4,10 @@ import pytest
 
 from docs.hooks import strategies, sweeps
 from harness.job.config import load_experiment
-from harness.plan.device import PRESET, with_training_defaults
+from harness.plan.devices.device import PRESET, with_training_defaults
+from harness.plan.devices.hardware import load_hardware
 from harness.plan.estimate import question
 from harness.plan.estimate.row import candidates
-from harness.plan.hardware import load_hardware
 from harness.plan.leading import distinct_backends
 from harness.plan.models import load_model
 from harness.plan.recommend.predict import (

@@ -7,15 +7,16 @@ from typing import Any
 import pytest
 
 from harness.errors import HarnessError
-from harness.forms import tensor, zero_tensor
+from harness.forms import tensor
 from harness.forms.part import within
 from harness.forms.pipeline import bubble_share
+from harness.forms.zero import zero_tensor
 from harness.plan.memory import predict_memory
 from harness.plan.model import decoder
 from harness.plan.models import load_model
 from harness.plan.part import local_config, part_of
 from harness.plan.scenario import Scenario
-from harness.plan.speed import SpeedPrediction, predict_speed
+from harness.plan.time.speed import SpeedPrediction, predict_speed
 from tests.harness.plan.plans import scenario
 
 

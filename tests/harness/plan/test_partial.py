@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from harness.job.job import Job
-from harness.plan.hardware import load_hardware
+from harness.plan.devices.hardware import load_hardware
 from harness.plan.memory import predict_memory
 from harness.plan.models import load_model
 from harness.plan.scenario import Scenario
-from harness.plan.speed import predict_speed
+from harness.plan.time.speed import predict_speed
 
 GIB = 2**30
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from harness.forms.terms import Term
-from harness.plan.limits import MemoryLimits
+from harness.plan.devices.limits import MemoryLimits
 from harness.plan.memory import MemoryPrediction, Moment, host_bytes
 from harness.plan.preflight import judged, setup_bytes, size, telling_demand, tightest_demand
 from harness.record import PredictionPart

@@ -7,16 +7,16 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.job.job import Job
-from harness.plan.computing import host_launches
-from harness.plan.constants import default_constants
-from harness.plan.speed import (
+from harness.plan.devices.constants import default_constants
+from harness.plan.time.computing import host_launches
+from harness.plan.time.speed import (
     SpeedPrediction,
     gpu_hours_per_billion_tokens,
     hours_per_billion_tokens,
     kilowatt_hours_per_billion_tokens,
     predict_speed,
 )
-from harness.plan.work import Work
+from harness.plan.time.work import Work
 from tests.harness.plan.plans import A100, llama, scenario
 
 

@@ -1,6 +1,6 @@
 """Each rank has a GPU of its own."""
 
-from harness.rank.environment import shared_device
+from harness.rank.process.environment import shared_device
 
 
 def test_ranks_on_devices_of_their_own() -> None:

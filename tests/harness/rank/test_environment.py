@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from harness.rank.environment import is_deterministic, pin_determinism
+from harness.rank.process.environment import is_deterministic, pin_determinism
 from harness.run_directory.request import LOCAL_RENDEZVOUS
 from tests.forkserver import context, held_port
 from tests.patience import SECONDS
@@ -27,7 +27,7 @@ TINY = {
 def listening(port: int, parent: Connection) -> None:
     """A lone rank: which addresses it listens on."""
     from harness.backends.base import World
-    from harness.rank.environment import join_process_group
+    from harness.rank.process.environment import join_process_group
 
     os.environ |= {"MASTER_PORT": str(port), LOCAL_RENDEZVOUS: "1", "GLOO_SOCKET_IFNAME": "lo"}
     join_process_group(World(rank=0, world_size=1, local_rank=0, ranks_per_node=1, device="cpu"), 30.0)

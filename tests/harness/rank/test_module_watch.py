@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from harness.rank import module_watch
-from harness.rank.module_watch import ModuleWatch
+from harness.rank.live import module_watch
+from harness.rank.live.module_watch import ModuleWatch
 
 
 def model(*names: str) -> nn.ModuleDict:

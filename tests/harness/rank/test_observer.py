@@ -9,9 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.job.job import Job
 from harness.job.optimizer import OptimizerSection
+from harness.rank.live.observer import DIGESTED_STEPS, Observer
 from harness.rank.models.losses import returns_loss, summed_cross_entropy, targets_of
 from harness.rank.models.optimizer import update_groups
-from harness.rank.observer import DIGESTED_STEPS, Observer
 from harness.record import ObservedPart
 
 

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from harness.rank.data.batch_digest import SeenBatch, batch_hash_sum, content_digests, content_sum
-from harness.rank.observer import OptimizerWatch
+from harness.rank.live.observer import OptimizerWatch
 
 
 def stepped(optimizer: torch.optim.Optimizer, gradient: float) -> None:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from harness.rank.passes import PassWatch, depends_on_mode
+from harness.rank.live.passes import PassWatch, depends_on_mode
 
 
 class Model(nn.Module):

@@ -1,6 +1,6 @@
 import pytest
 
-from harness.rank.observer import DIGESTED_STEPS, Observer
+from harness.rank.live.observer import DIGESTED_STEPS, Observer
 from harness.rank.probes.communication import CommunicationCounter
 from harness.rank.probes.memory import AllocatorProbe, allocator_probe
 from harness.rank.probes.probes import Probes

@@ -5,9 +5,9 @@ import pytest
 
 from harness.job.optimizer import OptimizerSection
 from harness.judge.comparison import Comparison
-from harness.judge.expected import derived_states
 from harness.judge.findings.catalogue import kinds
 from harness.judge.findings.memory import _gap, find
+from harness.judge.quantities.expected import derived_states
 from harness.record import LayoutPart, MemoryPart, Record, TensorPart
 from harness.record.run import ObservationPart
 from tests.records import make_effective, make_ranks, make_record

@@ -1,6 +1,6 @@
 from harness.backends.base import Preset
 from harness.judge.comparison import Comparison
-from harness.judge.states import expected_states
+from harness.judge.quantities.states import expected_states
 from harness.judge.surprises import Surprise, surprises
 from harness.record import MemoryPart, RankPart, Record
 from tests.harness.judge.surprises.moving import moving

@@ -6,10 +6,16 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError
-from harness.plan.calibration import Calibration, MeasuredCell, calibrate, read_calibration, write_calibration
-from harness.plan.constants import TimeConstants, default_constants
+from harness.plan.devices.constants import TimeConstants, default_constants
 from harness.plan.scenario import Scenario
-from harness.plan.speed import predict_speed
+from harness.plan.time.calibration import (
+    Calibration,
+    MeasuredCell,
+    calibrate,
+    read_calibration,
+    write_calibration,
+)
+from harness.plan.time.speed import predict_speed
 from tests.harness.plan.plans import A100, INFINIBAND, llama, scenario
 
 SLOWER = replace(

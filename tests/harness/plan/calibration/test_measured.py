@@ -4,7 +4,7 @@ from statistics import median
 import pytest
 
 from harness.errors import HarnessError
-from harness.plan.calibration import MeasuredCell, calibrate, measured_cells
+from harness.plan.time.calibration import MeasuredCell, calibrate, measured_cells
 from harness.record.store import write_record
 from tests.records import make_record
 

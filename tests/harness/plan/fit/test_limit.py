@@ -2,8 +2,8 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.gpus.found import Gpus
+from harness.plan.devices.hardware import load_hardware
 from harness.plan.fit.limit import Limit, find_limit, require_host_memory
-from harness.plan.hardware import load_hardware
 from tests.gpus import gpus_of
 
 

@@ -6,7 +6,7 @@ from harness.plan.prediction import Predictors
 from harness.plan.recommend.recommendation import Typed, recommend
 from harness.plan.recommend.words import recommendation_lines
 from harness.plan.scenario import Scenario
-from harness.plan.speed import SpeedPrediction
+from harness.plan.time.speed import SpeedPrediction
 from tests.harness.plan.recommend.invented import memory, predictors, question, speed, trace_nothing
 
 

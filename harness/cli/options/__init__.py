@@ -1,0 +1,1 @@
+"""What commands share: options, the reading of arguments, exit codes."""

@@ -1,0 +1,1 @@
+"""What is printed: results, progress, and that a silent command works."""

@@ -1,0 +1,1 @@
+"""FSDP1 and FSDP2: states and traffic."""

@@ -1,0 +1,314 @@
+"""fully_shard (FSDP2) of torch 2.13, on one and two-dimensional meshes, natively and through Accelerate."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from harness.forms.dtypes import DTYPE_BYTES
+from harness.forms.fsdp.fsdp2_order import evaluation_in_order, in_order
+from harness.forms.fsdp.units import (
+    KEPT_BY_EVALUATION,
+    GatherUnit,
+    blocks_without_gradient,
+    evaluation,
+    gathers_and_reductions,
+    irregular_units,
+    norm,
+    reduction_remarks,
+    reductions,
+    shard_role,
+)
+from harness.forms.layout import Layout, Tensor, ceil_to, elements
+from harness.forms.loading import loading_collectives, with_pickled_plans
+from harness.forms.states import ADAM_MOMENTS, FROZEN, buffer_terms, step_counters
+from harness.forms.terms import (
+    BACKWARD,
+    DIGEST,
+    FORWARD,
+    OVERFLOW,
+    Collective,
+    ModelStates,
+    Share,
+    Term,
+    Volume,
+    gathered,
+    merged,
+    over_steps,
+    states,
+)
+from harness.forms.workload import Workload
+
+UnitTensors = tuple[list[Tensor], bool, bool]
+"""Parameters of a unit, whether it stays gathered between forward and backward pass, and whether torch's
+prefetch takes it for another one (`harness.forms.fsdp.units.GatherUnit`)."""
+
+
+def units_around_blocks(layout: Layout) -> list[UnitTensors]:
+    """`fsdp2_prepare_model` (accelerate/utils/fsdp_utils.py): embedding, last norm with output, the rest.
+
+    An untied embedding is resharded as the blocks are. The last norm and the output layer are one unit that
+    is not, with the embedding if it is tied; nor is the root, for which torch decides.
+    """
+    outside = dict(layout.units()).get("", [])
+    if not outside:
+        return []
+    embedding = _module(outside[0])
+    norm = _last_norm(outside[1:])
+    last = [t for t in outside if _module(t) == norm or _is_output(t)]
+    rest = [t for t in outside if t not in last and _module(t) != embedding]
+    embedded = [t for t in outside if _module(t) == embedding]
+    if outside[0].name in layout.tied.values():
+        found = [([*last, *embedded], True, False), (rest, True, False)]
+    else:
+        # The backward pass gives the last unit back at its beginning, the root only at its end.
+        found = [(embedded, False, False), (last, True, not rest), (rest, True, False)]
+    return [unit for unit in found if unit[0]]
+
+
+def _module(tensor: Tensor) -> str:
+    return tensor.name.rpartition(".")[0]
+
+
+def _is_output(tensor: Tensor) -> bool:
+    """The output layer lies next to the base model, as 'lm_head.weight' does, and not within it."""
+    return tensor.name.count(".") == 1
+
+
+def _last_norm(outside: list[Tensor]) -> str | None:
+    """Accelerate looks among the base model's direct children, as 'model.norm.weight' is."""
+    norms = [_module(t) for t in outside if len(t.shape) == 1 and t.name.count(".") == 2]
+    return norms[-1] if norms else None
+
+
+ROOT_KEPT = "the root unit stays gathered between forward and backward pass (reshard_after_forward: None)"
+
+
+def model_states(workload: Workload) -> ModelStates:
+    """Closed form per rank, from torch 2.13, `distributed/fsdp/_fully_shard`: rows cut over the ranks.
+
+    Weights: `FSDPParam._init_sharded_param` cuts dim 0 with `torch.chunk` and pads every rank's piece to
+    the first: ceil(rows / N) rows. Gradients: `foreach_reduce` takes them from one reduce-scatter output
+    per unit, padded alike, cast back to the weights' dtype; offloaded ones are copied without padding.
+    Adam's moments are as large as the rank's own rows, so the last ranks may hold less.
+    """
+    width = workload.master_bytes
+    host = workload.offload == "cpu"
+    own = sum(_own(workload, parameter) for parameter in workload.layout.trained)
+    padded = _padded(workload.layout.trained, workload.shards) // workload.shards
+    held = Share(own=own, padding=padded - own, padding_name="padding of the first dimension")
+    reached = workload.layout.reached
+    updated = sum(_own(workload, parameter) for parameter in reached)
+    in_shards = _padded(reached, workload.shards) // workload.shards
+    reduced = replace(held, own=updated, padding=in_shards - updated)
+    reduced = reduced.unpadded() if host and workload.device != "cpu" else reduced
+    return states(
+        [
+            *held.terms("weights", "own rows", width, host=host),
+            *_frozen(workload, host=host),
+            *reduced.terms("gradients", "own rows", width, host=host),
+            *reduced.unpadded().terms(
+                "optimizer", "Adam's moments of own rows", ADAM_MOMENTS * width, host=host
+            ),
+            step_counters(len(reached), workload),
+            *buffer_terms(workload),
+        ]
+    )
+
+
+def _frozen(workload: Workload, *, host: bool) -> list[Term]:
+    """Rows of weights that are not trained: cut as the others are, in their own dtype."""
+    found: list[Term] = []
+    for parameter in workload.layout.frozen_parameters:
+        own = _own(workload, parameter)
+        padding = _padded([parameter], workload.shards) // workload.shards - own
+        share = Share(own=own, padding=padding, padding_name="padding of the first dimension")
+        found += share.terms("weights", FROZEN, workload.held_bytes(parameter), host=host)
+    return merged(found)
+
+
+def updated_tensors(workload: Workload) -> list[list[int]]:
+    """Elements of the rank's rows of each parameter, by group: one DTensor each."""
+    return [[_own(workload, tensor) for tensor in group] for group in workload.layout.reached_groups()]
+
+
+def collectives(workload: Workload) -> Volume:
+    """`backends/fsdp/fsdp2.py`: the root follows the blocks like for like; else torch keeps it gathered.
+
+    Weights are gathered in every micro-step, since the backward pass gives them back
+    (`FSDPParamGroup.post_backward`), gradients reduced in the last one only
+    (`set_requires_gradient_sync`). In a group of one rank nothing is gathered or reduced
+    (`FSDPParamGroup.unshard`); the norm is.
+    """
+    reshards = workload.strategy.facts.reshards
+    resharded_root = reshards_root(workload)
+    units = _units(workload, reshards=reshards, reshards_root=resharded_root)
+    irregular = bool(workload.layout.unit_calls) and _order_unknown(workload) is None
+    named = dict(zip(_unit_names(workload), units, strict=False)) if irregular else {}
+
+    def step(workload: Workload, index: int) -> list[Collective]:
+        found = _norm(workload)
+        if workload.world_size == 1:
+            return found
+        if irregular:
+            reduced = [*units, *_reduced_again(workload, named)]
+            return [*in_order(workload, named, index), *reductions(workload, reduced), *found]
+        return gathers_and_reductions(workload, units, index, kept_within_step=False) + found
+
+    found = over_steps(workload, step)
+    if workload.world_size > 1:
+        found += loading_collectives(workload) + _scattered(workload)
+        found += evaluation_in_order(workload, named) if irregular else evaluation(workload, units)
+        found += _digest(workload)
+    remarks = reduction_remarks(workload)
+    if reshards and not resharded_root:
+        remarks.append((BACKWARD, ROOT_KEPT))
+    if workload.window.evaluation_spells and not resharded_root:
+        remarks.append((FORWARD, KEPT_BY_EVALUATION))
+    unknown = _order_unknown(workload)
+    return with_pickled_plans(
+        workload, Volume(collectives=tuple(found), remarks=tuple(remarks), unknown=unknown)
+    )
+
+
+def host_reads(workload: Workload) -> int:
+    """Bytes that offloaded weights, frozen ones too, take from the host in a step.
+
+    `FSDPParam.all_gather_inputs` (_fsdp_param.py) copies the rank's rows to the device before each gather, on
+    one rank too, and casts them there. What the forward pass left to a group of ranks lies on the device.
+    """
+    units = _units(workload, reshards=workload.strategy.facts.reshards, reshards_root=reshards_root(workload))
+    again = 0 if workload.second_copy_ranks else sum(unit.held_bytes for unit in units if not unit.kept)
+    read = workload.accumulation_steps * (sum(unit.held_bytes for unit in units) + again)
+    # Further micro-steps find an astray unit gathered: the one before gathered it in its backward pass.
+    further = workload.accumulation_steps - 1
+    return read + sum(unit.held_bytes for unit in units if unit.astray and further)
+
+
+def _reduced_again(workload: Workload, named: Mapping[str, GatherUnit]) -> list[GatherUnit]:
+    """Units that run more than once, where micro-steps add up: in the last, the first `post_backward`
+    reduces what was added up (`unsharded_accumulated_grad`), the last one the gradient that just came."""
+    if workload.accumulation_steps == 1:
+        return []
+    calls = workload.layout.unit_calls or ()
+    runs = Counter(name for name, use in calls if use == "inputs with gradient")
+    return [unit for name, unit in named.items() if runs[name] > 1]
+
+
+def _order_unknown(workload: Workload) -> str | None:
+    """Why what is gathered when has no closed form; None: it has."""
+    if not workload.layout.unit_calls:
+        return irregular_units(workload) or blocks_without_gradient(workload)
+    plain = workload.strategy.route == "native" and workload.strategy.family == "fsdp2"
+    whole = workload.options.get("auto_wrap") == "none"
+    if plain and not (whole or workload.second_copy_ranks or workload.activation_checkpointing):
+        return None
+    return irregular_units(workload)
+
+
+def _unit_names(workload: Workload) -> list[str]:
+    """In the order of `_units`: blocks, then the rest."""
+    names = [name for name, _ in workload.layout.units()]
+    return [name for name in names if name] + [name for name in names if not name]
+
+
+def reshards_root(workload: Workload) -> bool:
+    """Whether the root's weights are given back after the forward pass; Accelerate leaves that to torch."""
+    native = workload.strategy.route == "native" and workload.like_for_like
+    return workload.strategy.facts.reshards and bool(native or workload.options.get("reshards_root"))
+
+
+def _units(workload: Workload, *, reshards: bool, reshards_root: bool) -> list[GatherUnit]:
+    named = workload.layout.units()
+    found = [(tensors, not reshards, False) for name, tensors in named if name]
+    if workload.strategy.through_accelerate:
+        # Trainer leaves `set_is_last_backward` alone: each backward pass gives back what it gathered.
+        by_trainer = workload.strategy.route == "trainer"
+        around = units_around_blocks(workload.layout)
+        found += [(tensors, kept, astray and not by_trainer) for tensors, kept, astray in around]
+    else:
+        found += [(tensors, not reshards_root, False) for name, tensors in named if not name]
+    return [_unit(workload, tensors, kept=kept, astray=astray) for tensors, kept, astray in found]
+
+
+def _unit(workload: Workload, tensors: list[Tensor], *, kept: bool, astray: bool) -> GatherUnit:
+    """Weights of several dtypes are gathered as bytes (`foreach_all_gather`, _fsdp_collectives.py); at mixed
+    precision the policy casts them all to one. Only what is trained is reduced."""
+    reached = [tensor for tensor in tensors if workload.layout.is_reached(tensor)]
+    reduced = elements(reached), _padded(reached, workload.shards)
+    shards = workload.shards
+    held = sum(_padded([t], shards) // shards * workload.held_bytes(t) for t in tensors)
+    dtypes = {_gathered_dtype(workload, t) for t in tensors}
+    if len(dtypes) == 1:
+        return GatherUnit(
+            elements=elements(tensors), padded=_padded(tensors, shards), kept=kept, astray=astray,
+            dtype=dtypes.pop(), reduced=reduced, held_bytes=held,
+        )  # fmt: skip
+    return GatherUnit(
+        elements=sum(t.numel * DTYPE_BYTES[_gathered_dtype(workload, t)] for t in tensors),
+        padded=sum(
+            _padded([t], shards) * DTYPE_BYTES[_gathered_dtype(workload, t)] for t in tensors
+        ),
+        kept=kept, astray=astray, dtype="uint8", reduced=reduced, held_bytes=held,
+    )  # fmt: skip
+
+
+def _gathered_dtype(workload: Workload, tensor: Tensor) -> str:
+    cast = workload.mixed and "float" in tensor.dtype
+    return workload.compute_dtype if cast else workload.held_dtype(tensor)
+
+
+def _own(workload: Workload, parameter: Tensor) -> int:
+    """Elements of the rank's rows, without padding."""
+    rows, row = parameter.rows
+    most = -(-rows // workload.shards)
+    return max(0, min(rows - most * workload.shard_rank, most)) * row
+
+
+def _padded(tensors: Iterable[Tensor], shards: int) -> int:
+    """Elements with every parameter padded along its first dimension to whole shards.
+
+    `FSDPParam._init_sharded_param` (_fsdp_param.py) and `_get_dim0_padded_size` (_fsdp_common.py).
+    """
+    return sum(ceil_to(rows, shards) * row for rows, row in (tensor.rows for tensor in tensors))
+
+
+def _norm(workload: Workload) -> list[Collective]:
+    """The norm, and GradScaler's flag, reduced by the operator's DTensor rule
+    (`torch/distributed/tensor/_ops`)."""
+    role = shard_role(workload)
+    if workload.precision != "fp16-mixed":
+        return [norm(workload)]
+    flag = Collective(
+        phase="step", op="all_reduce", dtype="float32", term=OVERFLOW, payload_bytes=4, role=role
+    )
+    return [norm(workload), flag]
+
+
+def _scattered(workload: Workload) -> list[Collective]:
+    """Accelerate has `distribute_tensor` cut what rank 0 sent, which sends the padded pieces once more."""
+    if not (workload.strategy.through_accelerate and workload.loading == "broadcast"):
+        return []
+    return [
+        Collective(
+            phase="setup",
+            op="scatter",
+            dtype=dtype,
+            term="pieces of initial weights",
+            payload_bytes=_padded(alike, workload.shards) * DTYPE_BYTES[dtype],
+            calls=len(alike),
+        )
+        for dtype, alike in workload.by_held_dtype(workload.layout.parameters).items()
+    ]
+
+
+def _digest(workload: Workload) -> list[Collective]:
+    """`DTensor.full_tensor` of every parameter, in the dtype in which it is held."""
+    if not workload.window.digest:
+        return []
+    found: list[Collective] = []
+    for dtype, alike in workload.by_held_dtype(workload.layout.parameters).items():
+        sizes = [(t.numel, _padded([t], workload.shards)) for t in alike]
+        found += gathered("digest", DIGEST, sizes, dtype, role=shard_role(workload))
+    return found

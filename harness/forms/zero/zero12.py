@@ -1,0 +1,248 @@
+"""DeepSpeed 0.19.8, ZeRO stages 1 and 2, natively and through Accelerate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.backends.presets import MULTI_RANK_BUCKET
+from harness.forms.dtypes import DTYPE_BYTES
+from harness.forms.layout import Tensor, ceil_to, elements
+from harness.forms.states import ADAM_MOMENTS, buffer_terms, step_counters, whole_frozen
+from harness.forms.terms import (
+    FURTHER_GRADIENTS,
+    GRADIENTS,
+    NORM,
+    OVERFLOW,
+    UPDATED,
+    Collective,
+    ModelStates,
+    Share,
+    Term,
+    Volume,
+    gathered,
+    over_steps,
+    states,
+    whole_sizes,
+)
+from harness.forms.workload import Workload
+from harness.forms.zero.stages import (
+    FP32_SURPLUS,
+    SECOND_FP32_COPY,
+    broadcast_model,
+    bucket_calls,
+    gradient_accumulation_bytes,
+    reduce_dtype,
+    with_checkpoint,
+)
+
+START_ALIGNMENT_ELEMENTS = 2
+"""`nccl_start_alignment_factor` of DeepSpeedZeroOptimizer (`runtime/zero/stage_1_and_2.py`)."""
+PADDING = "padding of the partition"
+ACCUMULATED_ON_HOST = "accumulated over micro-steps on the host"
+ZEROS = "zeros for parameters that no gradient reaches"
+ALL_REDUCED = "DeepSpeed all-reduces gradients whatever reduce_scatter says, the textbook reduce-scatters"
+
+
+def model_states(workload: Workload) -> ModelStates:
+    """Closed form per rank, from `runtime/zero/stage_1_and_2.py`.
+
+    `DeepSpeedZeroOptimizer.__init__` flattens each optimizer group into `bit16_groups_flat`, padded to a
+    multiple of 2 N elements, and clones this rank's 1/N of it into `single_partition_of_fp32_groups`, in
+    fp32 too. After a backward pass `averaged_gradients` are views of `grads_in_partition`, which
+    `copy_grads_in_partition` sizes by the whole of every parameter that reaches into the partition, and
+    zeros for the padding (`get_flat_partition`); where micro-steps add up in fp32 though gradients are of
+    low precision, one fp32 buffer of just the partition (`_build_compact_grad_partition_buffer`). Adam has
+    one flat parameter per group.
+    """
+    width, trained = workload.compute_bytes, workload.master_bytes
+    offload = workload.offload != "none"
+    piece = _partition(workload)
+    count = workload.layout.trained_count
+    flat = Share(own=count, padding=piece.flat - count, padding_name="alignment of groups to 2 N elements")
+    part = Share(own=piece.inside, padding=piece.padding, padding_name=PADDING)
+    fp32 = workload.precision == "fp32"
+    masters = (SECOND_FP32_COPY if fp32 else "masters") + " of the partition"
+    gradients = _offloaded_gradients if offload else _gradients
+    return states(
+        [
+            *flat.terms("weights", "whole weights", width),
+            whole_frozen(workload),
+            *part.terms("masters", masters, trained, host=offload, extra=fp32),
+            *part.terms("optimizer", "Adam's moments of the partition", ADAM_MOMENTS * trained, host=offload),
+            step_counters(len(workload.layout.groups()), workload),
+            *buffer_terms(workload),
+            *gradients(workload, piece),
+        ]
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Partition:
+    """One rank's part of the flat groups, in elements."""
+
+    flat: int
+    """All groups with their padding."""
+    own: int
+    """The rank's part, padding included."""
+    inside: int
+    """Parameters in it."""
+    straddling: int
+    """What the parameters that reach into it have outside of it."""
+    unreached: int
+    """All of those parameters that no gradient reaches."""
+
+    @property
+    def padding(self) -> int:
+        return self.own - self.inside
+
+
+def updated_tensors(workload: Workload) -> list[list[int]]:
+    """The rank's partition of each group, padding included: one flat tensor that is stepped by itself
+    (`DeepSpeedZeroOptimizer._optimizer_step`)."""
+    alignment = START_ALIGNMENT_ELEMENTS * workload.world_size
+    return [
+        [ceil_to(elements(group), alignment) // workload.world_size] for group in workload.layout.groups()
+    ]
+
+
+def _partition(workload: Workload) -> _Partition:
+    flat = own = inside = straddling = unreached = 0
+    left_out = workload.layout.unreached or frozenset()
+    for group in workload.layout.groups():
+        length = ceil_to(elements(group), START_ALIGNMENT_ELEMENTS * workload.world_size)
+        piece = length // workload.world_size
+        touched, part = _reaching_into(group, piece * workload.rank, piece)
+        flat += length
+        own += piece
+        inside += part
+        straddling += elements(touched) - part
+        unreached += elements(tensor for tensor in touched if tensor.name in left_out)
+    return _Partition(flat=flat, own=own, inside=inside, straddling=straddling, unreached=unreached)
+
+
+def _gradients(workload: Workload, piece: _Partition) -> list[Term]:
+    width, accumulated = workload.compute_bytes, gradient_accumulation_bytes(workload)
+    straddling = 0 if accumulated > width else piece.straddling * width
+    rest = "rest of parameters that straddle the partition's ends"
+    surplus = piece.inside * (accumulated - width)
+    return [
+        Term(kind="gradients", name="partition", bytes=piece.inside * width),
+        # `all_grad_tensors` has them whole, beside the room that `grads_in_partition` keeps for them.
+        Term(kind="gradients", name=ZEROS, bytes=piece.unreached * width, extra=True),
+        Term(kind="gradients", name=FP32_SURPLUS, bytes=surplus, extra=True),
+        Term(kind="gradients", name=rest, bytes=straddling, extra=True),
+        Term(kind="gradients", name=PADDING, bytes=piece.padding * accumulated, extra=True),
+    ]
+
+
+def keeps_plain_gradients(workload: Workload) -> bool:
+    """Whether gradients of a partition stay on the device, in the dtype in which they come."""
+    return workload.offload == "none" and gradient_accumulation_bytes(workload) == workload.compute_bytes
+
+
+def _offloaded_gradients(workload: Workload, piece: _Partition) -> list[Term]:
+    """Offload of the optimizer: gradients are copied to the host as they are reduced.
+
+    `initialize_optimizer_states` keeps a gradient of each partition on the host for good;
+    `temp_grad_buffer_for_cpu_offload` and `.._gpu_offload` hold the largest parameter once on either side;
+    `param_buffer_of_bit16_for_cpu_offload_groups` stages the updated weights. With accumulation
+    stage 2, which reduces in every micro-step, keeps every parameter that reaches into the partition in
+    `accumulated_grads_in_cpu` (`async_accumulate_grad_in_cpu_via_gpu`), unless masters are in the low
+    precision; stage 1 reduces once and `setup_buckets` stays at its first micro-step. Where micro-steps
+    add up in a wider dtype than the gradients', they do so on the device, in a buffer of just the partition
+    (`_build_compact_grad_partition_buffer`).
+    """
+    width, accumulation_bytes = workload.compute_bytes, gradient_accumulation_bytes(workload)
+    wider = accumulation_bytes > width
+    every_micro_step = workload.strategy.stage == 2 and workload.accumulation_steps > 1
+    on_host = every_micro_step and workload.precision != "bf16" and not wider
+    accumulated = (piece.inside + piece.straddling) * width if on_host else 0
+    on_device = piece.own * accumulation_bytes if wider else 0
+    largest = max(parameter.numel for parameter in workload.layout.trained) * width
+
+    def gradients(name: str, size: int, *, host: bool = False, extra: bool = True) -> Term:
+        return Term(kind="gradients", name=name, bytes=size, host=host, extra=extra)
+
+    def buffer(name: str, size: int, *, host: bool = False) -> Term:
+        return Term(kind="communication", name=name, bytes=size, host=host, extra=True)
+
+    kept = piece.own * workload.master_bytes
+    return [
+        gradients("partition, added up on the device", on_device),
+        gradients("partition, kept on the host", kept, host=True, extra=False),
+        gradients(ACCUMULATED_ON_HOST, accumulated, host=True),
+        buffer("host buffer of one gradient", largest, host=True),
+        buffer("device buffer of one gradient", largest),
+        buffer("host buffer of updated weights", piece.own * width, host=True),
+    ]
+
+
+def _reaching_into(group: list[Tensor], begin: int, length: int) -> tuple[list[Tensor], int]:
+    """Parameters of a flat group with elements in [begin, begin + length), and those elements."""
+    touched, own, position = [], 0, 0
+    for parameter in group:
+        end = position + parameter.numel
+        part = min(end, begin + length) - max(position, begin)
+        if part > 0:
+            touched.append(parameter)
+            own += part
+        position = end
+    return touched, own
+
+
+def collectives(workload: Workload) -> Volume:
+    """Gradients all-reduced, or each part reduced to its owner; each rank's part of the weights updated and
+    gathered.
+
+    `DeepSpeedZeroOptimizer.average_tensor` (stage_1_and_2.py) all-reduces each bucket unless
+    `use_multi_rank_bucket_allreduce` is false: stage 1 at the accumulation boundary, stage 2 in every
+    micro-step, to partition them (`DeepSpeedEngine.allreduce_gradients`).
+    """
+    found = [*broadcast_model(workload), *over_steps(workload, _step)]
+    if workload.window.digest:
+        # `safe_get_full_fp32_param` all-reduces a whole fp32 buffer per parameter (tensor_fragment.py).
+        sizes = whole_sizes(workload.layout.trained)
+        found += gathered("digest", "weights assembled for their digest", sizes, "float32", op="all_reduce")
+    volume = Volume(collectives=tuple(found), remarks=((GRADIENTS, ALL_REDUCED),))
+    return with_checkpoint(workload, volume)
+
+
+def reduces_to_owners(workload: Workload) -> bool:
+    """Whether each part of the gradients is reduced to the rank that keeps it."""
+    return workload.options.get(MULTI_RANK_BUCKET) is False
+
+
+def _step(workload: Workload, _: int) -> list[Collective]:
+    dtype = reduce_dtype(workload)
+    size = elements(workload.layout.reached) * DTYPE_BYTES[dtype]
+    # To its owner each part is reduced by itself, and parts of a bucket that lie together in one call.
+    to_owners = reduces_to_owners(workload)
+    op, calls = ("reduce", None) if to_owners else ("all_reduce", bucket_calls(workload))
+    found = [
+        Collective(phase="backward", op=op, dtype=dtype, term=GRADIENTS, payload_bytes=size, calls=calls)
+    ]
+    further = workload.accumulation_steps - 1
+    if workload.strategy.stage == 2 and further:
+        found.append(
+            Collective(
+                phase="backward", op=op, dtype=dtype, term=FURTHER_GRADIENTS,
+                payload_bytes=size * further, calls=calls and calls * further,
+            )
+        )  # fmt: skip
+    groups = workload.layout.groups()
+    if workload.precision != "fp32":
+        # `has_overflow`, one byte; `_configure_zero_optimizer` checks in bf16 and fp16 only.
+        found.append(Collective(phase="step", op="all_reduce", dtype="uint8", term=OVERFLOW, payload_bytes=1))
+    # `scaled_global_norm`: one fp32 sum of squares per group.
+    found.append(
+        Collective(
+            phase="step", op="all_reduce", dtype="float32", term=NORM, payload_bytes=4 * len(groups),
+            calls=len(groups),
+        )
+    )  # fmt: skip
+    if workload.world_size > 1:
+        # `all_gather_into_tensor_dp_groups` (runtime/utils.py): each flat group, aligned to the ranks.
+        alignment = START_ALIGNMENT_ELEMENTS * workload.world_size
+        sizes = [(count, ceil_to(count, alignment)) for count in map(elements, groups)]
+        found += gathered("step", UPDATED, sizes, workload.compute_dtype)
+    return found

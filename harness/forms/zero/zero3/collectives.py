@@ -1,0 +1,382 @@
+"""Collectives of ZeRO stage 3."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from harness.forms.activations import SELECTIVE, blocks_between
+from harness.forms.layout import READ_ELSEWHERE, Layout, Tensor, Use, ceil_to
+from harness.forms.loading import loading_collectives
+from harness.forms.terms import (
+    BACKWARD,
+    DIGEST,
+    FORWARD,
+    FURTHER_BACKWARD,
+    FURTHER_FORWARD,
+    FURTHER_GRADIENTS,
+    GRADIENTS,
+    NORM,
+    OVERFLOW,
+    UPDATED,
+    Collective,
+    Underived,
+    Volume,
+    gathered,
+    over_steps,
+)
+from harness.forms.workload import Role, Workload
+from harness.forms.zero.stages import broadcast_model, bucket_calls, reduce_dtype, with_checkpoint
+from harness.forms.zero.zero3.states import fetching, own_settings, sub_groups
+
+SHARED_TERM = "shared weights gathered at each use"
+
+
+def uses_of(layout: Layout, tensor: Tensor) -> tuple[Use, ...] | None:
+    """Uses of a parameter; None: one, or one by each of its names."""
+    return None if layout.uses is None else layout.uses.get(tensor.name)
+
+
+def uses_unknown(workload: Workload) -> str | None:
+    """Why it is not known how often weights are gathered that are gathered at each use; None: it is."""
+    layout = workload.layout
+    if layout.uses is None:
+        return (
+            "which modules of the model run, and how often, could not be determined: its loss does not run "
+            "on tensors without values (torch's meta device), or it recomputes modules by itself"
+        )
+    elsewhere = [name for name, uses in layout.uses.items() if READ_ELSEWHERE in uses]
+    if elsewhere:
+        return (
+            f"'{elsewhere[0]}' is read by a module that does not own it; when ZeRO-3 gathers such a "
+            "parameter is not modelled"
+        )
+    names = Counter(layout.tied.values())
+    for first, further in names.items():
+        if further > 1 and first not in layout.uses:
+            return (
+                f"'{first}' is the weight of more than two modules: which run, and which find it gathered by "
+                "another in the backward pass, is not known from their names"
+            )
+    blocks = tuple(f"{block}." for block in layout.blocks)
+    if workload.activation_checkpointing and any(name.startswith(blocks) for name in layout.uses):
+        return "what ZeRO-3 gathers to recompute a block whose weights are shared is not modelled"
+    return None
+
+
+def shared_gathers(
+    workload: Workload, phase: str, fetched: Sequence[Tensor], passes: int, *, first: Role = "world"
+) -> list[Collective]:
+    """Of parameters with uses of their own, in one pass of a phase; `first`: the group of their first use."""
+    layout, found = workload.layout, []
+    counted: set[str] = set()
+    for tensor in fetched:
+        uses = uses_of(layout, tensor)
+        times = 0 if uses is None else _gathers(uses, backward=phase == "backward")
+        if not times:
+            continue
+        module = tensor.name.rpartition(".")[0]
+        size = tensor.numel, ceil_to(tensor.numel, workload.world_size)
+        for count, role in ((1, first), (times - 1, workload.regathered_in)):
+            found += gathered(
+                phase,
+                SHARED_TERM,
+                [size] * count,
+                workload.held_dtype(tensor),
+                # A module gathers all of its parameters in one call.
+                calls=0 if module in counted else count,
+                passes=passes,
+                role=role,
+            )
+        counted.add(module)
+    return found
+
+
+def _gathers(uses: Sequence[Use], *, backward: bool) -> int:
+    """A module gathers what it finds released, and releases it behind itself.
+
+    In the backward pass what releases hangs on the module's inputs (`_post_backward_module_hook`,
+    parameter_offload.py): without a gradient there, as for token ids, the weight stays gathered until the
+    pass has ended (`release_backward_leftovers`), and other modules find it. So it does in all but the last
+    run of a module, whose count of open gradients each run begins anew (`ds_grads_remaining`).
+    """
+    if not backward:
+        return len(uses)
+    times = 0
+    for use in reversed(uses):
+        if use == "forward only":
+            continue
+        times += 1
+        if use in ("inputs without gradient", "earlier run of its module"):
+            break
+    return times
+
+
+TRACED_FROM_PASS = 2
+"""Forward passes until the fetch trace is complete and its agreement among the ranks was checked."""
+TRACE_CHECK = Underived(
+    phase="forward",
+    dtypes=("int64",),
+    reason="in its first two forward passes ZeRO-3 broadcasts its trace of modules to compare it between the "
+    "ranks (assert_ints_same_as_other_ranks), 8 bytes for each module that ran, those without parameters "
+    "too, which a job does not tell",
+)
+RECOMPUTED = "weights gathered to recompute activations"
+TIED_TERM = "tied weights gathered at each use"
+GATHERED_ONCE = "weights stay gathered for the backward pass (max_reuse_distance, max_live_parameters)"
+FLOW_UNKNOWN = (
+    "with frozen weights ZeRO-3 gathers for the backward pass only what gradients flow through, which could "
+    "not be determined for this model"
+)
+PERSISTENT = "parameters below the persistence threshold stay gathered, and are gathered after the update"
+
+
+def collectives(workload: Workload) -> Volume:
+    """Weights gathered module by module, gradients reduce-scattered in every micro-step.
+
+    `PartitionedParameterCoordinator` fetches what a module needs and is not there, and releases it after
+    the module unless it persists or is used again within the reuse distance
+    (partitioned_param_coordinator.py).
+    """
+    unknown = _unknown(workload)
+    found = [*_setup(workload), *_digest(workload)]
+    if unknown:
+        return with_checkpoint(workload, Volume(collectives=tuple(found), unknown=unknown))
+    found += over_steps(workload, _step) + _evaluation(workload)
+    how = fetching(workload)
+    remarks = [(FORWARD, PERSISTENT)] if how.persistence else []
+    remarks += [(BACKWARD, GATHERED_ONCE)] if how.keeps_for_backward else []
+    underived = (TRACE_CHECK,) if _traces(workload) else ()
+    volume = Volume(collectives=tuple(found), remarks=tuple(remarks), underived=underived)
+    return with_checkpoint(workload, volume)
+
+
+def _traces(workload: Workload) -> bool:
+    """Whether steps that are counted are among those in which the trace is recorded and checked.
+
+    Until it is complete each module gives back everything it gathered, persistent parameters too
+    (`release_sub_module`): like for like that is what happens anyway.
+    """
+    steps = workload.window.steps
+    runs = sum(not name for name, _ in workload.layout.unit_calls or ())
+    if runs > 1:
+        return True  # each run of the whole model is one, and passes that differ begin the trace anew
+    return bool(steps) and steps[0] * workload.accumulation_steps < TRACED_FROM_PASS
+
+
+def _unknown(workload: Workload) -> str | None:
+    how = fetching(workload)
+    gives_back = how.gathers_each_use and not how.persistence
+    plain = not (workload.activation_checkpointing or workload.window.evaluation_every)
+    if _traces(workload) and not (gives_back and plain):
+        return (
+            "ZeRO-3 records its trace of modules in the first two forward passes, gathers otherwise than "
+            "later meanwhile, and checks it between the ranks; count later steps (measure.warmup_steps)"
+        )
+    if workload.layout.without_gradient is None:
+        return FLOW_UNKNOWN
+    if workload.layout.frozen and workload.second_copy_ranks:
+        return "from which step on frozen weights have a second copy (hpz) is not modelled"
+    if workload.layout.frozen and workload.activation_checkpointing:
+        return "what ZeRO-3 gathers to recompute blocks with frozen weights is not modelled"
+    if workload.activation_checkpointing and how.blocks:
+        return "what ZeRO-3 gathers to recompute a block that it gathers at once is not modelled"
+    if workload.activation_checkpointing == SELECTIVE:
+        return "where recomputation that keeps matrix products stops in a block is not modelled"
+    if how.gathers_each_use and workload.activation_checkpointing and workload.recomputed_until is None:
+        return (
+            "recomputation stops in the module of a block that runs last and leaves its weights gathered for "
+            "the backward pass (torch.utils.checkpoint, early stop); that module is not modelled for "
+            "this architecture (harness/forms/activations.py)"
+        )
+    if how.gathers_each_use and (unknown := uses_unknown(workload)):
+        return unknown
+    if how.gathers_each_use or how.keeps_for_backward:
+        return None
+    if not own_settings(workload):
+        return (
+            "above 5e8 parameters what ZeRO-3 keeps gathered under its default reuse distance and fetches "
+            "ahead depends on the order of all modules that run, those without parameters too "
+            "(PartitionedParameterCoordinator); use runtime.preset=like-for-like"
+        )
+    return (
+        f"what ZeRO-3 keeps gathered under {', '.join(own_settings(workload))} depends on the order of all "
+        "modules that run, those without parameters too (PartitionedParameterCoordinator)"
+    )
+
+
+def _sizes(workload: Workload, tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
+    """Each parameter is cut into equal partitions (`Init._partition`, `_aligned_size`)."""
+    return [(tensor.numel, ceil_to(tensor.numel, workload.world_size)) for tensor in tensors]
+
+
+def _units(workload: Workload, tensors: Iterable[Tensor]) -> int:
+    """Modules that gather all of their own parameters in one call, and blocks where these are gathered."""
+    return len(set(map(fetching(workload).unit, tensors)))
+
+
+def _pass(
+    workload: Workload, phase: str, term: str, passes: int, found: list[Collective], *, anew: bool = False
+) -> None:
+    """What one pass gathers, `passes` times; `anew`: weights were updated since they were gathered last.
+
+    With hpZ a weight that was gathered leaves a copy in each group of ranks as it is released, from which the
+    group gathers it until the update (`Init._partition_param_sec`, `invalidate_secondary_tensor`).
+    """
+    if workload.world_size == 1 or not passes:
+        return  # `_no_gather_coalesced`
+    layout, how = workload.layout, fetching(workload)
+    fetched = [t for t in layout.parameters if not how.is_persistent(t) and uses_of(layout, t) != ()]
+    again = workload.regathered_in
+    first: Role = "world" if anew else again
+    if how.gathers_each_use:
+        found += shared_gathers(workload, phase, fetched, passes, first=first)
+        fetched = [t for t in fetched if uses_of(layout, t) is None]
+        uses = [t for t in fetched if phase != "backward" or _in_backward(workload, t.name)]
+        found += _gathered(workload, phase, term, uses, passes, role=first)
+        # A tied weight is fetched for every module that uses it, and released after each.
+        tied = [
+            t
+            for name, first in layout.tied.items()
+            for t in fetched
+            if t.name == first and (phase != "backward" or _in_backward(workload, name))
+        ]
+        found += _gathered(workload, phase, TIED_TERM, tied, passes, calls=len(tied), role=again)
+        if phase == "backward" and workload.activation_checkpointing:
+            recomputed = [t for t in _recomputed(workload) if not how.is_persistent(t)]
+            found += _gathered(workload, phase, RECOMPUTED, recomputed, passes, role=again)
+        return
+    # Everything is used again within the reuse distance, so that forward fetches it and backward finds
+    # it. The prefetcher joins what modules need, so the number of calls is not the modules'.
+    if phase != "backward" and fetched:
+        moved = _gathered(workload, phase, term, fetched, passes, role=first)
+        found += [c if not c.calls else _without_calls(c) for c in moved]
+
+
+def _gathered(
+    workload: Workload,
+    phase: str,
+    term: str,
+    tensors: Sequence[Tensor],
+    passes: int = 1,
+    *,
+    calls: int | None = None,
+    role: Role = "world",
+) -> list[Collective]:
+    """Gathered in the dtypes in which they are held, by default with a call for each module."""
+    found: list[Collective] = []
+    for dtype, alike in workload.by_held_dtype(tensors).items():
+        count = _units(workload, alike) if calls is None else len(alike)
+        sizes = _sizes(workload, alike)
+        found += gathered(phase, term, sizes, dtype, calls=count, passes=passes, role=role)
+    return found
+
+
+def _in_backward(workload: Workload, name: str) -> bool:
+    """Whether the backward pass uses a parameter's module.
+
+    A module whose output needs no gradient has no pre-backward hook at work (parameter_offload.py): with
+    adapters that is what runs before the first of them.
+    """
+    without = workload.layout.without_gradient or ()
+    return name.rpartition(".")[0] not in without
+
+
+def _recomputed(workload: Workload) -> list[Tensor]:
+    """What recomputation gathers that the backward pass gathers again: each block, but for the module in
+    which it stops.
+
+    torch.utils.checkpoint stops once the last saved tensor is there again (`_StopRecomputationError`), so
+    this module's post-forward hook, which would release its weights, does not run.
+    """
+    layout = workload.layout
+    again = layout.blocks[:: blocks_between(workload.activation_checkpointing)]
+    last = tuple(f"{block}.{workload.recomputed_until}." for block in again)
+    blocks = tuple(f"{block}." for block in again)
+    return [t for t in layout.parameters if t.name.startswith(blocks) and not t.name.startswith(last)]
+
+
+def _without_calls(collective: Collective) -> Collective:
+    return replace(collective, calls=None)
+
+
+def _step(workload: Workload, step: int) -> list[Collective]:
+    found: list[Collective] = []
+    further = workload.accumulation_steps - 1
+    # Without a backward pass an evaluation leaves what the reuse distance covers gathered.
+    evaluated = workload.window.follows_evaluation(step)
+    there_already = evaluated and fetching(workload).keeps_for_backward
+    _pass(workload, "forward", FORWARD, 0 if there_already else 1, found, anew=not evaluated)
+    _pass(workload, "forward", FURTHER_FORWARD, further, found)
+    _pass(workload, "backward", BACKWARD, 1, found)
+    _pass(workload, "backward", FURTHER_BACKWARD, further, found)
+    sizes = _sizes(workload, workload.layout.reached)
+    calls, dtype = bucket_calls(workload), reduce_dtype(workload)
+    # `independent_gradient_partition_epilogue` runs after every backward pass (stage3.py).
+    for term, passes in ((GRADIENTS, 1), (FURTHER_GRADIENTS, further)):
+        reduced = gathered("backward", term, sizes, dtype, op="reduce_scatter", calls=1, passes=passes)
+        found += reduced if calls else [_without_calls(c) if c.calls else c for c in reduced]
+    return found + _norms(workload) + _persisting(workload)
+
+
+def _norms(workload: Workload) -> list[Collective]:
+    """One sum of squares per sub-group (`_get_norm_groups`, stage3.py); in fp16 the overflow flag.
+
+    fp64 where the device has it (`get_norm_dtype`), fp32 with an offloaded optimizer
+    (`complete_grad_norm_calculation_for_cpu_offload`).
+    """
+    groups = sub_groups(workload)
+    wide = workload.has_fp64 and workload.offload == "none"
+    found = [
+        Collective(
+            phase="step", op="all_reduce", dtype="float64" if wide else "float32", term=NORM,
+            payload_bytes=(8 if wide else 4) * groups, calls=groups,
+        )
+    ]  # fmt: skip
+    if workload.precision == "fp16-mixed":
+        found.append(Collective(phase="step", op="all_reduce", dtype="uint8", term=OVERFLOW, payload_bytes=1))
+    return found
+
+
+def _persisting(workload: Workload) -> list[Collective]:
+    """`_post_step` (stage3.py) gathers persistent parameters again, one by one, after the update."""
+    kept = list(filter(fetching(workload).is_persistent, workload.layout.parameters))
+    if workload.world_size == 1:
+        return []
+    return _gathered(workload, "step", UPDATED, kept, calls=len(kept))
+
+
+def _evaluation(workload: Workload) -> list[Collective]:
+    found: list[Collective] = []
+    window = workload.window
+    _pass(workload, "evaluation", FORWARD, window.evaluation_spells, found, anew=True)
+    if fetching(workload).gathers_each_use:
+        _pass(workload, "evaluation", FORWARD, window.evaluation_passes - window.evaluation_spells, found)
+    return found
+
+
+def _setup(workload: Workload) -> list[Collective]:
+    """`Init._zero_init_param` broadcasts every parameter while it partitions them. Before that the engine
+    broadcasts a model that is not partitioned yet. Then
+    `create_reduce_and_remove_grad_hooks` (stage3.py) gathers each to attach its hook, where it is let."""
+    trained = workload.layout.trained if workload.gathers_for_hooks else ()
+    hooked = _gathered(workload, "setup", "weights gathered to attach hooks", trained, calls=len(trained))
+    barriers = Collective(
+        phase="setup", op="barrier", dtype="none", term="barriers", payload_bytes=0, calls=3
+    )
+    initial = loading_collectives(workload)
+    if workload.loading == "full":
+        initial = broadcast_model(workload)
+    return [*initial, *broadcast_model(workload), barriers, *hooked]
+
+
+def _digest(workload: Workload) -> list[Collective]:
+    """`safe_get_full_fp32_param` gathers the fp32 partition of every parameter (`_fp32_state_allgather`)."""
+    if not workload.window.digest:
+        return []
+    frozen = workload.layout.frozen_parameters
+    return [
+        *gathered("digest", DIGEST, _sizes(workload, workload.layout.trained), workload.master_dtype),
+        *_gathered(workload, "digest", "frozen weights gathered for their digest", frozen, calls=len(frozen)),
+    ]

@@ -1,0 +1,303 @@
+"""Whether two runs trained the same job: every field that decides it, compared with both values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from itertools import compress, count
+from operator import attrgetter, itemgetter, ne
+from typing import Any
+
+from harness.judge.agreement.resumed import aligned_runs, first_step
+from harness.judge.wording import Digest, counted, differs
+from harness.nested import differences
+from harness.record import RankPart, Record, StepPart
+from harness.record.model import weights_differ
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A field in which two runs that should be one job differ."""
+
+    field: str
+    reference: Any
+    given: Any
+    kind: str = "not-same-job"
+    """Id of the finding that reports it."""
+    _: KW_ONLY
+    plural: bool = False
+    """Whether the field's name is a plural."""
+
+    @property
+    def differs(self) -> str:
+        """'initial weights differ'."""
+        return differs(self.field, plural=self.plural)
+
+    def as_json(self) -> dict[str, Any]:
+        """The difference in `compare --json` and `diagnose --json`."""
+        return {
+            "field": self.field,
+            "reference": self.reference,
+            "given": self.given,
+            "kind": self.kind,
+        }
+
+
+def job_differences(reference: Record, record: Record) -> list[Difference]:
+    """Fields that must agree before two runs may be compared, the most telling first."""
+    reference, record = aligned_runs(reference, record)
+    return [
+        difference
+        for check in (_identity, _weights, _loaded_weights, _samples, _learning_rates, _steps, _determinism)
+        for difference in check(reference, record)
+    ]
+
+
+UNSEEN = {"None", "auto"}
+"""Values of a job that say nothing of what another program did."""
+
+
+def _one_is_a_script(reference: Record, record: Record) -> bool:
+    """Whether one is an observed script: its job is known in part, its samples by their contents."""
+    return (reference.observation is None) != (record.observation is None)
+
+
+def _identity(reference: Record, record: Record) -> Iterator[Difference]:
+    if reference.job_id != record.job_id:
+        half_seen = _one_is_a_script(reference, record)
+        for keys, left, right in differences(reference.job.model_dump(), record.job.model_dump()):
+            if not (half_seen and UNSEEN & {str(left), str(right)}):
+                yield Difference(".".join(keys), left, right)
+        yield Difference("job_id", reference.job_id, record.job_id)
+
+
+def _weights(reference: Record, record: Record) -> Iterator[Difference]:
+    left, right = reference.initial_weights, record.initial_weights
+    if left and right and left.parameter_count != right.parameter_count:
+        yield Difference("parameter count", left.parameter_count, right.parameter_count, "parameters-differ")
+    seen, other = reference.observed, record.observed
+    if seen and other and None not in (seen.tied_parameters, other.tied_parameters):
+        if seen.tied_parameters != other.tied_parameters:
+            yield Difference(
+                "tied parameters",
+                seen.tied_parameters,
+                other.tied_parameters,
+                "parameters-differ",
+                plural=True,
+            )
+    same_tensors = seen is None or other is None or seen.tied_parameters == other.tied_parameters
+    if left and right and weights_differ(left.digest, right.digest) and same_tensors:
+        yield Difference(
+            "initial weights",
+            Digest(left.digest),
+            Digest(right.digest),
+            "initial-weights-differ",
+            plural=True,
+        )
+
+
+def _loaded_weights(_: Record, record: Record) -> Iterator[Difference]:
+    """What a rank gathered before its first step, against what the run that it continues had saved."""
+    resumed, loaded = record.resumed, [rank.initial_digest for rank in record.ranks]
+    if resumed is None or resumed.weights_digest is None or not loaded or loaded[0] is None:
+        return
+    if weights_differ(loaded[0], resumed.weights_digest):
+        yield Difference(
+            "weights after loading the checkpoint",
+            Digest(resumed.weights_digest),
+            Digest(loaded[0]),
+            "initial-weights-differ",
+            plural=True,
+        )
+
+
+def _samples(reference: Record, record: Record) -> Iterator[Difference]:
+    unlike = _unlike_peers(record)
+    if unlike is not None:
+        yield unlike
+        return
+    digests = _batch_digests(reference), _batch_digests(record)
+    for step, (left, right) in enumerate(zip(*digests, strict=False), start=first_step(record)):
+        missing, extra = left - right, right - left
+        if missing or extra:
+            kind = "samples-differ"
+            if set(extra) <= set(left) and extra:
+                kind = "samples-repeated"
+            elif not extra:
+                kind = "samples-missing"
+            yield Difference(
+                f"samples of step {step}",
+                f"{left.total()} samples",
+                f"{right.total()} samples, {extra.total()} of them repeated or foreign, "
+                f"{missing.total()} of the reference's missing",
+                kind,
+                plural=True,
+            )
+            return
+    late = _late_samples(reference, record)
+    if late is not None:
+        yield late
+        return
+    fields: tuple[str, ...] = ("sample_hashes", "samples", "target_tokens")
+    if _one_is_a_script(reference, record):
+        fields = fields[1:]
+    trained_on = attrgetter(*fields)
+    unequal = _first_unequal(map(trained_on, reference.steps), map(trained_on, record.steps))
+    if unequal is not None:
+        left_step, right_step = reference.steps[unequal], record.steps[unequal]
+        values = zip(fields, trained_on(left_step), trained_on(right_step), strict=True)
+        field, expected, given = next((name, a, b) for name, a, b in values if a != b)
+        yield Difference(
+            f"{field} of step {left_step.step}", expected, given, "samples-differ", plural=field == "samples"
+        )
+
+
+def _first_unequal(left: Iterable[Any], right: Iterable[Any]) -> int | None:
+    """Index of the first pair that differs; None: no pair does, as far as the shorter side goes."""
+    return next(compress(count(), map(ne, left, right)), None)
+
+
+def _late_samples(reference: Record, record: Record) -> Difference | None:
+    """The first step in which other samples reached the model, by their sums over ranks."""
+    for step, (left, right) in enumerate(
+        zip(_batch_hash_sums(reference), _batch_hash_sums(record), strict=False), start=first_step(record)
+    ):
+        if left is not None and right is not None and sum(left) % 2**64 != sum(right) % 2**64:
+            repeated = len(right) > 1 and len(set(right)) == 1
+            return Difference(
+                f"samples of step {step}",
+                f"sum of hashes {sum(left) % 2**64:016x}",
+                f"sum of hashes {sum(right) % 2**64:016x}"
+                + (", the same batch on every rank" if repeated else ""),
+                "samples-repeated" if repeated else "samples-differ",
+                plural=True,
+            )
+    return None
+
+
+def _batch_hash_sums(record: Record) -> list[list[int] | None]:
+    """For each step, the data ranks' sums over what reached the model; None: not each of them has one."""
+    per_rank = [rank.batch_hash_sums for rank in _data_ranks(record)]
+    return [
+        None if None in sums else [int(value, 16) for value in sums if value is not None]
+        for sums in zip(*per_rank, strict=False)
+    ]
+
+
+def _batch_digests(record: Record) -> list[Counter[str]]:
+    """For each of the first steps, how often each sample reached the model, over all ranks."""
+    per_rank = [rank.batch_digests for rank in _data_ranks(record)]
+    return [Counter(item for part in parts for item in part) for parts in zip(*per_rank, strict=False)]
+
+
+def _data_ranks(record: Record) -> list[RankPart]:
+    """Of the ranks that share samples the first that saw any, by data rank."""
+    parts = {rank.rank: rank for rank in record.ranks}
+    groups = ([parts[rank] for rank in group if rank in parts] for group in record.world.mesh.sample_groups())
+    return [next((part for part in group if any(part.batch_digests)), group[0]) for group in groups if group]
+
+
+def _unlike_peers(record: Record) -> Difference | None:
+    """The first step in which ranks that should share samples were fed different ones."""
+    parts = {rank.rank: rank for rank in record.ranks}
+    for group in record.world.mesh.sample_groups() if record.world.dimensions else ():
+        fed = {rank: parts[rank].batch_hash_sums for rank in group if rank in parts}
+        for step, sums in enumerate(zip(*fed.values(), strict=False), start=first_step(record)):
+            if len({value for value in sums if value is not None}) > 1:
+                return Difference(
+                    f"samples of step {step} on ranks that share samples",
+                    f"the same on ranks {', '.join(map(str, fed))}",
+                    f"sums of hashes {', '.join(value or 'n/a' for value in sums)}",
+                    "peers-fed-differently",
+                    plural=True,
+                )
+    return None
+
+
+def _learning_rates(reference: Record, record: Record) -> Iterator[Difference]:
+    by_name = _rates_by_parameter(reference), _rates_by_parameter(record)
+    if all(by_name) and any(len(set(rates.values())) > 1 for rates in by_name):
+        yield from _rates_of_groups(reference.steps, *by_name)
+        return
+    asked = [step.learning_rate for step in reference.steps]
+    recorded = [step.learning_rate for step in record.steps]
+    beyond = [
+        (step, rates)
+        for rates in (recorded, _applied_rates(record))
+        if (step := _first_unequal(asked, rates)) is not None
+    ]
+    if beyond:
+        step, rates = min(beyond, key=itemgetter(0))
+        yield Difference(
+            f"learning rate of step {reference.steps[step].step}",
+            asked[step],
+            rates[step],
+            "learning-rate-differs",
+        )
+
+
+def _applied_rates(record: Record) -> list[float | None]:
+    """The rate of each step: as an optimizer held it, else as it was recorded."""
+    return [
+        step.learning_rate if step.applied_learning_rate is None else step.applied_learning_rate
+        for step in record.steps
+    ]
+
+
+def _rates_by_parameter(record: Record) -> dict[str, tuple[float | None, ...]]:
+    """Of each parameter its rate in every step; {}: it is not known which parameters a group holds."""
+    if record.observed is None or any("parameters" not in g for g in record.observed.optimizer_groups):
+        return {}
+    rates = record.observation.learning_rates if record.observation else record.observed.learning_rates
+    groups = record.observed.optimizer_groups
+    of_groups = rates or [_applied_rates(record)] * len(groups)
+    return {
+        name: tuple(of_group)
+        for group, of_group in zip(groups, of_groups, strict=False)
+        for name in group["parameters"]
+    }
+
+
+def _rates_of_groups(
+    steps: Sequence[StepPart],
+    asked: Mapping[str, tuple[float | None, ...]],
+    given: Mapping[str, tuple[float | None, ...]],
+) -> Iterator[Difference]:
+    """The first step in which a parameter has another rate than in the reference."""
+    for place, step in enumerate(steps):
+        other = [
+            name
+            for name in sorted(asked.keys() & given.keys())
+            if place < min(len(asked[name]), len(given[name])) and asked[name][place] != given[name][place]
+        ]
+        if other:
+            yield Difference(
+                f"learning rate of step {step.step} for {counted(len(other), 'parameter')}, "
+                f"such as {other[0]}",
+                asked[other[0]][place],
+                given[other[0]][place],
+                "learning-rate-differs",
+            )
+            return
+
+
+def _steps(reference: Record, record: Record) -> Iterator[Difference]:
+    if reference.status != "ok" or record.status != "ok":
+        return
+    if len(reference.steps) != len(record.steps):
+        yield Difference("number of steps", len(reference.steps), len(record.steps), "optimizer-steps-differ")
+    made = record.observed.optimizer_steps if record.observed else None
+    before = 0 if record.resumed is None else record.resumed.updates
+    if before is None:
+        return
+    due = before + len(record.steps) - record.skipped_steps
+    if made is not None and made != due:
+        yield Difference("optimizer steps", due, made, "optimizer-steps-differ", plural=True)
+
+
+def _determinism(reference: Record, record: Record) -> Iterator[Difference]:
+    seen, other = reference.observed, record.observed
+    asked = [run.job.training.deterministic for run in (reference, record)]
+    if seen and other and asked != [seen.deterministic, other.deterministic] != [seen.deterministic] * 2:
+        yield Difference("deterministic kernels", seen.deterministic, other.deterministic, plural=True)

@@ -1,0 +1,1 @@
+"""Quantities of one run, measured and as the closed forms say."""

@@ -1,0 +1,1 @@
+"""Devices and networks, their constants and limits."""

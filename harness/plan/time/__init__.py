@@ -1,0 +1,1 @@
+"""How long a step takes: computing, communicating, and what the constants are from."""

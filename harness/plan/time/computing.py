@@ -1,0 +1,465 @@
+"""Seconds that one rank computes: matrix products, attention and its kernel, memory, the optimizer step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.backends.optimizer_kinds import LOW_BIT
+from harness.forms.activations import SELECTIVE, recomputed_share
+from harness.forms.ddp import views_buckets
+from harness.forms.families import gathers_weights, reduces_gradients
+from harness.forms.host_link import host_link_bytes
+from harness.forms.optimizer_step import implementation
+from harness.forms.part import within
+from harness.forms.pipeline import bubble_of
+from harness.forms.workload import Workload
+from harness.job.model import ModelSection
+from harness.plan.devices.constants import TimeConstants, TimeTerm
+from harness.plan.devices.device import Device
+from harness.plan.model import PlannedModel, Weight
+from harness.plan.profiles import AUTOCAST
+from harness.plan.time.work import Work
+
+EAGER_ONLY = frozenset({"BloomForCausalLM", "Gemma2ForCausalLM", "MptForCausalLM"})
+"""Classes of transformers 5 that do not support sdpa (`_supports_sdpa`); a test compares."""
+CAUSAL_TILE = 128
+"""Rows and columns that a fused attention kernel takes at once: it skips whole tiles above the diagonal."""
+ATTENTION_BACKWARD = 2.5
+"""Products in the backward pass of fused attention over those in the forward pass: five to two."""
+FUSED_FORMULA = "causal share of 4 T s a L, forward 1, backward 2.5"
+EAGER_FORMULA = "4 T s a L / R, backward twice, + scores written and read / M"
+EAGER_SOURCE = "eager attention of transformers 5, counted"
+
+FP32_BYTES = 4
+FULL_ACCESSES = (8, 9)
+"""Reads and writes of a score in fp32, forward and backward. Forward: product 1, scaled 2, masked 2, softmax
+2, product with the values 1. Backward: its gradient 1, read with the values' 1, softmax 3, scaled 2, two
+products 2."""
+LOW_ACCESSES = (8, 8)
+"""The same in low precision: softmax's stand below, its input is widened and its output narrowed, 1 each."""
+WIDE_BYTES = (16, 20)
+"""Bytes of fp32 that softmax adds then: widened 4, softmax 4 + 4, narrowed 4; backward one more read of 4."""
+
+
+def attention_kernel(model: PlannedModel, section: ModelSection) -> str:
+    """'sdpa', 'eager' or 'flash_attention_2': what the job asks for, else what transformers chooses.
+
+    Classes without a closed form here count as sdpa.
+    """
+    return section.attention_kernel or ("eager" if model.architecture in EAGER_ONLY else "sdpa")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionTime:
+    """Seconds over all layers, with T the tokens of a micro-step and s the sequence."""
+
+    fused: float = 0.0
+    """Per T (s + half_length) of the causal share, forward; 0 for eager attention."""
+    half_length: float
+    eager_forward: float = 0.0
+    """Per T s; 0 for a fused kernel."""
+    eager_backward: float = 0.0
+
+    def forward(self, tokens: int, sequence: int) -> float:
+        return self._fused(tokens, sequence) + self.eager_forward * tokens * sequence
+
+    def backward(self, tokens: int, sequence: int) -> float:
+        return ATTENTION_BACKWARD * self._fused(tokens, sequence) + self.eager_backward * tokens * sequence
+
+    def _fused(self, tokens: int, sequence: int) -> float:
+        causal = min(1.0, (1 + CAUSAL_TILE / sequence) / 2)
+        return self.fused * tokens * causal * (sequence + self.half_length)
+
+
+def fused_attention(*, width: int, layers: int, flops: float, half_length: float) -> AttentionTime:
+    """Of a kernel that keeps scores on the chip. `width`: heads times head size; `flops`: per second."""
+    return AttentionTime(fused=4 * width * layers / flops, half_length=half_length)
+
+
+def eager_attention(
+    *, width: int, heads: int, layers: int, flops: float, bytes_per_second: float, element_bytes: int
+) -> AttentionTime:
+    """Of products, masks and softmax as operators of their own, which write all scores to memory."""
+    products = 4 * width * layers / flops
+    scores = heads * layers / bytes_per_second
+    if element_bytes == FP32_BYTES:
+        forward, backward = (count * element_bytes for count in FULL_ACCESSES)
+    else:
+        forward, backward = (
+            count * element_bytes + wide for count, wide in zip(LOW_ACCESSES, WIDE_BYTES, strict=True)
+        )
+    return AttentionTime(
+        half_length=0.0,
+        eager_forward=products + scores * forward,
+        eager_backward=2 * products + scores * backward,
+    )
+
+
+ADAM_BYTES = {"foreach": 80, "for-loop": 80, "fused": 28}
+"""Per fp32 element that AdamW reads and writes: fused 4 reads and 3 writes; else a pass per operation:
+decay 8, first moment 12, second 8 + 12, root 8, correction 8, epsilon 8, update 16 (torch/optim/adamw.py)."""
+SGD_BYTES = {"foreach": 24, "for-loop": 24, "fused": 12}
+"""Decay added to gradients 12, update 12 (torch/optim/sgd.py); fused 2 reads, 1 write."""
+MOMENTUM_BYTES = {"foreach": 20, "for-loop": 20, "fused": 8}
+"""Of SGD besides: shrunk 8, gradients added 12; fused a read and a write."""
+LOW_BIT_BYTES = 16
+"""Weight read and written 8, gradient 4, two moments of a byte read and written 4, in one kernel."""
+UPDATE_BYTES = ("adamw", "adam", "sgd", *LOW_BIT)
+"""Kinds of optimizers whose reads and writes are counted."""
+
+
+def update_bytes(workload: Workload) -> int:
+    """Per fp32 element that an update reads and writes. Adam adds decay to gradients: 12 rather than 8."""
+    kind = implementation(workload)
+    if workload.optimizer in LOW_BIT:
+        return LOW_BIT_BYTES
+    if workload.optimizer == "sgd":
+        return SGD_BYTES[kind] + (MOMENTUM_BYTES[kind] if workload.momentum else 0)
+    return ADAM_BYTES[kind] + (4 if workload.optimizer == "adam" and kind != "fused" else 0)
+
+
+UPDATE_SECONDS = {
+    ("tensor", "for-loop"): 41e-6, ("tensor", "foreach"): 23e-6, ("tensor", "fused"): 2e-6,
+    ("DTensor", "for-loop"): 157e-6, ("DTensor", "foreach"): 35e-6, ("DTensor", "fused"): 35e-6,
+}  # fmt: skip
+"""Per updated tensor, that the host takes in AdamW whatever its size: torch 2.13, 40 tensors of 16 x 16 on a
+CPU, least of four runs; fused was not measured. FSDP2 holds its shards as DTensors."""
+DTENSORS = ("fsdp2", "fsdp2-tensor", "tensor")
+CLIPPING_BYTES = 12
+"""Per fp32 gradient: read for the norm, read and written for the factor."""
+COPY_BYTES = 12
+"""Per element of a low-precision run of DeepSpeed: gradient widened (2 + 4), master narrowed (4 + 2)."""
+
+
+def device_terms(work: Work, bytes_per_second: float, constants: TimeConstants) -> list[TimeTerm]:
+    """Clipping and AdamW on the elements that a rank updates on its device.
+
+    Bytes over memory bandwidth; on CUDA the host starts operators meanwhile, on a CPU it does so in between.
+    """
+    workload, elements = work.workload, work.device_elements
+    kind = implementation(workload)
+    per_element = update_bytes(workload) + (CLIPPING_BYTES if workload.clips else 0)
+    copies = COPY_BYTES if workload.strategy.zero_stage and workload.compute_bytes < 4 else 0
+    width = per_element * workload.master_bytes / 4 + copies
+    moving = elements * width / bytes_per_second
+    tensor = "DTensor" if workload.strategy.family in DTENSORS else "tensor"
+    starting = (
+        work.updated_tensors * UPDATE_SECONDS[tensor, kind] * constants.host_factor if elements else 0.0
+    )
+    together = max(moving, starting) if workload.device == "cuda" else moving + starting
+    return [
+        TimeTerm(
+            name="optimizer step",
+            seconds=together,
+            formula=f"{width:g} bytes x elements that a rank updates / M, "
+            f"{'or' if workload.device == 'cuda' else 'and'} {work.updated_tensors} {tensor}s x host",
+            source="torch/optim/adamw.py, passes counted",
+        )
+    ]
+
+
+def host_terms(work: Work, constants: TimeConstants) -> list[TimeTerm]:
+    """The update of an offloaded optimizer, and what crosses the link between a rank and its host."""
+    workload, elements = work.workload, work.host_elements
+    if workload.offload == "none" or workload.device == "cpu":
+        return []
+    per_element = update_bytes(workload)
+    update = elements * per_element / constants.host_bytes_per_second
+    moved, link = host_link_bytes(workload, work.scenario.states), constants.host_link_bytes_per_second
+    return [
+        TimeTerm(
+            name="optimizer step on the host",
+            seconds=update,
+            formula=f"{per_element} bytes x elements that a rank updates / host memory",
+            source="torch/optim/adamw.py, passes counted",
+        ),
+        TimeTerm(
+            name="between device and host",
+            seconds=moved / link,
+            formula="gradients down, updated weights up, or all offloaded weights at each gather / host link",
+            source="FSDPParam.all_gather_inputs, partition_grads and their like, counted",
+        ),
+    ]
+
+
+LOSS_BYTES = 44
+"""Per logit: widened (2 + 4), log-softmax (4 + 4), its backward pass (4 + 4 + 4 + 4), narrowed (4 + 2), and
+gradients of the shifted view (4 + 4), as `summed_cross_entropy` runs them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputingTime:
+    """Of one micro-step in seconds, and of the update after all micro-steps."""
+
+    block_forward: float
+    """All blocks together."""
+    block_backward: float
+    """With recomputation."""
+    head_forward: float
+    """Output projection and loss."""
+    head_backward: float
+    update: float
+    terms: tuple[TimeTerm, ...]
+    """Of the whole step."""
+
+    @property
+    def micro_step(self) -> float:
+        return self.block_forward + self.block_backward + self.head_forward + self.head_backward
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What a device sustains for a job."""
+
+    flops: float
+    """Of matrix products, FLOP/s."""
+    attention_flops: float
+    bytes: float
+    """Per second."""
+    width: int
+    """Bytes of an element of the compute dtype."""
+
+
+def peak_flops(device: Device, dtype: str) -> float:
+    """The dense peak; a device without units for a dtype computes it at its fp32 rate."""
+    return device.peak_flops.get(dtype) or device.peak_flops["float32"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Products:
+    """Seconds of a micro-step's matrix products, and of what a job with adapters does beside them."""
+
+    forward: float
+    """Of all blocks, with A and B of each adapter and the unpacking of 4-bit weights."""
+    backward: float
+    """A frozen weight's gradient is not computed: one product less."""
+    again: float
+    """Of recomputation. It stops at the last saved tensor, the input of a block's last product."""
+    beside: float
+    """Outputs of adapters scaled and added, in each direction."""
+    head_passes: int
+    """Of the output projection; a loss in chunks computes logits once more."""
+
+
+def _all_products(work: Work, rates: Rates, constants: TimeConstants) -> Products:
+    job, model, tokens = work.scenario.job, work.decoder, work.tokens
+    share = float(recomputed_share(job.training.activation_checkpointing, model.layers))
+    plain = _products(model.matrices, tokens, rates, constants)
+    adapters = _products(work.adapter_matrices, tokens, rates, constants)
+    unpacking = _unpacking(work, rates)
+    outputs = sum(m.count * m.rows for m in work.adapter_matrices[1::2])
+    forward = plain + adapters + unpacking
+    return Products(
+        forward=forward,
+        backward=(1 if work.is_adapted else 2) * plain + 2 * adapters + unpacking,
+        again=share * (forward - _products(model.last, tokens, rates, constants)),
+        beside=ADAPTER_ACCESSES * outputs * tokens * rates.width / rates.bytes,
+        head_passes=(2 if work.is_adapted else 3) + (job.loss.chunk_tokens is not None),
+    )
+
+
+def computing_time(work: Work, device: Device, constants: TimeConstants) -> ComputingTime:
+    """Predict what one rank computes in a step."""
+    scenario, model = work.scenario, work.decoder
+    rates = _rates(work, device, constants)
+    tokens, length = work.tokens, scenario.job.data.sequence_length
+    checkpointing = scenario.job.training.activation_checkpointing
+    recomputed = float(recomputed_share(checkpointing, model.layers))
+    products = _all_products(work, rates, constants)
+    attention = _attention(work, rates, constants)
+    most = ring_share(work)
+    attended, returned = most * attention.forward(tokens, length), most * attention.backward(tokens, length)
+    elementwise = tokens * model.layers * rates.width / rates.bytes
+    between = elementwise * model.traffic.forward + products.beside
+    forward = products.forward + attended + between
+    backward = products.backward + returned + elementwise * model.traffic.backward + products.beside
+    launch = constants.dispatch_seconds * constants.host_factor
+    launches = host_launches(work)
+    waited = max(0.0, launches[0] * launch - forward), max(0.0, launches[1] * launch - backward)
+    forward, backward = forward + waited[0], backward + waited[1]
+    backward += products.again + recomputed * (forward - products.forward)
+    waiting = (1 + recomputed) * waited[0] + waited[1]
+    backward += between if checkpointing == SELECTIVE else 0.0
+    head = _product(tokens, model.hidden, model.head_rows, rates, constants) if model.head_rows else 0.0
+    loss = tokens * work.logit_rows * LOSS_BYTES / rates.bytes
+    kept = _gradients_and_casts(work, rates)
+    copied = {phase: seconds / work.passes for phase, seconds in _copies(work, rates).items()}
+    update_terms = [*device_terms(work, rates.bytes, constants), *host_terms(work, constants)]
+    steps, multiplied = work.passes, products.forward + products.backward + products.again
+    terms = (
+        _term("matrix products", steps * (multiplied + products.head_passes * head),
+              f"{'2 passes and adapters' if work.is_adapted else '3 passes'}, and recomputation, of "
+              "2 T in out / R + bytes / M + k per weight",
+              constants.matrix_source),
+        _term("attention", steps * ((1 + recomputed) * attended + returned),
+              *((FUSED_FORMULA, constants.attention_source) if attention.fused
+                else (EAGER_FORMULA, EAGER_SOURCE))),
+        _term("elementwise kernels", steps * (forward + backward - multiplied - waiting
+              - (1 + recomputed) * attended - returned),
+              "reads and writes of norms, residuals, activations / M", "kernels of transformers 5, counted"),
+        _term(HOST_TERM, steps * waiting,
+              f"{launches[0]:,.0f} and {launches[1]:,.0f} launches of {launch * 1e6:.3g} us, less the device",
+              "kernels of transformers 5, counted; benchmarks/host_cost.py"),
+        _term("logits and loss", steps * loss, f"{LOSS_BYTES} T V / M", "harness.rank.models.model, counted"),
+        _term("gradients and casts", steps * kept, "bytes of weights cast and gradients added / M",
+              "torch autocast, accumulate_grad"),
+        _term("copies beside collectives", steps * sum(copied.values()),
+              "bytes gathered and reduced x reads and writes / M", COPIES_SOURCE),
+        *bubble_terms(work, forward + backward + kept + products.head_passes * head + loss),
+        *update_terms,
+    )  # fmt: skip
+    return ComputingTime(
+        block_forward=forward + copied["forward"],
+        block_backward=backward + kept + copied["backward"],
+        head_forward=head + loss / 3,
+        head_backward=(products.head_passes - 1) * head + 2 * loss / 3,
+        update=sum(term.seconds for term in update_terms),
+        terms=tuple(term for term in terms if term.seconds > 0),
+    )
+
+
+HOST_TERM = "waiting for the host"
+ADAPTER_LAUNCHES = (27, 33)
+HOOKS = {
+    "fsdp2": ("units", 55, 65), "fsdp1": ("units", 108, 196), "zero12": ("tensors", 2, 6),
+    "zero3": ("modules", 47, 28),
+}  # fmt: skip
+"""What the host does forward and backward for each unit, trained tensor or module of a library, and for each
+adapted layer, in launches of one elementwise kernel: `python -m benchmarks.host_cost`, torch 2.13, DeepSpeed
+0.19.8, blocks of a Llama of width 16 on a CPU, where that launch takes 11.7 us."""
+
+
+def host_launches(work: Work) -> tuple[float, float]:
+    """What the host starts in one pass forward and backward, in launches of a kernel."""
+    traffic, workload = work.decoder.traffic, work.workload
+    forward = float(work.decoder.layers * traffic.forward_kernels)
+    backward = float(work.decoder.layers * traffic.backward_kernels)
+    if workload.device == "cpu":  # a host that computes itself: calibrated as a whole
+        return forward, backward
+    adapted = len(work.adapter_matrices) / 2
+    what, *hooks = HOOKS.get(within(workload).strategy.family, ("units", 0, 0))
+    counts = {
+        "units": len(work.unit_sizes), "modules": len(work.module_sizes),
+        "tensors": len(workload.layout.trained),
+    }  # fmt: skip
+    return tuple(
+        bare + adapted * of_adapter + counts[what] * hook
+        for bare, of_adapter, hook in zip((forward, backward), ADAPTER_LAUNCHES, hooks, strict=True)
+    )  # type: ignore[return-value]
+
+
+def ring_share(work: Work) -> float:
+    """Attention of the last of s ranks of a ring over the mean: (2 s - 1) / s, since it meets all keys.
+
+    Parts are consecutive and torch's load balancing is off (`backends/sequence/context_parallel.py`): all
+    wait for it.
+    """
+    ranks = work.workload.ranks_per_sample
+    return (2 * ranks - 1) / ranks if work.workload.strategy.sequence == "ring" else 1.0
+
+
+def bubble_terms(work: Work, one_pass: float) -> list[TimeTerm]:
+    """Seconds of a step that a rank of a pipeline waits; one_pass: both passes of one micro-batch."""
+    if not work.workload.strategy.facts.cuts_layers:
+        return []
+    share = bubble_of(work.workload)
+    source = "harness.forms.pipeline"
+    formula = "passes x (p - 1) / (v m)"
+    return [_term("bubble", work.passes * one_pass * share / (1 - share), formula, source)]
+
+
+def _term(name: str, seconds: float, formula: str, source: str) -> TimeTerm:
+    return TimeTerm(name=name, seconds=seconds, formula=formula, source=source)
+
+
+ADAPTER_ACCESSES = 5
+"""Reads and writes per output of an adapted layer in each direction: scaled 2, added to the layer's own 3."""
+PACKED_BYTES = 0.5
+
+
+def _unpacking(work: Work, rates: Rates) -> float:
+    """Seconds of unpacking each weight of 4 bits for one pass: read, and written in the compute dtype."""
+    if not work.scenario.job.adapter.is_quantised:
+        return 0.0
+    packed = sum(m.count * m.rows * m.columns for m in work.decoder.matrices)
+    moved = work.scenario.other.unpacking_bytes or PACKED_BYTES + rates.width
+    return packed * moved / rates.bytes
+
+
+def _rates(work: Work, device: Device, constants: TimeConstants) -> Rates:
+    workload = work.workload
+    peak = peak_flops(device, work.rate_name)
+    matrix = peak * constants.matrix_share * constants.sustained_share
+    fused = workload.compute_dtype != "float32"
+    return Rates(
+        flops=matrix,
+        attention_flops=peak * constants.attention_share if fused else matrix,
+        bytes=device.memory_bandwidth * constants.memory_share,
+        width=workload.compute_bytes,
+    )
+
+
+def _product(tokens: int, inputs: int, outputs: int, rates: Rates, constants: TimeConstants) -> float:
+    """Seconds of one product: arithmetic plus reading and writing, so that thin ones are slower."""
+    moved = rates.width * (tokens * (inputs + outputs) + inputs * outputs)
+    return 2 * tokens * inputs * outputs / rates.flops + moved / rates.bytes + constants.kernel_seconds
+
+
+def _products(matrices: tuple[Weight, ...], tokens: int, rates: Rates, constants: TimeConstants) -> float:
+    return sum(m.count * _product(tokens, m.columns, m.rows, rates, constants) for m in matrices)
+
+
+def _attention(work: Work, rates: Rates, constants: TimeConstants) -> AttentionTime:
+    model = work.decoder
+    if attention_kernel(work.scenario.model, work.scenario.job.model) == "eager":
+        return eager_attention(
+            width=model.attention_width, heads=model.heads, layers=model.layers, flops=rates.flops,
+            bytes_per_second=rates.bytes, element_bytes=rates.width,
+        )  # fmt: skip
+    return fused_attention(
+        width=model.attention_width, layers=model.layers, flops=rates.attention_flops,
+        half_length=constants.attention_half_length,
+    )  # fmt: skip
+
+
+COPIES = {"ddp": (0, 4), "zero0": (0, 6), "zero12": (0, 6), "zero3": (2, 6), "fsdp1": (0, 4), "fsdp2": (2, 2)}
+"""By family: how often what is gathered, and what is reduced, is read and written besides.
+
+DDP fills buckets and empties them (reducer.cpp, `mark_variable_ready_dense`, `finalize_bucket_dense`). FSDP1
+joins the gradients of a unit (the backward pass of its views) and divides them (`_reduce_grad`); FSDP2 copies
+out what it gathered and gradients in (_fsdp_collectives.py). DeepSpeed fills a bucket, lays it out anew and
+divides it (stage_1_and_2.py, `allreduce_bucket`; coalesced_collectives.py), and ZeRO-3 joins pieces
+(`AllGatherCoalescedHandle.wait`).
+"""
+COPIES_SOURCE = "torch's DDP and FSDP and DeepSpeed, passes counted"
+VIEWED = 2
+"""Of DDP whose gradients are views of its buckets: they are divided in place."""
+
+
+def _copies(work: Work, rates: Rates) -> dict[str, float]:
+    """Seconds of a step, by phase; a CPU's constants, which are calibrated as a whole, hold it."""
+    workload = within(work.workload)
+    gathered, reduced = COPIES.get(workload.strategy.family, (0, 0))
+    found = {"forward": 0.0, "backward": 0.0}
+    if workload.device == "cpu":
+        return found
+    if workload.strategy.family == "ddp" and views_buckets(workload):
+        reduced = VIEWED
+    for one in work.collectives[0]:
+        if one.role != "replica" or workload.strategy.family == "ddp":  # a hybrid's replicas exchange shards
+            if times := gathered * gathers_weights(one) + reduced * reduces_gradients(one):
+                found[one.phase] += times * one.payload_bytes / rates.bytes
+    return found
+
+
+def _gradients_and_casts(work: Work, rates: Rates) -> float:
+    """Seconds of a micro-step: weights that autocast narrows, gradients that it widens, and their sums."""
+    workload = work.workload
+    count = workload.layout.trained_count if work.is_adapted else work.parameters
+    master = workload.master_bytes
+    moved = 0
+    if within(workload).strategy.family in AUTOCAST and workload.compute_bytes < master:
+        moved += 2 * (workload.compute_bytes + master)
+    if work.passes > 1:
+        moved += 3 * master * (work.passes - 1) // work.passes
+    return count * moved / rates.bytes

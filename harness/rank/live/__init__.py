@@ -1,0 +1,1 @@
+"""One reader of live models and optimizers, for runs and for observed scripts."""

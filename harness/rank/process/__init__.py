@@ -1,0 +1,1 @@
+"""A rank as a process: its start, environment, signals and turns."""
