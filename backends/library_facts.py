@@ -9,15 +9,13 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import Any, Literal
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion
 
-from harness.backends.explain import Unsupported
+from harness.backends.installed import absent, installed_version, not_installed
 
 Effect = Literal["wrong", "default", "traffic", "states", "time", "unsupported", "not run"]
 
@@ -117,33 +115,6 @@ def why_not_run(name: str) -> str | None:
     """'MiCS is not run: ...' of a feature by the name that people type; None: it is none of those."""
     found = [entry for entry in not_run() if entry.id.lower() == name.lower()]
     return f"{found[0].id} is not run: {found[0].what} ({found[0].source})" if found else None
-
-
-def absent(packages: Collection[str]) -> list[str]:
-    """Those of these distributions that are not installed."""
-    return [name for name in packages if installed_version(name) is None]
-
-
-@lru_cache
-def installed_version(library: str) -> str | None:
-    """Of a distribution; None: it is not installed. Asked once: its whole description is parsed."""
-    try:
-        return version(library)
-    except PackageNotFoundError:
-        return None
-
-
-def require_installed(package: str, setting: str, install: str = "") -> None:
-    """Raise Unsupported for a setting that needs this distribution where it is not installed."""
-    if installed_version(package) is None:
-        how = f"pip install {install or package}"
-        raise Unsupported(f"{setting} needs {package}, which is not installed: {how}")
-
-
-def not_installed(packages: Collection[str]) -> str:
-    """Why a backend that needs these distributions cannot run: 'deepspeed is not installed (pip ...)'."""
-    are = "is" if len(packages) == 1 else "are"
-    return f"{' and '.join(packages)} {are} not installed (pip install {' '.join(packages)})"
 
 
 def unsupported(packages: Collection[str], module: str | None = None, device: str | None = None) -> list[str]:

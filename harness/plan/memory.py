@@ -12,7 +12,7 @@ from harness.forms.part import samples_at_once
 from harness.forms.peaks.families import fullest_moments
 from harness.forms.peaks.step_timeline import TRACED, Fullest, Phase
 from harness.forms.terms import Term, by_kind
-from harness.forms.zero.zero3.states import own_settings
+from harness.forms.zero.zero3.gathering import own_settings
 from harness.plan.coverage import neighbours, require_activations, require_timeline
 from harness.plan.part import part_of
 from harness.plan.profiles import Trace, activation_profile

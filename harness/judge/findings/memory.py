@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import Any
 
 from harness.forms.terms import STATE_KINDS
-from harness.forms.zero.zero3.states import BUFFER_TERM, READ_TERM, UPDATED_TERM
+from harness.forms.zero.zero3.files import BUFFER_TERM, READ_TERM, UPDATED_TERM
 from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.quantities import measures
 from harness.judge.quantities.expected import derived_states

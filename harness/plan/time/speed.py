@@ -24,7 +24,7 @@ from harness.forms.terms import (
 )
 from harness.forms.workload import Workload
 from harness.forms.zero import stages as zero
-from harness.forms.zero.zero3.states import fetching
+from harness.forms.zero.zero3.gathering import fetching
 from harness.plan.coverage import OPTIMIZER, require_speed
 from harness.plan.devices.constants import TimeConstants, TimeTerm, default_constants
 from harness.plan.devices.device import Device

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from harness.backends.base import Unsupported
 from harness.backends.blocks import needed_blocks
-from harness.backends.library_facts import require_installed
+from harness.backends.installed import require_installed
 from harness.errors import JobError
 from harness.forms.activations import SELECTIVE, blocks_between
 from harness.rank.data.samples import IGNORED

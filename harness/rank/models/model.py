@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map
 
 from harness.backends.blocks import needed_blocks
 from harness.backends.explain import available, suggestion
-from harness.backends.library_facts import require_installed
+from harness.backends.installed import require_installed
 from harness.backends.precision import COMPUTE_DTYPES
 from harness.errors import JobError
 from harness.job.data import IMAGES

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from harness.backends.base import OptimizerImplementation
 from harness.backends.blocks import transformer_blocks
-from harness.backends.library_facts import require_installed
+from harness.backends.installed import require_installed
 from harness.backends.optimizer_groups import LR_SCALE
 from harness.backends.optimizer_kinds import BLOCK_ELEMENTS, LEAST_ELEMENTS, LOW_BIT
 from harness.backends.strategy import StrategyKind

@@ -10,7 +10,7 @@ from harness.judge.quantities.expected import unjudged_amounts
 from harness.judge.repeats import Repeats, job_marks
 from harness.judge.rows import reason
 from harness.judge.run_conditions import PAUSE_SECONDS
-from harness.judge.surprises import surprises
+from harness.judge.surprises.rules import surprises
 from harness.judge.wording import counted, listed
 from harness.record import Record
 from harness.tell.document import Block, Folded, Items, Paragraph, Section, Table

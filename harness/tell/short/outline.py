@@ -10,7 +10,8 @@ from harness.judge.cell import name_cells
 from harness.judge.comparison import Comparison
 from harness.judge.findings.groups import Statement, statements
 from harness.judge.scaling import strong_scaling, weak_scaling
-from harness.judge.surprises import Surprise, surprises
+from harness.judge.surprises.rules import surprises
+from harness.judge.surprises.surprise import Surprise
 from harness.judge.wording import counted, listed
 from harness.record import WorldPart
 from harness.tell.document import Block, Code, Document, Folded, Items, Line, Picture, Section, report_cells

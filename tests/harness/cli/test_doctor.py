@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.backends import library_facts, registry
+from harness.backends import installed, registry
 from harness.cli import doctor
 from harness.doctor import check
 from tests.forkserver import launcher
@@ -22,7 +22,7 @@ def called(*options: str) -> tuple[int, str]:
 
 def test_without_torch_nothing_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
     launcher()  # needs torch, also where this is the process's first test
-    monkeypatch.setattr(library_facts, "installed_version", {"transformers": "5.23"}.get)
+    monkeypatch.setattr(installed, "installed_version", {"transformers": "5.23"}.get)
     code, said = called()
     assert code == 1
     assert said == (

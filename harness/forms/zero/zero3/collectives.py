@@ -28,7 +28,8 @@ from harness.forms.terms import (
 )
 from harness.forms.workload import Role, Workload
 from harness.forms.zero.stages import broadcast_model, bucket_calls, reduce_dtype, with_checkpoint
-from harness.forms.zero.zero3.states import fetching, own_settings, sub_groups
+from harness.forms.zero.zero3.gathering import fetching, own_settings
+from harness.forms.zero.zero3.states import sub_groups
 
 SHARED_TERM = "shared weights gathered at each use"
 

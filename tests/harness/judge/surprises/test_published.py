@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.judge.surprises import surprises
+from harness.judge.surprises.rules import surprises
 from tests.records import published_comparison
 
 

@@ -1,7 +1,8 @@
 from harness.backends.base import Preset
 from harness.judge.comparison import Comparison
 from harness.judge.quantities.states import expected_states
-from harness.judge.surprises import Surprise, surprises
+from harness.judge.surprises.rules import surprises
+from harness.judge.surprises.surprise import Surprise
 from harness.record import MemoryPart, RankPart, Record
 from tests.harness.judge.surprises.moving import moving
 

@@ -3,7 +3,8 @@ from collections.abc import Callable
 import pytest
 
 from harness.judge.comparison import Comparison
-from harness.judge.surprises import Surprise, surprises
+from harness.judge.surprises.rules import surprises
+from harness.judge.surprises.surprise import Surprise
 from harness.record import CommunicationPart, Record
 from tests.harness.judge.surprises.moving import moving
 from tests.volumes import expected_rows, with_rows

@@ -4,7 +4,8 @@ import pytest
 
 from harness.backends.base import Effective
 from harness.judge.comparison import Comparison
-from harness.judge.surprises import Surprise, surprises
+from harness.judge.surprises.rules import surprises
+from harness.judge.surprises.surprise import Surprise
 from harness.record import BackendPart, Record
 from tests.records import make_communication, make_effective, make_record
 

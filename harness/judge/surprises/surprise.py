@@ -1,0 +1,192 @@
+"""Differences from the textbook and from defaults as data: where each was measured, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from harness.backends.library_facts import fact
+from harness.job.experiment import Question
+from harness.judge.cell import CellName
+from harness.judge.repeats import Repeats
+from harness.judge.wording import listed, ranks
+from harness.record import Record
+
+Cause = Literal["library", "transport", "preset"]
+
+
+TRAFFIC: tuple[Question, ...] = ("speed", "scaling", "footprint")
+
+
+MEMORY: tuple[Question, ...] = ("memory", "footprint")
+
+
+PARITY: tuple[Question, ...] = ("parity",)
+
+
+BEARS_ON = {"states": MEMORY, "traffic": TRAFFIC}
+"""By the effect of a fact that names no questions itself."""
+
+
+NAMES = {"deepspeed": "DeepSpeed", "torch": "torch", "accelerate": "Accelerate"}
+
+
+MOST_LABELS = 3
+"""In a sentence."""
+
+
+SMALL_SHARE = 0.01
+"""Of the textbook's bytes: less is norms, flags and padding, and no surprise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Behaviour:
+    """What a library or transport does, and since when; nothing is said of it unless a record shows it."""
+
+    id: str
+    """Stable."""
+    what: str
+    """What a record shows; `{figure}` stands for its number."""
+    advice: str
+    """What to set, or why nothing need be done."""
+    questions: tuple[Question, ...]
+    """Which of them it bears on."""
+    packages: tuple[str, ...] = ("deepspeed",)
+    """Whose versions the sentence names."""
+    cause: Cause = "library"
+    figure_is_ratio: bool = True
+    """Whether a figure below 1 means that it costs less than the textbook."""
+    since: str = ""
+    """Versions known to do so, and where their source says it."""
+
+    @classmethod
+    def of(cls, name: str, **words: Any) -> Self:
+        """Of a fact about a library, whose source it quotes; `words` say the rest."""
+        known = fact(name)
+        what = f"{{figure}} x {known.cost}: {known.what}" if known.cost else known.what
+        told: dict[str, Any] = {
+            "what": what,
+            "advice": known.advice,
+            "questions": known.questions or BEARS_ON[known.effect],
+            "packages": (known.library,),
+        }
+        return cls(id=known.id, since=known.source, **(told | words))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sighting:
+    """A behaviour in the records of one cell."""
+
+    behaviour: Behaviour
+    figure: float | None = None
+    """Usually measured bytes relative to those without it."""
+    effect: float | None = None
+    """Where the size of the effect is not that of the figure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surprise:
+    """A behaviour and every cell in which it was seen under the same versions."""
+
+    behaviour: Behaviour
+    versions: str
+    """'DeepSpeed 0.19.8'; empty where the text names them."""
+    cells: tuple[CellName, ...]
+    figures: tuple[float, ...]
+    """One for each cell that has one."""
+    effect: float
+    """Largest relative change; the order of the list."""
+    transport: str
+
+    @property
+    def what(self) -> str:
+        """'1.5 x the textbook's bytes: gradients are all-reduced'."""
+        return self.behaviour.what.format(figure=self.figure)
+
+    @property
+    def figure(self) -> str:
+        """'1.5', or '1.17 to 1.25' over the cells."""
+        texts = list(dict.fromkeys(f"{figure:.3g}" for figure in sorted(self.figures)))
+        return " to ".join([texts[0], texts[-1]] if len(texts) > 1 else texts)
+
+    @property
+    def saves(self) -> bool:
+        """Whether it costs less than the textbook."""
+        return bool(self.figures) and self.behaviour.figure_is_ratio and max(self.figures) < 1
+
+    @property
+    def origin(self) -> str:
+        """'DeepSpeed 0.19.8, not the transport'."""
+        match self.behaviour.cause:
+            case "transport":
+                return f"{self.transport} in {self.versions}, not the library"
+            case "preset":
+                return "The harness's preset"
+        is_traffic = self.behaviour.questions[: len(TRAFFIC)] == TRAFFIC
+        return f"{self.versions}, not the transport" if is_traffic else self.versions
+
+    @property
+    def short_cells(self) -> str:
+        """'zero1 and 2 more on 2 ranks'; without ranks where they differ between backends."""
+        sizes: dict[str, list[int]] = {}
+        for cell in self.cells:
+            sizes.setdefault(cell.label, []).append(cell.world_size)
+        names = listed(list(sizes), MOST_LABELS)
+        first = next(iter(sizes.values()))
+        alike = all(of_label == first for of_label in sizes.values())
+        return f"{names} on {ranks(*first)}" if alike else names
+
+
+APART = 10.0
+"""Figures that lie this factor apart share no sentence: '0.5 to 287 x' says nothing of either."""
+
+
+Seen = list[tuple[Repeats, Sighting]]
+
+
+def merged(sightings: Iterable[tuple[Repeats, Sighting]]) -> list[Surprise]:
+    """Sightings of one behaviour under the same versions as one: what costs most first, savings last."""
+    alike: dict[tuple[Behaviour, str, str], Seen] = {}
+    for group, sighting in sightings:
+        versions = versions_of(group.record, sighting.behaviour.packages)
+        transport = group.record.world.collectives
+        alike.setdefault((sighting.behaviour, versions, transport), []).append((group, sighting))
+    found = [
+        Surprise(
+            behaviour=behaviour,
+            versions=versions,
+            cells=tuple(dict.fromkeys(group.cell for group, _ in seen)),
+            figures=tuple(s.figure for _, s in seen if s.figure is not None),
+            effect=max(map(_effect, (sighting for _, sighting in seen))),
+            transport=transport,
+        )
+        for (behaviour, versions, transport), every in alike.items()
+        for seen in _of_one_size(every)
+    ]
+    return sorted(found, key=lambda surprise: (surprise.saves, -surprise.effect))
+
+
+def _of_one_size(every: Seen) -> list[Seen]:
+    """Split where the next larger figure is `APART` times the smallest so far; cells keep their order."""
+    starts: list[float] = []
+    for figure in sorted(s.figure for _, s in every if s.figure is not None):
+        if not starts or figure >= APART * starts[-1] > 0:
+            starts.append(figure)
+    parts: dict[int, Seen] = {}
+    for group, sighting in every:
+        part = sum(start <= (sighting.figure or 0.0) for start in starts)
+        parts.setdefault(part, []).append((group, sighting))
+    return list(parts.values())
+
+
+def _effect(sighting: Sighting) -> float:
+    if sighting.effect is not None:
+        return sighting.effect
+    return abs(sighting.figure - 1) if sighting.figure is not None else 0.0
+
+
+def versions_of(record: Record, packages: Iterable[str]) -> str:
+    """'DeepSpeed 0.19.8 and torch 2.13.0+cpu', as the run saw them; packages it did not see are left out."""
+    known = record.environment.packages | record.backend.versions
+    return listed([f"{NAMES[package]} {known[package]}" for package in packages if package in known])
