@@ -101,7 +101,7 @@ ELSEWHERE = [
     Planted(
         name="T36 gradients", what="NVMe offload that reads gradients to where direct I/O fails",
         finding="unsupported",
-        test="tests/backends/test_swapping.py::test_gradients_that_would_be_lost_are_refused",
+        test="tests/backends/zero/test_swapping.py::test_gradients_that_would_be_lost_are_refused",
     ),
     Planted(
         name="T42", what="the lock of a killed build of an extension of DeepSpeed, waited for without end",

@@ -12,7 +12,7 @@ from harness.rank.models.adapter import is_adapter
 from harness.rank.models.adapter_export import export_adapters
 from harness.run_directory.checkpoint import SavedCheckpoint
 from tests.harness.rank.loading.models import CONFIGS, job_of
-from tests.harness.rank.test_adapter import built, lora
+from tests.harness.rank.models.test_adapter import built, lora
 
 TOKENS = torch.arange(8)[None]
 

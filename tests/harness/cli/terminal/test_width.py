@@ -9,9 +9,8 @@ from harness.cli import COMMANDS
 from harness.cli.terminal import output
 from harness.record.store import write_record
 from harness.tell.narrow import WIDTH, fitted, folded
+from tests.harness.cli.command_line import harness
 from tests.records import make_record, make_steps
-
-from .command_line import harness
 
 LLAMA = ("--model", "llama-3.1-8b", "--gpu", "H100-80", "--fabric", "NDR400")
 OPTIONS = "fsdp1:auto_wrap=none,backward_prefetch=post,forward_prefetch=true"

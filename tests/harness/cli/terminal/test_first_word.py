@@ -13,9 +13,8 @@ import pytest
 
 from harness.cli.terminal.output import echo
 from harness.cli.terminal.working import WORKING_AFTER, working
+from tests.harness.cli.command_line import HARNESS, environment
 from tests.representatives import first
-
-from .command_line import HARNESS, environment
 
 FEW = [["compare", "--backends", "ddp"], ["estimate", "--model", "bloom-560m"]]
 SLOW = {"accelerate", "datasets", "deepspeed", "matplotlib", "numpy", "torch", "transformers"}

@@ -10,7 +10,7 @@ from harness.rank.data.samples import DataFacts
 from harness.rank.models.changes import chunk_head
 from harness.rank.models.losses import loss_function
 from harness.rank.models.model import build_model, model_config
-from tests.harness.rank.test_model import SMALL
+from tests.harness.rank.models.test_model import SMALL
 
 VOCABULARY, LENGTH, SAMPLES = 4096, 24, 2
 

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from harness.forms.flops import ModelGeometry, model_flops_per_token
 from harness.rank.models.description import describe_geometry
 from harness.record import GeometryPart
-from tests.harness.rank.test_model import SMALL, SMALL_GPT2, built, job
+from tests.harness.rank.models.test_model import SMALL, SMALL_GPT2, built, job
 
 
 def test_a_table_that_is_only_looked_up_does_not_multiply() -> None:

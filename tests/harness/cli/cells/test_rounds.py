@@ -12,9 +12,8 @@ from harness.cli.cells.rounds import FIRST_LOOK, Until, add_rounds, parse_precis
 from harness.errors import HarnessError
 from harness.judge.comparison import Comparison
 from harness.record import Record
+from tests.harness.cli.command_line import refused
 from tests.records import make_record, make_steps
-
-from .command_line import refused
 
 SECONDS = {"ddp": 1.0, "zero0": 1.001, "fsdp": 1.1, "zero3": 4.0}
 DRIFT = (1.0, 1.4, 0.7, 1.2, 2.0)

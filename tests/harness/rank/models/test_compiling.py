@@ -13,7 +13,7 @@ from harness.backends.single import SingleBackend
 from harness.job.job import Job
 from harness.rank.models.changes import is_compiled, while_compiling
 from harness.run_directory.rank_state import PositionWriter, read_position
-from tests.harness.rank.test_model import SMALL, built, job
+from tests.harness.rank.models.test_model import SMALL, built, job
 
 
 def compiled_job(compiled: str) -> Job:

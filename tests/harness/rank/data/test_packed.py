@@ -10,7 +10,7 @@ from harness.job.job import Job
 from harness.rank.data.samples import IGNORED, LABELS, POSITIONS, DataFacts, load_samples
 from harness.rank.models.losses import KEEP_APART, loss_function
 from harness.rank.models.model import build_model, model_config
-from tests.harness.rank.test_model import SMALL, SMALL_GPT2
+from tests.harness.rank.models.test_model import SMALL, SMALL_GPT2
 
 TEXTS = ["abc", "defghij", "k", "lmnopqrstu"]
 LENGTH = 8

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from harness.cli.terminal.output import echo
+from tests.harness.cli.command_line import HARNESS, environment, harness
 from tests.patience import SECONDS
 from tests.records import make_record
-
-from .command_line import HARNESS, environment, harness
 
 PRINT = "import sys; from harness.cli.terminal.output import echo; "
 

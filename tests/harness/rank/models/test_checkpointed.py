@@ -9,7 +9,7 @@ from harness.errors import JobError
 from harness.forms.activations import recomputed_share
 from harness.rank.models.changes import enable_checkpointing
 from harness.rank.models.losses import summed_cross_entropy
-from tests.harness.rank.test_model import SMALL, built, job
+from tests.harness.rank.models.test_model import SMALL, built, job
 
 MODES = (False, True, "every-2", "selective")
 LAYERS = 3

@@ -5,7 +5,7 @@ from harness.backends import installed
 from harness.backends.base import Unsupported
 from harness.rank.models.adapter import is_adapter
 from tests.harness.rank.loading.models import LLAMA
-from tests.harness.rank.test_adapter import built, lora
+from tests.harness.rank.models.test_adapter import built, lora
 
 NF4 = {"base_dtype": "nf4", "targets": ["q_proj"]}
 
