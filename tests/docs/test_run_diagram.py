@@ -47,5 +47,5 @@ def test_the_diagram_shows_real_calls(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     seen = {tuple(line.split()) for line in calls.read_text().splitlines()}
     edges = drawn()
-    assert len(edges) > 25
+    assert len(edges) > 30
     assert sorted(edges - seen) == []
