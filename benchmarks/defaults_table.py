@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.packed_page import DOCS, between, table
-from harness.brought.read_defaults import deepspeed_defaults
+from harness.imported.read_defaults import deepspeed_defaults
 
 PAGE = DOCS / "faq.md"
 BEGIN, END = "<!-- defaults: python -m benchmarks.defaults_table -->", "<!-- end of defaults -->"

@@ -13,7 +13,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from tabulate import tabulate
 
-from harness.brought.rows import GivenRow
+from harness.imported.rows import GivenRow
 from harness.nested import leaves
 from tests.harness.exported.round_trip import require_round_trip
 

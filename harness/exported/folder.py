@@ -16,10 +16,10 @@ from harness.backends.options import ZeroOptions, gathers_blocks
 from harness.backends.presets import ROOT_RESHARD, ddp_changes, fsdp2_changes, reduce_dtype_changes
 from harness.backends.strategy import FSDP1_STRATEGIES, StrategyKind
 from harness.backends.zero.config import zero_config
-from harness.brought.accelerate import RESHARDS, STRATEGIES
-from harness.brought.values import PRECISIONS, PREFETCH
 from harness.errors import HarnessError
 from harness.files import write_atomically
+from harness.imported.accelerate import RESHARDS, STRATEGIES
+from harness.imported.values import PRECISIONS, PREFETCH
 from harness.job.batch import BatchLayout
 from harness.job.job import Job, axes_of
 from harness.job.model import CODE_SWITCH

@@ -44,7 +44,7 @@ from harness.run_directory.request import Resume, RunRequest
 from harness.run_directory.resume import require_same_job
 
 if TYPE_CHECKING:
-    from harness.brought.rows import GivenRow
+    from harness.imported.rows import GivenRow
 
 
 def tensor_sizes(labels: Iterable[str], world_size: int) -> set[int]:

@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from harness.fabric.result import FabricResult, FabricRow
 from harness.plan.time.calibration import Calibration, CellFit
 from harness.record.store import record_text
-from tests.harness.brought.files import every_file
+from tests.harness.imported.files import every_file
 from tests.harness.tell.hostile import hostile_records
 from tests.records import JOB, make_record
 

@@ -11,8 +11,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from harness.backends import registry
-from harness.brought.rows import exactly_as_given, like_for_like, read_files
 from harness.fabric.result import read_fabric
+from harness.imported.rows import exactly_as_given, like_for_like, read_files
 from harness.job.config import load_experiment
 from harness.job.experiment import Experiment
 from harness.judge.comparison import Comparison

@@ -540,19 +540,19 @@ MUTANTS = (
            "Records of two jobs are warned of",
            "harness/api/test_api.py::test_records_of_several_jobs_are_named_in_one_line"),
 
-    Mutant("offloaded-weights", "harness/brought/deepspeed.py",
+    Mutant("offloaded-weights", "harness/imported/deepspeed.py",
            'if weights != "none" and stage != 3:', 'if weights != "none" and stage != 2:',
            "A file that offloads weights at another stage than 3 is refused",
-           "harness/brought/test_rows.py::test_what_no_row_can_have_is_refused_by_name"),
-    Mutant("absent-default", "harness/brought/deepspeed.py",
+           "harness/imported/test_rows.py::test_what_no_row_can_have_is_refused_by_name"),
+    Mutant("absent-default", "harness/imported/deepspeed.py",
            "return {key: value for key, value in found.items() if key not in given}", "return found",
            "A library's default stands only for a key that the file does not give",
-           "harness/brought/test_rows.py"
+           "harness/imported/test_rows.py"
            "::test_a_given_key_keeps_its_value_beside_the_defaults_of_absent_ones"),
-    Mutant("yaml-no", "harness/brought/values.py",
+    Mutant("yaml-no", "harness/imported/values.py",
            '"no": False, ', "",
            "'no' of a file is false",
-           "harness/brought/test_rows.py::test_every_key_is_accounted_for"),
+           "harness/imported/test_rows.py::test_every_key_is_accounted_for"),
 
     Mutant("clean-asks", "harness/cli/clean.py",
            "    if yes:\n", "    if True:\n",

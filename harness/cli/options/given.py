@@ -16,7 +16,7 @@ from harness.errors import HarnessError
 from harness.job.experiment import Experiment
 
 if TYPE_CHECKING:
-    from harness.brought.rows import GivenRow
+    from harness.imported.rows import GivenRow
 
 MODES = ("exactly-as-given", "like-for-like", "both")
 
@@ -40,7 +40,7 @@ class GivenFiles:
         """
         if not self.count:
             return experiment, []
-        from harness.brought.rows import exactly_as_given, like_for_like, read_files
+        from harness.imported.rows import exactly_as_given, like_for_like, read_files
 
         files = read_files(self.accelerate, self.deepspeed)
         job: Experiment = experiment

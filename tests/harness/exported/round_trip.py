@@ -6,8 +6,8 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from harness.brought.rows import GivenRow, exactly_as_given, like_for_like, read_files
 from harness.exported.folder import accelerate_values, deepspeed_values, exported_strategy
+from harness.imported.rows import GivenRow, exactly_as_given, like_for_like, read_files
 from harness.job.batch import batch_layout, with_global_batch
 from harness.job.config import load_experiment
 from harness.job.experiment import Experiment

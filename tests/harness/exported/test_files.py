@@ -11,8 +11,8 @@ from harness.exported.folder import exported_files, require_exportable, torch_va
 from harness.job.batch import batch_layout
 from harness.job.config import load_experiment
 from harness.launch.cells import canonical_label
-from tests.harness.brought.files import every_file
 from tests.harness.exported.round_trip import PARAMETERS, require_round_trip
+from tests.harness.imported.files import every_file
 
 FILES = every_file()
 

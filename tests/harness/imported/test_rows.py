@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from harness.brought.keys import KEYS, SECTIONS
-from harness.brought.library_defaults import deepspeed_values, with_defaults
-from harness.brought.reading import LIBRARY, Fixed, ToOption
-from harness.brought.rows import GivenRow, exactly_as_given, like_for_like, read_files
 from harness.errors import HarnessError
+from harness.imported.keys import KEYS, SECTIONS
+from harness.imported.library_defaults import deepspeed_values, with_defaults
+from harness.imported.reading import LIBRARY, Fixed, ToOption
+from harness.imported.rows import GivenRow, exactly_as_given, like_for_like, read_files
 from harness.job.config import load_experiment
 from harness.nested import leaves
-from tests.harness.brought.files import PLUGIN, accelerate, every_file
+from tests.harness.imported.files import PLUGIN, accelerate, every_file
 
 FILES = every_file()
 

@@ -15,11 +15,12 @@ from harness.backends import registry
 from harness.backends.base import Preset
 from harness.backends.explain import InvalidYaml, explain_all, parse_value
 from harness.backends.presets import PresetChange, preset_changes
-from harness.brought.accelerate import read_accelerate
-from harness.brought.deepspeed import label_of, read_deepspeed
-from harness.brought.files import GivenFile, read_json, read_toml, read_yaml
-from harness.brought.keys import COMPUTE_DTYPE, KEYS, SECTIONS, read_table
-from harness.brought.reading import (
+from harness.errors import HarnessError
+from harness.imported.accelerate import read_accelerate
+from harness.imported.deepspeed import label_of, read_deepspeed
+from harness.imported.files import GivenFile, read_json, read_toml, read_yaml
+from harness.imported.keys import COMPUTE_DTYPE, KEYS, SECTIONS, read_table
+from harness.imported.reading import (
     AUTO,
     Brought,
     Chooses,
@@ -33,8 +34,7 @@ from harness.brought.reading import (
     ToJob,
     ToOption,
 )
-from harness.brought.values import alike
-from harness.errors import HarnessError
+from harness.imported.values import alike
 from harness.job.config import settings_by_name
 from harness.job.experiment import Experiment
 from harness.job.model import SettingsSection

@@ -11,9 +11,9 @@ from harness.backends.base import OptimizerKind
 from harness.backends.explain import choices
 from harness.backends.extensions import unmet_files
 from harness.backends.options import ZeroOptions
-from harness.brought.keys import KEYS, SECTIONS
-from harness.brought.library_defaults import deepspeed_values, library_defaults, with_defaults
-from harness.brought.reading import (
+from harness.imported.keys import KEYS, SECTIONS
+from harness.imported.library_defaults import deepspeed_values, library_defaults, with_defaults
+from harness.imported.reading import (
     AUTO,
     Brought,
     Chooses,
@@ -23,7 +23,7 @@ from harness.brought.reading import (
     ToJob,
     claims_of,
 )
-from harness.brought.values import boolean, clipping, integer, number, power_of_two
+from harness.imported.values import boolean, clipping, integer, number, power_of_two
 from harness.nested import leaves, value_at
 
 ZERO = "zero_optimization"

@@ -10,12 +10,12 @@ from typing import Any
 
 from harness.backends import registry
 from harness.backends.explain import choices
-from harness.brought.deepspeed import label_of, read_deepspeed, require_registered, zero_offload
-from harness.brought.files import read_json
-from harness.brought.keys import KEYS as KEYS_BY_KIND
-from harness.brought.keys import SECTIONS
-from harness.brought.library_defaults import library_defaults
-from harness.brought.reading import (
+from harness.imported.deepspeed import label_of, read_deepspeed, require_registered, zero_offload
+from harness.imported.files import read_json
+from harness.imported.keys import KEYS as KEYS_BY_KIND
+from harness.imported.keys import SECTIONS
+from harness.imported.library_defaults import library_defaults
+from harness.imported.reading import (
     AUTO,
     Brought,
     Chooses,
@@ -25,7 +25,7 @@ from harness.brought.reading import (
     ToOption,
     claims_of,
 )
-from harness.brought.values import boolean, integer, precision
+from harness.imported.values import boolean, integer, precision
 
 STRATEGIES = {
     "FULL_SHARD": "fsdp1",

@@ -6,8 +6,8 @@ from importlib.resources import files
 from typing import Any
 
 from harness.backends.explain import parse_value
-from harness.brought import values
-from harness.brought.reading import Chooses, Fixed, NotUsed, Off, OfPreset, OfSchedule, Rule, ToJob, ToOption
+from harness.imported import values
+from harness.imported.reading import Chooses, Fixed, NotUsed, Off, OfPreset, OfSchedule, Rule, ToJob, ToOption
 from harness.record import FileKind
 
 COMPUTE_DTYPE = "the compute dtype"

@@ -18,13 +18,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from harness.brought.reading import LIBRARY, Fixed, OfPreset, Rule, ToOption
 from harness.errors import HarnessError
 from harness.files import write_atomically
 from harness.import_path import module_command, safe_environment
+from harness.imported.reading import LIBRARY, Fixed, OfPreset, Rule, ToOption
 from harness.record import FileKind
 
-QUESTION = "harness.brought.read_defaults"
+QUESTION = "harness.imported.read_defaults"
 BETWEEN = "--- defaults ---"
 """Printed by it before the answer."""
 SECONDS = 300.0

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from harness.backends.explain import available, suggestion
 from harness.backends.library_facts import why_not_run
-from harness.brought.values import alike, integer
+from harness.imported.values import alike, integer
 from harness.nested import empty_sections, leaves, value_at
 from harness.safe_text import capped
 
