@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from harness.forms.ddp import BUCKETS_BESIDE_GRADIENTS
-from harness.forms.terms import (
-    Term,
-)
+from harness.forms.terms import Term
 from harness.forms.zero.stages import FP32_SURPLUS, SECOND_FP32_COPY
 from harness.forms.zero.zero3.states import PERSISTENT_PARAMETERS, REDUCTION_BUCKET
 from harness.judge.quantities.states import RankStates, largest, rank_states, textbook
@@ -16,12 +14,8 @@ from harness.record.workload import known_strategy
 
 CLOSE = 1e-3
 """Relative: measured bytes that are as expected."""
-
-
 LIMITED_EFFECT = 0.1
 """Of a bucket that the preset limits to 25 MiB: large beside a small model, nothing beside a large one."""
-
-
 CLEARLY_LESS = 0.97
 """Of the textbook's bytes."""
 
@@ -35,22 +29,16 @@ FP32_GRADIENTS = Behaviour(
     since="like-for-like sets grad_accum_dtype to fp32, as DDP and FSDP add up; DeepSpeed's default is the "
     "model's dtype (runtime/engine.py, get_data_types)",
 )
-
-
 BUCKET = Behaviour.of(
     "persistent-reduction-bucket",
     figure_is_ratio=False,
     what="a buffer for gradients, the reduction bucket, stays allocated: {figure} x the textbook's states",
 )
-
-
 GRADIENTS_TWICE = Behaviour.of(
     "gradients-twice",
     figure_is_ratio=False,
     what="DDP's buckets hold a second copy of the gradients: {figure} x the textbook's states",
 )
-
-
 WHOLE_PARAMETERS = Behaviour(
     id="stays-gathered",
     figure_is_ratio=False,
@@ -58,8 +46,6 @@ WHOLE_PARAMETERS = Behaviour(
     advice="stage3_param_persistence_threshold: 0 shards them.",
     questions=MEMORY,
 )
-
-
 BY_NAME = {
     FP32_SURPLUS: FP32_GRADIENTS,
     REDUCTION_BUCKET: BUCKET,
@@ -67,8 +53,6 @@ BY_NAME = {
     PERSISTENT_PARAMETERS: WHOLE_PARAMETERS,
 }
 """By the name of the closed form's term; other extra terms are shown by their name."""
-
-
 BY_THEMSELVES = (REDUCTION_BUCKET, BUCKETS_BESIDE_GRADIENTS, PERSISTENT_PARAMETERS)
 """Buffers and gathered weights, which are no model states: their figure is their own size."""
 

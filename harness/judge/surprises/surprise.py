@@ -14,8 +14,6 @@ from harness.judge.wording import listed, ranks
 from harness.record import Record
 
 Cause = Literal["library", "transport", "preset"]
-
-
 TRAFFIC: tuple[Question, ...] = ("speed", "scaling", "footprint")
 
 
@@ -27,15 +25,9 @@ PARITY: tuple[Question, ...] = ("parity",)
 
 BEARS_ON = {"states": MEMORY, "traffic": TRAFFIC}
 """By the effect of a fact that names no questions itself."""
-
-
 NAMES = {"deepspeed": "DeepSpeed", "torch": "torch", "accelerate": "Accelerate"}
-
-
 MOST_LABELS = 3
 """In a sentence."""
-
-
 SMALL_SHARE = 0.01
 """Of the textbook's bytes: less is norms, flags and padding, and no surprise."""
 

@@ -27,16 +27,10 @@ from harness.record.workload import known_strategy, of_record
 
 LEAST_EMULATED = 0.05
 """Of the counted bytes."""
-
-
 MANY_CALLS = 2.0
 """Gathers relative to one per block."""
-
-
 CALLS_EFFECT = 0.3
 """A gather costs latency, which bytes do not show: ranked as 30 % of bytes."""
-
-
 BY_TERM: dict[tuple[str, str], str] = {
     ("zero12", GRADIENTS): "gradients-all-reduced",
     ("zero12", FURTHER_GRADIENTS): "reduced-every-micro-step",

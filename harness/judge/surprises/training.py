@@ -9,9 +9,7 @@ from harness.backends.library_facts import fact
 from harness.backends.presets import TIMER_WAITS, preset_changes
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.judge.effective import clipping, master_dtypes
-from harness.judge.quantities.measures import (
-    reduced_dtypes,
-)
+from harness.judge.quantities.measures import reduced_dtypes
 from harness.judge.repeats import Repeats
 from harness.judge.surprises.surprise import NAMES, PARITY, Behaviour, Sighting
 from harness.judge.wording import listed
@@ -19,18 +17,10 @@ from harness.record import Record
 
 CHANGES_TRAINING = math.inf
 """Effect of what trains something else than the job asks for: before every difference of cost."""
-
-
 WOULD_CHANGE_TRAINING = 0.4
 """Effect of a default that would do so without this harness's setting: ranked as 40 % of bytes."""
-
-
 CLIPS_BY_DEFAULT = fact("zero-clips-by-default")
-
-
 CLIPPING_KEY = "gradient_clipping"
-
-
 CLIPPED = Behaviour(
     id="clipped-by-default",
     since=CLIPS_BY_DEFAULT.source,
@@ -40,8 +30,6 @@ CLIPPED = Behaviour(
     advice="Set gradient_clipping: 0.0.",
     questions=PARITY,
 )
-
-
 CLIPPING_PINNED = Behaviour(
     id="clipping-set-by-harness",
     since=CLIPS_BY_DEFAULT.source,
@@ -51,8 +39,6 @@ CLIPPING_PINNED = Behaviour(
     advice="Set it yourself.",
     questions=PARITY,
 )
-
-
 WAITS_EFFECT = 0.05
 """Bytes do not show a wait for the device: ranked as 5 % of bytes."""
 

@@ -9,24 +9,14 @@ from harness.forms.layout import Tensor, ceil_to
 from harness.forms.states import ADAM_MOMENTS
 from harness.forms.terms import Term
 from harness.forms.workload import Workload
-from harness.forms.zero.stages import (
-    gradient_accumulation_bytes,
-)
+from harness.forms.zero.stages import gradient_accumulation_bytes
 
 LEAST_BYTES = 1024**2
 """`MIN_AIO_BYTES` (utils.py): a smaller tensor stays in memory."""
-
-
 ALIGNMENT_BYTES = 1024
 """`AIO_ALIGNED_BYTES`, for one thread per request: sizes of files are multiples of it."""
-
-
 BUFFER_TERM = "page-locked buffers of a sub-group"
-
-
 NAMES = {"masters": "masters", "optimizer": "Adam's moments", "gradients": "gradients"}
-
-
 BUFFERS = 4
 """`buffer_count` of 'offload_optimizer' (zero/offload_config.py)."""
 
@@ -117,14 +107,8 @@ def _swappable(workload: Workload, elements: int) -> bool:
 
 BUFFERS_WEIGHT_FILES = 5
 """`buffer_count` of 'offload_param' (zero/offload_config.py)."""
-
-
 READ_TERM = "page-locked buffers of weights"
-
-
 UPDATED_TERM = "page-locked buffer of a sub-group's updated weights"
-
-
 WHOLE = "nvme-all"
 
 

@@ -8,9 +8,7 @@ from functools import cached_property
 from harness.backends.presets import ZERO3_DEFAULTS, ZERO3_PREFETCH_ELEMENTS
 from harness.forms.layout import Tensor
 from harness.forms.workload import Workload
-from harness.forms.zero.stages import (
-    preset_values,
-)
+from harness.forms.zero.stages import preset_values
 
 OPTIONS = (*ZERO3_DEFAULTS, "stage3_prefetch_bucket_size", "leaf_module", "memory_efficient_linear")
 """Options of the backend that decide what is gathered when, and what that costs."""

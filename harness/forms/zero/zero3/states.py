@@ -29,14 +29,8 @@ from harness.forms.zero.zero3.files import (
 from harness.forms.zero.zero3.gathering import fetching
 
 SECOND_COPY = "second copy within a group of ranks (hpZ)"
-
-
 SECOND_COPY_PADDING = "padding of the second copy"
-
-
 PERSISTENT_PARAMETERS = "parameters below the persistence threshold"
-
-
 REDUCTION_BUCKET = "persistent reduction bucket"
 
 
