@@ -1,4 +1,4 @@
-"""Models whose inputs are no token ids, and those with BatchNorm: what libraries leave to their callers."""
+"""Inputs that are no token ids, BatchNorm, complex parameters: what libraries leave to their callers."""
 
 from __future__ import annotations
 
@@ -25,4 +25,17 @@ def refuse_batch_norm(model: nn.Module, library: str) -> None:
         raise Unsupported(
             f"{library} at mixed precision: weights of BatchNorm are cast and its statistics stay in fp32, "
             f"which no kernel of torch {torch.__version__} takes together; use ddp, fsdp1 or precision fp32"
+        )
+
+
+def refuse_complex(model: nn.Module, library: str) -> None:
+    """Raise Unsupported for a library that flattens parameters into real tensors: imaginary parts are lost.
+
+    FSDP2 keeps them in units that hold nothing else.
+    """
+    name = next((name for name, parameter in model.named_parameters() if parameter.is_complex()), None)
+    if name is not None:
+        raise Unsupported(
+            f"{library} holds real numbers alone, and parameter '{name}' is complex; keep it as real numbers "
+            "with a last dimension of 2 and view it in forward (torch.view_as_complex), or run ddp"
         )

@@ -33,7 +33,7 @@ from harness.backends.base import (
 from harness.backends.blocks import first_trained, parameter_count, transformer_blocks
 from harness.backends.checkpoints.torch_pieces import flat_parameter_pieces
 from harness.backends.extensions import offloads
-from harness.backends.floating_inputs import takes_tokens
+from harness.backends.floating_inputs import refuse_complex, takes_tokens
 from harness.backends.fsdp.prefetch import describe_fsdp1_prefetch, fsdp1_prefetch_arguments
 from harness.backends.hybrid import unmet_hybrid
 from harness.backends.loading import fill_fsdp1, hybrid_mesh, reserve_parameters, this_device
@@ -78,6 +78,7 @@ class Fsdp1Backend(Backend):
         model = source() if loading == "full" else source.skeleton()
         count = parameter_count(model)
         tied = len(list(model.named_parameters(remove_duplicate=False))) > len(list(model.parameters()))
+        refuse_complex(model, "FSDP1")
         refuse_several_dtypes(model)
         precision = fsdp1_mixed_precision(context)
         if precision is not None and not takes_tokens(model):

@@ -34,7 +34,7 @@ from ..extensions import (
     unmet_cpu_adam,
     unmet_files,
 )
-from ..floating_inputs import refuse_batch_norm
+from ..floating_inputs import refuse_batch_norm, refuse_complex
 from ..hybrid import unmet_second_copy
 from ..loading import fill_zero3, reserve_parameters, this_device
 from ..model_source import Loading, ModelSource, model_source
@@ -176,6 +176,7 @@ class ZeroBackend(Backend):
         source = model_source(build_model)
         loading = self._loading(source.loading)
         model = source() if loading == "full" else source.skeleton()
+        refuse_complex(model, "DeepSpeed")
         if context.precision.endswith("-mixed"):
             refuse_batch_norm(model, "DeepSpeed")
         count = parameter_count(model)

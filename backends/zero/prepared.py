@@ -11,6 +11,7 @@ from torch import nn
 from harness.backends.base import BuildModel, BuildOptimizer, Engine, SetupContext, Unsupported
 from harness.backends.blocks import parameter_count
 from harness.backends.extensions import runs_cpu_adam, swaps_into_files
+from harness.backends.floating_inputs import refuse_complex
 from harness.backends.zero.backend import ZeroBackend, start_deepspeed
 from harness.backends.zero.engine import ZeroEngine
 
@@ -55,6 +56,7 @@ class PreparedZeroBackend(ZeroBackend):
         # Before the library has the configuration: with one of stage 3 in force transformers builds
         # partitioned models and draws other initial weights.
         model = build_model()
+        refuse_complex(model, "DeepSpeed")
         count = parameter_count(model)
         config = self._configuration(model, count, context)
         driver, engine, handed_over = self._prepare(model, config, build_optimizer, context)

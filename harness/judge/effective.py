@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -84,6 +85,10 @@ _WITHOUT_EFFECT = re.compile(r"_FILE$|DEBUG|COMM_ID|HOSTID|SOCKET_IFNAME|ASYNC_E
 Effect = Literal["mathematics", "cost"]
 CLIPPING_TOLERANCE = 1e-2
 """Relative. Libraries round the norm that they tell; what clips changes it by more, or does not matter."""
+ONE_NORM = 1e-3
+"""Relative. Norms of gradients that were clipped to one value agree better."""
+MOST_ALONG = 0.1
+"""Cosine of the angle of gradient and weights at the beginning of a training. It decides no verdict."""
 LAST_MICRO_STEP = "last micro-step"
 EVERY_MICRO_STEP = "every micro-step"
 SMALL_SHARE = 0.01
@@ -207,7 +212,49 @@ def _seen_clipping(record: Record, reported: float | None) -> float | None:
         return None
     # Whatever was clipped has one norm; others are of gradients that were altered afterwards.
     largest = max(after for _, _, after in pairs)
-    return float(f"{largest:.3g}") if _fits(pairs, largest) else reported
+    if not _fits(pairs, largest) or clips_by_part(record, reported) or decay_explains(record, reported):
+        return reported
+    return float(f"{largest:.3g}")
+
+
+def clips_by_part(record: Record, limit: float | None) -> bool:
+    """Whether each rank clips its own part: n parts of norm `limit` have the root of n times that together.
+
+    A smaller part is left as it is, so only the largest step need show it.
+    """
+    pairs, parts = _norms_of_update(record), range(2, record.world.world_size + 1)
+    if limit is None or not pairs or any(after < _left(before, limit) for _, before, after in pairs):
+        return False
+    largest = max(after for _, _, after in pairs)
+    return any(abs(largest / (limit * n**0.5) - 1) <= ONE_NORM for n in parts)
+
+
+def decay_explains(record: Record, limit: float | None) -> bool:
+    """Whether gradients to which weight decay was added after clipping have about the norms that were seen.
+
+    What clips leaves one norm. Adding decay x weights, of norm d, to a gradient of norm g leaves another one
+    in each step, near the root of g^2 + d^2 as long as gradients hardly point along the weights.
+    """
+    pairs, added = _norms_of_update(record), decay_norm(record)
+    clipped = [after for _, before, after in pairs if limit is not None and before > limit] or [1.0]
+    apart = max(clipped) - min(clipped) > ONE_NORM * max(clipped)
+    whole = limit is None or all(before <= limit for _, before, _ in pairs)
+    within = all(
+        abs(after**2 - left**2 - added**2) <= 2 * MOST_ALONG * left * added
+        for _, before, after in pairs
+        for left in (_left(before, limit),)
+    )
+    return bool(pairs) and added > 0 and within and (apart or whole) and not _fits(pairs, limit)
+
+
+def decay_norm(record: Record) -> float:
+    """Norm of weight decay x weights before the training; 0 where the weights were not sketched."""
+    sketch = (record.initial_weights.sketch if record.initial_weights else None) or {}
+    groups = record.observed.optimizer_groups if record.observed else []
+    decay = {str(name): float(g.get("weight_decay", 0.0)) for g in groups for name in g.get("parameters", ())}
+    if not decay and record.layout is not None:
+        decay = dict.fromkeys(record.layout.decaying, record.job.optimizer.weight_decay)
+    return math.hypot(*(decay[name] * sketch[name][0] for name in decay.keys() & sketch.keys()))
 
 
 def altered_gradients(record: Record) -> tuple[int, float, float] | None:

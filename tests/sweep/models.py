@@ -302,6 +302,31 @@ class Turning(nn.Module):
         return self.head(torch.relu(torch.view_as_real(hidden @ self.turns).flatten(-2)))
 
 
+class Turn(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns = nn.Parameter(torch.randn(4, 4, dtype=torch.complex64) * 0.3)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(hidden.float().unflatten(-1, (4, 2)))
+        return torch.relu(torch.view_as_real(pairs @ self.turns).flatten(-2))
+
+
+class Turned(nn.Module):
+    """Complex matrices in blocks that hold nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)
+        self.blocks = nn.ModuleList([Turn(), Turn()])
+
+    def forward(self, points: Tensor) -> Tensor:
+        hidden = self.first(points)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(hidden)
+
+
 class Stages(Mlp):
     """Its blocks lie in lists of a list."""
 
@@ -516,7 +541,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": Mlp, "convolutions": Convolutions, "recurrent": Recurrent, "encoder": Encoder, "experts": Experts,
     "autoencoder": Autoencoder, "named": Named, "normalised": Normalised, "unet": Unet, "counting": Counting,
     "preferences": Preferences, "toggled": Toggled, "graph": Graph, "checkpointed": Checkpointed,
-    "towers": Towers, "rotary": Rotary, "turning": Turning, "stages": Stages,
+    "towers": Towers, "rotary": Rotary, "turning": Turning, "turned": Turned, "stages": Stages,
     "exiting": Exiting, "repeating": Repeating, "gated": Gated, "dropping": Dropping, "evaluated": Evaluated,
     "taught": Taught, "followed": Followed, "replaced": Replaced, "odd": Odd,
     "wavering": Wavering, "widened": Widened, "settled": Settled, "tied": TiedBlocks,

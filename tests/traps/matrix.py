@@ -42,6 +42,7 @@ from tests.plugins import register
 from . import (
     adapters,
     changed,
+    clipped,
     execution,
     late,
     libraries,
@@ -154,7 +155,7 @@ def install(folder: Path) -> None:
     """Make the broken adapters known as a third party's distribution would."""
     modules = (
         planted, adapters, unseen, late, sequence, pipelines, tensor, libraries, orthogonal, narrow,
-        execution, changed,
+        execution, changed, clipped,
     )  # fmt: skip
     broken = [
         value for module in modules

@@ -293,6 +293,35 @@ LATE_SETTINGS = [
     )
 ]  # fmt: skip
 """Settings that change while a run trains: not in the published gallery."""
+CLIPPED = [
+    Trap(name=f"decay added to clipped gradients, {where}", label=f"planted-DecayAdded{suffix}",
+         finding="update-differs",
+         says=": something changes them in between, as adding weight decay x weights",
+         what="weight decay added to gradients after they were clipped")
+    for suffix, where in (("OfDdp", "DDP"), ("OfFsdp", "FSDP"), ("OfFsdp1", "FSDP1"), ("AtStage1", "ZeRO-1"),
+                          ("AtStage3", "ZeRO-3"))
+] + [
+    Trap(name=f"clipped each micro-step, {where}", label=f"planted-ClippedEachMicroStep{suffix}",
+         finding="gradient-differs", settings=(ACCUMULATED,),
+         says="it is 0.3 in every step: gradients are clipped before their norm is taken",
+         what="gradients clipped after each micro-step of an accumulation")
+    for suffix, where in (("OfDdp", "DDP"), ("OfFsdp", "FSDP"))
+] + [
+    Trap(name=f"embedding scaled, {where}", label=f"planted-EmbeddingScaled{suffix}",
+         finding="gradient-differs", says="; model.embed_tokens.weight ends farthest from the reference's",
+         what="gradients of the embedding divided by how often a batch holds each token")
+    for suffix, where in (("OfDdp", "DDP"), ("OfFsdp", "FSDP"), ("AtStage1", "ZeRO-1"),
+                          ("AtStage3", "ZeRO-3"))
+] + [
+    Trap(name=f"norm of the shard, {where}", label=f"planted-NormOfTheShard{suffix}", world_size=ranks,
+         finding="norm-of-shard", says=says, what="clipping by the norm of a rank's shard")
+    for suffix, where, ranks, says in (
+        ("OfFsdp1", "FSDP1", 2, "ranks see different gradient norms: each clips"),
+        ("OfHybrid:shard_size=2", "hybrid", 4, "ranks see different gradient norms: each clips"),
+        ("AtStage1", "ZeRO-1", 2, "as 2 parts of norm 1 have: each rank clips"),
+    )
+]  # fmt: skip
+"""Gradients that change between backward pass and update: not in the published gallery."""
 EVALUATED = ("evaluation.every_steps=3", "evaluation.samples=10")
 SPLITS = {
     "contrastive loss": settings_of("contrastive", "towers"),

@@ -29,7 +29,6 @@ CASES = {
         own("mlp", "of_slopes"),
         "a weight is used after its unit has given its memory back",
     ),
-    "complex": ("zero2", own("turning"), "parameter 'turns' is complex"),
     "complex in FSDP": ("fsdp", own("turning"), "parameter 'turns' is complex"),
     "unused": (
         "ddp",
@@ -86,3 +85,12 @@ def test_an_error_of_a_library_names_what_to_do(name: str, matrix: Matrix) -> No
     assert record.status == "failed", record.status
     assert record.error is not None
     assert says in record.error.message
+
+
+@pytest.mark.parametrize("label", ["zero2", "zero3", "fsdp1"])
+def test_complex_parameters_are_refused_where_their_imaginary_part_would_be_lost(
+    label: str, matrix: Matrix
+) -> None:
+    record = matrix.record(label, 2, own("turning"))
+    assert record.status == "unsupported"
+    assert "parameter 'turns' is complex" in record.reasons[0]

@@ -8,12 +8,12 @@ from .clean import not_as_wanted
 from .matrix import Matrix
 from .named import assert_named
 from .own_jobs import settings_of
-from .planted import EXECUTION, LATE_SETTINGS, OWN_JOBS, SPLITS, Trap
+from .planted import CLIPPED, EXECUTION, LATE_SETTINGS, OWN_JOBS, SPLITS, Trap
 
 pytestmark = pytest.mark.long(seconds=30)
 FEW = ("contrastive loss", "decay", "frozen", "nothing", "held-out", "0.99", "halves", "training mode")
 """The others are exhaustive, and so is the same fault in another family of engines."""
-FAMILIES = (", hybrid", ", ZeRO-3", ", DDP")
+FAMILIES = (", hybrid", ", ZeRO-3", ", DDP", ", FSDP", ", FSDP1", ", ZeRO-1")
 
 
 def _marked(name: str) -> tuple[pytest.MarkDecorator, ...]:
@@ -24,7 +24,7 @@ def _marked(name: str) -> tuple[pytest.MarkDecorator, ...]:
 
 @pytest.mark.parametrize(
     "trap",
-    [pytest.param(t, marks=_marked(t.name)) for t in (*OWN_JOBS, *EXECUTION, *LATE_SETTINGS)],
+    [pytest.param(t, marks=_marked(t.name)) for t in (*OWN_JOBS, *EXECUTION, *LATE_SETTINGS, *CLIPPED)],
     ids=lambda trap: trap.name,
 )
 def test_a_planted_trap_is_named(trap: Trap, matrix: Matrix, tally) -> None:
@@ -49,6 +49,16 @@ def test_an_unused_layer_is_no_fault_where_it_is_skipped(matrix: Matrix, tally) 
     rows = matrix.compare(labels, 2, settings).rows
     assert not not_as_wanted(rows, exact_sums=True)
     tally["clean"][1] += 2
+
+
+@pytest.mark.exhaustive
+def test_a_rank_without_dropout_is_named_though_dropout_is_not_judged(matrix: Matrix, tally) -> None:
+    tally["planted"][1] += 1
+    found = matrix.findings(["planted-NoDropoutOnOneRank"], 2, ("model.dropout=0.1",))
+    assert [f.text for f in found if f.id == "ranks-differ"] == [
+        "rank 1 differs from rank 0: dropout 0 against 0.1"
+    ]
+    tally["planted"][0] += 1
 
 
 def test_random_parts_of_a_batch_are_not_judged(matrix: Matrix) -> None:

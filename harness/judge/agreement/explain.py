@@ -11,8 +11,17 @@ import numpy
 
 from harness.backends.mesh import SPLITTING, Mesh
 from harness.judge.agreement.noise import NormShift, Tolerance
-from harness.judge.distance import estimate, movement, relative
-from harness.judge.effective import altered_gradients, master_dtypes, optimizer_groups, reduce_dtypes
+from harness.judge.distance import estimate, movement, relative, sketch_distances
+from harness.judge.effective import (
+    ONE_NORM,
+    altered_gradients,
+    clips_by_part,
+    decay_explains,
+    decay_norm,
+    master_dtypes,
+    optimizer_groups,
+    reduce_dtypes,
+)
 from harness.judge.quantities.measures import idle_on_some_ranks
 from harness.judge.wording import numbered, percent
 from harness.record import Record
@@ -229,7 +238,7 @@ def explain(
         cause = (
             _standing_still(reference, record, index)
             or moved_alone(reference, record)
-            or _gradient(record, ratio, before, index, limits.norm)
+            or _gradient(reference, record, ratio, before, index, limits.norm)
             or shifted(shift)
         )
     return cause or _update(reference, record, limits, settings, index)
@@ -328,10 +337,10 @@ def _ranks_apart(record: Record, norms: Sequence[float | None], ratio: float, in
             text="ranks see different gradient norms and end with different weights: gradients are not "
             "reduced over ranks",
         )
-    given, known = [norm for norm in norms if norm is not None], known_strategy(record)
-    together = math.hypot(*given) * ratio / (record.steps[index].gradient_norm or math.inf)
-    copies = known is not None and known.facts.stage >= 2 and known.facts.has_replicas
-    if together > 1 + SUDDEN and not copies:
+    # Ranks that hold the same part see the same norm.
+    parts = {norm for norm in norms if norm is not None}
+    together = math.hypot(*parts) * ratio / (record.steps[index].gradient_norm or math.inf)
+    if together > 1 + SUDDEN:
         return Explanation(
             kind="gradient-differs",
             text="ranks see different gradient norms, which are no parts of the reference's: gradients are "
@@ -347,7 +356,23 @@ def _ranks_apart(record: Record, norms: Sequence[float | None], ratio: float, in
     )
 
 
-def _gradient(record: Record, ratio: float, before: float, index: int, rounding: float) -> Explanation | None:
+def _by_part(record: Record) -> Explanation | None:
+    """Ranks that were told one norm and clip each its own part."""
+    limit = record.backend.effective.gradient_clipping if record.backend.effective else None
+    if limit is None or altered_gradients(record) is None or not clips_by_part(record, limit):
+        return None
+    norm = max(step.applied_gradient_norm or 0.0 for step in record.steps)
+    return Explanation(
+        kind="norm-of-shard",
+        text=f"the optimizer was given gradients of norm {norm:.4g}, as {round((norm / limit) ** 2)} parts "
+        f"of norm {limit:g} have: each rank clips by the norm of its own shard instead of the global norm",
+        values={"applied_gradient_norm": norm, "gradient_clipping": limit},
+    )
+
+
+def _gradient(
+    reference: Record, record: Record, ratio: float, before: float, index: int, rounding: float
+) -> Explanation | None:
     """Why the norm of a step differs although its loss agrees; None: the updates before may explain it.
 
     ratio: of the norm to the reference's; before: the same a step earlier; rounding: of it, relative.
@@ -368,27 +393,70 @@ def _gradient(record: Record, ratio: float, before: float, index: int, rounding:
         )
     if index > 0 and abs(ratio / before - 1) < SUDDEN:
         return None
-    targets = set(_targets(record, index))
-    reduced = [dtype for dtype in reduce_dtypes(record) or [] if dtype != "float32"]
-    hint = ""
-    if reduced and abs(ratio - 1) < REDUCTION_ROUNDING:
-        hint = f"; gradients are reduced in {', '.join(reduced)}, which rounds by as much"
-    elif len(targets) > 1:
-        hint = (
-            "; ranks hold different numbers of target tokens: a loss averaged per rank instead of per "
-            "token would explain it"
-        )
-    elif ratio < 1 and (idle := idle_on_some_ranks(record)) and idle[0].step <= record.steps[index].step:
-        hint = f"; no gradient reaches {where(record, idle[0].names)} on {numbered('rank', idle[0].ranks)}"
-    elif ratio < 1 and (world.accumulation_steps > 1 or world.world_size > 1):
-        hint = "; gradients of a rank, a micro-step or a parameter may be missing"
     first = index == 0 and record.resumed is None
     which = "first gradient norm" if first else f"gradient norm of step {record.steps[index].step}"
     return Explanation(
         kind="gradient-differs",
-        text=f"the {which} {_compared(ratio)} the reference's although the loss agrees" + hint,
+        text=f"the {which} {_compared(ratio)} the reference's although the loss agrees"
+        + _why_gradient(reference, record, ratio, index),
         values={"ratio": ratio} | _step(record, index),
     )
+
+
+FAR = 3.0
+"""Times. A parameter that ends so much farther from the reference's than any other is named."""
+
+
+def _why_gradient(reference: Record, record: Record, ratio: float, index: int) -> str:
+    """What else a record says of a norm that differs though the loss agrees, as the end of a text."""
+    world, idle = record.world, idle_on_some_ranks(record)
+    reduced = [dtype for dtype in reduce_dtypes(record) or [] if dtype != "float32"]
+    few = world.accumulation_steps == 1 and world.world_size == 1
+    if reduced and abs(ratio - 1) < REDUCTION_ROUNDING:
+        return f"; gradients are reduced in {', '.join(reduced)}, which rounds by as much"
+    if (norm := _one_norm(reference, record, index)) is not None:
+        return f"; it is {norm:.4g} in every step: gradients are clipped before their norm is taken"
+    if len(set(_targets(record, index))) > 1:
+        return (
+            "; ranks hold different numbers of target tokens: a loss averaged per rank or micro-step instead "
+            "of per token would explain it"
+        )
+    if ratio < 1 and idle and idle[0].step <= record.steps[index].step:
+        return f"; no gradient reaches {where(record, idle[0].names)} on {numbered('rank', idle[0].ranks)}"
+    if (far := _far(reference, record)) is not None:
+        name, own, other = far
+        return (
+            f"; {name} ends farthest from the reference's, by {percent(own)} of its movement, any other by "
+            f"{percent(other)} at most"
+        )
+    if few:
+        return ""
+    whose = "; gradients of a rank, a micro-step or a parameter may"
+    if abs(ratio - 1) < REDUCTION_ROUNDING:
+        return f"{whose} be rounded or have a factor"
+    return f"{whose} be missing, or have a factor" if ratio < 1 else f"{whose} have a factor"
+
+
+def _one_norm(reference: Record, record: Record, index: int) -> float | None:
+    """The norm that every step from this one on has, where the reference's differ; None: norms differ."""
+    norms = [step.gradient_norm for step in record.steps[index:]]
+    others = [step.gradient_norm for step in reference.steps[index : len(record.steps)]]
+    known, varied = [n for n in norms if n], [n for n in others if n]
+    if len(known) < max(2, len(norms)) or len(varied) < 2:
+        return None
+    alike = max(known) - min(known) <= ONE_NORM * max(known)
+    return known[0] if alike and max(varied) - min(varied) > SUDDEN * max(varied) else None
+
+
+def _far(reference: Record, record: Record) -> tuple[str, float, float] | None:
+    """The parameter that ends far beyond all others, its distance and the next, each in movements; None: no
+    single one does."""
+    moved = movement(reference)
+    apart = sketch_distances(reference.final_weights, record.final_weights)
+    shares = sorted(((apart[name] / moved[name], name) for name in apart if moved.get(name)), reverse=True)
+    if len(shares) < 2 or shares[0][0] <= FAR * shares[1][0] or not shares[1][0]:
+        return None
+    return shares[0][1], shares[0][0], shares[1][0]
 
 
 def shifted(shift: NormShift | None) -> Explanation | None:
@@ -428,7 +496,7 @@ def _update(
     """What is left when losses and gradients agree at first."""
     if replicas_differ(record):
         return Explanation(kind="diverged", text="ranks hold different weights")
-    cause = _standing_still(reference, record, index) or moved_alone(reference, record)
+    cause = _standing_still(reference, record, index) or moved_alone(reference, record) or _by_part(record)
     if cause is not None:
         return cause
     beyond = _parameters_beyond(reference, record, limits)
@@ -448,17 +516,30 @@ def _update(
     if index != 0 and not buffers:
         text += ": the update differs"
     text += buffers
-    if (altered := altered_gradients(record)) is not None:
-        step, given, due = altered
-        text += (
-            f"; in step {step} the optimizer was given gradients of norm {given:.4g}, clipping leaves "
-            f"{due:.4g}: something changes them in between"
-        )
+    text += _altered(record)
     if record.resumed is not None:
         text += f"; suspect what it restored from its checkpoint of step {record.resumed.step}"
     if settings:
         text += f"; settings that differ: {', '.join(settings)}"
     return Explanation(kind="update-differs", text=text, values={"parameters": beyond} | _step(record, index))
+
+
+def _altered(record: Record) -> str:
+    """What happens to gradients between clipping and update, as the end of a text; empty: nothing."""
+    if (altered := altered_gradients(record)) is None:
+        return ""
+    step, given, due = altered
+    limit = record.backend.effective.gradient_clipping if record.backend.effective else None
+    what = "something changes them in between"
+    if decay_explains(record, limit):
+        what += (
+            f", as adding weight decay x weights does, of norm {decay_norm(record):.3g} (AdamW takes that "
+            "from the weights)"
+        )
+    return (
+        f"; in step {step} the optimizer was given gradients of norm {given:.4g}, clipping leaves {due:.4g}: "
+        f"{what}"
+    )
 
 
 def other_buffers(reference: Record, record: Record) -> str:
@@ -475,6 +556,9 @@ def _ends(reference: Record, beyond: Sequence[str]) -> str:
     """'a.weight ends with other values', farthest first; empty where no parameter is known to."""
     if len(beyond) > 1 and len(beyond) == len(movement(reference)):
         return f"all {len(beyond)} parameters end with other values"
+    decaying = reference.layout.decaying if reference.layout is not None else []
+    if len(beyond) > 1 and set(beyond) == set(decaying):
+        return f"the {len(beyond)} parameters with weight decay, and no others, end with other values"
     return (
         f"{where(reference, beyond)} {'ends' if len(beyond) == 1 else 'end'} with other values"
         if beyond

@@ -188,12 +188,16 @@ def reduced_bytes(record: Record) -> int:
     return max(sizes.values(), default=0)
 
 
+OF_PARTS = {"complex64": "float32", "complex128": "float64"}
+"""Dtype of the real and imaginary parts of complex numbers."""
+
+
 def reduced_dtypes(record: Record) -> list[str]:
     """Dtypes in which gradients crossed the wire in the probed steps, sorted; empty: nothing crossed.
 
     What adds up to less than a hundredth of the bytes is norms and flags, not gradients; so are scalars, and
     integers, such as DDP's map of used parameters. Along 'tensor' ranks add up activations and their
-    gradients.
+    gradients. A complex number is two real ones, as which DDP sends it.
     """
     sizes: dict[str, int] = {}
     for row in record.comm:
@@ -202,7 +206,8 @@ def reduced_dtypes(record: Record) -> list[str]:
         if row.dtype.startswith(("int", "uint", "bool")):
             continue
         if _reduces(row):
-            sizes[row.dtype] = sizes.get(row.dtype, 0) + row.payload_bytes
+            dtype = OF_PARTS.get(row.dtype, row.dtype)
+            sizes[dtype] = sizes.get(dtype, 0) + row.payload_bytes
     total = sum(sizes.values())
     return sorted(dtype for dtype, size in sizes.items() if size * 100 >= total)
 

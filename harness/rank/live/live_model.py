@@ -105,29 +105,32 @@ def largest_dropout(model: nn.Module) -> float:
     """Largest probability of a dropout that works in training.
 
     That of a module, one that a module keeps as a number (attention kernels take it), or one that a Hugging
-    Face configuration names, at any depth of what wraps the model.
+    Face configuration names and no module keeps, at any depth of what wraps the model.
     """
     return max(_probabilities(model), default=0.0)
 
 
 def _probabilities(model: nn.Module) -> Iterator[float]:
-    seen: set[int] = set()
+    configured: dict[int, Mapping[str, Any]] = {}
+    kept: set[str] = set()
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             yield float(module.p)
         # Not by getattr: FSDP1 and torch.compile have the attributes of what they wrap.
-        own = vars(module)
-        yield from _named(own)
-        config: Any = own.get("config")
-        if hasattr(config, "to_dict") and id(config) not in seen:
-            seen.add(id(config))
-            yield from _named(config.to_dict())
+        for key, probability in _named(vars(module)):
+            kept.add(key)
+            yield probability
+        config: Any = vars(module).get("config")
+        if hasattr(config, "to_dict") and id(config) not in configured:
+            configured[id(config)] = config.to_dict()
+    for values in configured.values():
+        yield from (probability for key, probability in _named(values) if key not in kept)
 
 
-def _named(values: Mapping[str, Any]) -> Iterator[float]:
+def _named(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for key, value in values.items():
         if not isinstance(key, str) or key.startswith(OF_HEADS):
             continue
         if "dropout" in key or key.endswith("pdrop"):
             if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1:
-                yield float(value)
+                yield key, float(value)

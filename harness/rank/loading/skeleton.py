@@ -234,6 +234,9 @@ def why_whole(job: Job, asked: Loading) -> str | None:
         skeleton, _ = parameter_numbers(lambda: build_own_model(job, weights=False))
     except JobError as error:
         return f"it cannot be built without memory for its parameters: {error}"
+    complex_ones = (name for name, parameter in skeleton.named_parameters() if parameter.is_complex())
+    if (name := next(complex_ones, None)) is not None:
+        return f"parameter '{name}' is complex, and files of weights hold real numbers"
     return next(_values_of_weights(skeleton), None)
 
 

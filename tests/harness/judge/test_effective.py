@@ -1,5 +1,6 @@
 """What is read back from a run goes before what its backend says."""
 
+import math
 from typing import Any
 
 import pytest
@@ -8,6 +9,9 @@ from harness.judge.comparison import Comparison
 from harness.judge.effective import (
     altered_gradients,
     clipping,
+    clips_by_part,
+    decay_explains,
+    decay_norm,
     reduce_dtypes,
     setting_differences,
     synchronisation,
@@ -15,7 +19,7 @@ from harness.judge.effective import (
 from harness.judge.findings import communication
 from harness.judge.findings.settings import find
 from harness.record import CommunicationPart, ObservedPart, Record
-from tests.records import LOSSES, NORMS, make_effective, make_ranks, make_record, make_steps
+from tests.records import LOSSES, NORMS, make_effective, make_ranks, make_record, make_steps, make_weights
 
 
 def clipped(told: float | None, *applied: float) -> Record:
@@ -43,6 +47,54 @@ def test_clipping_is_read_from_the_gradients_that_the_optimizer_was_given(
     told: float | None, applied: tuple[float, ...], value: str
 ) -> None:
     assert clipping(clipped(told, *applied)) == value
+
+
+def decaying(record: Record, norm: float = 3.4) -> Record:
+    """Weights of this norm, of which a tenth decays."""
+    groups = [{"weight_decay": 0.1, "parameters": ["a"]}, {"weight_decay": 0.0, "parameters": ["b"]}]
+    weights = make_weights(sketch={"a": [norm, *[norm] * 8], "b": [9.0, *[9.0] * 8]})
+    seen = ObservedPart(optimizer_groups=groups)
+    return record.model_copy(update={"observed": seen, "initial_weights": weights})
+
+
+@pytest.mark.parametrize(
+    ("applied", "value"),
+    [
+        ((1.0645, 1.0585), "1"),  # the root of 1 + 0.34^2, with some of the gradient along the weights
+        ((1.06, 1.06), "1.06"),  # what clips leaves one norm
+        ((0.6, 0.601), "0.601"),
+        ((1.21, 1.205), "1.21"),
+    ],
+)
+def test_weight_decay_that_is_added_after_clipping_is_no_other_clipping(
+    applied: tuple[float, ...], value: str
+) -> None:
+    record = decaying(clipped(1.0, *applied))
+    assert clipping(record) == value
+    assert decay_explains(record, 1.0) == (value == "1")
+    assert not decay_explains(clipped(1.0, *applied), 1.0), "weights that were not sketched say nothing"
+    assert decay_norm(record) == pytest.approx(0.34)
+
+
+def test_decay_that_is_added_to_what_was_not_clipped() -> None:
+    norms = (2.0, 1.5)
+    applied = [math.hypot(norm, 0.34) for norm in norms]
+    assert decay_explains(decaying(clipped(None, *applied)), None)
+    assert not decay_explains(decaying(clipped(None, *norms)), None)
+
+
+@pytest.mark.parametrize(
+    ("applied", "by_part"),
+    [((1.41421, 1.3), True), ((1.0, 1.0), False), ((1.3, 1.3), False), ((0.7,), False)],
+)
+def test_parts_that_ranks_clip_each_have_the_root_of_their_number(
+    applied: tuple[float, ...], by_part: bool
+) -> None:
+    record = clipped(1.0, *applied)
+    assert clips_by_part(record, 1.0) == by_part
+    assert not clips_by_part(record, None)
+    if by_part:
+        assert clipping(record) == "1"
 
 
 def test_gradients_that_no_clipping_explains_were_altered() -> None:
@@ -85,6 +137,8 @@ def test_activations_of_tensor_parallel_ranks_are_no_gradients() -> None:
     assert reduce_dtypes(record.model_copy(update={"comm": [*gradients, *activations]})) == ["float32"]
     low = [row.model_copy(update={"dtype": "bfloat16"}) for row in gradients]
     assert reduce_dtypes(record.model_copy(update={"comm": [*gradients, *low]})) == ["bfloat16", "float32"]
+    complex_ones = [row.model_copy(update={"dtype": "complex64"}) for row in gradients]
+    assert reduce_dtypes(record.model_copy(update={"comm": [*gradients, *complex_ones]})) == ["float32"]
 
 
 def in_groups(decaying: list[str], rest: list[str], label: str = "ddp") -> Record:

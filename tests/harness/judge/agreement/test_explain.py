@@ -136,6 +136,11 @@ def test_ranks_whose_norms_are_parts_of_the_references_clip_by_their_shard() -> 
     found = explained(steps=make_steps(norms=(parts[0], *NORMS[1:])), ranks=ranks(gradient_norms=parts))
     assert found.kind == "norm-of-shard"
     assert found.values["gradient_norms"] == parts
+    ranks_of_hybrid = [
+        part.model_copy(update={"gradient_norms": [parts[part.rank % 2]]}) for part in make_ranks(4)
+    ]
+    hybrid = explained(steps=make_steps(norms=(parts[0], *NORMS[1:])), ranks=ranks_of_hybrid)
+    assert hybrid.kind == "norm-of-shard", "two replicas hold each shard"
 
 
 def test_ranks_whose_norms_are_no_parts_of_it_do_not_reduce_gradients() -> None:
@@ -150,7 +155,56 @@ def test_a_gradient_of_no_known_scale_hints_at_what_the_job_allows() -> None:
     assert "a rank, a micro-step or a parameter may be missing" in explained(steps=steps).text
     uneven = explained(steps=steps, ranks=ranks(target_tokens=[216, 800]))
     assert uneven.kind == "gradient-differs"
-    assert "averaged per rank instead of per token" in uneven.text
+    assert "averaged per rank or micro-step instead of per token" in uneven.text
+
+
+def test_a_norm_that_every_step_has_was_clipped_before_it_was_taken() -> None:
+    steps = make_steps(norms=[0.3, 0.30001, 0.3, 0.3])
+    told = explained(steps=steps).text
+    assert told.endswith("; it is 0.3 in every step: gradients are clipped before their norm is taken")
+    some = explained(steps=make_steps(norms=[0.3, 0.30001, 0.31, 0.3])).text
+    assert "clipped" not in some
+    level = make_record(**start(), steps=make_steps(norms=[0.5] * 4))
+    alike = explain(level, make_record(label="ddp", steps=make_steps(norms=[0.4] * 4)), LIMITS)
+    assert "clipped" not in alike.text, "the reference's do not differ either"
+
+
+def test_a_parameter_that_ends_far_beyond_all_others_is_named() -> None:
+    steps = make_steps(norms=[norm * 1.1 for norm in NORMS])
+    told = "; b ends farthest from the reference's, by 40 % of its movement, any other by 10 % at most"
+    assert explained(steps=steps, **start(a=2.1, b=2.4)).text.endswith(told)
+    assert "farthest" not in explained(steps=steps, **start(a=2.15, b=2.4)).text
+
+
+@pytest.mark.parametrize(
+    ("ratio", "told"),
+    [
+        (0.7, "be missing, or have a factor"),
+        (1 - 1e-3, "be rounded or have a factor"),
+        (1.2, "have a factor"),
+    ],
+)
+def test_a_norm_says_no_more_than_its_size_allows(ratio: float, told: str) -> None:
+    text = explained(steps=make_steps(norms=[norm * ratio for norm in NORMS])).text
+    assert text.endswith(f"gradients of a rank, a micro-step or a parameter may {told}")
+
+
+def test_what_alone_decays_is_named_as_that() -> None:
+    def begin(a: float, b: float, c: float) -> dict[str, Any]:
+        sketches = [
+            {n: [v] * 9 for n, v in zip("abc", values, strict=True)} for values in ((1,) * 3, (a, b, c))
+        ]
+        return {
+            "initial_weights": make_weights(sketch=sketches[0]),
+            "final_weights": make_weights("b" * 64, sketches[1]),
+        }
+
+    limits = replace(LIMITS, parameters=dict.fromkeys("abc", 1e-3))
+    reference = make_record(**begin(2.0, 2.0, 2.0), layout=make_layout(["a", "b"]))
+    found = explain(reference, make_record(label="ddp", **begin(2.1, 2.1, 2.0)), limits)
+    assert "the 2 parameters with weight decay, and no others, end with other values" in found.text
+    found = explain(reference, make_record(label="ddp", **begin(2.1, 2.0, 2.1)), limits)
+    assert "with weight decay" not in found.text
 
 
 @pytest.mark.parametrize(

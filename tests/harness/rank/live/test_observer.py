@@ -220,6 +220,8 @@ def test_dropout_that_only_the_configuration_names_counts() -> None:
     model = Model()
     model.config.to_dict = lambda: {"attention_dropout": 0.1, "resid_pdrop": 0.2, "use_dropout": True}
     assert observed(model)[0].report()["dropout"] == 0.2
+    model.norm.resid_pdrop = 0.05
+    assert observed(model)[0].report()["dropout"] == 0.1, "what a module keeps goes before its configuration"
 
 
 class WithLoss(Model):

@@ -44,6 +44,12 @@ class Reading(nn.Linear):
         self.largest = float(self.weight.max())
 
 
+class Turned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.turns = nn.Parameter(torch.ones(2, 2, dtype=torch.complex64))
+
+
 class Fickle(nn.Linear):
     def __init__(self):
         super().__init__(2, 2)
@@ -95,6 +101,7 @@ def test_a_large_model_is_written_by_another_process(
     [
         ("Derived", "'double' is made of its weights and no buffer"),
         ("Reading", "cannot be built without memory"),
+        ("Turned", "parameter 'turns' is complex, and files of weights hold real numbers"),
     ],
 )
 def test_what_weights_decide_needs_the_whole_model(file: Path, kind: str, reason: str) -> None:
