@@ -254,6 +254,8 @@ class ObservedPart(Part):
     buffers: dict[str, str] = {}
     """Digest of the values of each buffer of floating-point numbers when the first step begins; {}: there are
     none, an older record, or an observed script."""
+    still_buffers: list[str] | None = None
+    """Those of them that have the same values after the last step; None: not looked at, or there are none."""
     compute_dtype: str | None = None
     """Of most outputs of linear layers and convolutions in the first steps; None: none was seen."""
     counted: CountedPart | None = Field(None, exclude_if=lambda value: value is None)

@@ -14,7 +14,7 @@ OF_MODEL = (
     "parameters_left_out", "optimizer_used", "optimizer_steps", "learning_rates", "master_dtypes",
     "optimizer_state_dtypes", "compute_dtype", "tied_parameters", "frozen_parameters", "frozen_dtypes",
     "attention", "activation_checkpointing", "compiled", "dropout", "evaluating_in_training",
-    "training_in_evaluation",
+    "training_in_evaluation", "still_buffers",
 )  # fmt: skip
 """Fields of `ObservedPart`; the stages of a pipeline need not agree in them."""
 IN_FORCE = (

@@ -1,4 +1,4 @@
-"""Third-party backends that change gradients between the backward pass and the update, of each family."""
+"""Third-party backends that change gradients on their way to the update, or leave buffers, of each family."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from harness.backends.base import SetupContext
+from harness.backends.base import Batch, SetupContext
 from harness.backends.ddp import DdpBackend
 from harness.backends.fsdp.fsdp1 import Fsdp1Backend
 from harness.backends.fsdp.fsdp2 import Fsdp2Backend
 
-from .execution import Hybrid, Spoiled, Stage1, Stage3
+from .execution import Hybrid, Spoiled, Stage1, Stage2, Stage3
 
 
 def bare(engine: Any) -> nn.Module:
@@ -127,3 +127,51 @@ class NoDropoutOnOneRank(Spoiled, Fsdp2Backend):
         if context.world.rank == 1:
             for layer in bare(engine).model.layers:  # type: ignore[union-attr]
                 layer.self_attn.attention_dropout = 0.0
+
+
+def _keep_statistics(_: Any, engine: Any, __: SetupContext) -> None:
+    for module in bare(engine).modules():
+        if isinstance(module, nn.BatchNorm1d):
+            module.momentum = 0.0
+
+
+class StatisticsKeptOfDdp(Spoiled, DdpBackend):
+    spoil = _keep_statistics
+
+
+class StatisticsKeptOfFsdp(Spoiled, Fsdp2Backend):
+    spoil = _keep_statistics
+
+
+class StatisticsKeptAtStage2(Spoiled, Stage2):
+    spoil = _keep_statistics
+
+
+class StatisticsKeptOnOneRank(Spoiled, Fsdp1Backend):
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        if context.world.rank == 1:
+            _keep_statistics(self, engine, context)
+
+
+class WeightsOneStepBehind(Spoiled, DdpBackend):
+    """Passes use a copy of the weights that is renewed before each update, not after it."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        model, original, step = bare(engine), engine.forward, engine.step
+        copies = {parameter: parameter.detach().clone() for parameter in model.parameters()}
+        masters: dict[nn.Parameter, torch.Tensor] = {}
+
+        def forward(batch: Batch) -> torch.Tensor:
+            for parameter, copy in copies.items():
+                masters.setdefault(parameter, parameter.data)
+                parameter.data = copy
+            return original(batch)
+
+        def update(lr: float) -> float:
+            for parameter, master in masters.items():
+                parameter.data = master
+                copies[parameter] = master.clone()
+            masters.clear()
+            return float(step(lr))
+
+        engine.forward, engine.step = forward, update

@@ -320,8 +320,22 @@ CLIPPED = [
         ("OfHybrid:shard_size=2", "hybrid", 4, "ranks see different gradient norms: each clips"),
         ("AtStage1", "ZeRO-1", 2, "as 2 parts of norm 1 have: each rank clips"),
     )
+] + [
+    Trap(name=f"statistics kept, {where}", label=f"planted-StatisticsKept{suffix}",
+         finding="buffers-not-updated", also=("batch-norm",), settings=settings_of("mean", statistics=True),
+         says="buffers blocks.0.norm.running_mean, blocks.0.norm.running_var and 2 more kept the values of",
+         what="running statistics of BatchNorm that are never updated")
+    for suffix, where in (("OfDdp", "DDP"), ("OfFsdp", "FSDP"), ("AtStage2", "ZeRO-2"))
+] + [
+    Trap(name="weights one step behind", label="planted-WeightsOneStepBehind", finding="update-differs",
+         says=": the update differs, or passes use other weights than it leaves",
+         what="passes that use a copy of the weights which is renewed before each update"),
+    Trap(name="statistics kept on a rank", label="planted-StatisticsKeptOnOneRank",
+         finding="ranks-differ", also=("batch-norm",), settings=settings_of("mean", statistics=True),
+         says="rank 1 differs from rank 0: still buffers blocks.0.norm.running_mean, blocks.0.norm",
+         what="running statistics of BatchNorm that rank 1 never updates"),
 ]  # fmt: skip
-"""Gradients that change between backward pass and update: not in the published gallery."""
+"""Gradients that change between backward pass and update, buffers that stay: not in the published gallery."""
 EVALUATED = ("evaluation.every_steps=3", "evaluation.samples=10")
 SPLITS = {
     "contrastive loss": settings_of("contrastive", "towers"),

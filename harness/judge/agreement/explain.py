@@ -513,10 +513,12 @@ def _update(
         parts = f"{'losses' if losses else 'gradient norms'} first differ at step {record.steps[index].step}"
         text = f"{parts}{f' and {ends}' if ends else ''}, although {agreed}"
     buffers = other_buffers(reference, record)
+    altered = _altered(record)
     if index != 0 and not buffers:
         text += ": the update differs"
-    text += buffers
-    text += _altered(record)
+        if index and not (altered or settings or record.resumed):
+            text += ", or passes use other weights than it leaves"
+    text += buffers + altered
     if record.resumed is not None:
         text += f"; suspect what it restored from its checkpoint of step {record.resumed.step}"
     if settings:

@@ -31,6 +31,7 @@ FINDERS: tuple[Callable[[Runs], list[Finding]], ...] = (
     own_jobs.find_observed,
     execution.find_passes,
     execution.find_modes,
+    execution.find_buffers,
     execution.find_unlike_ranks,
     settings.find_given,
     divergence.find_pipeline,

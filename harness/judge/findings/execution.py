@@ -104,6 +104,28 @@ def _layers(names: Sequence[str]) -> str:
     return f"layer {shown} is" if len(names) == 1 else f"layers {shown} are"
 
 
+def find_buffers(runs: Runs) -> list[Finding]:
+    """One finding per cell: buffers that training moves in the reference and not here."""
+    return of_cells(runs, _buffers)
+
+
+def _buffers(row: Row) -> Finding | None:
+    seen, expected = row.record.observed, row.reference.record.observed if row.reference else None
+    if seen is None or expected is None or None in (seen.still_buffers, expected.still_buffers):
+        return None
+    moved = expected.buffers.keys() - set(expected.still_buffers or ())
+    still = sorted(moved & set(seen.still_buffers or ()))
+    if not still:
+        return None
+    return Finding(
+        id="buffers-not-updated",
+        about=row.cell,
+        text=f"{'buffer' if len(still) == 1 else 'buffers'} {listed(still, 3)} kept the values of before the "
+        "training, which changes them in the reference",
+        values={"buffers": still},
+    )
+
+
 def find_unlike_ranks(runs: Runs) -> list[Finding]:
     """One finding per cell and group of ranks that differ from rank 0 in the same."""
     return [finding for row in runs.rows for finding in _unlike_ranks(row)]

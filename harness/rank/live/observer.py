@@ -367,10 +367,17 @@ class Observer:
             **_process_facts(),
             "updates_by_phase": dict(self._watch.updates),
             "buffers": self._buffers,
+            "still_buffers": self._still_buffers(),
             "compute_dtype": self._modules.compute_dtype if self._modules is not None else None,
             "model_loss": self._model_loss,
             "counted": self._counting.part if self._counting is not None else None,
         }
+
+    def _still_buffers(self) -> list[str] | None:
+        if not self._buffers or self._model is None:
+            return None
+        now = dict(_buffer_digests(self._model))
+        return sorted(name for name, digest in self._buffers.items() if now.get(name) == digest)
 
     def _note_constants(self, step: int, constants: list[dict[str, Any]]) -> None:
         if constants and (not self._constants or self._constants[max(self._constants)] != constants):

@@ -87,3 +87,23 @@ def test_ranks_with_the_same_difference_are_named_together() -> None:
         "tf32 on against off"
     ]
     assert found("ranks-differ", make_record(), make_record(label="ddp")) == []
+
+
+def test_buffers_that_only_the_reference_moves_are_named() -> None:
+    def of(label: str, *still: str, known: bool = True) -> Record:
+        seen = ObservedPart(
+            buffers={"mean": "1", "var": "2", "rope": "3"}, still_buffers=sorted(still) if known else None
+        )
+        return run(label, 1, *[{}] * (1 if label == "single" else 2), observed=seen)
+
+    reference = of("single", "rope")
+    assert found("buffers-not-updated", reference, of("ddp", "mean", "rope")) == [
+        "ddp on 2 ranks: buffer mean kept the values of before the training, which changes them in the "
+        "reference"
+    ]
+    (several,) = found("buffers-not-updated", reference, of("ddp", "mean", "var"))
+    assert "buffers mean and var kept" in several
+    assert found("buffers-not-updated", reference, of("ddp", "rope")) == []
+    assert found("buffers-not-updated", reference, of("ddp")) == [], "moved here alone, as by a warm-up"
+    assert found("buffers-not-updated", reference, of("ddp", known=False)) == []
+    assert found("buffers-not-updated", of("single", known=False), of("ddp", "mean")) == []

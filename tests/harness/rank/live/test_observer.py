@@ -154,6 +154,17 @@ def test_buffers_are_told_by_their_values_when_training_begins() -> None:
     assert found[0] == found[1] != found[2]
 
 
+def test_buffers_that_training_leaves_as_they_are_are_told() -> None:
+    model = Model()
+    assert observed(model)[0].report()["still_buffers"] is None, "no step was taken"
+    for name in ("kept", "moved"):
+        model.register_buffer(name, torch.zeros(2))
+    observer, optimizer = observed(model)
+    model.register_forward_pre_hook(lambda *_: setattr(model, "moved", model.moved + 1.0))
+    train(observer, model, optimizer)
+    assert observer.report()["still_buffers"] == ["kept"]
+
+
 def test_samples_are_noted_in_the_first_steps_only_and_one_by_one() -> None:
     model = Model()
     observer, optimizer = observed(model)
