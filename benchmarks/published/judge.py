@@ -165,6 +165,8 @@ def errors_of(judged: Iterable[Judged]) -> list[dict[str, Any]]:
             "run": one.row.id, "adapted": one.is_adapted, "statistic": one.row.statistic,
             "kind": kind_of(one.mapped.scenario.strategy, one.mapped.scenario.options),
             "tokens": int(one.row.seq_len),
+            "compiled": one.row.compile.lower() == "true",
+            "checkpointed": bool(one.mapped.scenario.job.training.activation_checkpointing),
             "memory": _rounded(one.memory_error), "speed": _rounded(one.speed_error),
         }
         for one in judged

@@ -34,9 +34,10 @@ class Predicted(Protocol):
 P = TypeVar("P", bound=Predicted)
 
 
-def distinct_backends() -> tuple[list[Entry], dict[str, str]]:
+def distinct_backends(gpus: int | None = None) -> tuple[list[Entry], dict[str, str]]:
     """Built-in backends that shard differently, and why each of the others is left out, by name.
 
+    `gpus`: where they run; None: on several. One takes no library that only averages gradients.
     Of two libraries with one strategy both stay, since they differ in memory and speed; FSDP2 stands for
     FSDP1 where it has the strategy, and DDP for everything that shards nothing.
     """
@@ -46,8 +47,10 @@ def distinct_backends() -> tuple[list[Entry], dict[str, str]]:
     for entry in order:
         strategy = entry.strategy
         assert strategy is not None
-        if strategy.sharding == "single":
+        if strategy.sharding == "single" and gpus != 1:
             left_out[entry.name] = "one process"
+        elif gpus == 1 and strategy.stage == 0 and strategy.sharding != "single":
+            left_out[entry.name] = f"on one GPU the same as {registry.REFERENCE}"
         elif strategy.through_accelerate:
             library = "Trainer" if strategy.route == "trainer" else "Accelerate"
             left_out[entry.name] = f"the same strategy through {library}"
@@ -115,6 +118,15 @@ def _ends(bounds: Sequence[float]) -> list[str]:
 def about(rate: float) -> str:
     """Two digits: more are worth nothing."""
     return f"{float(f'{rate:.2g}'):,.0f}" if rate >= 1 else f"{rate:.2g}"
+
+
+def rate(tokens_per_second: float) -> str:
+    """Three digits, by which rows of a table are told apart."""
+    return (
+        f"{float(f'{tokens_per_second:.3g}'):,.0f}"
+        if tokens_per_second >= 100
+        else f"{tokens_per_second:.3g}"
+    )
 
 
 def _barely_fits(predicted: Predicted) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,7 @@ def _from_catalogue(text: str) -> PlannedModel:
 
 
 def find_entry(text: str) -> tuple[str, dict[str, Any]]:
-    """Name and entry of a catalogue's model by name, alias or hub id, in any case.
+    """Name and entry of a catalogue's model by name, alias or hub id, in any case and whoever's copy it is.
 
     Raises HarnessError with the closest names.
     """
@@ -138,6 +139,9 @@ def find_entry(text: str) -> tuple[str, dict[str, Any]]:
     }
     wanted = text.strip().lower()
     if wanted not in spellings:
+        plain = {_plain(spelling): spelling for spelling in spellings}
+        wanted = plain.get(_plain(wanted), wanted)
+    if wanted not in spellings:
         close = suggestion(wanted.rpartition("/")[2], sorted(spellings), most=3)
         raise HarnessError(
             f"model '{text}' is neither in the catalogue nor a folder or file. {close or ''} ".rstrip()
@@ -145,6 +149,15 @@ def find_entry(text: str) -> tuple[str, dict[str, Any]]:
         )
     name = spellings[wanted]
     return name, entries[name]
+
+
+TUNED = re.compile(r"^meta-|-(hf|chat|instruct|base|it)(?=-|$)")
+"""Parts of names on the hub that leave the geometry as it is."""
+
+
+def _plain(spelling: str) -> str:
+    """A name on the hub without its owner and what does not decide shapes: 'llama-2-7b'."""
+    return TUNED.sub("", spelling.rpartition("/")[2].replace("_", "-"))
 
 
 def _spellings(name: str, entry: Mapping[str, Any]) -> list[str]:

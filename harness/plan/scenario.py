@@ -373,6 +373,6 @@ def why_not_staged(
     if kind not in PIPELINED_MODELS:
         return f"stages are cut for models of type {', '.join(PIPELINED_MODELS)}, not {kind}"
     ranks = options.mesh(world_size).size("pipeline")
-    if (reason := why_not_micro_batched(options, world_size, samples)) is not None:
-        return reason
-    return why_not_cut(blocks=len(model.layout.blocks), ranks=ranks, stages=options.stages_on(ranks))
+    stages = options.stages_on(ranks)
+    reason = why_not_cut(blocks=len(model.layout.blocks), ranks=ranks, stages=stages)
+    return reason or why_not_micro_batched(options, world_size, samples)

@@ -9,6 +9,7 @@ from harness.backends.base import Preset
 from harness.errors import HarnessError
 from harness.job.experiment import Experiment
 from harness.plan.model import PlannedModel
+from harness.tell.formats import gigabytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +69,9 @@ def with_training_defaults(
 ) -> tuple[Experiment, tuple[str, ...]]:
     """The experiment with the precision, sequence and preset of ordinary training where it names none, and a
     remark on each; unchanged without a device."""
+    wide = _wide_base(model, experiment)
     if device is None:
-        return experiment, ()
+        return experiment, wide
     remarks = []
     training, data = experiment.training, experiment.data
     if "precision" not in training.model_fields_set:
@@ -88,7 +90,19 @@ def with_training_defaults(
         runtime = runtime.model_copy(update={"preset": PRESET})
         remarks.append(f"runtime.preset={PRESET}, since none is given")
     update = {"training": training, "data": data, "runtime": runtime}
-    return experiment.model_copy(update=update), tuple(remarks)
+    return experiment.model_copy(update=update), (*remarks, *wide)
+
+
+def _wide_base(model: PlannedModel, experiment: Experiment) -> tuple[str, ...]:
+    """That a frozen base lies in fp32 because the job names no dtype, and what one would save."""
+    adapter = experiment.adapter
+    if not adapter.is_present or adapter.base_dtype is not None or experiment.training.precision == "bf16":
+        return ()
+    wide, narrow = (gigabytes(size * model.parameters) for size in (4, 2))
+    return (
+        f"adapter.base_dtype is not given, so ddp and FSDP keep the frozen base in fp32: {wide} GB a copy; "
+        f"adapter.base_dtype=bf16 makes it {narrow}",
+    )
 
 
 def require_context(model: PlannedModel, experiment: Experiment) -> None:

@@ -137,6 +137,16 @@ class MemoryVerdict:
         return self.fits and self.needed_bytes > BARELY_SHARE * self.device_bytes
 
     @property
+    def is_roomy(self) -> bool:
+        """Whether it fits with enough left to be recommended."""
+        return self.fits and not self.barely_fits
+
+    @property
+    def said(self) -> str:
+        """The answer for people."""
+        return "barely fits" if self.barely_fits else self.answer
+
+    @property
     def text(self) -> str:
         """'fits, 12.3 GB left', 'close, 1.2 GB left' or 'cannot fit: 131 GB of 80'."""
         if not self.fits:

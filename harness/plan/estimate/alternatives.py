@@ -7,31 +7,47 @@ import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
 from harness.backends import registry
 from harness.backends.base import World
 from harness.backends.entry import UnknownBackend
 from harness.errors import HarnessError
+from harness.job.job import Job
+from harness.judge.wording import listed
 from harness.plan.coverage import why_memory_unknown
 from harness.plan.devices.device import ranks_per_node
 from harness.plan.devices.limits import MemoryVerdict
 from harness.plan.estimate.row import EstimateRow
-from harness.plan.leading import USUAL, about, between, by_speed, simplest_close
+from harness.plan.leading import CLOSE_SHARE, USUAL, about, between, by_speed, simplest_close
 from harness.plan.prediction import Prediction, Predictors, predict, with_speed
 from harness.plan.scenario import Scenario, why_not_planned, with_settings
 from harness.tell.formats import gigabytes
 
-CHECKPOINTING = {"training.activation_checkpointing": True}
-CHECKPOINTED = "activation checkpointing"
-SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    CHECKPOINTED: {},
+CHECKPOINTED, CHUNKED = "activation checkpointing", "a chunked loss"
+RELIEFS: Mapping[str, Mapping[str, Any]] = {
+    CHECKPOINTED: {"training.activation_checkpointing": True},
+    CHUNKED: {"loss.chunk_tokens": 1024},
+}
+"""What leaves the training as it is, and goes along with each other way."""
+CHUNKED_SHARE = 0.05
+"""Of the memory, from which one copy of the logits in fp32 makes a chunked loss worth trying."""
+STATES: Mapping[str, Mapping[str, Any]] = {
     "8-bit AdamW": {"optimizer.kind": "adamw-8bit"},
     "bf16 without fp32 masters": {"training.precision": "bf16"},
+}
+LORA: Mapping[str, Mapping[str, Any]] = {
     "LoRA": {"adapter.kind": "lora", "adapter.base_dtype": "bf16"},
     "QLoRA": {"adapter.kind": "lora", "adapter.base_dtype": "nf4"},
 }
-"""Each with activation checkpointing."""
+OF_ADAPTED: Mapping[str, Mapping[str, Any]] = {
+    "a frozen base in bf16": {"adapter.base_dtype": "bf16"},
+    "a frozen base in nf4 (QLoRA)": {"adapter.base_dtype": "nf4"},
+}
+"""For a job that trains adapters already."""
+ROOM_SHARE = 0.1
+"""Of the memory: a way that needs so much less than another gains something."""
 COMMAND = "  "
 """Begins a line to type."""
 OFFLOAD, MORE_GPUS = "offload", "more GPUs"
@@ -45,6 +61,9 @@ class Alternative(Prediction):
     """One way out: a scenario that is not the one asked for."""
 
     name: str
+    """Of what is changed besides `reliefs`; empty: nothing is."""
+    reliefs: tuple[str, ...] = ()
+    """Of `RELIEFS`."""
     settings: Mapping[str, Any]
     """What differs from the job, as `--set` takes it."""
     scenario: Scenario
@@ -56,8 +75,8 @@ class Alternative(Prediction):
     @property
     def called(self) -> str:
         """'LoRA, with activation checkpointing' where the job has none."""
-        adds = self.name != CHECKPOINTED and not CHECKPOINTING.keys().isdisjoint(self.settings)
-        return f"{self.name}, with {CHECKPOINTED}" if adds else self.name
+        reliefs = listed(self.reliefs)
+        return f"{self.name}, with {reliefs}" if self.name and reliefs else self.name or reliefs
 
     @property
     def states_alone(self) -> bool:
@@ -78,32 +97,44 @@ class Alternative(Prediction):
 
     @property
     def fits(self) -> bool:
-        """Whether it is predicted to."""
-        return self.verdict.fits and not self.states_alone
+        """Whether it is predicted to, and not barely."""
+        return self.verdict.is_roomy and not self.states_alone
+
+    @property
+    def figures(self) -> str:
+        """'zero3 on 4, micro-batch 1: 20.1 of 42.4 GB, about 2,100 tokens/s a GPU', of what fits."""
+        place = f"{self.label} on {self.scenario.world_size:,}, micro-batch {self.scenario.micro_batch_size}"
+        rate = f", about {about(self.tokens_per_second_per_gpu)} tokens/s a GPU" if self.speed else ""
+        return f"{place}: {self._size}{rate}"
+
+    @property
+    def _size(self) -> str:
+        needed = [self.verdict.needed_bytes]
+        if self.memory_bounds is not None and self.held_against_limit(self._least).fits:
+            needed = [self._needed(bound) for bound in self.memory_bounds]
+        return f"{between(needed)} of {gigabytes(self.verdict.device_bytes)} GB"
+
+    @property
+    def _least(self) -> int:
+        return self._needed(self.memory_bounds[0]) if self.memory_bounds else self.verdict.needed_bytes
 
     def words(self) -> str:
         """'LoRA: zero3 on 4, micro-batch 1: 20.1 of 42.4 GB, about 2,100 tokens/s a GPU'."""
-        place = f"{self.called}: {self.label} on {self.scenario.world_size:,}, micro-batch "
-        size = f"{gigabytes(self.verdict.needed_bytes)} of {gigabytes(self.verdict.device_bytes)} GB"
-        if self.memory_bounds is not None:
-            ends = [self._needed(bound) for bound in self.memory_bounds]
-            if not self.held_against_limit(ends[0]).fits:
-                return f"{self.called}: does not fit: at least {size} ({self.label})"
-            size = f"{between(ends)} of {gigabytes(self.verdict.device_bytes)} GB"
-            if not self.verdict.fits:
-                return f"{self.called}: may fit: {size} ({self.label})"
-        if self.states_alone:
+        if self.fits:
+            return f"{self.called}: {self.figures}"
+        if self.states_alone and self.memory_bounds is None:
             verdict = "" if self.verdict.fits else "does not fit: "
-            found = f"{self.called}: {verdict}model states alone take {size} ({self.label})"
+            found = f"{self.called}: {verdict}model states alone take {self._size} ({self.label})"
             return f"{found}; activations are not predicted"
-        if not self.fits:
-            return f"{self.called}: does not fit: {size} ({self.label})"
-        rate = f", about {about(self.tokens_per_second_per_gpu)} tokens/s a GPU" if self.speed else ""
-        return f"{place}{self.scenario.micro_batch_size}: {size}{rate}"
+        if not self.held_against_limit(self._least).fits:
+            least = "at least " if self.memory_bounds else ""
+            return f"{self.called}: does not fit: {least}{self._size} ({self.label})"
+        verdict = "may fit" if self.memory_bounds else "barely fits"
+        return f"{self.called}: {verdict}: {self._size} ({self.label})"
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "name": self.name,
+            "name": self.called,
             "backend": self.label,
             "world_size": self.scenario.world_size,
             "micro_batch_size": self.scenario.micro_batch_size,
@@ -123,56 +154,70 @@ def alternatives(
     without: Collection[str] = (),
     by: Predictors | None = None,
 ) -> list[Alternative]:
-    """Of each way the best of the scenarios it leads to: the fastest that fits, else what needs least.
+    """Ways out, the one that changes least first; of each the best of the scenarios that it leads to.
 
-    `limit_bytes`: for the allocator's peak; None: the memory of the scenarios' device, for all that is on
-    it. Ways that the job takes already, that no strategy takes or that have no prediction are left out.
+    That is the fastest that fits, with the fewest reliefs. A way is left out that gains nothing over those
+    before it; where none fits all stay, each with what needs least. Where reliefs are enough and leave room,
+    nothing else of the training is changed. `limit_bytes`: for the allocator's peak;
+    None: the memory of the scenarios' device, for all that is on it. Ways that the job takes already, that no
+    strategy takes or that have no prediction are left out.
     """
-    by, ways = by or Predictors(), []
-    for name, given in SETTINGS.items():
-        settings = {**CHECKPOINTING, **given}
-        changed = [with_settings(scenario, settings) for scenario in scenarios]
-        taken = any(new is old for new, old in zip(changed, scenarios, strict=True))
-        if name not in without and not taken:
-            ways.append((name, _changes(scenarios[0], settings), changed))
-    by.prepare([one for *_, changed in ways for one in changed if one and _why_not(one) is None])
-    found = [_best(*way, limit_bytes, by) for way in ways]
-    if OFFLOAD not in without:
-        offloaded = [
-            with_settings(_relabelled(scenario, offload), CHECKPOINTING)
-            for scenario in scenarios
-            for offload in OFFLOADS
-        ]
-        found.append(_best(OFFLOAD, _changes(scenarios[0], CHECKPOINTING), offloaded, limit_bytes, by))
+    by = by or Predictors()
+    helps, trial = _reliefs(scenarios[0], limit_bytes, without), _Trial(limit_bytes, by)
+    found = _fewest([trial.best("", relief, {}, scenarios) for relief in helps[1:]])
     if MORE_GPUS not in without:
-        found.append(_enough_gpus(scenarios, limit_bytes, by))
-    return [alternative for alternative in found if alternative is not None]
+        found += trial.on_more_gpus(scenarios, helps[:1] if any(one.fits for one in found) else helps)
+    if any(not one.name and one.verdict.answer == "fits" for one in found):
+        return _worthwhile(found)
+    if OFFLOAD not in without:
+        offloaded = [one for base in scenarios for to in OFFLOADS if (one := _relabelled(base, to))]
+        found += trial.first_fit(OFFLOAD, helps, {}, offloaded)
+    for name, given in _changes_of(scenarios[0].job).items():
+        found += [] if name in without else trial.first_fit(name, helps, given, scenarios)
+    return _worthwhile(found)
 
 
 def bases(scenarios: Sequence[Scenario]) -> list[Scenario]:
     """Those from which ways are tried: the usual strategies, or else the first few."""
-    usual = [scenario for scenario in scenarios if scenario.label in USUAL]
+    usual = [scenario for scenario in scenarios if scenario.label in (registry.REFERENCE, *USUAL)]
     return usual or list(scenarios[: len(USUAL)])
 
 
 def alternative_lines(
     found: Sequence[Alternative], command: Callable[[Alternative], str] | None = None
 ) -> Iterator[str]:
-    """Those that fit, the fastest first, each with its command in a line of its own; then the others."""
-    fitting = sorted((one for one in found if one.fits), key=by_speed)
+    """Those that fit, each with its command in a line of its own; where none does, what each needs."""
+    fitting = [one for one in found if one.fits]
     if found:
         yield "What fits instead" if fitting else "None of the usual alternatives fits either"
-    for one in (*fitting, *(one for one in found if not one.fits)):
+    for one in fitting or found:
         yield f"- {one.words()}"
         if command is not None and one.fits:
             yield f"{COMMAND}{command(one)}"
+
+
+def least_change(found: Sequence[Alternative]) -> Alternative | None:
+    """Of those that fit the one that changes least; None: none fits."""
+    return next((one for one in found if one.fits), None)
+
+
+def nothing_fits(found: Sequence[Alternative]) -> str | None:
+    """'nothing fits without activation checkpointing; with it zero1 on 1, micro-batch 1: 16.9 of ...', of the
+    way that changes least; None: none fits."""
+    one = least_change(found)
+    if one is None:
+        return None
+    if one.name:
+        return f"nothing fits; with {one.called}: {one.figures}"
+    it = "it" if len(one.reliefs) == 1 else "both"
+    return f"nothing fits without {listed(one.reliefs)}; with {it} {one.figures}"
 
 
 def of_rows(rows: Sequence[EstimateRow], by: Predictors | None = None) -> list[Alternative]:
     """For the smallest number of ranks of an estimate; empty where something fits, or no GPU was named."""
     first = [row for row in rows if row.world_size == min(row.world_size for row in rows)]
     scenarios = [row.scenario for row in first if row.scenario and row.memory]
-    fits = any(row.verdict.fits for row in first if row.verdict)
+    fits = any(row.verdict.is_roomy for row in first if row.verdict)
     if fits or not scenarios or scenarios[0].device is None:
         return []
     return alternatives(bases(scenarios), by=by)
@@ -232,16 +277,132 @@ def _relabelled(scenario: Scenario, offload: str) -> Scenario | None:
     return replace(scenario, label=label, options=registry.parse(label)[1].model_dump(mode="json"))
 
 
-def _enough_gpus(
-    scenarios: Sequence[Scenario], limit_bytes: int | None, by: Predictors
-) -> Alternative | None:
-    """On the smallest number of GPUs, doubled, on which one of them fits; else on the largest."""
-    times, best = 2, None
-    while times <= MOST_TIMES and (best is None or not best.fits):
-        larger = [_on(scenario, scenario.world_size * times) for scenario in scenarios]
-        best = _best(MORE_GPUS, {}, larger, limit_bytes, by)
-        times *= 2
-    return best
+def _changes_of(job: Job) -> dict[str, Mapping[str, Any]]:
+    """Changes of what is trained or kept, the smaller first."""
+    if job.adapter.is_quantised:
+        return dict(STATES)
+    return {**STATES, **(OF_ADAPTED if job.adapter.is_present else LORA)}
+
+
+def _reliefs(scenario: Scenario, limit_bytes: int | None, without: Collection[str]) -> list[tuple[str, ...]]:
+    """Sets of reliefs to try, the smaller first, without those that the job has or that are not worth it."""
+    open_ones = [
+        name
+        for name, given in RELIEFS.items()
+        if name not in without
+        and (relieved := with_settings(scenario, given)) is not None
+        and relieved is not scenario
+    ]
+    there = limit_bytes or (scenario.device.memory_bytes if scenario.device else 0)
+    logits = 4 * scenario.micro_batch_size * scenario.job.data.sequence_length
+    logits *= scenario.model.config.get("vocab_size") or 0
+    if CHUNKED in open_ones and logits < CHUNKED_SHARE * there:
+        open_ones.remove(CHUNKED)
+    return [chosen for count in range(len(open_ones) + 1) for chosen in combinations(open_ones, count)]
+
+
+def _settings(reliefs: Sequence[str]) -> dict[str, Any]:
+    return {key: value for name in reliefs for key, value in RELIEFS[name].items()}
+
+
+def _set(scenarios: Sequence[Scenario], settings: Mapping[str, Any]) -> list[Scenario]:
+    """The scenarios of the job with other settings, without those that contradict it."""
+    return [new for one in scenarios if (new := with_settings(one, settings)) is not None]
+
+
+def _fewest(found: Sequence[Alternative | None]) -> list[Alternative]:
+    """Of reliefs alone: several together only where none of them does."""
+    known = [one for one in found if one is not None]
+    if any(one.fits and len(one.reliefs) == 1 for one in known):
+        return [one for one in known if len(one.reliefs) == 1]
+    return known
+
+
+def _worthwhile(found: Sequence[Alternative]) -> list[Alternative]:
+    """Those that fit and gain over each before them; all, if none fits."""
+    kept: list[Alternative] = []
+    for one in found:
+        if one.fits and all(_gains(one, over) for over in kept):
+            kept.append(one)
+    return kept or list(found)
+
+
+def _gains(one: Alternative, over: Alternative) -> bool:
+    """Whether a way that changes more takes fewer GPUs, is faster, or leaves much more room on as many."""
+    rate, other = one.tokens_per_second_per_gpu, over.tokens_per_second_per_gpu
+    if one.scenario.world_size != over.scenario.world_size:
+        return one.scenario.world_size < over.scenario.world_size or rate * (1 - CLOSE_SHARE) > other
+    if rate * (1 - CLOSE_SHARE) > other or (over.name == OFFLOAD and not other):  # offload is slow
+        return True
+    saved = over.verdict.needed_bytes - one.verdict.needed_bytes
+    return saved > ROOM_SHARE * one.verdict.device_bytes
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Predicts scenarios of a way, against one limit."""
+
+    limit_bytes: int | None
+    by: Predictors
+
+    def best(
+        self,
+        name: str,
+        reliefs: tuple[str, ...],
+        given: Mapping[str, Any],
+        scenarios: Sequence[Scenario],
+    ) -> Alternative | None:
+        """The one to take of those that fit, else what needs least; None: nothing is predicted of any."""
+        settings = {**given, **_settings(reliefs)}
+        if not scenarios:
+            return None
+        changes = _changes(scenarios[0], settings)
+        found = []
+        possible = [one for one in _set(scenarios, settings) if _why_not(one) is None]
+        self.by.prepare(possible)
+        for one in possible:
+            with suppress(HarnessError):  # nothing to adapt, and the like
+                predicted = predict(one, self.by, timed=False, limit_bytes=self.limit_bytes)
+                if predicted.memory is not None or why_memory_unknown(one) is not None:
+                    alternative = vars(predicted) | {"name": name, "reliefs": reliefs, "settings": changes}
+                    found.append(Alternative(**alternative))
+        fitting = [with_speed(one, self.by) for one in found if one.fits]
+        if fitting:
+            return simplest_close(sorted(fitting, key=by_speed))
+        return min(found, key=lambda one: one.verdict.needed_bytes, default=None)
+
+    def first_fit(
+        self,
+        name: str,
+        helps: Sequence[tuple[str, ...]],
+        given: Mapping[str, Any],
+        scenarios: Sequence[Scenario],
+    ) -> list[Alternative]:
+        """The way with the fewest reliefs with which it fits, else what needs least; empty: none is known."""
+        if given and all(new is old for new, old in zip(_set(scenarios, given), scenarios, strict=False)):
+            return []  # the job has it
+        found = []
+        for reliefs in helps:
+            one = self.best(name, reliefs, given, scenarios)
+            if one is not None and one.fits:
+                return [one]
+            found += [one] if one else []
+        return sorted(found, key=lambda one: one.verdict.needed_bytes)[:1]
+
+    def on_more_gpus(
+        self, scenarios: Sequence[Scenario], helps: Sequence[tuple[str, ...]]
+    ) -> list[Alternative]:
+        """On the smallest number of GPUs, doubled, on which one of them fits; else on the largest."""
+        found: list[Alternative] = []
+        times = 2
+        while times <= MOST_TIMES and not any(one.fits for one in found):
+            larger = [one for base in scenarios if (one := _on(base, base.world_size * times))]
+            most = self.best(MORE_GPUS, helps[-1], {}, larger)
+            found = [most] if most else []
+            if most and most.fits:
+                found = self.first_fit(MORE_GPUS, helps, {}, larger)
+            times *= 2
+        return found
 
 
 def _on(scenario: Scenario, gpus: int) -> Scenario | None:
@@ -253,26 +414,6 @@ def _on(scenario: Scenario, gpus: int) -> Scenario | None:
         accumulation_steps=scenario.accumulation_steps, torch_device=scenario.torch_device,
         device=scenario.device, fabric=scenario.fabric, constants=scenario.constants,
     )  # fmt: skip
-
-
-def _best(
-    name: str,
-    settings: Mapping[str, Any],
-    scenarios: Sequence[Scenario | None],
-    limit_bytes: int | None,
-    by: Predictors,
-) -> Alternative | None:
-    possible = [one for one in scenarios if one is not None and _why_not(one) is None]
-    found = []
-    for one in possible:
-        with suppress(HarnessError):  # nothing to adapt, and the like
-            predicted = predict(one, by, timed=False, limit_bytes=limit_bytes)
-            if predicted.memory is not None or why_memory_unknown(one) is not None:
-                found.append(Alternative(**vars(predicted), name=name, settings=settings))
-    fitting = [with_speed(one, by) for one in found if one.fits]
-    if fitting:
-        return simplest_close(sorted(fitting, key=by_speed))
-    return min(found, key=lambda one: one.verdict.needed_bytes, default=None)
 
 
 def _why_not(scenario: Scenario) -> str | None:

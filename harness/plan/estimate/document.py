@@ -80,7 +80,7 @@ def _row(row: EstimateRow) -> dict[str, Any]:
         "memory_unknown": row.memory_unknown,
         "peak_bytes_between": row.peak_bytes_between,
         "fits": verdict.fits if verdict else None,
-        "verdict": verdict.answer if verdict else None,
+        "verdict": verdict.said if verdict else None,
         "margin_bytes": verdict.margin_bytes if verdict else None,
         "sent_bytes_per_step": _rounded(None if row.unsupported else row.sent_bytes),
         "sent_bytes_between_nodes_per_step": _rounded(None if row.unsupported else row.between_bytes),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from harness.backends import registry
 from harness.backends.base import World
 from harness.errors import HarnessError, JobError
 from harness.forms import pipeline
@@ -220,8 +221,23 @@ def _parts(scenario: Scenario) -> int:
 def candidates(asked: EstimateRequest) -> Iterator[EstimateRow]:
     """The rows before anything is predicted, by world size and then by backend."""
     for world_size in asked.world_sizes:
-        for label in asked.labels:
+        for label in _labels(asked, world_size):
             yield _planned(asked, label, world_size)
+
+
+MOST_STAGES = 16
+"""Of a pipeline that nobody described."""
+
+
+def _labels(asked: EstimateRequest, world_size: int) -> list[str]:
+    """Those to predict; of every strategy also one process, and a pipeline of no more stages than blocks."""
+    if not asked.names_all:
+        return list(asked.labels)
+    most = min(MOST_STAGES, len(asked.model.layout.blocks))
+    stages = max(n for n in range(1, most + 1) if world_size % n == 0)
+    staged = {"pp": f"pp:stages={stages}"} if 1 < stages < world_size else {}
+    alone = [registry.REFERENCE] if world_size == 1 else []
+    return list(dict.fromkeys([*alone, *(staged.get(label, label) for label in asked.labels)]))
 
 
 def _planned(asked: EstimateRequest, label: str, world_size: int) -> EstimateRow:

@@ -11,7 +11,14 @@ from harness.backends.registry import moving_parts
 from harness.backends.strategy import ROUTE_PREFIXES
 from harness.judge.cell import CellName
 from harness.judge.wording import listed, ranks
-from harness.plan.estimate.alternatives import COMMAND, Alternative, alternative_lines, estimate_command
+from harness.plan.estimate.alternatives import (
+    COMMAND,
+    Alternative,
+    alternative_lines,
+    estimate_command,
+    least_change,
+    nothing_fits,
+)
 from harness.plan.estimate.document import formulae
 from harness.plan.estimate.question import EstimateRequest
 from harness.plan.estimate.row import EstimateRow, trust_of
@@ -24,6 +31,7 @@ from harness.plan.leading import (
     close_to_first,
     distinct_backends,
     in_order,
+    rate,
 )
 from harness.plan.time.computing import attention_kernel
 from harness.tell.formats import NOT_AVAILABLE, gigabytes
@@ -76,8 +84,8 @@ STEP_LEGEND = (
     "nodes: GB of it to other nodes; exposed: seconds of communication that nothing hides; "
     "tok/s: per GPU; h and kWh: for 1e9 tokens on all GPUs, at their power limit"
 )
-VERDICTS = {"fits": "fits", "close": "close", "does not fit": "no"}
-IN_WORDS = {"fits": "fits", "close": "is close to the limit", "does not fit": "does not fit"}
+VERDICTS = {"does not fit": "no", "barely fits": "barely"}
+IN_WORDS = {"close": "is close to the limit"}
 INDENT = " " * 4
 MEGA, GIGA = 1e6, 1e9
 
@@ -105,11 +113,14 @@ def estimate_lines(
     few = asked.names_all and not whole
     by_size = {size: [row for row in rows if row.world_size == size] for size in asked.world_sizes}
     shown: list[EstimateRow] = []
-    answers, tables = [], []
+    answers, tables, first = [], [], min(by_size)
     for size, of_size in by_size.items():
         compared = leading(of_size) if few else None
         shown += of_size if compared is None else compared[:FEW]
-        answers += [part for line in _answers(asked, size, of_size, compared) for part in _wrapped(line)]
+        ways = instead if size == first else ()
+        answers += [
+            part for line in _answers(asked, size, of_size, compared, ways) for part in _wrapped(line)
+        ]
         heading = [ranks(size), ""] if len(by_size) > 1 else []
         tables += ["", *heading, *_of_size(asked, of_size, compared)]
     lines = [*answers, *tables, ""]
@@ -130,12 +141,12 @@ def leading(rows: Sequence[EstimateRow]) -> list[EstimateRow]:
 
     Without a GPU, the usual ones first.
     """
-    distinct = {entry.name for entry in distinct_backends()[0]}
+    distinct = {entry.name for entry in distinct_backends(rows[0].world_size if rows else None)[0]}
     known = [row for row in rows if row.scenario is not None and row.label.partition(":")[0] in distinct]
     if not any(row.verdict for row in known):
         return sorted(known, key=lambda row: USUAL.index(row.label) if row.label in USUAL else len(USUAL))
     fitting = in_order([row for row in known if row.verdict and row.verdict.fits])
-    rest = [row for row in known if not (row.verdict and row.verdict.fits)]
+    rest = [row for row in known if row not in fitting]
     rest.sort(key=lambda row: -row.verdict.margin_bytes if row.verdict else 0)
     return [*fitting, *rest]
 
@@ -171,16 +182,17 @@ def _answers(
     world_size: int,
     rows: Sequence[EstimateRow],
     compared: Sequence[EstimateRow] | None,
+    instead: Sequence[Alternative],
 ) -> list[str]:
     """What to use, the runner-up, and what fits at all, of one number of ranks."""
     known, _ = without_twins([row for row in rows if row.scenario is not None])
     cut = next((row.scenario for row in known if row.scenario), None)
     batch = f", micro-batch {cut.micro_batch_size}, accumulation {cut.accumulation_steps}" if cut else ""
-    answer, place = _answer(asked, known, compared), f"{ranks(world_size)}{batch}"
+    answer, place = _answer(asked, known, compared, instead), f"{ranks(world_size)}{batch}"
     fitting = [
         row
         for row in compared or leading(rows)
-        if row.verdict and row.verdict.fits and row.speed and (row.memory or row.near_bounds)
+        if row.verdict and row.verdict.is_roomy and row.speed and (row.memory or row.near_bounds)
     ]
     if not fitting or _are_few(asked, known):
         return [f"{place}: {answer}"]
@@ -230,25 +242,34 @@ def _about_logits(asked: EstimateRequest, rows: Sequence[EstimateRow]) -> list[s
 
 
 def _answer(
-    asked: EstimateRequest, rows: Sequence[EstimateRow], compared: Sequence[EstimateRow] | None
+    asked: EstimateRequest,
+    rows: Sequence[EstimateRow],
+    compared: Sequence[EstimateRow] | None,
+    instead: Sequence[Alternative],
 ) -> str:
     """Which strategies fit, and the fastest of those that are compared."""
     if asked.device is None:
         return "name a GPU with --gpu to learn what fits and how fast it is"
+    other, one = nothing_fits(instead), least_change(instead)
     if _are_few(asked, rows):
-        return "; ".join(map(_of_row, rows))
+        return "; ".join([*map(_of_row, rows), *([f"with {one.called}: {one.figures}"] if one else [])])
     judged = [(row, row.verdict) for row in rows if row.verdict is not None]
-    fitting = [row for row, verdict in judged if verdict is not None and verdict.fits]
+    fitting = [row for row, verdict in judged if verdict is not None and verdict.is_roomy]
+    barely = [row for row, verdict in judged if verdict is not None and verdict.barely_fits]
+    if not fitting and barely:
+        few = ", ".join(f"{row.label} barely ({_figures_of(row)})" for row in barely[:FEW_NAMED])
+        return f"nothing fits with room for what the allocator adds, {few}" + (f"; {other}" if other else "")
     if not fitting:
-        return _answer_of_states(rows) if len(judged) < len(rows) else "nothing fits"
+        return other or (_answer_of_states(rows) if len(judged) < len(rows) else "nothing fits")
     timed = [row for row in fitting if row.speed is not None and (compared is None or row in compared)]
     fastest = ""
     if timed:
         close = sorted(close_to_first(sorted(timed, key=by_speed)), key=lambda row: moving_parts(row.label))
         equal = f" (equal within {100 * CLOSE_SHARE:.0f} %)" if len(close) > 1 else ""
-        rate = about(close[0].tokens_per_second_per_gpu)
-        fastest = f"; fastest {listed([row.label for row in close])}{equal}, about {rate} tokens/s per GPU"
-    return f"{_names(fitting, rows)} fit{fastest}"
+        reached = about(close[0].tokens_per_second_per_gpu)
+        fastest = f"; fastest {listed([row.label for row in close])}{equal}, about {reached} tokens/s per GPU"
+    tight = f"; {listed([row.label for row in barely])} barely" if barely else ""
+    return f"{_names(fitting, rows)} fit{fastest}{tight}"
 
 
 def _are_few(asked: EstimateRequest, rows: Sequence[EstimateRow]) -> bool:
@@ -259,7 +280,7 @@ def _are_few(asked: EstimateRequest, rows: Sequence[EstimateRow]) -> bool:
 
 def _of_row(row: EstimateRow) -> str:
     """'zero2:offload=optimizer fits, 40.1 of 85.1 GB and 128 GB of host memory per node, about 1,200 ...'."""
-    verdict = "may fit" if row.verdict is None else IN_WORDS[row.verdict.answer]
+    verdict = "may fit" if row.verdict is None else IN_WORDS.get(row.verdict.said, row.verdict.said)
     return f"{row.label} {verdict}, {_figures_of(row)}"
 
 
@@ -275,8 +296,8 @@ def _figures_of(row: EstimateRow) -> str:
     host = f" and {_host(row) / GIGA:,.0f} GB of host memory per node" if _host(row) > GIGA else ""
     there = gigabytes(row.scenario.device.memory_bytes)
     fits = row.verdict is not None and row.verdict.fits and row.speed is not None
-    rate = f", about {about(row.tokens_per_second_per_gpu)} tokens/s per GPU" if fits else ""
-    return f"{between([bound.device_bytes for bound in bounds])} of {there} GB{host}{rate}"
+    speed = f", about {about(row.tokens_per_second_per_gpu)} tokens/s per GPU" if fits else ""
+    return f"{between([bound.device_bytes for bound in bounds])} of {there} GB{host}{speed}"
 
 
 def _answer_of_states(rows: Sequence[EstimateRow]) -> str:
@@ -309,7 +330,7 @@ def _memory_table(asked: EstimateRequest, rows: Sequence[EstimateRow]) -> list[s
         if judged:
             verdict = row.verdict
             cells += [NOT_AVAILABLE] * 2 if verdict is None else [
-                _size(verdict.margin_bytes, unit), VERDICTS[verdict.answer]
+                _size(verdict.margin_bytes, unit), VERDICTS.get(verdict.said, verdict.said)
             ]  # fmt: skip
         table.append(cells)
     host = [row for row in rows if row.memory is not None and row.memory.host_bytes_per_node > GIGA]
@@ -388,7 +409,7 @@ def _speed_cells(row: EstimateRow) -> list[str]:
     energy = row.kilowatt_hours_per_billion_tokens
     return [
         *(_figure(value) for value in seconds),
-        _figure(speed.tokens_per_second_per_gpu),
+        rate(speed.tokens_per_second_per_gpu),
         NOT_AVAILABLE if share is None else f"{100 * share:.1f}",
         _figure(row.hours_per_billion_tokens),
         NOT_AVAILABLE if energy is None else f"{energy:,.0f}",

@@ -13,7 +13,7 @@ from math import ceil
 from typing import Literal
 
 from harness.judge.wording import percent
-from harness.plan.leading import CLOSE_SHARE
+from harness.plan.leading import CLOSE_SHARE, rate
 from harness.plan.prediction import Predictors
 from harness.plan.recommend.predict import Configuration, best_configuration, smallest_need
 from harness.plan.recommend.question import RecommendRequest
@@ -162,9 +162,11 @@ def _there(
 
 def _fits_with(configuration: Configuration) -> str:
     """'zero3 fits at micro-batch 1: 30.1 GB, 2,100 tokens/s per GPU'."""
-    rate = f", {configuration.tokens_per_second_per_gpu:,.0f} tokens/s per GPU" if configuration.speed else ""
+    speed = (
+        f", {rate(configuration.tokens_per_second_per_gpu)} tokens/s per GPU" if configuration.speed else ""
+    )
     size = gigabytes(configuration.needed_bytes)
-    return f"{configuration.label} fits at micro-batch {configuration.micro_batch_size}: {size} GB{rate}"
+    return f"{configuration.label} fits at micro-batch {configuration.micro_batch_size}: {size} GB{speed}"
 
 
 def _model_parallel(question: RecommendRequest, smallest: Configuration) -> Iterator[Remedy]:

@@ -87,7 +87,7 @@ class VariantRanking:
 
 def rank(question: RecommendRequest, predictors: Predictors) -> VariantRanking:
     """Predict every variant with and without checkpointing and rank the best configuration of each."""
-    backends, left_out = distinct_backends()
+    backends, left_out = distinct_backends(question.gpus)
     tried = _tried(question, backends if question.samples else [], left_out, predictors)
     left_out |= NOT_TRIED
     found: list[Configuration] = []

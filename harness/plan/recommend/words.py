@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from harness.judge.wording import listed
 from harness.plan.devices.limits import TIGHT_SHARE
-from harness.plan.estimate.alternatives import alternative_lines
-from harness.plan.leading import CLOSE_SHARE, about, by_speed
+from harness.plan.estimate.alternatives import alternative_lines, nothing_fits
+from harness.plan.leading import CLOSE_SHARE, about, rate
 from harness.plan.recommend.guide import Remedy
 from harness.plan.recommend.predict import Configuration
 from harness.plan.recommend.question import RecommendRequest
@@ -74,9 +74,8 @@ def recommendation_lines(answer: Recommendation) -> Iterator[str]:
 def _what_to_use(answer: Recommendation) -> Iterator[str]:
     """The answer in a sentence, and the runner-up in another."""
     if not answer.best:
-        fitting = sorted((one for one in answer.instead if one.fits), key=by_speed)
-        without = "no configuration fits" if answer.ranking.too_large else "no configuration can be ranked"
-        yield f"{without}; {fitting[0].words()}" if fitting else without
+        without = "nothing fits" if answer.ranking.too_large else "no configuration can be ranked"
+        yield (nothing_fits(answer.instead) if answer.ranking.too_large else None) or without
         return
     best, *others = answer.best
     yield f"Use {_in_words(best)}, {SHORTLY[answer.question.preset]}"
@@ -118,7 +117,7 @@ def _how_wrong(answer: Recommendation) -> Iterator[str]:
 def _in_words(configuration: Configuration) -> str:
     """'fsdp, micro-batch 1, accumulation 64: 75.7 of 85.1 GB, about 3,500 tokens/s a GPU'."""
     checkpointing = ", with checkpointing" if configuration.checkpointing else ""
-    rate = (
+    reached = (
         f"about {about(configuration.tokens_per_second_per_gpu)} tokens/s a GPU"
         if configuration.speed
         else "no speed predicted"
@@ -126,7 +125,7 @@ def _in_words(configuration: Configuration) -> str:
     return (
         f"{configuration.label}, micro-batch {configuration.micro_batch_size}, accumulation "
         f"{configuration.accumulation_steps}{checkpointing}: {configuration.needed_text} of "
-        f"{gigabytes(configuration.memory_bytes)} GB, {rate}"
+        f"{gigabytes(configuration.memory_bytes)} GB, {reached}"
     )
 
 
@@ -148,7 +147,7 @@ def _row(question: RecommendRequest, configuration: Configuration) -> list[str]:
         "yes" if configuration.checkpointing else "no",
         configuration.needed_text,
         gigabytes(configuration.margin_bytes),
-        configuration.verdict.answer,
+        configuration.verdict.said,
         gigabytes(memory.host_bytes_per_node if memory.host_bytes_per_node >= MEGABYTE else 0),
     ]
     if speed is None:
@@ -156,7 +155,7 @@ def _row(question: RecommendRequest, configuration: Configuration) -> list[str]:
     energy = kilowatt_hours_per_billion_tokens(speed, question.gpus)
     return [
         *row,
-        f"{speed.tokens_per_second_per_gpu:,.0f}",
+        rate(speed.tokens_per_second_per_gpu),
         percent(speed.model_flops_utilization),
         number(speed.step_seconds),
         percent(speed.exposed_seconds / speed.step_seconds),
