@@ -104,7 +104,7 @@ def _speeds() -> str:
         "all": lambda one: True,
         "full training": lambda one: not one["adapted"] and not one["kind"].endswith(OFFLOADED),
         "LoRA and QLoRA": lambda one: one["adapted"],
-        "offload": lambda one: one["kind"].endswith(OFFLOADED),
+        "offload, with LoRA": lambda one: one["kind"].endswith(OFFLOADED),
         f"samples of under {SHORT_TOKENS:,} tokens": lambda one: one["tokens"] < SHORT_TOKENS,
     }
     found = {name: [abs(one["speed"]) for one in runs if is_one(one)] for name, is_one in kinds.items()}

@@ -198,7 +198,8 @@ def _answers(
         return [f"{place}: {answer}"]
     said = [f"{place}: use {_needed(fitting[0])}"]
     said += [f"Runner-up: {_needed(row)}" for row in fitting[1:2]]
-    return [*said, answer]
+    others = [row for row in known if row.verdict and row.verdict.fits and row is not fitting[0]]
+    return [*said, answer if others else "nothing else fits"]
 
 
 def _of_size(
@@ -305,8 +306,9 @@ def _answer_of_states(rows: Sequence[EstimateRow]) -> str:
     if any(row.states is not None and row.states.unknown for row in rows):
         return "memory is not predicted"
     too_large = [row.label for row in rows if row.verdict is not None]
-    fit = f"all but {', '.join(too_large)}" if too_large else "all"
-    return f"memory is not predicted; model states of {fit} fit"
+    others = [row.label for row in rows if row.verdict is None]
+    fit = listed(others) if len(others) < len(too_large) else f"all but {listed(too_large)}"
+    return f"memory is not predicted; model states of {fit if too_large else 'all'} fit"
 
 
 def _names(fitting: Sequence[EstimateRow], rows: Sequence[EstimateRow]) -> str:

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from harness.cli.estimate import estimate
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.long(seconds=60)]
+BF16_BASE = "adapter.base_dtype=bf16"
 LONG = ("data.sequence_length=32768", "training.activation_checkpointing=true")
 
 
@@ -40,3 +41,30 @@ def test_the_first_line_has_what_changes_least_and_fits(
     assert "does not fit" not in ways
     if "adapter.kind=lora" in settings:  # that trains adapters already
         assert not re.search(r"- LoRA\b", ways)
+
+
+def test_one_gpu_needs_no_library_and_the_runner_up_is_another_strategy() -> None:
+    first, *_ = said("--model", "llama-3.2-1b", "--gpu", "A100-80", "--world-size", "1")
+    assert first.startswith("1 rank, micro-batch 1, accumulation 1: use single, 32.7 of 85.1 GB, about ")
+    assert "Runner-up: zero1, " in first
+
+
+def test_a_base_that_stays_in_fp32_is_said_with_what_bf16_takes() -> None:
+    words = ("--model", "meta-llama/Llama-2-7B", "--gpu", "A100-80", "--backends", "fsdp")
+    wide, narrow = (said(*words, settings=("adapter.kind=lora", *given)) for given in ((), (BF16_BASE,)))
+    # 6.74e9 weights of 4 and of 2 bytes
+    note = "adapter.base_dtype is not given, so ddp and FSDP keep the frozen base in fp32: 27.0 GB a copy; "
+    assert f"{note}adapter.base_dtype=bf16 makes it 13.5" in " ".join(wide)
+    assert "adapter.base_dtype is not given" not in " ".join(narrow)
+
+
+def test_what_leaves_no_room_for_the_allocator_is_no_fit() -> None:
+    words = ("--model", "llama-3.1-8b", "--gpu", "A100-40")
+    length = ("data.sequence_length=6784", LONG[1])
+    first, *rest = said(*words, "--backends", "zero2", settings=length)
+    assert ": zero2 barely fits, 41.9 of 42.4 GB" in first  # 1.2 % free
+    assert any(part.startswith("What fits instead") for part in rest)
+    first, *_ = said(*words, "--backends", "zero1,zero2,zero3,fsdp", settings=length)
+    assert ": use fsdp, " in first
+    assert "zero3 and fsdp fit; " in first.replace("zero3, fsdp", "zero3 and fsdp")
+    assert first.endswith("; zero2 barely")

@@ -171,3 +171,23 @@ def test_a_tokenizer_whose_vocabulary_is_not_known_needs_one() -> None:
         HarnessError, match=r"model\.config needs vocab_size: only the tokenizer 'mine' knows it"
     ):
         job_model(Job.model_validate({"data": {"tokenizer": "mine"}}))
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("meta-llama/Llama-2-7B", "llama-2-7b"),
+        ("NousResearch/Llama-2-7b-chat-hf", "llama-2-7b"),
+        ("unsloth/Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("META-LLAMA/LLAMA-3.1-405B-INSTRUCT", "llama-3.1-405b"),
+        ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"),
+    ],
+)
+def test_a_model_is_found_by_the_spellings_of_the_hub(text: str, name: str) -> None:
+    assert find_entry(text)[0].lower() == name
+
+
+def test_what_decides_shapes_is_no_other_spelling() -> None:
+    for text in ("meta-llama/Llama-2-8b", "mistralai/Mistral-7B-v9.9", "meta-llama/Llama-Guard-3-8B"):
+        with pytest.raises(HarnessError, match="neither in the catalogue"):
+            find_entry(text)

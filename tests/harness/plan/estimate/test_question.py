@@ -23,6 +23,23 @@ def test_all_means_every_built_in_backend_but_the_reference() -> None:
     assert ask(backends="all").labels == tuple(name for name in BUILT_IN if name != "single")
 
 
+def test_a_pipeline_that_nobody_described_has_no_more_stages_than_blocks() -> None:
+    """Of 126 blocks; 16 stages are the most that `harness recommend` tries too."""
+    asked = {"model": "llama-3.1-405b", "backends": "all", "gpu": "H100-80", "fabric": "NDR400"}
+    labels = {r.label for r in rows("training.micro_batch_size=16", world_sizes=(4096,), **asked)}
+    assert {label for label in labels if label.startswith("pp")} == {"pp:stages=16"}
+    (named,) = rows("training.micro_batch_size=4096", world_sizes=(4096,), **(asked | {"backends": "pp"}))
+    assert named.unsupported == (
+        "4096 stages need at least 4096 blocks, the model has 126; choose fewer stages"
+    )
+
+
+def test_one_process_is_asked_of_one_gpu_alone() -> None:
+    labels = [(r.world_size, r.label) for r in rows(backends="all", world_sizes=(1, 2))]
+    assert (1, "single") in labels
+    assert (2, "single") not in labels
+
+
 def test_without_a_batch_the_micro_batch_is_one() -> None:
     scenario = row(world_sizes=(64,)).scenario
     assert scenario is not None
