@@ -73,8 +73,8 @@ IN_DEFAULT_COMPARISON = tuple(
 """Labels, in the order of the backends."""
 
 SIMPLEST = (
-    "single", "ddp", "zero0", "zero1", "zero2", "fsdp-grad-op", "fsdp", "fsdp1-no-shard", "fsdp1-grad-op", "fsdp1",
-    "zero3",
+    "single", "ddp", "zero0", "zero1", "zero2", "fsdp-grad-op", "fsdp", "fsdp1-no-shard", "fsdp1-grad-op",
+    "fsdp1", "zero3",
 )  # fmt: skip
 """Strategies by their moving parts, the fewest first; then come hybrids, then ranks that share samples."""
 PLANTED = {
