@@ -33,7 +33,7 @@ from harness.judge.agreement.parity import MEAN_NORM, first_divergent_step
 from harness.judge.agreement.resumed import aligned_runs
 from harness.judge.distance import Distance, distance
 from harness.judge.effective import SettingDifference, setting_differences
-from harness.judge.wording import percent, words
+from harness.judge.wording import a_few, percent, words
 from harness.launch.launcher import LocalLauncher, modules_to_preload
 from harness.record import Record, WorldPart
 
@@ -211,16 +211,11 @@ def _about(kind: str, compared: TensorComparison, world: WorldPart) -> str:
         return f"{kind}: all are zero in the other run"
     parts = []
     if absent:
-        parts.append(f"{_some(absent)} {'has' if len(absent) == 1 else 'have'} none")
+        parts.append(f"{a_few(absent, SHOWN_TENSORS, '; ')} {'has' if len(absent) == 1 else 'have'} none")
     others = [_tensor(tensor) for tensor in compared.beyond if tensor.ratio != 0]
     if others:
-        parts.append(_some(others))
+        parts.append(a_few(others, SHOWN_TENSORS, "; "))
     return f"{kind}: {len(compared.beyond)} of {compared.compared} tensors differ: {'; '.join(parts)}"
-
-
-def _some(named: Sequence[str]) -> str:
-    more = len(named) - SHOWN_TENSORS
-    return "; ".join(named[:SHOWN_TENSORS]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _tensor(tensor: TensorDifference) -> str:

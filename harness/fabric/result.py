@@ -105,9 +105,9 @@ class FabricResult(Stored):
         rows = self.of_all(op)
         return rows[-1].bus_bandwidth if rows else None
 
-    def latency_seconds(self, op: str = "all_reduce") -> float | None:
-        """All ranks at the smallest size; None if it was not measured."""
-        rows = self.of_all(op)
+    def latency_seconds(self) -> float | None:
+        """An all-reduce of all ranks at the smallest size; None if it was not measured."""
+        rows = self.of_all("all_reduce")
         return rows[0].best_seconds if rows else None
 
     def summary(self) -> FabricPart:

@@ -19,7 +19,6 @@ from harness.imported.reading import (
     Chooses,
     Claim,
     Refusals,
-    Rule,
     ToJob,
     claims_of,
 )
@@ -84,7 +83,7 @@ def read_deepspeed(document: Mapping[str, Any], refusals: Refusals, prefix: str 
     if refusals.found:
         return None
     used = label_of(backend, options)
-    absent = _absent(document, keys, defaults, precision, options)
+    absent = _absent(document, defaults, precision, options)
     claims += [Claim(key=prefix + key, given=None, rule=keys.get(key) or sections["scheduler.params"],
                      value=value, is_absent=True) for key, value in absent.items()]  # fmt: skip
     return Brought(
@@ -243,9 +242,8 @@ def _argument(key: str, value: Any, where: str, refusals: Refusals) -> Any:
 
 
 def _absent(
-    document: Mapping[str, Any], keys: Mapping[str, Rule], defaults: Mapping[str, Any], precision: str,
-    options: Mapping[str, Any],
-) -> dict[str, Any]:  # fmt: skip
+    document: Mapping[str, Any], defaults: Mapping[str, Any], precision: str, options: Mapping[str, Any]
+) -> dict[str, Any]:
     """DeepSpeed's defaults of absent keys of the job, by key, in the terms of the job."""
     found: dict[str, Any] = {}
     if not any(value_at(dict(document), tuple(key.split("."))) is not None for key in PRECISION_KEYS):

@@ -87,3 +87,10 @@ def listed(names: Sequence[str], most: int = 6) -> str:
     if len(names) > most:
         return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} more"
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+
+
+def a_few(names: Sequence[str], most: int = 3, mark: str = ", ") -> str:
+    """'a, b, c' and 'a, b, c and 2 more'; with another mark 'a; b; and 2 more'."""
+    if (rest := len(names) - most) <= 0:
+        return mark.join(names)
+    return f"{mark.join(names[:most])}{' ' if mark == ', ' else mark}and {rest} more"

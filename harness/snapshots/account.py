@@ -248,7 +248,7 @@ def _account(device: int, segments: list[dict[str, Any]], trace: list[dict[str, 
 def _attribute(account: DeviceAccount, live: Sequence[_Live], history: _History, peak: int) -> None:
     groups: dict[tuple[str, str], BlockGroup] = {}
     for block in live:
-        category = history.category(block, peak)
+        category = history.category(block)
         where = _where(block.frames)
         group = groups.setdefault(
             (category, where), BlockGroup(category=category, bytes=0, blocks=0, where=where)
@@ -353,7 +353,7 @@ class _History:
                 alive[address] = _Live(self._size(index, _whole(event.get("size"))), frames, born)
         return list(alive.values())
 
-    def category(self, block: _Live, peak: int) -> str:
+    def category(self, block: _Live) -> str:
         """Whose a block is, as far as its stack and life prove it."""
         category = category_of(block.frames)
         if block.born < 0:

@@ -37,7 +37,7 @@ def trace_document(
         _time(ranks),
         _steps(ranks),
         _collectives(ranks),
-        _waits(ranks, skew),
+        _waits(skew),
         _strategy(ranks, likeness),
         _changes(changes),
     ]
@@ -220,7 +220,7 @@ def _together(rows: Sequence[CollectiveRow]) -> list[Any]:
     ]
 
 
-def _waits(ranks: Sequence[RankTrace], skew: Skew | None) -> Section | None:
+def _waits(skew: Skew | None) -> Section | None:
     if skew is None:
         return None
     blocks: list[Block] = []

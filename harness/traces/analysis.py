@@ -207,7 +207,7 @@ def _rank(
     for call in calls:
         place = bisect_right(marks, call.start, key=lambda mark: mark[0][0]) - 1
         call.step = marks[place][1] if place >= 0 and call.start < marks[place][0][1] else None
-    trace.remarks = _remarks(trace, file, process, known=known)
+    trace.remarks = _remarks(trace, file, known=known)
     return trace
 
 
@@ -280,7 +280,7 @@ def _device_name(settings: dict[str, Any]) -> str | None:
     return str(names[0]) if names and names[0] else None
 
 
-def _remarks(trace: RankTrace, file: TraceFile, process: Process, *, known: bool) -> list[str]:
+def _remarks(trace: RankTrace, file: TraceFile, *, known: bool) -> list[str]:
     found = []
     if file.unreadable:
         found.append(f"{file.unreadable:,} events are not JSON or have no valid time, and were left out")

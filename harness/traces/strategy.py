@@ -128,7 +128,7 @@ def _name(
     large: dict[str, _Volume], styles: frozenset[str], steps: int, evidence: list[str]
 ) -> tuple[str | None, str | None]:
     """The strategy in words, and the sharding of the closed form that fits."""
-    beside = _beside(large, evidence)
+    beside = _beside(large)
     gathered, scattered, reduced = (large.get(op) for op in ("all_gather", "reduce_scatter", "all_reduce"))
     name: str | None = None
     sharding: str | None = None
@@ -176,7 +176,7 @@ def _sharded(ratio: float, styles: frozenset[str]) -> tuple[str, str | None]:
     return (f"{library or 'FSDP or ZeRO-3'}, some weights kept gathered, or several passes of a step"), None
 
 
-def _beside(large: dict[str, _Volume], evidence: list[str]) -> str:
+def _beside(large: dict[str, _Volume]) -> str:
     found = []
     if "all_to_all" in large:
         found.append("all-to-all of experts, embeddings or sequence parts")

@@ -17,6 +17,7 @@ from harness.cli.cells.preflight import foresee_planned, show
 from harness.cli.terminal.output import View, echo
 from harness.cli.terminal.progress import duration
 from harness.job.experiment import Experiment
+from harness.judge.wording import a_few
 from harness.launch.cells import BOTH_KERNELS, Cell, have_both_kernels, is_refused
 from harness.nested import differences
 from harness.plan.preflight import ASSUMED, assumed_time
@@ -28,8 +29,6 @@ from harness.tell.narrow import fitted
 if TYPE_CHECKING:
     from harness.plan.preflight import Forecast
 
-MOST_NAMED = 3
-"""Settings that one line names."""
 Runs = Sequence[tuple[Path, Record]]
 
 
@@ -160,10 +159,10 @@ def _difference(cell: Cell, record: Record) -> str:
     if cell.job_id != record.job_id:
         given, other = cell.job.model_dump(mode="json"), record.job.model_dump(mode="json")
         named = [".".join(keys) for keys, _, _ in differences(given, other)]
-        return f"another job: {_listed(named)}" if named else "another job: its data or model changed"
+        return f"another job: {a_few(named)}" if named else "another job: its data or model changed"
     measure = record.measure.model_dump() if record.measure is not None else {}
     if named := [".".join(keys) for keys, _, _ in differences(cell.measure.model_dump(), measure)]:
-        return f"measured with other settings: {_listed([f'measure.{name}' for name in named])}"
+        return f"measured with other settings: {a_few([f'measure.{name}' for name in named])}"
     if cell.job.training.deterministic != record.job.training.deterministic:
         return "other kernels: training.deterministic"
     if cell.repeat != record.repeat:
@@ -175,13 +174,8 @@ def _difference(cell: Cell, record: Record) -> str:
     recorded = record.backend.versions
     here = package_versions(tuple(recorded))
     if changed := [name for name, version in recorded.items() if here.get(name) != version]:
-        return f"other versions: {_listed(changed)}"
+        return f"other versions: {a_few(changed)}"
     return "code, machine, device or threads changed"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - MOST_NAMED
-    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _seconds(cell: Cell, found: Runs) -> float | None:

@@ -23,7 +23,7 @@ from harness.judge.effective import (
     reduce_dtypes,
 )
 from harness.judge.quantities.measures import idle_on_some_ranks
-from harness.judge.wording import numbered, percent
+from harness.judge.wording import a_few, numbered, percent
 from harness.record import Record
 from harness.record.workload import known_strategy, micro_batches
 
@@ -97,7 +97,7 @@ def _read_outside(record: Record, differs: str, values: dict[str, Any]) -> Expla
         return None
     return Explanation(
         kind="weights-read-outside",
-        text=f"{differs}: the loss reads {_some(names)} outside of the model's forward pass, where a rank "
+        text=f"{differs}: the loss reads {a_few(names)} outside of the model's forward pass, where a rank "
         "holds only its part",
         values=values | {"parameters": names},
     )
@@ -551,7 +551,7 @@ def other_buffers(reference: Record, record: Record) -> str:
     if not names or record.resumed is not None:
         return ""
     noun, verb = ("buffer", "differs") if len(names) == 1 else ("buffers", "differ")
-    return f"; {noun} {_some(sorted(names))} {verb} before the first step, as after a cast to another dtype"
+    return f"; {noun} {a_few(sorted(names))} {verb} before the first step, as after a cast to another dtype"
 
 
 def _ends(reference: Record, beyond: Sequence[str]) -> str:
@@ -598,7 +598,7 @@ def moved_alone(reference: Record, record: Record) -> Explanation | None:
         return None
     return Explanation(
         kind="decay-without-gradient",
-        text=f"no gradient reaches {_some(idle)}: zeros with weight decay here, skipped in the reference"
+        text=f"no gradient reaches {a_few(idle)}: zeros with weight decay here, skipped in the reference"
         + _shrunk(record, idle),
         values={"parameters": idle, "kept": {name: kept(record, name) for name in idle}},
     )
@@ -640,7 +640,7 @@ def _skipped_by_reference(reference: Record, record: Record, beyond: Sequence[st
     step = idle[names[0]]
     return Explanation(
         kind="decay-without-gradient",
-        text=f"no gradient reaches {_some(names)} in step {step}: zeros here, an update by weight decay and "
+        text=f"no gradient reaches {a_few(names)} in step {step}: zeros here, an update by weight decay and "
         "moments; the reference skips it",
         values={"parameters": names, "kept": {name: kept(record, name) for name in names}} | {"step": step},
     )
@@ -754,7 +754,7 @@ def where(reference: Record, names: Sequence[str]) -> str:
         if trained and trained <= set(rest):
             rest = [name for name in rest if name not in trained]
             shown.append(f"block {block}")
-    return _some([*shown, *rest])
+    return a_few([*shown, *rest])
 
 
 def _parameters_beyond(reference: Record, record: Record, limits: Tolerance) -> list[str]:
@@ -768,8 +768,3 @@ def _parameters_beyond(reference: Record, record: Record, limits: Tolerance) -> 
     }
     beyond = [n for n, value in distances.items() if n in limits.parameters and value > limits.parameters[n]]
     return sorted(beyond, key=lambda name: -distances[name])
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:3])
-    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown

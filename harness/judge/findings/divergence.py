@@ -13,7 +13,7 @@ from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.metrics import metrics_in
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
-from harness.judge.wording import listed, percent
+from harness.judge.wording import a_few, listed, percent
 from harness.record import Record
 from harness.record.workload import batch_statistics
 
@@ -83,9 +83,7 @@ def _moved_alone(rows: Sequence[Row], found: Sequence[Finding]) -> list[Finding]
 def _exceeded(measures: Sequence[tuple[str, float, float]]) -> str:
     """What lies beyond its limit, the model before single parameters, farthest first."""
     ordered = sorted(measures, key=lambda m: (m[0] == "loss" or m[0] in MEASURES, _times_its_limit(m)))[::-1]
-    rest = len(ordered) - MOST_MEASURES
-    shown = [_measure(*measure) for measure in ordered[:MOST_MEASURES]]
-    return "; ".join([*shown, *([f"and {rest} more"] if rest > 0 else [])])
+    return a_few([_measure(*measure) for measure in ordered], MOST_MEASURES, "; ")
 
 
 def _times_its_limit(measure: tuple[str, float, float]) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
-from harness.judge.wording import both, counted, listed, numbered
+from harness.judge.wording import a_few, both, counted, listed, numbered
 from harness.record import Record
 
 Passes = Mapping[int, tuple[int, int] | None]
@@ -150,15 +150,13 @@ def _unlike_ranks(row: Row) -> Iterator[Finding]:
     for unlike, ranks in groups:
         said = [
             f"{name} {given} against {first}"
-            for name, pair in list(unlike.items())[:MOST_SHOWN]
+            for name, pair in unlike.items()
             for given, first in (both(*map(_named, pair)),)
         ]
-        rest = len(unlike) - len(said)
         yield Finding(
             id="ranks-differ",
             about=row.cell,
             text=f"{numbered('rank', ranks)} {'differs' if len(ranks) == 1 else 'differ'} from rank 0: "
-            + "; ".join(said)
-            + (f"; and {rest} more" if rest else ""),
+            + a_few(said, MOST_SHOWN, "; "),
             values={"ranks": ranks, "otherwise": unlike},
         )

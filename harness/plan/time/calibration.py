@@ -190,11 +190,10 @@ class MeasuredCell:
         return (max(medians) - min(medians)) / self.seconds
 
 
-def measured_cells(sources: Sequence[Path], fabric: Fabric | None = None) -> list[MeasuredCell]:
+def measured_cells(sources: Sequence[Path]) -> list[MeasuredCell]:
     """The cells of folders and archives of runs; `fabric*.json` next to the runs says what the network gives.
 
-    fabric: for runs on several nodes without such a file. Raises HarnessError where nothing was timed, or a
-    network is not known.
+    Raises HarnessError where nothing was timed.
     """
     found = []
     for source in sources:
@@ -207,9 +206,8 @@ def measured_cells(sources: Sequence[Path], fabric: Fabric | None = None) -> lis
         for _, record in records:
             if step_seconds(record) and record.layout and record.model and record.model.geometry:
                 cells.setdefault(_key(record), []).append(record)
-        found += [
-            cell for records in cells.values() if (cell := _cell(records, group, results, fabric)) is not None
-        ]
+        made = (_cell(records, group, results) for records in cells.values())
+        found += [cell for cell in made if cell is not None]
     if not found:
         names = ", ".join(map(str, sources))
         raise HarnessError(
@@ -227,14 +225,11 @@ def _key(record: Record) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def _cell(
-    records: Sequence[Record], group: str, results: Sequence[FabricResult], fabric: Fabric | None
-) -> MeasuredCell | None:
+def _cell(records: Sequence[Record], group: str, results: Sequence[FabricResult]) -> MeasuredCell | None:
     first = records[0]
     device = _device(first)
     measured = [r for r in results if r.world_size == first.world.world_size]
-    network = _network(first, measured) or fabric
-    scenario = scenario_of_record(first, device, network)
+    scenario = scenario_of_record(first, device, _network(first, measured))
     if scenario is None:
         return None
     parts = [part for record in records for rank in record.ranks for part in rank.overlap]
