@@ -462,7 +462,7 @@ def _ask() -> dict[str, Any]:
             env=safe_environment(),
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return {"error": f"torch did not list the GPUs within {PATIENCE_SECONDS:.0f} s what GPUs there are"}
+        return {"error": f"torch did not list the GPUs within {PATIENCE_SECONDS:.0f} s"}
     try:
         answer: dict[str, Any] = json.loads(done.stdout.strip().rpartition("\n")[2])
     except ValueError:

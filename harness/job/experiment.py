@@ -156,7 +156,7 @@ class MeasureSection(SettingsSection):
     )
     traced_steps: NonNegativeInt = Field(
         1,
-        description="steps after those that torch's profiler records, not timed: how far communication "
+        description="further steps, which torch's profiler records, not timed: how far communication "
         "overlaps; on CUDA an extra step before them is discarded",
     )
     cooldown_steps: NonNegativeInt = Field(

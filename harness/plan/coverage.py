@@ -100,12 +100,14 @@ def why_between(scenario: Scenario) -> str:
     """Why the peak of a scenario with `neighbours` is a range."""
     training, kind = scenario.job.training, scenario.job.optimizer.kind
     if copies := _most_copies(scenario):
-        return f"the update of optimizer.kind={kind} makes no copies of what it works on, or up to {copies}"
+        return (
+            f"the update of optimizer.kind={kind} copies what it works on up to {copies} times, or not at all"
+        )
     if scenario.job.model.compile == "block":
-        return "compiled blocks keep no less than blocks that recompute, and no more than eager ones"
+        return "compiled blocks keep as much as eager blocks at most, and as blocks that recompute at least"
     return (
-        f"a stage of blocks of which it recomputes {training.activation_checkpointing} keeps no less than if "
-        "all did, and no more than if none did"
+        f"with activation_checkpointing={training.activation_checkpointing} a stage keeps between what it "
+        "would with true and with false"
     )
 
 
@@ -167,7 +169,7 @@ def unpredicted_axes(job: Job, covered: tuple[str, ...] = ()) -> list[str]:
 
 
 EMULATED = (
-    "products in fp8 are emulated, so neither memory nor speed of theirs would be that of fp8 hardware; "
+    "fp8 products are emulated, so their memory and speed are not those of fp8 hardware; "
     "model states and traffic are those of fp32"
 )
 

@@ -236,7 +236,7 @@ def largest_of_memory(scenario: Scenario) -> str:
     if scenario.torch_device == "cpu":
         return "gloo gives its buffers back at once, and nothing else takes memory of this machine"
     beside = [f"{term.bytes / 1e9:.2g} GB of {term.name}" for term in device_overhead(scenario)]
-    return f"the allocator wastes nothing{'; beside it lie ' if beside else ''}{listed(beside)}"
+    return f"the allocator wastes nothing{'; outside of it lie ' if beside else ''}{listed(beside)}"
 
 
 def largest_assumption(scenario: Scenario, host_share: float | None = None) -> str | None:

@@ -26,7 +26,7 @@ class TensorPart(Part):
     @classmethod
     def _has_a_size(cls, shape: list[int]) -> list[int]:
         if min(shape, default=0) < 0 or prod(shape) > LARGEST_NUMBER:
-            raise ValueError("its sizes are those of no tensor")
+            raise ValueError("no tensor has these sizes")
         return shape
 
 

@@ -96,7 +96,7 @@ def verdict(
         )
         return Verdict(status="failed", kind="FabricFailed", cause=cause)
     if end is not None and end.ended == "terminated":
-        return Verdict(status="failed", kind="Terminated", cause="told to end by SIGTERM")
+        return Verdict(status="failed", kind="Terminated", cause="terminated by SIGTERM")
     if end is None and facts is not None and not facts.active:
         code = facts.exit_code
         how = f"killed by signal {-code}" if code is not None and code < 0 else f"over, exit code {code}"

@@ -124,7 +124,7 @@ def _steps(ranks: Sequence[RankTrace]) -> Section | None:
     if any(step.division is None for _, step in steps):
         texts.append("n/a: no event of the device was recorded in the step.")
     if any(step.division and not step.is_complete for _, step in steps):
-        texts.append("*: the device was recorded from within the step on.")
+        texts.append("*: recording of the device began within this step.")
     blocks.append(Paragraph(" ".join(texts)))
     bars = [(f"{rank.label}, step {step.step}", step.division) for rank, step in steps]
     if picture := _picture("trace_steps", "time of a step, ms", bars):

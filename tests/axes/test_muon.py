@@ -29,7 +29,7 @@ def test_muon_in_bf16_lies_within_what_its_rounding_changes(label: str, matrix) 
 def test_rows_that_are_orthogonalised_by_themselves_are_named(matrix) -> None:
     found = {f.id: f for f in matrix.findings(["planted-OrthogonalisesRows"], 2, [MUON, ODD])}
     assert next(iter(found)) == "muon-on-parts"
-    assert "of 14 matrices no optimizer keeps the momentum whole" in found["muon-on-parts"].text
+    assert "no optimizer keeps the complete momentum of 14 matrices" in found["muon-on-parts"].text
     assert set(found) <= {"muon-on-parts", "diverged", "update-differs"}
 
 

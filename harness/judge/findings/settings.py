@@ -385,7 +385,7 @@ def _muon(row: Row) -> Finding | None:
     return Finding(
         id="muon-on-parts",
         about=row.cell,
-        text=f"of {parts} matrices no optimizer keeps the momentum whole: Muon orthogonalises what each rank "
-        "holds of them, which is another update",
+        text=f"no optimizer keeps the complete momentum of {parts} matrices: Muon orthogonalises what each "
+        "rank holds of them, which is another update",
         values={"matrices_in_parts": parts},
     )

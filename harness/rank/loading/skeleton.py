@@ -229,7 +229,7 @@ def why_whole(job: Job, asked: Loading) -> str | None:
     if job.model.factory is None:
         return None
     if asked == "broadcast":
-        return "buffers of a model of one's own reach ranks by a file; runtime.loading=slices has one"
+        return "buffers of a custom model reach the ranks through a file, which runtime.loading=slices writes"
     try:
         skeleton, _ = parameter_numbers(lambda: build_own_model(job, weights=False))
     except JobError as error:

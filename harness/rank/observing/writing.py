@@ -72,8 +72,8 @@ def unknown_fields(known: Mapping[str, bool], *, loss: bool, micro_steps: int) -
     found |= {f"steps[].{name}": reason for name, reason in REASONS.items() if not known.get(name, False)}
     if not loss:
         found[LOSS] = (
-            f"of {micro_steps} micro-steps only the scalars of backward() are seen, which the script may "
-            "have divided or not"
+            f"of {micro_steps} micro-steps only the scalars of backward() are seen; the script may have "
+            "divided them"
             if micro_steps > 1
             else "no loss was seen"
         )

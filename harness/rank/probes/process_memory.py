@@ -93,7 +93,7 @@ def driver_use(library: Any, uuid: str, process_id: int) -> DriverUse:
             "id, as in a container with process ids of its own"
         )
     if own[0].usedGpuMemory is None:
-        return DriverUse(unknown="the driver does not tell the memory of a process on this device")
+        return DriverUse(unknown="the driver does not report the memory of a process on this device")
     return DriverUse(used_bytes=int(own[0].usedGpuMemory), of="process")
 
 

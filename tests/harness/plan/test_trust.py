@@ -149,7 +149,9 @@ def test_the_largest_assumption_is_the_one_of_the_question() -> None:
     assert "NCCL" in (trust_in(replace(plain, device=None)).assumption or "")
 
 
-@pytest.mark.parametrize(("device", "place"), [("cuda", "beside it lie "), ("cpu", "gloo gives its buffers")])
+@pytest.mark.parametrize(
+    ("device", "place"), [("cuda", "outside of it lie "), ("cpu", "gloo gives its buffers")]
+)
 def test_where_no_speed_is_predicted_the_assumption_is_of_memory(device: str, place: str) -> None:
     trust = trust_in(replace(scenario("fsdp", 8), torch_device=device), speed=False)
     assert trust.speed is None

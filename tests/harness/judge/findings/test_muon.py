@@ -15,7 +15,7 @@ def messages(parts: int | None) -> list[str]:
 
 def test_matrices_in_parts_are_named() -> None:
     (message,) = messages(14)
-    assert message.startswith("fsdp on 2 ranks: of 14 matrices no optimizer keeps the momentum whole")
+    assert message.startswith("fsdp on 2 ranks: no optimizer keeps the complete momentum of 14 matrices")
 
 
 @pytest.mark.parametrize("parts", [0, None])

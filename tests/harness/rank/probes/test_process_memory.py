@@ -49,7 +49,7 @@ def test_a_mig_instance_is_asked_by_its_own_name() -> None:
         ("nvidia-ml-py is not installed", "nvidia-ml-py is not installed"),
         (Driver(Process(7, 100)), "names 1 processes on this device, none with this process's id"),
         (Driver(), "names 0 processes"),
-        (Driver(Process(8, None)), "does not tell the memory of a process"),
+        (Driver(Process(8, None)), "does not report the memory of a process"),
         (Driver(device="GPU-other"), "NVML: Not Found"),
     ],
 )
