@@ -15,6 +15,7 @@ from harness.plan.devices.device import PRESET
 from harness.plan.devices.hardware import load_hardware
 from harness.plan.estimate import question
 from harness.plan.estimate.row import EstimateRow, estimate
+from harness.plan.devices.limits import TIGHT_SHARE
 from harness.plan.models import load_model
 
 TEMPLATE = "which-strategy.md.jinja"
@@ -56,6 +57,10 @@ SETTINGS = (
 )
 
 
+KEPT = ("training.activation_checkpointing=false", "training.accumulation_steps=15")
+"""What the page's example of `harness recommend` changes of these."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Figures:
     """Predictions by model, ranks, fabric, micro-steps and backend."""
@@ -77,6 +82,12 @@ class Figures:
         verdict = self.row(model, ranks, label).verdict
         assert verdict
         return verdict.fits
+
+    def answer(self, model: str, ranks: int, label: str) -> str:
+        """'fits', 'close' or 'does not fit'."""
+        verdict = self.row(model, ranks, label).verdict
+        assert verdict
+        return verdict.answer
 
     def largest(self, ranks: int, label: str) -> str:
         """The largest of the models that fits."""
@@ -174,6 +185,21 @@ def figures() -> Figures:
     return Figures(rows=found)
 
 
+@cache
+def kept_gigabytes() -> float:
+    """Memory of what `harness recommend` takes in the page's example, which recomputes no activations."""
+    hardware = load_hardware()
+    given = question(
+        load_model("llama-3.1-8b"),
+        load_experiment(None, (*SETTINGS, *KEPT)),
+        backends=("zero1",), world_sizes=RANKS[-1:], ranks_per_node=PER_NODE, device=hardware.device(GPU),
+        fabric=hardware.fabric(FABRICS[0]),
+    )  # fmt: skip
+    (row,) = estimate(given)
+    assert row.memory
+    return row.memory.device_bytes / 1e9
+
+
 def strategies_page() -> str:
     """The page in Markdown."""
     given = figures()
@@ -192,6 +218,8 @@ def strategies_page() -> str:
         sweeps=sweeps,
         tables=sweep_tables,
         limit=load_hardware().device(GPU).memory_bytes / 1e9,
+        tight=TIGHT_SHARE,
+        kept_gigabytes=kept_gigabytes(),
         settings=SETTINGS,
         speed_model=SPEED_MODEL,
         owners=OWNERS,
@@ -206,6 +234,7 @@ def _fit_table(given: Figures) -> str:
             cells = []
             for label in LABELS:
                 text = f"{given.gigabytes(model, ranks, label):,.0f}"
+                text = f"~{text}" if given.answer(model, ranks, label) == "close" else text
                 cells.append(f"**{text}**" if given.fits(model, ranks, label) else text)
             rows.append([model, str(ranks), *cells])
     return table(head, rows, words=1)

@@ -80,7 +80,8 @@ def pipeline_table() -> str:
         shares = [bubble_share(ranks=STAGES, micro_batches=parts, stages_per_rank=n) for n in (1, 2)]
         cells = []
         for fabric in FABRICS:
-            staged = f"{rate(found.staged[fabric, samples]):,.0f}"
+            row = found.staged[fabric, samples]
+            staged = f"{rate(row):,.0f}" if row is not None else "does not fit"
             staged = f"**{staged}**" if samples in found.pays(fabric) else staged
             cells.append(f"{rate(found.plain[fabric, samples]):,.0f}; {staged}")
         lines.append([f"{samples:,}", str(parts), *(f"{share:.0%}" for share in shares), *cells])

@@ -3,6 +3,8 @@
 `make test` holds the page's first part; `make test-docs` the whole page and its sweeps.
 """
 
+import re
+
 import pytest
 
 from docs.hooks import sweeps
@@ -14,8 +16,11 @@ from docs.hooks.strategies import (
     SPEED_MODEL,
     STEPS,
     figures,
+    kept_gigabytes,
     strategies_page,
 )
+from harness.backends.base import World
+from harness.backends.hybrid import shard_size
 from tests.docs.markdown import ROOT
 
 PAGE = ROOT / "docs" / "which-strategy.md"
@@ -44,7 +49,17 @@ def test_what_the_page_says_in_words_holds() -> None:
             given.speed(label, FABRICS[0], steps) for label in LABELS if label == "zero1" or "fsdp" in label
         ]
         assert min(close) > 0.9 * max(close)
-    assert given.ratio("fsdp-grad-op", "ddp", FABRICS[0], 1) > 1.05
+    for fabric in FABRICS:
+        assert all(given.ratio("zero1", "ddp", fabric, steps) > 1 for steps in STEPS)
+        assert given.ratio("fsdp-grad-op", "zero1", fabric, 1) > 1
+    assert given.ratio("fsdp-grad-op", "zero1", FABRICS[0], 4) > 0.95
+    assert shard_size(World.planned(8, 8, "cuda"), None) == 4
+    assert kept_gigabytes() > 1.5 * given.gigabytes("llama-3.1-8b", 64, "zero1")
+    recommended = re.search(
+        r"zero1, micro-batch 1, accumulation 15: ([\d.]+) of", (ROOT / "README.md").read_text()
+    )
+    assert recommended is not None
+    assert float(recommended[1]) == pytest.approx(kept_gigabytes(), abs=0.05)
     assert given.slower_fabrics("fsdp-hybrid", "fsdp", 1)[-1] == FABRICS[-1]
     for fabric in FABRICS[1:]:
         assert all(
