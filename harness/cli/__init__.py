@@ -97,3 +97,6 @@ def main() -> None:
 @click.version_option(package_name="sharding-harness")
 def harness() -> None:
     """Run one fine-tuning job under every data-parallel sharding strategy and compare what happened."""
+
+
+give_example(harness, "harness")

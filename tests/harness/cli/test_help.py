@@ -53,6 +53,7 @@ def every_command(group: click.Group = harness, words: str = "") -> Iterator[tup
         command = group.get_command(context, name)
         assert command is not None
         if isinstance(command, click.Group):
+            yield f"{words}{name}", command
             yield from every_command(command, f"{words}{name} ")
         elif not command.hidden:
             yield f"{words}{name}", command
@@ -90,4 +91,6 @@ def test_the_help_of_every_command_begins_with_an_example_that_it_takes() -> Non
         assert shown.splitlines()[2] == f"  $ {example}", words
         given = shlex.split(example)[1 + len(words.split()) :]
         command.make_context(words, given)  # raises where an option is unknown or a required one missing
-    assert len(EXAMPLES) == sum(1 for _ in every_command())
+    assert len(EXAMPLES) == 1 + sum(1 for _ in every_command())
+    shown = CliRunner().invoke(harness, ["--help"]).stdout
+    assert shown.splitlines()[2] == f"  $ {EXAMPLES['harness']}"
