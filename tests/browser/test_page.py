@@ -53,6 +53,27 @@ def test_the_page_never_scrolls_sideways(window: Browser, page: Path, size: tupl
     assert window.run("return document.documentElement.scrollWidth") == size[0]
 
 
+@pytest.mark.parametrize("size", [NARROW, WIDE])
+def test_no_table_of_the_short_report_is_cut(window: Browser, page: Path, size: tuple[int, int]) -> None:
+    window.open(page, size=size)
+    wide = "scrollWidth > part.clientWidth).map((part) => part.closest('section').id)"
+    tables = "[...document.querySelectorAll('.answer .table, .more .table')]"
+    assert window.run(f"return {tables}.length") >= 2
+    assert window.run(f"return {tables}.filter((part) => part.{wide}") == []
+
+
+def test_a_wide_table_names_each_figure_on_a_narrow_screen(window: Browser, page: Path) -> None:
+    shown = """return [...document.querySelector('#summary .folds tbody tr').cells].slice(1)
+        .map((cell) => getComputedStyle(cell, '::before').content)"""
+    window.open(page, size=NARROW)
+    assert window.run("return getComputedStyle(document.querySelector('#summary thead')).display") == "none"
+    titles = window.run(shown)
+    assert len(titles) > 4
+    assert all(title.strip('"') for title in titles)
+    window.open(page, size=WIDE)
+    assert set(window.run(shown)) == {"none"}
+
+
 def test_first_column_stays_readable_while_a_table_scrolls(window: Browser, page: Path) -> None:
     window.open(page, "#results", size=NARROW)
     window.run("document.querySelector('#results .table').scrollLeft = 400")

@@ -19,6 +19,7 @@ from harness.tell.document import (
     Align,
     Block,
     Code,
+    Column,
     Document,
     Folded,
     Heading,
@@ -102,8 +103,15 @@ class _Row:
         return tuple(self.by_key[key] for key in TOGETHER if key in self.by_key)
 
 
-def table_html(table: Table, cells: Sequence[ReportCell]) -> str:
-    """The table in a box that scrolls; `cells`: those of the report, which rows refer to by their number."""
+WIDEST = 4
+"""Columns of a table that fits a narrow screen."""
+
+
+def table_html(table: Table, cells: Sequence[ReportCell], *, folds: bool = False) -> str:
+    """The table in a box that scrolls; `cells`: those of the report, which rows refer to by their number.
+
+    `folds`: on a narrow screen rows of more than `WIDEST` columns are blocks, each figure below its title.
+    """
     shown = table.for_people()
     keys = [column.key for column in table.columns]
     everything = [dict(zip(keys, values, strict=True)) for values in table.values()]
@@ -118,9 +126,14 @@ def table_html(table: Table, cells: Sequence[ReportCell]) -> str:
         for column in shown.columns
     )
     of_cells = _Finder(cells, [key for key in CELL_COLUMNS if key in keys])
-    bodies = "".join(f"<tbody>\n{_lines(group, shown, of_cells)}\n</tbody>\n" for group in groups or [rows])
+    folds = folds and len(shown.columns) > WIDEST
+    lines = [_lines(group, shown, of_cells, with_titles=folds) for group in groups or [rows]]
+    bodies = "".join(f"<tbody>\n{of_group}\n</tbody>\n" for of_group in lines)
     caption = f"<caption>{text_html(table.caption)}</caption>" if table.caption else ""
-    return f'<div class="table"><table>{caption}\n<thead>\n<tr>{head}</tr>\n</thead>\n{bodies}</table></div>'
+    shape = "table folds" if folds else "table"
+    return (
+        f'<div class="{shape}"><table>{caption}\n<thead>\n<tr>{head}</tr>\n</thead>\n{bodies}</table></div>'
+    )
 
 
 class _Finder:
@@ -140,20 +153,21 @@ class _Finder:
         return f' data-cells="{" ".join(map(str, found))}"' if found else ""
 
 
-def _lines(rows: Sequence[_Row], table: Table, of_cells: _Finder) -> str:
+def _lines(rows: Sequence[_Row], table: Table, of_cells: _Finder, *, with_titles: bool) -> str:
     lines = []
     for row in rows:
         cells = "".join(
-            _cell(text, value, column.key, column.align)
+            _cell(text, value, column, with_title=with_titles)
             for text, value, column in zip(row.texts, row.values, table.columns, strict=True)
         )
         lines.append(f"<tr{of_cells.attribute(row)}>{cells}</tr>")
     return "\n".join(lines)
 
 
-def _cell(text: str, value: Any, key: str, side: Align) -> str:
-    shape = ' class="long"' if len(text) > LONG_TEXT else _side(side)
-    return f"<td{shape}{_order(value, key)}>{text}</td>"
+def _cell(text: str, value: Any, column: Column, *, with_title: bool) -> str:
+    shape = ' class="long"' if len(text) > LONG_TEXT else _side(column.align)
+    title = f' data-title="{text_html(column.title)}"' if with_title else ""
+    return f"<td{shape}{title}{_order(value, column.key)}>{text}</td>"
 
 
 def _order(value: Any, key: str) -> str:
@@ -229,6 +243,8 @@ class _Page:
 
     def __init__(self, document: Document, pictures: Mapping[str, str]) -> None:
         self._cells = document.cells
+        short = document.sections if document.details else []
+        self._short = {block.key for part in short for block in part.blocks if isinstance(block, Table)}
         self._pictures = pictures
         self._titles = document.section_titles()
         self._shown: set[str] = set()
@@ -248,7 +264,7 @@ class _Page:
             case Items():
                 return "<ul>\n" + "\n".join(self._item(line) for line in block.lines()) + "\n</ul>"
             case Table():
-                return table_html(block, self._cells)
+                return table_html(block, self._cells, folds=block.key in self._short)
             case Picture() if block.key in self._shown:
                 return f"<p>{_link(f'picture-{block.key}', block.caption)}</p>"
             case Picture():
