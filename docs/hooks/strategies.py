@@ -13,9 +13,9 @@ from docs.hooks.tables import table
 from harness.job.config import load_experiment
 from harness.plan.devices.device import PRESET
 from harness.plan.devices.hardware import load_hardware
+from harness.plan.devices.limits import TIGHT_SHARE
 from harness.plan.estimate import question
 from harness.plan.estimate.row import EstimateRow, estimate
-from harness.plan.devices.limits import TIGHT_SHARE
 from harness.plan.models import load_model
 
 TEMPLATE = "which-strategy.md.jinja"

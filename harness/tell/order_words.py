@@ -15,7 +15,7 @@ from harness.tell.formats import NOT_AVAILABLE, number, one_line, percent, times
 ONE_OCCASION = "one session: day-to-day variation is not included"
 OPEN = "~"
 LEGEND = (
-    f"ratio to the base in the same round of runs, {percent(LEVEL)} interval; bold: faster, slower, or equal "
+    f"ratio to the base within rounds of runs, {percent(LEVEL)} interval; bold: faster, slower, or equal "
     f"within {percent(EQUAL)}; {OPEN}: undecided"
 )
 SHARES = {1 / 5: "a fifth", 1 / 4: "a quarter", 1 / 3: "a third", 1 / 2: "half", 2 / 3: "two thirds"}

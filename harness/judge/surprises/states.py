@@ -42,7 +42,7 @@ GRADIENTS_TWICE = Behaviour.of(
 WHOLE_PARAMETERS = Behaviour(
     id="stays-gathered",
     figure_is_ratio=False,
-    what=f"{PERSISTENT_PARAMETERS} are not sharded: they add {{figure}} x the textbook's states",
+    what=f"{PERSISTENT_PARAMETERS} stay gathered, beside the states: {{figure}} x the textbook's states",
     advice="stage3_param_persistence_threshold: 0 shards them.",
     questions=MEMORY,
 )

@@ -174,6 +174,7 @@ def _rows(lines: Sequence[LossLine]) -> list[Row]:
         rows.append(
             cell_row(
                 line.group, [line.group], verdict=line.verdict, job=job_names[line.group.record.job_id],
+                is_compared=int(not line.group.is_reference),
                 limit=limits.loss if (limits := line.group.limits) else None, steps=of_line,
                 losses=[_rounded(line.losses[step], DIGITS) for step in of_line],
                 differences=differences if line.differences else [],
@@ -296,10 +297,10 @@ def _alt(lines: Sequence[LossLine], agreeing: Sequence[LossLine], outliers: Sequ
         f"Loss over steps {first} to {last}: {number(lines[0].losses[first])} to "
         f"{number(lines[0].losses[last])} nats per token for {lines[0].group.label}."
     ]
-    if agreeing:
-        largest = max(line.largest for line in agreeing)
+    if compared := [line for line in agreeing if not line.group.is_reference]:
+        largest = max(line.largest for line in compared)
         parts.append(
-            f"{counted(len(agreeing), 'cell')} within the limit, at most {scientific(largest)} from "
+            f"{counted(len(compared), 'cell')} within the limit, at most {scientific(largest)} from "
             "the reference."
         )
     if outliers:

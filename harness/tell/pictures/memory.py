@@ -49,9 +49,8 @@ def memory_picture(comparison: Comparison) -> Picture | None:
     rows = only_drawn(every)
     ends = [row for row in rows if row["kind"] == LABELS[REST]]
     text = (
-        "Peak memory of the rank that needs most. Coloured: model states (weights, gradients, optimizer) "
-        "after the backward pass; grey: the rest of the peak, such as activations, gathered weights and "
-        "buffers."
+        "Peak memory of the rank that needs most. Coloured: model states after the backward pass; grey: "
+        "activations, gathered weights, buffers and other parts of the peak."
     )
     if any(row["expected"] is not None for row in ends):
         text += " Vertical marks: model states expected in closed form."
@@ -62,7 +61,7 @@ def memory_picture(comparison: Comparison) -> Picture | None:
     return Picture(
         key="memory",
         caption=caption(text, drawn, known),
-        alt=f"Stacked bars of {TITLE}, peak and model states. {told(ends)}.",
+        alt=f"Bars: {TITLE}, and model states. {told(ends)}.",
         chart=lambda: _chart(every, limit if near else None),
     )
 

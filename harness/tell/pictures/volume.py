@@ -64,15 +64,15 @@ def _row(group: Repeats, groups: Sequence[Repeats]) -> Row:
 
 
 def _ticks(rows: Sequence[Row]) -> str:
-    text = "Vertical marks: the textbook (formulae of the ZeRO paper)."
+    text = "Vertical marks: the textbook (ZeRO paper)."
     judged = [row for row in rows if row["expected"] is not None]
     if any(row["unexpected"] is not None for row in rows):
-        return f"{text} Red: what this implementation is expected to send, where it sent something else."
+        return f"{text} Red: bytes expected of the implementation, where it sent others."
     if not judged:
         return text
     if len(judged) < len(rows):
         return f"{text} {len(judged)} of {len(rows)} cells have an expected volume, and sent it."
-    return f"{text} Every cell sent the bytes that its implementation is expected to send."
+    return f"{text} Every cell sent the bytes expected of its implementation."
 
 
 def _equal(value: float, other: float) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from statistics import fmean
@@ -12,11 +12,12 @@ from harness.backends.entry import UnknownBackend
 from harness.backends.registry import moving_parts
 from harness.forms import families
 from harness.forms.peaks.families import kinds_without_activations, without_activations
+from harness.forms.terms import STATE_KINDS
 from harness.forms.workload import Window, Workload
 from harness.job.experiment import Question
 from harness.judge.quantities.pipeline import pipeline_use
 from harness.judge.quantities.volume import sent_per_step
-from harness.judge.repeats import Repeats
+from harness.judge.repeats import BASE, Repeats
 from harness.judge.wording import ranks
 from harness.record import Record
 from harness.record.workload import of_record
@@ -38,6 +39,7 @@ LEAST_STEP = 0.01
 NONE_FITS = "none of these: more ranks, or offload"
 HELD = prose("decision_held")
 ON_CPU = f"Memory is calculated for GPUs. {HELD}"
+REST = prose("decision_rest")
 WITHOUT_ACTIVATIONS = "memory without activations"
 STATES = "Memory is for model states after the backward pass; gathered weights and activations come on top."
 MEASURED = prose("decision_measured")
@@ -51,11 +53,9 @@ def decision_blocks(where: ComparisonScope, question: Question) -> list[Block]:
     if (found := _elsewhere(where, question)) is not None:
         table, left_out = found
         steps = f", {MICRO_STEPS} micro-steps per update" if question != "memory" else ""
-        best = table.texts()[-1][0]
-        verb = "need" if " and " in best else "needs"
-        least = f" {best} {verb} least. {prose('decision_rest')}" if not steps else ""
-        what = "" if any(isinstance(block, Line) and HELD in block.text for block in blocks) else f" {HELD}"
-        text = f"Calculated per rank{steps}.{what}{least} {left_out}".rstrip()
+        is_said = any(isinstance(block, Line) and HELD in block.text for block in blocks)
+        what = f"{REST} {_large_parts(where)}" if not steps else "" if is_said else HELD
+        text = " ".join(filter(None, (f"Calculated per rank{steps}.", what.rstrip(), left_out)))
         blocks += [table, Line(text, "", "model_states")]
     return blocks
 
@@ -91,13 +91,15 @@ def _thresholds(where: ComparisonScope) -> list[Block]:
     judged = held[as_run].keys() & sent[as_run].keys() - shown - _bubbles(where).keys()
     left = [group.label for group in where.groups if group.label in judged]
     worse = names([label for label in left if unwrapped(label) not in shown], MOST_LEFT)
-    rest = f"Not shown, because a row needs no more memory and sends no more: {worse}." if worse else ""
+    rest = f"Left out, better in neither: {worse}." if worse else ""
+    differs = BASE in shown and len({held[steps].get(BASE) for steps in sent}) > 1
+    twice = prose("decision_accumulated") if differs else ""
     return [
         Line(
             f"Take the first row that fits: it sends least. {ranks(where.size)}, by micro-steps per update."
         ),
         Table(key="decision", columns=columns, rows=lines),
-        Line(" ".join(filter(None, (text, rest, _without_pipelines(where)))), "", "results"),
+        Line(" ".join(filter(None, (text, twice, rest, _without_pipelines(where)))), "", "results"),
     ]
 
 
@@ -160,14 +162,13 @@ def _elsewhere(where: ComparisonScope, question: Question) -> tuple[Table, str] 
     }
     if question == "memory":
         del reads["sent_on_many"]
-        reads["states_on_many"] = (
-            "model states, MB",
+        parts: tuple[Read, ...] = (
             lambda group: states_with(group.record, MANY_RANKS),
-        )
-        reads["gathered_on_many"] = (
-            "gathered weights, MB",
             lambda group: gathered_with(group.record, MANY_RANKS),
         )
+        reads["states_on_many"] = ("model states, MB", parts[0])
+        reads["gathered_on_many"] = ("gathered weights, MB", parts[1])
+        reads["rest_on_many"] = ("the rest, MB", lambda group: _remainder(held, parts, group))
     alike: dict[tuple[str, ...], tuple[list[str], list[float | None]]] = {}
     unknown = []
     for group in where.groups:
@@ -188,6 +189,40 @@ def _elsewhere(where: ComparisonScope, question: Question) -> tuple[Table, str] 
         rows=[[names(labels), *values] for labels, values in rows[-MOST_LEVELS:]],
     )
     return table, " ".join(f"{why}: {names(cells, MOST_LEFT)}." for why, cells in left_out.items() if cells)
+
+
+def _remainder(whole: Read, parts: Sequence[Read], group: Repeats) -> float | None:
+    """What the parts leave of the whole; None where one is unknown, or of another moment than the whole."""
+    known = [value for read in (whole, *parts) if (value := read(group)) is not None]
+    left = known[0] - sum(known[1:]) if len(known) == len(parts) + 1 else None
+    return None if left is None or left < 0 else left
+
+
+def least_on_many(where: ComparisonScope) -> tuple[list[str], float] | None:
+    """Who needs least on many ranks besides activations, and how many bytes; None: fewer than two known."""
+    held = where.figures(
+        lambda group: held_with(group.record, group.record.world.accumulation_steps, MANY_RANKS)
+    )
+    found = levels(held, megabytes)
+    return found[0] if len(found) > 1 else None
+
+
+LARGE_PART = 1 / 4
+"""Of model states, which needs an explanation."""
+
+
+def _large_parts(where: ComparisonScope) -> str:
+    """What the textbook does not count, of cells whose model states on many ranks are largely that."""
+    found = []
+    for group in where.groups:
+        workload = _what_if(group.record, group.record.world.accumulation_steps, MANY_RANKS)
+        made = None if workload is None else families.model_states(workload)
+        for term in made.terms if made is not None else ():
+            is_counted = term.extra and term.kind in STATE_KINDS
+            if made is not None and is_counted and term.bytes > LARGE_PART * made.model_state_bytes:
+                size = megabytes(term.bytes)
+                found.append(f"{group.label}'s model states hold {size} MB of {term.kind}: {term.name}.")
+    return " ".join(found)
 
 
 def _bubbles(where: ComparisonScope) -> dict[str, float]:

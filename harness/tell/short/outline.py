@@ -49,7 +49,7 @@ def check_section(comparison: Comparison, question: Question) -> Section:
             Code("sh", "\n".join([*shown, VERIFY])),
             Line(f"Commit, versions and configuration{more}:", details="reproduce"),
             Line(
-                "harness verify recomputes every line from the records and lists what differs:",
+                "harness verify recomputes every line from the records:",
                 details="records",
             ),
         ],
@@ -67,8 +67,8 @@ def scope_section(comparison: Comparison, question: Question) -> Section | None:
     transports = listed(list(dict.fromkeys(world.collectives for world in worlds)))
     known = dict.fromkeys(row.record.job.training.precision for row in comparison.rows)
     precisions = listed([precision for precision in known if precision is not None])
-    facts = [f"{rank_words(comparison)} over {transports}", job_words(comparison), precisions]
-    facts += [_preset(worlds), _versions(comparison), _runs(comparison)]
+    facts = [f"{rank_words(comparison)} over {transports}", _threads(comparison)]
+    facts += [job_words(comparison), precisions, _preset(worlds), _versions(comparison), _runs(comparison)]
     text = ", ".join(fact for fact in facts if fact)
     if any(row.record.on_stub for row in comparison.rows):
         text += f": {prose('outline_on_stub')}"
@@ -76,6 +76,16 @@ def scope_section(comparison: Comparison, question: Question) -> Section | None:
         text += f": {prose('outline_on_cpu')}"
     trust = Items(trust_lines(comparison, question))
     return Section("scope", "Scope", [Line(f"{text}.", details="machine"), trust])
+
+
+def _threads(comparison: Comparison) -> str:
+    """'1 thread per rank', of CPU ranks that all have as many; the reference aside."""
+    groups = [group for group in comparison.groups if not group.is_reference]
+    worlds = [group.record.world for group in groups if group.has_result]
+    counts = {world.threads_per_rank for world in worlds}
+    if len(counts) != 1 or any(world.device != "cpu" for world in worlds):
+        return ""
+    return f"{counted(counts.pop(), 'thread')} per rank"
 
 
 def _preset(worlds: Sequence[WorldPart]) -> str:
@@ -176,7 +186,7 @@ SECTIONS: tuple[Callable[[Comparison, Question], Section | None], ...] = (
     warnings_section,
     check_section,
 )
-MOST_WORDS = 1370
+MOST_WORDS = 1350
 """Of the short report as markdown, whatever the number of cells."""
 ROWS = range(MOST_ROWS, 3, -1)
 """Of the results, at most: the largest number with which the report is short enough."""

@@ -26,6 +26,7 @@ MOST_ROWS = 16
 """Beyond these only cells that the verdict compares are shown."""
 MANY_TIMES = 10
 """A ratio from which it is written as a multiple: nobody reads 5293 %."""
+WITHIN_ROUNDS = "tokens/s are medians over all runs, so ratios are not their quotients."
 Read = Callable[[Repeats], float | None]
 
 
@@ -219,6 +220,7 @@ def _note(tables: Sequence[Table], left: int) -> str:
         f"{NOT_AVAILABLE}: not measured or not comparable.": NOT_AVAILABLE in texts,
         f"speed: {LEGEND}.": "speed_ratio" in keys,
         f"{keys.get('speed_up')}: likewise, to the fewest ranks.": "speed_up" in keys,
+        WITHIN_ROUNDS: {"speed_ratio", SPEED} <= keys.keys(),
         f"{WITHOUT_FORM}: {WITHOUT_FORM_MEANS}.": any(text.endswith(WITHOUT_FORM) for text in texts),
         f"{counted(left, 'more row')}.": left > 0,
     }

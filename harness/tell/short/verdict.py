@@ -30,6 +30,7 @@ from harness.tell.order_words import (
     slowest_words,
     unranked_words,
 )
+from harness.tell.short.decision import MANY_RANKS, least_on_many
 from harness.tell.short.stage import ComparisonScope, memory_to_state, peak, rounded, sent_once, stage
 from harness.tell.short.words import names, ratio, sentence, shortened
 
@@ -61,13 +62,28 @@ def costs_sentence(stage: ComparisonScope, *, with_traffic: bool) -> str:
         than = _next_to(sent, sent_once(base[1]) if base else None)
         who = f"of these {best.label} sends least," if alike else "it sends"
         clauses.append(f"{who} {megabytes(sent)} MB per step{than}")
-    if not with_traffic and stage.on_cpu and (most := peak(best)):
+    if stage.on_cpu and (most := peak(best)):
         of_base = peak(base[1]) if base else None
         share = f", {percent(most / of_base)} of ddp's" if of_base else ""
-        clauses.append(
-            f"{f'the peak of {best.label}' if alike else 'its peak'} here was {megabytes(most)} MB{share}"
-        )
+        whose = f"the peak of {best.label}" if alike and len(clauses) == 1 else "its peak"
+        clauses.append(f"{whose} here was {megabytes(most)} MB{share}")
     return "; ".join(clauses) + "."
+
+
+def many_ranks_sentence(stage: ComparisonScope) -> str:
+    """Who needs least on many ranks, where that is not who holds least here; empty otherwise."""
+    found = least_on_many(stage)
+    held = stage.figures(memory_to_state(stage))
+    if found is None or not held:
+        return ""
+    labels, least = found
+    if any(rounded(held.get(label, 0.0)) == rounded(min(held.values())) for label in labels):
+        return ""
+    verb = "needs" if len(labels) == 1 else "need"
+    return (
+        f"On {ranks(MANY_RANKS)}, by calculation, {names(labels)} {verb} least: {megabytes(least)} MB "
+        "without activations (table below)."
+    )
 
 
 def _next_to(sent: float, of_base: float | None) -> str:
@@ -102,8 +118,8 @@ def checks_sentence(comparison: Comparison) -> str:
     sent = {group.cell: off for group in cells if (off := _bytes_off(group)) is not None}
     claimed = {g.cell for g in cells if abs(sent.get(g.cell, 0)) >= 1 and _all_as_claimed(g)}
     checks = {
-        "train as one process does": agree,
-        "hold the expected model states": [not off for off in states.values()],
+        "agree with one process": agree,
+        "hold the expected states": [not off for off in states.values()],
         "send the expected bytes": [abs(off) < 1 or cell in claimed for cell, off in sent.items()],
     }
     checks = {what: good for what, good in checks.items() if good}
@@ -151,7 +167,10 @@ def endings_sentence(comparison: Comparison) -> str:
 
 
 def parity_sentence(comparison: Comparison) -> str:
-    """Agreement with the reference of everything but itself; empty where the reference ran alone."""
+    """Agreement with the reference of everything but itself; empty where the reference ran alone.
+
+    Where the limit is assumed, or final weights prove nothing, it says how far the evidence reaches.
+    """
     others = [group for group in comparison.comparable.groups if not group.is_reference]
     judged = [group for group in others if group.parity != "unjudged"]
     if not judged:
@@ -204,18 +223,23 @@ def _agreement(judged: Sequence[Repeats]) -> list[str]:
     held = [(limits, group) for group in agree if (limits := group.limits) is not None]
     allowed, no_test = _limit(held) if held else ("", "")
     extent = f"within {scientific(largest)} nats per token{allowed}" if largest else "bit for bit"
+    is_assumed = largest > 0 and any(group.assumed for _, group in held)
     number = f"all {len(judged)}" if len(agree) == len(judged) else f"{len(agree)} of {len(judged)}"
     judgement = f"{number} judged configurations train"
     if len(judged) == 1:
         judgement = "the one judged configuration trains"
     steps = counted(min(len(group.record.steps) for group in agree), "step")
-    return [f"{judgement} the same model as one process: losses agree {extent} over {steps}", no_test]
+    if not is_assumed and not no_test:
+        return [f"{judgement} the same model as one process: losses agree {extent} over {steps}"]
+    known = f"{steps} and an assumed limit" if is_assumed else steps
+    claim = f"as far as {known} show, {judgement} the same model as one process"
+    return [f"{claim}: losses agree {extent}", no_test]
 
 
 def _limit(held: Sequence[tuple[Tolerance, Repeats]]) -> tuple[str, str]:
     """The widest limit of a loss, and why final weights prove nothing where theirs admits untrained ones."""
     limits, group = max(held, key=lambda one: one[0].loss)
-    assumed = f", assumed: {group.assumed}" if group.assumed else ""
+    assumed = f": {group.assumed}" if group.assumed else ""
     allowed = f" (limit {scientific(limits.loss)}{assumed})"
     compared = (one for one in held if one[1].parity != "exact" and one[1].figures[WEIGHTS] is not None)
     widest = max((limits.weights for limits, _ in compared), default=0.0)
@@ -337,7 +361,7 @@ def beside_speed_sentence(stage: ComparisonScope) -> str:
     """What one process reaches, and for how long the order was measured; empty where nothing is compared."""
     if len(stage.timed) < 2:
         return ""
-    one = f"all runs are from {ONE_OCCASION}" if stage.comparison.occasions == 1 else ""
+    one = f"all from {ONE_OCCASION}" if stage.comparison.occasions == 1 else ""
     return sentence(*reference_words(stage), one)
 
 
@@ -376,7 +400,7 @@ def reference_words(stage: ComparisonScope) -> list[str]:
         cut = f" with {counted(threads, 'thread')} (ranks use {listed(sorted(map(str, others)))})"
     speeds = timed[0].values(SPEED)
     extent = f" (runs: {number(min(speeds))} to {number(max(speeds))})" if len(speeds) > 1 else ""
-    return [f"for comparison, one process{cut} trains at {number(timed[0].median(SPEED))} tokens/s{extent}"]
+    return [f"one process{cut} trains at {number(timed[0].median(SPEED))} tokens/s{extent}"]
 
 
 def _caveats(groups: Sequence[Repeats]) -> list[str]:
@@ -448,7 +472,11 @@ def _part(comparison: Comparison, part: str, question: Question) -> list[Line]:
         case "cause":
             return [Line(text, details="findings") for text in _cause(comparison)]
         case "costs" if where is not None:
-            return [Line(costs_sentence(where, with_traffic=question != "memory"), details="results")]
+            costs = Line(costs_sentence(where, with_traffic=question != "memory"), details="results")
+            return [
+                costs,
+                Line(many_ranks_sentence(where) if question == "memory" else "", details="model_states"),
+            ]
         case "speed" if where is not None:
             return [
                 Line(text, details="results")

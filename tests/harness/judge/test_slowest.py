@@ -5,7 +5,7 @@ import pytest
 
 from harness.judge.comparison import Comparison
 from harness.record import CommunicationPart, Record
-from harness.tell.short.choice import HOW_TO_FIND_IT, SlowestExplanation, differences, explain_slowest
+from harness.tell.short.choice import CAUSE_OPEN, SlowestExplanation, differences, explain_slowest
 from tests.records import make_effective, make_record, make_steps
 
 NOISE = (0.99, 1.0, 1.01, 0.995, 1.005, 1.002)
@@ -68,11 +68,10 @@ def test_without_variants_facts_are_stated_and_no_cause() -> None:
     assert (found.slowest.units, found.slowest.prefetch) == (39, "none")
     assert found.effects == ()
     assert not found.is_tested
-    (example,) = [word for word in HOW_TO_FIND_IT.split() if word.startswith("configs/")]
+    (example,) = [word for word in CAUSE_OPEN.split() if word.startswith("configs/")]
     assert (Path(__file__).parents[3] / example).is_file()
     assert found.sentence == (
-        "zero3 takes 2.00 (2.00 to 2.00) x the time of fsdp, which shards the same tensors. "
-        f"No setting was varied alone, so the cause is open. {HOW_TO_FIND_IT}"
+        f"zero3 takes 2.00 (2.00 to 2.00) x the time of fsdp, which shards the same tensors. {CAUSE_OPEN}"
     )
     table = differences(found)
     assert [column.title for column in table.columns] == [
@@ -153,7 +152,7 @@ def test_a_preset_is_said_to_change_several_settings() -> None:
     (effect,) = found.effects
     assert effect.is_preset
     assert effect.closed == pytest.approx(0.5)
-    assert found.sentence.endswith(f"so the cause is open. {HOW_TO_FIND_IT}")
+    assert found.sentence.endswith(CAUSE_OPEN)
     assert closed(found)["zero3:preset=library-defaults"] == "50 %"
 
 

@@ -78,7 +78,7 @@ def test_memory_is_named_by_what_it_counts_and_cells_without_a_row_are_named() -
     assert titles["elsewhere"][1] == "memory without activations, MB"
     notes = [block.text for block in found if isinstance(block, Line)]
     worse = "zero0, zero2, zero3, zero3:preset=library-defaults, fsdp and fsdp1"
-    assert notes[1].endswith(f" Not shown, because a row needs no more memory and sends no more: {worse}.")
+    assert notes[1].endswith(f" Left out, better in neither: {worse}.")
     assert notes[2].endswith(" Not shown, needs more: zero3:preset=library-defaults.")
     of_gpus = [b for b in blocks("all", *map(on_gpu, CELLS)) if isinstance(b, Table) and b.key == "decision"]
     assert of_gpus[0].columns[1].title == "peak memory, MB"
@@ -100,7 +100,9 @@ def test_of_pipelines_the_bubble_is_named_which_neither_memory_nor_traffic_shows
 def test_a_question_on_memory_is_not_answered_with_speed_or_traffic() -> None:
     records = published("bloom-560m")
     assert table("decision", "memory", *records) == []
-    assert table("elsewhere", "memory", *records)[-1] == ["zero3", "1,134", "87.4", "514"]
+    assert table("elsewhere", "memory", *records)[-1] == ["zero3", "1,134", "87.4", "514", "533"]
+    (line,) = [block for block in blocks("memory", *records) if isinstance(block, Line)]
+    assert "zero2's model states hold 496 MB of gradients" in line.text
     assert advice("memory", *records) == {}
     assert blocks("parity", *records) == blocks("scaling", *records) == []
 

@@ -1,7 +1,7 @@
 from harness.record import Record
-from harness.tell.short.verdict import costs_sentence
+from harness.tell.short.verdict import costs_sentence, many_ranks_sentence
 from tests.harness.tell.short.records import stage_of
-from tests.records import make_communication, make_ranks, make_record
+from tests.records import make_communication, make_ranks, make_record, published
 
 
 def of(label: str, peak: int, states: int = 16_000) -> Record:
@@ -52,9 +52,16 @@ def test_of_cells_that_hold_alike_the_one_that_sends_less_is_named() -> None:
         "fsdp-grad-op and fsdp hold least on 2 ranks: 4.00 MB"
     )
     assert costs(ddp, fsdp, grad_op, with_traffic=True).endswith(
-        "; of these fsdp-grad-op sends least, 4.00 MB per step, as much as ddp."
+        "; of these fsdp-grad-op sends least, 4.00 MB per step, as much as ddp; its peak here was 3.00 MB, "
+        "38 % of ddp's."
     )
-    assert costs(ddp, fsdp, with_traffic=True).endswith("; it sends 6.00 MB per step, 1.5 x ddp's 4.00 MB.")
+    assert "; it sends 6.00 MB per step, 1.5 x ddp's 4.00 MB; its peak" in costs(ddp, fsdp, with_traffic=True)
+
+
+def test_who_needs_least_on_many_ranks_is_said_where_it_is_another() -> None:
+    text = many_ranks_sentence(stage_of(*published("bloom-560m")))
+    assert text.startswith("On 64 ranks, by calculation, zero3 needs least: 1,134 MB ")
+    assert many_ranks_sentence(stage_of(*published("default"))) == ""
 
 
 def test_cells_that_are_all_alike_have_no_least() -> None:

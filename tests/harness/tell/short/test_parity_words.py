@@ -26,10 +26,11 @@ def test_agreement_is_told_with_its_extent() -> None:
     near = make_steps([loss + 1e-5 for loss in LOSSES])
     text = parity(make_record(), make_record(label="ddp"), make_record(label="fsdp", steps=near))
     assert text.startswith(
-        "All 2 judged configurations train the same model as one process: losses agree within"
+        f"As far as {len(LOSSES)} steps and an assumed limit show, all 2 judged configurations train the "
+        "same model as one process: losses agree within"
     )
-    limit = r"limit \d.\de-\d\d, assumed: 100 roundings of fp32"
-    assert re.search(rf"1.0e-05 nats per token \({limit}\) over {len(LOSSES)} steps\.$", text)
+    limit = r"limit \d.\de-\d\d: 100 roundings of fp32"
+    assert re.search(rf"1.0e-05 nats per token \({limit}\)\.$", text)
 
 
 def test_a_limit_that_a_repetition_measured_is_told_without_its_source() -> None:
@@ -54,7 +55,7 @@ def test_final_weights_prove_nothing_where_rounding_moves_them_as_far_as_trainin
         )  # fmt: skip
 
     text = parity(run("single", "b", last, 0.0), run("ddp", "c", first if not is_test else last, 1e-3))
-    assert ", assumed: 3 roundings of bf16)" in text
+    assert ": 3 roundings of bf16)" in text
     assert ("final weights cannot tell: their limit is 117 x the distance" in text) is not is_test
 
 

@@ -17,14 +17,16 @@ def scope(*records: Record) -> str:
 
 def test_machine_job_versions_and_runs_are_one_line() -> None:
     text = scope(make_record(), *repeats("ddp", 0.5, 0.6, 0.7))
-    assert text.startswith("2 CPU ranks over gloo, model with 0.001 M parameters, fp32, preset like-for-like")
+    assert text.startswith(
+        "2 CPU ranks over gloo, 1 thread per rank, model with 0.001 M parameters, fp32, preset like-for-like"
+    )
     assert "torch 2.11.0, deepspeed 0.19.8, 1 to 3 runs of each cell" in text
 
 
 def test_what_cpu_ranks_do_not_show_is_said_of_them_alone() -> None:
     here = make_record(label="ddp")
     assert scope(here).endswith(
-        ": expect the same states, bytes and parity on as many GPUs, not these peaks and speeds."
+        ": states, bytes and parity should be the same on as many GPUs (untested); peaks and speeds will not."
     )
     world = here.world.model_copy(update={"device": "cuda", "collectives": "nccl"})
     assert scope(here.model_copy(update={"world": world})).endswith("one run of each cell.")

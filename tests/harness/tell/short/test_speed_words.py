@@ -89,12 +89,12 @@ def test_the_speed_of_one_process_is_told_next_to_that_of_several() -> None:
     alone = make_record(steps=make_steps(seconds=0.25))
     cells = [*repeats("ddp", 0.5), *repeats("fsdp", 0.9)]
     assert beside_speed_sentence(stage_of(alone, *cells)).startswith(
-        "For comparison, one process trains at 4,096 tokens/s; all runs are from one session: "
+        "One process trains at 4,096 tokens/s; all from one session: "
     )
     alone = alone.model_copy(update={"world": alone.world.model_copy(update={"threads_per_rank": 2})})
     text = beside_speed_sentence(stage_of(alone, *cells))
     assert text.startswith(
-        "For comparison, one process with 2 threads (ranks use 1) trains at 4,096 tokens/s; all runs"
+        "One process with 2 threads (ranks use 1) trains at 4,096 tokens/s; all from one session"
     )
 
 
