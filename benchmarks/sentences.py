@@ -1,15 +1,18 @@
 """Write every sentence that the product can print into one file, to be read from end to end.
 
 python -m benchmarks.sentences FILE: the texts of at least four words in harness/ and backends/, by module and
-line, with expressions in braces. Of docstrings only the help of commands is included.
+line, with expressions in braces, and those of their TOML files by key. Of docstrings only the help of
+commands is included.
 """
 
 from __future__ import annotations
 
 import ast
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 FOLDERS = ("harness", "backends")
 LEAST_WORDS = 4
@@ -27,6 +30,19 @@ def sentences(tree: ast.AST) -> Iterator[tuple[int, str]]:
         elif id(node) not in silent and len(text.split()) >= LEAST_WORDS:
             yield node.lineno, " ".join(text.split())  # type: ignore[attr-defined]
             pending[:0] = [n for n in ast.walk(node) if isinstance(n, ast.FormattedValue)]
+
+
+def texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Key and text of each sentence in a TOML document."""
+    match value:
+        case str() if len(value.split()) >= LEAST_WORDS:
+            yield key, " ".join(value.split())
+        case dict():
+            for name, part in value.items():
+                yield from texts(part, f"{key}.{name}".removeprefix("."))
+        case list():
+            for place, part in enumerate(value):
+                yield from texts(part, f"{key}[{place}]")
 
 
 def _docstrings(tree: ast.AST) -> Iterator[int]:
@@ -58,8 +74,10 @@ def write(root: Path, target: Path) -> int:
     found = 0
     with target.open("w", errors="backslashreplace") as file:
         for folder in FOLDERS:
-            for path in sorted((root / folder).rglob("*.py")):
-                lines = [*sentences(ast.parse(path.read_text()))]
+            for path in sorted([*(root / folder).rglob("*.py"), *(root / folder).rglob("*.toml")]):
+                source = path.read_text()
+                is_code = path.suffix == ".py"
+                lines = [*(sentences(ast.parse(source)) if is_code else texts(tomllib.loads(source)))]
                 if lines:
                     file.write(f"\n{path.relative_to(root)}\n")
                     file.writelines(f"{line}: {text}\n" for line, text in lines)
