@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 )
 @config_option
 @backends_option
-@click.option("--world-size", metavar="N[,N...]", default="8", show_default=True, help="Numbers of ranks.")
+@click.option(
+    "--world-size", "--gpus", metavar="N[,N...]", default="8", show_default=True, help="Numbers of ranks."
+)
 @gpus_per_node_option
 @click.option("--gpu", metavar="NAME", help="Such as H100-80: says what fits, and how fast it is.")
 @click.option("--fabric", metavar="NAME", help="Network between nodes, such as NDR400.")

@@ -24,7 +24,7 @@ from harness.job.config import load_experiment
     "--model", required=True, metavar="NAME|FOLDER|FILE",
     help=f"{MODEL}.",
 )  # fmt: skip
-@click.option("--gpus", type=click.IntRange(1), required=True, help="Number of GPUs.")
+@click.option("--gpus", "--world-size", type=click.IntRange(1), required=True, help="Number of GPUs.")
 @click.option("--gpu", required=True, metavar="NAME", help="Such as H100-80.")
 @gpus_per_node_option
 @click.option("--fabric", metavar="NAME", help="Network between nodes, such as NDR400.")

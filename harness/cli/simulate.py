@@ -32,7 +32,9 @@ MOST_RANKS = 4096
 
 @click.command()
 @click.option("--backend", "--backends", "backends", required=True, help=BACKENDS)
-@click.option("--world-size", "world_sizes", required=True, help="Ranks on all nodes: 1024 or 8,1024.")
+@click.option(
+    "--world-size", "--gpus", "world_sizes", required=True, help="Ranks on all nodes: 1024 or 8,1024."
+)
 @click.option(
     "--gpus-per-node", type=click.IntRange(1), default=8, show_default=True, help="Ranks on each node."
 )

@@ -84,6 +84,16 @@ def test_an_option_means_the_same_in_every_command() -> None:
                     assert (short in option.opts) == (long in option.opts), (words, option.opts)
 
 
+def test_plans_take_their_number_of_ranks_by_either_name() -> None:
+    named = {
+        words: {"--world-size", "--gpus"}.intersection(*[option.opts for option in options])
+        for words, command in every_command()
+        if (options := [one for one in command.params if {"--world-size", "--gpus"} & {*one.opts}])
+    }
+    both = {"--world-size", "--gpus"}
+    assert named == {"estimate": both, "recommend": both, "simulate": both}
+
+
 def test_the_help_of_every_command_begins_with_an_example_that_it_takes() -> None:
     for words, command in every_command():
         shown = CliRunner().invoke(harness, [*words.split(), "--help"]).stdout
