@@ -6,7 +6,7 @@ import pytest
 
 from harness.job.config import other_tools
 from harness.job.experiment import Experiment
-from tests.harness.config.refusals import refused, refused_file
+from tests.harness.job.refusals import refused, refused_file
 
 
 def test_unknown_section_is_refused_with_suggestion() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from harness.job.config import load_experiment
-from tests.harness.config.refusals import refused
+from tests.harness.job.refusals import refused
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from harness.job.config import load_experiment
 from harness.job.experiment import Experiment
-from tests.harness.config.refusals import refused
+from tests.harness.job.refusals import refused
 
 
 def test_no_file_and_no_assignment_is_the_default_job() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
-from tests.harness.config.refusals import refused_file
+from tests.harness.job.refusals import refused_file
 
 
 def files(folder: Path, **texts: str) -> Path:

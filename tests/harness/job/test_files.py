@@ -7,7 +7,7 @@ import pytest
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
 from harness.job.experiment import Experiment
-from tests.harness.config.refusals import refused_file
+from tests.harness.job.refusals import refused_file
 
 
 def test_key_that_stands_twice_is_refused_with_its_line(tmp_path: Path) -> None:
