@@ -97,19 +97,25 @@ SPLIT = "the loss depends on how the batch is split"
 
 
 def _why(record: Record, reference: Record) -> str:
-    text = f"{SPLIT}: {_last(record)}, {_last(reference)} in the reference"
+    mine, other = _last_loss(record), _last_loss(reference)
+    alike = mine is not None and other is not None and mine != other and f"{mine:.5g}" == f"{other:.5g}"
+    digits = 9 if alike else 5
+    text = f"{SPLIT}: {_last(record, mine, digits)}, {_last(reference, other, digits)} in the reference"
     if reference.split is not None and reference.split.is_random:
         return f"{text}; it draws random numbers for each part, or keeps a state that each pass changes"
     samples = samples_at_once(record)
     return f"{text}; no record of {REFERENCE}:micro_batch_size={samples}, which 'compare' runs for this"
 
 
-def _last(record: Record) -> str:
+def _last_loss(record: Record) -> float | None:
+    return next((step.loss for step in reversed(record.steps) if step.loss is not None), None)
+
+
+def _last(record: Record, loss: float | None, digits: int) -> str:
     """'1.2345 in step 7 with 4 samples at once'."""
-    loss = next((step.loss for step in reversed(record.steps) if step.loss is not None), None)
     at = record.steps[-1].step if record.steps else 0
     samples = samples_at_once(record)
-    shown = f"{loss:.5g}" if loss is not None else "not finite"
+    shown = f"{loss:.{digits}g}" if loss is not None else "not finite"
     return f"{shown} in step {at} with {samples} sample{'s' if samples > 1 else ''} at once"
 
 

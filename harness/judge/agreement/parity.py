@@ -79,13 +79,13 @@ def judge(
     expected, record = aligned_runs(reference.record, record)
     if has_dropout(expected) or has_dropout(record):
         return _unjudged("dropout is active: runs differ by chance")
-    if unjudged is not None:
-        return _unjudged(unjudged)
     noise = noise or measure_noise(expected, ())
     both = traces(expected, record) if run.record.resumed else aligned(reference.series, run.series)
     found = distance(expected, record, both)
     widest = noise.widest(record)
     level = _level(expected, record, found, noise)
+    if unjudged is not None and level not in ("exact", "tight"):
+        return _unjudged(unjudged)  # nothing agrees so well by chance
     exceeded = list(widest.exceeded(found).items())
     if level in ("tight", "band") and (shift := noise.norm_shift(record)) is not None:
         level = "diverged"

@@ -73,6 +73,14 @@ def test_random_parts_are_unjudged_whatever_ran() -> None:
     row = row_of(RANDOM, [loss - HALF for loss in LOSSES])
     assert row.judgement.parity == "unjudged"
     assert "draws random numbers" in str(row.judgement.reason)
+    near = row_of(RANDOM, [loss - 1e-6 for loss in LOSSES])
+    assert near.judgement.parity == "tight", "a state that each pass changes may matter to no loss"
+
+
+def test_losses_that_would_read_alike_are_told_in_full() -> None:
+    row = row_of(RANDOM, [*(loss - HALF for loss in LOSSES[:-1]), LOSSES[-1] - 3e-5])
+    assert row.judgement.parity == "unjudged"
+    assert "4.74997 in step 3 with 4 samples at once, 4.75 in step 3" in str(row.judgement.reason)
 
 
 def test_a_sum_over_samples_is_held_to_the_whole_batch_and_its_splits_are_noise() -> None:
