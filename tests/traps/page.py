@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tests.adapters.test_traps import ADAPTED
 
-from .planted import BF16, DIVIDED, EXECUTION, LATE_SETTINGS, LIBRARIES, OWN_JOBS, TRAPS, Trap
+from .planted import BF16, CLIPPED, DIVIDED, EXECUTION, LATE_SETTINGS, LIBRARIES, OWN_JOBS, TRAPS, Trap
 
 PAGE = """\
 {count} mistakes are made on purpose in tests, and each must be named by its [finding](findings.md), or
@@ -40,6 +40,12 @@ ELSEWHERE = [
     Planted(
         name="sleeping rank", what="rank 1 sleeps in each forward, or in each backward pass",
         finding="slow-rank", test="tests/traps/test_traps.py::test_a_rank_that_sleeps_in_each_step_is_named",
+    ),
+    Planted(
+        name="no dropout on a rank", what="dropout turned off on rank 1 of FSDP alone",
+        finding="ranks-differ",
+        test="tests/traps/test_own_jobs.py::"
+        "test_a_rank_without_dropout_is_named_though_dropout_is_not_judged",
     ),
     Planted(
         name="T15 volume", what="replicas of a built-in backend never reduced over: bytes are missing",
@@ -113,7 +119,7 @@ ELSEWHERE = [
 def rows() -> list[list[str]]:
     """Of each mistake its name, what was done, ranks, precision, finding and test, in order of names."""
     found = [_row(trap, RUNS) for trap in (*TRAPS, *DIVIDED, *LIBRARIES)]
-    found += [_row(trap, JOBS) for trap in (*OWN_JOBS, *EXECUTION, *LATE_SETTINGS)]
+    found += [_row(trap, JOBS) for trap in (*OWN_JOBS, *EXECUTION, *LATE_SETTINGS, *CLIPPED)]
     found += [_row(trap, ADAPTERS) for trap in ADAPTED]
     found += [[p.name, p.what, "", "", f"`{p.finding}`", f"`{p.test}`"] for p in ELSEWHERE]
     return sorted(found, key=lambda row: (not row[0].startswith("T"), row[0]))
