@@ -69,7 +69,7 @@ def _problem(found: Any, model: type[BaseModel], place: str, elsewhere: Elsewher
     if found["type"] == "extra_forbidden":
         section = f" in {'.'.join(location[:-1])}" if location[:-1] else ""
         allowed = _fields_at(model, location[:-1])
-        names = elsewhere.get(location[-1].lower().replace("-", "_"), ())
+        names = elsewhere.get(_plain(location[-1]), ())
         return f"{shown} is unknown. {available(location[-1], allowed, f'Allowed{section}', names)}"
     message = found["msg"].removeprefix("Value error, ")
     if not location:
@@ -81,11 +81,17 @@ def _problem(found: Any, model: type[BaseModel], place: str, elsewhere: Elsewher
     if found["type"] == "model_type":
         return f"{shown} was given {given}; it is a section with {choices('', _fields_at(model, location))}"
     if found["type"] == "literal_error" and isinstance(found["input"], str):
-        hint = suggestion(found["input"], _QUOTED.findall(found["ctx"]["expected"]))
+        meant = [name for name in elsewhere.get(_plain(found["input"]), ()) if "=" in name]
+        close = suggestion(found["input"], _QUOTED.findall(found["ctx"]["expected"]))
+        hint = did_you_mean(meant) if meant else close
         return f"{shown} was given {given}: {message}{f'. {hint}' if hint else ''}"
     if str(found["input"]).lower() in NO_VALUE and _may_be_null(model, location):
         return f"{shown} was given {given}: write null for no value"
     return f"{shown} was given {given}: {message}"
+
+
+def _plain(word: str) -> str:
+    return word.lower().replace("-", "_")
 
 
 def _shown(value: object) -> str:

@@ -25,7 +25,7 @@ from harness.shipped import resolve
 
 @cache
 def other_tools() -> dict[str, list[str]]:
-    """Settings by the names of arguments of Trainer, Accelerate and DeepSpeed."""
+    """Settings, with a value where one is meant, by names and values that other tools have for them."""
     text = files(__package__).joinpath("other_tools.yaml").read_text(encoding="utf-8")
     found: dict[str, list[str]] = parse_value(text)
     return found

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.job.config import other_tools
-from harness.job.experiment import Experiment
+from harness.job.config import load_experiment, other_tools
 from tests.harness.job.refusals import refused, refused_file
 
 
@@ -52,9 +51,44 @@ def test_name_of_another_tool_is_refused_with_ours() -> None:
     assert "Did you mean 'training.gradient_clipping'?" in refused("training.max-grad-norm=1")
 
 
+QLORA = "adapter.kind=lora, adapter.base_dtype=nf4"
+ADAM = "Did you mean 'optimizer.kind=adamw-8bit' or 'optimizer.kind=adamw-8bit-bnb'?"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("qlora=true", f"Did you mean '{QLORA}'?"),
+        ("adapter.kind=qlora", f"Did you mean '{QLORA}'?"),
+        ("optimizer.kind=adam8", ADAM),
+        ("optimizer.kind=adamw_8bit", ADAM),
+        ("training.loss=chunked", "Did you mean 'loss.chunk_tokens'?"),
+        ("training.bf16=true", "Did you mean 'training.precision=bf16-mixed' or 'training.precision=bf16'?"),
+        (
+            "training.precision=amp",
+            "Did you mean 'training.precision=bf16-mixed' or 'training.precision=fp16",
+        ),
+        (
+            "model.attention=flash",
+            "Did you mean 'model.attention=sdpa' or 'model.attention=flash_attention_2'",
+        ),
+        ("training.grad-checkpoint=true", "Did you mean 'training.activation_checkpointing'?"),
+        ("training.seq_len=8", "Did you mean 'data.sequence_length'?"),
+        ("deepspeed=zero3", "Did you mean 'compare.backends'?"),
+    ],
+)
+def test_word_that_people_type_is_refused_with_what_it_stands_for(given: str, said: str) -> None:
+    assert said in refused(given)
+
+
 def test_names_of_other_tools_stand_for_settings_that_exist() -> None:
-    sections = {name: set(getattr(type(section), "model_fields", ())) for name, section in Experiment()}
+    experiment = load_experiment(None, ())
+    sections = {name: set(getattr(type(section), "model_fields", ())) for name, section in experiment}
     for meant in other_tools().values():
-        for setting in meant:
-            section, key = setting.split(".")
-            assert key in sections[section], setting
+        for settings in meant:
+            for setting in settings.split(", "):
+                name, value = setting.partition("=")[::2]
+                section, key = name.split(".")
+                assert key in sections[section], setting
+                if value:
+                    load_experiment(None, tuple(settings.split(", ")))
