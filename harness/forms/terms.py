@@ -107,6 +107,9 @@ class Term:
     stream: str = ""
     """CUDA stream on which it is allocated; '': the one that computes."""
 
+    def __hash__(self) -> int:  # a ledger looks terms up by the thousand
+        return hash((self.kind, self.name, self.bytes))
+
 
 @cache
 def _known_terms() -> dict[str, dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from harness.backends.base import OptimizerImplementation, OptimizerKind, Precision, Preset
@@ -138,7 +139,7 @@ class Workload:
     def mixed(self) -> bool:
         return self.precision.endswith("-mixed")
 
-    @property
+    @cached_property
     def compute_dtype(self) -> str:
         """Dtype of the weights that a library casts for computing; `single:precision=fp32` widens them."""
         return "float32" if self.widened else COMPUTE[self.precision]
@@ -154,11 +155,11 @@ class Workload:
         low = self.precision == "bf16" or self.options.get("master_dtype") == "compute"
         return self.compute_dtype if low else "float32"
 
-    @property
+    @cached_property
     def compute_bytes(self) -> int:
         return DTYPE_BYTES[self.compute_dtype]
 
-    @property
+    @cached_property
     def master_bytes(self) -> int:
         return DTYPE_BYTES[self.master_dtype]
 

@@ -29,7 +29,7 @@ class Fsdp1Timeline(StepTimeline):
         }
         self._reduced = DTYPE_BYTES[reduce_dtype(workload)]
         self._width = workload.compute_bytes
-        self._there: set[str] = set()
+        self.looks_ahead = 1
 
     @property
     def gradient_bytes(self) -> int:
@@ -74,9 +74,9 @@ class Fsdp1Timeline(StepTimeline):
 
     def _gather(self, unit: Unit) -> None:
         mixed = self.workload.mixed
-        if unit.name in self._there or not (self._sharded or mixed):
+        if unit.name in self.there or not (self._sharded or mixed):
             return
-        self._there.add(unit.name)
+        self.there.add(unit.name)
         size = self._lengths[unit.name] * self._width
         if not self._sharded:
             self.ledger.add(LOW, size)
@@ -87,8 +87,8 @@ class Fsdp1Timeline(StepTimeline):
         self.ledger.briefly((CAST, cast), gathering(self.workload, size))
 
     def _free(self, unit: Unit) -> None:
-        if unit.name in self._there:
-            self._there.discard(unit.name)
+        if unit.name in self.there:
+            self.there.discard(unit.name)
             self.ledger.drop(GATHERED if self._sharded else LOW, self._lengths[unit.name] * self._width)
 
     # Gradients

@@ -21,9 +21,9 @@ class Fsdp2Timeline(StepTimeline):
 
     def begin(self) -> None:
         super().begin()
-        self._ahead: set[str] = set()
-        """Units that are gathered but not copied out yet."""
         self._explicit = int(self.workload.options.get("prefetch") or 0)
+        self.looks_ahead = self._explicit or 1
+        self._sizes: dict[str, int] = {}
         self._reduce_bytes = DTYPE_BYTES[reduce_dtype(self.workload)]
 
     # Forward pass
@@ -101,7 +101,10 @@ class Fsdp2Timeline(StepTimeline):
 
     def _size(self, unit: Unit) -> int:
         """Bytes of a gathered unit."""
-        return sum(self._padded(t) * self.workload.gathered_bytes(t) for t in unit.parameters)
+        if unit.name not in self._sizes:
+            sizes = (self._padded(t) * self.workload.gathered_bytes(t) for t in unit.parameters)
+            self._sizes[unit.name] = sum(sizes)
+        return self._sizes[unit.name]
 
     def _gather(self, unit: Unit, *, forward: bool) -> None:
         size = self._size(unit)
@@ -109,9 +112,9 @@ class Fsdp2Timeline(StepTimeline):
             self.ledger.add(GATHERED, size)
             self.ledger.look()
             return
-        if unit.name not in self._ahead:
+        if unit.name not in self.there:
             self._start_gather(unit)
-        self._ahead.discard(unit.name)
+        self.there.discard(unit.name)
         self.ledger.drop(RETAINED)
         if forward:  # what the unit before was gathered into is let go of now, this one's is kept
             self.ledger.drop(FLAT, size)
@@ -146,8 +149,8 @@ class Fsdp2Timeline(StepTimeline):
 
     def _gather_ahead(self, units: Sequence[Unit]) -> None:
         for unit in units:
-            if unit.name not in self._ahead and self.workload.shards > 1:
-                self._ahead.add(unit.name)
+            if unit.name not in self.there and self.workload.shards > 1:
+                self.there.add(unit.name)
                 self._start_gather(unit)
 
     def _free(self, unit: Unit) -> None:

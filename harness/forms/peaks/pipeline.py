@@ -6,7 +6,7 @@ its forward to its backward pass (`fwd_cache`); `schedules.py` has the order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from harness.forms.activations import ActivationProfile, Gradient, Segment, Size
@@ -88,24 +88,38 @@ def pipeline_moments(workload: Workload, profile: ActivationProfile) -> dict[Pha
         for stage in cut.of_rank(place)
     ]  # fmt: skip
     timeline.begin()
-    in_flight, reached = [0] * len(replays), [False] * len(replays)
-    seen: set[tuple[Pass, int, tuple[bool, ...]]] = set()
-    for _ in range(min(2, workload.accumulation_steps)):
-        for each in order(workload):
-            in_flight[each.stage] -= each.backward
-            others = sum(count * replay.kept for count, replay in zip(in_flight, replays, strict=True))
-            state = (each, others, tuple(reached))  # whose gradients are there
-            if state not in seen:
-                seen.add(state)
-                ledger.add(IN_FLIGHT, others)
-                replays[each.stage].go(backward=each.backward, first=not reached[each.stage])
-                ledger.drop(IN_FLIGHT)
-            in_flight[each.stage] += not each.backward
-            reached[each.stage] |= each.backward
+    for each, others, first in _unlike_passes(workload, [replay.kept for replay in replays]):
+        ledger.add(IN_FLIGHT, others)
+        replays[each.stage].go(backward=each.backward, first=first)
+        ledger.drop(IN_FLIGHT)
     ledger.compute(0)
     with ledger.during("step"):
         timeline.step()
     return ledger.fullest
+
+
+def _unlike_passes(workload: Workload, kept: Sequence[int]) -> Iterator[tuple[Pass, int, bool]]:
+    """Of passes that find the same gradients, the first with most micro-batches in flight.
+
+    Each with the bytes of those and whether its stage has no gradients yet. `kept`: bytes that a micro-batch
+    in flight keeps on each stage of the rank.
+    """
+    in_flight, reached = [0] * len(kept), [False] * len(kept)
+    found: list[tuple[Pass, int, tuple[bool, ...]]] = []
+    for _ in range(min(2, workload.accumulation_steps)):
+        for each in order(workload):
+            in_flight[each.stage] -= each.backward
+            others = sum(count * size for count, size in zip(in_flight, kept, strict=True))
+            found.append((each, others, tuple(reached)))
+            in_flight[each.stage] += not each.backward
+            reached[each.stage] |= each.backward
+    most: dict[tuple[Pass, tuple[bool, ...]], int] = {}
+    for each, others, there in found:
+        most[each, there] = max(others, most.get((each, there), 0))
+    for each, others, there in found:
+        if most.get((each, there)) == others:
+            del most[each, there]
+            yield each, others, not there[each.stage]
 
 
 class _StageReplay(Replay):

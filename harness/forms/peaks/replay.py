@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import accumulate
 
 from harness.forms.activations import ActivationProfile, Segment, Size
 from harness.forms.layout import Tensor
@@ -33,7 +34,8 @@ class Replay:
         """All micro-steps and the update."""
         steps = self._timeline.workload.accumulation_steps
         self._timeline.begin()
-        for micro_step in sorted({0, steps // 2, steps - 1} if steps > 1 else {0}):
+        unlike = {0, steps // 2, steps - 1} if self._timeline.last_differs else {0, steps // 2}
+        for micro_step in sorted(unlike if steps > 1 else {0}):
             self._timeline.micro_step = micro_step
             self._forward()
             self._backward()
@@ -79,12 +81,19 @@ class Replay:
         self._ledger.compute(held)
         timeline.before_model()
         held = self._pass_forward(None, profile.embedding, held)
-        for index, unit in enumerate(timeline.units):
-            self._ledger.compute(held)
+        count = len(timeline.units)
+        growths = (self._bytes(profile.block_at(index).forward_growth) for index in range(count))
+        before = list(accumulate(growths, initial=held))
+
+        def block(index: int) -> None:
+            unit = timeline.units[index]
+            self._ledger.compute(before[index])
             timeline.before_forward(unit)
-            held = self._pass_forward(unit, profile.block_at(index), held)
+            self._pass_forward(unit, profile.block_at(index), before[index])
             timeline.after_forward(unit)
-        held = self._pass_forward(None, profile.head, held)
+
+        self._pass_blocks(range(count), block, backward=False)
+        held = self._pass_forward(None, profile.head, before[count])
         self._ledger.compute(held)
         timeline.after_model()
         self._pass_forward(None, profile.loss, held)
@@ -99,25 +108,83 @@ class Replay:
         blocks = len(timeline.units)
         embedding = self._bytes(profile.kept)
         first = embedding + self._bytes(profile.embedding.held)
-        head = first + sum(self._bytes(profile.block_at(index).held) for index in range(blocks))
+        held = (self._bytes(profile.block_at(index).held) for index in range(blocks))
+        below = list(accumulate(held, initial=first))
+        head = below[blocks]
         loss = head + self._bytes(profile.head.held)
         self._pass_backward(None, profile.loss, loss)
         self._ledger.compute(loss)
         timeline.before_backward_of_model()
         self._pass_backward(None, profile.head, head)
-        below = head
-        for index, unit in reversed(list(enumerate(timeline.units))):
-            block = profile.block_at(index)
-            self._ledger.compute(below)
-            below -= self._bytes(block.held)
+
+        def block(index: int) -> None:
+            unit = timeline.units[index]
+            self._ledger.compute(below[index + 1])
             timeline.before_backward(unit)
-            self._pass_backward(unit, block, below)
-            self._ledger.compute(below)
+            self._pass_backward(unit, profile.block_at(index), below[index])
+            self._ledger.compute(below[index])
             timeline.after_backward(unit)
+
+        self._pass_blocks(range(blocks)[::-1], block, backward=True)
         timeline.before_backward_of_embedding()
         self._pass_backward(None, profile.embedding, embedding)
         self._ledger.compute(embedding)
         timeline.after_backward_of_model()
+
+    def _pass_blocks(self, order: range, block: Callable[[int], None], *, backward: bool) -> None:
+        """Pass through blocks in this order, but for those that do what the two before them did.
+
+        Each of equal blocks in a row changes the ledger by the same bytes once two of them did, so that each
+        of their moments lies between the same one of the first and of the last: all others are passed over.
+        """
+        timeline, ledger = self._timeline, self._ledger
+        alike = timeline.backward_alike if backward else timeline.forward_alike
+        ends = self._ends_of_equal(order) if alike else {}
+        known, index = None, order.start
+        while index in order:
+            over = abs(ends.get(index, index) - index) - timeline.looks_ahead - 1
+            held, there = dict(ledger.held), set(timeline.there)
+            block(index)
+            if over > 0:
+                change = ledger.since(held), self._moved(there, index), timeline.carried
+                if change == known:
+                    for _ in range(over):
+                        index += order.step
+                        self._pass_over(index, *change[1], backward=backward)
+                    ledger.repeat(change[0], over)
+                known = change
+            else:
+                known = None
+            index += order.step
+
+    def _moved(self, there: set[str], index: int) -> tuple[frozenset[int], frozenset[int]]:
+        """Blocks whose weights came and went as this one passed, by their distance from it."""
+        units, now = self._timeline.units, self._timeline.there
+        if now == there:
+            return frozenset(), frozenset()
+        places = {unit.name: place - index for place, unit in enumerate(units)}
+        came, went = (frozenset(places[name] for name in names) for names in (now - there, there - now))
+        return came, went
+
+    def _pass_over(self, index: int, came: frozenset[int], went: frozenset[int], *, backward: bool) -> None:
+        """As though this block had passed; but for the ledger."""
+        timeline = self._timeline
+        timeline.pass_over(timeline.units[index], backward=backward)
+        timeline.there |= {timeline.units[index + place].name for place in came}
+        timeline.there -= {timeline.units[index + place].name for place in went}
+
+    def _ends_of_equal(self, order: range) -> dict[int, int]:
+        """Of each block the last of those that follow in this order and equal it."""
+        shapes = self._timeline.shapes
+        ends: dict[int, int] = {}
+        for index in reversed(order):
+            following = index + order.step
+            equal = following in order and (
+                shapes[index] == shapes[following]
+                and self._profile.block_at(index) is self._profile.block_at(following)
+            )
+            ends[index] = ends[following] if equal else index
+        return ends
 
     def _pass_backward(self, unit: Unit | None, segment: Segment, below: int) -> None:
         for gradient, points in self._passes_of(segment)[1]:

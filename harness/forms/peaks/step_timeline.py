@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -79,6 +79,16 @@ class Ledger:
             self._elsewhere += change
             self._streams[stream] = there = self._streams.get(stream, 0) + change
             self._most[stream] = max(there, self._most.get(stream, 0))
+
+    def since(self, held: Mapping[Term, int]) -> dict[Term, int]:
+        """By how many bytes what is held differs from what was."""
+        changes = {term: self.held.get(term, 0) - held.get(term, 0) for term in (*held, *self.held)}
+        return {term: change for term, change in changes.items() if change}
+
+    def repeat(self, changes: Mapping[Term, int], times: int) -> None:
+        """Change what is held by so many times these bytes."""
+        for term, change in changes.items():
+            self.add(term, change * times)
 
     def compute(self, below: int, here: int = 0) -> None:
         """Bytes of activations from now on."""
@@ -167,6 +177,13 @@ class Unit:
         return tuple(tensor for tensor in self.parameters if not layout.is_frozen(tensor))
 
 
+def _shapes(layout: Layout) -> dict[str, Hashable]:
+    return {
+        name: tuple((t.name.removeprefix(name), t.shape, t.dtype, layout.is_reached(t)) for t in tensors)
+        for name, tensors in layout.units()
+    }
+
+
 @dataclass
 class StepTimeline:
     """One step under one strategy; this one is a single process, which shards and reduces nothing."""
@@ -176,11 +193,28 @@ class StepTimeline:
     units: tuple[Unit, ...] = field(init=False)
     root: Unit | None = field(init=False)
     micro_step: int = 0
+    there: set[str] = field(default_factory=set)
+    """Names of units whose weights are gathered: ahead (FSDP2), or and not freed yet (FSDP1)."""
+    looks_ahead = 0
+    """Blocks that are gathered before it is their turn."""
+    forward_alike = True
+    """Whether equal blocks change the ledger alike in the forward pass."""
+    backward_alike = True
+    """The same in the backward pass."""
+    last_differs = True
+    """Whether the last micro-step does what others do not."""
 
     def __post_init__(self) -> None:
         named = self.workload.units()
         self.units = tuple(Unit(name, tuple(tensors)) for name, tensors in named if name)
         self.root = next((Unit(name, tuple(tensors)) for name, tensors in named if not name), None)
+
+    @property
+    def shapes(self) -> list[Hashable]:
+        """Of each block, what distinguishes its parameters from those of another."""
+        layout = self.workload.layout
+        shapes = layout.once("shapes of units", lambda: _shapes(layout))
+        return [shapes[unit.name] for unit in self.units]
 
     @property
     def last_micro_step(self) -> bool:
@@ -224,6 +258,14 @@ class StepTimeline:
 
     def before_backward_of_embedding(self) -> None:
         """All blocks are done; modules follow whose inputs have no gradient."""
+
+    @property
+    def carried(self) -> Hashable:
+        """What decides about the next block, beyond what is held and `there`: alike after equal blocks."""
+        return None
+
+    def pass_over(self, unit: Unit, *, backward: bool) -> None:
+        """A block that changes the ledger as the one before it, and of which nothing else is said."""
 
     def at_module(self, tensors: tuple[Tensor, ...], *, backward: bool) -> None:
         """A module with these parameters of its own computes."""

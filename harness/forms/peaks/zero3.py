@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Hashable
 
 from harness.backends.presets import ZERO3_DEFAULTS, ZERO3_PREFETCH_ELEMENTS
 from harness.backends.tensor.plan import autotp_cut_dimension
@@ -53,6 +54,10 @@ class Fetching(ABC):
     def end_pass(self) -> None:
         """The backward pass is over."""
 
+    @abstractmethod
+    def pass_over(self, tensors: tuple[Tensor, ...], *, backward: bool) -> None:
+        """A block with these parameters did to the ledger what the one before it did."""
+
     def bytes(self, tensors: tuple[Tensor, ...]) -> int:
         """Gathered, with padding to equal pieces."""
         ranks = self.workload.world_size
@@ -99,6 +104,9 @@ class LikeForLike(Fetching):
         self._release()
         self._current, self._stay = (), False
 
+    def pass_over(self, tensors: tuple[Tensor, ...], *, backward: bool) -> None:
+        self._copied |= {t.name for t in tensors}
+
     def _release(self) -> None:
         """With hpZ a weight leaves a copy in its group of ranks as it is released for the first time."""
         ranks = self.workload.second_copy_ranks
@@ -127,6 +135,8 @@ class WithDefaults(Fetching):
         self._used: set[str] = set()
         self._released: set[str] = set()
         self._held = 0
+        self._left = self.bytes(tuple(self._rest))
+        """Bytes of what is not released."""
 
     def module(self, tensors: tuple[Tensor, ...], *, backward: bool) -> None:
         threshold = ZERO3_DEFAULTS["stage3_param_persistence_threshold"]
@@ -166,10 +176,21 @@ class WithDefaults(Fetching):
         """What other modules used before in the backward pass is given back once they are done."""
         if not self._stays:
             return
-        left = [t for t in self._rest if t.name not in self._released]
-        self._hold(self.bytes(tuple(left)))
-        tied = set(self.workload.layout.tied.values())
-        self._released |= {t.name for t in fetched if t.name not in tied}
+        self._hold(self._left)
+        self._give_back(fetched)
+
+    def _give_back(self, fetched: tuple[Tensor, ...]) -> None:
+        kept = {*self.workload.layout.tied.values(), *self._released}
+        gone = tuple(t for t in fetched if t.name not in kept)
+        self._released |= {t.name for t in gone}
+        self._left -= self.bytes(gone)
+
+    def pass_over(self, tensors: tuple[Tensor, ...], *, backward: bool) -> None:
+        fetched = tuple(t for t in tensors if t.numel > ZERO3_DEFAULTS["stage3_param_persistence_threshold"])
+        if backward:
+            self._give_back(fetched)
+        else:
+            self._used |= {t.name for t in fetched}
 
     def end_pass(self) -> None:
         self.ledger.drop(GATHERED)
@@ -178,6 +199,8 @@ class WithDefaults(Fetching):
 
 class Zero3Timeline(StepTimeline):
     """Like for like nothing is gathered ahead or kept; with the library's defaults small models are whole."""
+
+    last_differs = False
 
     def begin(self) -> None:
         super().begin()
@@ -207,6 +230,14 @@ class Zero3Timeline(StepTimeline):
 
     def before_backward_of_embedding(self) -> None:
         self._fetching.stay()
+
+    @property
+    def carried(self) -> Hashable:
+        return self._filled, tuple(parameter.numel for parameter in self._bucket)
+
+    def pass_over(self, unit: Unit, *, backward: bool) -> None:
+        if self.workload.world_size > 1:
+            self._fetching.pass_over(unit.parameters, backward=backward)
 
     def at_module(self, tensors: tuple[Tensor, ...], *, backward: bool) -> None:
         if self.workload.world_size > 1:
