@@ -1,0 +1,62 @@
+"""Blocks that a replay passes over leave every moment as it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.forms.peaks.replay import Replay
+from harness.job.config import load_experiment
+from harness.plan.memory import predict_memory
+from harness.plan.models import load_model
+from harness.plan.scenario import Scenario
+
+PIPELINE = "pp:stages=2,micro_batches=4"
+LABELS = (
+    "single", "ddp", "zero0", "zero1", "zero2", "zero3", "zero3:hpz=2", "fsdp", "fsdp:prefetch=2", "fsdp-grad-op",
+    "fsdp1", "fsdp1-grad-op", "fsdp-hybrid:shard_size=2", "fsdp:reshard=2", "tp:tensor=2", "autotp-zero3:tensor=2",
+    "ulysses-zero3:sequence=2", PIPELINE,
+)  # fmt: skip
+MODEL = load_model("llama-3.2-1b")
+
+
+CASES = [(label, given) for label in LABELS for given in ("false", "true", "every-3")]
+CASES.remove((PIPELINE, "every-3"))  # not predicted
+
+
+@pytest.mark.parametrize(("label", "checkpointing"), CASES)
+def test_replay_that_passes_over_equal_blocks_finds_the_moments_of_one_that_does_not(
+    label: str, checkpointing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenarios = [_scenario(label, checkpointing, preset, steps) for preset, steps in BOTH]
+    passed = _count_blocks(monkeypatch)
+    short = [predict_memory(scenario) for scenario in scenarios]
+    few = passed[0]
+    monkeypatch.setattr(Replay, "_ends_of_equal", lambda self, order: {})
+    assert short == [predict_memory(scenario) for scenario in scenarios]
+    if checkpointing != "every-3" and label != "zero2" and label != PIPELINE:
+        assert few < (passed[0] - few) * 0.8
+
+
+BOTH = (("library-defaults", 3), ("like-for-like", 3), ("like-for-like", 1))
+
+
+def _scenario(label: str, checkpointing: str, preset: str, steps: int) -> Scenario:
+    given = "training.precision=bf16-mixed", f"training.activation_checkpointing={checkpointing}"
+    scenario = Scenario.of(
+        label, MODEL, load_experiment(None, given).job(), world_size=1 if label == "single" else 4,
+        ranks_per_node=4, preset=preset, micro_batch_size=4, accumulation_steps=steps,  # type: ignore[arg-type]
+    )  # fmt: skip
+    assert scenario is not None
+    return scenario
+
+
+def _count_blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many blocks were passed, in the first place."""
+    count, passed = [0], Replay._pass_backward
+
+    def counting(self: Replay, *given: object) -> None:
+        count[0] += 1
+        passed(self, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Replay, "_pass_backward", counting)
+    return count
