@@ -87,11 +87,16 @@ def _with_evaluation(workload: Workload, volume: Volume) -> Volume:
 
 def model_states(workload: Workload) -> ModelStates:
     """The model states of the workload's family."""
-    return with_optimizer(workload, FAMILIES[workload.strategy.family].model_states(workload))
+    family = FAMILIES[workload.strategy.family]
+    return workload.once("states", lambda: with_optimizer(workload, family.model_states(workload)))
 
 
 def collectives(workload: Workload) -> Volume:
     """The collectives of the workload's family, of attention where ranks divide samples, and of Muon."""
+    return workload.once("collectives", lambda: _collectives(workload))
+
+
+def _collectives(workload: Workload) -> Volume:
     of_family = FAMILIES[workload.strategy.family].collectives(workload)
     volume = with_attention(workload, with_whole_matrices(workload, _with_evaluation(workload, of_family)))
     return replace(volume, unknown=volume.unknown or underived(workload))

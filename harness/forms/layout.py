@@ -59,8 +59,23 @@ class Attention:
     head_size: int
 
 
+class Derivations:
+    """What follows from an object that does not change, derived when it is asked for the first time."""
+
+    @cached_property
+    def _derived(self) -> dict[Hashable, Any]:
+        return {}
+
+    def once(self, key: Hashable, derive: Callable[[], T]) -> T:
+        """What follows from this object and `key` alone."""
+        if key not in self._derived:
+            self._derived[key] = derive()
+        found: T = self._derived[key]
+        return found
+
+
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class Layout(Derivations):
     """A model before any library touched it."""
 
     parameters: tuple[Tensor, ...]
@@ -91,17 +106,6 @@ class Layout:
     a backward pass. None: not known."""
     evaluates_alike: bool = True
     """Whether an evaluation runs the same modules in the same order."""
-
-    @cached_property
-    def _derived(self) -> dict[Hashable, Any]:
-        return {}
-
-    def once(self, key: Hashable, derive: Callable[[], T]) -> T:
-        """What follows from this layout and `key` alone, derived when it is asked for the first time."""
-        if key not in self._derived:
-            self._derived[key] = derive()
-        found: T = self._derived[key]
-        return found
 
     @cached_property
     def parameter_count(self) -> int:

@@ -91,7 +91,8 @@ def step_temporary(workload: Workload) -> StepTemporary:
 
 def updated_tensors(workload: Workload) -> list[list[int]]:
     """Elements of each tensor that this rank's optimizer updates, by call of torch's update."""
-    return UPDATED.get(workload.strategy.family, replica_tensors)(workload)
+    found = UPDATED.get(workload.strategy.family, replica_tensors)
+    return workload.once("updated", lambda: found(workload))
 
 
 UPDATED: dict[str, Callable[[Workload], list[list[int]]]] = {

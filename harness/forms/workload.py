@@ -14,7 +14,7 @@ from harness.backends.model_source import Loading
 from harness.backends.optimizer_kinds import NewtonSchulz
 from harness.backends.strategy import StrategyKind
 from harness.forms.dtypes import COMPUTE, DTYPE_BYTES
-from harness.forms.layout import Layout, Tensor
+from harness.forms.layout import Derivations, Layout, Tensor
 
 Role = str
 """What a group of ranks is for: 'world'; 'shard' or 'replica' of hybrid sharding; else the dimensions of the
@@ -73,7 +73,7 @@ class Window:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
+class Workload(Derivations):
     """A model, trained under one strategy, as one rank sees it."""
 
     layout: Layout

@@ -21,8 +21,11 @@ SECOND_FP32_COPY = "second fp32 copy"
 
 def preset_values(workload: Workload) -> dict[str, Any]:
     """What the preset sets in DeepSpeed's configuration."""
-    stage = workload.strategy.stage
-    count = workload.layout.parameter_count
+    return workload.once("preset", lambda: _preset_values(workload))
+
+
+def _preset_values(workload: Workload) -> dict[str, Any]:
+    stage, count = workload.strategy.stage, workload.layout.parameter_count
     changes = zero_changes(stage, workload.precision, workload.preset, count)
     return {change.setting: change.value for change in changes}
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import get_args
 
-from harness.backends.base import World
+from harness.backends import registry
+from harness.backends.base import Preset, World
 from harness.backends.entry import Entry
+from harness.backends.presets import preset_changes
 from harness.errors import HarnessError
 from harness.judge.wording import percent
 from harness.plan.leading import by_speed, distinct_backends, in_order, simplest_close
@@ -36,6 +39,9 @@ class Rejected:
     reason: str
 
 
+Choices = Mapping[str, list[Configuration]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class VariantRanking:
     """Every variant's best configuration: the one to take, then by speed those that fit, then the others."""
@@ -48,6 +54,8 @@ class VariantRanking:
     """Backends that were not looked at, and why."""
     with_room: Configuration | None = None
     """The one to take of those that are not tight, whichever micro-batch and checkpointing that takes."""
+    whatever_preset: Choices = field(default_factory=dict)
+    """By label, what was predicted of strategies that have no setting of a preset."""
 
     @property
     def fastest(self) -> Configuration | None:
@@ -85,16 +93,24 @@ class VariantRanking:
         return [Rejected(configuration=configuration, reason=reason) for configuration, reason in reasons]
 
 
-def rank(question: RecommendRequest, predictors: Predictors) -> VariantRanking:
-    """Predict every variant with and without checkpointing and rank the best configuration of each."""
+def rank(
+    question: RecommendRequest, predictors: Predictors, known: Choices | None = None
+) -> VariantRanking:
+    """Predict every variant with and without checkpointing and rank the best configuration of each.
+
+    known: of another preset, `whatever_preset`.
+    """
     backends, left_out = distinct_backends(question.gpus)
     tried = _tried(question, backends if question.samples else [], left_out, predictors)
     left_out |= NOT_TRIED
     found: list[Configuration] = []
     with_room: list[Configuration] = []
+    whatever = dict(known or {})
     for label in tried:
         try:
-            choices = _choices(question, label, predictors)
+            choices = whatever[label] if label in whatever else _choices(question, label, predictors)
+            if not _has_preset(question, label):
+                whatever[label] = choices
             found.append(fastest([c for c in choices if c.fits and not c.verdict.barely_fits] or choices))
             with_room += [c for c in choices if c.fits and not c.is_tight]
         except Exception as error:  # one that cannot be predicted must not cost the others
@@ -108,7 +124,15 @@ def rank(question: RecommendRequest, predictors: Predictors) -> VariantRanking:
         too_large=tuple(too_large),
         left_out=left_out,
         with_room=simplest_close(sorted(with_room, key=by_speed)),
+        whatever_preset=whatever,
     )
+
+
+def _has_preset(question: RecommendRequest, label: str) -> bool:
+    """Whether one of the presets changes a setting of the strategy."""
+    strategy, precision = registry.strategy_of(label), question.job.training.held_precision
+    assert strategy is not None
+    return any(preset_changes(strategy, precision, p, question.model.parameters) for p in get_args(Preset))
 
 
 def _tried(

@@ -222,9 +222,15 @@ def recommend(
         instead=_instead(question, ranking, predictors),
         words=tuple(_given(typed)),
         other_preset=other,
-        other_best=next(iter(_best(rank(replace(question, preset=other), predictors))), None),
+        other_best=next(iter(_best(_rank_with(other, question, ranking, predictors))), None),
         trust=_trust(best[0]) if best else None,
     )
+
+
+def _rank_with(
+    preset: Preset, question: RecommendRequest, ranking: VariantRanking, predictors: Predictors
+) -> VariantRanking:
+    return rank(replace(question, preset=preset), predictors, ranking.whatever_preset)
 
 
 def _instead(

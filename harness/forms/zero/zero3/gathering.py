@@ -57,6 +57,10 @@ class GatherLimits:
 
 def fetching(workload: Workload) -> GatherLimits:
     """Options as typed, else the preset's values, else the library's."""
+    return workload.once("fetching", lambda: _fetching(workload))
+
+
+def _fetching(workload: Workload) -> GatherLimits:
     known = preset_values(workload)
 
     def value(name: str, default: int) -> int:

@@ -12,9 +12,9 @@ from harness.plan.scenario import Scenario
 
 PIPELINE = "pp:stages=2,micro_batches=4"
 LABELS = (
-    "single", "ddp", "zero0", "zero1", "zero2", "zero3", "zero3:hpz=2", "fsdp", "fsdp:prefetch=2", "fsdp-grad-op",
-    "fsdp1", "fsdp1-grad-op", "fsdp-hybrid:shard_size=2", "fsdp:reshard=2", "tp:tensor=2", "autotp-zero3:tensor=2",
-    "ulysses-zero3:sequence=2", PIPELINE,
+    "single", "ddp", "zero0", "zero1", "zero2", "zero3", "zero3:hpz=2", "fsdp", "fsdp:prefetch=2",
+    "fsdp-grad-op", "fsdp1", "fsdp1-grad-op", "fsdp-hybrid:shard_size=2", "fsdp:reshard=2", "tp:tensor=2",
+    "autotp-zero3:tensor=2", "ulysses-zero3:sequence=2", PIPELINE,
 )  # fmt: skip
 MODEL = load_model("llama-3.2-1b")
 
