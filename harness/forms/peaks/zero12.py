@@ -35,7 +35,7 @@ class Zero12Timeline(StepTimeline):
     def begin(self) -> None:
         super().begin()
         workload = self.workload
-        self.backward_alike = workload.strategy.stage == 1
+        self.backward_alike = self.last_differs = workload.strategy.stage == 1
         self._limit = bucket_elements(workload)
         self._width = workload.compute_bytes
         self._accumulated = gradient_accumulation_bytes(workload)

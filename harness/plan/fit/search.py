@@ -67,17 +67,21 @@ def _position(sizes: Sequence[int], size: int) -> int:
     return bisect_right(sizes, size) - 1
 
 
-def largest_predicted(sizes: Sequence[int], fits: Callable[[int], bool]) -> int | None:
+def largest_predicted(
+    sizes: Sequence[int], fits: Callable[[int], bool], likely: int | None = None
+) -> int | None:
     """The largest of `sizes` that a prediction lets fit, by halving; None: not even the first.
 
-    The last is asked first: as it leaves no accumulation, it may need less than smaller ones.
+    The last is asked first: as it leaves no accumulation, it may need less than smaller ones. likely: the
+    one from which on others are looked for, if it fits.
     """
     if fits(sizes[-1]):
         return sizes[-1]
-    if not fits(sizes[0]):
+    first = sizes.index(likely) if likely is not None and fits(likely) else 0
+    if not fits(sizes[first]):
         return None
-    index = bisect_left(range(len(sizes)), True, key=lambda position: not fits(sizes[position]))
-    return sizes[index - 1] if index else None
+    index = bisect_left(range(first, len(sizes)), True, key=lambda position: not fits(sizes[position]))
+    return sizes[first + index - 1]
 
 
 def smaller_ones(sizes: Sequence[int], largest: int) -> list[int]:

@@ -264,11 +264,12 @@ def near_largest(
     *,
     checkpointing: bool | str,
     with_speed: bool = True,
+    likely: int | None = None,
 ) -> list[Configuration]:
     """Splits of the global batch that fit, from the largest micro-batch down; if none does, what needs least.
 
-    The largest micro-batch by halving, since memory grows with it; then the speed of it and of the next
-    smaller ones that fit. `with_speed` False: the largest.
+    The largest micro-batch by halving, since memory grows with it, from `likely` on; then the speed of it
+    and of the next smaller ones that fit. `with_speed` False: the largest.
     """
     sizes = micro_batch_sizes(question, label)
     known: dict[int, Configuration] = {}
@@ -279,7 +280,7 @@ def near_largest(
             known[size] = _configuration(predict(scenario, predictors, timed=False))
         return known[size]
 
-    largest = largest_predicted(sizes, lambda size: predicted(size).fits)
+    largest = largest_predicted(sizes, lambda size: predicted(size).fits, likely)
     if largest is None:
         return [smallest_need(predicted(size) for size in (sizes[0], sizes[-1]))]
     if not with_speed:

@@ -93,9 +93,7 @@ class VariantRanking:
         return [Rejected(configuration=configuration, reason=reason) for configuration, reason in reasons]
 
 
-def rank(
-    question: RecommendRequest, predictors: Predictors, known: Choices | None = None
-) -> VariantRanking:
+def rank(question: RecommendRequest, predictors: Predictors, known: Choices | None = None) -> VariantRanking:
     """Predict every variant with and without checkpointing and rank the best configuration of each.
 
     known: of another preset, `whatever_preset`.
@@ -245,13 +243,15 @@ def _choices(question: RecommendRequest, label: str, predictors: Predictors) -> 
     """
     choices: list[Configuration] = []
     unknown: HarnessError | None = None
+    likely: int | None = None  # what fits without checkpointing fits with it
     for checkpointing in question.checkpointing:
         try:
-            near = near_largest(question, label, predictors, checkpointing=checkpointing)
+            near = near_largest(question, label, predictors, checkpointing=checkpointing, likely=likely)
         except HarnessError as error:
             unknown = error
             continue
         choices += near
+        likely = near[0].micro_batch_size if near[0].fits else None
         if any(c.fits and not c.is_tight for c in near) and near[0].accumulation_steps == 1:
             break  # recomputation would make no larger micro-batch fit
     if unknown and not choices:
