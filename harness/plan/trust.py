@@ -169,7 +169,7 @@ def trust_in(
         **memory,
         speed=known_speed,
         unseen=tuple(_named(unseen)),
-        other_training=tuple(_other_training(near, adapted, unseen, () if known_speed else own)),
+        other_training=tuple(_other_training(near, adapted, unseen, () if known_speed or not speed else own)),
         bounded=bounded,
         is_timed=speed,
         assumption=largest_assumption(first, host_share) if speed else largest_of_memory(first),

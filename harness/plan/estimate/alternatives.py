@@ -25,8 +25,13 @@ from harness.plan.prediction import Prediction, Predictors, predict, with_speed
 from harness.plan.scenario import Scenario, why_not_planned, with_settings
 from harness.tell.formats import gigabytes
 
-CHECKPOINTED, CHUNKED = "activation checkpointing", "a chunked loss"
+ONE_SAMPLE, CHECKPOINTED, CHUNKED = (
+    "micro-batches of one sample",
+    "activation checkpointing",
+    "a chunked loss",
+)
 RELIEFS: Mapping[str, Mapping[str, Any]] = {
+    ONE_SAMPLE: {},  # of each scenario its own, with as many samples in a step
     CHECKPOINTED: {"training.activation_checkpointing": True},
     CHUNKED: {"loss.chunk_tokens": 1024},
 }
@@ -163,6 +168,8 @@ def alternatives(
     strategy takes or that have no prediction are left out.
     """
     by = by or Predictors()
+    if not scenarios:
+        return []
     helps, trial = _reliefs(scenarios[0], limit_bytes, without), _Trial(limit_bytes, by)
     found = _fewest([trial.best("", relief, {}, scenarios) for relief in helps[1:]])
     if MORE_GPUS not in without:
@@ -208,8 +215,8 @@ def nothing_fits(found: Sequence[Alternative]) -> str | None:
     if one is None:
         return None
     if one.name:
-        return f"nothing fits; with {one.called}: {one.figures}"
-    it = "it" if len(one.reliefs) == 1 else "both"
+        return f"nothing fits; {one.called}: {one.figures}"
+    it = "it" if len(one.reliefs) == 1 and ONE_SAMPLE not in one.reliefs else "them"
     return f"nothing fits without {listed(one.reliefs)}; with {it} {one.figures}"
 
 
@@ -288,9 +295,9 @@ def _reliefs(scenario: Scenario, limit_bytes: int | None, without: Collection[st
     """Sets of reliefs to try, the smaller first, without those that the job has or that are not worth it."""
     open_ones = [
         name
-        for name, given in RELIEFS.items()
+        for name in RELIEFS
         if name not in without
-        and (relieved := with_settings(scenario, given)) is not None
+        and (relieved := with_settings(scenario, _settings((name,), scenario))) is not None
         and relieved is not scenario
     ]
     there = limit_bytes or (scenario.device.memory_bytes if scenario.device else 0)
@@ -301,13 +308,22 @@ def _reliefs(scenario: Scenario, limit_bytes: int | None, without: Collection[st
     return [chosen for count in range(len(open_ones) + 1) for chosen in combinations(open_ones, count)]
 
 
-def _settings(reliefs: Sequence[str]) -> dict[str, Any]:
-    return {key: value for name in reliefs for key, value in RELIEFS[name].items()}
+def _settings(reliefs: Sequence[str], scenario: Scenario) -> dict[str, Any]:
+    found = {key: value for name in reliefs for key, value in RELIEFS[name].items()}
+    if ONE_SAMPLE not in reliefs or scenario.micro_batch_size == 1:
+        return found
+    steps = scenario.micro_batch_size * scenario.accumulation_steps
+    return {**found, "training.micro_batch_size": 1, "training.accumulation_steps": steps}
 
 
-def _set(scenarios: Sequence[Scenario], settings: Mapping[str, Any]) -> list[Scenario]:
-    """The scenarios of the job with other settings, without those that contradict it."""
-    return [new for one in scenarios if (new := with_settings(one, settings)) is not None]
+def _changed(scenario: Scenario, reliefs: Sequence[str], given: Mapping[str, Any]) -> Scenario | None:
+    """The scenario of the job with other settings; None: they contradict it, or it cannot run so."""
+    settings = {**given, **_settings(reliefs, scenario)}
+    new = with_settings(scenario, settings)
+    if new is not None and ONE_SAMPLE in reliefs:
+        steps = scenario.micro_batch_size * scenario.accumulation_steps
+        new = replace(new, micro_batch_size=1, accumulation_steps=steps)
+    return None if new is None or _why_not(new) is not None else new
 
 
 def _fewest(found: Sequence[Alternative | None]) -> list[Alternative]:
@@ -353,12 +369,11 @@ class _Trial:
         scenarios: Sequence[Scenario],
     ) -> Alternative | None:
         """The one to take of those that fit, else what needs least; None: nothing is predicted of any."""
-        settings = {**given, **_settings(reliefs)}
         if not scenarios:
             return None
-        changes = _changes(scenarios[0], settings)
+        changes = _changes(scenarios[0], {**given, **_settings(reliefs, scenarios[0])})
         found = []
-        possible = [one for one in _set(scenarios, settings) if _why_not(one) is None]
+        possible = [new for one in scenarios if (new := _changed(one, reliefs, given)) is not None]
         self.by.prepare(possible)
         for one in possible:
             with suppress(HarnessError):  # nothing to adapt, and the like
@@ -379,7 +394,7 @@ class _Trial:
         scenarios: Sequence[Scenario],
     ) -> list[Alternative]:
         """The way with the fewest reliefs with which it fits, else what needs least; empty: none is known."""
-        if given and all(new is old for new, old in zip(_set(scenarios, given), scenarios, strict=False)):
+        if given and all(with_settings(one, given) in (None, one) for one in scenarios):
             return []  # the job has it
         found = []
         for reliefs in helps:

@@ -253,7 +253,8 @@ def _answer(
         return "name a GPU with --gpu to learn what fits and how fast it is"
     other, one = nothing_fits(instead), least_change(instead)
     if _are_few(asked, rows):
-        return "; ".join([*map(_of_row, rows), *([f"with {one.called}: {one.figures}"] if one else [])])
+        way = [f"{'' if one.name else 'with '}{one.called}: {one.figures}"] if one else []
+        return "; ".join([*map(_of_row, rows), *way])
     judged = [(row, row.verdict) for row in rows if row.verdict is not None]
     fitting = [row for row, verdict in judged if verdict is not None and verdict.is_roomy]
     barely = [row for row, verdict in judged if verdict is not None and verdict.barely_fits]

@@ -19,11 +19,12 @@ from harness.plan.estimate.alternatives import (
     OFFLOAD,
     Alternative,
     alternatives,
+    bases,
     option_words,
     planned_settings,
     set_words,
 )
-from harness.plan.leading import CLOSE_SHARE, USUAL
+from harness.plan.leading import CLOSE_SHARE
 from harness.plan.prediction import Predictors
 from harness.plan.recommend.guide import Advice, advise, guide_line
 from harness.plan.recommend.predict import Configuration
@@ -239,7 +240,7 @@ def _instead(
     """Where nothing fits without offload: the ways that no variant takes, with the smallest micro-batch."""
     if any(c.offload == "none" for c in ranking.fitting) or not question.samples_per_rank:
         return ()
-    scenarios = [c.scenario for c in ranking.too_large if c.label in USUAL]
+    scenarios = bases([c.scenario for c in ranking.too_large])
     tried = (CHECKPOINTED, OFFLOAD) if True in question.checkpointing else (OFFLOAD,)
     return tuple(alternatives(scenarios, without=(*tried, MORE_GPUS), by=predictors))
 

@@ -27,16 +27,19 @@ def said(*words: str, settings: tuple[str, ...] = ()) -> list[str]:
          "activation checkpointing", "16.9 of 25.4 GB"),
         (("--model", "llama-2-13b", "--gpu", "A100-40"), (), "activation checkpointing", "33.9 of 42.4 GB"),
         (("--model", "llama-3.1-8b", "--gpu", "A100-40"), LONG, "a chunked loss", "35.2 of 42.4 GB"),
+        (("--model", "llama-2-7b", "--gpu", "A100-40", "--backends", "zero1,zero2,zero3,fsdp"),
+         ("training.micro_batch_size=32", LONG[1]), "micro-batches of one sample", "28.4 of 42.4 GB"),
     ],
 )  # fmt: skip
 def test_the_first_line_has_what_changes_least_and_fits(
     words: tuple[str, ...], settings: tuple[str, ...], without: str, needed: str
 ) -> None:
     first, *rest = said(*words, settings=settings)
-    assert f": nothing fits without {without}; with it " in first
+    it = "them" if without.startswith("micro-batches") else "it"
+    assert f": nothing fits without {without}; with {it} " in first
     assert f": {needed}, about " in first
     (ways,) = (part for part in rest if part.startswith("What fits instead"))
-    offer = first.partition("; with it ")[2]
+    offer = first.partition(f"; with {it} ")[2]
     assert ways.startswith(f"What fits instead - {without}: {offer} harness estimate ")
     assert "does not fit" not in ways
     if "adapter.kind=lora" in settings:  # that trains adapters already

@@ -1,12 +1,17 @@
 """One question about GPUs has one scenario, whichever command or page asks it."""
 
+import json
+
 import pytest
+from click.testing import CliRunner
 
 from docs.hooks import strategies, sweeps
+from harness.cli import harness
 from harness.job.config import load_experiment
 from harness.plan.devices.device import PRESET, with_training_defaults
 from harness.plan.devices.hardware import load_hardware
 from harness.plan.estimate import question
+from harness.plan.estimate.alternatives import set_words
 from harness.plan.estimate.row import candidates
 from harness.plan.leading import distinct_backends
 from harness.plan.models import load_model
@@ -60,3 +65,22 @@ def test_recommend_plans_what_estimate_estimates(preset: str | None) -> None:
 def test_the_page_asks_as_the_commands_do() -> None:
     for settings in (strategies.SETTINGS, sweeps.COMMON):
         assert load_experiment(None, settings).runtime.preset == PRESET
+
+
+@pytest.mark.exhaustive
+@pytest.mark.long(seconds=60)
+def test_what_recommend_offers_where_nothing_fits_is_what_estimate_predicts() -> None:
+    """Mistral-7B on one A100-40: neither command knows a way that the other predicts otherwise."""
+    words = ["--model", "mistral-7b", "--gpu", "A100-40", "--json"]
+    asked = ["--gpus", "1", "--tokens-per-step", "4096"]
+    done = CliRunner().invoke(harness, ["recommend", *words, *asked])
+    answer = json.loads(done.stdout)
+    offers = answer["alternatives"]
+    assert {"LoRA", "QLoRA"} & {one["name"].partition(",")[0] for one in offers}
+    for one in offers:
+        place = ["--backends", one["backend"], "--world-size", "1"]
+        done = CliRunner().invoke(harness, ["estimate", *words, *place, *set_words(one["settings"])])
+        (row,) = json.loads(done.stdout)["rows"]
+        assert row["device_bytes"] == one["device_bytes"], one
+        assert row["verdict"] in ("fits", "close")
+        assert row["tokens_per_second_per_gpu"] == one["tokens_per_second_per_gpu"]
