@@ -212,7 +212,15 @@ def _seen_clipping(record: Record, reported: float | None) -> float | None:
         return None
     # Whatever was clipped has one norm; others are of gradients that were altered afterwards.
     largest = max(after for _, _, after in pairs)
-    if not _fits(pairs, largest) or clips_by_part(record, reported) or decay_explains(record, reported):
+    clipped = [after for _, before, after in pairs if before > largest]
+    exact = record.job.training.precision == "fp32"  # else a norm that was told may be rounded by more
+    apart = exact and clipped and max(clipped) - min(clipped) > ONE_NORM * max(clipped)
+    if (
+        apart
+        or not _fits(pairs, largest)
+        or clips_by_part(record, reported)
+        or decay_explains(record, reported)
+    ):
         return reported
     return float(f"{largest:.3g}")
 

@@ -175,3 +175,40 @@ class WeightsOneStepBehind(Spoiled, DdpBackend):
             return float(step(lr))
 
         engine.forward, engine.step = forward, update
+
+
+def _clip_each_parameter(_: Any, engine: Any, __: SetupContext) -> None:
+    original = engine._update
+
+    def update() -> None:
+        for parameter in engine.module.parameters():
+            nn.utils.clip_grad_norm_([parameter], 0.1)
+        original()
+
+    engine._update = update
+
+
+class ClippedByParameterOfDdp(Spoiled, DdpBackend):
+    spoil = _clip_each_parameter
+
+
+class ClippedByParameterOfFsdp(Spoiled, Fsdp2Backend):
+    spoil = _clip_each_parameter
+
+
+def _scale_the_loss(_: Any, engine: Any, __: SetupContext) -> None:
+    """As a loss scaler whose gradients nobody unscales."""
+    original = engine.backward
+    engine.backward = lambda loss, **rest: original(128 * loss, **rest)
+
+
+class NotUnscaledOfDdp(Spoiled, DdpBackend):
+    spoil = _scale_the_loss
+
+
+class NotUnscaledAtStage2(Spoiled, Stage2):
+    spoil = _scale_the_loss
+
+
+class NotUnscaledOfFsdp1(Spoiled, Fsdp1Backend):
+    spoil = _scale_the_loss

@@ -327,6 +327,16 @@ CLIPPED = [
          what="running statistics of BatchNorm that are never updated")
     for suffix, where in (("OfDdp", "DDP"), ("OfFsdp", "FSDP"), ("AtStage2", "ZeRO-2"))
 ] + [
+    Trap(name=f"each parameter clipped by itself, {where}", label=f"planted-ClippedByParameter{suffix}",
+         finding="update-differs", says="clipping leaves 1: something changes them in between",
+         what="each parameter's gradient clipped once more by its own norm")
+    for suffix, where in (("OfDdp", "DDP"), ("OfFsdp", "FSDP"))
+] + [
+    Trap(name=f"loss not unscaled, {where}", label=f"planted-NotUnscaled{suffix}", finding="gradient-differs",
+         says="is 128 times the reference's although the loss agrees; final weights agree: the norm is",
+         what="gradients of a loss that was scaled by 128 and never unscaled")
+    for suffix, where in (("OfDdp", "DDP"), ("AtStage2", "ZeRO-2"), ("OfFsdp1", "FSDP1"))
+] + [
     Trap(name="weights one step behind", label="planted-WeightsOneStepBehind", finding="update-differs",
          says=": the update differs, or passes use other weights than it leaves",
          what="passes that use a copy of the weights which is renewed before each update"),

@@ -238,7 +238,7 @@ def explain(
         cause = (
             _standing_still(reference, record, index)
             or moved_alone(reference, record)
-            or _gradient(reference, record, ratio, before, index, limits.norm)
+            or _gradient(reference, record, ratio, before, index, limits)
             or shifted(shift)
         )
     return cause or _update(reference, record, limits, settings, index)
@@ -371,18 +371,18 @@ def _by_part(record: Record) -> Explanation | None:
 
 
 def _gradient(
-    reference: Record, record: Record, ratio: float, before: float, index: int, rounding: float
+    reference: Record, record: Record, ratio: float, before: float, index: int, limits: Tolerance
 ) -> Explanation | None:
     """Why the norm of a step differs although its loss agrees; None: the updates before may explain it.
 
-    ratio: of the norm to the reference's; before: the same a step earlier; rounding: of it, relative.
+    ratio: of the norm to the reference's; before: the same a step earlier.
     """
     world = record.world
     norms = [rank.gradient_norms[index] for rank in record.ranks if len(rank.gradient_norms) > index]
     if len(set(norms)) > 1:
         return _ranks_apart(record, norms, ratio, index)
     parts = micro_batches(record)
-    causes = name_scale(ratio, world.mesh, world.accumulation_steps, parts, rounding=rounding)
+    causes = name_scale(ratio, world.mesh, world.accumulation_steps, parts, rounding=limits.norm)
     if causes:
         return Explanation(
             kind="gradient-scale",
@@ -398,7 +398,7 @@ def _gradient(
     return Explanation(
         kind="gradient-differs",
         text=f"the {which} {_compared(ratio)} the reference's although the loss agrees"
-        + _why_gradient(reference, record, ratio, index),
+        + _why_gradient(reference, record, ratio, index, limits),
         values={"ratio": ratio} | _step(record, index),
     )
 
@@ -407,7 +407,7 @@ FAR = 3.0
 """Times. A parameter that ends so much farther from the reference's than any other is named."""
 
 
-def _why_gradient(reference: Record, record: Record, ratio: float, index: int) -> str:
+def _why_gradient(reference: Record, record: Record, ratio: float, index: int, limits: Tolerance) -> str:
     """What else a record says of a norm that differs though the loss agrees, as the end of a text."""
     world, idle = record.world, idle_on_some_ranks(record)
     reduced = [dtype for dtype in reduce_dtypes(record) or [] if dtype != "float32"]
@@ -423,7 +423,14 @@ def _why_gradient(reference: Record, record: Record, ratio: float, index: int) -
         )
     if ratio < 1 and idle and idle[0].step <= record.steps[index].step:
         return f"; no gradient reaches {where(record, idle[0].names)} on {numbered('rank', idle[0].ranks)}"
-    if (far := _far(reference, record)) is not None:
+    beyond = _parameters_beyond(reference, record, limits)
+    if limits.parameters.keys() & movement(record) and not beyond and index == 0:
+        return (
+            "; final weights agree: the norm is computed otherwise, or all gradients have a factor that "
+            "clipping or Adam takes out"
+        )
+    far = _far(reference, record)
+    if far is not None and far[0] in beyond:
         name, own, other = far
         return (
             f"; {name} ends farthest from the reference's, by {percent(own)} of its movement, any other by "

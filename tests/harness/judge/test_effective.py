@@ -62,8 +62,8 @@ def decaying(record: Record, norm: float = 3.4) -> Record:
     [
         ((1.0645, 1.0585), "1"),  # the root of 1 + 0.34^2, with some of the gradient along the weights
         ((1.06, 1.06), "1.06"),  # what clips leaves one norm
-        ((0.6, 0.601), "0.601"),
-        ((1.21, 1.205), "1.21"),
+        ((0.6, 0.6005), "0.601"),
+        ((1.21, 1.2095), "1.21"),
     ],
 )
 def test_weight_decay_that_is_added_after_clipping_is_no_other_clipping(
@@ -74,6 +74,15 @@ def test_weight_decay_that_is_added_after_clipping_is_no_other_clipping(
     assert decay_explains(record, 1.0) == (value == "1")
     assert not decay_explains(clipped(1.0, *applied), 1.0), "weights that were not sketched say nothing"
     assert decay_norm(record) == pytest.approx(0.34)
+
+
+def test_what_leaves_other_norms_is_no_clipping_by_one() -> None:
+    by_parameter = clipped(1.0, 0.2518, 0.2524)
+    assert (clipping(by_parameter), altered_gradients(by_parameter)) == ("1", (0, 0.2518, 1.0))
+    low = by_parameter.job.training.model_copy(update={"precision": "bf16-mixed"})
+    job = by_parameter.job.model_copy(update={"training": low})
+    rounded = by_parameter.model_copy(update={"job": job})
+    assert clipping(rounded) == "0.252", "norms that are told in low precision are rounded by more"
 
 
 def test_decay_that_is_added_to_what_was_not_clipped() -> None:

@@ -169,6 +169,14 @@ def test_a_norm_that_every_step_has_was_clipped_before_it_was_taken() -> None:
     assert "clipped" not in alike.text, "the reference's do not differ either"
 
 
+def test_a_factor_that_moves_no_weight_is_one_on_all_gradients() -> None:
+    steps = make_steps(norms=[norm * 128 for norm in NORMS])
+    told = "although the loss agrees; final weights agree: the norm is computed otherwise, or all gradients"
+    assert told in explained(steps=steps, **start()).text
+    assert "all gradients" not in explained(steps=steps, **start(a=2.1)).text
+    assert "all gradients" not in explained(steps=steps).text, "weights that were not compared"
+
+
 def test_a_parameter_that_ends_far_beyond_all_others_is_named() -> None:
     steps = make_steps(norms=[norm * 1.1 for norm in NORMS])
     told = "; b ends farthest from the reference's, by 40 % of its movement, any other by 10 % at most"
