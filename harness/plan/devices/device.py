@@ -100,8 +100,8 @@ def _wide_base(model: PlannedModel, experiment: Experiment) -> tuple[str, ...]:
         return ()
     wide, narrow = (gigabytes(size * model.parameters) for size in (4, 2))
     return (
-        f"adapter.base_dtype is not given, so ddp and FSDP keep the frozen base in fp32: {wide} GB a copy; "
-        f"adapter.base_dtype=bf16 makes it {narrow}",
+        f"adapter.base_dtype is not given, so all but DeepSpeed keep the frozen base in fp32: {wide} GB a "
+        f"copy; adapter.base_dtype=bf16 makes it {narrow}",
     )
 
 

@@ -33,7 +33,7 @@ from harness.plan.leading import (
     in_order,
     rate,
 )
-from harness.plan.time.computing import attention_kernel
+from harness.plan.time.computing import HOST_LINK, UPDATE_ON_HOST, attention_kernel
 from harness.tell.formats import NOT_AVAILABLE, gigabytes
 from harness.tell.narrow import fitted, line_width
 
@@ -263,8 +263,10 @@ def _answer(
         return f"nothing fits with room for what the allocator adds, {few}" + (f"; {other}" if other else "")
     if not fitting:
         return other or (_answer_of_states(rows) if len(judged) < len(rows) else "nothing fits")
-    timed = [row for row in fitting if row.speed is not None and (compared is None or row in compared)]
     fastest = ""
+    if any(row.speed_unknown and "--fabric" in row.speed_unknown for row in fitting):
+        fastest = "; name the network between nodes with --fabric to learn how fast"
+    timed = [row for row in fitting if row.speed is not None and (compared is None or row in compared)]
     if timed:
         close = sorted(close_to_first(sorted(timed, key=by_speed)), key=lambda row: moving_parts(row.label))
         equal = f" (equal within {100 * CLOSE_SHARE:.0f} %)" if len(close) > 1 else ""
@@ -395,7 +397,22 @@ def _step_table(asked: EstimateRequest, rows: Sequence[EstimateRow]) -> list[str
         cells = [row.label, _size(row.sent_bytes, unit), _size(row.between_bytes, unit)]
         table.append([*cells, *_speed_cells(row)] if asked.device is not None else cells)
     legend = STEP_LEGEND if asked.device is not None else STEP_LEGEND.partition(";")[0]
-    return [*_tabulated(table, headers), *_wrapped(legend)]
+    return [*_tabulated(table, headers), *_wrapped(legend), *map(_on_host, filter(_offloads, rows))]
+
+
+def _offloads(row: EstimateRow) -> bool:
+    return row.speed is not None and any(term.name == UPDATE_ON_HOST for term in row.speed.computing)
+
+
+def _on_host(row: EstimateRow) -> str:
+    """'zero3:offload=cpu: comp. s includes 25 s of optimizer step on the host, 2.1 s between device ...'."""
+    assert row.speed is not None
+    seconds = {term.name: term.seconds for term in row.speed.computing}
+    parts = [
+        f"{_figure(seconds[UPDATE_ON_HOST])} s of {UPDATE_ON_HOST}",
+        f"{_figure(seconds[HOST_LINK])} s {HOST_LINK}",
+    ]
+    return f"{row.label}: comp. s includes {', '.join(parts)}"
 
 
 def _speed_cells(row: EstimateRow) -> list[str]:

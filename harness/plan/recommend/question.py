@@ -10,6 +10,7 @@ from harness.backends.base import Preset
 from harness.errors import HarnessError
 from harness.job.experiment import Experiment
 from harness.job.job import Job
+from harness.judge.wording import counted
 from harness.plan.architectures.catalogue import mixture_of_experts
 from harness.plan.devices.device import Device, Fabric, require_context, with_training_defaults
 from harness.plan.model import PlannedModel
@@ -147,7 +148,7 @@ def ask(
         else (False, True),
     )
     if asked.samples and asked.tokens_per_step != tokens:
-        whose = f"{gpus} GPUs" if asked.samples_per_rank else "groups of GPUs that share each"
+        whose = counted(gpus, "GPU") if asked.samples_per_rank else "groups of GPUs that share each"
         remarks.append(
             f"{asked.tokens_per_step:,} tokens per step instead of {tokens:,}: {asked.samples:,} samples of "
             f"{sequence:,}, a multiple of {whose}"

@@ -168,13 +168,13 @@ def host_terms(work: Work, constants: TimeConstants) -> list[TimeTerm]:
     moved, link = host_link_bytes(workload, work.scenario.states), constants.host_link_bytes_per_second
     return [
         TimeTerm(
-            name="optimizer step on the host",
+            name=UPDATE_ON_HOST,
             seconds=update,
             formula=f"{per_element} bytes x elements that a rank updates / host memory",
             source="torch/optim/adamw.py, passes counted",
         ),
         TimeTerm(
-            name="between device and host",
+            name=HOST_LINK,
             seconds=moved / link,
             formula="gradients down, updated weights up, or all offloaded weights at each gather / host link",
             source="FSDPParam.all_gather_inputs, partition_grads and their like, counted",
@@ -182,6 +182,8 @@ def host_terms(work: Work, constants: TimeConstants) -> list[TimeTerm]:
     ]
 
 
+UPDATE_ON_HOST, HOST_LINK = "optimizer step on the host", "between device and host"
+"""Terms that only offload has."""
 LOSS_BYTES = 44
 """Per logit: widened (2 + 4), log-softmax (4 + 4), its backward pass (4 + 4 + 4 + 4), narrowed (4 + 2), and
 gradients of the shifted view (4 + 4), as `summed_cross_entropy` runs them."""

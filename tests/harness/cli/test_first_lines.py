@@ -56,7 +56,9 @@ def test_a_base_that_stays_in_fp32_is_said_with_what_bf16_takes() -> None:
     words = ("--model", "meta-llama/Llama-2-7B", "--gpu", "A100-80", "--backends", "fsdp")
     wide, narrow = (said(*words, settings=("adapter.kind=lora", *given)) for given in ((), (BF16_BASE,)))
     # 6.74e9 weights of 4 and of 2 bytes
-    note = "adapter.base_dtype is not given, so ddp and FSDP keep the frozen base in fp32: 27.0 GB a copy; "
+    note = (
+        "adapter.base_dtype is not given, so all but DeepSpeed keep the frozen base in fp32: 27.0 GB a copy; "
+    )
     assert f"{note}adapter.base_dtype=bf16 makes it 13.5" in " ".join(wide)
     assert "adapter.base_dtype is not given" not in " ".join(narrow)
 
@@ -71,3 +73,21 @@ def test_what_leaves_no_room_for_the_allocator_is_no_fit() -> None:
     assert ": use fsdp, " in first
     assert "zero3 and fsdp fit; " in first.replace("zero3, fsdp", "zero3 and fsdp")
     assert first.endswith("; zero2 barely")
+
+
+def test_offload_says_what_of_a_step_the_host_takes() -> None:
+    words = ("--model", "llama-2-7b", "--gpu", "A100-40", "--world-size", "1")
+    first, *rest = said(*words, "--backends", "zero3:offload=cpu")
+    seconds = float(first.rpartition("about ")[2].split()[0].replace(",", ""))
+    told = (
+        r"zero3:offload=cpu: comp\. s includes (\S+) s of optimizer step on the host, (\S+) s between device"
+    )
+    (found,) = re.findall(told, " ".join(rest))
+    update, link = map(float, found)
+    assert update + link < 4096 / seconds * 1.05  # the step, whose rate has two digits
+    assert update > link > 0
+
+
+def test_several_nodes_without_a_network_are_asked_for_one() -> None:
+    first, *_ = said("--model", "llama-3.1-8b", "--gpu", "A100-80", "--world-size", "16")
+    assert first.endswith("fit; name the network between nodes with --fabric to learn how fast")
