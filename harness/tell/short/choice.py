@@ -223,7 +223,7 @@ def _gap(found: SlowestExplanation) -> str:
     return f"{slow} takes {ratio} x the time of {fast}, which shards the same tensors{untested}."
 
 
-CAUSE_OPEN = "Cause open: no setting was varied alone, as configs/explain-zero3-speed.yaml does for zero3."
+CAUSE_OPEN = "Cause not measured here: configs/explain-zero3-speed.yaml varies zero3's settings one by one."
 
 
 def _effects(found: SlowestExplanation) -> list[str]:

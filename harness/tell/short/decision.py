@@ -91,12 +91,13 @@ def _thresholds(where: ComparisonScope) -> list[Block]:
     judged = held[as_run].keys() & sent[as_run].keys() - shown - _bubbles(where).keys()
     left = [group.label for group in where.groups if group.label in judged]
     worse = names([label for label in left if unwrapped(label) not in shown], MOST_LEFT)
-    rest = f"Left out, better in neither: {worse}." if worse else ""
+    rest = f"Left out, no better in memory or traffic: {worse}." if worse else ""
     differs = BASE in shown and len({held[steps].get(BASE) for steps in sent}) > 1
     twice = prose("decision_accumulated") if differs else ""
     return [
         Line(
-            f"Take the first row that fits: it sends least. {ranks(where.size)}, by micro-steps per update."
+            f"Take the first that fits; ordered by traffic, not speed. {ranks(where.size)}, "
+            "by micro-steps per update."
         ),
         Table(key="decision", columns=columns, rows=lines),
         Line(" ".join(filter(None, (text, twice, rest, _without_pipelines(where)))), "", "results"),

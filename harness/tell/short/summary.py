@@ -26,7 +26,9 @@ MOST_ROWS = 16
 """Beyond these only cells that the verdict compares are shown."""
 MANY_TIMES = 10
 """A ratio from which it is written as a multiple: nobody reads 5293 %."""
-WITHIN_ROUNDS = "tokens/s are medians over all runs, so ratios are not their quotients."
+WITHIN_ROUNDS = (
+    "Machines drift: take these ratios, not quotients of tokens/s, which are medians over all runs."
+)
 Read = Callable[[Repeats], float | None]
 
 

@@ -78,7 +78,7 @@ def test_memory_is_named_by_what_it_counts_and_cells_without_a_row_are_named() -
     assert titles["elsewhere"][1] == "memory without activations, MB"
     notes = [block.text for block in found if isinstance(block, Line)]
     worse = "zero0, zero2, zero3, zero3:preset=library-defaults, fsdp and fsdp1"
-    assert notes[1].endswith(f" Left out, better in neither: {worse}.")
+    assert notes[1].endswith(f" Left out, no better in memory or traffic: {worse}.")
     assert notes[2].endswith(" Not shown, needs more: zero3:preset=library-defaults.")
     of_gpus = [b for b in blocks("all", *map(on_gpu, CELLS)) if isinstance(b, Table) and b.key == "decision"]
     assert of_gpus[0].columns[1].title == "peak memory, MB"
