@@ -63,7 +63,7 @@ def test_nothing_is_said_of_the_error_of_what_is_not_predicted() -> None:
     assert json.loads(run(*words, "--json")[1])["trust"] is None
     _, text, _ = run("--model", "gpt2", "--backends", "ddp,fsdp")
     assert "typical error, full training under fsdp: allocated" in text
-    assert "no published run under ddp" in " ".join(text.split())
+    assert "; no such run under ddp; ddp with adapters: " in " ".join(text.split())
 
 
 @pytest.mark.parametrize(
