@@ -69,17 +69,17 @@ def recommend(
     known = load_hardware(hardware)
     device = known.device(gpu)
     constants = calibrated_constants(calibrate, save_calibration, device)
-    question = ask(
-        find_model(model),
-        load_experiment(config, assignments),
-        gpus=gpus,
-        gpus_per_node=ranks_per_node(device, gpus_per_node),
-        device=device,
-        fabric=named_fabric(known, fabric),
-        tokens=None if tokens_per_step is None else read_count(tokens_per_step),
-    )
-    typed = Typed(config=config, assignments=assignments, model=model)
     with counting_predictors(constants) as predictors:
+        question = ask(
+            find_model(model),
+            load_experiment(config, assignments),
+            gpus=gpus,
+            gpus_per_node=ranks_per_node(device, gpus_per_node),
+            device=device,
+            fabric=named_fabric(known, fabric),
+            tokens=None if tokens_per_step is None else read_count(tokens_per_step),
+        )
+        typed = Typed(config=config, assignments=assignments, model=model)
         answer = recommended(question, typed, predictors)
     echo("\n".join(recommendation_lines(answer)), err=as_json)
     if as_json:

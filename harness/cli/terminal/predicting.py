@@ -1,13 +1,17 @@
-"""Counts predictions at a terminal while a person waits for a plan."""
+"""Counts predictions while a person waits for a plan: in a bar at a terminal, in lines elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from harness.cli.terminal.working import says_that_it_works
 
 if TYPE_CHECKING:
     from harness.plan.devices.constants import TimeConstants
@@ -17,11 +21,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 EVERY_SECONDS = 1.0
 """Between two looks at the clock, also while one model is traced."""
+LINE_EVERY_SECONDS = 2.0
+"""Between two lines where there is no terminal."""
 
 
 @contextmanager
 def counting_predictors(constants: TimeConstants | None = None) -> Iterator[Predictors]:
-    """What predicts, with a bar of what was traced and predicted so far."""
+    """What predicts, with the number of what was traced and predicted so far."""
     from tqdm import tqdm
 
     from harness.plan.memory import predict_memory
@@ -29,14 +35,18 @@ def counting_predictors(constants: TimeConstants | None = None) -> Iterator[Pred
     from harness.plan.profiles import trace_scenarios
     from harness.plan.time.speed import predict_speed
 
-    ended = threading.Event()
+    ended, count = threading.Event(), [0]
     with tqdm(
         unit=" predictions", file=sys.stderr, leave=False, mininterval=EVERY_SECONDS, disable=None
     ) as bar:
 
+        def another() -> None:
+            count[0] += 1
+            bar.update()
+
         def counted(predict: Callable[[Scenario], T]) -> Callable[[Scenario], T]:
             def predicted(scenario: Scenario) -> T:
-                bar.update()
+                another()
                 return predict(scenario)
 
             return predicted
@@ -45,13 +55,19 @@ def counting_predictors(constants: TimeConstants | None = None) -> Iterator[Pred
             while not ended.wait(EVERY_SECONDS):
                 bar.refresh()
 
-        if not bar.disable:
-            threading.Thread(target=tick, name="predicting", daemon=True).start()
+        def say() -> None:
+            while not ended.wait(LINE_EVERY_SECONDS):
+                with suppress(OSError):
+                    click.echo(f"harness: working, {count[0]:,} predictions so far", err=True)
+
+        if not bar.disable or says_that_it_works():
+            each = say if bar.disable else tick
+            threading.Thread(target=each, name="predicting", daemon=True).start()
         try:
             yield Predictors(
                 memory=counted(predict_memory),
                 speed=counted(partial(predict_speed, constants=constants)),
-                ahead=lambda scenarios: trace_scenarios(scenarios, bar.update),
+                ahead=lambda scenarios: trace_scenarios(scenarios, another),
             )
         finally:
             ended.set()

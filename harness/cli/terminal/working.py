@@ -15,18 +15,26 @@ SPOKEN = threading.Event()
 """Whether the command has printed something."""
 
 
+def says_that_it_works() -> bool:
+    """Whether a command that is silent says so."""
+    return _after() > 0 and os.environ.get("RANK", "0") == "0"
+
+
+def _after() -> float:
+    return float(os.environ.get(WORKING_AFTER, "1"))
+
+
 @contextlib.contextmanager
 def working(command: str) -> Iterator[None]:
     """Say on standard error that a command works, if it prints nothing for a second."""
-    after = float(os.environ.get(WORKING_AFTER, "1"))
-    ended = threading.Event()
+    after, ended = _after(), threading.Event()
 
     def wait() -> None:
         if not ended.wait(after) and not SPOKEN.is_set():
             with contextlib.suppress(OSError):
                 click.echo(f"harness {command}: working", err=True)
 
-    if after and os.environ.get("RANK", "0") == "0":
+    if says_that_it_works():
         threading.Thread(target=wait, name="working", daemon=True).start()
     try:
         yield

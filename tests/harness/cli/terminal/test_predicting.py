@@ -8,19 +8,21 @@ import pytest
 
 from harness.cli.terminal import predicting
 from harness.cli.terminal.predicting import counting_predictors
+from harness.cli.terminal.working import WORKING_AFTER
 from tests.harness.plan.plans import scenario
 from tests.patience import SECONDS
 
 
 class Terminal(io.StringIO):
-    """Says when a text was shown so often."""
+    """Says when a text was shown so often. is_one: or it is a pipe."""
 
-    def __init__(self, text: str, times: int) -> None:
+    def __init__(self, text: str, times: int, *, is_one: bool = True) -> None:
         super().__init__()
+        self.is_one = is_one
         self.text, self.left, self.shown = text, times, Event()
 
     def isatty(self) -> bool:
-        return True
+        return self.is_one
 
     def write(self, text: str) -> int:
         self.left -= self.text in text
@@ -32,6 +34,7 @@ class Terminal(io.StringIO):
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predicting, "EVERY_SECONDS", 0.001)
+    monkeypatch.setattr(predicting, "LINE_EVERY_SECONDS", 0.001)
 
 
 def test_each_prediction_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,3 +50,14 @@ def test_the_bar_goes_on_while_nothing_is_predicted(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "stderr", terminal := Terminal("0 predictions", 5))
     with counting_predictors():
         assert terminal.shown.wait(SECONDS)
+
+
+def test_a_pipe_gets_lines_unless_no_word_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", pipe := Terminal("1 predictions so far", 3, is_one=False))
+    with counting_predictors() as predictors:
+        predictors.speed(scenario("fsdp", 4))
+        assert not pipe.shown.wait(0.1)  # conftest.py wants none
+    monkeypatch.setenv(WORKING_AFTER, "1")
+    with counting_predictors() as predictors:
+        predictors.speed(scenario("fsdp", 4))
+        assert pipe.shown.wait(SECONDS)
