@@ -91,10 +91,21 @@ def simplest_close(ranked: Sequence[P]) -> P | None:
     )
 
 
+def leader(ranked: Sequence[P]) -> P | None:
+    """The one to take: ranks share samples only where no strategy fits without that, and without offload.
+
+    `ranked`: `by_speed`. None: there are none.
+    """
+    if ranked and _shares_samples(ranked[0]):
+        alone = [one for one in ranked if not (_barely_fits(one) or _shares_samples(one) or _offloads(one))]
+        return simplest_close(alone) or simplest_close(ranked)
+    return simplest_close(ranked)
+
+
 def in_order(found: Sequence[P]) -> list[P]:
-    """As they are recommended: each place goes to `simplest_close` of those that are left."""
+    """As they are recommended: first `leader`, then each place to `simplest_close` of those that are left."""
     rest, ordered = sorted(found, key=by_speed), []
-    while (first := simplest_close(rest)) is not None:
+    while (first := simplest_close(rest) if ordered else leader(rest)) is not None:
         ordered.append(first)
         rest = [one for one in rest if one is not first]
     return ordered
@@ -127,6 +138,15 @@ def rate(tokens_per_second: float) -> str:
         if tokens_per_second >= 100
         else f"{tokens_per_second:.3g}"
     )
+
+
+def _shares_samples(predicted: Predicted) -> bool:
+    options = registry.parse(predicted.label)[1].model_dump()
+    return any(name in options for name in ("sequence", "tensor", "stages"))
+
+
+def _offloads(predicted: Predicted) -> bool:
+    return registry.moving_parts(predicted.label)[0]
 
 
 def _barely_fits(predicted: Predicted) -> bool:

@@ -76,7 +76,7 @@ def test_every_printed_command_runs_and_the_report_judges_the_predictions(
 
 
 def test_every_printed_slurm_command_is_accepted(shared_journey: Journey, planned: dict[str, Any]) -> None:
-    (shared_journey.folder / "SITE.yaml").write_text("name: here\n")
+    (shared_journey.folder / "site.yaml").write_text("name: here\n")  # of CPU ranks
     rendered = [line for line in planned["commands"]["slurm"] if " slurm render " in line]
     assert rendered
     prepared = ""  # a folder for each batch size

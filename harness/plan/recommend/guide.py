@@ -8,10 +8,12 @@ numbers of GPUs, what they stand for is computed: bytes that do not fit, communi
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
+from harness.errors import HarnessError
 from harness.judge.wording import percent
 from harness.plan.leading import CLOSE_SHARE, rate
 from harness.plan.prediction import Predictors
@@ -134,12 +136,8 @@ def _enough_context(
     """Among how many GPUs a sample must be divided, all else equal; None: that is not what is too much."""
     degree = 2
     while degree <= MOST_CONTEXT and question.sequence_length // degree >= 2:
-        data = question.job.data.model_copy(update={"sequence_length": question.sequence_length // degree})
-        shorter = replace(
-            question,
-            job=question.job.model_copy(update={"data": data}),
-            tokens_asked=question.samples_asked * data.sequence_length,
-        )
+        length = question.sequence_length // degree
+        shorter = replace(question.with_length(length), tokens_asked=question.samples_asked * length)
         if _fits(shorter, smallest, predictors):
             return degree
         degree *= 2
@@ -187,6 +185,33 @@ def _model_parallel(question: RecommendRequest, smallest: Configuration) -> Iter
         yield Remedy(
             tool="pipeline", degree=stages, reason="stages divide what tensor parallelism leaves too large"
         )
+
+
+PLAIN = ("fsdp", "zero3")
+"""What divides all states, without offload and without ranks that share samples."""
+LEAST_LENGTH = 256
+
+
+def fewer_tokens(question: RecommendRequest, predictors: Predictors) -> Iterator[str]:
+    """With how few tokens a plain strategy fits: of a step, or else of a sample, by halving."""
+    for label in PLAIN:
+        checkpointing = question.checkpointing[-1]
+        step, length = question.gpus * question.sequence_length, question.sequence_length
+        asked = [(replace(question, tokens_asked=step), f"--tokens-per-step {step}: one sample a GPU")]
+        while length // 2 >= LEAST_LENGTH:
+            length //= 2
+            shorter = question.with_length(length)
+            asked.append((shorter, f"--set data.sequence_length={length}, as many tokens a step"))
+            asked.append(
+                (replace(shorter, tokens_asked=question.gpus * length),
+                 f"--set data.sequence_length={length} --tokens-per-step {question.gpus * length}")
+            )  # fmt: skip
+        for smaller, words in asked:
+            with suppress(HarnessError):
+                found = best_configuration(smaller, label, predictors, checkpointing=checkpointing)
+                if found.fits and not found.verdict.barely_fits:
+                    yield f"With fewer tokens ({words}): {_fits_with(found)}"
+                    return
 
 
 GUIDE_GPUS = 512

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness.backends import registry
 from harness.backends.base import Preset
 from harness.errors import HarnessError
 from harness.job.experiment import Experiment
@@ -13,8 +14,12 @@ from harness.job.job import Job
 from harness.judge.wording import counted
 from harness.plan.architectures.catalogue import mixture_of_experts
 from harness.plan.devices.device import Device, Fabric, require_context, with_training_defaults
+from harness.plan.devices.hardware import load_hardware
+from harness.plan.leading import USUAL
 from harness.plan.model import PlannedModel
 from harness.plan.models import NOT_COVERED, find_entry, load_model
+from harness.plan.scenario import Scenario
+from harness.tell.formats import gigabytes
 
 MOST_SHARING = 16
 """GPUs that share samples: stages of the longest pipeline that is tried."""
@@ -40,10 +45,17 @@ class RecommendRequest:
     """Choices of activation checkpointing: both, unless the job says which."""
     remarks: tuple[str, ...] = ()
     """What was chosen because nothing was given, or rounded."""
+    fabric_assumed: str | None = None
+    """Name of the network, where none was given for several nodes."""
 
     @property
     def sequence_length(self) -> int:
         return self.job.data.sequence_length
+
+    def with_length(self, sequence_length: int) -> RecommendRequest:
+        """The same in samples of so many tokens."""
+        data = self.job.data.model_copy(update={"sequence_length": sequence_length})
+        return replace(self, job=self.job.model_copy(update={"data": data}))
 
     @property
     def samples_asked(self) -> int:
@@ -117,13 +129,16 @@ def ask(
         raise HarnessError(
             f"--gpus {gpus} is not a multiple of --gpus-per-node {per_node}; change one of them"
         )
-    if gpus > per_node and fabric is None:
-        raise HarnessError(f"{gpus // per_node} nodes need the network between them; give it with --fabric")
+    if mixture_of_experts(model.config):
+        raise HarnessError(_of_experts(model, experiment, device, gpus, per_node))
+    assumed = assumed_fabric(device) if gpus > per_node and fabric is None else None
     _require_open(experiment)
     chosen = experiment.training.model_fields_set
     experiment, defaults = with_training_defaults(model, experiment, device)
     require_context(model, experiment)
     remarks, job = [*defaults], experiment.job()
+    if assumed is not None:
+        remarks.append(f"--fabric={assumed.name}, since none is given: {assumed.source}")
     sequence = job.data.sequence_length
     if tokens is None:
         tokens = default_tokens(model, gpus, sequence)
@@ -141,20 +156,74 @@ def ask(
         gpus=gpus,
         gpus_per_node=per_node,
         device=device,
-        fabric=fabric,
+        fabric=fabric or assumed,
+        fabric_assumed=assumed.name if assumed else None,
         tokens_asked=tokens,
         checkpointing=(job.training.activation_checkpointing,)
         if "activation_checkpointing" in chosen
         else (False, True),
     )
     if asked.samples and asked.tokens_per_step != tokens:
-        whose = counted(gpus, "GPU") if asked.samples_per_rank else "groups of GPUs that share each"
-        remarks.append(
-            f"{asked.tokens_per_step:,} tokens per step instead of {tokens:,}: {asked.samples:,} samples of "
-            f"{sequence:,}, a multiple of {whose}"
-        )
+        remarks.append(_rounded(asked))
     training = job.training.model_copy(update={"global_batch_size": asked.samples or gpus})
     return replace(asked, job=job.model_copy(update={"training": training}), remarks=tuple(remarks))
+
+
+def _rounded(asked: RecommendRequest) -> str:
+    whose = counted(asked.gpus, "GPU") if asked.samples_per_rank else "groups of GPUs that share each"
+    return (
+        f"{asked.tokens_per_step:,} tokens per step instead of {asked.tokens_asked:,}: {asked.samples:,} "
+        f"samples of {asked.sequence_length:,}, a multiple of {whose}"
+    )
+
+
+SOLD_WITH = {7: "EDR100", 8: "HDR200", 9: "NDR400", 10: "NDR400"}
+"""Major compute capability -> network of NVIDIA's own machines: DGX-1, DGX A100, DGX H100, DGX B200."""
+SLOWEST_ASSUMED = "HDR100"
+
+
+def assumed_fabric(device: Device) -> Fabric:
+    """The network with which nodes of a GPU are sold, where nobody says."""
+    name = SOLD_WITH.get((device.capability or (0, 0))[0], SLOWEST_ASSUMED)
+    return load_hardware().fabric(name)
+
+
+def _of_experts(
+    model: PlannedModel, experiment: Experiment, device: Device, gpus: int, gpus_per_node: int
+) -> str:
+    """What to take for a mixture of experts, of which only model states are known, and why."""
+    experiment, _ = with_training_defaults(model, experiment, device)
+    held: dict[str, int] = {}
+    for label in USUAL:
+        scenario = Scenario.of(
+            label, model, experiment.job(), world_size=gpus, ranks_per_node=gpus_per_node,
+            preset=experiment.runtime.preset, micro_batch_size=1, accumulation_steps=1, device=device,
+        )  # fmt: skip
+        assert scenario is not None
+        held[label] = sum(scenario.held_states.values())
+    room = [label for label in USUAL if held[label] <= STATES_SHARE * device.memory_bytes]
+    least = min(reversed(USUAL), key=lambda one: held[one])
+    label = min(room, key=registry.moving_parts, default=least)
+    size = f"{gigabytes(held[label])} of {gigabytes(device.memory_bytes)} GB"
+    choice = (
+        f"use {label}, assuming that activations fit in the rest: its model states take {size}"
+        if room
+        else f"use more than {gpus:,} GPUs: model states take {size} under {label}, which needs least, and "
+        f"above {STATES_SHARE:.0%} activations have little room"
+    )
+    cut = (
+        f" fsdp holds {gigabytes(held['fsdp'])} GB, since it cuts the experts of a layer, one tensor, "
+        "by their number."
+    )
+    return (
+        f"{model.name}, {model.counted}: {choice}.{cut if held['fsdp'] > 1.05 * held[least] else ''} "
+        f"Activations and speed of a {EXPERTS} are not predicted: they depend on which tokens go to which "
+        f"expert; {OTHER_TOOL}"
+    )
+
+
+STATES_SHARE = 0.7
+"""Of a device: model states that leave room for activations."""
 
 
 def _require_open(experiment: Experiment) -> None:
@@ -179,10 +248,4 @@ def find_model(text: str) -> PlannedModel:
         name, entry = find_entry(text)
         if EXPERTS in str(entry.get(NOT_COVERED, "")):
             raise HarnessError(f"{name} is a {EXPERTS}: {OTHER_TOOL}")
-    model = load_model(text)
-    if mixture_of_experts(model.config):
-        raise HarnessError(
-            f"{model.name}, {model.counted}, is a {EXPERTS}: {OTHER_TOOL}. `harness estimate --model {text}` "
-            "has its model states and traffic"
-        )
-    return model
+    return load_model(text)

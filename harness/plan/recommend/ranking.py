@@ -12,7 +12,7 @@ from harness.backends.entry import Entry
 from harness.backends.presets import preset_changes
 from harness.errors import HarnessError
 from harness.judge.wording import percent
-from harness.plan.leading import by_speed, distinct_backends, in_order, simplest_close
+from harness.plan.leading import by_speed, distinct_backends, in_order, leader, simplest_close
 from harness.plan.prediction import Predictors
 from harness.plan.recommend.predict import (
     NOT_TRIED,
@@ -115,13 +115,13 @@ def rank(question: RecommendRequest, predictors: Predictors, known: Choices | No
             reason = str(error) if isinstance(error, HarnessError) else f"{type(error).__name__}: {error}"
             left_out[label] = f"no prediction: {reason}"
     fitting = sorted((c for c in found if c.fits), key=by_speed)
-    leader = simplest_close(fitting)
+    first = leader(fitting)
     too_large = sorted((c for c in found if not c.fits), key=lambda c: c.needed_bytes)
     return VariantRanking(
-        fitting=tuple(c for c in (leader, *(c for c in fitting if c is not leader)) if c),
+        fitting=tuple(c for c in (first, *(c for c in fitting if c is not first)) if c),
         too_large=tuple(too_large),
         left_out=left_out,
-        with_room=simplest_close(sorted(with_room, key=by_speed)),
+        with_room=leader(sorted(with_room, key=by_speed)),
         whatever_preset=whatever,
     )
 

@@ -26,14 +26,19 @@ from harness.plan.estimate.alternatives import (
 )
 from harness.plan.leading import CLOSE_SHARE
 from harness.plan.prediction import Predictors
-from harness.plan.recommend.guide import Advice, advise, guide_line
+from harness.plan.recommend.guide import Advice, advise, fewer_tokens, guide_line
 from harness.plan.recommend.predict import Configuration
 from harness.plan.recommend.question import RecommendRequest
 from harness.plan.recommend.ranking import VariantRanking, rank
 from harness.plan.time.speed import gpu_hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
 from harness.plan.trust import PUBLISHED, Trust, trust_in
 
-SITE = "SITE.yaml"
+SITE = "site.yaml"
+
+
+def site_line(gpus_per_node: int) -> str:
+    """Writes the least that Slurm's scripts need; partition, account and modules are added by hand."""
+    return f"printf 'name: here\\ngpus_per_node: {gpus_per_node}\\n' > {SITE}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +88,7 @@ def commands(question: RecommendRequest, chosen: Sequence[Configuration], typed:
     report = "harness report runs -o report.md"
     return Commands(
         compare=(*compare, report) if question.nodes == 1 else (),
-        slurm=(*slurm, report),
+        slurm=(site_line(question.gpus_per_node), *slurm, report),
     )
 
 
@@ -93,7 +98,8 @@ def run_command(one: Alternative, words: Sequence[str]) -> str:
     nodes, per_node = one.scenario.nodes, one.scenario.ranks_per_node
     if nodes > 1:
         start = ["slurm", "render", "--site", SITE, "--backends", one.label, "--nodes", str(nodes)]
-        return shlex.join(["harness", *start, "--nproc", str(per_node), *words, *added, "-o", "jobs"])
+        render = shlex.join(["harness", *start, "--nproc", str(per_node), *words, *added, "-o", "jobs"])
+        return f"{site_line(per_node)} && {render}"
     start = ["run", "--backend", one.label, "--nproc", str(one.scenario.world_size)]
     return shlex.join(["harness", *start, *words, *added])
 
@@ -140,6 +146,8 @@ class Recommendation:
     """What would be recommended if that preset planned."""
     instead: tuple[Alternative, ...] = ()
     """What people do where nothing fits, or only with offload."""
+    fewer_tokens: tuple[str, ...] = ()
+    """How few let full sharding fit, where it does not."""
     trust: Trust | None = None
     """How wrong such answers have been; None: nothing fits."""
 
@@ -188,6 +196,7 @@ class Recommendation:
             "alternatives": [
                 {**one.as_json(), "command": run_command(one, self.words)} for one in self.instead
             ],
+            "fewer_tokens": list(self.fewer_tokens),
             "trust": self.trust.as_json() if self.trust else None,
             "commands": {"compare": list(self.commands.compare), "slurm": list(self.commands.slurm)},
         }
@@ -221,6 +230,7 @@ def recommend(
         uncertain=tuple(_uncertain(ranking)),
         commands=commands(question, best, typed),
         instead=_instead(question, ranking, predictors),
+        fewer_tokens=() if _is_plain(best) else tuple(fewer_tokens(question, predictors)),
         words=tuple(_given(typed)),
         other_preset=other,
         other_best=next(iter(_best(_rank_with(other, question, ranking, predictors))), None),
@@ -243,6 +253,11 @@ def _instead(
     scenarios = bases([c.scenario for c in ranking.too_large])
     tried = (CHECKPOINTED, OFFLOAD) if True in question.checkpointing else (OFFLOAD,)
     return tuple(alternatives(scenarios, without=(*tried, MORE_GPUS), by=predictors))
+
+
+def _is_plain(best: Sequence[Configuration]) -> bool:
+    """Whether each rank of the best has samples of its own, and all on the device."""
+    return bool(best) and best[0].offload == "none" and not best[0].scenario.mesh.shares_samples
 
 
 def _trust(best: Configuration) -> Trust:

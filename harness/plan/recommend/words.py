@@ -78,7 +78,9 @@ def _what_to_use(answer: Recommendation) -> Iterator[str]:
         yield (nothing_fits(answer.instead) if answer.ranking.too_large else None) or without
         return
     best, *others = answer.best
-    yield f"Use {_in_words(best)}, {SHORTLY[answer.question.preset]}"
+    assumed = answer.question.fabric_assumed
+    where = f", if nodes are joined by {assumed} (--fabric)" if assumed else ""
+    yield f"Use {_in_words(best)}, {SHORTLY[answer.question.preset]}{where}"
     if others:
         yield f"Runner-up: {_in_words(others[0])}"
 
@@ -88,6 +90,7 @@ def _beside(answer: Recommendation) -> Iterator[str]:
     if not answer.best:
         if answer.other_best:
             yield f"With runtime.preset={answer.other_preset} fits {_in_words(answer.other_best)}"
+        yield from answer.fewer_tokens
         return
     best, with_room = answer.best[0], answer.ranking.with_room
     if best.is_tight:
@@ -102,7 +105,11 @@ def _beside(answer: Recommendation) -> Iterator[str]:
         yield (
             f"Fewest moving parts within {percent(CLOSE_SHARE)} of the fastest: {fastest.label} is predicted "
             f"{more} faster, which only a measurement can tell"
+            if best.tokens_per_second_per_gpu >= (1 - CLOSE_SHARE) * fastest.tokens_per_second_per_gpu
+            else f"Fewest moving parts of what fits: {fastest.label}, whose ranks share samples, is "
+            f"predicted {more} faster"
         )
+    yield from answer.fewer_tokens
     if answer.other_best is None:
         yield f"With runtime.preset={answer.other_preset} nothing fits"
     elif answer.other_best.label != best.label:

@@ -66,9 +66,10 @@ def test_another_checkpointing_is_another_comparison() -> None:
 def test_several_nodes_are_measured_under_slurm_only() -> None:
     found = commands(replace(ASKED, gpus=32, fabric=FABRIC), BEST, TYPED)
     assert found.compare == ()
-    render, submit, _ = found.slurm
+    site, render, submit, _ = found.slurm
+    assert site == r"printf 'name: here\ngpus_per_node: 8\n' > site.yaml"
     words = shlex.split(render)
-    assert words[:5] == ["harness", "slurm", "render", "--site", "SITE.yaml"]
+    assert words[:5] == ["harness", "slurm", "render", "--site", "site.yaml"]
     assert (words[words.index("--nodes") + 1], words[words.index("--nproc") + 1]) == ("4", "8")
     assert words[-2:] == ["-o", "jobs-1"]
     assert submit == "harness slurm submit jobs-1 --wait"
@@ -104,7 +105,7 @@ def test_printed_commands_name_every_divided_variant_as_the_registry_spells_it(
         scenario = scenario_of(asked, label, size, checkpointing=BEST[0].checkpointing)
         chosen = replace(BEST[0], scenario=scenario)
         found = commands(asked, [chosen, BEST[1]], Typed())
-        words = shlex.split((found.compare or found.slurm)[0])
+        words = shlex.split((found.compare or found.slurm[1:])[0])
         labels = split_backends(words[words.index("--backends") + 1])
         assert labels[0] == label == registry.canonical_label(labels[0])
         _, options = registry.parse(labels[0])

@@ -63,7 +63,6 @@ def test_nothing_of_where_the_replaced_model_came_from_is_left(own: str, tmp_pat
     assert load_job(file, (), str(tmp_path)).model == load_job(None, (), str(tmp_path)).model
 
 
-@pytest.mark.parametrize("text", ["mixtral", "gpt-oss-20b"])
-def test_a_mixture_of_experts_names_the_tool(text: str) -> None:
+def test_a_mixture_that_is_not_covered_names_the_tool() -> None:
     with pytest.raises(HarnessError, match="mixture of experts: expert parallelism is called for"):
-        find_model(text)
+        find_model("gpt-oss-20b")

@@ -93,12 +93,19 @@ def test_fewer_samples_than_gpus_leave_none_a_rank_but_some_a_group() -> None:
         (["data.sequence_length=4096"], {}, "longer than invented.s context of 2048 positions"),
         (["data.sequence_length=100"], {"tokens": 99}, "less than one sample of 100 tokens"),
         ([], {"gpus": 12}, "--gpus 12 is not a multiple of --gpus-per-node 8"),
-        ([], {"gpus": 16, "fabric": None}, "give it with --fabric"),
     ],
 )
 def test_contradictions_are_refused(settings: list[str], changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(HarnessError, match=problem):
         asked(*settings, **changes)
+
+
+def test_network_that_nobody_names_is_that_of_the_vendors_own_machine() -> None:
+    hopper = replace(DEVICE, capability=(9, 0))
+    found = asked(gpus=16, fabric=None, device=hopper)
+    assert (found.fabric_assumed, found.fabric and found.fabric.name) == ("NDR400", "NDR400")
+    assert any("--fabric=NDR400, since none is given" in remark for remark in found.remarks)
+    assert asked(gpus=16).fabric_assumed is None
 
 
 def test_part_of_a_node_is_one_node() -> None:
