@@ -7,6 +7,7 @@ from dataclasses import replace
 from harness.backends.base import OptimizerKind
 from harness.backends.optimizer_kinds import BLOCK_ELEMENTS, LOW_BIT, is_quantised
 from harness.backends.strategy import StrategyKind
+from harness.errors import HarnessError
 from harness.forms.fsdp.units import shard_role
 from harness.forms.layout import Tensor, ceil_to
 from harness.forms.optimizer_step import updated_tensors
@@ -141,11 +142,17 @@ def _with_sgd(workload: Workload, expected: ModelStates) -> ModelStates:
 
 
 def _with_muon(workload: Workload, expected: ModelStates) -> ModelStates:
-    """Muon keeps one momentum of a matrix and counts no steps (torch 2.13, `optim/_muon.py`)."""
+    """Muon keeps one momentum of a matrix and counts no steps (torch 2.13, `optim/_muon.py`).
+
+    Raises HarnessError where ranks update flat partitions, of which Muon knows no matrix.
+    """
+    groups, updated = workload.layout.groups(), updated_tensors(workload)
+    if list(map(len, groups)) != list(map(len, updated)):
+        raise HarnessError("Muon needs whole matrices, and this strategy updates flat partitions")
     host = any(term.host for term in expected.terms if term.kind == "optimizer" and "moments" in term.name)
     kept = [term for term in expected.terms if term.kind != "optimizer"]
     momentum = moments = counters = 0
-    for group, sizes in zip(workload.layout.groups(), updated_tensors(workload), strict=True):
+    for group, sizes in zip(groups, updated, strict=True):
         for parameter, size in zip(group, sizes, strict=True):
             if _is_matrix(parameter, workload):
                 momentum += size

@@ -23,7 +23,7 @@ from harness.plan.memory import predict_memory
 from harness.plan.models import load_model
 from harness.plan.prediction import Prediction
 from harness.plan.preflight import at_least
-from harness.plan.scenario import Scenario
+from harness.plan.scenario import Scenario, with_settings
 from harness.plan.time.speed import predict_speed
 from harness.rank.data.samples import load_samples
 from harness.rank.models.description import describe_layout
@@ -31,6 +31,7 @@ from harness.rank.models.model import build_model, model_config
 from harness.rank.models.optimizer import update_groups
 from harness.record.workload import layout_of
 from harness.shipped import resolve
+from tests.harness.plan import plans
 
 JOBS = ("vit", "resnet", "t5", "own-model")
 
@@ -157,3 +158,9 @@ def test_the_host_must_hold_a_model_of_a_factory_whole_once_or_on_every_rank() -
         part = at_least(Prediction(scenario=asked), MemoryLimits(device_bytes=10**12, host_bytes=10**12))
         assert part.host_bytes == times * 4 * plan.model.parameters
         assert part.verdict == "fits"
+
+
+@pytest.mark.parametrize("label", ["zero1", "zero3"])
+def test_muon_on_flat_partitions_is_refused_in_words(label: str) -> None:
+    with pytest.raises(HarnessError, match="Muon needs whole matrices"):
+        _ = with_settings(plans.scenario(label, 2), {"optimizer.kind": "muon"}).states  # type: ignore[union-attr]
