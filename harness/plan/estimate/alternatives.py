@@ -15,7 +15,7 @@ from harness.backends.base import World
 from harness.backends.entry import UnknownBackend
 from harness.errors import HarnessError
 from harness.job.job import Job
-from harness.judge.wording import listed
+from harness.judge.wording import listed, ranks
 from harness.plan.coverage import why_memory_unknown
 from harness.plan.devices.device import ranks_per_node
 from harness.plan.devices.limits import MemoryVerdict
@@ -107,8 +107,9 @@ class Alternative(Prediction):
 
     @property
     def figures(self) -> str:
-        """'zero3 on 4, micro-batch 1: 20.1 of 42.4 GB, about 2,100 tokens/s a GPU', of what fits."""
-        place = f"{self.label} on {self.scenario.world_size:,}, micro-batch {self.scenario.micro_batch_size}"
+        """'zero3 on 4 ranks, micro-batch 1: 20.1 of 42.4 GB, about 2,100 tokens/s a GPU', of what fits."""
+        scenario = self.scenario
+        place = f"{self.label} on {ranks(scenario.world_size)}, micro-batch {scenario.micro_batch_size}"
         rate = f", about {about(self.tokens_per_second_per_gpu)} tokens/s a GPU" if self.speed else ""
         return f"{place}: {self._size}{rate}"
 
@@ -124,7 +125,7 @@ class Alternative(Prediction):
         return self._needed(self.memory_bounds[0]) if self.memory_bounds else self.verdict.needed_bytes
 
     def words(self) -> str:
-        """'LoRA: zero3 on 4, micro-batch 1: 20.1 of 42.4 GB, about 2,100 tokens/s a GPU'."""
+        """'LoRA: zero3 on 4 ranks, micro-batch 1: 20.1 of 42.4 GB, about 2,100 tokens/s a GPU'."""
         if self.fits:
             return f"{self.called}: {self.figures}"
         if self.states_alone and self.memory_bounds is None:
@@ -209,8 +210,10 @@ def least_change(found: Sequence[Alternative]) -> Alternative | None:
 
 
 def nothing_fits(found: Sequence[Alternative]) -> str | None:
-    """'nothing fits without activation checkpointing; with it zero1 on 1, micro-batch 1: 16.9 of ...', of the
-    way that changes least; None: none fits."""
+    """'nothing fits without activation checkpointing; with it zero1 on 1 rank, micro-batch 1: 16.9 of ...'.
+
+    Of the way that changes least; None: none fits.
+    """
     one = least_change(found)
     if one is None:
         return None

@@ -98,7 +98,9 @@ def test_what_fits_comes_with_its_command() -> None:
     assert first == "What fits instead"
     assert len(lines) == 2 * len(found)
     (command,) = (
-        after for line, after in pairwise(lines) if line.startswith("- QLoRA: zero3 on 2, micro-batch 1: ")
+        after
+        for line, after in pairwise(lines)
+        if line.startswith("- QLoRA: zero3 on 2 ranks, micro-batch 1: ")
     )
     assert command.startswith("  harness run --backend zero3 --nproc 2 --model llama-2-7b --set ")
     assert "adapter.base_dtype=nf4" in command

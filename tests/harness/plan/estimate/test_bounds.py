@@ -75,7 +75,7 @@ def test_text_and_document_have_the_bounds_and_how_wrong_their_like_were() -> No
     assert of_rows["peak_bytes"] is None
     text = " ".join("\n".join(estimate_lines(question, rows)).split())
     between = f"{least / 1e9:.3g} and {most / 1e9:.3g} GB"
-    assert f"fsdp: peak between {between}: compiled blocks keep no less" in text
+    assert f"fsdp: peak between {between}: compiled blocks keep as much as eager blocks at most" in text
     assert "fsdp: speed n/a: speed under model.compile=block is not predicted" in text
     assert "fsdp fits, between " in text
     assert "±" not in text
