@@ -104,7 +104,8 @@ def leader(ranked: Sequence[P]) -> P | None:
 
 def in_order(found: Sequence[P]) -> list[P]:
     """As they are recommended: first `leader`, then each place to `simplest_close` of those that are left."""
-    rest, ordered = sorted(found, key=by_speed), []
+    rest = sorted(found, key=by_speed)
+    ordered: list[P] = []
     while (first := simplest_close(rest) if ordered else leader(rest)) is not None:
         ordered.append(first)
         rest = [one for one in rest if one is not first]

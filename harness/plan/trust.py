@@ -57,6 +57,10 @@ class KnownErrors:
     unlike: tuple[str, ...] = ()
     """How many have a setting of the question that not all have: '3 with checkpointing'."""
 
+    def as_json(self) -> dict[str, Any]:
+        """As JSON has it: lists, no tuples."""
+        return vars(self) | {"listed": list(self.listed), "unlike": list(self.unlike)}
+
     def text(self) -> str:
         """'±9 % (61 published runs, on the whole 7 % too low)', '12 % too high (1 published run)'."""
         whose = f"{self.runs} {self.whose if self.runs > 1 else self.whose.replace('runs', 'run', 1)}"
@@ -118,7 +122,7 @@ class Trust:
 
     def as_json(self) -> dict[str, Any]:
         """The same as numbers."""
-        figures = {name: vars(known) if known else None for name, known in self._figures.items()}
+        figures = {name: known.as_json() if known else None for name, known in self._figures.items()}
         return figures | {
             "runs": self.runs, "unseen": list(self.unseen),
             "other_training": list(self.other_training), "bounded": self.bounded,

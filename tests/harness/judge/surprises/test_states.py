@@ -84,4 +84,4 @@ def test_what_stays_gathered_is_told_by_its_own_size_besides_the_states() -> Non
     surprise = seen(holding("zero3", preset="library-defaults"))["stays-gathered"]
     assert 0.48 < surprise.figures[0] <= 0.5  # weights of 4 bytes over half of 16; pieces are padded
     assert not surprise.saves
-    assert "not sharded: they add 0.5 x the textbook's states" in surprise.what
+    assert "stay gathered, beside the states: 0.5 x the textbook's states" in surprise.what
