@@ -249,6 +249,7 @@ def planned_settings(scenario: Scenario) -> dict[str, Any]:
         "training.global_batch_size": samples
         * registry.mesh_of(scenario.label, scenario.world_size).data_size,
         "training.micro_batch_size": scenario.micro_batch_size,
+        "training.activation_checkpointing": scenario.job.training.activation_checkpointing,
     }
 
 

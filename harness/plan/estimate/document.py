@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.forms.terms import Term
-from harness.plan.estimate.alternatives import Alternative, estimate_command
+from harness.plan.estimate.alternatives import Alternative, estimate_command, least_change
 from harness.plan.estimate.question import EstimateRequest
 from harness.plan.estimate.row import EstimateRow, trust_of
 from harness.plan.memory import MemoryPrediction
@@ -22,7 +22,7 @@ def document(
 ) -> dict[str, Any]:
     """What `harness estimate --json` prints. `instead`, `words`: as of `estimate_lines`."""
     experiment, device, fabric = asked.experiment, asked.device, asked.fabric
-    trust = trust_of(rows)
+    trust = trust_of(rows, least_change(instead))
     return {
         "model": asked.model.name,
         "parameters": asked.model.parameters,

@@ -288,8 +288,12 @@ def estimate(asked: EstimateRequest, by: Predictors | None = None) -> list[Estim
     return [_predicted(row, by) for row in rows]
 
 
-def trust_of(rows: Sequence[EstimateRow]) -> Trust | None:
-    """How wrong such predictions have been; None: of no row is more than states and traffic predicted."""
+def trust_of(rows: Sequence[Prediction], answer: Prediction | None = None) -> Trust | None:
+    """How wrong such predictions have been; None: of no row is more than states and traffic predicted.
+
+    `answer`: what is said to fit in place of all rows.
+    """
+    rows = rows if answer is None else [answer]
     known = [row for row in rows if row.scenario and (row.memory or row.near_bounds or row.speed)]
     if not known:
         return None

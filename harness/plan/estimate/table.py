@@ -127,7 +127,7 @@ def estimate_lines(
     if instead:
         told = alternative_lines(instead, lambda one: estimate_command(one, words))
         lines += [*(part for line in told for part in _wrapped(line)), ""]
-    trust = trust_of(shown)
+    trust = trust_of(shown, least_change(instead))
     assumed = [*_header(asked), *(trust.lines() if trust else [])]
     lines += [part for line in assumed for part in _wrapped(line)]
     if details:

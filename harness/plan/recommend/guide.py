@@ -260,7 +260,7 @@ def advise(
     remedies = tuple(memory_remedies(question, smallest, predictors, shared))
     figures = _needs(smallest)
     if fitting:
-        figures = f"without offload nothing fits: {figures}"
+        figures = f"without offload none of these fits: {figures}"
         return Advice(case="only offload fits", figures=figures, remedies=remedies)
     return Advice(case="does not fit", figures=figures, remedies=remedies)
 

@@ -225,7 +225,7 @@ def _more_computing(configuration: Configuration, best: Configuration) -> str:
     """Why it computes longer than the best."""
     assert configuration.speed is not None
     assert best.speed is not None
-    if configuration.offload != best.offload:
+    if configuration.offload not in ("none", best.offload):
         return f"offload={configuration.offload} updates on the host and copies to and from it"
     if configuration.checkpointing and not best.checkpointing:
         return "it recomputes activations to fit"

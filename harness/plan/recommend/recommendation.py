@@ -14,7 +14,6 @@ from harness.errors import HarnessError
 from harness.judge.wording import listed, percent
 from harness.plan.devices.limits import TIGHT_SHARE
 from harness.plan.estimate.alternatives import (
-    CHECKPOINTED,
     MORE_GPUS,
     OFFLOAD,
     Alternative,
@@ -30,6 +29,7 @@ from harness.plan.recommend.guide import Advice, advise, fewer_tokens, guide_lin
 from harness.plan.recommend.predict import Configuration
 from harness.plan.recommend.question import RecommendRequest
 from harness.plan.recommend.ranking import VariantRanking, rank
+from harness.plan.scenario import with_settings
 from harness.plan.time.speed import gpu_hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
 from harness.plan.trust import PUBLISHED, Trust, trust_in
 
@@ -116,7 +116,6 @@ def _named(typed: Typed) -> dict[str, object]:
 def _settings(configuration: Configuration, typed: Typed) -> list[str]:
     decided = {
         **planned_settings(configuration.scenario),
-        "training.activation_checkpointing": configuration.checkpointing,
         # Repetitions of a reference that one GPU cannot hold tell nothing.
         "compare.noise_runs": False,
     }
@@ -247,12 +246,16 @@ def _rank_with(
 def _instead(
     question: RecommendRequest, ranking: VariantRanking, predictors: Predictors
 ) -> tuple[Alternative, ...]:
-    """Where nothing fits without offload: the ways that no variant takes, with the smallest micro-batch."""
-    if any(c.offload == "none" for c in ranking.fitting) or not question.samples_per_rank:
+    """Where nothing fits well without offload: the ways that no variant takes, with the smallest micro-batch.
+
+    Each says whether it needs checkpointing, so all begin from the job without what `recommend` adds.
+    """
+    roomy = [c for c in ranking.fitting if c.offload == "none" and not c.verdict.barely_fits]
+    if roomy or not question.samples_per_rank:
         return ()
-    scenarios = bases([c.scenario for c in ranking.too_large])
-    tried = (CHECKPOINTED, OFFLOAD) if True in question.checkpointing else (OFFLOAD,)
-    return tuple(alternatives(scenarios, without=(*tried, MORE_GPUS), by=predictors))
+    asked = {"training.activation_checkpointing": question.checkpointing[0]}
+    found = [with_settings(c.scenario, asked) or c.scenario for c in ranking.too_large]
+    return tuple(alternatives(bases(found), without=(OFFLOAD, MORE_GPUS), by=predictors))
 
 
 def _is_plain(best: Sequence[Configuration]) -> bool:

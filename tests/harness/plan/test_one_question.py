@@ -1,6 +1,8 @@
 """One question about GPUs has one scenario, whichever command or page asks it."""
 
 import json
+import shlex
+from itertools import pairwise
 
 import pytest
 from click.testing import CliRunner
@@ -68,19 +70,23 @@ def test_the_page_asks_as_the_commands_do() -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.long(seconds=60)
-def test_what_recommend_offers_where_nothing_fits_is_what_estimate_predicts() -> None:
-    """Mistral-7B on one A100-40: neither command knows a way that the other predicts otherwise."""
-    words = ["--model", "mistral-7b", "--gpu", "A100-40", "--json"]
+@pytest.mark.long(seconds=90)
+@pytest.mark.parametrize(("model", "gpu"), [("mistral-7b", "A100-40"), ("llama-3.1-8b", "RTX4090")])
+def test_what_recommend_offers_where_nothing_fits_is_what_estimate_predicts(model: str, gpu: str) -> None:
+    """Of the settings and of the command as printed: neither knows a way that the other predicts else."""
+    words = ["--model", model, "--gpu", gpu, "--json"]
     asked = ["--gpus", "1", "--tokens-per-step", "4096"]
     done = CliRunner().invoke(harness, ["recommend", *words, *asked])
     answer = json.loads(done.stdout)
     offers = answer["alternatives"]
     assert {"LoRA", "QLoRA"} & {one["name"].partition(",")[0] for one in offers}
     for one in offers:
-        place = ["--backends", one["backend"], "--world-size", "1"]
-        done = CliRunner().invoke(harness, ["estimate", *words, *place, *set_words(one["settings"])])
-        (row,) = json.loads(done.stdout)["rows"]
-        assert row["device_bytes"] == one["device_bytes"], one
-        assert row["verdict"] in ("fits", "close")
-        assert row["tokens_per_second_per_gpu"] == one["tokens_per_second_per_gpu"]
+        typed = shlex.split(one["command"])
+        as_run = [word for pair in pairwise(typed) if pair[0] == "--set" for word in pair]
+        for settings in (set_words(one["settings"]), as_run):
+            place = ["--backends", one["backend"], "--world-size", "1"]
+            done = CliRunner().invoke(harness, ["estimate", *words, *place, *settings])
+            (row,) = json.loads(done.stdout)["rows"]
+            assert row["device_bytes"] == one["device_bytes"], one
+            assert row["verdict"] in ("fits", "close")
+            assert row["tokens_per_second_per_gpu"] == one["tokens_per_second_per_gpu"]
