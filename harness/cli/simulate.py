@@ -11,6 +11,7 @@ import click
 from harness.cli.options.arguments import numbers, split_backends
 from harness.cli.options.shared import BACKENDS, MODEL, common, config_option, json_option, set_option
 from harness.cli.terminal.output import begin, echo
+from harness.cli.terminal.predicting import counting
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
 from harness.launch.cells import canonical_label
@@ -91,8 +92,10 @@ def simulate(
 def _simulate(asked: Sequence[Simulated], *, quiet: bool) -> list[SimulatedRow]:
     rows: list[SimulatedRow] = []
     answers = run_simulations([one.request for one in asked])
-    for one, result in zip(asked, answers, strict=True):
-        row = compare_with_closed_forms(one, result)
-        echo("\n".join([*([""] if rows else []), *row_lines(row)]), err=quiet)
-        rows.append(row)
+    with counting("simulated rank") as another:
+        for one, result in zip(asked, answers, strict=True):
+            row = compare_with_closed_forms(one, result)
+            another()
+            echo("\n".join([*([""] if rows else []), *row_lines(row)]), err=quiet)
+            rows.append(row)
     return rows

@@ -53,7 +53,7 @@ def test_the_bar_goes_on_while_nothing_is_predicted(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_pipe_gets_lines_unless_no_word_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", pipe := Terminal("1 predictions so far", 3, is_one=False))
+    monkeypatch.setattr(sys, "stderr", pipe := Terminal("1 prediction so far", 3, is_one=False))
     with counting_predictors() as predictors:
         predictors.speed(scenario("fsdp", 4))
         assert not pipe.shown.wait(0.1)  # conftest.py wants none
