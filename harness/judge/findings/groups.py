@@ -23,7 +23,7 @@ ABOUT_FIGURES = frozenset(
         "runs-missing", "nothing-timed", "faster-than-possible", "inconsistent-timing", "warmup-too-short",
         "busy-machine", "cores-shared", "numa-unbound", "instrumented-timing", "slow-rank", "slow-data",
         "memory-differs", "memory-grows", "memory-spikes", "memory-imbalance",
-        "work-outside-clock",
+        "work-outside-clock", "implausible-energy",
     )
 )  # fmt: skip
 DOCUMENT = "docs/findings.md"

@@ -32,6 +32,8 @@ from harness.tell.tables import prose
 from harness.tell.writers.markdown import render_markdown
 
 VERIFY = "harness verify FILE  # this report, in any format"
+MEANT = {"bf16": "bf16 without fp32 master weights"}
+"""What a precision says too little of."""
 MOST_WORDS_CHECK = 30
 """Of a command that is shown here."""
 
@@ -66,7 +68,7 @@ def scope_section(comparison: Comparison, question: Question) -> Section | None:
     worlds = [row.record.world for row in comparison.rows]
     transports = listed(list(dict.fromkeys(world.collectives for world in worlds)))
     known = dict.fromkeys(row.record.job.training.precision for row in comparison.rows)
-    precisions = listed([precision for precision in known if precision is not None])
+    precisions = listed([MEANT.get(precision, precision) for precision in known if precision is not None])
     facts = [f"{rank_words(comparison)} over {transports}", _threads(comparison)]
     facts += [job_words(comparison), precisions, _preset(worlds), _versions(comparison), _runs(comparison)]
     text = ", ".join(fact for fact in facts if fact)

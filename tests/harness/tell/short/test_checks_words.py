@@ -9,18 +9,24 @@ def checks(*records: Record) -> str:
     return checks_sentence(Comparison(records))
 
 
+def test_agreement_by_an_assumed_limit_says_so() -> None:
+    """Where no repetition of the reference measured what rounding does."""
+    text = checks(*published("bloom-560m"))
+    assert text.startswith("15 of 15 checks hold: all 5 agree with one process (assumed limit), hold the")
+
+
 def test_a_byte_too_many_is_not_as_expected() -> None:
     """On published runs of two ranks, where a ring sends what is paid in: 16 bytes more in every step."""
     records = [*published("default")]
     alone, ddp = (next(r for r in records if r.backend.label == label) for label in ("single", "ddp"))
     assert checks(alone, ddp) == (
-        "3 of 3 checks hold: 1 of 1 agree with one process, 1 of 1 hold the expected states and "
-        "1 of 1 send the expected bytes."
+        "3 of 3 checks hold: 1 of 1 agree with one process (assumed limit), 1 of 1 hold the expected states "
+        "and 1 of 1 send the expected bytes."
     )
     zero2 = next(r for r in records if r.backend.label == "zero2")
     assert checks(alone, ddp, zero2) == (
-        "6 of 6 checks hold: all 2 agree with one process, hold the expected states and send the "
-        "expected bytes."
+        "6 of 6 checks hold: all 2 agree with one process (assumed limit), hold the expected states and send "
+        "the expected bytes."
     )
     probed = ddp.windows.probed if ddp.windows else 0
     comm = [
@@ -55,5 +61,5 @@ def test_a_cell_that_diverged_is_a_check_that_fails() -> None:
     doubled = make_steps(norms=[2 * norm for norm in NORMS])
     wrong = make_record(label="zero1", steps=doubled, final_weights=make_weights("c" * 64))
     assert checks(make_record(), make_record(label="ddp"), wrong).startswith(
-        "1 of 2 checks hold: 1 of 2 agree with one process; "
+        "1 of 2 checks hold: 1 of 2 agree with one process (assumed limit); "
     )

@@ -3,7 +3,7 @@ from harness.record import Record
 from harness.tell.document import Items, Line
 from harness.tell.short.outline import scope_section
 from tests.harness.tell.short.records import repeats
-from tests.records import make_record
+from tests.records import make_record, published
 
 
 def scope(*records: Record) -> str:
@@ -30,6 +30,11 @@ def test_what_cpu_ranks_do_not_show_is_said_of_them_alone() -> None:
     )
     world = here.world.model_copy(update={"device": "cuda", "collectives": "nccl"})
     assert scope(here.model_copy(update={"world": world})).endswith("one run of each cell.")
+
+
+def test_bf16_alone_says_that_there_are_no_masters() -> None:
+    text = scope(*published("bloom-560m"))
+    assert "559 M parameters, bf16 without fp32 master weights, preset like-for-like" in text
 
 
 def test_without_runs_there_is_no_scope() -> None:
