@@ -226,15 +226,21 @@ def _agreement(judged: Sequence[Repeats]) -> list[str]:
     extent = f"within {scientific(largest)} nats per token{allowed}" if largest else "bit for bit"
     is_assumed = largest > 0 and any(group.assumed for _, group in held)
     number = f"all {len(judged)}" if len(agree) == len(judged) else f"{len(agree)} of {len(judged)}"
-    judgement = f"{number} judged configurations train"
+    judged_ones, verb = f"{number} judged configurations", "train"
     if len(judged) == 1:
-        judgement = "the one judged configuration trains"
+        judged_ones, verb = "the one judged configuration", "trains"
+    judgement = f"{judged_ones} {verb}"
     steps = counted(min(len(group.record.steps) for group in agree), "step")
     if not is_assumed and not no_test:
         return [f"{judgement} the same model as one process: losses agree {extent} over {steps}"]
-    known = f"{steps} and an assumed limit" if is_assumed else steps
-    claim = f"as far as {known} show, {judgement} the same model as one process"
-    return [f"{claim}: losses agree {extent}", no_test]
+    if no_test:
+        return [
+            f"losses of {judged_ones} agree with one process {extent} over {steps}",
+            "that alone does not show the same training",
+            no_test,
+        ]
+    claim = f"as far as {steps} and an assumed limit show, {judgement} the same model as one process"
+    return [f"{claim}: losses agree {extent}"]
 
 
 def _limit(held: Sequence[tuple[Tolerance, Repeats]]) -> tuple[str, str]:
