@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from harness.backends.registry import REFERENCE
 from harness.backends.strategy import StrategyKind
 from harness.judge.wording import counted, listed
 from harness.plan.coverage import unpredicted_axes
@@ -165,9 +166,9 @@ def trust_in(
     speeds = [run for run in alike if (run["tokens"] < SHORT_TOKENS) == short] if speed else []
     known_speed = _known(speeds, "speed", first, of=median)
     own = [one for one in kinds if one in seen]
-    unseen = [] if SINGLE in seen and first.world_size == 1 else [one for one in kinds if one not in seen]
+    unseen = [] if REFERENCE in seen and first.world_size == 1 else [one for one in kinds if one not in seen]
     words = ["adapters" if adapted else "full training", f"under {listed(_named(own or kinds))}"]
-    words += ["or without a library"] if SINGLE in seen and SINGLE not in kinds else []
+    words += ["or without a library"] if REFERENCE in seen and REFERENCE not in kinds else []
     return Trust(
         runs=" ".join(words + ([f"with {listed(axes)}"] if axes else [])),
         **memory,
@@ -180,13 +181,10 @@ def trust_in(
     )
 
 
-SINGLE = "single"
-
-
 def _counted(kinds: tuple[str, ...], world_size: int) -> tuple[str, ...]:
     """Runs of one process are like those of a strategy that shares with no other rank."""
     alone = world_size == 1 and not all(kind.endswith(OFFLOADED) for kind in kinds)
-    return (*kinds, SINGLE) if alone else kinds
+    return (*kinds, REFERENCE) if alone else kinds
 
 
 def _other_training(

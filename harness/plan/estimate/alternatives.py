@@ -324,8 +324,7 @@ def _changed(scenario: Scenario, reliefs: Sequence[str], given: Mapping[str, Any
     """The scenario of the job with other settings; None: they contradict it, or it cannot run so."""
     settings = {**given, **_settings(reliefs, scenario)}
     new = with_settings(scenario, settings)
-    if new is not None and ONE_SAMPLE in reliefs:
-        steps = scenario.micro_batch_size * scenario.accumulation_steps
+    if new is not None and (steps := settings.get("training.accumulation_steps")) is not None:
         new = replace(new, micro_batch_size=1, accumulation_steps=steps)
     return None if new is None or _why_not(new) is not None else new
 
