@@ -14,7 +14,7 @@ def register(
     Returns the file that lists them.
     """
     information = folder / f"{name.replace('-', '_')}-{version}.dist-info"
-    information.mkdir(parents=True)
+    information.mkdir(parents=True, exist_ok=True)
     information.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     lines = [f"{backend} = {target}" for backend, target in entry_points.items()]
     listed = information / "entry_points.txt"

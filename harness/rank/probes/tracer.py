@@ -12,7 +12,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -66,8 +66,10 @@ class Tracer:
         self._step: record_function | None = None
         self._phase: record_function | None = None
         self._number = 0
-        self._before: ThreadAccount | None = None
-        self._accounts: dict[int, ThreadAccount] = {}
+        self._at_step: ThreadAccount | None = None
+        self._at_phase: ThreadAccount | None = None
+        self._of_phases: list[ThreadAccount | None] = []
+        self._accounts: dict[int, StepAccounts] = {}
 
     @property
     def at_work(self) -> bool:
@@ -92,7 +94,7 @@ class Tracer:
     def begin_step(self, step: int) -> None:
         """Begin a step, if the profiler runs."""
         if self._profile is not None:
-            self._number, self._before = step, thread_account()
+            self._number, self._at_step, self._of_phases = step, thread_account(), []
             self._step = record_function(f"{STEP}{step}")
             self._step.__enter__()
 
@@ -101,7 +103,9 @@ class Tracer:
         if self._phase is not None:
             self._phase.__exit__(None, None, None)
             self._phase = None
+            self._of_phases.append(_since(self._at_phase))
         if self._step is not None and phase is not None:
+            self._at_phase = thread_account()
             self._phase = record_function(PHASE + phase)
             self._phase.__enter__()
 
@@ -111,9 +115,7 @@ class Tracer:
         if self._step is not None:
             self._step.__exit__(None, None, None)
             self._step = None
-            after = thread_account()
-            if after is not None and self._before is not None:
-                self._accounts[self._number] = after.since(self._before)
+            self._accounts[self._number] = StepAccounts(_since(self._at_step), self._of_phases)
 
     def stop(self) -> None:
         """Stop the profiler, if it runs; read its events, and write the trace if one is wanted."""
@@ -130,8 +132,21 @@ class Tracer:
         self.seconds += time.perf_counter() - begin
 
 
-Accounts = Mapping[int, ThreadAccount]
-"""Of the rank's thread, by step."""
+class StepAccounts(NamedTuple):
+    """What the rank's thread did in a traced step; None: the system does not say."""
+
+    whole: ThreadAccount | None
+    phases: list[ThreadAccount | None]
+    """Of each phase, in their order."""
+
+
+def _since(before: ThreadAccount | None) -> ThreadAccount | None:
+    after = thread_account()
+    return None if after is None or before is None else after.since(before)
+
+
+Accounts = Mapping[int, StepAccounts]
+"""By step."""
 
 
 def read_trace(
@@ -155,9 +170,10 @@ def divide_steps(events: Any, device: str, accounts: Accounts | None = None) -> 
     if device == "cpu":
         handed = _handed_over(named, work)
         for row, (step, at) in zip(rows, sorted(steps), strict=True):
-            account = (accounts or {}).get(step)
+            accounts_of_step = (accounts or {}).get(step)
+            within = [stretch for _, stretch in sorted(phases, key=_start) if at[0] <= stretch[0] < at[1]]
             row["asleep_seconds"] = (
-                _asleep_seconds(at, work, handed, account) if account is not None else None
+                _asleep_seconds(at, within, accounts_of_step, work, handed) if accounts_of_step else None
             )
     return rows
 
@@ -170,15 +186,31 @@ def _handed_over(named: list[tuple[str, Any]], work: RankActivity) -> list[Inter
 
 
 def _asleep_seconds(
-    at: Interval, work: RankActivity, handed: list[Interval], account: ThreadAccount
-) -> float:
-    """At the least: all communication that nothing hides may have been waited for."""
+    step: Interval, phases: list[Interval], accounts: StepAccounts, work: RankActivity, handed: list[Interval]
+) -> float | None:
+    """At the least: all communication that nothing hides may have been waited for.
+
+    Time queued for a processor while a collective is under way is taken off twice, so each phase is counted
+    apart: what other work did in one hides no sleep in another. Of the two bounds the larger one holds.
+    """
     stretches = [*((c.start, c.end) for c in work.communications), *handed]
-    waited = length(unhidden(stretches, work.computing, at)) / 1e9
-    return max(0.0, (at[1] - at[0]) / 1e9 - account.ran_seconds - account.queued_seconds - waited)
+
+    def asleep(at: Interval, account: ThreadAccount | None) -> float | None:
+        if account is None:
+            return None
+        waited = length(unhidden(stretches, work.computing, at)) / 1e9
+        return max(0.0, (at[1] - at[0]) / 1e9 - account.ran_seconds - account.queued_seconds - waited)
+
+    whole = asleep(step, accounts.whole)
+    in_phases = [asleep(at, account) for at, account in zip(phases, accounts.phases, strict=False)]
+    return None if whole is None else max(whole, sum(seconds for seconds in in_phases if seconds is not None))
 
 
 Phases = list[tuple[str, Interval]]
+
+
+def _start(phase: tuple[str, Interval]) -> int:
+    return phase[1][0]
 
 
 def _host_work(named: list[tuple[str, Any]], phases: Phases) -> RankActivity:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.rank.probes.time import ThreadAccount
-from harness.rank.probes.tracer import NOTHING_SEEN, divide_steps, read_trace
+from harness.rank.probes.tracer import NOTHING_SEEN, StepAccounts, divide_steps, read_trace
 
 
 @dataclass
@@ -124,6 +124,10 @@ def test_kernels_of_symmetric_memory_and_copies_between_devices_communicate() ->
     assert nanoseconds(row) == {"compute": 15, "communication": 30, "exposed": 25, "idle": 60}
 
 
+def account(ran: int, queued: int) -> ThreadAccount:
+    return ThreadAccount(ran_seconds=ran / 1e9, queued_seconds=queued / 1e9)
+
+
 def test_a_rank_sleeps_while_it_neither_runs_nor_waits_for_a_processor_or_for_others() -> None:
     events = [
         *STEP,
@@ -134,10 +138,22 @@ def test_a_rank_sleeps_while_it_neither_runs_nor_waits_for_a_processor_or_for_ot
     ]
     # Of 100 ns 25 were waited for the collective, from where it was handed over.
     for ran, queued, asleep in ((45, 10, 20), (45, 0, 30), (60, 20, 0)):
-        account = ThreadAccount(ran_seconds=ran / 1e9, queued_seconds=queued / 1e9)
-        (row,) = divide_steps(events, "cpu", {5: account})
+        (row,) = divide_steps(events, "cpu", {5: StepAccounts(account(ran, queued), [])})
         assert row["asleep_seconds"] * 1e9 == pytest.approx(asleep)
     (row,) = divide_steps(events, "cpu")
+    assert row["asleep_seconds"] is None
+
+
+def test_a_processor_that_is_taken_in_one_phase_hides_no_sleep_in_another() -> None:
+    events = [*STEP, Event("aten::mm", 0, 20), Event("aten::mm", 40, 60), gloo("all_reduce", 60, 90)]
+    # 20 of the 40 ns of the forward pass are slept; in the backward pass the thread is queued beside the
+    # collective, so that 25 ns are taken off twice.
+    phases = [account(20, 0), account(30, 25)]
+    (row,) = divide_steps(events, "cpu", {5: StepAccounts(account(50, 25), phases)})
+    assert row["asleep_seconds"] * 1e9 == pytest.approx(20)
+    (row,) = divide_steps(events, "cpu", {5: StepAccounts(account(50, 25), [])})
+    assert row["asleep_seconds"] == 0
+    (row,) = divide_steps(events, "cpu", {5: StepAccounts(None, [None, None])})
     assert row["asleep_seconds"] is None
 
 
