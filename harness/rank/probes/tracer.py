@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -136,7 +136,7 @@ class StepAccounts(NamedTuple):
     """What the rank's thread did in a traced step; None: the system does not say."""
 
     whole: ThreadAccount | None
-    phases: list[ThreadAccount | None]
+    phases: Sequence[ThreadAccount | None]
     """Of each phase, in their order."""
 
 
