@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict
 from harness.bounds import MOST_CONFIGURATION_BYTES, MOST_SPARSE_BYTES
 from harness.errors import HarnessError
 
-STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}
+STANDARD_OUTPUT = Path("/dev/stdout")
+STREAMS = {str(STANDARD_OUTPUT): 1, "/dev/stderr": 2}
 STREAM_FOLDERS = ("/dev/fd", "/proc/self/fd")
 """What a shell connects, by name or by number."""
 

@@ -20,7 +20,7 @@ from harness.cli.options.price import priced
 from harness.cli.options.shared import (
     EXIT_INTERRUPTED,
     EXIT_STRICT,
-    PATH,
+    OUTPUT_FILE,
     backends_option,
     config_option,
     found_checkpoint,
@@ -75,7 +75,7 @@ RECORDS_SUFFIX = ".runs"
 @runs_option
 @click.option(
     "--report",
-    type=PATH,
+    type=OUTPUT_FILE,
     help="Write a report here; the format follows from the extension.",
 )
 @click.option(

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import click
 
 from harness.cli.options.price import given_price, price_option
-from harness.cli.options.shared import EXIT_STRICT, PATH, common, warn_skipped
+from harness.cli.options.shared import EXIT_STRICT, OUTPUT_FILE, PATH, common, warn_skipped
 from harness.cli.terminal.output import begin, echo
 from harness.errors import HarnessError
 from harness.files import stream_number
@@ -32,7 +32,7 @@ from harness.tell.report import (
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, type=PATH)
-@click.option("-o", "--output", required=True, type=PATH, help="File to write.")
+@click.option("-o", "--output", required=True, type=OUTPUT_FILE, help="File to write.")
 @click.option(
     "--format",
     "form",

@@ -16,6 +16,7 @@ from harness.cli.cells.preflight import force_option, show
 from harness.cli.options.arguments import DEFAULT_CPU_RANKS, numbers, split_backends
 from harness.cli.options.shared import (
     EXIT_GATE,
+    OUTPUT_FILE,
     PATH,
     backends_option,
     common,
@@ -232,7 +233,7 @@ def status(folder: Path, as_json: bool) -> int:
 
 @slurm.command()
 @_folder
-@click.option("--report", type=PATH, help="Write a markdown report here.")
+@click.option("--report", type=OUTPUT_FILE, help="Write a markdown report here.")
 @json_option
 @common
 def collect(folder: Path, report: Path | None, as_json: bool) -> int:

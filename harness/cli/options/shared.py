@@ -14,6 +14,7 @@ import click
 from harness.cli.options import completion
 from harness.cli.terminal.output import View, echo
 from harness.errors import HarnessError
+from harness.files import STANDARD_OUTPUT
 from harness.run_directory.request import Resume
 from harness.run_directory.resume import find_checkpoint
 from harness.safe_text import described, encodable
@@ -28,7 +29,11 @@ EXIT_INTERRUPTED = 130
 
 
 class _Path(click.Path):
-    """A path that a file system can have."""
+    """A path that a file system can have; `-` is standard output or refused, never a file of that name."""
+
+    def __init__(self, *, stream: bool = False) -> None:
+        super().__init__()
+        self._stream = stream
 
     def convert(
         self, value: str | os.PathLike[str], parameter: click.Parameter | None, context: click.Context | None
@@ -36,10 +41,14 @@ class _Path(click.Path):
         text = os.fspath(value)
         if "\0" in text or encodable(text) != text:
             self.fail(f"{text!r} holds a character that no path can have", parameter, context)
-        return Path(text)
+        if text == "-" and not self._stream:
+            self.fail("'-' cannot be a standard stream here; give a path (a file of that name: './-')")
+        return STANDARD_OUTPUT if text == "-" else Path(text)
 
 
 PATH = _Path()
+OUTPUT_FILE = _Path(stream=True)
+"""Of a report: `-` is standard output."""
 
 
 def common(command: Callable[..., int]) -> Callable[..., None]:

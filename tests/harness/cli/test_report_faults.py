@@ -169,10 +169,17 @@ def test_report_on_standard_output_writes_no_other_file(tmp_path: Path) -> None:
     put(tmp_path, "one")
     before = set(os.listdir("/dev"))
     done = subprocess.run(
-        [*HARNESS, "report", "runs", "-o", "/dev/stdout"], cwd=tmp_path, env=environment(),
+        [*HARNESS, "report", "runs", "-o", "-"], cwd=tmp_path, env=environment(),
         capture_output=True, text=True, timeout=SECONDS, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("# ")
     assert "pictures and tables next to it are left out" in done.stderr
     assert {name for name in set(os.listdir("/dev")) - before if name.startswith("stdout")} == set()
+    assert not (tmp_path / "-").exists()
+
+
+def test_a_dash_is_no_name_of_a_folder(tmp_path: Path) -> None:
+    done = harness("report", "-", "-o", "x.md", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "'-' cannot be a standard stream here; give a path" in done.stderr
