@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from harness.diagnose.noise_runs import NoiseRuns, recorded_noise
 from harness.diagnose.pair import LoadedRun
-from harness.diagnose.rerun import Rerun, Say, experiment_of, layout_of, require_room, rerun
+from harness.diagnose.rerun import Rerun, Say, experiment_of, recorded_layout, require_room, rerun
 from harness.errors import HarnessError
 from harness.job.batch import layout_over
 from harness.job.job import Job
@@ -497,7 +497,7 @@ def with_setting(baseline: Record, other: Record, setting: str) -> Record:
         document = job.model_dump(mode="json")
         put(document, keys, value_at(other.job.model_dump(mode="json"), keys))
         job = Job.model_validate(document)
-    held = layout_of(source)
+    held = recorded_layout(source)
     held = replace(held, global_batch_size=job.training.global_batch_size or held.global_batch_size)
     layout = layout_over(source.world.data_size, held, job.training)
     cut = {"micro_batch_size": layout.micro_batch_size, "accumulation_steps": layout.accumulation_steps}

@@ -175,7 +175,7 @@ def run_references(record: Record, labels: Iterable[str], launcher: LocalLaunche
     return done
 
 
-def layout_of(record: Record) -> BatchLayout:
+def recorded_layout(record: Record) -> BatchLayout:
     """How a run cut its global batch."""
     world = record.world
     return BatchLayout(
@@ -186,4 +186,4 @@ def layout_of(record: Record) -> BatchLayout:
 
 
 def _reference_layout(record: Record) -> BatchLayout:
-    return reference_layout(layout_of(record), experiment_of(record).training)
+    return reference_layout(recorded_layout(record), experiment_of(record).training)

@@ -162,7 +162,7 @@ def job_layout(labels: Sequence[str], world_size: int, training: TrainingSection
         raise
 
 
-def layout_of(label: str, world_size: int, layout: BatchLayout, training: TrainingSection) -> BatchLayout:
+def cell_layout(label: str, world_size: int, layout: BatchLayout, training: TrainingSection) -> BatchLayout:
     """The cut of the global batch: the job's over the data ranks, unless the label asks for its own."""
     _, options = registry.parse(label)
     if isinstance(options, SingleOptions):

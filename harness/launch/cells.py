@@ -19,9 +19,9 @@ from harness.files import require_plain_input
 from harness.job.batch import (
     BatchLayout,
     another_split,
+    cell_layout,
     data_size,
     job_layout,
-    layout_of,
     reference_layout,
     require_plannable,
     with_global_batch,
@@ -262,7 +262,7 @@ def make_cell(
     `given`: the file of a row; where it, or what became of its keys, is another, the cell is another.
     """
     limit, measure = experiment.runtime.memory_limit if limited else None, measure or experiment.measure
-    layout = layout_of(label, world_size, layout, experiment.training)
+    layout = cell_layout(label, world_size, layout, experiment.training)
     job = with_global_batch(experiment.job(), layout)
     job_id = job.job_id(_content_digests(job, reads_files, elsewhere=machine is not None))
     entry, _ = registry.parse(label)

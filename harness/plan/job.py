@@ -11,7 +11,7 @@ from harness.plan.devices.device import Device
 from harness.plan.model import PlannedModel
 from harness.plan.scenario import Scenario
 from harness.record import DataPart, LayoutPart, ModelPart
-from harness.record.workload import layout_of
+from harness.record.workload import closed_form_layout
 from harness.run_directory.request import RunRequest
 
 INT64_BYTES = 8
@@ -19,7 +19,7 @@ INT64_BYTES = 8
 
 def planned_model(facts: Mapping[str, Any], job: Job) -> PlannedModel:
     """The model of a job. `facts`: what the check of the job returned (`rank.check`)."""
-    model, layout = ModelPart(**facts["model"]), layout_of(LayoutPart(**facts["layout"]))
+    model, layout = ModelPart(**facts["model"]), closed_form_layout(LayoutPart(**facts["layout"]))
     config: dict[str, Any] = facts["configuration"]
     geometry = model.geometry
     return PlannedModel(

@@ -32,7 +32,7 @@ from harness.rank.models.model_classes import from_config, in_fp32
 from harness.rank.models.optimizer import build_optimizer, frozen_names, update_groups
 from harness.rank.models.own_model import build_own_model, declare_blocks
 from harness.rank.models.tracing import trace_step
-from harness.record.workload import layout_of
+from harness.record.workload import closed_form_layout
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -152,7 +152,7 @@ def describe_on_meta(config: Mapping[str, Any], source: str) -> MetaModel:
     return MetaModel(
         architecture=type(model).__name__,
         config=built.to_dict(),
-        layout=layout_of(describe_layout(model, update_groups(model, OptimizerSection()))),
+        layout=closed_form_layout(describe_layout(model, update_groups(model, OptimizerSection()))),
         multiplying_parameters=geometry.multiplying_parameters,
         layers=geometry.layers,
         attention_width=geometry.attention_width,

@@ -74,7 +74,7 @@ def of_job(job: Job, *, layout: LayoutPart, architecture: str | None, **world: A
     """The workload of a job for a model; `world`: every field of `Workload` that the job does not have."""
     training = job.training
     return Workload(
-        layout=layout_of(layout),
+        layout=closed_form_layout(layout),
         precision=training.held_precision,
         sequence_length=job.data.sequence_length,
         gradient_clipping=training.gradient_clipping,
@@ -85,7 +85,7 @@ def of_job(job: Job, *, layout: LayoutPart, architecture: str | None, **world: A
     )
 
 
-def layout_of(part: LayoutPart) -> Layout:
+def closed_form_layout(part: LayoutPart) -> Layout:
     """The layout as closed forms take it."""
     return Layout(
         parameters=tuple(map(_tensor, part.parameters)),

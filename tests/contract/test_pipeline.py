@@ -10,7 +10,7 @@ from harness.backends import registry
 from harness.forms import pipeline
 from harness.forms.terms import Volume
 from harness.forms.workload import Window, Workload
-from harness.record.workload import layout_of
+from harness.record.workload import closed_form_layout
 from tests.contract.cases import GLOBAL_BATCH, LENGTH
 from tests.contract.communication import PROBED_STEP, VolumeCase
 from tests.contract.pipelines import CASES, Trained
@@ -85,7 +85,7 @@ def workload(label: str, case: VolumeCase, trained: Trained, ranks: int, rank: i
     assert entry.strategy is not None
     mesh = options.mesh(ranks)
     return Workload(
-        layout=layout_of(trained.layout),
+        layout=closed_form_layout(trained.layout),
         strategy=entry.strategy,
         precision=case.precision,  # type: ignore[arg-type]
         world_size=ranks,

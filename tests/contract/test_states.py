@@ -10,7 +10,7 @@ import pytest
 from harness.backends import registry
 from harness.forms.families import model_states
 from harness.forms.workload import Workload
-from harness.record.workload import layout_of
+from harness.record.workload import closed_form_layout
 from tests.built_in import HYBRID, NATIVE
 from tests.contract.communication import VolumeCase
 from tests.contract.ranks import on_ranks
@@ -93,7 +93,7 @@ def expected_kinds(label: str, case: VolumeCase, held: Held, ranks: int, rank: i
     assert entry.strategy is not None
     states = model_states(
         Workload(
-            layout=layout_of(held.layout),
+            layout=closed_form_layout(held.layout),
             strategy=entry.strategy,
             precision=case.precision,
             preset=case.preset,

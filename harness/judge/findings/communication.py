@@ -17,7 +17,7 @@ from harness.judge.quantities.volume import VolumeDifference, volume_differences
 from harness.judge.repeats import Runs
 from harness.judge.rows import Row
 from harness.record import LayoutPart, MemoryPart, Record
-from harness.record.workload import layout_of, of_record
+from harness.record.workload import closed_form_layout, of_record
 
 
 def find(runs: Runs) -> list[Finding]:
@@ -133,7 +133,7 @@ def _reduced(row: Row) -> Finding | None:
     record = row.record
     if record.layout is None or not record.layout.frozen:
         return None
-    layout = layout_of(record.layout)
+    layout = closed_form_layout(record.layout)
     reduced = _reduced_elements(record)
     frozen = layout.parameter_count - layout.trained_count
     padding = _most_padding(record)

@@ -15,7 +15,7 @@ from harness.forms.textbook import gathers_updated, textbook_sent_bytes
 from harness.forms.workload import second_copy_ranks
 from harness.judge.quantities.states import after_backward, all_kinds
 from harness.record import CommunicationPart, EnergyPart, MemoryPart, RankPart, Record, StepPart
-from harness.record.workload import known_strategy, layout_of
+from harness.record.workload import closed_form_layout, known_strategy
 
 STEP_MOMENTS = ("after_forward", "after_backward", "after_step")
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
@@ -167,7 +167,9 @@ def textbook_bytes_per_step(record: Record) -> float | None:
         weight_bytes=weights,
         reduce_bytes=reduced,
         shard_size=record.backend.shard_size,
-        trained=layout_of(record.layout).trained_count if record.layout and record.layout.frozen else None,
+        trained=closed_form_layout(record.layout).trained_count
+        if record.layout and record.layout.frozen
+        else None,
         after_update=gathers_updated(strategy),
         second_copy_ranks=second_copy_ranks(record.backend.options),
     )

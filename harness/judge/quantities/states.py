@@ -8,7 +8,7 @@ from harness.forms.terms import STATE_KINDS, ModelStates
 from harness.forms.textbook import textbook_states
 from harness.judge.quantities.expected import expected_states
 from harness.record import MemoryPart, RankPart, Record
-from harness.record.workload import known_strategy, layout_of
+from harness.record.workload import closed_form_layout, known_strategy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,9 @@ def textbook(record: Record) -> dict[str, float] | None:
         return None
     parts = record.world.mesh.model_parts
     shards = parts if parts > 1 else record.backend.shard_size or record.world.world_size
-    trained = layout_of(record.layout).trained_count if record.layout and record.layout.frozen else None
+    trained = (
+        closed_form_layout(record.layout).trained_count if record.layout and record.layout.frozen else None
+    )
     return textbook_states(
         strategy.stage, effective.parameter_count, shards, precision, trained=trained,
         moments=record.job.optimizer.moments,

@@ -16,7 +16,7 @@ from harness.forms.terms import Collective, ModelStates, ring_formula
 from harness.forms.textbook import gathers_updated, textbook_sent_bytes, textbook_states
 from harness.forms.workload import Role, Workload
 from harness.forms.zero import stages as zero
-from harness.job.batch import BatchLayout, job_layout, layout_of, with_global_batch
+from harness.job.batch import BatchLayout, cell_layout, job_layout, with_global_batch
 from harness.judge.wording import ranks
 from harness.plan.estimate.question import EstimateRequest
 from harness.plan.memory import host_bytes
@@ -246,7 +246,7 @@ def _planned(asked: EstimateRequest, label: str, world_size: int) -> EstimateRow
     layout: BatchLayout | None = None
     misfit = None
     try:
-        layout = layout_of(label, world_size, job_layout([label], world_size, training), training)
+        layout = cell_layout(label, world_size, job_layout([label], world_size, training), training)
     except JobError as error:
         misfit = str(error)
     world = World.planned(world_size, per_node, asked.torch_device)

@@ -82,7 +82,7 @@ def is_causal(module: nn.Module) -> bool:
     return model is not None and type(model).__name__.endswith(("ForCausalLM", "GPT2LMHeadModel"))
 
 
-def layout_of(live: Live, optimizers: Optimizers) -> LayoutPart:
+def observed_layout(live: Live, optimizers: Optimizers) -> LayoutPart:
     """Tensors of the whole model."""
     named = whole_parameters(live.whole)
     first: dict[tuple[int, str], str] = {}

@@ -27,9 +27,9 @@ from harness.rank.live.live_model import whole_parameters
 from harness.rank.live.observer import DIGESTED_STEPS
 from harness.rank.observing.facts import (
     Seen,
-    layout_of,
     left_out,
     model_part,
+    observed_layout,
     observed_part,
     settings_seen,
     trained_elements,
@@ -238,7 +238,7 @@ class Writing:
             accumulation_steps=step.micro_steps, autocast=self._seen.autocast,
         )  # fmt: skip
         effective = effective_of(live, self._optimizers, step.micro_steps, self._seen.frameworks)
-        layout = layout_of(live, self._optimizers)
+        layout = observed_layout(live, self._optimizers)
         return Described(
             live=live,
             effective=effective,

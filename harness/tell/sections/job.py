@@ -15,7 +15,7 @@ from harness.judge.repeats import Repeats
 from harness.judge.wording import listed, ranks
 from harness.nested import differences, put
 from harness.record import GivenPart, Record
-from harness.record.workload import layout_of
+from harness.record.workload import closed_form_layout
 from harness.tell.document import Block, Folded, Paragraph, Section, Table, yaml_code
 from harness.tell.given import given_table, summary
 from harness.tell.tables import not_comparable_table, prose, table_columns
@@ -77,7 +77,7 @@ def _adapters(records: Sequence[Record]) -> list[str]:
     if not adapter.is_present:
         return []
     part = next((r.layout for r in records if r.layout), None)
-    trained = f", {layout_of(part).trained_count:,} of them trained" if part else ""
+    trained = f", {closed_form_layout(part).trained_count:,} of them trained" if part else ""
     return [f"adapters of rank {adapter.rank} (alpha {adapter.alpha:g}){trained}"]
 
 

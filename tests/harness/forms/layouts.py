@@ -10,7 +10,7 @@ from harness.forms.layout import Layout
 from harness.job.optimizer import OptimizerSection
 from harness.rank.models.description import describe_layout
 from harness.rank.models.optimizer import update_groups
-from harness.record.workload import layout_of as layout_of_part
+from harness.record.workload import closed_form_layout
 
 BLOOM_560M = {
     "model_type": "bloom",
@@ -44,4 +44,4 @@ def _layout(items: tuple[tuple[str, Any], ...]) -> Layout:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     described = describe_layout(model, update_groups(model, OptimizerSection()))
-    return layout_of_part(described)
+    return closed_form_layout(described)

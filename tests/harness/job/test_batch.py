@@ -6,8 +6,8 @@ from harness.errors import JobError
 from harness.job.batch import (
     BatchLayout,
     batch_layout,
+    cell_layout,
     job_layout,
-    layout_of,
     reference_layout,
     with_global_batch,
 )
@@ -65,10 +65,10 @@ def test_fewer_samples_than_ranks_go_to_groups_that_share_them() -> None:
     labels = ["fsdp", "tp:tensor=4", "ulysses-zero3:sequence=2"]
     found = job_layout(labels, 8, training)
     assert found == layout(4, 1, 1)
-    assert layout_of("ulysses-zero3:sequence=2", 8, found, training) == layout(4, 1, 1)
-    assert layout_of("tp:tensor=4", 8, found, training) == layout(4, 2, 1)
+    assert cell_layout("ulysses-zero3:sequence=2", 8, found, training) == layout(4, 1, 1)
+    assert cell_layout("tp:tensor=4", 8, found, training) == layout(4, 2, 1)
     with pytest.raises(JobError, match="global_batch_size 4 does not divide over 8 ranks"):
-        layout_of("fsdp", 8, found, training)
+        cell_layout("fsdp", 8, found, training)
     with pytest.raises(JobError, match="no whole micro_batch_size"):
         job_layout(["fsdp"], 8, training)
 

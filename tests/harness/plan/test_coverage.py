@@ -29,7 +29,7 @@ from harness.rank.data.samples import load_samples
 from harness.rank.models.description import describe_layout
 from harness.rank.models.model import build_model, model_config
 from harness.rank.models.optimizer import update_groups
-from harness.record.workload import layout_of
+from harness.record.workload import closed_form_layout
 from harness.shipped import resolve
 from tests.harness.plan import plans
 
@@ -55,7 +55,7 @@ def scenario(asked: Experiment, backend: str = "ddp", *, torch_device: str = "cp
 def test_the_planned_tensors_are_those_that_a_run_builds(name: str) -> None:
     job = experiment(name).job()
     planned, model = job_model(job), build_model(job, model_config(job, load_samples(job).facts))
-    built = layout_of(describe_layout(model, update_groups(model, job.optimizer)))
+    built = closed_form_layout(describe_layout(model, update_groups(model, job.optimizer)))
     assert replace(planned.layout, uses=built.uses) == built
     assert bool(planned.layout.uses) == (name == "t5")  # whose embedding three modules share
     assert planned.layout.blocks

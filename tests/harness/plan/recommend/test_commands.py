@@ -9,7 +9,7 @@ from harness.backends import registry
 from harness.backends.options import parts_of
 from harness.cli.options.arguments import split_backends
 from harness.forms.workload import second_copy_ranks
-from harness.job.batch import job_layout, layout_of
+from harness.job.batch import cell_layout, job_layout
 from harness.job.config import load_experiment
 from harness.plan.leading import distinct_backends
 from harness.plan.recommend.predict import micro_batch_sizes, scenario_of, variants
@@ -112,5 +112,5 @@ def test_printed_commands_name_every_divided_variant_as_the_registry_spells_it(
         assert options.mesh(gpus).world_size == gpus
         assert parts_of(options, gpus) <= size
         job = load_experiment(None, [w for before, w in pairwise(words) if before == "--set"])
-        layout = layout_of(labels[0], gpus, job_layout(labels[:1], gpus, job.training), job.training)
+        layout = cell_layout(labels[0], gpus, job_layout(labels[:1], gpus, job.training), job.training)
         assert layout.micro_batch_size == size
