@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from harness.judge.cell import CellName, name_cells
 from harness.judge.comparison import Comparison
+from harness.judge.library_notes.rules import library_notes
 from harness.judge.quantities.expected import unjudged_amounts
 from harness.judge.repeats import Repeats, job_marks
 from harness.judge.rows import reason
 from harness.judge.run_conditions import PAUSE_SECONDS
-from harness.judge.surprises.rules import surprises
 from harness.judge.wording import counted, listed
 from harness.record import Record
 from harness.tell.document import Block, Folded, Items, Paragraph, Section, Table
@@ -111,10 +111,10 @@ def surprises_all_section(comparison: Comparison) -> Section | None:
     """One line each, largest effect first; None where there are none."""
     rows = [
         [
-            name_cells(surprise.cells), surprise.what, surprise.origin, surprise.behaviour.advice,
-            surprise.behaviour.since, surprise.behaviour.id, surprise.figure,
+            name_cells(note.cells), note.what, note.origin, note.library_note.advice,
+            note.library_note.since, note.library_note.id, note.figure,
         ]
-        for surprise in surprises(comparison)
+        for note in library_notes(comparison)
     ]  # fmt: skip
     if not rows:
         return None

@@ -9,9 +9,9 @@ from harness.job.experiment import Question
 from harness.judge.cell import name_cells
 from harness.judge.comparison import Comparison
 from harness.judge.findings.groups import Statement, statements
+from harness.judge.library_notes.note import ReportNote
+from harness.judge.library_notes.rules import library_notes
 from harness.judge.scaling import strong_scaling, weak_scaling
-from harness.judge.surprises.rules import surprises
-from harness.judge.surprises.surprise import Surprise
 from harness.judge.wording import counted, listed
 from harness.record import WorldPart
 from harness.tell.document import Block, Code, Document, Folded, Items, Line, Picture, Section, report_cells
@@ -123,11 +123,11 @@ WORDS_OF_LINE = 35
 
 def surprises_section(comparison: Comparison, question: Question) -> Section | None:
     """Those that bear on the question, largest effect first; None where there are none."""
-    found = surprises(comparison.comparable, question)
+    found = library_notes(comparison.comparable, question)
     if not found:
         return None
     lines = fitting(
-        [_line(surprise) for surprise in found],
+        [_line(note) for note in found],
         most_lines=MOST_LINES, most_words=MOST_WORDS_SURPRISES, link_words=len(TITLE.split()),
     )  # fmt: skip
     rest = len(found) - len(lines)
@@ -135,16 +135,16 @@ def surprises_section(comparison: Comparison, question: Question) -> Section | N
     return Section("surprises", "What surprises here", [Items([*lines, *more])])
 
 
-def _line(surprise: Surprise) -> Line:
-    cells = surprise.short_cells
-    text = shortened(sentence(surprise), WORDS_OF_LINE - len(cells.split()))
+def _line(note: ReportNote) -> Line:
+    cells = note.short_cells
+    text = shortened(sentence(note), WORDS_OF_LINE - len(cells.split()))
     return Line(text, cells, KEY)
 
 
-def sentence(surprise: Surprise) -> str:
+def sentence(note: ReportNote) -> str:
     """'1.5 x the textbook's bytes: ... (DeepSpeed 0.19.8, not the transport). Set ...'."""
-    origin = f" ({surprise.origin})" if surprise.origin else ""
-    return f"{surprise.what}{origin}. {surprise.behaviour.advice}".strip()
+    origin = f" ({note.origin})" if note.origin else ""
+    return f"{note.what}{origin}. {note.library_note.advice}".strip()
 
 
 MOST_LINES_WARNINGS = 6

@@ -2,7 +2,7 @@ from harness.judge.comparison import Comparison
 from harness.tell.document import Items, Section
 from harness.tell.sections.results import KEY, surprises_all_section
 from harness.tell.short.outline import MOST_LINES, WORDS_OF_LINE, surprises_section
-from tests.harness.judge.surprises.moving import moving
+from tests.harness.judge.library_notes.moving import moving
 
 LABELS = ("zero1", "zero2", "zero3", "fsdp", "fsdp1", "fsdp-hybrid")
 

@@ -1,14 +1,14 @@
 from harness.backends.base import Preset
 from harness.judge.comparison import Comparison
+from harness.judge.library_notes.note import ReportNote
+from harness.judge.library_notes.rules import library_notes
 from harness.judge.quantities.states import expected_states
-from harness.judge.surprises.rules import surprises
-from harness.judge.surprises.surprise import Surprise
 from harness.record import MemoryPart, RankPart, Record
-from tests.harness.judge.surprises.moving import moving
+from tests.harness.judge.library_notes.moving import moving
 
 
-def seen(*records: Record) -> dict[str, Surprise]:
-    return {surprise.behaviour.id: surprise for surprise in surprises(Comparison(records), "memory")}
+def seen(*records: Record) -> dict[str, ReportNote]:
+    return {note.library_note.id: note for note in library_notes(Comparison(records), "memory")}
 
 
 def holding(
@@ -30,9 +30,9 @@ def _rank(record: Record, part: RankPart, more: int) -> RankPart:
 
 
 def test_fp32_stages_hold_a_second_copy_a_quarter_more_at_stage_3() -> None:
-    surprise = seen(holding("zero3"))["second-fp32-copy"]
-    assert 1.25 <= surprise.figures[0] < 1.27  # pieces are padded
-    assert surprise.origin == "DeepSpeed 0.19.8"
+    note = seen(holding("zero3"))["second-fp32-copy"]
+    assert 1.25 <= note.figures[0] < 1.27  # pieces are padded
+    assert note.origin == "DeepSpeed 0.19.8"
     assert "second-fp32-copy" not in seen(holding("zero3", precision="bf16-mixed"))
     assert "second-fp32-copy" not in seen(holding("fsdp"))
 
@@ -49,14 +49,14 @@ def test_stage_1_leaves_its_part_of_the_gradients_and_stage_2_is_what_the_textbo
 
 
 def test_fsdp_shards_weights_between_steps_though_its_stage_keeps_them() -> None:
-    surprise = seen(holding("fsdp-grad-op"))["weights-cut-between-steps"]
-    assert surprise.saves
+    note = seen(holding("fsdp-grad-op"))["weights-cut-between-steps"]
+    assert note.saves
     assert "weights-cut-between-steps" not in seen(holding("fsdp"))
 
 
 def test_gradients_in_fp32_are_the_presets() -> None:
-    surprise = seen(holding("zero3", precision="bf16-mixed"))["gradients-add-up-in-fp32"]
-    assert surprise.origin == "The harness's preset"
+    note = seen(holding("zero3", precision="bf16-mixed"))["gradients-add-up-in-fp32"]
+    assert note.origin == "The harness's preset"
     defaults = holding("zero3", precision="bf16-mixed", preset="library-defaults")
     assert "gradients-add-up-in-fp32" not in seen(defaults)
 
@@ -68,8 +68,8 @@ def test_the_default_bucket_comes_first_and_the_presets_after_what_grows_with_th
 
 def test_figures_ten_times_apart_share_no_line() -> None:
     runs = holding("zero3"), holding("zero3", preset="library-defaults"), holding("accelerate-zero3")
-    every = surprises(Comparison(runs), "memory")
-    buckets = [one for one in every if one.behaviour.id == "persistent-reduction-bucket"]
+    every = library_notes(Comparison(runs), "memory")
+    buckets = [one for one in every if one.library_note.id == "persistent-reduction-bucket"]
     large, small = sorted((one.figures for one in buckets), reverse=True)
     assert (len(large), len(small)) == (1, 2)
     assert min(large) > 10 * max(small)
@@ -81,7 +81,7 @@ def test_ddp_holds_gradients_twice_by_default() -> None:
 
 
 def test_what_stays_gathered_is_told_by_its_own_size_besides_the_states() -> None:
-    surprise = seen(holding("zero3", preset="library-defaults"))["stays-gathered"]
-    assert 0.48 < surprise.figures[0] <= 0.5  # weights of 4 bytes over half of 16; pieces are padded
-    assert not surprise.saves
-    assert "stay gathered, beside the states: 0.5 x the textbook's states" in surprise.what
+    note = seen(holding("zero3", preset="library-defaults"))["stays-gathered"]
+    assert 0.48 < note.figures[0] <= 0.5  # weights of 4 bytes over half of 16; pieces are padded
+    assert not note.saves
+    assert "stay gathered, beside the states: 0.5 x the textbook's states" in note.what

@@ -4,14 +4,14 @@ import pytest
 
 from harness.backends.base import Effective
 from harness.judge.comparison import Comparison
-from harness.judge.surprises.rules import surprises
-from harness.judge.surprises.surprise import Surprise
+from harness.judge.library_notes.note import ReportNote
+from harness.judge.library_notes.rules import library_notes
 from harness.record import BackendPart, Record
 from tests.records import make_communication, make_effective, make_record
 
 
-def seen(record: Record) -> dict[str, Surprise]:
-    return {surprise.behaviour.id: surprise for surprise in surprises(Comparison([record]), "parity")}
+def seen(record: Record) -> dict[str, ReportNote]:
+    return {note.library_note.id: note for note in library_notes(Comparison([record]), "parity")}
 
 
 def run(
@@ -37,11 +37,11 @@ def clipped(version: str, *, config: dict[str, Any], asked: float | None, in_for
 
 
 def test_clipping_that_nobody_asked_for_is_the_default_since_0_19_3() -> None:
-    surprise = seen(clipped("0.19.8", config={}, asked=None, in_force=1.0))["clipped-by-default"]
-    assert "clipped at 1, unasked" in surprise.what
-    assert "since 0.19.3" in surprise.what
-    assert surprise.origin == "DeepSpeed 0.19.8"
-    assert "0.19.2" in surprise.behaviour.since
+    note = seen(clipped("0.19.8", config={}, asked=None, in_force=1.0))["clipped-by-default"]
+    assert "clipped at 1, unasked" in note.what
+    assert "since 0.19.3" in note.what
+    assert note.origin == "DeepSpeed 0.19.8"
+    assert "0.19.2" in note.library_note.since
 
 
 @pytest.mark.parametrize(("version", "pinned"), [("0.19.2", False), ("0.19.3", True), ("0.20.0+cu1", True)])
@@ -75,8 +75,8 @@ def test_masters_below_fp32_surprise_at_mixed_precision_only(
 def test_gradients_averaged_in_low_precision_name_the_librarys_setting(label: str, setting: str) -> None:
     low = [row.model_copy(update={"dtype": "bfloat16"}) for row in make_communication(2)]
     mixed = {"precision": "bf16-mixed"}
-    surprise = seen(run(label, comm=low, training=mixed))["reduced-in-low-precision"]
-    assert surprise.behaviour.advice == f"Set {setting}."
+    note = seen(run(label, comm=low, training=mixed))["reduced-in-low-precision"]
+    assert note.library_note.advice == f"Set {setting}."
     assert "reduced-in-low-precision" not in seen(run(label, training=mixed))
 
 
@@ -88,7 +88,7 @@ def test_micro_steps_that_add_up_in_low_precision_surprise_where_there_are_any()
     world = record.world.model_copy(update={"accumulation_steps": 4})
     assert "accumulated-in-low-precision" not in seen(record)
     found = seen(record.model_copy(update={"world": world}))
-    assert "grad_accum_dtype" in found["accumulated-in-low-precision"].behaviour.advice
+    assert "grad_accum_dtype" in found["accumulated-in-low-precision"].library_note.advice
 
 
 def test_a_replaced_strategy_and_a_refused_cell_say_what_would_have_run() -> None:
@@ -110,5 +110,5 @@ def test_a_timer_that_waits_for_the_device_is_named_where_there_is_one(
 ) -> None:
     record = run("zero1", effective=make_effective(details={"throughput_timer_waits": waits}))
     record = record.model_copy(update={"world": record.world.model_copy(update={"device": device})})
-    found = surprises(Comparison([record]), "speed")
-    assert [s.behaviour.id for s in found].count("waits-for-the-device") == named
+    found = library_notes(Comparison([record]), "speed")
+    assert [s.library_note.id for s in found].count("waits-for-the-device") == named

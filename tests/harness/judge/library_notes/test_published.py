@@ -1,8 +1,8 @@
-"""What the published records show; each behaviour that they hold is named there."""
+"""What the published records show; each library note that they hold is named there."""
 
 import pytest
 
-from harness.judge.surprises.rules import surprises
+from harness.judge.library_notes.rules import library_notes
 from tests.records import published_comparison
 
 
@@ -22,6 +22,6 @@ from tests.records import published_comparison
     ],
 )  # fmt: skip
 def test_published_records_show_what_surprises(name: str, expected: set[str]) -> None:
-    found = surprises(published_comparison(name).comparable)
-    assert expected <= {surprise.behaviour.id for surprise in found}
-    assert all(surprise.versions for surprise in found)
+    found = library_notes(published_comparison(name).comparable)
+    assert expected <= {note.library_note.id for note in found}
+    assert all(note.versions for note in found)

@@ -3,15 +3,15 @@ from collections.abc import Callable
 import pytest
 
 from harness.judge.comparison import Comparison
-from harness.judge.surprises.rules import surprises
-from harness.judge.surprises.surprise import Surprise
+from harness.judge.library_notes.note import ReportNote
+from harness.judge.library_notes.rules import library_notes
 from harness.record import CommunicationPart, Record
-from tests.harness.judge.surprises.moving import moving
+from tests.harness.judge.library_notes.moving import moving
 from tests.volumes import expected_rows, with_rows
 
 
-def seen(*records: Record) -> dict[str, Surprise]:
-    return {surprise.behaviour.id: surprise for surprise in surprises(Comparison(records), "speed")}
+def seen(*records: Record) -> dict[str, ReportNote]:
+    return {note.library_note.id: note for note in library_notes(Comparison(records), "speed")}
 
 
 def on_nccl(record: Record) -> Record:
@@ -20,10 +20,10 @@ def on_nccl(record: Record) -> Record:
 
 @pytest.mark.parametrize("label", ["zero1", "zero2"])
 def test_stages_1_and_2_all_reduce_and_the_transport_is_not_the_cause(label: str) -> None:
-    surprise = seen(moving(label))["gradients-all-reduced"]
-    assert surprise.figure == "1.5"
-    assert surprise.origin == "DeepSpeed 0.19.8, not the transport"
-    assert str(surprise.cells[0]) == f"{label} on 2 ranks"
+    note = seen(moving(label))["gradients-all-reduced"]
+    assert note.figure == "1.5"
+    assert note.origin == "DeepSpeed 0.19.8, not the transport"
+    assert str(note.cells[0]) == f"{label} on 2 ranks"
 
 
 def test_gradients_that_are_reduced_to_their_owners_surprise_nobody() -> None:
@@ -45,16 +45,16 @@ def test_stage_2_reduces_in_every_micro_step_and_stage_1_does_not() -> None:
 
 
 def test_fsdp1_sends_less_than_the_textbook_by_its_root() -> None:
-    surprise = seen(moving("fsdp1"))["root-not-resharded"]
-    assert surprise.figures[0] < 1
+    note = seen(moving("fsdp1"))["root-not-resharded"]
+    assert note.figures[0] < 1
     assert "root-not-resharded" not in seen(moving("fsdp"))
 
 
 def test_gloo_emulates_a_reduce_scatter_and_nccl_does_not() -> None:
-    surprise = seen(moving("fsdp"))["transport-emulates"]
-    assert surprise.behaviour.cause == "transport"
-    assert surprise.origin.startswith("gloo in torch ")
-    assert surprise.origin.endswith("not the library")
+    note = seen(moving("fsdp"))["transport-emulates"]
+    assert note.library_note.cause == "transport"
+    assert note.origin.startswith("gloo in torch ")
+    assert note.origin.endswith("not the library")
     assert "transport-emulates" not in seen(on_nccl(moving("fsdp")))
     assert "transport-emulates" not in seen(moving("zero1"))
 
@@ -75,9 +75,9 @@ def test_a_cause_is_named_only_where_every_byte_is_as_its_closed_form_expects(
 
 
 def test_nothing_surprises_where_figures_equal_the_textbook() -> None:
-    assert surprises(Comparison([moving("ddp")]), "speed") == []
+    assert library_notes(Comparison([moving("ddp")]), "speed") == []
 
 
 def test_cells_that_differ_alike_are_one_line() -> None:
-    surprise = seen(moving("zero1"), moving("zero2"))["gradients-all-reduced"]
-    assert surprise.short_cells == "zero1 and zero2 on 2 ranks"
+    note = seen(moving("zero1"), moving("zero2"))["gradients-all-reduced"]
+    assert note.short_cells == "zero1 and zero2 on 2 ranks"

@@ -29,11 +29,11 @@ NAMES = {"deepspeed": "DeepSpeed", "torch": "torch", "accelerate": "Accelerate"}
 MOST_LABELS = 3
 """In a sentence."""
 SMALL_SHARE = 0.01
-"""Of the textbook's bytes: less is norms, flags and padding, and no surprise."""
+"""Of the textbook's bytes: less is norms, flags and padding, and not worth a note."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Behaviour:
+class LibraryNote:
     """What a library or transport does, and since when; nothing is said of it unless a record shows it."""
 
     id: str
@@ -67,10 +67,10 @@ class Behaviour:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sighting:
-    """A behaviour in the records of one cell."""
+class CellNote:
+    """A note that the records of one cell show."""
 
-    behaviour: Behaviour
+    library_note: LibraryNote
     figure: float | None = None
     """Usually measured bytes relative to those without it."""
     effect: float | None = None
@@ -78,10 +78,10 @@ class Sighting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surprise:
-    """A behaviour and every cell in which it was seen under the same versions."""
+class ReportNote:
+    """A note and every cell that shows it under the same versions."""
 
-    behaviour: Behaviour
+    library_note: LibraryNote
     versions: str
     """'DeepSpeed 0.19.8'; empty where the text names them."""
     cells: tuple[CellName, ...]
@@ -94,7 +94,7 @@ class Surprise:
     @property
     def what(self) -> str:
         """'1.5 x the textbook's bytes: gradients are all-reduced'."""
-        return self.behaviour.what.format(figure=self.figure)
+        return self.library_note.what.format(figure=self.figure)
 
     @property
     def figure(self) -> str:
@@ -105,17 +105,17 @@ class Surprise:
     @property
     def saves(self) -> bool:
         """Whether it costs less than the textbook."""
-        return bool(self.figures) and self.behaviour.figure_is_ratio and max(self.figures) < 1
+        return bool(self.figures) and self.library_note.figure_is_ratio and max(self.figures) < 1
 
     @property
     def origin(self) -> str:
         """'DeepSpeed 0.19.8, not the transport'."""
-        match self.behaviour.cause:
+        match self.library_note.cause:
             case "transport":
                 return f"{self.transport} in {self.versions}, not the library"
             case "preset":
                 return "The harness's preset"
-        is_traffic = self.behaviour.questions[: len(TRAFFIC)] == TRAFFIC
+        is_traffic = self.library_note.questions[: len(TRAFFIC)] == TRAFFIC
         return f"{self.versions}, not the transport" if is_traffic else self.versions
 
     @property
@@ -134,29 +134,29 @@ APART = 10.0
 """Figures that lie this factor apart share no sentence: '0.5 to 287 x' says nothing of either."""
 
 
-Seen = list[tuple[Repeats, Sighting]]
+Seen = list[tuple[Repeats, CellNote]]
 
 
-def merged(sightings: Iterable[tuple[Repeats, Sighting]]) -> list[Surprise]:
-    """Sightings of one behaviour under the same versions as one: what costs most first, savings last."""
-    alike: dict[tuple[Behaviour, str, str], Seen] = {}
-    for group, sighting in sightings:
-        versions = versions_of(group.record, sighting.behaviour.packages)
+def merged(cell_notes: Iterable[tuple[Repeats, CellNote]]) -> list[ReportNote]:
+    """The same notes of cells, under the same versions, as one: what costs most first, savings last."""
+    alike: dict[tuple[LibraryNote, str, str], Seen] = {}
+    for group, cell_note in cell_notes:
+        versions = versions_of(group.record, cell_note.library_note.packages)
         transport = group.record.world.collectives
-        alike.setdefault((sighting.behaviour, versions, transport), []).append((group, sighting))
+        alike.setdefault((cell_note.library_note, versions, transport), []).append((group, cell_note))
     found = [
-        Surprise(
-            behaviour=behaviour,
+        ReportNote(
+            library_note=note,
             versions=versions,
             cells=tuple(dict.fromkeys(group.cell for group, _ in seen)),
             figures=tuple(s.figure for _, s in seen if s.figure is not None),
-            effect=max(map(_effect, (sighting for _, sighting in seen))),
+            effect=max(map(_effect, (cell_note for _, cell_note in seen))),
             transport=transport,
         )
-        for (behaviour, versions, transport), every in alike.items()
+        for (note, versions, transport), every in alike.items()
         for seen in _of_one_size(every)
     ]
-    return sorted(found, key=lambda surprise: (surprise.saves, -surprise.effect))
+    return sorted(found, key=lambda note: (note.saves, -note.effect))
 
 
 def _of_one_size(every: Seen) -> list[Seen]:
@@ -166,16 +166,16 @@ def _of_one_size(every: Seen) -> list[Seen]:
         if not starts or figure >= APART * starts[-1] > 0:
             starts.append(figure)
     parts: dict[int, Seen] = {}
-    for group, sighting in every:
-        part = sum(start <= (sighting.figure or 0.0) for start in starts)
-        parts.setdefault(part, []).append((group, sighting))
+    for group, cell_note in every:
+        part = sum(start <= (cell_note.figure or 0.0) for start in starts)
+        parts.setdefault(part, []).append((group, cell_note))
     return list(parts.values())
 
 
-def _effect(sighting: Sighting) -> float:
-    if sighting.effect is not None:
-        return sighting.effect
-    return abs(sighting.figure - 1) if sighting.figure is not None else 0.0
+def _effect(cell_note: CellNote) -> float:
+    if cell_note.effect is not None:
+        return cell_note.effect
+    return abs(cell_note.figure - 1) if cell_note.figure is not None else 0.0
 
 
 def versions_of(record: Record, packages: Iterable[str]) -> str:

@@ -14,6 +14,7 @@ from harness.forms.terms import (
 )
 from harness.forms.textbook import TermDifference
 from harness.forms.zero.zero3.collectives import TIED_TERM
+from harness.judge.library_notes.note import SMALL_SHARE, TRAFFIC, CellNote, LibraryNote
 from harness.judge.quantities.measures import (
     sent_bytes_per_step,
     textbook_bytes_per_step,
@@ -21,7 +22,6 @@ from harness.judge.quantities.measures import (
 )
 from harness.judge.quantities.volume import textbook_differences, volume_differences
 from harness.judge.repeats import Repeats
-from harness.judge.surprises.surprise import SMALL_SHARE, TRAFFIC, Behaviour, Sighting
 from harness.record import Record
 from harness.record.workload import known_strategy, of_record
 
@@ -48,31 +48,31 @@ BY_TERM: dict[tuple[str, str], str] = {
 """Facts by family and term of the closed form; other terms are shown with the remark of the closed form."""
 
 
-def find_in_traffic(group: Repeats) -> list[Sighting]:
+def find_in_traffic(group: Repeats) -> list[CellNote]:
     """Every one of a cell whose bytes were counted."""
     return [*_terms(group.record), *_emulated(group.record), *_by_module(group.record)]
 
 
-def _terms(record: Record) -> list[Sighting]:
-    """The terms of a behaviour together, relative to all that the textbook sends."""
+def _terms(record: Record) -> list[CellNote]:
+    """The terms of one note together, relative to all that the textbook sends."""
     strategy, textbook = known_strategy(record), textbook_bytes_per_step(record)
     if strategy is None or not textbook or volume_differences(record) != []:
         return []
-    surplus: dict[Behaviour, float] = {}
+    surplus: dict[LibraryNote, float] = {}
     for difference in textbook_differences(record) or ():
         name = BY_TERM.get((strategy.family, difference.term))
-        behaviour = Behaviour.of(name) if name else _unlisted(difference, strategy.family)
-        surplus[behaviour] = surplus.get(behaviour, 0.0) + difference.difference
+        note = LibraryNote.of(name) if name else _unlisted(difference, strategy.family)
+        surplus[note] = surplus.get(note, 0.0) + difference.difference
     return [
-        Sighting(behaviour=behaviour, figure=1 + sent / textbook)
-        for behaviour, sent in surplus.items()
+        CellNote(library_note=note, figure=1 + sent / textbook)
+        for note, sent in surplus.items()
         if abs(sent) >= SMALL_SHARE * textbook
     ]
 
 
-def _unlisted(difference: TermDifference, family: str) -> Behaviour:
+def _unlisted(difference: TermDifference, family: str) -> LibraryNote:
     remark = f" ({difference.remark})" if difference.remark else ""
-    return Behaviour(
+    return LibraryNote(
         id="other-traffic",
         what=f"{{figure}} x the textbook's bytes: {difference.term}{remark}",
         advice="No action: the implementation does so.",
@@ -81,7 +81,7 @@ def _unlisted(difference: TermDifference, family: str) -> Behaviour:
     )
 
 
-def _emulated(record: Record) -> list[Sighting]:
+def _emulated(record: Record) -> list[CellNote]:
     """What the transport sends for the same calls, relative to what is counted."""
     transport = record.world.collectives
     replaced = EMULATED.get(transport, {})
@@ -91,7 +91,7 @@ def _emulated(record: Record) -> list[Sighting]:
     words = " and ".join(
         f"{one.replace('_', '-')} runs as {other.replace('_', '-')}" for one, other in replaced.items()
     )
-    behaviour = Behaviour(
+    note = LibraryNote(
         id="transport-emulates",
         what=f"{{figure}} x the counted bytes cross the wire: {words}",
         advice="Compare counted bytes.",
@@ -101,10 +101,10 @@ def _emulated(record: Record) -> list[Sighting]:
         since="torch 2.13, csrc/distributed/c10d/ProcessGroupGloo.cpp; confirmed by bytes on a wire "
         "(docs/communication.md)",
     )
-    return [Sighting(behaviour=behaviour, figure=moved / counted)]
+    return [CellNote(library_note=note, figure=moved / counted)]
 
 
-def _by_module(record: Record) -> list[Sighting]:
+def _by_module(record: Record) -> list[CellNote]:
     """Counted calls of a forward pass, relative to one for each block and the root."""
     strategy, workload = known_strategy(record), of_record(record)
     if strategy is None or strategy.family != "zero3" or workload is None or record.windows is None:
@@ -118,5 +118,5 @@ def _by_module(record: Record) -> list[Sighting]:
     by_block = len(workload.layout.units())
     if not passes or calls < MANY_CALLS * by_block * passes:
         return []
-    by_module = Behaviour.of("gathers-by-module")
-    return [Sighting(behaviour=by_module, figure=calls / passes / by_block, effect=CALLS_EFFECT)]
+    by_module = LibraryNote.of("gathers-by-module")
+    return [CellNote(library_note=by_module, figure=calls / passes / by_block, effect=CALLS_EFFECT)]

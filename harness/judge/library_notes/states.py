@@ -6,10 +6,10 @@ from harness.forms.ddp import BUCKETS_BESIDE_GRADIENTS
 from harness.forms.terms import Term
 from harness.forms.zero.stages import FP32_SURPLUS, SECOND_FP32_COPY
 from harness.forms.zero.zero3.states import PERSISTENT_PARAMETERS, REDUCTION_BUCKET
+from harness.judge.library_notes.note import MEMORY, SMALL_SHARE, CellNote, LibraryNote
+from harness.judge.library_notes.training import low_precision_masters
 from harness.judge.quantities.states import RankStates, largest, rank_states, textbook
 from harness.judge.repeats import Repeats
-from harness.judge.surprises.surprise import MEMORY, SMALL_SHARE, Behaviour, Sighting
-from harness.judge.surprises.training import low_precision_masters
 from harness.record.workload import known_strategy
 
 CLOSE = 1e-3
@@ -20,7 +20,7 @@ CLEARLY_LESS = 0.97
 """Of the textbook's bytes."""
 
 
-FP32_GRADIENTS = Behaviour(
+FP32_GRADIENTS = LibraryNote(
     id="gradients-add-up-in-fp32",
     what="{figure} x the textbook's states: gradients take 4 bytes, the textbook counts 2",
     advice='data_types: {"grad_accum_dtype": "bf16"} halves them and adds micro-steps up in bf16.',
@@ -29,17 +29,17 @@ FP32_GRADIENTS = Behaviour(
     since="like-for-like sets grad_accum_dtype to fp32, as DDP and FSDP add up; DeepSpeed's default is the "
     "model's dtype (runtime/engine.py, get_data_types)",
 )
-BUCKET = Behaviour.of(
+BUCKET = LibraryNote.of(
     "persistent-reduction-bucket",
     figure_is_ratio=False,
     what="a buffer for gradients, the reduction bucket, stays allocated: {figure} x the textbook's states",
 )
-GRADIENTS_TWICE = Behaviour.of(
+GRADIENTS_TWICE = LibraryNote.of(
     "gradients-twice",
     figure_is_ratio=False,
     what="DDP's buckets hold a second copy of the gradients: {figure} x the textbook's states",
 )
-WHOLE_PARAMETERS = Behaviour(
+WHOLE_PARAMETERS = LibraryNote(
     id="stays-gathered",
     figure_is_ratio=False,
     what=f"{PERSISTENT_PARAMETERS} stay gathered, beside the states: {{figure}} x the textbook's states",
@@ -57,7 +57,7 @@ BY_THEMSELVES = (REDUCTION_BUCKET, BUCKETS_BESIDE_GRADIENTS, PERSISTENT_PARAMETE
 """Buffers and gathered weights, which are no model states: their figure is their own size."""
 
 
-def find_in_states(group: Repeats) -> list[Sighting]:
+def find_in_states(group: Repeats) -> list[CellNote]:
     """Every one of a cell whose model states were measured; [] where closed form or textbook has none."""
     states, book = largest(rank_states(group.record)), textbook(group.record)
     if states is None or states.expected is None or not book:
@@ -65,7 +65,7 @@ def find_in_states(group: Repeats) -> list[Sighting]:
     return [*_extra(group, states, sum(book.values())), *_less(group, states, book)]
 
 
-def _extra(group: Repeats, states: RankStates, total: float) -> list[Sighting]:
+def _extra(group: Repeats, states: RankStates, total: float) -> list[CellNote]:
     assert states.expected is not None
     strategy, found = known_strategy(group.record), []
     for term in states.expected.terms:
@@ -76,15 +76,15 @@ def _extra(group: Repeats, states: RankStates, total: float) -> list[Sighting]:
         figure = surplus if term.name in BY_THEMSELVES else 1 + surplus
         limited = term.name == REDUCTION_BUCKET and group.record.world.preset == "like-for-like"
         effect = min(surplus, LIMITED_EFFECT) if limited else surplus
-        found.append(Sighting(behaviour=_behaviour(term, is_zero=is_zero), figure=figure, effect=effect))
+        found.append(CellNote(library_note=_note(term, is_zero=is_zero), figure=figure, effect=effect))
     return found
 
 
-def _behaviour(term: Term, *, is_zero: bool) -> Behaviour:
+def _note(term: Term, *, is_zero: bool) -> LibraryNote:
     if term.name.startswith(SECOND_FP32_COPY):
-        return Behaviour.of("second-fp32-copy")
+        return LibraryNote.of("second-fp32-copy")
     cause = f"whole {term.name}" if term.kind == "gathered" else f"{term.kind}, {term.name}"
-    return BY_NAME.get(term.name) or Behaviour(
+    return BY_NAME.get(term.name) or LibraryNote(
         id="other-states",
         what=f"{{figure}} x the textbook's states: {cause}",
         advice="No action: the implementation does so.",
@@ -93,7 +93,7 @@ def _behaviour(term: Term, *, is_zero: bool) -> Behaviour:
     )
 
 
-def _less(group: Repeats, states: RankStates, book: dict[str, float]) -> list[Sighting]:
+def _less(group: Repeats, states: RankStates, book: dict[str, float]) -> list[CellNote]:
     strategy = known_strategy(group.record)
     if strategy is None or group.world_size == 1:
         return []
@@ -105,12 +105,12 @@ def _less(group: Repeats, states: RankStates, book: dict[str, float]) -> list[Si
         and _as_expected(states, "gradients")
     ):
         saved = (book["gradients"] - gradients) / total
-        cut = Behaviour.of("gradients-cut-at-stage-1")
-        return [Sighting(behaviour=cut, figure=gradients / book["gradients"], effect=saved)]
+        cut = LibraryNote.of("gradients-cut-at-stage-1")
+        return [CellNote(library_note=cut, figure=gradients / book["gradients"], effect=saved)]
     share = states.measured_bytes / total
     other_dtype = low_precision_masters(group.record)
     if strategy.zero_stage is None and strategy.stage == 2 and share < CLEARLY_LESS and not other_dtype:
-        return [Sighting(behaviour=Behaviour.of("weights-cut-between-steps"), figure=share)]
+        return [CellNote(library_note=LibraryNote.of("weights-cut-between-steps"), figure=share)]
     return []
 
 
