@@ -17,13 +17,13 @@ from harness.imported.keys import SECTIONS
 from harness.imported.library_defaults import library_defaults
 from harness.imported.reading import (
     AUTO,
-    Brought,
     Chooses,
-    Claim,
+    Imported,
+    KeyResolution,
     Refusals,
     ToJob,
     ToOption,
-    claims_of,
+    resolutions_of,
 )
 from harness.imported.values import boolean, integer, precision
 
@@ -67,7 +67,7 @@ ROTATIONS = {"allgather": "all-gather", "alltoall": "all-to-all"}
 """`cp_comm_strategy` and the option `rotation`."""
 
 
-def read_accelerate(document: Mapping[str, Any], folder: Path, refusals: Refusals) -> Brought | None:
+def read_accelerate(document: Mapping[str, Any], folder: Path, refusals: Refusals) -> Imported | None:
     """None where something was refused. `folder`: where a `deepspeed_config_file` counts from."""
     document = dict(document)
     sections = {name: _section(document, name, refusals) for name in PREFIXES}
@@ -80,7 +80,7 @@ def read_accelerate(document: Mapping[str, Any], folder: Path, refusals: Refusal
         refusals.add("distributed_type", document.get("distributed_type"), reason)
     settings: dict[str, Any] = {}
     compiled = dict.fromkeys(COMPILE_KEYS, _compiled(document, sections["dynamo_config"], refusals))
-    claims = claims_of(document, KEYS, SECTIONS["accelerate"], refusals, compiled)
+    resolutions = resolutions_of(document, KEYS, SECTIONS["accelerate"], refusals, compiled)
     if kind == "FSDP":
         backend, options, more = _fsdp(sections["fsdp_config"], refusals)
     elif kind == "DEEPSPEED":
@@ -95,10 +95,12 @@ def read_accelerate(document: Mapping[str, Any], folder: Path, refusals: Refusal
         return None
     if "mixed_precision" not in document and "deepspeed_config_file" not in sections["deepspeed_config"]:
         rule, default = KEYS["mixed_precision"], precision(library_defaults("accelerate")["mixed_precision"])
-        more.append(Claim(key="mixed_precision", given=None, rule=rule, value=default, is_absent=True))
+        more.append(
+            KeyResolution(name="mixed_precision", given=None, rule=rule, value=default, is_absent=True)
+        )
     used = label_of(backend, options)
-    claims = [replace(claim, used=used) if isinstance(claim.rule, Chooses) else claim for claim in claims]
-    return Brought(backend=backend, options=options, claims=claims + more, settings=settings)
+    resolutions = [replace(c, used=used) if isinstance(c.rule, Chooses) else c for c in resolutions]
+    return Imported(backend=backend, options=options, resolutions=resolutions + more, settings=settings)
 
 
 def _section(document: Mapping[str, Any], name: str, refusals: Refusals) -> dict[str, Any]:
@@ -158,7 +160,7 @@ def _parallel(
     return wanted, found
 
 
-def _fsdp(section: Mapping[str, Any], refusals: Refusals) -> tuple[str, dict[str, Any], list[Claim]]:
+def _fsdp(section: Mapping[str, Any], refusals: Refusals) -> tuple[str, dict[str, Any], list[KeyResolution]]:
     where = "fsdp_config."
     given = section.get("fsdp_version", 1)
     version = refusals.choose(f"{where}fsdp_version", given, range(1, 3), "give 1 or 2")
@@ -172,7 +174,7 @@ def _fsdp(section: Mapping[str, Any], refusals: Refusals) -> tuple[str, dict[str
     )
 
 
-def _absent(section: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[Claim]:
+def _absent(section: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[KeyResolution]:
     """Accelerate's defaults of absent keys: the plugin's fields have their names without the prefix."""
     found = []
     for key in ("auto_wrap_policy", "backward_prefetch", "forward_prefetch", "limit_all_gathers",
@@ -181,7 +183,7 @@ def _absent(section: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[Cla
         if f"fsdp_{key}" not in section and isinstance(rule, ToOption | ToJob) and rule.convert:
             value = defaults[key]
             converted = False if value is None and rule.convert is boolean else rule.convert(value)
-            found.append(Claim(key=f"fsdp_config.fsdp_{key}", given=None, rule=rule, value=converted,
+            found.append(KeyResolution(name=f"fsdp_config.fsdp_{key}", given=None, rule=rule, value=converted,
                                is_absent=True))  # fmt: skip
     return found
 
@@ -215,7 +217,7 @@ def _fsdp2(section: Mapping[str, Any], refusals: Refusals) -> str:
 
 def _deepspeed(
     section: Mapping[str, Any], document: Mapping[str, Any], folder: Path, refusals: Refusals
-) -> tuple[str, dict[str, Any], list[Claim], dict[str, Any]]:
+) -> tuple[str, dict[str, Any], list[KeyResolution], dict[str, Any]]:
     where = "deepspeed_config."
     named = section.get("deepspeed_config_file")
     if named not in (None, "none"):
@@ -229,14 +231,15 @@ def _deepspeed(
     }
     absent = {key: defaults[key] for key in ("gradient_accumulation_steps", "gradient_clipping")
               if key not in section}  # fmt: skip
-    claims = [Claim(key=where + key, given=None, rule=KEYS[where + key], value=value, is_absent=True)
-              for key, value in absent.items() if value != AUTO]  # fmt: skip
-    return f"zero{stage}", zero_offload(stage, device, refusals, where), claims, {}
+    resolutions = [KeyResolution(name=where + key, given=None, rule=KEYS[where + key], value=value,
+                                 is_absent=True)
+                   for key, value in absent.items() if value != AUTO]  # fmt: skip
+    return f"zero{stage}", zero_offload(stage, device, refusals, where), resolutions, {}
 
 
 def _from_file(
     named: Any, section: Mapping[str, Any], document: Mapping[str, Any], folder: Path, refusals: Refusals
-) -> tuple[str, dict[str, Any], list[Claim], dict[str, Any]]:
+) -> tuple[str, dict[str, Any], list[KeyResolution], dict[str, Any]]:
     """The row of a DeepSpeed JSON that an Accelerate file names, with the JSON's keys after its name."""
     where = "deepspeed_config."
     if not isinstance(named, str):
@@ -251,7 +254,7 @@ def _from_file(
     inner = read_deepspeed(file.document, refusals, prefix=f"{Path(named).name}: ")
     if inner is None:
         return "zero2", {}, [], {}
-    return inner.backend, inner.options, inner.claims, inner.settings
+    return inner.backend, inner.options, inner.resolutions, inner.settings
 
 
 def _found(named: str, folder: Path) -> Path:

@@ -15,12 +15,12 @@ from harness.imported.keys import KEYS, SECTIONS
 from harness.imported.library_defaults import deepspeed_values, library_defaults, with_defaults
 from harness.imported.reading import (
     AUTO,
-    Brought,
     Chooses,
-    Claim,
+    Imported,
+    KeyResolution,
     Refusals,
     ToJob,
-    claims_of,
+    resolutions_of,
 )
 from harness.imported.values import boolean, clipping, integer, number, power_of_two
 from harness.nested import leaves, value_at
@@ -49,8 +49,8 @@ LEFT_TO_THE_JOB = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_
 """Arguments of schedulers that Accelerate and Trainer fill in where they are 'auto'."""
 
 
-def read_deepspeed(document: Mapping[str, Any], refusals: Refusals, prefix: str = "") -> Brought | None:
-    """None where something was refused. `prefix` is put before the keys in messages and claims.
+def read_deepspeed(document: Mapping[str, Any], refusals: Refusals, prefix: str = "") -> Imported | None:
+    """None where something was refused. `prefix` is put before the keys in messages and resolutions.
 
     Raises HarnessError where the installed DeepSpeed cannot be asked for its defaults.
     """
@@ -73,7 +73,7 @@ def read_deepspeed(document: Mapping[str, Any], refusals: Refusals, prefix: str 
     together |= dict.fromkeys(COMPILE_KEYS, _compiled(document, refusals, prefix))
     sections = SECTIONS["deepspeed"]
     keys = with_defaults(KEYS["deepspeed"], defaults)
-    claims = claims_of(document, keys, sections, refusals, together, prefix)
+    resolutions = resolutions_of(document, keys, sections, refusals, together, prefix)
     device = {name: _device(zero, name, refusals, prefix) for name in ("offload_optimizer", "offload_param")}
     options = zero_offload(stage, device, refusals, f"{prefix}{ZERO}.")
     backend, more = _parallel(stage, document, refusals, prefix)
@@ -84,12 +84,15 @@ def read_deepspeed(document: Mapping[str, Any], refusals: Refusals, prefix: str 
         return None
     used = label_of(backend, options)
     absent = _absent(document, defaults, precision, options)
-    claims += [Claim(key=prefix + key, given=None, rule=keys.get(key) or sections["scheduler.params"],
-                     value=value, is_absent=True) for key, value in absent.items()]  # fmt: skip
-    return Brought(
+    resolutions += [KeyResolution(name=prefix + key, given=None, is_absent=True,
+                                  rule=keys.get(key) or sections["scheduler.params"],
+                                  value=value) for key, value in absent.items()]  # fmt: skip
+    return Imported(
         backend=backend,
         options=options,
-        claims=[replace(c, used=used) if isinstance(c.rule, Chooses) else c for c in _both_betas(claims)],
+        resolutions=[
+            replace(c, used=used) if isinstance(c.rule, Chooses) else c for c in _both_betas(resolutions)
+        ],
         settings=settings,
     )
 
@@ -295,16 +298,16 @@ def zero_offload(stage: int, device: Mapping[str, str], refusals: Refusals, pref
     return {"offload": chosen} if chosen else {}
 
 
-def _both_betas(claims: list[Claim]) -> list[Claim]:
+def _both_betas(keys: list[KeyResolution]) -> list[KeyResolution]:
     """`betas` is one key and two settings."""
     found = []
-    for claim in claims:
-        found.append(claim)
-        if claim.key.endswith("optimizer.params.betas") and claim.value != AUTO:
+    for key in keys:
+        found.append(key)
+        if key.name.endswith("optimizer.params.betas") and key.value != AUTO:
             rule = ToJob(setting="optimizer.beta2")
-            second = float((claim.value if claim.is_absent else claim.given)[1])
-            found[-1] = replace(claim, value=float(claim.value[0])) if claim.is_absent else claim
-            found.append(replace(claim, rule=rule, value=second))
+            second = float((key.value if key.is_absent else key.given)[1])
+            found[-1] = replace(key, value=float(key.value[0])) if key.is_absent else key
+            found.append(replace(key, rule=rule, value=second))
     return found
 
 

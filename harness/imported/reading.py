@@ -1,4 +1,4 @@
-"""From the keys of a file to claims: what each means here and asks for. Unknown keys are errors."""
+"""From the keys of a file to resolutions: what each means here and asks for. Unknown keys are errors."""
 
 from __future__ import annotations
 
@@ -101,10 +101,10 @@ Rule: TypeAlias = ToJob | ToOption | OfPreset | Fixed | NotUsed | Off | Chooses 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim:
+class KeyResolution:
     """One key of a file."""
 
-    key: str
+    name: str
     given: Any
     rule: Rule
     value: Any = None
@@ -125,14 +125,14 @@ HARMLESS: tuple[Any, ...] = (None, False, -1, "", "no", "none", "auto", {}, [])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Brought:
+class Imported:
     """A file in this project's terms."""
 
     backend: str
     """Name in the registry."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options that choose the strategy, such as its offload."""
-    claims: list[Claim]
+    resolutions: list[KeyResolution]
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings of the job, dotted, that several keys decide together."""
 
@@ -189,11 +189,11 @@ class Refusals:
             self.found.append(text)
 
 
-def claims_of(
+def resolutions_of(
     document: Mapping[str, Any], keys: Mapping[str, Rule], sections: Mapping[str, Rule], refusals: Refusals,
     converted: Mapping[str, Any] | None = None, prefix: str = "",
-) -> list[Claim]:  # fmt: skip
-    """A claim for every key of a document; what cannot be is added to `refusals`.
+) -> list[KeyResolution]:  # fmt: skip
+    """A resolution for every key of a document; what cannot be is added to `refusals`.
 
     `converted`: values of keys that are read together, in this project's terms. `prefix` is put before keys.
     """
@@ -214,9 +214,9 @@ def claims_of(
                 continue  # an empty section
             refusals.unknown(key, [*keys, *sections])
             continue
-        claim = _claim(prefix + key, key, given, rule, refusals, dict(converted or {}))
-        if claim is not None:
-            found.append(claim)
+        resolution = _resolution(prefix + key, key, given, rule, refusals, dict(converted or {}))
+        if resolution is not None:
+            found.append(resolution)
     return found
 
 
@@ -224,18 +224,18 @@ def _of_section(key: str, sections: Mapping[str, Rule]) -> Rule | None:
     return next((rule for name, rule in sections.items() if key == name or key.startswith(f"{name}.")), None)
 
 
-def _claim(
+def _resolution(
     shown: str, key: str, given: Any, rule: Rule, refusals: Refusals, converted: Mapping[str, Any]
-) -> Claim | None:
+) -> KeyResolution | None:
     if isinstance(rule, Off):
         if not _is_off(given):
             refusals.add(shown, given, rule.why)
             return None
-        return Claim(key=shown, given=given, rule=rule)
+        return KeyResolution(name=shown, given=given, rule=rule)
     if key in converted:
-        return Claim(key=shown, given=given, rule=rule, value=converted[key])
+        return KeyResolution(name=shown, given=given, rule=rule, value=converted[key])
     if given == AUTO:
-        return Claim(key=shown, given=given, rule=rule, value=AUTO)
+        return KeyResolution(name=shown, given=given, rule=rule, value=AUTO)
     try:
         value = _value(given, rule)
     except ValueError as error:
@@ -244,7 +244,7 @@ def _claim(
     if isinstance(rule, Fixed) and rule.refuses and not alike(given, rule.used):
         refusals.add(shown, given, f"every run has {rule.used!r}: {rule.reason}; set it so or leave it out")
         return None
-    return Claim(key=shown, given=given, rule=rule, value=value)
+    return KeyResolution(name=shown, given=given, rule=rule, value=value)
 
 
 def _value(given: Any, rule: Rule) -> Any:

@@ -22,10 +22,10 @@ from harness.imported.files import GivenFile, read_json, read_toml, read_yaml
 from harness.imported.keys import COMPUTE_DTYPE, KEYS, SECTIONS, read_table
 from harness.imported.reading import (
     AUTO,
-    Brought,
     Chooses,
-    Claim,
     Fixed,
+    Imported,
+    KeyResolution,
     NotUsed,
     Off,
     OfPreset,
@@ -116,18 +116,18 @@ Settings = Mapping[str, Any]
 """Values by dotted name."""
 
 
-def wishes(brought: Brought, given: Collection[str] = ()) -> dict[str, Any]:
+def job_settings(imported: Imported, given: Collection[str] = ()) -> dict[str, Any]:
     """What a file says of the job; nothing of what it leaves to it.
 
     A key that it does not give has its library's default, but for settings that are `given` elsewhere.
     """
     found = {
-        claim.rule.setting: claim.value
-        for claim in brought.claims
-        if isinstance(claim.rule, ToJob) and claim.value != AUTO
-        and not (claim.is_absent and claim.rule.setting in given)
+        resolution.rule.setting: resolution.value
+        for resolution in imported.resolutions
+        if isinstance(resolution.rule, ToJob) and resolution.value != AUTO
+        and not (resolution.is_absent and resolution.rule.setting in given)
     }  # fmt: skip
-    return found | brought.settings
+    return found | imported.settings
 
 
 def explicit(experiment: Experiment) -> set[str]:
@@ -140,15 +140,15 @@ def explicit(experiment: Experiment) -> set[str]:
     return found
 
 
-def shared(files: Sequence[Brought], experiment: Experiment) -> dict[str, Any]:
+def shared(files: Sequence[Imported], experiment: Experiment) -> dict[str, Any]:
     """What the job of all rows takes from files: where they agree and the configuration is silent."""
     given = explicit(experiment)
     taken: dict[str, Any] = {}
-    for setting in dict.fromkeys(name for file in files for name in wishes(file, given)):
-        values = [found[setting] for file in files if setting in (found := wishes(file, given))]
+    for setting in dict.fromkeys(name for file in files for name in job_settings(file, given)):
+        values = [found[setting] for file in files if setting in (found := job_settings(file, given))]
         if setting not in given and all(value == values[0] for value in values):
             taken[setting] = values[0]
-    together = {name for file in files for name in wishes(file) if name.startswith("schedule.")}
+    together = {name for file in files for name in job_settings(file) if name.startswith("schedule.")}
     if not together <= set(taken):  # the schedules of the files differ
         taken = {name: value for name, value in taken.items() if name not in together}
     for group in (CUT, LENGTH, SCHEDULE):
@@ -248,7 +248,7 @@ class ReadFile:
     name: str
     """That of its row."""
     file: GivenFile
-    brought: Brought
+    imported: Imported
 
 
 def read_files(accelerate: Sequence[Path], deepspeed: Sequence[Path]) -> list[ReadFile]:
@@ -265,17 +265,17 @@ def read_files(accelerate: Sequence[Path], deepspeed: Sequence[Path]) -> list[Re
         else:
             file = read_toml(path, what) if path.suffix == ".toml" else read_yaml(path, what)
         _require_kind(kind, file)
-        brought = (
+        imported = (
             read_deepspeed(file.document, refusals)
             if kind == "deepspeed"
             else read_accelerate(file.document, path.parent, refusals)
         )
-        if brought is None:
+        if imported is None:
             listed = refusals.found
             numbered = (f"({n}) {text}" for n, text in enumerate(listed, 1)) if len(listed) > 1 else listed
             raise HarnessError(f"{what} {path}: {'; '.join(numbered)}")
         name = _row_name(path, [other.name for other in found])
-        found.append(ReadFile(kind=kind, name=name, file=file, brought=brought))
+        found.append(ReadFile(kind=kind, name=name, file=file, imported=imported))
     return found
 
 
@@ -324,7 +324,7 @@ def _is_text(name: str) -> bool:
 
 def like_for_like(files: Sequence[ReadFile], experiment: Experiment) -> tuple[Experiment, list[GivenRow]]:
     """The job of all rows, with what the files say of it where the configuration is silent, and the rows."""
-    taken = shared([file.brought for file in files], experiment)
+    taken = shared([file.imported for file in files], experiment)
     names = ", ".join(file.file.path.name for file in files)
     job = with_settings(experiment, taken, names)
     return job, [_row(file, job, "like-for-like", job.runtime.preset) for file in files]
@@ -332,20 +332,20 @@ def like_for_like(files: Sequence[ReadFile], experiment: Experiment) -> tuple[Ex
 
 def exactly_as_given(file: ReadFile, experiment: Experiment) -> GivenRow:
     """A row whose job and options are the file's, under the library's defaults."""
-    own = with_settings(experiment, wishes(file.brought, explicit(experiment)), file.file.path.name)
+    own = with_settings(experiment, job_settings(file.imported, explicit(experiment)), file.file.path.name)
     given = explicit(experiment)
     preset = experiment.runtime.preset if "runtime.preset" in given else "library-defaults"
     return _row(file, own, "exactly-as-given", preset)
 
 
 def _row(file: ReadFile, job: Experiment, mode: GivenMode, preset: Preset) -> GivenRow:
-    backend = file.brought.backend
+    backend = file.imported.backend
     strategy = registry.strategy_of(backend)
     assert strategy is not None
     changes = preset_changes(strategy, job.training.held_precision, preset, LARGE_MODEL)
-    settle = _Settling(backend=backend, job=job, mode=mode, changes={c.setting: c for c in changes})
-    parts = [settle.part(claim) for claim in file.brought.claims]
-    options = file.brought.options | settle.options
+    resolver = _Resolver(backend=backend, job=job, mode=mode, changes={c.setting: c for c in changes})
+    parts = [resolver.part(key) for key in file.imported.resolutions]
+    options = file.imported.options | resolver.options
     options["row"] = file.name + (AS_GIVEN if mode == "exactly-as-given" else "")
     if mode == "exactly-as-given":
         options["preset"] = preset
@@ -359,7 +359,7 @@ def _row(file: ReadFile, job: Experiment, mode: GivenMode, preset: Preset) -> Gi
     return GivenRow(label=label, experiment=job, part=part)
 
 
-class _Settling:
+class _Resolver:
     """Decides key by key what a row has, and collects the options of its backend."""
 
     def __init__(
@@ -371,104 +371,105 @@ class _Settling:
         self._changes = changes
         self.options: dict[str, Any] = {}
 
-    def part(self, claim: Claim) -> GivenSettingPart:
-        match claim.rule:
+    def part(self, key: KeyResolution) -> GivenSettingPart:
+        match key.rule:
             case ToJob():
-                return self._job_setting(claim, claim.rule)
+                return self._job_setting(key, key.rule)
             case ToOption():
-                return self._option(claim, claim.rule)
+                return self._option(key, key.rule)
             case OfPreset():
-                return self._of_preset(claim, claim.rule)
+                return self._of_preset(key, key.rule)
             case Fixed():
-                return self._fixed(claim, claim.rule)
+                return self._fixed(key, key.rule)
             case NotUsed():
-                return _pinned(claim, None, claim.rule.reason)
+                return _pinned(key, None, key.rule.reason)
             case Off():
-                return _taken(claim, "off")
+                return _taken(key, "off")
             case OfSchedule():
-                return self._of_schedule(claim)
+                return self._of_schedule(key)
             case Chooses():
-                return _taken(claim, claim.used, setting="backend")
+                return _taken(key, key.used, setting="backend")
 
-    def _job_setting(self, claim: Claim, rule: ToJob) -> GivenSettingPart:
+    def _job_setting(self, key: KeyResolution, rule: ToJob) -> GivenSettingPart:
         if not self._in_force(rule.setting):
-            return _pinned(claim, None, f"training.precision is {self._job.training.precision}")
+            return _pinned(key, None, f"training.precision is {self._job.training.precision}")
         used = value_of(self._job, rule.setting)
-        if claim.value == AUTO:
-            return _taken(claim, used, setting=rule.setting, reason="left to the job")
-        if used == claim.value:
-            return _taken(
-                claim, used, setting=rule.setting, reason=ABSENT if claim.is_absent else rule.reason
-            )
-        if claim.is_absent:
-            return _pinned(claim, used, f"{ABSENT}, {claim.value}; the job decides it",
+        if key.value == AUTO:
+            return _taken(key, used, setting=rule.setting, reason="left to the job")
+        if used == key.value:
+            return _taken(key, used, setting=rule.setting, reason=ABSENT if key.is_absent else rule.reason)
+        if key.is_absent:
+            return _pinned(key, used, f"{ABSENT}, {key.value}; the job decides it",
                            setting=rule.setting)  # fmt: skip
         if used is None:
             used = "follows from the rest of the batch" if rule.setting in CUT else "none"
-        return _pinned(claim, used, "the job of all rows decides it", setting=rule.setting)
+        return _pinned(key, used, "the job of all rows decides it", setting=rule.setting)
 
-    def _of_schedule(self, claim: Claim) -> GivenSettingPart:
+    def _of_schedule(self, key: KeyResolution) -> GivenSettingPart:
         schedule = self._job.schedule
-        name = claim.key.rpartition(".")[2]
+        name = key.name.rpartition(".")[2]
         if schedule.scheduler is None:
-            return _pinned(claim, schedule.kind, "the job of all rows decides it", setting="schedule.kind")
-        if claim.is_absent:
-            return _taken(claim, claim.value, setting="schedule.parameters", reason=ABSENT)
+            return _pinned(key, schedule.kind, "the job of all rows decides it", setting="schedule.kind")
+        if key.is_absent:
+            return _taken(key, key.value, setting="schedule.parameters", reason=ABSENT)
         used = schedule.parameters.get(name)
         reason = "left to the job" if used == AUTO else None
-        return _taken(claim, used, setting="schedule.parameters", reason=reason)
+        return _taken(key, used, setting="schedule.parameters", reason=reason)
 
     def _in_force(self, setting: str) -> bool:
         of_fp16 = setting in ("training.initial_loss_scale", "training.loss_scale_growth_interval")
         return not of_fp16 or self._job.training.precision == "fp16-mixed"
 
-    def _option(self, claim: Claim, rule: ToOption) -> GivenSettingPart:
-        if rule.option == WRAP and (claim.value is not None) and not self._wraps_nothing():
-            given = f"{ABSENT}, NO_WRAP; " if claim.is_absent else ""
-            return _pinned(claim, WRAPPED, f"{given}{rule.reason}")
+    def _option(self, key: KeyResolution, rule: ToOption) -> GivenSettingPart:
+        if rule.option == WRAP and (key.value is not None) and not self._wraps_nothing():
+            given = f"{ABSENT}, NO_WRAP; " if key.is_absent else ""
+            return _pinned(key, WRAPPED, f"{given}{rule.reason}")
         if rule.option not in type(registry.parse(self._backend)[1]).model_fields:
             if rule.option == WRAP:
-                return _taken(claim, WRAPPED, reason=rule.reason)
-            return _pinned(claim, None, f"no setting of {self._backend}")
+                return _taken(key, WRAPPED, reason=rule.reason)
+            return _pinned(key, None, f"no setting of {self._backend}")
         default = rule.default
         if (change := self._changes.get(rule.option)) is not None:
             in_buckets = f"{change.value}, or the model's parameters if there are fewer"
             used = in_buckets if rule.option.endswith("_bucket_size") else change.value
-            return _pinned(claim, used, change.reason, setting=rule.option)
+            return _pinned(key, used, change.reason, setting=rule.option)
         if rule.option == PREFETCH and (live := self._changes.get(LIVE)) is not None:
-            return _pinned(claim, None, f"nothing is gathered ahead while {LIVE} is {live.value}")
-        if claim.value == AUTO:
-            return _pinned(claim, default, AUTO_SIZES, setting=rule.option)
-        if claim.value != default:
-            self.options[rule.option] = claim.value
+            return _pinned(key, None, f"nothing is gathered ahead while {LIVE} is {live.value}")
+        if key.value == AUTO:
+            return _pinned(key, default, AUTO_SIZES, setting=rule.option)
+        if key.value != default:
+            self.options[rule.option] = key.value
         if rule.option == WRAP:
             return _taken(
-                claim, "NO_WRAP" if claim.value else WRAPPED, setting=rule.option, reason=rule.reason
+                key,
+                "NO_WRAP" if key.value else WRAPPED,
+                setting=rule.option,
+                reason=rule.reason,
             )
-        reason = ABSENT if claim.is_absent else rule.reason
-        return _taken(claim, claim.value, setting=rule.option, reason=reason)
+        reason = ABSENT if key.is_absent else rule.reason
+        return _taken(key, key.value, setting=rule.option, reason=reason)
 
     def _wraps_nothing(self) -> bool:
         """Whether the whole model may be one unit: another comparison than like for like."""
         has_option = WRAP in type(registry.parse(self._backend)[1]).model_fields
         return has_option and self._mode == "exactly-as-given"
 
-    def _of_preset(self, claim: Claim, rule: OfPreset) -> GivenSettingPart:
+    def _of_preset(self, key: KeyResolution, rule: OfPreset) -> GivenSettingPart:
         change = self._changes.get(rule.setting)
         used = _leaf(change.value) if change is not None else rule.default
         if used == COMPUTE_DTYPE:
             used = self._job.training.held_precision.removesuffix("-mixed")
-        given = DTYPES.get(claim.value, claim.value) if isinstance(claim.value, str) else claim.value
-        if claim.value == AUTO or claim.value is None or alike(given, used):
-            return _taken(claim, used)
-        return _pinned(claim, used, change.reason if change else "the library's default")
+        given = DTYPES.get(key.value, key.value) if isinstance(key.value, str) else key.value
+        if key.value == AUTO or key.value is None or alike(given, used):
+            return _taken(key, used)
+        return _pinned(key, used, change.reason if change else "the library's default")
 
-    def _fixed(self, claim: Claim, rule: Fixed) -> GivenSettingPart:
-        if claim.is_absent:
-            return _pinned(claim, rule.used, f"{ABSENT}, {claim.value}; {rule.reason}")
-        if claim.value == AUTO or alike(claim.value, rule.used):
-            return _taken(claim, rule.used)
-        return _pinned(claim, rule.used, rule.reason)
+    def _fixed(self, key: KeyResolution, rule: Fixed) -> GivenSettingPart:
+        if key.is_absent:
+            return _pinned(key, rule.used, f"{ABSENT}, {key.value}; {rule.reason}")
+        if key.value == AUTO or alike(key.value, rule.used):
+            return _taken(key, rule.used)
+        return _pinned(key, rule.used, rule.reason)
 
 
 def _leaf(value: Any) -> Any:
@@ -479,14 +480,24 @@ def _leaf(value: Any) -> Any:
 
 
 def _taken(
-    claim: Claim, used: Any, *, setting: str | None = None, reason: str | None = None
+    key: KeyResolution, used: Any, *, setting: str | None = None, reason: str | None = None
 ) -> GivenSettingPart:
     return GivenSettingPart(
-        key=claim.key, given=claim.given, handling="taken", used=used, setting=setting, reason=reason
+        key=key.name,
+        given=key.given,
+        handling="taken",
+        used=used,
+        setting=setting,
+        reason=reason,
     )
 
 
-def _pinned(claim: Claim, used: Any, reason: str, *, setting: str | None = None) -> GivenSettingPart:
+def _pinned(key: KeyResolution, used: Any, reason: str, *, setting: str | None = None) -> GivenSettingPart:
     return GivenSettingPart(
-        key=claim.key, given=claim.given, handling="pinned", used=used, setting=setting, reason=reason
+        key=key.name,
+        given=key.given,
+        handling="pinned",
+        used=used,
+        setting=setting,
+        reason=reason,
     )

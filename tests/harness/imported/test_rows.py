@@ -464,7 +464,7 @@ def test_json_as_deepspeed_itself_reads_it(text: str, tmp_path: Path) -> None:
     path = tmp_path / "ds.json"
     path.write_text(text, encoding="utf-8")
     (file,) = read_files([], [path])
-    assert file.brought.backend == "zero2"
+    assert file.imported.backend == "zero2"
     if "wandb" in text:
         assert file.file.document["wandb"]["project"] == "a//b, }"
 
