@@ -21,7 +21,7 @@ from tabulate import tabulate
 from benchmarks.memory_cases import GEOMETRIES, MemoryCase, divided_cases, memory_cases
 from benchmarks.publishing import errors_text
 from harness.backends import registry
-from harness.forms.peaks.families import fullest_moments
+from harness.forms.peaks.families import peak_moments
 from harness.launch.cells import canonical_label
 from harness.plan.profiles import workload_profile
 from harness.plan.trust import CPU, CPU_ERRORS, kind_of
@@ -174,7 +174,7 @@ def _predicted(record: Record, rank: int) -> dict[str, int]:
     assert record.model is not None
     section = record.job.model.model_copy(update={"attention": record.model.attention})
     profile = workload_profile(workload, record.model.config or {}, section, profile_text)
-    return {phase: fullest.bytes for phase, fullest in fullest_moments(workload, profile).items()}
+    return {phase: fullest.bytes for phase, fullest in peak_moments(workload, profile).items()}
 
 
 def _measured(record: Record, rank: int) -> dict[str, int]:

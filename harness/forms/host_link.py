@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from harness.forms.fsdp import fsdp1, fsdp2
-from harness.forms.part import within
+from harness.forms.part import local_workload
 from harness.forms.states import ADAM_MOMENTS
 from harness.forms.terms import STEP_PHASES, ModelStates
 from harness.forms.workload import Window, Workload
@@ -31,7 +31,7 @@ def host_link_bytes(workload: Workload, expected: ModelStates) -> float:
     """
     if workload.offload == "none":
         return 0.0
-    inner = replace(within(workload), window=Window())
+    inner = replace(local_workload(workload), window=Window())
     if inner.strategy.zero_stage is None:
         reads = fsdp1.host_reads if inner.strategy.family == "fsdp1" else fsdp2.host_reads
         return reads(inner) + _gradients_on_host(expected)

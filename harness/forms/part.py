@@ -13,7 +13,7 @@ UNDERNEATH = {"tensor": "single", "fsdp2-tensor": "fsdp2"}
 """Family of ranks that cut layers -> that of the ranks which hold the same part of them."""
 
 
-def within(workload: Workload) -> Workload:
+def local_workload(workload: Workload) -> Workload:
     """The workload of the ranks that hold the same part of each layer; itself where none is cut.
 
     Its model is what one rank holds, its ranks those with samples of their own.
@@ -23,7 +23,7 @@ def within(workload: Workload) -> Workload:
         return workload
     family = workload.strategy.family
     if family in zero_tensor.UNDERNEATH:
-        return zero_tensor.within(workload)
+        return zero_tensor.zero_workload(workload)
     return replace(
         workload,
         layout=tensor.cut(workload),

@@ -9,8 +9,8 @@ from typing import Literal
 from harness.errors import HarnessError
 from harness.forms.activations import ActivationProfile
 from harness.forms.part import samples_at_once
-from harness.forms.peaks.families import fullest_moments
-from harness.forms.peaks.step_timeline import TRACED, Fullest, Phase
+from harness.forms.peaks.families import peak_moments
+from harness.forms.peaks.step_timeline import TRACED, PeakMoment, Phase
 from harness.forms.terms import Term, by_kind
 from harness.forms.zero.zero3.gathering import own_settings
 from harness.plan.coverage import neighbours, require_activations, require_timeline
@@ -128,9 +128,9 @@ def predict_memory(
     if scenario.strategy.zero_stage == 3 and (own := own_settings(workload)):
         raise HarnessError(f"a step of ZeRO-3 with {', '.join(own)} is not modelled")
     profile = activation_profile(scenario, trace)
-    fullest = max(
+    peaks = max(
         (
-            fullest_moments(scenario.workload(rank), profile)
+            peak_moments(scenario.workload(rank), profile)
             for rank in (scenario.unlike_ranks if rank is None else (rank,))
         ),
         key=lambda moments: max(moment.bytes for moment in moments.values()),
@@ -139,15 +139,15 @@ def predict_memory(
         moments=tuple(
             Moment(
                 name=name,
-                terms=_terms(max((fullest[p] for p in phases if p in fullest), key=lambda f: f.bytes)),
+                terms=_terms(max((peaks[p] for p in phases if p in peaks), key=lambda f: f.bytes)),
             )
             for name, phases in PHASES.items()
-            if any(phase in fullest for phase in phases)
+            if any(phase in peaks for phase in phases)
         ),
         overhead=tuple(device_overhead(scenario)),
         saved=_saved(profile, scenario),
         host_bytes_per_node=host_bytes(scenario),
-        reserved_bytes=max(max(moment.bytes, moment.reserved) for moment in fullest.values()),
+        reserved_bytes=max(max(moment.bytes, moment.reserved) for moment in peaks.values()),
     )
 
 
@@ -165,8 +165,8 @@ def memory_bounds(
     return (least, most) if least.peak_bytes <= most.peak_bytes else None
 
 
-def _terms(fullest: Fullest) -> tuple[Term, ...]:
-    return tuple(replace(term, bytes=count) for term, count in fullest.held.items())
+def _terms(peak: PeakMoment) -> tuple[Term, ...]:
+    return tuple(replace(term, bytes=count) for term, count in peak.held.items())
 
 
 def _saved(profile: ActivationProfile, scenario: Scenario) -> tuple[Term, ...]:

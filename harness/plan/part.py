@@ -10,7 +10,7 @@ from harness.backends.tensor.plan import HEADS, VOCABULARY
 from harness.errors import HarnessError
 from harness.forms import pipeline, tensor
 from harness.forms.activations import ActivationProfile, Segment, Size
-from harness.forms.part import within
+from harness.forms.part import local_workload
 from harness.forms.workload import Workload
 from harness.plan.model import PlannedModel
 
@@ -64,7 +64,7 @@ def local_profile(profile: ActivationProfile, workload: Workload) -> ActivationP
 
 def _cut(model: PlannedModel, workload: Workload) -> PlannedModel:
     ranks = tensor.ranks_of(workload)
-    layout = within(workload).layout
+    layout = local_workload(workload).layout
     missing = workload.layout.parameter_count - layout.parameter_count
     looked_up = workload.layout.parameter_count - model.multiplying_parameters
     kept = looked_up // ranks if EMBEDDING in _cut_tables(workload) else looked_up
@@ -79,7 +79,7 @@ def _cut(model: PlannedModel, workload: Workload) -> PlannedModel:
 
 def _cut_tables(workload: Workload) -> set[str]:
     """Embedding and head, by the names of their layers, if ranks hold parts of them."""
-    whole, held = workload.layout.parameters, within(workload).layout.parameters
+    whole, held = workload.layout.parameters, local_workload(workload).layout.parameters
     layers = {a.name.split(".")[-2] for a, b in zip(whole, held, strict=True) if a.shape != b.shape}
     return layers & set(VOCABULARY)
 

@@ -30,7 +30,7 @@ from harness.forms.activations import (
     from_json,
 )
 from harness.forms.layout import Layout
-from harness.forms.part import samples_at_once, within
+from harness.forms.part import local_workload, samples_at_once
 from harness.forms.tensor import ranks_of
 from harness.forms.workload import Workload
 from harness.import_path import module_command, safe_environment
@@ -304,7 +304,7 @@ def precision_route(workload: Workload) -> str:
     if not workload.mixed or asked == "cast" or strategy.zero_stage is not None:
         return "cast"
     outputs = OUTPUTS if strategy.through_accelerate else ""
-    if within(workload).strategy.family in AUTOCAST:
+    if local_workload(workload).strategy.family in AUTOCAST:
         return f"autocast{outputs}"
     count = workload.layout.parameter_count
     changes = preset_changes(strategy, workload.precision, workload.preset, count)

@@ -22,8 +22,8 @@ from harness.backends.strategy import StrategyKind
 from harness.backends.tensor import plan as tensor_plan
 from harness.forms.activations import LogitBytes, recomputed_until
 from harness.forms.families import model_states
-from harness.forms.fullest import fullest_rank
 from harness.forms.layout import Layout
+from harness.forms.peak_rank import peak_rank
 from harness.forms.terms import ModelStates
 from harness.forms.workload import Workload
 from harness.job.job import Job
@@ -190,31 +190,31 @@ class Scenario:
         return registry.mesh_of(self.label, self.world_size)
 
     @cached_property
-    def fullest_rank(self) -> int:
+    def peak_rank(self) -> int:
         """The rank with the largest model states."""
-        return fullest_rank(self._workload(0))
+        return peak_rank(self._workload(0))
 
     @property
     def unlike_ranks(self) -> tuple[int, ...]:
         """The rank that holds most; of a pipeline one for each place, since activations decide there."""
         if not self.strategy.facts.cuts_layers:
-            return (self.fullest_rank,)
+            return (self.peak_rank,)
         return tuple(self.mesh.group("pipeline", 0))
 
     def workload(self, rank: int | None = None) -> Workload:
         """The same, as closed forms of one rank take it; None: the rank that holds most."""
-        if rank is None or rank == self.fullest_rank:
-            return self._fullest_workload
+        if rank is None or rank == self.peak_rank:
+            return self._peak_workload
         return self._workload(rank)
 
     @cached_property
-    def _fullest_workload(self) -> Workload:
-        return self._workload(self.fullest_rank)
+    def _peak_workload(self) -> Workload:
+        return self._workload(self.peak_rank)
 
     @cached_property
     def states(self) -> ModelStates:
         """Model states of the rank that holds most."""
-        return model_states(self._fullest_workload)
+        return model_states(self._peak_workload)
 
     @property
     def held_states(self) -> dict[str, int]:

@@ -6,24 +6,24 @@ from dataclasses import replace
 
 from harness.forms import tensor
 from harness.forms.fsdp import fsdp2
-from harness.forms.part import within
+from harness.forms.part import local_workload
 from harness.forms.terms import DIGEST, NORM, Collective, ModelStates, Underived, Volume, over_steps
 from harness.forms.workload import Workload
 
 
 def model_states(workload: Workload) -> ModelStates:
     """Those of FSDP2 with the model that one rank along 'tensor' holds."""
-    return fsdp2.model_states(within(workload))
+    return fsdp2.model_states(local_workload(workload))
 
 
 def updated_tensors(workload: Workload) -> list[list[int]]:
     """Elements of what the rank holds of each parameter, by group."""
-    return fsdp2.updated_tensors(within(workload))
+    return fsdp2.updated_tensors(local_workload(workload))
 
 
 def collectives(workload: Workload) -> Volume:
     """FSDP2's of that model along 'shard', and the activations along 'tensor'."""
-    inner = fsdp2.collectives(within(workload))
+    inner = fsdp2.collectives(local_workload(workload))
     if workload.sequence_length is None:
         return Volume(unknown="the length of samples is not known, and so the size of activations")
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from harness.forms.activations import ActivationProfile, no_activations
 from harness.forms.ddp import wraps
-from harness.forms.fullest import fullest_rank
 from harness.forms.layout import Tensor
-from harness.forms.part import within
+from harness.forms.part import local_workload
+from harness.forms.peak_rank import peak_rank
 from harness.forms.peaks.fsdp1 import Fsdp1Timeline
 from harness.forms.peaks.fsdp2 import Fsdp2Timeline
 from harness.forms.peaks.pipeline import pipeline_moments
 from harness.forms.peaks.replay import Replay, hooks_modules
-from harness.forms.peaks.step_timeline import GRADIENTS, Fullest, Ledger, Phase, StepTimeline
+from harness.forms.peaks.step_timeline import GRADIENTS, Ledger, PeakMoment, Phase, StepTimeline
 from harness.forms.peaks.zero0 import Zero0Timeline
 from harness.forms.peaks.zero3 import Zero3TensorTimeline, Zero3Timeline
 from harness.forms.peaks.zero12 import Zero12Timeline
@@ -62,18 +62,18 @@ PIPELINE = "pipeline"
 
 def has_timeline(workload: Workload) -> bool:
     """Whether the timeline of a step is known."""
-    family = within(workload).strategy.family
+    family = local_workload(workload).strategy.family
     return family == PIPELINE or family in TIMELINES
 
 
-def fullest_moments(workload: Workload, profile: ActivationProfile) -> dict[Phase, Fullest]:
+def peak_moments(workload: Workload, profile: ActivationProfile) -> dict[Phase, PeakMoment]:
     """The fullest moment of each phase of an ordinary step of one rank."""
     if workload.strategy.family == PIPELINE:
         return pipeline_moments(workload, profile)
     length = workload.part_length
     assert length is not None
     of_cut_layers = TIMELINES.get(workload.strategy.family)
-    ledger, workload = Ledger(), within(workload)
+    ledger, workload = Ledger(), local_workload(workload)
     timeline = (of_cut_layers or TIMELINES.get(workload.strategy.family, StepTimeline))(workload, ledger)
     if not hooks_modules(timeline):
         profile = profile.fullest(workload.micro_batch_size, length)
@@ -105,8 +105,8 @@ def kinds_without_activations(workload: Workload) -> dict[str, int] | None:
         sequence_length=workload.sequence_length or 1,
         optimizer_implementation=workload.optimizer_implementation or "default",
     )
-    moments = fullest_moments(
-        replace(on_gpu, rank=fullest_rank(on_gpu)), no_activations(within(on_gpu).layout)
+    moments = peak_moments(
+        replace(on_gpu, rank=peak_rank(on_gpu)), no_activations(local_workload(on_gpu).layout)
     )
     left_out = ("activations", "data", "temporary")  # a pipeline adds logits and micro-batches in flight
     kept = [

@@ -13,7 +13,7 @@ from harness.forms.activations import ActivationProfile, Gradient, Segment, Size
 from harness.forms.layout import Layout
 from harness.forms.part import samples_at_once
 from harness.forms.peaks.replay import Replay
-from harness.forms.peaks.step_timeline import Fullest, Ledger, Phase, StepTimeline
+from harness.forms.peaks.step_timeline import Ledger, PeakMoment, Phase, StepTimeline
 from harness.forms.pipeline import cut_of, micro_batches_of, options_of, place_of, ranks_of
 from harness.forms.terms import named_terms
 from harness.forms.workload import Workload
@@ -72,7 +72,7 @@ class PipelineTimeline(StepTimeline):
         self.micro_step = 0 if first else 1
 
 
-def pipeline_moments(workload: Workload, profile: ActivationProfile) -> dict[Phase, Fullest]:
+def pipeline_moments(workload: Workload, profile: ActivationProfile) -> dict[Phase, PeakMoment]:
     """The fullest moment of each phase, over the passes of a rank that differ."""
     assert workload.sequence_length is not None
     ledger = Ledger()
@@ -95,7 +95,7 @@ def pipeline_moments(workload: Workload, profile: ActivationProfile) -> dict[Pha
     ledger.compute(0)
     with ledger.during("step"):
         timeline.step()
-    return ledger.fullest
+    return ledger.peaks
 
 
 def _unlike_passes(workload: Workload, kept: Sequence[int]) -> Iterator[tuple[Pass, int, bool]]:

@@ -18,7 +18,7 @@ Phase = Literal["forward", "backward", "reduction", "step"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fullest:
+class PeakMoment:
     """A state of the ledger."""
 
     bytes: int
@@ -54,7 +54,7 @@ class Ledger:
         """Of all that is held."""
         self._elsewhere = 0
         """Of that, on streams of their own."""
-        self._fullest: dict[Phase, tuple[int, dict[Term, int]]] = {}
+        self._peaks: dict[Phase, tuple[int, dict[Term, int]]] = {}
         self._streams: dict[str, int] = {}
         self._most: dict[str, int] = {"": 0}
         """By stream."""
@@ -95,26 +95,26 @@ class Ledger:
         self.below, self.here = below, here
 
     @property
-    def fullest(self) -> dict[Phase, Fullest]:
+    def peaks(self) -> dict[Phase, PeakMoment]:
         """The fullest state of each phase, without what other streams keep."""
         return {
-            phase: Fullest(bytes=total, held={term: count for term, count in held.items() if count})
-            for phase, (total, held) in self._fullest.items()
+            phase: PeakMoment(bytes=total, held={term: count for term, count in held.items() if count})
+            for phase, (total, held) in self._peaks.items()
         }
 
-    def moments(self) -> dict[Phase, Fullest]:
+    def moments(self) -> dict[Phase, PeakMoment]:
         """The fullest state of each phase."""
         reserved = sum(self._most.values())
-        return {phase: replace(fullest, reserved=reserved) for phase, fullest in self.fullest.items()}
+        return {phase: replace(fullest, reserved=reserved) for phase, fullest in self.peaks.items()}
 
     def look(self) -> None:
         """Compare the present state with the fullest of its phase."""
         total = self._total + self.below + self.here
         if total - self._elsewhere > self._most[""]:
             self._most[""] = total - self._elsewhere
-        fullest = self._fullest.get(self.phase)
-        if fullest is None or total > fullest[0]:
-            self._fullest[self.phase] = total, {**self.held, BELOW: self.below, HERE: self.here}
+        peak = self._peaks.get(self.phase)
+        if peak is None or total > peak[0]:
+            self._peaks[self.phase] = total, {**self.held, BELOW: self.below, HERE: self.here}
 
     @contextmanager
     def during(self, phase: Phase) -> Iterator[None]:

@@ -31,19 +31,19 @@ class ZeroTensor:
 
     def model_states(self, workload: Workload) -> ModelStates:
         """Those of ZeRO with the model that one rank along 'tensor' holds."""
-        found: ModelStates = self.inner.model_states(within(workload))
+        found: ModelStates = self.inner.model_states(zero_workload(workload))
         return found
 
     def updated_tensors(self, workload: Workload) -> list[list[int]]:
         """Elements of each flat tensor that this rank's optimizer updates."""
-        found: list[list[int]] = self.inner.updated_tensors(within(workload))
+        found: list[list[int]] = self.inner.updated_tensors(zero_workload(workload))
         return found
 
     def collectives(self, workload: Workload) -> Volume:
         """ZeRO's of that model along 'data', and activations, norms and flags along 'tensor'."""
         if workload.sequence_length is None:
             return Volume(unknown="the length of samples is not known, and so the size of activations")
-        along_data: Volume = self.inner.collectives(within(workload))
+        along_data: Volume = self.inner.collectives(zero_workload(workload))
 
         def step(workload: Workload, _: int) -> list[Collective]:
             return _activations(workload, workload.accumulation_steps)
@@ -72,7 +72,7 @@ def _role(part: Collective) -> str:
     return "world" if part.op == "barrier" or part.phase == "checkpoint" else "data"
 
 
-def within(workload: Workload) -> Workload:
+def zero_workload(workload: Workload) -> Workload:
     """One rank of those that share states, as ZeRO sees it."""
     mesh = workload.mesh
     assert mesh is not None

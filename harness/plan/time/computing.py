@@ -10,7 +10,7 @@ from harness.forms.ddp import views_buckets
 from harness.forms.families import gathers_weights, reduces_gradients
 from harness.forms.host_link import host_link_bytes
 from harness.forms.optimizer_step import implementation
-from harness.forms.part import within
+from harness.forms.part import local_workload
 from harness.forms.pipeline import bubble_of
 from harness.forms.workload import Workload
 from harness.job.model import ModelSection
@@ -339,7 +339,7 @@ def host_launches(work: Work) -> tuple[float, float]:
     if workload.device == "cpu":  # a host that computes itself: calibrated as a whole
         return forward, backward
     adapted = len(work.adapter_matrices) / 2
-    what, *hooks = HOOKS.get(within(workload).strategy.family, ("units", 0, 0))
+    what, *hooks = HOOKS.get(local_workload(workload).strategy.family, ("units", 0, 0))
     counts = {
         "units": len(work.unit_sizes), "modules": len(work.module_sizes),
         "tensors": len(workload.layout.trained),
@@ -440,7 +440,7 @@ VIEWED = 2
 
 def _copies(work: Work, rates: Rates) -> dict[str, float]:
     """Seconds of a step, by phase; a CPU's constants, which are calibrated as a whole, hold it."""
-    workload = within(work.workload)
+    workload = local_workload(work.workload)
     gathered, reduced = COPIES.get(workload.strategy.family, (0, 0))
     found = {"forward": 0.0, "backward": 0.0}
     if workload.device == "cpu":
@@ -460,7 +460,7 @@ def _gradients_and_casts(work: Work, rates: Rates) -> float:
     count = workload.layout.trained_count if work.is_adapted else work.parameters
     master = workload.master_bytes
     moved = 0
-    if within(workload).strategy.family in AUTOCAST and workload.compute_bytes < master:
+    if local_workload(workload).strategy.family in AUTOCAST and workload.compute_bytes < master:
         moved += 2 * (workload.compute_bytes + master)
     if work.passes > 1:
         moved += 3 * master * (work.passes - 1) // work.passes

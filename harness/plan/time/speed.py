@@ -13,7 +13,7 @@ from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.families import gathers_weights, reduces_gradients
 from harness.forms.flops import ModelGeometry, gpu_hours, kilowatt_hours, model_flops_per_token
 from harness.forms.network import EMULATED, guide_ratio, time_ratio, transport_sent_bytes
-from harness.forms.part import within
+from harness.forms.part import local_workload
 from harness.forms.terms import (
     FURTHER_FORWARD,
     FURTHER_GRADIENTS,
@@ -202,7 +202,7 @@ def _calls(collective: Collective, workload: Workload) -> int:
     if family == "ddp":
         return bucket_count(workload)
     if workload.strategy.zero_stage and collective.op != "all_gather":
-        workload = within(workload)
+        workload = local_workload(workload)
         gradients = workload.layout.parameter_count * DTYPE_BYTES[collective.dtype]
         passes = max(1, round(collective.payload_bytes / gradients))
         return zero.buckets_filled(workload) * passes
@@ -247,7 +247,7 @@ class UnitPass:
 
 def overlap_rule(workload: Workload) -> OverlapRule:
     """What the library of a strategy overlaps with these options and this preset."""
-    family, on_gpu = within(workload).strategy.family, workload.device != "cpu"
+    family, on_gpu = local_workload(workload).strategy.family, workload.device != "cpu"
     match family:
         case "ddp":
             source = "DDP reduces a bucket once it is full (torch, reducer.cpp)"
@@ -373,7 +373,7 @@ def reduction_shares(work: Work) -> tuple[float, tuple[float, ...], float]:
     return (
         root,
         blocks,
-        behind if within(work.workload).strategy.family in ("ddp", "zero0", "zero12") else 0.0,
+        behind if local_workload(work.workload).strategy.family in ("ddp", "zero0", "zero12") else 0.0,
     )
 
 

@@ -10,7 +10,7 @@ from harness.errors import HarnessError
 from harness.forms.families import collectives, model_states
 from harness.forms.fsdp import units as fsdp
 from harness.forms.host_link import host_elements
-from harness.forms.part import samples_at_once, within
+from harness.forms.part import local_workload, samples_at_once
 from harness.forms.sequence import with_attention
 from harness.forms.terms import (
     BACKWARD,
@@ -133,7 +133,7 @@ class Work:
     def updated_tensors(self) -> int:
         """Tensors that the optimizer of a rank updates one by one: ZeRO lays each group into a flat one."""
         layout = self.part.layout
-        flat = within(self.workload).strategy.family in ("zero12", "zero3")
+        flat = local_workload(self.workload).strategy.family in ("zero12", "zero3")
         if flat:
             return len(layout.groups())
         return len(self.workload.layout.trained if self.is_adapted else layout.parameters)

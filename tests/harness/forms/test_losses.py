@@ -9,7 +9,7 @@ import pytest
 from benchmarks.published.losses import FAST, FUSED, WIDENED_SHIFTED
 from harness.backends.registry import strategy_of
 from harness.forms.activations import OURS, ActivationProfile, LogitBytes, Point, Saved, Size
-from harness.forms.peaks.families import fullest_moments
+from harness.forms.peaks.families import peak_moments
 from harness.forms.workload import Workload
 from harness.plan.models import load_model
 from harness.plan.profiles import find_profile
@@ -73,9 +73,7 @@ def test_a_graph_that_lives_on_is_there_until_the_loss_is_computed(profile: Acti
         layout=load_model("llama-3.1-8b").layout, strategy=strategy, world_size=1, micro_batch_size=1,
         sequence_length=TOKENS, device="cuda", transport="nccl",
     )  # fmt: skip
-    plain, longer = (
-        fullest_moments(workload, one) for one in (profile, replace(profile, lingering=lingering))
-    )
+    plain, longer = (peak_moments(workload, one) for one in (profile, replace(profile, lingering=lingering)))
     more = {phase: longer[phase].bytes - plain[phase].bytes for phase in plain}
     assert more == {"forward": TOKENS * 10**9, "backward": 0, "step": TOKENS * 10**9}
     head = profile.with_head(Size((7, 0, 0, 0, 0, 0))).head

@@ -8,7 +8,7 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.forms import tensor
-from harness.forms.part import within
+from harness.forms.part import local_workload
 from harness.forms.pipeline import bubble_share
 from harness.forms.zero import zero_tensor
 from harness.plan.memory import predict_memory
@@ -135,7 +135,8 @@ def test_a_model_is_cut_once_for_all_micro_batches(
     first = scenario(label, 4)
     model = replace(first.model, layout=replace(first.model.layout))
     parts = [
-        within(replace(first, model=model, micro_batch_size=size).workload()).layout for size in (1, 2, 4)
+        local_workload(replace(first, model=model, micro_batch_size=size).workload()).layout
+        for size in (1, 2, 4)
     ]
     assert len(cut) == len(model.layout.parameters)
     assert parts[0] is parts[1] is parts[2]

@@ -7,8 +7,8 @@ from typing import Any
 from harness.backends.registry import strategy_of
 from harness.forms.activations import ActivationProfile, Gradient, Point, Segment, Size
 from harness.forms.layout import Layout, Tensor
-from harness.forms.peaks.families import fullest_moments
-from harness.forms.peaks.step_timeline import Fullest, Phase
+from harness.forms.peaks.families import peak_moments
+from harness.forms.peaks.step_timeline import PeakMoment, Phase
 from harness.forms.workload import Workload
 
 WEIGHT = "mlp.weight"
@@ -44,21 +44,21 @@ def _moment(ready: int) -> Point:
     return Point(module="", live=Size(), ready=ready)
 
 
-def moments(label: str, model: Layout, ranks: int, **settings: Any) -> dict[Phase, Fullest]:
+def moments(label: str, model: Layout, ranks: int, **settings: Any) -> dict[Phase, PeakMoment]:
     """Of a CUDA rank under NCCL, unless the settings say otherwise."""
     strategy = strategy_of(label)
     assert strategy is not None
     arguments = {"device": "cuda", "transport": "nccl", "sequence_length": 0, "gradient_clipping": None}
     workload = Workload(layout=model, strategy=strategy, world_size=ranks, **(arguments | settings))
     has_root = any(parameter.name == "head.weight" for parameter in model.parameters)
-    return fullest_moments(workload, profile(root=has_root))
+    return peak_moments(workload, profile(root=has_root))
 
 
-def held(fullest: Fullest, kind: str, *, without: str = "") -> int:
+def held(peak: PeakMoment, kind: str, *, without: str = "") -> int:
     """Bytes of a kind, counters of steps left out."""
     return sum(
         count
-        for holding, count in fullest.held.items()
+        for holding, count in peak.held.items()
         if holding.kind == kind
         and "counter" not in holding.name
         and (not without or without not in holding.name)

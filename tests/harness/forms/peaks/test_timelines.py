@@ -89,7 +89,7 @@ def test_gloo_copies_what_it_gathers(backend: str) -> None:
     on_cpu = moments(backend, layout(4, BLOCK, root=8 * BLOCK), 2, device="cpu", transport="gloo")
 
     def copies(found: object) -> bool:
-        return any("gloo" in h.name for fullest in found.values() for h in fullest.held)  # type: ignore[attr-defined]
+        return any("gloo" in h.name for peak in found.values() for h in peak.held)  # type: ignore[attr-defined]
 
     assert copies(on_cpu)
     assert not copies(on_gpu)
@@ -126,7 +126,7 @@ def test_a_root_that_is_resharded_is_gathered_again_for_the_backward_pass(
     timeline.before_model()
     timeline.after_model()
     timeline.ledger.briefly((at_loss, 1))
-    assert held(timeline.ledger.fullest["forward"], "gathered") >= 8 * 4 * BLOCK
+    assert held(timeline.ledger.peaks["forward"], "gathered") >= 8 * 4 * BLOCK
     assert sum(c for h, c in timeline.ledger.held.items() if h.kind == "gathered") == gathered * 4 * BLOCK
 
 
@@ -136,8 +136,8 @@ def test_streams_have_memory_of_their_own() -> None:
     shards, gathered, gradient, sent = 3 * 8, 4, 4, 4
     ahead, reduced = 2 * 4, 8
     reserved = (shards + gathered + gradient + sent + ahead + reduced) * 10**6
-    assert {fullest.reserved for fullest in found.values()} == {reserved}
-    assert max(fullest.bytes for fullest in found.values()) < reserved
+    assert {peak.reserved for peak in found.values()} == {reserved}
+    assert max(peak.bytes for peak in found.values()) < reserved
 
 
 def test_offloaded_states_lie_on_the_host_on_cuda_alone() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from harness.backends.registry import BUILT_IN
 from harness.forms.families import model_states
-from harness.forms.fullest import fullest_rank
+from harness.forms.peak_rank import peak_rank
 from harness.forms.workload import Workload
 from tests.geometries import bloom_workload, small_workload, under
 from tests.harness.plan.plans import scenario
@@ -25,7 +25,7 @@ def device_bytes(workload: Workload) -> int:
 
 def assert_fullest(workload: Workload) -> None:
     most = max(device_bytes(replace(workload, rank=rank)) for rank in range(workload.world_size))
-    assert device_bytes(replace(workload, rank=fullest_rank(workload))) == most
+    assert device_bytes(replace(workload, rank=peak_rank(workload))) == most
 
 
 @settings(max_examples=60)

@@ -9,13 +9,13 @@ from itertools import accumulate
 
 from harness.forms.fsdp.fsdp1 import ALIGNMENT_BYTES, flat_unit, is_sharded
 from harness.forms.layout import Layout, Tensor, ceil_to, elements
-from harness.forms.part import within
+from harness.forms.part import local_workload
 from harness.forms.pipeline import held
 from harness.forms.workload import Workload
 from harness.forms.zero.zero12 import START_ALIGNMENT_ELEMENTS
 
 
-def fullest_rank(workload: Workload) -> int:
+def peak_rank(workload: Workload) -> int:
     """The first rank with the largest model states.
 
     Nothing sharded: all are equal. FSDP2 and ZeRO-3 pad at the end of what they cut, so that rank 0 has most.
@@ -25,10 +25,10 @@ def fullest_rank(workload: Workload) -> int:
     """
     family = workload.strategy.family
     if family == "pipeline":
-        return _fullest_place(workload)
+        return _peak_place(workload)
     if family == "zero12-tensor":
         assert workload.mesh is not None
-        return workload.mesh.group("data", 0)[_largest_straddling(within(workload))]
+        return workload.mesh.group("data", 0)[_largest_straddling(local_workload(workload))]
     if family == "zero12":
         return _largest_straddling(workload)
     if family == "fsdp1" and is_sharded(workload):
@@ -36,7 +36,7 @@ def fullest_rank(workload: Workload) -> int:
     return 0
 
 
-def _fullest_place(workload: Workload) -> int:
+def _peak_place(workload: Workload) -> int:
     assert workload.mesh is not None
     places = workload.mesh.group("pipeline", 0)
     return max(places, key=lambda rank: (elements(held(replace(workload, rank=rank))), -rank))
