@@ -14,7 +14,7 @@ from harness.backends.explain import available
 from harness.errors import HarnessError
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import METRICS
-from harness.judge.rows import Row
+from harness.judge.rows import JudgedRun
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -48,7 +48,7 @@ def frame(comparison: Comparison, kind: Kind) -> DataFrame:
     raise HarnessError(f"table '{kind}' is unknown. {available(str(kind), get_args(Kind))}")
 
 
-def _run(row: Row) -> dict[str, Any]:
+def _run(row: JudgedRun) -> dict[str, Any]:
     """What tells the runs of a comparison apart."""
     record = row.record
     return {

@@ -51,7 +51,7 @@ from harness.record.store import Store, keep_runs
 
 if TYPE_CHECKING:
     from harness.judge.comparison import Comparison
-    from harness.judge.rows import Row
+    from harness.judge.rows import JudgedRun
     from harness.plan.fit.comparison import LargestBatches
 
 RECORDS_SUFFIX = ".runs"
@@ -288,7 +288,7 @@ def _texts(runs: Sequence[tuple[Path, Record]], view: View) -> tuple[Comparison,
     return comparison, table, json.dumps(document, indent=1)
 
 
-def _any_bad(rows: Sequence[Row]) -> bool:
+def _any_bad(rows: Sequence[JudgedRun]) -> bool:
     """Whether a cell failed, left its reference, or was no run of the same job."""
     return any(
         row.record.status not in ("ok", "unsupported")

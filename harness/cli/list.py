@@ -13,7 +13,7 @@ from harness.cli.options.shared import PATH, common, json_option, wide_option
 from harness.cli.terminal.output import echo
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import SPEED, STEP
-from harness.judge.rows import Row, reason
+from harness.judge.rows import JudgedRun, reason
 from harness.record import Record
 from harness.record.run import Status
 from harness.tell.formats import megabytes, milliseconds, number
@@ -94,7 +94,7 @@ def _model_kind(record: Record) -> str | None:
     return record.model.architecture if record.model else None
 
 
-def _row(record: Record) -> Row | None:
+def _row(record: Record) -> JudgedRun | None:
     """The figures of a run; None for a repetition of the reference, which has none."""
     rows = Comparison([record]).rows
     return rows[0] if rows else None

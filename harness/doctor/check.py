@@ -15,7 +15,7 @@ from harness.backends.strategy import StrategyKind
 from harness.job.config import load_experiment
 from harness.judge.comparison import Comparison
 from harness.judge.findings.finding import Finding
-from harness.judge.rows import Row, reason
+from harness.judge.rows import JudgedRun, reason
 from harness.launch.cells import plan
 from harness.launch.launcher import LocalLauncher, modules_to_preload, run_cell
 from harness.record import Record
@@ -119,7 +119,7 @@ ABOUT_TIME = frozenset({"busy-machine", "cores-shared", "slow-data", "slow-rank"
 class SelfCheck:
     """What the self-check saw."""
 
-    rows: list[Row]
+    rows: list[JudgedRun]
     """The clean matrix."""
     false: list[Finding]
     """Findings on it, which should not be."""

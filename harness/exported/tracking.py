@@ -13,7 +13,7 @@ from typing import Any, Literal
 from harness.errors import HarnessError
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import metrics_in
-from harness.judge.rows import Row
+from harness.judge.rows import JudgedRun
 from harness.nested import leaves
 from harness.record.run_id import run_folder
 
@@ -45,7 +45,7 @@ def export_runs(comparison: Comparison, to: Tracker, directory: Path) -> int:
     return len(logged)
 
 
-def settings(row: Row) -> dict[str, str | int | float | bool]:
+def settings(row: JudgedRun) -> dict[str, str | int | float | bool]:
     """What a run was configured with: simple values under dotted names."""
     record = row.record
     found: dict[str, str | int | float | bool] = {
@@ -59,7 +59,7 @@ def settings(row: Row) -> dict[str, str | int | float | bool]:
     return found
 
 
-def scalars(row: Row) -> Iterator[tuple[int, dict[str, float]]]:
+def scalars(row: JudgedRun) -> Iterator[tuple[int, dict[str, float]]]:
     """Figures by step, those that are not finite left out; with the last step the figures of the run."""
     figures = row.figures
     keys = [metric.key for metric in metrics_in("tracking")]

@@ -15,8 +15,8 @@ from harness.judge.cell import CellName
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import Metric, metrics_in
 from harness.judge.ranking import Logs, Ratio, Round, log_ratios, made_in_one_go, ratios
-from harness.judge.repeats import Repeats
-from harness.judge.rows import Row
+from harness.judge.repeats import CellRuns
+from harness.judge.rows import JudgedRun
 from harness.judge.run import Run
 from harness.judge.run_conditions import ByOccasion, began_at, labelled, occasions, varying, words
 from harness.judge.statistics import (
@@ -96,8 +96,8 @@ class Pair:
 
     backend: str
     world_size: int
-    before: Repeats | None
-    after: Repeats | None
+    before: CellRuns | None
+    after: CellRuns | None
 
 
 def pairs(before: Comparison, after: Comparison) -> list[Pair]:
@@ -116,7 +116,7 @@ def pairs(before: Comparison, after: Comparison) -> list[Pair]:
     ]
 
 
-def _name(group: Repeats, names: Sequence[str]) -> tuple[str, int]:
+def _name(group: CellRuns, names: Sequence[str]) -> tuple[str, int]:
     """Backend and world size, with what differs within a side; not what only the sides differ in."""
     return labelled(group.backend, words(group.record, names)), group.world_size
 
@@ -134,18 +134,18 @@ def changes(before: Comparison, after: Comparison) -> list[Change]:
     ]
 
 
-def _in_turns(side: Repeats) -> set[bool]:
+def _in_turns(side: CellRuns) -> set[bool]:
     return {row.record.turns is not None for row in side.rows}
 
 
-def _common_rounds(pair: Pair, numbers: Mapping[Run, int]) -> dict[Round, tuple[Row, Row]]:
+def _common_rounds(pair: Pair, numbers: Mapping[Run, int]) -> dict[Round, tuple[JudgedRun, JudgedRun]]:
     """The runs of both sides that were made in turns: between two of a round lies no other round's.
 
     A side that ran as a whole before the other has numbers of repeats in common with it, and one round.
     """
     assert pair.before is not None
     assert pair.after is not None
-    sides: list[dict[Round, Row]] = [
+    sides: list[dict[Round, JudgedRun]] = [
         {(numbers[row.run], row.record.repeat): row for row in side.rows}
         for side in (pair.before, pair.after)
     ]
@@ -163,7 +163,9 @@ def _common_rounds(pair: Pair, numbers: Mapping[Run, int]) -> dict[Round, tuple[
     return {number: (before[number], after[number]) for number in made_in_one_go(alike, *began)}
 
 
-def _by_round(rounds: Sequence[Mapping[Round, tuple[Row, Row]]], metric: Metric) -> dict[int, Ratio]:
+def _by_round(
+    rounds: Sequence[Mapping[Round, tuple[JudgedRun, JudgedRun]]], metric: Metric
+) -> dict[int, Ratio]:
     """After / before of those cells that ran in rounds enough, by place; all are tested together."""
     asked: dict[int, Logs] = {}
     for place, of_cell in enumerate(rounds):
@@ -233,7 +235,7 @@ def _judge_by_round(ratio: Ratio) -> Judgement:
 
 
 def _judge(
-    before: Repeats, after: Repeats, metric: Metric, cells: int, numbers: Mapping[Run, int]
+    before: CellRuns, after: CellRuns, metric: Metric, cells: int, numbers: Mapping[Run, int]
 ) -> Judgement:
     """Within the occasions that both sides share or, where they share none, as if there was one."""
     left, right = (_by_occasion(side, metric, numbers) for side in (before, after))
@@ -279,7 +281,7 @@ def _overlap(left: Sequence[float], right: Sequence[float]) -> bool:
     return one is None or other is None or (one.low <= other.high and other.low <= one.high)
 
 
-def _by_occasion(side: Repeats, metric: Metric, numbers: Mapping[Run, int]) -> dict[int, list[float]]:
+def _by_occasion(side: CellRuns, metric: Metric, numbers: Mapping[Run, int]) -> dict[int, list[float]]:
     found: dict[int, list[float]] = {}
     for row in side.rows:
         if (value := row.figures[metric.key]) is not None:
@@ -305,7 +307,7 @@ def _shared(record: Record) -> dict[str, Any]:
     }
 
 
-def _own(repeats: Repeats) -> list[dict[str, Any]]:
+def _own(repeats: CellRuns) -> list[dict[str, Any]]:
     """Of the runs that came as far as to have a configuration."""
     return [
         {

@@ -15,7 +15,7 @@ from harness.judge.findings.finding import Finding
 from harness.judge.metrics import OWN_STEP
 from harness.judge.ranking import NO_FIGURES, Ranking, Ratio
 from harness.judge.repeats import Place, Runs, rankings, repeat_spreads
-from harness.judge.rows import Row, make_rows
+from harness.judge.rows import JudgedRun, make_rows
 from harness.judge.run_conditions import is_deterministic
 from harness.record import Record
 from harness.record.workload import samples_at_once
@@ -61,10 +61,10 @@ class DifferingSetting:
         }
 
 
-def differing_settings(rows: Sequence[Row]) -> list[DifferingSetting]:
+def differing_settings(rows: Sequence[JudgedRun]) -> list[DifferingSetting]:
     """Of each job of comparable rows, what changes the mathematics first."""
     runs = [row for row in rows if row.record.status in ("ok", "diverged")]
-    jobs: dict[str, list[Row]] = {}
+    jobs: dict[str, list[JudgedRun]] = {}
     for row in runs:
         jobs.setdefault(row.record.job_id, []).append(row)
     found = [
@@ -77,7 +77,7 @@ def differing_settings(rows: Sequence[Row]) -> list[DifferingSetting]:
     return sorted(found, key=lambda differing: differing.effect != "mathematics")
 
 
-def _known_of_pair(row: Row) -> list[DifferingSetting]:
+def _known_of_pair(row: JudgedRun) -> list[DifferingSetting]:
     """Settings known only of a run and its reference, such as constants by parameter."""
     if row.reference is None:
         return []
@@ -96,8 +96,8 @@ def _known_of_pair(row: Row) -> list[DifferingSetting]:
     ]
 
 
-def _values(setting: Setting, runs: Sequence[Row]) -> tuple[SettingValue, ...]:
-    known: dict[str, tuple[Any, list[Row]]] = {}
+def _values(setting: Setting, runs: Sequence[JudgedRun]) -> tuple[SettingValue, ...]:
+    known: dict[str, tuple[Any, list[JudgedRun]]] = {}
     for row in runs:
         value = setting.read(row.record)
         if value is not None:
@@ -120,7 +120,7 @@ class Comparison(Runs):
         super().__init__(make_rows(records))
 
     @classmethod
-    def of_rows(cls, rows: Iterable[Row]) -> Self:
+    def of_rows(cls, rows: Iterable[JudgedRun]) -> Self:
         """A part of another comparison, whose rows stay judged as they are."""
         part = cls(())
         part.rows = list(rows)
@@ -140,7 +140,7 @@ class Comparison(Runs):
     @cached_property
     def by_job(self) -> dict[str, Self]:
         """The runs of each job, jobs in the order of the rows."""
-        jobs: dict[str, list[Row]] = {}
+        jobs: dict[str, list[JudgedRun]] = {}
         for row in self.rows:
             jobs.setdefault(row.record.job_id, []).append(row)
         if len(jobs) == 1:
@@ -229,7 +229,7 @@ class Comparison(Runs):
                 found.setdefault(_cell_of(row), row.record.run_id)
         return found
 
-    def parity_run(self, row: Row) -> str | None:
+    def parity_run(self, row: JudgedRun) -> str | None:
         """The run that shows the parity of this one: another where its own kernels add in any order.
 
         Its own where there is no other; None where it is unjudged.
@@ -239,18 +239,18 @@ class Comparison(Runs):
         own = row.record.run_id
         return own if is_deterministic(row.record) else self._proofs.get(_cell_of(row), own)
 
-    def _speed(self, row: Row) -> dict[str, Any]:
+    def _speed(self, row: JudgedRun) -> dict[str, Any]:
         """How the cell of a run compares in speed with the base of its place; nulls where it does not."""
         place = row.record.job_id, row.record.world.world_size, row.label_suffix
         order = self.comparable.rankings.get(place) if row.is_comparable else None
         return dict(NO_FIGURES) if order is None else order.figures(row.label)
 
 
-def _cell_of(row: Row) -> tuple[str, str, int]:
+def _cell_of(row: JudgedRun) -> tuple[str, str, int]:
     return row.record.job_id, row.backend, row.record.world.world_size
 
 
-def _judged_by(row: Row) -> str:
+def _judged_by(row: JudgedRun) -> str:
     """The job, and of a reference in other parts than its own how many samples it takes at once."""
     reference = row.reference.record if row.reference is not None else None
     if reference is None or not is_variant(reference):
@@ -258,7 +258,7 @@ def _judged_by(row: Row) -> str:
     return f"{row.record.job_id}, {samples_at_once(reference)} at once"
 
 
-def _not_comparable(row: Row) -> dict[str, Any]:
+def _not_comparable(row: JudgedRun) -> dict[str, Any]:
     """A run that is not the job of the others: the run it was compared with, and each field that differs."""
     record, other = row.record, row.same_job_as
     return {

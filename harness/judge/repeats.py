@@ -14,7 +14,7 @@ from harness.judge.cell import CellName
 from harness.judge.distance import aligned
 from harness.judge.metrics import BY_KEY, METRICS, SPEED, STEP, Metric
 from harness.judge.ranking import InTurns, Logs, Ranking, Round
-from harness.judge.rows import Row
+from harness.judge.rows import JudgedRun
 from harness.judge.run import Run
 from harness.judge.run_conditions import Spread, began_at, is_deterministic, spread
 from harness.judge.speed import shares_cores
@@ -27,13 +27,13 @@ Place = tuple[str, int, str]
 
 
 @dataclass(frozen=True)
-class Repeats:
+class CellRuns:
     """Runs of one job, backend and world size, in the order of the records."""
 
-    rows: Sequence[Row]
+    rows: Sequence[JudgedRun]
 
     @cached_property
-    def counted(self) -> Sequence[Row]:
+    def counted(self) -> Sequence[JudgedRun]:
         """Those that its figures are made of: without runs that came to no result, where others did."""
         return [row for row in self.rows if row.record.status == "ok"] if self.has_result else self.rows
 
@@ -171,7 +171,7 @@ class Repeats:
         times = {number: began_at(run.record) for number, (_, run) in self._rounds(key).items()}
         return {number: time for number, time in times.items() if time is not None}
 
-    def log_ratios(self, base: Repeats, key: str) -> Logs:
+    def log_ratios(self, base: CellRuns, key: str) -> Logs:
         """The logarithm of the ratio of two speeds in each round that both have."""
         ours, theirs = "ours", "theirs"  # their labels may be the same
         return _ranking({ours: self, theirs: base}, theirs, key).by_round(ours, theirs)
@@ -199,30 +199,30 @@ class Repeats:
         return BY_KEY[key].middle(values) if values else None
 
 
-def group_repeats(rows: Sequence[Row]) -> list[Repeats]:
+def group_repeats(rows: Sequence[JudgedRun]) -> list[CellRuns]:
     """Rows of one job, label and world size together, in their first order.
 
     Runs that the user ended are left out where others of the cell succeeded: nothing failed.
     """
-    groups: dict[RepeatsKey, list[Row]] = {}
+    groups: dict[RepeatsKey, list[JudgedRun]] = {}
     for row in rows:
         record = row.record
         groups.setdefault((record.job_id, row.label, record.world.world_size), []).append(row)
-    return [Repeats(_without_interrupted(group)) for group in groups.values()]
+    return [CellRuns(_without_interrupted(group)) for group in groups.values()]
 
 
-def _without_interrupted(rows: list[Row]) -> list[Row]:
+def _without_interrupted(rows: list[JudgedRun]) -> list[JudgedRun]:
     left = [row for row in rows if not row.record.was_interrupted]
     return left if any(row.record.status == "ok" for row in left) else rows
 
 
-def rivals(groups: Sequence[Repeats]) -> dict[Place, list[Repeats]]:
+def rivals(groups: Sequence[CellRuns]) -> dict[Place, list[CellRuns]]:
     """By place, those whose throughputs may be compared: successful, timed, and not the reference.
 
     Those that diverged do other work; the reference is one process on the whole batch. A round in which a
     cell failed is none of that cell's; the others count.
     """
-    found: dict[Place, list[Repeats]] = {}
+    found: dict[Place, list[CellRuns]] = {}
     for group in groups:
         if group.has_result and group.parity != "diverged" and not group.is_reference and group.values(SPEED):
             found.setdefault(group.place, []).append(group)
@@ -233,18 +233,18 @@ BASE = "ddp"
 """Cells are compared with this backend at the same place; where it is not, with the first that is listed."""
 
 
-def rankings(groups: Sequence[Repeats], key: str = SPEED) -> dict[Place, Ranking]:
+def rankings(groups: Sequence[CellRuns], key: str = SPEED) -> dict[Place, Ranking]:
     """Of each place the order of its rivals by seconds per token, which step times and rates share."""
     return {place: rank_speeds(compared, key) for place, compared in rivals(groups).items()}
 
 
-def rank_speeds(groups: Sequence[Repeats], key: str = SPEED, base: Repeats | None = None) -> Ranking:
+def rank_speeds(groups: Sequence[CellRuns], key: str = SPEED, base: CellRuns | None = None) -> Ranking:
     """The order of cells of one place by seconds per token, or by another clock."""
     base = base or next((group for group in groups if group.backend == BASE), groups[0])
     return _ranking({group.label: group for group in groups}, base.label, key)
 
 
-def _ranking(groups: Mapping[str, Repeats], base: str, key: str) -> Ranking:
+def _ranking(groups: Mapping[str, CellRuns], base: str, key: str) -> Ranking:
     return Ranking(
         values={name: group.by_round(key) for name, group in groups.items()},
         base=base,
@@ -253,7 +253,7 @@ def _ranking(groups: Mapping[str, Repeats], base: str, key: str) -> Ranking:
     )
 
 
-def place_to_compare(groups: Sequence[Repeats]) -> Place | None:
+def place_to_compare(groups: Sequence[CellRuns]) -> Place | None:
     """Where most backends were timed; of equals the largest world size. None where nothing was.
 
     Several ranks come before one, which has nothing to shard, and ranks that have their cores for
@@ -264,7 +264,7 @@ def place_to_compare(groups: Sequence[Repeats]) -> Place | None:
     timed = [g for g in timed if not g.is_reference] or timed
     counts = Counter(g.place for g in timed)
 
-    def worth(group: Repeats) -> tuple[bool, bool, int, int, bool]:
+    def worth(group: CellRuns) -> tuple[bool, bool, int, int, bool]:
         size = group.world_size
         usual = not is_deterministic(group.record)
         return size > 1, not shares_cores(group.record), counts[group.place], size, usual
@@ -272,13 +272,13 @@ def place_to_compare(groups: Sequence[Repeats]) -> Place | None:
     return max(timed, key=worth).place if timed else None
 
 
-def job_marks(groups: Sequence[Repeats]) -> dict[str, str]:
+def job_marks(groups: Sequence[CellRuns]) -> dict[str, str]:
     """Suffix that names the job, ', job 0123456789ab'; empty if there is only one."""
     jobs = {group.record.job_id for group in groups}
     return {job: f", job {job}" if len(jobs) > 1 else "" for job in jobs}
 
 
-def repeat_spreads(groups: Sequence[Repeats]) -> dict[str, float | None]:
+def repeat_spreads(groups: Sequence[CellRuns]) -> dict[str, float | None]:
     """For each cell that succeeded more than once: the largest loss difference of its repeats.
 
     None where a loss of one of them is missing.
@@ -299,10 +299,10 @@ def repeat_spreads(groups: Sequence[Repeats]) -> dict[str, float | None]:
 class Runs:
     """Rows in the order in which they are shown."""
 
-    def __init__(self, rows: Iterable[Row]) -> None:
+    def __init__(self, rows: Iterable[JudgedRun]) -> None:
         self.rows = list(rows)
 
     @cached_property
-    def groups(self) -> list[Repeats]:
+    def groups(self) -> list[CellRuns]:
         """The rows by cell: the repeats of one job, backend and world size together."""
         return group_repeats(self.rows)

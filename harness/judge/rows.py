@@ -120,7 +120,7 @@ def _last(record: Record, loss: float | None, digits: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Row:
+class JudgedRun:
     """One run and how it compares with its reference; equal to itself only, which makes it a key."""
 
     run: Run
@@ -210,7 +210,7 @@ def _where(error: ErrorPart) -> str:
     return ", ".join([f"rank {error.rank}", *step, *phase])
 
 
-def make_rows(records: Iterable[Record]) -> list[Row]:
+def make_rows(records: Iterable[Record]) -> list[JudgedRun]:
     """Judge each run by the reference run of the same job; in the order of `in_order`.
 
     Variants of the reference only serve to measure noise and get no row.
@@ -237,7 +237,7 @@ def make_rows(records: Iterable[Record]) -> list[Row]:
         judge_by, noise = (found.reference, found.noise) if found is not None else (None, None)
         stand_in = runs.get(id(stand_ins.get(record.job_id)))
         rows.append(
-            Row(
+            JudgedRun(
                 run=run, label_suffix=suffixes[id(record)], reference=judge_by, noise=noise,
                 judgement=judge(
                     judge_by, run, noise, stand_in=stand_in, unjudged=found.unjudged if found else None

@@ -10,7 +10,7 @@ from harness.job.job import Job
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import STEP
 from harness.judge.ranking import Ratio, ratios
-from harness.judge.repeats import Repeats, group_repeats
+from harness.judge.repeats import CellRuns, group_repeats
 from harness.judge.run_conditions import labelled, varying, words
 from harness.judge.wording import counted
 from harness.record import WorldPart
@@ -31,8 +31,8 @@ CUT = {"global_batch_size", "micro_batch_size", "accumulation_steps"}
 class ScalingPoint:
     """One number of ranks of one backend, compared with the smallest that was run."""
 
-    group: Repeats
-    base: Repeats
+    group: CellRuns
+    base: CellRuns
     curve: str
     """Name of the curve that it lies on: the backend, and how it differs from its other curves."""
     ratio: Ratio = field(default_factory=lambda: Ratio(rounds=0))
@@ -87,8 +87,8 @@ def strong_scaling(comparison: Comparison) -> list[list[ScalingPoint]]:
     """
     timed = _timed(comparison.comparable.groups)
     names = _separating(timed)
-    references: dict[tuple[str, str], Repeats] = {}
-    curves: dict[tuple[str, str, str], list[Repeats]] = {}
+    references: dict[tuple[str, str], CellRuns] = {}
+    curves: dict[tuple[str, str, str], list[CellRuns]] = {}
     for group in timed:
         job_id, conditions = group.record.job_id, words(group.record, names)
         if group.is_reference:
@@ -115,7 +115,7 @@ def weak_scaling(comparison: Comparison) -> list[list[ScalingPoint]]:
     own = [row for row in comparison.rows if row.is_comparable or row.is_of_another_job]
     timed = _timed(group_repeats(own))
     names = _separating(timed)
-    curves: dict[tuple[str, str, str], list[Repeats]] = {}
+    curves: dict[tuple[str, str, str], list[CellRuns]] = {}
     for group in timed:
         if not group.is_reference:
             key = _without_size(group.record.job), group.backend, words(group.record, names)
@@ -145,19 +145,19 @@ def _compared(curves: list[list[ScalingPoint]]) -> list[list[ScalingPoint]]:
     ]
 
 
-def _timed(groups: Sequence[Repeats]) -> list[Repeats]:
+def _timed(groups: Sequence[CellRuns]) -> list[CellRuns]:
     """Successful and timed; those that diverged do other work."""
     return [g for g in groups if g.has_result and g.values(STEP) and g.parity != "diverged"]
 
 
-def _separating(groups: Sequence[Repeats]) -> list[str]:
+def _separating(groups: Sequence[CellRuns]) -> list[str]:
     """Names of the run conditions that put runs on different curves."""
     harmless = () if any(group.record.world.device == "cpu" for group in groups) else ("threads",)
     names = varying(group.record for group in groups)
     return [name for name in names if name not in (*GROWING, *harmless)]
 
 
-def _curves(groups: Sequence[Repeats], label: str, conditions: str) -> list[list[ScalingPoint]]:
+def _curves(groups: Sequence[CellRuns], label: str, conditions: str) -> list[list[ScalingPoint]]:
     """One curve, or one for each layout where one number of ranks ran in several.
 
     All of them begin at the fewest ranks on the fewest nodes.
@@ -165,7 +165,7 @@ def _curves(groups: Sequence[Repeats], label: str, conditions: str) -> list[list
     ordered = sorted(groups, key=lambda group: (group.world_size, group.record.world.nodes))
     base = ordered[0]
     telling = [layout for layout in LAYOUTS if _varies_at_one_size(ordered, layout)]
-    layouts: dict[str, list[Repeats]] = {}
+    layouts: dict[str, list[CellRuns]] = {}
     for group in ordered:
         shown = ", ".join(layout(group.record.world) for layout in telling)
         layouts.setdefault(shown, []).append(group)
@@ -179,16 +179,16 @@ def _curves(groups: Sequence[Repeats], label: str, conditions: str) -> list[list
     return curves
 
 
-def _varies_at_one_size(groups: Sequence[Repeats], layout: Callable[[WorldPart], str]) -> bool:
+def _varies_at_one_size(groups: Sequence[CellRuns], layout: Callable[[WorldPart], str]) -> bool:
     sizes = {group.world_size for group in groups}
     return len({(group.world_size, layout(group.record.world)) for group in groups}) > len(sizes)
 
 
-def _step(group: Repeats) -> float:
+def _step(group: CellRuns) -> float:
     return median(group.values(STEP))
 
 
-def _work(group: Repeats) -> float | None:
+def _work(group: CellRuns) -> float | None:
     record = group.record
     tokens = record.steps[-1].tokens if record.steps else None
     if record.initial_weights is None or tokens is None:

@@ -11,7 +11,7 @@ from tabulate import tabulate
 from harness.job.config import load_experiment
 from harness.judge.comparison import Comparison
 from harness.judge.findings.balance import work_per_rank
-from harness.judge.repeats import Repeats
+from harness.judge.repeats import CellRuns
 from harness.judge.speed import median_step
 from harness.labs.catalogue import LAYOUTS, Counted, Estimated, Figure, Lab, TableLayout
 from harness.plan.estimate import document, question
@@ -21,7 +21,7 @@ from harness.record import OverlapPart, Record, StepPart
 from harness.tell.narrow import fitted, folded
 
 
-def runtime_seconds(cell: Repeats) -> float | None:
+def runtime_seconds(cell: CellRuns) -> float | None:
     """Mean timed step times the steps of the job: without set-up and evaluations."""
     step = cell.figures["step_seconds"]
     return None if step is None else step * len(cell.record.steps)
@@ -33,17 +33,17 @@ def mean_loss(steps: Sequence[StepPart]) -> float | None:
     return sum(losses) / len(losses) if losses else None
 
 
-def traced(cell: Repeats) -> list[OverlapPart]:
+def traced(cell: CellRuns) -> list[OverlapPart]:
     """Every traced step of every rank."""
     return [part for rank in cell.record.ranks for part in rank.overlap]
 
 
-def steps_per_epoch(cell: Repeats) -> int | None:
+def steps_per_epoch(cell: CellRuns) -> int | None:
     data, batch = cell.record.data, cell.record.job.training.global_batch_size
     return data.training_samples // batch if data and batch else None
 
 
-def evaluation_loss(cell: Repeats, epoch: int) -> float | None:
+def evaluation_loss(cell: CellRuns, epoch: int) -> float | None:
     """Of the last evaluation up to the end of an epoch, counted from 1; None if none was in it."""
     each = steps_per_epoch(cell)
     if not each:
@@ -52,25 +52,25 @@ def evaluation_loss(cell: Repeats, epoch: int) -> float | None:
     return found[-1].loss if found else None
 
 
-def epochs_begun(cell: Repeats) -> int:
+def epochs_begun(cell: CellRuns) -> int:
     each = steps_per_epoch(cell)
     return -(-len(cell.record.steps) // each) if each else 0
 
 
-def baseline(cells: Sequence[Repeats]) -> Repeats | None:
+def baseline(cells: Sequence[CellRuns]) -> CellRuns | None:
     """One process on the job of one rank: its batch is not that of more ranks."""
     alone = {c.record.job_id for c in cells if c.world_size == 1 and not c.is_reference}
     found = [c for c in cells if c.is_reference]
     return next((c for c in found if c.record.job_id in alone), found[0] if len(found) == 1 else None)
 
 
-def cells(records: Sequence[Record]) -> list[Repeats]:
+def cells(records: Sequence[Record]) -> list[CellRuns]:
     """The cells of a lab that ended well, by number of ranks."""
     found = [cell for cell in Comparison(records).groups if cell.record.status == "ok"]
     return sorted(found, key=lambda cell: cell.world_size)
 
 
-def strategies(found: Sequence[Repeats]) -> list[Repeats]:
+def strategies(found: Sequence[CellRuns]) -> list[CellRuns]:
     """The cells that are no reference."""
     return [cell for cell in found if not cell.is_reference]
 
@@ -147,8 +147,8 @@ class LabRow:
     """A cell in a table."""
 
     name: str
-    cell: Repeats
-    base: Repeats
+    cell: CellRuns
+    base: CellRuns
     """What factors are of: the first cell, of its strategy where the rows are curves."""
 
     def value(self, figure: Figure) -> Any:
@@ -246,7 +246,7 @@ OWN: dict[str, Callable[[LabRow], Any]] = {
 """Figures that only hand-outs know, beside the metrics."""
 
 
-def _rows(kind: str, found: Sequence[Repeats]) -> list[LabRow]:
+def _rows(kind: str, found: Sequence[CellRuns]) -> list[LabRow]:
     """The cells of a lab, named and in the order of a hand-out."""
     first, rest = baseline(found), strategies(found)
     match kind:
@@ -270,7 +270,7 @@ def _rows(kind: str, found: Sequence[Repeats]) -> list[LabRow]:
     return [LabRow(name=name, cell=cell, base=bases.get(name, named[0][1])) for name, cell in named]
 
 
-def _setup(cell: Repeats, several: bool) -> str:
+def _setup(cell: CellRuns, several: bool) -> str:
     nodes = cell.record.world.nodes
     where = "Single Node" if nodes == 1 else f"{nodes} Nodes"
     gpus = "Single GPU" if cell.world_size == 1 else f"{cell.world_size} GPUs"
@@ -278,14 +278,14 @@ def _setup(cell: Repeats, several: bool) -> str:
     return f"{where}, {gpus}" + (f", {name}" if several or cell.world_size == 1 else "")
 
 
-def _stage(cell: Repeats) -> str:
+def _stage(cell: CellRuns) -> str:
     name, _, options = cell.label.partition(":")
     stage = f"Stage {name.removeprefix('zero')}" if name.startswith("zero") else name
     where = ", offload" if "offload" in options else ""
     return f"{stage}{where}, {cell.world_size} GPU{'s' * (cell.world_size > 1)}"
 
 
-def _place(cell: Repeats) -> str:
+def _place(cell: CellRuns) -> str:
     nodes = cell.record.world.nodes
     return f"{cell.world_size} GPU{'s' * (cell.world_size > 1)}, {nodes} Node{'s' * (nodes > 1)}"
 

@@ -15,8 +15,8 @@ from harness.judge.metrics import BY_KEY, SENT, SPEED, STEP, Metric, Unit, metri
 from harness.judge.quantities.expected import unjudged_amounts
 from harness.judge.quantities.measures import counts_samples
 from harness.judge.ranking import NO_FIGURES, Ranking
-from harness.judge.repeats import Repeats
-from harness.judge.rows import Row, reason
+from harness.judge.repeats import CellRuns
+from harness.judge.rows import JudgedRun, reason
 from harness.judge.run_conditions import is_deterministic
 from harness.judge.statistics import median_interval, percentile_95, value_range
 from harness.judge.wording import both
@@ -172,7 +172,7 @@ def spread_table(comparison: Comparison) -> Table | None:
     return Table(key="spread", columns=table_columns("spread"), rows=body) if body else None
 
 
-def cell_line(row: Row) -> str:
+def cell_line(row: JudgedRun) -> str:
     """One finished cell in one line, for a person who waits."""
     record = row.record
     head = f"{row.cell}: {record.status}"
@@ -206,7 +206,7 @@ def _columns(comparison: Comparison) -> list[Column]:
     return [*columns, Column("parity", "parity", align="left")]
 
 
-def _line(group: Repeats, order: Ranking | None) -> list[Any]:
+def _line(group: CellRuns, order: Ranking | None) -> list[Any]:
     line = [*group.cell, group.status]
     is_unjudged = bool(unjudged_amounts(group.record))
     for metric in RESULTS:
@@ -233,7 +233,7 @@ def _has_spread(metric: Metric) -> bool:
     return metric.pool is not None and metric.aggregate is max
 
 
-def _with_spread(group: Repeats, metric: Metric) -> Shown | None:
+def _with_spread(group: CellRuns, metric: Metric) -> Shown | None:
     """The largest value, and how far the smallest lies below it."""
     values = group.pool(metric)
     if not values:

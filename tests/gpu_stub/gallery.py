@@ -20,7 +20,7 @@ from tabulate import tabulate
 
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import BY_KEY
-from harness.judge.rows import Row
+from harness.judge.rows import JudgedRun
 from harness.judge.wording import listed
 from harness.record.record_files import ARCHIVE_NAME, RECORD_NAME, write_archive
 from harness.record.store import read_runs
@@ -134,7 +134,7 @@ def _answer(cells: int, backends: int, precisions: Sequence[str], wrong: Sequenc
     return f"{told} ran; findings: {'; '.join(dict.fromkeys(wrong))}."
 
 
-def _line(row: Row, stub: Sequence[dict[str, int]]) -> list[str]:
+def _line(row: JudgedRun, stub: Sequence[dict[str, int]]) -> list[str]:
     record = row.record
     if record.status != "ok":
         return [row.label, record.status, *[""] * (len(HEADERS) - 2)]
@@ -149,13 +149,13 @@ def _line(row: Row, stub: Sequence[dict[str, int]]) -> list[str]:
     ]  # fmt: skip
 
 
-def _as_derived(row: Row) -> bool:
+def _as_derived(row: JudgedRun) -> bool:
     """Whether states and bytes have closed forms and equal them."""
     states, derived_states, sent, derived_sent = _figures(row)
     return None not in (states, sent) and (states, sent) == (derived_states, derived_sent)
 
 
-def _figures(row: Row) -> list[float | None]:
+def _figures(row: JudgedRun) -> list[float | None]:
     return [BY_KEY[key].read(row.run, row.judgement) for key in FIGURES]
 
 

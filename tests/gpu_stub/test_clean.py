@@ -12,7 +12,7 @@ import pytest
 
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import BY_KEY
-from harness.judge.rows import Row
+from harness.judge.rows import JudgedRun
 from tests.gpu_stub.log import (
     counted_collectives,
     largest_held_bytes,
@@ -32,7 +32,7 @@ FORMS = (
 )
 
 
-def trained(comparison: Comparison, asked: Collection[str]) -> list[Row]:
+def trained(comparison: Comparison, asked: Collection[str]) -> list[JudgedRun]:
     """Rows on several ranks; those asked for ran, all but those that cannot."""
     of_ranks = [row for row in comparison.rows if row.record.world.world_size > 1]
     found = [row for row in of_ranks if row.record.status == "ok"]

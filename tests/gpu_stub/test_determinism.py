@@ -1,4 +1,4 @@
-"""Repeats on CUDA under deterministic kernels."""
+"""CellRuns on CUDA under deterministic kernels."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from harness.backends.base import World
 from harness.judge.metrics import BY_KEY
 from harness.judge.quantities.states import rank_states
 from harness.judge.quantities.volume import volume_differences
-from harness.judge.rows import Row
+from harness.judge.rows import JudgedRun
 from tests.built_in import MULTIPLYING
 
 from .matrix import Matrix
@@ -77,7 +77,7 @@ def assert_clean(
     assert not wrong, wrong
 
 
-def not_as_wanted(rows: Sequence[Row], exact_sums: bool) -> dict[str, object]:
+def not_as_wanted(rows: Sequence[JudgedRun], exact_sums: bool) -> dict[str, object]:
     """What is wrong with each row: its ending, its parity, or a figure that is not its closed form."""
     wanted = {"exact", "tight"} if exact_sums else {"exact", "tight", "band"}
     wrong: dict[str, object] = {}
@@ -91,7 +91,7 @@ def not_as_wanted(rows: Sequence[Row], exact_sums: bool) -> dict[str, object]:
     return wrong
 
 
-def differing_figures(row: Row) -> list[object]:
+def differing_figures(row: JudgedRun) -> list[object]:
     """Figures of a row that are not as its closed forms say, of each rank; empty: all are, to the byte."""
     found: list[object] = []
     for names in FORMS:

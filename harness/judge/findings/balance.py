@@ -15,8 +15,8 @@ from harness.judge.agreement.explain import where
 from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.quantities.measures import gradient_lost, idle_on_some_ranks
 from harness.judge.quantities.timings import PERSISTENT_RUNS, Seconds, is_beyond_noise
-from harness.judge.repeats import Place, Repeats, Runs
-from harness.judge.rows import Row
+from harness.judge.repeats import CellRuns, Place, Runs
+from harness.judge.rows import JudgedRun
 from harness.judge.run import Run
 from harness.judge.speed import geometry, recomputation
 from harness.judge.wording import numbered
@@ -64,7 +64,7 @@ def find(runs: Runs) -> list[Finding]:
     return [*found, *of_cells(runs, _idle), *of_cells(runs, _lost)]
 
 
-def _idle(row: Row) -> Finding | None:
+def _idle(row: JudgedRun) -> Finding | None:
     """Where the run left its reference: a mean over ranks to which one adds nothing may be right."""
     found = idle_on_some_ranks(row.record)
     if not found or row.judgement.parity != "diverged":
@@ -80,7 +80,7 @@ def _idle(row: Row) -> Finding | None:
     )
 
 
-def _lost(row: Row) -> Finding | None:
+def _lost(row: JudgedRun) -> Finding | None:
     found = gradient_lost(row.reference.record, row.record) if row.reference is not None else None
     if found is None:
         return None
@@ -109,7 +109,7 @@ def _same(first: SlowRank, runs: Sequence[list[SlowRank]]) -> list[SlowRank]:
     return [slow for of_run in runs for slow in of_run if (slow.rank, slow.what) == (first.rank, first.what)]
 
 
-def _finding(group: Repeats, slow: SlowRank) -> Finding:
+def _finding(group: CellRuns, slow: SlowRank) -> Finding:
     return Finding(
         id="slow-rank",
         about=group.cell,
@@ -118,7 +118,7 @@ def _finding(group: Repeats, slow: SlowRank) -> Finding:
     )
 
 
-def _asleep(group: Repeats) -> list[Finding]:
+def _asleep(group: CellRuns) -> list[Finding]:
     """The rank that lies idle in traced steps, outside of communication and whatever the machine took.
 
     What is recorded of a step is the least, and of sound ranks next to nothing, unless the machine stops for

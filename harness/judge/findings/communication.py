@@ -15,7 +15,7 @@ from harness.judge.quantities.measures import REDUCTIONS, reduced_bytes
 from harness.judge.quantities.states import all_kinds
 from harness.judge.quantities.volume import VolumeDifference, volume_differences, volume_of
 from harness.judge.repeats import Runs
-from harness.judge.rows import Row
+from harness.judge.rows import JudgedRun
 from harness.record import LayoutPart, MemoryPart, Record
 from harness.record.workload import closed_form_layout, of_record
 
@@ -27,7 +27,7 @@ def find(runs: Runs) -> list[Finding]:
     return [finding for finding in looked if finding is not None]
 
 
-def _differs(row: Row) -> Finding | None:
+def _differs(row: JudgedRun) -> Finding | None:
     differences = volume_differences(row.record)
     if not differences:
         return None
@@ -40,7 +40,7 @@ def _differs(row: Row) -> Finding | None:
     )
 
 
-def _early(row: Row) -> Finding | None:
+def _early(row: JudgedRun) -> Finding | None:
     """Of a backend without a closed form; one that shards gradients may reduce early, if it declares so."""
     record = row.record
     if volume_of(record) is not None or counted_synchronisation(record) != EVERY_MICRO_STEP:
@@ -129,7 +129,7 @@ def find_frozen(runs: Runs) -> list[Finding]:
     return [*of_cells(runs, _reduced), *of_cells(runs, _widened), *of_cells(runs, _cast)]
 
 
-def _reduced(row: Row) -> Finding | None:
+def _reduced(row: JudgedRun) -> Finding | None:
     record = row.record
     if record.layout is None or not record.layout.frozen:
         return None
@@ -175,7 +175,7 @@ def _reduced_elements(record: Record) -> int:
     return round(max(sums.values(), default=0) / max(1, passes))
 
 
-def _widened(row: Row) -> Finding | None:
+def _widened(row: JudgedRun) -> Finding | None:
     record = row.record
     if record.layout is None or record.observed is None or not record.observed.frozen_dtypes:
         return None
@@ -191,7 +191,7 @@ def _widened(row: Row) -> Finding | None:
     )
 
 
-def _cast(row: Row) -> Finding | None:
+def _cast(row: JudgedRun) -> Finding | None:
     record, effective = row.record, row.record.backend.effective
     if not record.job.adapter.is_present or record.job.training.precision != "fp32" or effective is None:
         return None
@@ -224,7 +224,7 @@ def find_wrap_units(runs: Runs) -> list[Finding]:
     return [finding for row in runs.rows if (finding := _not_listed(row) or _not_there(row)) is not None]
 
 
-def _not_listed(row: Row) -> Finding | None:
+def _not_listed(row: JudgedRun) -> Finding | None:
     layout, effective = row.record.layout, row.record.backend.effective
     if layout is None or effective is None or len(layout.blocks) < 2 or not _sharded(row.record):
         return None
@@ -238,7 +238,7 @@ def _not_listed(row: Row) -> Finding | None:
     )
 
 
-def _not_there(row: Row) -> Finding | None:
+def _not_there(row: JudgedRun) -> Finding | None:
     """Every block is listed as a unit, and yet more was gathered at once than units could be."""
     layout, effective = row.record.layout, row.record.backend.effective
     if layout is None or effective is None:
@@ -294,7 +294,7 @@ def _forward(record: Record) -> list[MemoryPart]:
     return [m for part in record.ranks for m in part.memory if m.moment == "after_forward"]
 
 
-def _finding(row: Row, message: str) -> Finding:
+def _finding(row: JudgedRun, message: str) -> Finding:
     record = row.record
     assert record.layout is not None
     assert record.backend.effective is not None

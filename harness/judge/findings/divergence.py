@@ -12,7 +12,7 @@ from harness.judge.distance import movement
 from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.metrics import metrics_in
 from harness.judge.repeats import Runs
-from harness.judge.rows import Row
+from harness.judge.rows import JudgedRun
 from harness.judge.wording import a_few, listed, percent
 from harness.record import Record
 from harness.record.workload import batch_statistics
@@ -68,7 +68,7 @@ def find(runs: Runs) -> list[Finding]:
     return found + _moved_alone(runs.rows, found) + _altered_losses(runs.rows) + _lost_updates(runs.rows)
 
 
-def _moved_alone(rows: Sequence[Row], found: Sequence[Finding]) -> list[Finding]:
+def _moved_alone(rows: Sequence[JudgedRun], found: Sequence[Finding]) -> list[Finding]:
     """Of runs whose parity or another cause does not show it."""
     known = {(finding.about, finding.id) for finding in found}
     judged = [row for row in rows if row.reference is not None and row.judgement.parity != "unjudged"]
@@ -111,7 +111,7 @@ def _named(settings: list[str]) -> str:
     return f"; settings that differ: {', '.join(settings)}" if settings else ""
 
 
-def _altered_losses(rows: Sequence[Row]) -> list[Finding]:
+def _altered_losses(rows: Sequence[JudgedRun]) -> list[Finding]:
     """Of runs that stay within their level, where the reported losses alone would not show it."""
     found = []
     for row in rows:
@@ -140,7 +140,7 @@ def _altered_losses(rows: Sequence[Row]) -> list[Finding]:
     return found
 
 
-def _lost_updates(rows: Sequence[Row]) -> list[Finding]:
+def _lost_updates(rows: Sequence[JudgedRun]) -> list[Finding]:
     """Of every run whose optimizer updates weights of low precision, the reference among them."""
     found = []
     for row in rows:
@@ -188,7 +188,7 @@ def find_held_out(runs: Runs) -> list[Finding]:
     return of_cells(runs, _held_out)
 
 
-def _held_out(row: Row) -> Finding | None:
+def _held_out(row: JudgedRun) -> Finding | None:
     if row.reference is None or row.noise is None or row.judgement.parity not in AGREES_IN_BAND:
         return None
     if batch_statistics(row.record):
@@ -221,7 +221,7 @@ def find_answers(runs: Runs) -> list[Finding]:
     return of_cells(runs, _answers)
 
 
-def _answers(row: Row) -> Finding | None:
+def _answers(row: JudgedRun) -> Finding | None:
     if row.reference is None or row.judgement.parity not in AGREES:
         return None
     count = differing_answers(row.reference.record, row.record)
@@ -242,7 +242,7 @@ def find_pipeline(runs: Runs) -> list[Finding]:
     return [finding for row in runs.rows if (finding := _apart(row)) is not None]
 
 
-def _apart(row: Row) -> Finding | None:
+def _apart(row: JudgedRun) -> Finding | None:
     record, effective = row.record, row.record.backend.effective
     shared = effective.details.get("tied_across_stages") if effective else None
     if not shared:

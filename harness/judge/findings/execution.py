@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.repeats import Runs
-from harness.judge.rows import Row
+from harness.judge.rows import JudgedRun
 from harness.judge.wording import a_few, both, counted, listed, numbered
 from harness.record import Record
 
@@ -21,7 +21,7 @@ def find_passes(runs: Runs) -> list[Finding]:
     return of_cells(runs, _passes)
 
 
-def _passes(row: Row) -> Finding | None:
+def _passes(row: JudgedRun) -> Finding | None:
     record = row.record
     if row.reference is None or record.world.mesh.size("pipeline") > 1:
         return None
@@ -80,7 +80,7 @@ MODES = {
 }
 
 
-def _modes(row: Row) -> Iterator[Finding]:
+def _modes(row: JudgedRun) -> Iterator[Finding]:
     seen, expected = row.record.observed, row.reference.record.observed if row.reference else None
     if seen is None or expected is None or row.record.world.mesh.size("pipeline") > 1:
         return
@@ -109,7 +109,7 @@ def find_buffers(runs: Runs) -> list[Finding]:
     return of_cells(runs, _buffers)
 
 
-def _buffers(row: Row) -> Finding | None:
+def _buffers(row: JudgedRun) -> Finding | None:
     seen, expected = row.record.observed, row.reference.record.observed if row.reference else None
     if seen is None or expected is None or None in (seen.still_buffers, expected.still_buffers):
         return None
@@ -139,7 +139,7 @@ def _named(value: Any) -> Any:
     return [one or THE_MODEL for one in value] if isinstance(value, list) else value
 
 
-def _unlike_ranks(row: Row) -> Iterator[Finding]:
+def _unlike_ranks(row: JudgedRun) -> Iterator[Finding]:
     groups: list[tuple[dict[str, list[Any]], list[int]]] = []
     for part in row.record.ranks if row.record.status in ("ok", "diverged") else ():
         alike = next((ranks for unlike, ranks in groups if unlike == part.otherwise), None)

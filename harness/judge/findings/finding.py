@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.judge.cell import Backends, CellName
 from harness.judge.repeats import Runs
-from harness.judge.rows import Row
+from harness.judge.rows import JudgedRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Kind:
     """What to change, in terms of DeepSpeed, FSDP, DDP and Accelerate."""
 
 
-def of_cells(runs: Runs, judge: Callable[[Row], Finding | None]) -> list[Finding]:
+def of_cells(runs: Runs, judge: Callable[[JudgedRun], Finding | None]) -> list[Finding]:
     """Findings about single runs, each with the number of repeats of its cell that have the same one."""
     found = []
     for group in runs.groups:
@@ -81,6 +81,6 @@ def of_cells(runs: Runs, judge: Callable[[Row], Finding | None]) -> list[Finding
     return found
 
 
-def labels(rows: Sequence[Row]) -> Backends:
+def labels(rows: Sequence[JudgedRun]) -> Backends:
     """The backends of rows, each once, sorted."""
     return tuple(sorted({row.label for row in rows}))

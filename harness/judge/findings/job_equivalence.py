@@ -12,7 +12,7 @@ from harness.judge.cell import CellName
 from harness.judge.findings.execution import THE_MODEL
 from harness.judge.findings.finding import Finding
 from harness.judge.repeats import Runs
-from harness.judge.rows import Row
+from harness.judge.rows import JudgedRun
 from harness.judge.run import Run
 from harness.judge.wording import both, listed, numbered, ranks
 from harness.nested import differences, value_at
@@ -43,7 +43,7 @@ def find(runs: Runs) -> list[Finding]:
     return found
 
 
-def _not_deterministic(row: Row) -> Finding:
+def _not_deterministic(row: JudgedRun) -> Finding:
     """Dropout, whether layers were kept from it, and which ranks draw alike."""
     seen = row.record.observed
     idle = (seen.evaluating_in_training or []) if seen else []
@@ -82,7 +82,7 @@ def _draws(record: Record) -> str:
     return text
 
 
-def _several_jobs(rows: Sequence[Row]) -> list[Finding]:
+def _several_jobs(rows: Sequence[JudgedRun]) -> list[Finding]:
     jobs = {row.record.job_id: row.record.job.model_dump() for row in rows}
     if len(jobs) < 2:
         return []
@@ -103,7 +103,7 @@ def _several_jobs(rows: Sequence[Row]) -> list[Finding]:
     ]
 
 
-def _grows_with_ranks(rows: Sequence[Row]) -> bool:
+def _grows_with_ranks(rows: Sequence[JudgedRun]) -> bool:
     """Whether every rank of every run has equally many samples: weak scaling, which is no mistake."""
     records = [row.record for row in rows if row.record.backend.name != REFERENCE]
     if len({record.world.world_size for record in records}) < 2:
@@ -132,7 +132,7 @@ def find_batch_split(runs: Runs) -> list[Finding]:
     return [*_splits(layouts), *(finding for row in runs.rows if (finding := _accumulation(row)) is not None)]
 
 
-def _accumulation(row: Row) -> Finding | None:
+def _accumulation(row: JudgedRun) -> Finding | None:
     asked = row.record.world.accumulation_steps
     effective = row.record.backend.effective
     given = effective.accumulation_steps if effective else asked

@@ -15,7 +15,7 @@ from harness.judge.quantities import measures
 from harness.judge.quantities.expected import derived_states
 from harness.judge.quantities.states import all_kinds, rank_states
 from harness.judge.repeats import Runs
-from harness.judge.rows import Row
+from harness.judge.rows import JudgedRun
 from harness.judge.wording import percent
 from harness.record import RankPart, Record
 
@@ -96,7 +96,7 @@ def find(runs: Runs) -> list[Finding]:
     return [finding for finding in looked if finding is not None]
 
 
-def _differs(row: Row) -> Finding | None:
+def _differs(row: JudgedRun) -> Finding | None:
     found: list[dict[str, Any]] = []
     for states in rank_states(row.record):
         if states.expected is None:
@@ -129,7 +129,7 @@ def _differs(row: Row) -> Finding | None:
     )
 
 
-def _grows(row: Row) -> Finding | None:
+def _grows(row: JudgedRun) -> Finding | None:
     parts = row.record.ranks
     growth = {part.rank: grown for part in parts if (grown := growth_bytes(part)) > GROWTH_BYTES}
     when = ""
@@ -197,7 +197,7 @@ def _data_decide(record: Record) -> bool:
     return record.layout is not None and record.layout.unreached is None
 
 
-def _spikes(row: Row) -> Finding | None:
+def _spikes(row: JudgedRun) -> Finding | None:
     """The rank and step whose peak is farthest beyond the usual one, unless the reference's is as well."""
     looked = ((_spike(row.record, part), part.rank) for part in row.record.ranks)
     found = [(*spike, rank) for spike, rank in looked if spike is not None]
@@ -245,7 +245,7 @@ def _lasting_bytes(part: RankPart) -> list[tuple[int, int]]:
     return [(step, min(sizes)) for step, sizes in sorted(above.items())]
 
 
-def _imbalance(row: Row) -> Finding | None:
+def _imbalance(row: JudgedRun) -> Finding | None:
     if row.record.status not in ("ok", "diverged"):
         return None  # ranks were cut off at different moments
     peaks = _lasting_peaks(row.record)
@@ -353,7 +353,7 @@ def find_swapped(runs: Runs) -> list[Finding]:
     return of_cells(runs, _swapped)
 
 
-def _swapped(row: Row) -> Finding | None:
+def _swapped(row: JudgedRun) -> Finding | None:
     held = [states for states in rank_states(row.record) if states.file_bytes is not None]
     if not held:
         return None
@@ -372,6 +372,6 @@ def _swapped(row: Row) -> Finding | None:
     )
 
 
-def _swaps_weights(row: Row) -> bool:
+def _swaps_weights(row: JudgedRun) -> bool:
     effective = row.record.backend.effective
     return effective is not None and "weights in files" in effective.offload

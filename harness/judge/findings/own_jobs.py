@@ -10,7 +10,7 @@ from harness.forms.terms import GATHERING, SCALAR_BYTES, may_reduce
 from harness.job.model import CODE_SWITCH
 from harness.judge.findings.finding import Finding, labels, of_cells
 from harness.judge.repeats import Runs
-from harness.judge.rows import Row
+from harness.judge.rows import JudgedRun
 from harness.judge.wording import counted
 from harness.record import ModelLossPart, Record
 from harness.record.workload import batch_statistics, depends_on_split, is_another_computation
@@ -43,7 +43,7 @@ def _custom_code(runs: Runs) -> list[Finding]:
     ]
 
 
-def _batch_norm(row: Row) -> Finding | None:
+def _batch_norm(row: JudgedRun) -> Finding | None:
     layers = batch_statistics(row.record)
     if not layers or row.record.status not in ("ok", "diverged") or row.record.backend.name == REFERENCE:
         return None
@@ -87,7 +87,7 @@ def _bytes(runs: Runs) -> list[Finding]:
     ]
 
 
-def _feeds_bytes(row: Row) -> bool:
+def _feeds_bytes(row: JudgedRun) -> bool:
     job = row.record.job
     return (
         job.model.name is not None
@@ -107,7 +107,7 @@ def find_observed(runs: Runs) -> list[Finding]:
     ]
 
 
-def _nothing_updated(row: Row) -> Finding | None:
+def _nothing_updated(row: JudgedRun) -> Finding | None:
     record, seen = row.record, row.record.observed
     if record.observation is None or seen is None:
         return None
@@ -126,7 +126,7 @@ def _nothing_updated(row: Row) -> Finding | None:
     return Finding(id="nothing-updated", about=row.cell, text=text, values=values)
 
 
-def _empty_group(row: Row) -> Finding | None:
+def _empty_group(row: JudgedRun) -> Finding | None:
     record, seen = row.record, row.record.observed
     if record.observation is None or seen is None:
         return None
@@ -145,7 +145,7 @@ def _empty_group(row: Row) -> Finding | None:
     )
 
 
-def _ranks_alone(row: Row) -> Finding | None:
+def _ranks_alone(row: JudgedRun) -> Finding | None:
     record = row.record
     if record.observation is None or record.world.world_size == 1 or not record.windows:
         return None
@@ -166,7 +166,7 @@ def _ranks_alone(row: Row) -> Finding | None:
     )
 
 
-def _samples_repeated(row: Row) -> Finding | None:
+def _samples_repeated(row: JudgedRun) -> Finding | None:
     record = row.record
     if record.observation is None or record.observation.base is None or _ranks_alone(row):
         return None
@@ -209,7 +209,7 @@ def find_labels(runs: Runs) -> list[Finding]:
     return found
 
 
-def _of_labels(rows: Sequence[Row]) -> Finding:
+def _of_labels(rows: Sequence[JudgedRun]) -> Finding:
     data, count = rows[0].record.data, _misplaced(rows[0])
     assert data is not None
     return Finding(
@@ -222,11 +222,11 @@ def _of_labels(rows: Sequence[Row]) -> Finding:
     )
 
 
-def _misplaced(row: Row) -> int:
+def _misplaced(row: JudgedRun) -> int:
     return row.record.data.misplaced_labels if row.record.data else 0
 
 
-def _of_loss(rows: Sequence[Row]) -> Finding:
+def _of_loss(rows: Sequence[JudgedRun]) -> Finding:
     part = added_loss(rows[0].record)
     assert part is not None
     added = part.model - part.job

@@ -9,7 +9,7 @@ from harness.judge.agreement.noise import is_repetition
 from harness.judge.effective import SettingDifference
 from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.repeats import Runs
-from harness.judge.rows import Row
+from harness.judge.rows import JudgedRun
 from harness.judge.wording import words
 
 LOW = {"bf16": "bfloat16", "bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
@@ -53,7 +53,7 @@ def find_fp8(runs: Runs) -> list[Finding]:
     return of_cells(runs, _fp8)
 
 
-def _fp8(row: Row) -> Finding | None:
+def _fp8(row: JudgedRun) -> Finding | None:
     observed = row.record.observed
     wide = observed.wide_linears if observed else None
     if not wide:
@@ -77,7 +77,7 @@ def find_low_bit(runs: Runs) -> list[Finding]:
     return of_cells(runs, _low_bit)
 
 
-def _low_bit(row: Row) -> Finding | None:
+def _low_bit(row: JudgedRun) -> Finding | None:
     observed = row.record.observed
     wide = observed.wide_optimizer_bytes if observed else None
     if row.record.job.optimizer.kind not in LOW_BIT or not wide:
@@ -96,7 +96,7 @@ def find_stale_weights(runs: Runs) -> list[Finding]:
     return of_cells(runs, _stale)
 
 
-def _stale(row: Row) -> Finding | None:
+def _stale(row: JudgedRun) -> Finding | None:
     moments = {"before the first step": row.record.initial_weights, "at the end": row.record.final_weights}
     stale = {
         when: (weights.stale_elements, weights.copied_elements or 0)

@@ -15,7 +15,7 @@ from harness.judge.distance import distance
 from harness.judge.effective import GROUPS, SETTINGS, SettingDifference, reduce_dtypes
 from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.repeats import Runs
-from harness.judge.rows import Row
+from harness.judge.rows import JudgedRun
 from harness.judge.wording import words
 from harness.nested import differences
 from harness.record import GivenPart, Record
@@ -59,7 +59,7 @@ def _message(difference: SettingDifference) -> str:
     return f"{difference.differs}: {given} against {reference} in the reference{difference.when}"
 
 
-def _strategy(row: Row) -> list[Finding]:
+def _strategy(row: JudgedRun) -> list[Finding]:
     effective = row.record.backend.effective
     if effective is None:
         return []
@@ -76,7 +76,7 @@ def _strategy(row: Row) -> list[Finding]:
     ]
 
 
-def _skipped(row: Row) -> list[Finding]:
+def _skipped(row: JudgedRun) -> list[Finding]:
     skipped, steps = row.record.skipped_steps, len(row.record.steps)
     if not skipped:
         return []
@@ -90,7 +90,7 @@ def _skipped(row: Row) -> list[Finding]:
     ]
 
 
-def _reduction(rows: Sequence[Row]) -> list[Finding]:
+def _reduction(rows: Sequence[JudgedRun]) -> list[Finding]:
     """Runs that reduce in another dtype although others of the same job use fp32."""
     found = []
     for job_id in dict.fromkeys(row.record.job_id for row in rows):
@@ -109,7 +109,7 @@ def _reduction(rows: Sequence[Row]) -> list[Finding]:
     return found
 
 
-def _replicas(row: Row) -> list[Finding]:
+def _replicas(row: JudgedRun) -> list[Finding]:
     ranks = row.record.ranks
     groups: dict[str, list[int]] = {}
     for rank in ranks:
@@ -159,7 +159,7 @@ def _probe_losses(record: Record) -> dict[int, float]:
     return found
 
 
-def _about(row: Row, kind: str, text: str, values: dict[str, Any]) -> Finding:
+def _about(row: JudgedRun, kind: str, text: str, values: dict[str, Any]) -> Finding:
     return Finding(
         id=kind,
         about=row.cell,
@@ -174,25 +174,25 @@ def find_given(runs: Runs) -> list[Finding]:
         row.record for row in runs.rows if not _is_as_given(row) and not _is_reference_of_given(row, runs)
     ]
 
-    def judge(row: Row) -> Finding | None:
+    def judge(row: JudgedRun) -> Finding | None:
         part = row.record.backend.given
         return _as_given(row, part, others) if part is not None and _is_as_given(row) else None
 
     return of_cells(runs, judge)
 
 
-def _is_as_given(row: Row) -> bool:
+def _is_as_given(row: JudgedRun) -> bool:
     part = row.record.backend.given
     return part is not None and part.mode == "exactly-as-given"
 
 
-def _is_reference_of_given(row: Row, runs: Runs) -> bool:
+def _is_reference_of_given(row: JudgedRun, runs: Runs) -> bool:
     """Whether a row only serves to judge rows that ran exactly as given."""
     same_job = [other for other in runs.rows if other.record.job_id == row.record.job_id]
     return row.is_reference and all(other is row or _is_as_given(other) for other in same_job)
 
 
-def _as_given(row: Row, part: GivenPart, others: list[Record]) -> Finding:
+def _as_given(row: JudgedRun, part: GivenPart, others: list[Record]) -> Finding:
     unfair = _unfair(row.record, others)
     pinned = {s.key: {"given": s.given, "used": s.used} for s in part.pinned if s.used is not None}
     says = [f"{name} {mine} against {theirs}" for name, (mine, theirs) in unfair.items()]
@@ -233,9 +233,9 @@ def find_cost_settings(runs: Runs) -> list[Finding]:
     return list(found.values())
 
 
-def _cost_pairs(runs: Runs) -> Iterator[tuple[Row, Row]]:
+def _cost_pairs(runs: Runs) -> Iterator[tuple[JudgedRun, JudgedRun]]:
     """Runs of one job, backend and world whose options differ in what decides cost alone."""
-    alike: dict[tuple[Any, ...], list[Row]] = {}
+    alike: dict[tuple[Any, ...], list[JudgedRun]] = {}
     for row in runs.rows:
         record = row.record
         if record.status != "ok" or record.resumed is not None:
@@ -252,13 +252,13 @@ def _cost_pairs(runs: Runs) -> Iterator[tuple[Row, Row]]:
                 yield left, right
 
 
-def settings_of(row: Row) -> dict[str, Any]:
+def settings_of(row: JudgedRun) -> dict[str, Any]:
     """Options in force that decide cost alone, as typed."""
     options = row.record.backend.options
     return {name: options[name] for name in sorted(COST_ALONE & options.keys()) if options[name] is not None}
 
 
-def _costs(left: Row, right: Row) -> Finding | None:
+def _costs(left: JudgedRun, right: JudgedRun) -> Finding | None:
     if has_dropout(left.record) or has_dropout(right.record) or right.judgement.not_same_job:
         return None
     noise = left.noise or measure_noise(left.record, ())
@@ -279,7 +279,7 @@ def _costs(left: Row, right: Row) -> Finding | None:
     )
 
 
-def _side(left: Row, right: Row, name: str) -> tuple[Any, Any]:
+def _side(left: JudgedRun, right: JudgedRun, name: str) -> tuple[Any, Any]:
     """An option of both runs; 'default' where it was not given."""
     return tuple(settings_of(row).get(name, "default") for row in (left, right))  # type: ignore[return-value]
 
@@ -320,7 +320,7 @@ def overridden_text(record: Record) -> str | None:
     return f"the launcher's {named} had no effect: job and backend decide" if found else None
 
 
-def _overridden(row: Row) -> Finding | None:
+def _overridden(row: JudgedRun) -> Finding | None:
     text = overridden_text(row.record)
     if text is None:
         return None
@@ -352,7 +352,7 @@ def find_versions(runs: Runs) -> list[Finding]:
     return [_faulty(row, fact) for row in runs.rows for fact in FACTS if _is_affected(row, fact)]
 
 
-def _is_affected(row: Row, fact: LibraryFact) -> bool:
+def _is_affected(row: JudgedRun, fact: LibraryFact) -> bool:
     record = row.record
     version, strategy = record.backend.versions.get(fact.library), known_strategy(record)
     if fact.effect != "wrong" or version is None or strategy is None or strategy.zero_stage is None:
@@ -362,7 +362,7 @@ def _is_affected(row: Row, fact: LibraryFact) -> bool:
     )
 
 
-def _faulty(row: Row, fact: LibraryFact) -> Finding:
+def _faulty(row: JudgedRun, fact: LibraryFact) -> Finding:
     version = row.record.backend.versions[fact.library]
     return Finding(
         id="faulty-version",
@@ -377,7 +377,7 @@ def find_muon(runs: Runs) -> list[Finding]:
     return of_cells(runs, _muon)
 
 
-def _muon(row: Row) -> Finding | None:
+def _muon(row: JudgedRun) -> Finding | None:
     observed = row.record.observed
     parts = observed.matrices_in_parts if observed else None
     if not parts:

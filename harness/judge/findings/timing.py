@@ -15,8 +15,8 @@ from harness.judge.findings.finding import Finding, labels, of_cells
 from harness.judge.quantities import measures
 from harness.judge.quantities.measures import mean_watts
 from harness.judge.quantities.timings import DATA, WHOLE, is_beyond_noise
-from harness.judge.repeats import Repeats, Runs
-from harness.judge.rows import Row
+from harness.judge.repeats import CellRuns, Runs
+from harness.judge.rows import JudgedRun
 from harness.judge.run import Run
 from harness.judge.speed import node_threads, shares_cores
 from harness.judge.statistics import LEAST_STEPS, SAME_SHARE, uninstrumented_steps
@@ -64,7 +64,7 @@ def find_impossible(runs: Runs) -> list[Finding]:
     return found
 
 
-def _outside_clock(row: Row) -> list[Finding]:
+def _outside_clock(row: JudgedRun) -> list[Finding]:
     """Updates that were made after the time of their step was taken."""
     made = row.record.observed.updates_by_phase if row.record.observed is not None else {}
     late = made.get(OUTSIDE, 0) + made.get("forward", 0)
@@ -82,7 +82,7 @@ def _outside_clock(row: Row) -> list[Finding]:
     ]
 
 
-def _beyond_peak(row: Row) -> list[Finding]:
+def _beyond_peak(row: JudgedRun) -> list[Finding]:
     record = row.record
     for peak, margin in ((speed.sheet_peak(record), 1.0), (speed.measured_peak(record), MEASURED_MARGIN)):
         achieved = speed.least_flops_per_second(row.run) if peak is not None else None
@@ -103,7 +103,7 @@ def _beyond_peak(row: Row) -> list[Finding]:
     return []
 
 
-def _shorter_than_parts(row: Row) -> list[Finding]:
+def _shorter_than_parts(row: JudgedRun) -> list[Finding]:
     """The timed step that is shortest compared with its phases."""
     record, timed = row.record, row.run.timings
     if timed is None or timed.phases is None:
@@ -148,7 +148,7 @@ def find_warmup(runs: Runs) -> list[Finding]:
     return [finding for group in runs.groups if (finding := _unsteady(group)) is not None]
 
 
-def _unsteady(group: Repeats) -> Finding | None:
+def _unsteady(group: CellRuns) -> Finding | None:
     judged = [run for run in group.runs if _is_long_enough(run)]
     early = [found for run in judged if (found := early_steps(run)) is not None]
     if len(early) < len(judged) or not is_beyond_noise([one.factor for one in early]):
@@ -217,7 +217,7 @@ def find_machine(runs: Runs) -> list[Finding]:
     return [finding for finding in found if finding is not None]
 
 
-def _shared(row: Row) -> Finding | None:
+def _shared(row: JudgedRun) -> Finding | None:
     record = row.record
     if not shares_cores(record) or not measures.timed_steps(record):
         return None
@@ -231,7 +231,7 @@ def _shared(row: Row) -> Finding | None:
     )
 
 
-def _unbound(row: Row) -> Finding | None:
+def _unbound(row: JudgedRun) -> Finding | None:
     record = row.record
     if record.on_stub or not measures.timed_steps(record):
         return None
@@ -253,7 +253,7 @@ def _unbound(row: Row) -> Finding | None:
     return Finding(id="numa-unbound", about=row.cell, text=text, values=values)
 
 
-def _busy(row: Row, left: int) -> Finding | None:
+def _busy(row: JudgedRun, left: int) -> Finding | None:
     if row.record.status == "unsupported" or row.record.on_stub:
         return None
     cores, used = row.record.environment.cores, row.run.disturbance
@@ -277,7 +277,7 @@ def _needed_threads(record: Record) -> int:
     return node_threads(record) if record.world.device == "cpu" else record.world.ranks_per_node
 
 
-def _started_busy(row: Row, left: int) -> Finding | None:
+def _started_busy(row: JudgedRun, left: int) -> Finding | None:
     """By the load average: of a run that did not record what others used."""
     load, cores = row.record.environment.load_average, row.record.environment.cores
     if load is None or not cores or load <= cores + left:
@@ -345,7 +345,7 @@ def find_data_loading(runs: Runs) -> list[Finding]:
     return [finding for group in runs.groups if (finding := _slow_data(group)) is not None]
 
 
-def _slow_data(group: Repeats) -> Finding | None:
+def _slow_data(group: CellRuns) -> Finding | None:
     shares = [share for run in group.runs if (share := data_share(run)) is not None]
     if not shares or min(shares) <= LARGE_SHARE:
         return None
@@ -382,7 +382,7 @@ def find_energy(runs: Runs) -> list[Finding]:
     return of_cells(runs, _implausible)
 
 
-def _implausible(row: Row) -> Finding | None:
+def _implausible(row: JudgedRun) -> Finding | None:
     for rank in row.record.ranks:
         why = _why_implausible(rank.energy) if rank.energy is not None else None
         if why is not None:

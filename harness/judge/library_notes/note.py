@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from harness.backends.library_facts import fact
 from harness.job.experiment import Question
 from harness.judge.cell import CellName
-from harness.judge.repeats import Repeats
+from harness.judge.repeats import CellRuns
 from harness.judge.wording import listed, ranks
 from harness.record import Record
 
@@ -134,10 +134,10 @@ APART = 10.0
 """Figures that lie this factor apart share no sentence: '0.5 to 287 x' says nothing of either."""
 
 
-Seen = list[tuple[Repeats, CellNote]]
+Seen = list[tuple[CellRuns, CellNote]]
 
 
-def merged(cell_notes: Iterable[tuple[Repeats, CellNote]]) -> list[ReportNote]:
+def merged(cell_notes: Iterable[tuple[CellRuns, CellNote]]) -> list[ReportNote]:
     """The same notes of cells, under the same versions, as one: what costs most first, savings last."""
     alike: dict[tuple[LibraryNote, str, str], Seen] = {}
     for group, cell_note in cell_notes:

@@ -9,7 +9,7 @@ from harness.forms.zero.zero3.states import PERSISTENT_PARAMETERS, REDUCTION_BUC
 from harness.judge.library_notes.note import MEMORY, SMALL_SHARE, CellNote, LibraryNote
 from harness.judge.library_notes.training import low_precision_masters
 from harness.judge.quantities.states import RankStates, largest, rank_states, textbook
-from harness.judge.repeats import Repeats
+from harness.judge.repeats import CellRuns
 from harness.record.workload import known_strategy
 
 CLOSE = 1e-3
@@ -57,7 +57,7 @@ BY_THEMSELVES = (REDUCTION_BUCKET, BUCKETS_BESIDE_GRADIENTS, PERSISTENT_PARAMETE
 """Buffers and gathered weights, which are no model states: their figure is their own size."""
 
 
-def find_in_states(group: Repeats) -> list[CellNote]:
+def find_in_states(group: CellRuns) -> list[CellNote]:
     """Every one of a cell whose model states were measured; [] where closed form or textbook has none."""
     states, book = largest(rank_states(group.record)), textbook(group.record)
     if states is None or states.expected is None or not book:
@@ -65,7 +65,7 @@ def find_in_states(group: Repeats) -> list[CellNote]:
     return [*_extra(group, states, sum(book.values())), *_less(group, states, book)]
 
 
-def _extra(group: Repeats, states: RankStates, total: float) -> list[CellNote]:
+def _extra(group: CellRuns, states: RankStates, total: float) -> list[CellNote]:
     assert states.expected is not None
     strategy, found = known_strategy(group.record), []
     for term in states.expected.terms:
@@ -93,7 +93,7 @@ def _note(term: Term, *, is_zero: bool) -> LibraryNote:
     )
 
 
-def _less(group: Repeats, states: RankStates, book: dict[str, float]) -> list[CellNote]:
+def _less(group: CellRuns, states: RankStates, book: dict[str, float]) -> list[CellNote]:
     strategy = known_strategy(group.record)
     if strategy is None or group.world_size == 1:
         return []

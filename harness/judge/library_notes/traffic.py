@@ -21,7 +21,7 @@ from harness.judge.quantities.measures import (
     transport_bytes_per_step,
 )
 from harness.judge.quantities.volume import textbook_differences, volume_differences
-from harness.judge.repeats import Repeats
+from harness.judge.repeats import CellRuns
 from harness.record import Record
 from harness.record.workload import known_strategy, of_record
 
@@ -48,7 +48,7 @@ BY_TERM: dict[tuple[str, str], str] = {
 """Facts by family and term of the closed form; other terms are shown with the remark of the closed form."""
 
 
-def find_in_traffic(group: Repeats) -> list[CellNote]:
+def find_in_traffic(group: CellRuns) -> list[CellNote]:
     """Every one of a cell whose bytes were counted."""
     return [*_terms(group.record), *_emulated(group.record), *_by_module(group.record)]
 

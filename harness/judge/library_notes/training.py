@@ -11,7 +11,7 @@ from harness.forms.dtypes import DTYPE_BYTES
 from harness.judge.effective import clipping, master_dtypes
 from harness.judge.library_notes.note import NAMES, PARITY, CellNote, LibraryNote
 from harness.judge.quantities.measures import reduced_dtypes
-from harness.judge.repeats import Repeats
+from harness.judge.repeats import CellRuns
 from harness.judge.wording import listed
 from harness.record import Record
 
@@ -43,7 +43,7 @@ WAITS_EFFECT = 0.05
 """Bytes do not show a wait for the device: ranked as 5 % of bytes."""
 
 
-def find_in_training(group: Repeats) -> list[CellNote]:
+def find_in_training(group: CellRuns) -> list[CellNote]:
     """What the first repeat of a cell shows."""
     record = group.record
     looked = (_clipping, _masters, _reduction, _accumulation, _replaced, _refused, _waits)

@@ -369,7 +369,7 @@ def try_own(section: OptimizerSection) -> OwnUpdate | None:
         return None
     try:
         with torch.random.fork_rng(devices=[]):
-            whole, part = (_Trial(section, rows) for rows in (ROWS, ROWS // 2))
+            whole, part = (_TrialUpdate(section, rows) for rows in (ROWS, ROWS // 2))
             drawn = torch.get_rng_state()
             moved = None if whole.needs_closure else (whole.moved(), part.moved())
             if not torch.equal(torch.get_rng_state(), drawn):
@@ -385,7 +385,7 @@ def try_own(section: OptimizerSection) -> OwnUpdate | None:
     )  # fmt: skip
 
 
-class _Trial:
+class _TrialUpdate:
     """An optimizer of the first rows of a random matrix: of the whole one as it is, of fewer flattened."""
 
     def __init__(self, section: OptimizerSection, rows: int) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from harness.judge.repeats import Repeats, place_to_compare
+from harness.judge.repeats import CellRuns, place_to_compare
 from harness.judge.wording import ranks
 from harness.tell.formats import one_line, shortened
-from harness.tell.pictures.drawing import GREY, layer, look_of_record
+from harness.tell.pictures.drawing import GREY, Row, layer, look_of_record
 
 MOST_CELLS = 24
 """More would make the picture longer than a screen; then only one world size is drawn."""
@@ -21,10 +21,9 @@ FARTHEST = 4.0
 """Times the median; what lies beyond it is cut, since it would press the others together."""
 ROOM = 1.15
 """What is cut is drawn further out than the largest other one by this factor."""
-Row = dict[str, Any]
 
 
-def cell_row(group: Repeats, groups: Sequence[Repeats], **fields: Any) -> Row:
+def cell_row(group: CellRuns, groups: Sequence[CellRuns], **fields: Any) -> Row:
     """A row about a cell, which a page can filter by; `groups`: all that are drawn."""
     record = group.record
     return {
@@ -48,7 +47,7 @@ def drawn_name(name: str, names: Sequence[str]) -> str:
 
 
 def rows_of_all(
-    groups: Sequence[Repeats], drawn: Sequence[Repeats], rows_of: Callable[[Repeats], Sequence[Row]]
+    groups: Sequence[CellRuns], drawn: Sequence[CellRuns], rows_of: Callable[[CellRuns], Sequence[Row]]
 ) -> list[Row]:
     """Rows of every cell; `is_drawn` is False in those of cells that only a filter of a page may show."""
     return [
@@ -58,7 +57,7 @@ def rows_of_all(
     ]
 
 
-def place_name(group: Repeats, groups: Sequence[Repeats]) -> str:
+def place_name(group: CellRuns, groups: Sequence[CellRuns]) -> str:
     """'2 ranks': where a cell is compared with others; run conditions and the job where they tell apart."""
     job_id, size, conditions = group.place
     several = len({other.record.job_id for other in groups if other.world_size == size}) > 1
@@ -73,7 +72,7 @@ def cut_at(values: Sequence[float]) -> float | None:
     return ROOM * max(value for value in values if value <= most)
 
 
-def drawable(groups: Sequence[Repeats]) -> list[Repeats]:
+def drawable(groups: Sequence[CellRuns]) -> list[CellRuns]:
     """Those that are drawn: all, or the first of the world size at which the verdict compares."""
     if len(groups) <= MOST_CELLS:
         return list(groups)
@@ -82,7 +81,7 @@ def drawable(groups: Sequence[Repeats]) -> list[Repeats]:
     return [group for group in groups if group.world_size == size][:MOST_CELLS]
 
 
-def caption(text: str, drawn: Sequence[Repeats], groups: Sequence[Repeats]) -> str:
+def caption(text: str, drawn: Sequence[CellRuns], groups: Sequence[CellRuns]) -> str:
     """The text, and what of the groups is not drawn."""
     if len(drawn) == len(groups):
         return text

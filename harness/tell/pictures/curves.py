@@ -139,7 +139,7 @@ class Panel:
     """Title of the axis below."""
     up: str
     domain: tuple[float, float]
-    """Of the upright axis."""
+    """Of the vertical axis."""
     is_log: bool
     width: int
     height: int
@@ -176,7 +176,7 @@ class Panel:
         return {"field": "x", "type": "quantitative", "title": self.across, "scale": scale, "axis": axis}
 
     def y(self, name: str) -> Spec:
-        """An upright channel."""
+        """A vertical channel."""
         kind = {"type": "log"} if self.is_log else {"zero": True}
         scale = {**kind, "domain": list(self.domain), "nice": False}
         axis = {"tickCount": 6, **self.y_axis}

@@ -11,21 +11,21 @@ from typing import Any
 
 from harness.judge.agreement.noise import is_variant
 from harness.judge.comparison import Comparison
-from harness.judge.repeats import Repeats
+from harness.judge.repeats import CellRuns
 from harness.judge.wording import counted, listed, ranks
 from harness.record import Record
 from harness.tell.document import Picture
 from harness.tell.formats import number, scientific
-from harness.tell.pictures.bars import MOST_NAMED, Row, cell_row
+from harness.tell.pictures.bars import MOST_NAMED, cell_row
 from harness.tell.pictures.curves import spread
-from harness.tell.pictures.drawing import VERDICTS, layer
+from harness.tell.pictures.drawing import VERDICTS, Row, layer
 
 Spec = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class UprightAxis:
-    """The upright axis of a panel."""
+class VerticalAxis:
+    """The vertical axis of a panel."""
 
     title: str
     scale: Spec
@@ -55,19 +55,19 @@ def x_channel(steps: Sequence[int], *, titled: bool) -> Spec:
     return found
 
 
-def band(x: Spec, y: UprightAxis, field: str) -> Spec:
+def band(x: Spec, y: VerticalAxis, field: str) -> Spec:
     """From the least to the most of each step over the cells of one verdict."""
     verdicts = {"verdicts": list(VERDICTS), "colours": list(VERDICTS.values())}
     found: Spec = layer("band", x=x, least=y.of("least"), field=field, **verdicts)
     return found
 
 
-def outliers(x: Spec, y: UprightAxis, field: str) -> list[Spec]:
+def outliers(x: Spec, y: VerticalAxis, field: str) -> list[Spec]:
     """A line for each cell that diverged, with its name at the end."""
     return list(layer("outliers", x=x, y=y.of("value"), field=field))
 
 
-def limit_band(y: UprightAxis) -> list[Spec]:
+def limit_band(y: VerticalAxis) -> list[Spec]:
     """What the level allows, around the reference."""
     return list(layer("limit_band", limit=y.of("limit"), lower=y.of("lower")))
 
@@ -79,7 +79,7 @@ Curve = dict[int, float]
 class LossLine:
     """The losses of one cell, medians over its runs."""
 
-    group: Repeats
+    group: CellRuns
     losses: Curve
     differences: Curve
     """Empty for the reference, and without one."""
@@ -132,7 +132,7 @@ MOST_STEPS, LEAST_STEPS, MOST_POINTS = 200, 20, 20_000
 WIDTH, NARROW = 540, 300
 UPPER, LOWER = 220, 150
 EXTENT = 48
-"""Pixels of the numbers at an upright axis, so that panels below each other are in line."""
+"""Pixels of the numbers at a vertical axis, so that panels below each other are in line."""
 DIGITS, DIFFERENCE_DIGITS = 6, 4
 
 
@@ -183,7 +183,7 @@ def _rows(lines: Sequence[LossLine]) -> list[Row]:
     return rows
 
 
-def _job_names(groups: Sequence[Repeats]) -> dict[str, str]:
+def _job_names(groups: Sequence[CellRuns]) -> dict[str, str]:
     """'2 ranks, job 012345' by the job's id; the reference, on one process, counts where it is alone."""
     sizes: dict[str, set[int]] = {}
     for group in sorted(groups, key=lambda group: group.is_reference):
@@ -203,7 +203,7 @@ def _losses(rows: Sequence[Row], x: Spec) -> list[Spec]:
     low, high = min(values) - margin, max(values) + margin
     scale = {"domain": [low, high], "nice": False, "zero": False}
     _place_names(rows, "losses", lambda loss: UPPER * (1 - (loss - low) / (high - low)), UPPER)
-    y = UprightAxis("loss, nats per token", scale, {"tickCount": 5, "minExtent": EXTENT})
+    y = VerticalAxis("loss, nats per token", scale, {"tickCount": 5, "minExtent": EXTENT})
     return [band(x, y, "losses"), *outliers(x, y, "losses"), layer("band_name")]
 
 
@@ -224,7 +224,7 @@ def _differences(rows: Sequence[Row], x: Spec) -> list[Spec]:
         return LOWER / 2 * (1 - share)
 
     _place_names(rows, "differences", height, LOWER)
-    y = UprightAxis("minus reference", scale, axis)
+    y = VerticalAxis("minus reference", scale, axis)
     return [*limit_band(y), band(x, y, "differences"), *outliers(x, y, "differences")]
 
 

@@ -9,7 +9,7 @@ from harness.forms.terms import STATE_KINDS
 from harness.judge.comparison import Comparison
 from harness.judge.quantities import measures
 from harness.judge.quantities.states import largest, rank_states
-from harness.judge.repeats import Repeats
+from harness.judge.repeats import CellRuns
 from harness.tell.document import Picture
 from harness.tell.formats import number
 from harness.tell.pictures.bars import (
@@ -69,7 +69,7 @@ def memory_picture(comparison: Comparison) -> Picture | None:
 class _Bar:
     """Figures of one bar, in MB."""
 
-    def __init__(self, group: Repeats) -> None:
+    def __init__(self, group: CellRuns) -> None:
         record = group.record
         kinds = measures.kinds_at(record, "after_backward")
         self.group = group
@@ -81,7 +81,7 @@ class _Bar:
         )
         self.limit = None if limit is None else limit / 1e6
 
-    def rows(self, groups: Sequence[Repeats], near: bool, cut: float | None) -> list[Row]:
+    def rows(self, groups: Sequence[CellRuns], near: bool, cut: float | None) -> list[Row]:
         """One for each kind; the last, which is always there, holds what belongs to the cell."""
         held = sum(self.states.values())
         is_cut = cut is not None and self.peak > cut
@@ -105,7 +105,7 @@ class _Bar:
         ]  # fmt: skip
 
 
-def _expected(group: Repeats) -> float | None:
+def _expected(group: CellRuns) -> float | None:
     """Closed form of the model states on the device, of the rank that holds most."""
     states = largest(rank_states(group.record))
     if states is None or states.expected is None:

@@ -10,9 +10,9 @@ from harness.judge.statistics import LEVEL
 from harness.judge.wording import listed, ranks
 from harness.tell.document import Picture
 from harness.tell.formats import percent, times
-from harness.tell.pictures.bars import MOST_NAMED, Row, cell_row, drawn_name
+from harness.tell.pictures.bars import MOST_NAMED, cell_row, drawn_name
 from harness.tell.pictures.curves import Panel
-from harness.tell.pictures.drawing import FAMILIES, layer, look_of_record
+from harness.tell.pictures.drawing import FAMILIES, Row, layer, look_of_record
 
 MOST_CURVES = 24
 MOST_IN_ONE = 8

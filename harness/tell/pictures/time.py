@@ -8,7 +8,7 @@ from statistics import median
 from harness.judge import speed
 from harness.judge.comparison import Comparison
 from harness.judge.quantities.timings import DATA, WAITING
-from harness.judge.repeats import Repeats
+from harness.judge.repeats import CellRuns
 from harness.record import RankPart
 from harness.tell.document import Picture
 from harness.tell.formats import number, percent
@@ -36,7 +36,7 @@ from harness.tell.pictures.drawing import (
 PARTS = {DATA: "data", "forward": "forward", "backward": "backward", "step": "clipping and update"}
 STAGES = "waiting for other stages"
 Parts = Mapping[str, float]
-PartsOf = Callable[[Repeats], Parts]
+PartsOf = Callable[[CellRuns], Parts]
 TITLE = "time of a step, ms"
 
 
@@ -80,7 +80,7 @@ def _picture(
     if not drawn:
         return None
 
-    def rows_of(group: Repeats) -> list[Row]:
+    def rows_of(group: CellRuns) -> list[Row]:
         parts = parts_of(group)
         total = sum(parts.values())
         rows = []
@@ -111,7 +111,7 @@ def _picture(
     )
 
 
-def _phases(group: Repeats) -> Parts:
+def _phases(group: CellRuns) -> Parts:
     found: dict[str, float] = {}
     for part, name in PARTS.items():
         _add(found, name, [row.run.largest_median(part) for row in group.rows])
@@ -126,7 +126,7 @@ def _add(parts: dict[str, float], name: str, seconds: Sequence[float | None]) ->
         parts[name] = median(known) * 1e3
 
 
-def _overlap(group: Repeats) -> Parts:
+def _overlap(group: CellRuns) -> Parts:
     parts = [part for row in group.rows for rank in row.record.ranks for part in rank.overlap]
     if not parts:
         return {}

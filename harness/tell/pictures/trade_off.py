@@ -10,7 +10,7 @@ from typing import Any
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import SPEED
 from harness.judge.ranking import Ranking, frontier
-from harness.judge.repeats import Repeats, place_to_compare, rivals
+from harness.judge.repeats import CellRuns, place_to_compare, rivals
 from harness.judge.statistics import LEVEL, interval_runs
 from harness.judge.wording import listed, percent, ranks
 from harness.tell.document import Picture
@@ -87,7 +87,7 @@ def _frontier_words(best: Sequence[str], order: Ranking) -> str:
     return f"Dashed: Pareto frontier, each step shown to be faster: {listed(best, len(best))}."
 
 
-def _drawn(groups: Sequence[Repeats], order: Ranking, best: Sequence[str]) -> list[Repeats]:
+def _drawn(groups: Sequence[CellRuns], order: Ranking, best: Sequence[str]) -> list[CellRuns]:
     """All, or of many those of the frontier and of highest throughput, in their order."""
     importance = sorted(groups, key=lambda group: (group.label not in best, order.names.index(group.label)))
     kept = {group.label for group in importance[:MOST_CELLS]}
@@ -95,8 +95,8 @@ def _drawn(groups: Sequence[Repeats], order: Ranking, best: Sequence[str]) -> li
 
 
 def _row(
-    group: Repeats,
-    drawn: Sequence[Repeats],
+    group: CellRuns,
+    drawn: Sequence[CellRuns],
     order: Ranking,
     peaks: Mapping[str, float],
     cut: float | None,
@@ -215,7 +215,7 @@ def throughput_picture(comparison: Comparison) -> Picture | None:
     )
 
 
-def _throughput_row(group: Repeats, groups: Sequence[Repeats], order: Ranking) -> Row:
+def _throughput_row(group: CellRuns, groups: Sequence[CellRuns], order: Ranking) -> Row:
     rate = group.median(SPEED) or 0.0
     ratio = order.ratio(group.label, order.base)
     value, extent = 100 * (ratio.middle or 0.0), None if group.label == order.base else ratio.extent

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import EXPECTED_SENT, SENT, TEXTBOOK_SENT
-from harness.judge.repeats import Repeats
+from harness.judge.repeats import CellRuns
 from harness.tell.document import Picture
 from harness.tell.formats import number, short
 from harness.tell.pictures.bars import (
@@ -45,7 +45,7 @@ def volume_picture(comparison: Comparison) -> Picture | None:
     )
 
 
-def _row(group: Repeats, groups: Sequence[Repeats]) -> Row:
+def _row(group: CellRuns, groups: Sequence[CellRuns]) -> Row:
     sent = group.median(SENT) or 0.0
     textbook, expected = group.median(TEXTBOOK_SENT), group.median(EXPECTED_SENT)
     text = f"{number(sent / 1e6)} MB"

@@ -18,8 +18,8 @@ from harness.judge.quantities.volume import (
     volume_of,
     why_unknown,
 )
-from harness.judge.repeats import Repeats
-from harness.judge.rows import Row
+from harness.judge.repeats import CellRuns
+from harness.judge.rows import JudgedRun
 from harness.record import CommunicationPart, Record
 from harness.tell.document import Block, Column, Paragraph, Section, Table
 from harness.tell.formats import exact, megabytes
@@ -142,9 +142,9 @@ def volume_section(comparison: Comparison) -> Section | None:
     return Section("communication_volume", "Communication: measured, expected, textbook", blocks)
 
 
-def _distinct(group: Repeats) -> list[Row]:
+def _distinct(group: CellRuns) -> list[JudgedRun]:
     """The first repeat that was counted, and those that sent other bytes."""
-    found: dict[float, Row] = {}
+    found: dict[float, JudgedRun] = {}
     for row in group.rows:
         sent = row.figures[SENT]
         if sent is not None:
@@ -152,12 +152,12 @@ def _distinct(group: Repeats) -> list[Row]:
     return list(found.values()) or [group.rows[0]]
 
 
-def _line(row: Row) -> list[object]:
+def _line(row: JudgedRun) -> list[object]:
     values = row.figures
     return [*row.cell, *(values[metric.key] for metric in VOLUME), _verdict(row)]
 
 
-def _verdict(row: Row) -> str:
+def _verdict(row: JudgedRun) -> str:
     differences, reason = volume_differences(row.record), why_unknown(row.record)
     if differences:
         return f"no: {len(differences)} differ"
@@ -171,7 +171,7 @@ def _verdict(row: Row) -> str:
     return "yes, to the byte" + (" where derived" if pair and pair[1].underived else "")
 
 
-def _terms(row: Row) -> list[list[object]]:
+def _terms(row: JudgedRun) -> list[list[object]]:
     record = row.record
     return [
         [*row.cell, d.term, d.expected_bytes, d.textbook_bytes,
@@ -180,7 +180,7 @@ def _terms(row: Row) -> list[list[object]]:
     ]  # fmt: skip
 
 
-def _differences(row: Row) -> list[list[object]]:
+def _differences(row: JudgedRun) -> list[list[object]]:
     record = row.record
     return [
         [*row.cell, d.phase, d.op, d.dtype, d.group, d.measured_bytes,

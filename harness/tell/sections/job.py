@@ -11,7 +11,7 @@ from harness.backends.presets import BESIDE_ZERO_OPTIMIZATION, PresetChange, pre
 from harness.backends.registry import REFERENCE
 from harness.job.experiment import LEAST_TIMED_STEPS
 from harness.judge.comparison import Comparison
-from harness.judge.repeats import Repeats
+from harness.judge.repeats import CellRuns
 from harness.judge.wording import listed, ranks
 from harness.nested import differences, put
 from harness.record import GivenPart, Record
@@ -189,7 +189,7 @@ def _in_force(ran: Sequence[Record]) -> str:
     return f"Preset: {'; '.join(parts)}."
 
 
-def _changes(group: Repeats) -> list[tuple[str, ...]]:
+def _changes(group: CellRuns) -> list[tuple[str, ...]]:
     """Setting, value, the library's default and the reason of each."""
     record = group.record
     effective, strategy = record.backend.effective, registry.strategy_of(record.backend.name)
@@ -225,7 +225,7 @@ OBSERVED_SETTINGS = (
 
 def configuration_section(comparison: Comparison) -> Section | None:
     """What was in force, folded: of each backend in full once, then what other cells of it change."""
-    by_label: dict[tuple[str, str], list[Repeats]] = {}
+    by_label: dict[tuple[str, str], list[CellRuns]] = {}
     for group in comparison.groups:
         if group.record.backend.effective is not None:
             by_label.setdefault((group.record.job_id, group.label), []).append(group)
@@ -233,7 +233,7 @@ def configuration_section(comparison: Comparison) -> Section | None:
     return Section("configuration", "Configuration of each backend", blocks) if blocks else None
 
 
-def _folded(groups: Sequence[Repeats]) -> Folded:
+def _folded(groups: Sequence[CellRuns]) -> Folded:
     first, *others = groups
     settings = _keys_in_force(first.record)
     blocks: list[Block] = [yaml_code(settings)]

@@ -10,7 +10,7 @@ from harness.forms.terms import STATE_KINDS
 from harness.judge.comparison import Comparison
 from harness.judge.quantities import measures
 from harness.judge.quantities.states import largest, rank_states, textbook
-from harness.judge.repeats import Repeats
+from harness.judge.repeats import CellRuns
 from harness.record import MemoryPart, Record
 from harness.tell.document import Block, Column, Folded, Paragraph, Section, Table
 from harness.tell.formats import megabytes, percent
@@ -220,7 +220,7 @@ def states_section(comparison: Comparison) -> Section | None:
     return Section("model_states", "Model states: measured, expected, textbook", blocks)
 
 
-def _kinds(group: Repeats) -> list[list[Any]]:
+def _kinds(group: CellRuns) -> list[list[Any]]:
     held = largest(rank_states(group.record))
     if held is None:
         return []
@@ -240,7 +240,7 @@ def _kinds(group: Repeats) -> list[list[Any]]:
     return [*lines, [*group.cell, ALL, held.measured_bytes, total, off, by_the_book]]
 
 
-def _terms(group: Repeats) -> list[list[Any]]:
+def _terms(group: CellRuns) -> list[list[Any]]:
     held = largest(rank_states(group.record))
     if held is None or held.expected is None:
         return []

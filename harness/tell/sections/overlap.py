@@ -8,7 +8,7 @@ from typing import Any
 from harness.backends.registry import strategy_of
 from harness.judge.cell import CellName, name_cells
 from harness.judge.comparison import Comparison
-from harness.judge.repeats import Repeats, job_marks
+from harness.judge.repeats import CellRuns, job_marks
 from harness.judge.speed import median_step
 from harness.record import OverlapPart, Record
 from harness.tell.document import Block, Folded, Items, Paragraph, Section, Table
@@ -123,7 +123,7 @@ def overlap_section(comparison: Comparison) -> Section | None:
     return Section("overlap", TITLE, blocks)
 
 
-def _missing(groups: Sequence[Repeats]) -> Items | None:
+def _missing(groups: Sequence[CellRuns]) -> Items | None:
     """Why a traced cell has no line."""
     cells: dict[str, list[CellName]] = {}
     for group in groups:
@@ -140,13 +140,13 @@ def hidden_share(parts: Sequence[OverlapPart]) -> float | None:
     return 1 - exposed / communication if communication else None
 
 
-def overlap_sentence(group: Repeats) -> str | None:
+def overlap_sentence(group: CellRuns) -> str | None:
     """How much of the communication is hidden, in words; None without communication with other ranks."""
     share = hidden_share([part for row in group.rows for rank in row.record.ranks for part in rank.overlap])
     return None if share is None or group.world_size == 1 else overlap_words(share, group.record)
 
 
-def _lines(group: Repeats) -> list[list[Any]]:
+def _lines(group: CellRuns) -> list[list[Any]]:
     parts: dict[int, list[OverlapPart]] = {}
     for row in group.rows:
         for rank in row.record.ranks:
@@ -172,7 +172,7 @@ def _times(parts: Sequence[OverlapPart], *, alone: bool) -> list[Any]:
     ]
 
 
-def _waits(group: Repeats) -> list[list[Any]]:
+def _waits(group: CellRuns) -> list[list[Any]]:
     """The longest waits of a cell over its repeats, ranks and traced steps."""
     waits: list[list[Any]] = [
         [row.record.repeat, rank.rank, part.step, wait.phase, wait.name, wait.seconds]

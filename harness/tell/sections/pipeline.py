@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.judge.comparison import Comparison
 from harness.judge.quantities.pipeline import PipelineUse, pipeline_use
-from harness.judge.repeats import Repeats
+from harness.judge.repeats import CellRuns
 from harness.judge.statistics import median_known
 from harness.tell.document import Paragraph, Section, Table
 from harness.tell.tables import prose, table_columns
@@ -54,5 +54,5 @@ def pipeline_section(comparison: Comparison) -> Section | None:
     )
 
 
-def _uses(group: Repeats) -> list[PipelineUse]:
+def _uses(group: CellRuns) -> list[PipelineUse]:
     return [use for row in group.rows if (use := pipeline_use(row.record)) is not None]

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.backends.registry import REFERENCE
 from harness.judge.comparison import Comparison
-from harness.judge.rows import Row
+from harness.judge.rows import JudgedRun
 from harness.judge.wording import listed
 from harness.record import Record
 from harness.safe_text import by_name
@@ -62,7 +62,7 @@ def _configurations(comparison: Comparison) -> dict[str, dict[str, Any]]:
     A reference is added to every comparison, cut in its own way: it counts where nothing else ran.
     """
     others = {row.record.job_id for row in comparison.rows if row.record.backend.name != REFERENCE}
-    found: list[tuple[dict[str, Any], list[Row]]] = []
+    found: list[tuple[dict[str, Any], list[JudgedRun]]] = []
     # A row that names its own preset belongs to the file of those that do not.
     for row in sorted(comparison.rows, key=lambda row: row.record.backend.own_preset is not None):
         record = row.record
@@ -91,7 +91,7 @@ def _holds(file: dict[str, Any], settings: dict[str, Any], record: Record) -> bo
     return file == settings
 
 
-def _with_cells(settings: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+def _with_cells(settings: dict[str, Any], rows: Sequence[JudgedRun]) -> dict[str, Any]:
     """Settings with the threads that all runs share, and with the cells where one node held them."""
     worlds = [row.record.world for row in rows]
     threads = {world.threads_per_rank for world in worlds}

@@ -8,7 +8,7 @@ from harness.judge.cell import CellName, name_cells
 from harness.judge.comparison import Comparison
 from harness.judge.library_notes.rules import library_notes
 from harness.judge.quantities.expected import unjudged_amounts
-from harness.judge.repeats import Repeats, job_marks
+from harness.judge.repeats import CellRuns, job_marks
 from harness.judge.rows import reason
 from harness.judge.run_conditions import PAUSE_SECONDS
 from harness.judge.wording import counted, listed
@@ -56,7 +56,7 @@ def results_section(comparison: Comparison) -> Section:
             "and between them: largest less smallest mean timed step of the runs of a session, and of the "
             "medians of sessions, relative to the median."
         )
-        title = f"Repeats and spread: {counted(runs, 'run')} of each cell at most"
+        title = f"CellRuns and spread: {counted(runs, 'run')} of each cell at most"
         blocks += [Paragraph(text.rstrip()), Folded(title, [spread, Paragraph(occasions)])]
     pictures = (throughput_picture(comparison), trade_off_picture(comparison))
     blocks += [picture for picture in pictures if picture is not None]
@@ -92,7 +92,7 @@ def _line(alike: Alike, cells: Sequence[tuple[CellName, Record]]) -> str:
     return f"{name_cells([cell for cell, _ in cells])}{job}{count}: {status}: {shown}"
 
 
-def _by_error(group: Repeats) -> list[list[Record]]:
+def _by_error(group: CellRuns) -> list[list[Record]]:
     """The failed runs of a cell, one list for each status and kind of error."""
     kinds: dict[tuple[str, str], list[Record]] = {}
     for row in group.rows:

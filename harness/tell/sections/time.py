@@ -12,7 +12,7 @@ from harness.judge.comparison import Comparison
 from harness.judge.quantities import measures
 from harness.judge.quantities.measures import Usage, usage
 from harness.judge.quantities.timings import DATA, PHASES, WAITING
-from harness.judge.repeats import Repeats
+from harness.judge.repeats import CellRuns
 from harness.judge.run import Run
 from harness.judge.statistics import LEAST_FOR_P95, LEAST_STEPS, SAME_SHARE, median_known
 from harness.tell.document import Block, Column, Heading, Paragraph, Section, Table
@@ -46,7 +46,7 @@ WAITING_TEXT = prose("time_waiting")
 def time_section(comparison: Comparison) -> Section | None:
     """Tables of medians over repeats; None where no step was timed."""
     cells = [
-        Repeats(timed)
+        CellRuns(timed)
         for group in comparison.groups
         if (timed := [row for row in group.rows if measures.timed_steps(row.record)])
     ]
@@ -74,7 +74,7 @@ def time_section(comparison: Comparison) -> Section | None:
     )
 
 
-def _times(cell: Repeats) -> list[object]:
+def _times(cell: CellRuns) -> list[object]:
     runs = cell.runs
     steady = [run.steady_from for run in runs if run.steady_from is not None]
     return [
@@ -90,11 +90,11 @@ def _times(cell: Repeats) -> list[object]:
     ]
 
 
-def _waiting(cell: Repeats) -> float | None:
+def _waiting(cell: CellRuns) -> float | None:
     return _middle(cell.runs, lambda run: run.least_median(WAITING))
 
 
-def _utilisations(cell: Repeats) -> list[object]:
+def _utilisations(cell: CellRuns) -> list[object]:
     model = [speed.model_flops_per_second(run) for run in cell.runs]
     hardware = [speed.hardware_flops_per_second(run) for run in cell.runs]
     sheets = [speed.sheet_peak(run.record) for run in cell.runs]
@@ -115,7 +115,7 @@ def _utilisations(cell: Repeats) -> list[object]:
     ]
 
 
-def _probe_table(cells: Sequence[Repeats]) -> Table:
+def _probe_table(cells: Sequence[CellRuns]) -> Table:
     """A column for each probe that ran in any of the cells."""
     ranks = [rank for cell in cells for run in cell.runs for rank in run.record.ranks]
     names = sorted({name for rank in ranks for name in rank.probe_seconds})
@@ -179,7 +179,7 @@ def energy_section(comparison: Comparison) -> Section | None:
     return Section("energy", "Energy and cost", blocks)
 
 
-def _line(group: Repeats) -> list[Any] | None:
+def _line(group: CellRuns) -> list[Any] | None:
     """Medians over the repeats; None where there is neither energy nor cost."""
     found = [of_run for row in group.rows if (of_run := usage(row.record)) is not None]
     if all(one.kilowatt_hours is None and one.cost is None for one in found):

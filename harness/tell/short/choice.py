@@ -12,7 +12,7 @@ from harness.job.experiment import Question
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import SENT, SPEED
 from harness.judge.ranking import Ratio, frontier
-from harness.judge.repeats import Repeats, place_to_compare, rank_speeds, rivals
+from harness.judge.repeats import CellRuns, place_to_compare, rank_speeds, rivals
 from harness.judge.statistics import interval_runs
 from harness.judge.wording import percent
 from harness.record import Record
@@ -44,7 +44,7 @@ class CellFacts:
     """How gathering runs ahead, in the library's words; 'none': not at all; None: it does not say."""
 
 
-def cell_facts(group: Repeats) -> CellFacts:
+def cell_facts(group: CellRuns) -> CellFacts:
     """The facts of a timed cell. Its collectives and settings are those of the first run."""
     record = group.record
     effective = record.backend.effective
@@ -132,7 +132,7 @@ def explain_slowest(comparison: Comparison) -> SlowestExplanation | None:
     return _explanation(slowest, fastest, own)
 
 
-def _explanation(slowest: Repeats, fastest: Repeats, own: Sequence[Repeats]) -> SlowestExplanation:
+def _explanation(slowest: CellRuns, fastest: CellRuns, own: Sequence[CellRuns]) -> SlowestExplanation:
     ratios = rank_speeds([slowest, fastest, *own], base=slowest).to_base
     slow, fast = cell_facts(slowest), cell_facts(fastest)
     ratio = ratios[fastest.label].middle or slow.token_seconds / fast.token_seconds
@@ -156,7 +156,7 @@ def _closed(faster: float | None, fastest: float) -> float | None:
     return (1 - 1 / faster) / (1 - 1 / fastest) if faster and fastest > 1 else None
 
 
-def _throughput(group: Repeats) -> float:
+def _throughput(group: CellRuns) -> float:
     return group.median(SPEED) or 0.0
 
 
@@ -168,7 +168,7 @@ def _states(record: Record) -> tuple[Any, ...] | None:
     return strategy.stage, strategy.facts.has_replicas, strategy.facts.reshards
 
 
-def _slowest_varied(candidates: Sequence[Repeats], bases: Sequence[Repeats]) -> Repeats:
+def _slowest_varied(candidates: Sequence[CellRuns], bases: Sequence[CellRuns]) -> CellRuns:
     """The slowest cell, or one of its implementation that is tied with it and whose settings were varied."""
     slowest = min(candidates, key=_throughput)
     varied = [
@@ -188,7 +188,7 @@ def _implementation(record: Record) -> tuple[Any, ...]:
     )
 
 
-def _base(group: Repeats, compared: Sequence[Repeats]) -> Repeats | None:
+def _base(group: CellRuns, compared: Sequence[CellRuns]) -> CellRuns | None:
     """The cell of which this one changes one setting: the same backend without that option."""
     given = _given(group.record)
     for other in compared:

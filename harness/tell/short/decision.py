@@ -17,7 +17,7 @@ from harness.forms.workload import Window, Workload
 from harness.job.experiment import Question
 from harness.judge.quantities.pipeline import pipeline_use
 from harness.judge.quantities.volume import sent_per_step
-from harness.judge.repeats import BASE, Repeats
+from harness.judge.repeats import BASE, CellRuns
 from harness.judge.wording import ranks
 from harness.record import Record
 from harness.record.workload import of_record
@@ -150,7 +150,7 @@ def _elsewhere(where: ComparisonScope, question: Question) -> tuple[Table, str] 
     Cells that are alike share one.
     """
 
-    def held(group: Repeats) -> float | None:
+    def held(group: CellRuns) -> float | None:
         steps = group.record.world.accumulation_steps if question == "memory" else MICRO_STEPS
         return held_with(group.record, steps, MANY_RANKS)
 
@@ -192,7 +192,7 @@ def _elsewhere(where: ComparisonScope, question: Question) -> tuple[Table, str] 
     return table, " ".join(f"{why}: {names(cells, MOST_LEFT)}." for why, cells in left_out.items() if cells)
 
 
-def _remainder(whole: Read, parts: Sequence[Read], group: Repeats) -> float | None:
+def _remainder(whole: Read, parts: Sequence[Read], group: CellRuns) -> float | None:
     """What the parts leave of the whole; None where one is unknown, or of another moment than the whole."""
     known = [value for read in (whole, *parts) if (value := read(group)) is not None]
     left = known[0] - sum(known[1:]) if len(known) == len(parts) + 1 else None

@@ -11,9 +11,9 @@ from harness.backends.registry import PLANTED
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import SENT, SPEED
 from harness.judge.ranking import Ranking
-from harness.judge.repeats import BASE, Place, Repeats, place_to_compare
+from harness.judge.repeats import BASE, CellRuns, Place, place_to_compare
 
-Read = Callable[[Repeats], float | None]
+Read = Callable[[CellRuns], float | None]
 T = TypeVar("T")
 
 
@@ -30,7 +30,7 @@ class ComparisonScope:
         return self.place[1]
 
     @cached_property
-    def groups(self) -> list[Repeats]:
+    def groups(self) -> list[CellRuns]:
         """Those that agree with the reference, or cannot be judged; never one that is wrong on purpose."""
         found = [
             group
@@ -43,7 +43,7 @@ class ComparisonScope:
         return [group for group in found if not group.is_reference] or found
 
     @cached_property
-    def base(self) -> Repeats | None:
+    def base(self) -> CellRuns | None:
         """DDP, which the others are related to; None where it did not run."""
         return next((group for group in self.groups if group.backend == BASE), None)
 
@@ -53,7 +53,7 @@ class ComparisonScope:
         return self.comparison.rankings.get(self.place)
 
     @cached_property
-    def timed(self) -> dict[str, Repeats]:
+    def timed(self) -> dict[str, CellRuns]:
         """The cells that are in the order, by label; the reference where it ran alone."""
         here = [g for g in self.comparison.groups if g.place == self.place and g.has_result]
         names = [group.label for group in self.groups] if self.order is None else self.order.names
@@ -72,7 +72,7 @@ class ComparisonScope:
         """Whether speeds say nothing of GPUs."""
         return any(group.record.world.device == "cpu" or group.record.on_stub for group in self.groups)
 
-    def figures(self, read: Callable[[Repeats], float | None]) -> dict[str, float]:
+    def figures(self, read: Callable[[CellRuns], float | None]) -> dict[str, float]:
         """A figure of each cell that has it, by label, least first."""
         found = {group.label: value for group in self.groups if (value := read(group)) is not None}
         return dict(sorted(found.items(), key=lambda item: item[1]))
@@ -85,17 +85,17 @@ def stage(comparison: Comparison) -> ComparisonScope | None:
     return None if place is None else ComparisonScope(comparable, place)
 
 
-def peak(group: Repeats) -> float | None:
+def peak(group: CellRuns) -> float | None:
     """Largest allocator peak of any rank, in bytes."""
     return max(group.rank_peaks, default=None)
 
 
-def sent_once(group: Repeats) -> float | None:
+def sent_once(group: CellRuns) -> float | None:
     """Ring bytes that a rank sends per step, as counted."""
     return group.median(SENT)
 
 
-def states(group: Repeats) -> float | None:
+def states(group: CellRuns) -> float | None:
     """Bytes of model states of the rank that holds most."""
     return group.median("model_state_bytes")
 
@@ -105,7 +105,7 @@ def memory_to_state(where: ComparisonScope) -> Read:
     return states if where.on_cpu else peak
 
 
-def bytes_frontier(where: ComparisonScope) -> list[Repeats]:
+def bytes_frontier(where: ComparisonScope) -> list[CellRuns]:
     """Cells in rising traffic and falling peaks: each needs less memory than all that send no more.
 
     Both figures are counts, which other machines share; of equal cells the first of the comparison is kept.

@@ -11,7 +11,7 @@ from harness.judge.cell import CellName
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import SENT, SPEED, STEP
 from harness.judge.quantities.expected import unjudged_amounts
-from harness.judge.repeats import BASE, Repeats, job_marks
+from harness.judge.repeats import BASE, CellRuns, job_marks
 from harness.judge.run_conditions import is_deterministic
 from harness.judge.scaling import strong_scaling, weak_scaling
 from harness.judge.wording import counted, ranks
@@ -29,7 +29,7 @@ MANY_TIMES = 10
 WITHIN_ROUNDS = (
     "Machines drift: take these ratios, not quotients of tokens/s, which are medians over all runs."
 )
-Read = Callable[[Repeats], float | None]
+Read = Callable[[CellRuns], float | None]
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def summary_section(comparison: Comparison, question: Question, most_rows: int =
     groups = summary_cells(comparison, most_rows)
     if not groups:
         return None
-    members_of: dict[tuple[int, str], list[Repeats]] = {}
+    members_of: dict[tuple[int, str], list[CellRuns]] = {}
     for group in groups:
         members_of.setdefault((group.world_size, group.record.job_id), []).append(group)
     named = comparison.comparable.groups
@@ -113,7 +113,7 @@ def summary_section(comparison: Comparison, question: Question, most_rows: int =
     return Section("summary", "Results", [*blocks, Line(note, details="results")])
 
 
-def summary_cells(comparison: Comparison, most: int) -> list[Repeats]:
+def summary_cells(comparison: Comparison, most: int) -> list[CellRuns]:
     """All cells but the reference; of too many those where the verdict compares, the telling ones first.
 
     Telling are DDP, cells that diverged, and those that no other beats in bytes.
@@ -139,24 +139,24 @@ def summary_cells(comparison: Comparison, most: int) -> list[Repeats]:
     return [group for group in here if group in chosen]
 
 
-def _without_proofs(groups: Sequence[Repeats]) -> list[Repeats]:
+def _without_proofs(groups: Sequence[CellRuns]) -> list[CellRuns]:
     """Without those that only show the parity of cells which are timed with the kernels that jobs use."""
 
-    def cell(group: Repeats) -> tuple[str, str, int]:
+    def cell(group: CellRuns) -> tuple[str, str, int]:
         return group.record.job_id, group.backend, group.world_size
 
     timed = {cell(g) for g in groups if g.step_seconds and not is_deterministic(g.record)}
     return [g for g in groups if not is_deterministic(g.record) or cell(g) not in timed]
 
 
-def _repeats(group: Repeats, native: Repeats | None) -> bool:
+def _repeats(group: CellRuns, native: CellRuns | None) -> bool:
     """Whether a cell is another one, wrapped, and shows the same figures but for time."""
     if native is None or native is group or group.parity != native.parity:
         return False
     return all(f.show(f.read(group)) == f.show(f.read(native)) for f in AMOUNTS)
 
 
-def _table(key: str, comparison: Comparison, groups: Sequence[Repeats], wanted: Sequence[_Figure]) -> Table:
+def _table(key: str, comparison: Comparison, groups: Sequence[CellRuns], wanted: Sequence[_Figure]) -> Table:
     bases = {group.place: group for group in groups if group.backend == BASE and group.has_result}
     orders = [comparison.comparable.rankings.get(group.place) for group in groups]
     speeds = ratio_column([order for order in orders if order])
@@ -172,7 +172,7 @@ def _table(key: str, comparison: Comparison, groups: Sequence[Repeats], wanted: 
         ),
     ]
 
-    def value(group: Repeats, figure: _Figure) -> Any:
+    def value(group: CellRuns, figure: _Figure) -> Any:
         if figure is SPEED_UP:
             return scaled.get(group.cell)
         return _value(comparison, group, figure, bases.get(group.place))
@@ -192,7 +192,7 @@ def _scaled(comparison: Comparison) -> tuple[str, dict[CellName, Shown]]:
     }
 
 
-def _value(comparison: Comparison, group: Repeats, figure: _Figure, base: Repeats | None) -> Any:
+def _value(comparison: Comparison, group: CellRuns, figure: _Figure, base: CellRuns | None) -> Any:
     if figure is SPEED_RATIO:
         return ratio_cell(comparison.comparable.rankings.get(group.place), group.label)
     if figure is PARITY:
@@ -206,7 +206,7 @@ def _value(comparison: Comparison, group: Repeats, figure: _Figure, base: Repeat
     return value / divisor if value is not None and divisor else None
 
 
-def _state(group: Repeats) -> str:
+def _state(group: CellRuns) -> str:
     """Its parity, and how runs without a result ended."""
     if not group.has_result:
         return group.status

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from harness.forms.flops import STUB
 from harness.job.experiment import Question
 from harness.judge.comparison import Comparison
-from harness.judge.repeats import BASE, Repeats
+from harness.judge.repeats import BASE, CellRuns
 from harness.judge.scaling import strong_scaling, weak_scaling
 from harness.judge.wording import listed
 from harness.record import Record
@@ -84,7 +84,7 @@ def _device_word(record: Record) -> str:
     return "GPU" if record.world.device == "cuda" else "CPU"
 
 
-def _measured(comparison: Comparison) -> Sequence[Repeats]:
+def _measured(comparison: Comparison) -> Sequence[CellRuns]:
     """All cells but the reference; the reference where nothing else ran."""
     return [group for group in comparison.groups if not group.is_reference] or comparison.groups
 

@@ -17,7 +17,7 @@ from harness.judge.metrics import EXPECTED_SENT, SENT, SPEED, STEP
 from harness.judge.quantities.states import largest, rank_states
 from harness.judge.quantities.volume import volume_differences
 from harness.judge.ranking import EQUAL, Ranking
-from harness.judge.repeats import Repeats, rank_speeds
+from harness.judge.repeats import CellRuns, rank_speeds
 from harness.judge.scaling import ScalingPoint, strong_scaling, weak_scaling
 from harness.judge.speed import shares_cores
 from harness.judge.wording import counted, listed, ranks
@@ -95,7 +95,7 @@ def _next_to(sent: float, of_base: float | None) -> str:
     return f", {ratio(sent, of_base)} ddp's {megabytes(of_base)} MB"
 
 
-def _per_parameter(stage: ComparisonScope, group: Repeats) -> str:
+def _per_parameter(stage: ComparisonScope, group: CellRuns) -> str:
     """' (8 bytes per parameter: weights 2, gradients 2, optimizer 4)', where model states decide.
 
     Of a model of which all parameters are trained; of others no such figure follows.
@@ -143,7 +143,7 @@ def checks_sentence(comparison: Comparison) -> str:
     )
 
 
-def _states_off(group: Repeats) -> float | None:
+def _states_off(group: CellRuns) -> float | None:
     """Model states minus those expected; None where either is unknown."""
     found, expected = group.median("model_state_bytes"), group.median("expected_model_state_bytes")
     return None if found is None or expected is None else found - expected
@@ -180,7 +180,7 @@ def parity_sentence(comparison: Comparison) -> str:
     return sentence(*_agreement(judged), *_divergence(off), *_unjudged(others))
 
 
-def _endings(groups: Sequence[Repeats]) -> list[str]:
+def _endings(groups: Sequence[CellRuns]) -> list[str]:
     if not groups:
         return []
     succeeded = sum(group.succeeded for group in groups)
@@ -216,7 +216,7 @@ def _where(cells: Sequence[CellName]) -> str:
     return listed(list(dict.fromkeys(cell.label for cell in cells)), MOST_NAMES)
 
 
-def _agreement(judged: Sequence[Repeats]) -> list[str]:
+def _agreement(judged: Sequence[CellRuns]) -> list[str]:
     agree = [group for group in judged if group.parity != "diverged"]
     if not agree:
         return []
@@ -243,7 +243,7 @@ def _agreement(judged: Sequence[Repeats]) -> list[str]:
     return [f"{claim}: losses agree {extent}"]
 
 
-def _limit(held: Sequence[tuple[Tolerance, Repeats]]) -> tuple[str, str]:
+def _limit(held: Sequence[tuple[Tolerance, CellRuns]]) -> tuple[str, str]:
     """The widest limit of a loss, and why final weights prove nothing where theirs admits untrained ones."""
     limits, group = max(held, key=lambda one: one[0].loss)
     assumed = f": {group.assumed}" if group.assumed else ""
@@ -257,7 +257,7 @@ def _limit(held: Sequence[tuple[Tolerance, Repeats]]) -> tuple[str, str]:
     )
 
 
-def _divergence(off: Sequence[Repeats]) -> list[str]:
+def _divergence(off: Sequence[CellRuns]) -> list[str]:
     if not off:
         return []
     measures = (("loss", "max_loss_difference", scientific), ("gradient norm", NORM, percent))
@@ -271,12 +271,12 @@ def _divergence(off: Sequence[Repeats]) -> list[str]:
     return [f"{cells} {'diverges' if len(off) == 1 else 'diverge'}{extent}"]
 
 
-def _unjudged(others: Sequence[Repeats]) -> list[str]:
+def _unjudged(others: Sequence[CellRuns]) -> list[str]:
     cells = [group.cell for group in others if group.parity == "unjudged" and group.has_result]
     return [f"{name_cells(cells, MOST_NAMES)} could not be judged"] if cells else []
 
 
-def _excluded(groups: Sequence[Repeats]) -> list[str]:
+def _excluded(groups: Sequence[CellRuns]) -> list[str]:
     if not groups:
         return []
     cells = name_cells([group.cell for group in groups], MOST_NAMES)
@@ -372,7 +372,7 @@ def beside_speed_sentence(stage: ComparisonScope) -> str:
     return sentence(*reference_words(stage), one)
 
 
-def _order(order: Ranking, timed: dict[str, Repeats]) -> str:
+def _order(order: Ranking, timed: dict[str, CellRuns]) -> str:
     first = timed[order.names[0]]
     if len(order.names) == 1:
         return f"only {first.label} was timed, at {number(first.median(SPEED))} tokens/s"
@@ -410,7 +410,7 @@ def reference_words(stage: ComparisonScope) -> list[str]:
     return [f"one process{cut} trains at {number(timed[0].median(SPEED))} tokens/s{extent}"]
 
 
-def _caveats(groups: Sequence[Repeats]) -> list[str]:
+def _caveats(groups: Sequence[CellRuns]) -> list[str]:
     fewest = min(len(steps) for group in groups for steps in group.timed_steps if steps)
     clauses = []
     if any(shares_cores(row.record) for group in groups for row in group.rows):
@@ -420,13 +420,13 @@ def _caveats(groups: Sequence[Repeats]) -> list[str]:
     return clauses
 
 
-def _all_as_claimed(group: Repeats) -> bool:
+def _all_as_claimed(group: CellRuns) -> bool:
     """Whether it sends what its strategy does; of a script or another's backend, norms and flags aside."""
     records = [row.record for row in group.rows]
     return all(r.backend.claim is not None and volume_differences(r) == [] for r in records)
 
 
-def _bytes_off(group: Repeats) -> float | None:
+def _bytes_off(group: CellRuns) -> float | None:
     """Sent minus expected per step, of the repeat furthest off; None where no repeat has both."""
     pairs = [(row.figures[SENT], row.figures[EXPECTED_SENT]) for row in group.rows]
     found = [sent - expected for sent, expected in pairs if sent is not None and expected is not None]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.judge.comparison import Comparison
-from harness.judge.rows import Row
+from harness.judge.rows import JudgedRun
 from harness.record import LayoutPart, ObservedPart, Record, SplitPart, TensorPart
 from harness.record.model import CountedPart
 from tests.records import LOSSES, make_record, make_steps, make_weights
@@ -28,7 +28,7 @@ def of_reference(label: str, losses: Sequence[float], samples: int, **changes: A
     return record.model_copy(update={"world": world})
 
 
-def row_of(split: SplitPart, losses: Sequence[float], cuts: Sequence[str] = (CUT, EXACT)) -> Row:
+def row_of(split: SplitPart, losses: Sequence[float], cuts: Sequence[str] = (CUT, EXACT)) -> JudgedRun:
     halves = [loss - HALF for loss in LOSSES]
     records = [of_reference("single", LOSSES, 8, split=split)]
     records += [of_reference(label, halves, 4) for label in cuts]

@@ -1,11 +1,11 @@
 from harness.judge.cell import CellName
 from harness.judge.comparison import Comparison
 from harness.judge.findings.finding import Finding, of_cells
-from harness.judge.rows import Row
+from harness.judge.rows import JudgedRun
 from tests.records import make_record
 
 
-def judge(row: Row) -> Finding | None:
+def judge(row: JudgedRun) -> Finding | None:
     if row.record.repeat > 1:
         return None
     return Finding(id="slow-rank", about=CellName.of(row.record), text=f"rank {row.record.repeat} waits")
