@@ -11,7 +11,7 @@ import click
 
 from harness.backends import registry
 from harness.cli.cells.cell_runs import open_store
-from harness.cli.cells.preflight import force_option, foresee_one, refuse_as_rank
+from harness.cli.cells.preflight import force_option, predict_one, refuse_as_rank
 from harness.cli.options import completion
 from harness.cli.options.arguments import command_line, default_ranks, require_gpus
 from harness.cli.options.device import resolve_device
@@ -121,7 +121,7 @@ def run(
     store = open_store(runs)
     launcher = LocalLauncher(device, modules_to_preload(experiment, [label]))
     facts = launcher.check(cell.job.model_dump_json())
-    prediction = foresee_one(cell, facts, experiment, launcher, force=force, shows=not view.quiet)
+    prediction = predict_one(cell, facts, experiment, launcher, force=force, shows=not view.quiet)
     progress = Progress(label, cell.data_size, sys.stderr, plain_lines=not view.quiet, bar=not view.quiet)
     try:
         record = whole(

@@ -35,7 +35,7 @@ from harness.job.config import only_elsewhere
 from harness.judge.wording import counted
 from harness.launch.cells import BOTH_KERNELS, canonical_label, have_both_kernels, reusable
 from harness.plan.devices.limits import MemoryLimits
-from harness.plan.preflight import Forecast
+from harness.plan.preflight import CellPredictions
 from harness.record.store import Store
 from harness.shipped import resolve
 from harness.slurm import attempt, client
@@ -54,9 +54,9 @@ from harness.slurm.submission import (
     AnotherSubmission,
     RunState,
     alone,
-    foresee_runs,
     forget_refused,
     look,
+    predict_matrix,
     read_jobs,
     record_refused,
     records_of_cells,
@@ -281,16 +281,16 @@ class _Judge:
 
     def __init__(self, matrix: Matrix, limits: MemoryLimits, force: bool) -> None:
         self._matrix, self._limits, self._force = matrix, limits, force
-        self._foreseen: Forecast | None = None
+        self._predicted: CellPredictions | None = None
         if force:
             forget_refused(matrix)
 
     def accept(self, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
         """Runs that may be submitted; the others get their records."""
-        if self._foreseen is None:
-            self._foreseen = foresee_runs(runs, self._limits, force=self._force)
-            show(self._foreseen)
-        return record_refused(self._matrix, runs, self._foreseen)
+        if self._predicted is None:
+            self._predicted = predict_matrix(runs, self._limits, force=self._force)
+            show(self._predicted)
+        return record_refused(self._matrix, runs, self._predicted)
 
 
 def _submit_some(folder: Path, matrix: Matrix, wait: bool, judge: _Judge) -> tuple[int, list[RunState]]:

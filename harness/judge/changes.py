@@ -18,7 +18,7 @@ from harness.judge.ranking import Logs, Ratio, Round, log_ratios, made_in_one_go
 from harness.judge.repeats import CellRuns
 from harness.judge.rows import JudgedRun
 from harness.judge.run import Run
-from harness.judge.run_conditions import ByOccasion, began_at, labelled, occasions, varying, words
+from harness.judge.run_conditions import BySession, began_at, labelled, sessions, varying, words
 from harness.judge.statistics import (
     LEVEL,
     Interval,
@@ -38,7 +38,7 @@ OF_ONE_RUN = ("SLURM_JOB_ID",)
 LASTING = {"python", "platform", "cpu", "cores", "memory_bytes", "gpus", "packages", "code"}
 """What stays the same from run to run on one machine."""
 Judgement = Literal["beyond noise", "within noise", "inconclusive", "not judged", "equal", "n/a"]
-"""'inconclusive': the test finds a difference, but the intervals of both sides overlap, or not every occasion
+"""'inconclusive': the test finds a difference, but the intervals of both sides overlap, or not every session
 that they share orders them alike."""
 
 
@@ -124,7 +124,7 @@ def _name(group: CellRuns, names: Sequence[str]) -> tuple[str, int]:
 def changes(before: Comparison, after: Comparison) -> list[Change]:
     """Every measure of every cell that both sides have."""
     both = [pair for pair in pairs(before, after) if pair.before is not None and pair.after is not None]
-    numbers = joint_occasions(before, after)
+    numbers = joint_sessions(before, after)
     rounds = [_common_rounds(pair, numbers) for pair in both]
     measured = {metric.key: _by_round(rounds, metric) for metric in metrics_in("changes") if metric.is_timed}
     return [
@@ -183,15 +183,15 @@ def _by_round(
     return speeds if metric.better == "higher" else {place: of.mirrored for place, of in speeds.items()}
 
 
-def joint_occasions(before: Comparison, after: Comparison) -> dict[Run, int]:
-    """The occasion of each run of both sides, in one numbering."""
+def joint_sessions(before: Comparison, after: Comparison) -> dict[Run, int]:
+    """The session of each run of both sides, in one numbering."""
     runs = [row.run for side in (before, after) for row in side.rows]
-    return dict(zip(runs, occasions([run.record for run in runs]), strict=True))
+    return dict(zip(runs, sessions([run.record for run in runs]), strict=True))
 
 
-def shares_occasions(before: Comparison, after: Comparison) -> bool:
-    """Whether runs of both sides were made on one occasion, so that a day is not taken for the change."""
-    numbers = joint_occasions(before, after)
+def shares_sessions(before: Comparison, after: Comparison) -> bool:
+    """Whether runs of both sides were made in one session, so that a day is not taken for the change."""
+    numbers = joint_sessions(before, after)
     left, right = ({numbers[row.run] for row in side.rows} for side in (before, after))
     return not left.isdisjoint(right)
 
@@ -237,8 +237,8 @@ def _judge_by_round(ratio: Ratio) -> Judgement:
 def _judge(
     before: CellRuns, after: CellRuns, metric: Metric, cells: int, numbers: Mapping[Run, int]
 ) -> Judgement:
-    """Within the occasions that both sides share or, where they share none, as if there was one."""
-    left, right = (_by_occasion(side, metric, numbers) for side in (before, after))
+    """Within the sessions that both sides share or, where they share none, as if there was one."""
+    left, right = (_by_session(side, metric, numbers) for side in (before, after))
     if not left or not right:
         return "n/a"
     if before.median(metric.key) == after.median(metric.key):
@@ -254,10 +254,10 @@ def _judge(
     return "inconclusive" if tested == "beyond noise" and held == "within noise" else held
 
 
-def _difference(values: ByOccasion, base: ByOccasion, comparisons: int) -> Significance:
-    """Whether both sides differ beyond noise, on the level that their occasions allow.
+def _difference(values: BySession, base: BySession, comparisons: int) -> Significance:
+    """Whether both sides differ beyond noise, on the level that their sessions allow.
 
-    Besides the test each shared occasion must order them alike; on a single one their intervals must not
+    Besides the test each shared session must order them alike; on a single one their intervals must not
     overlap. An order that the medians over all runs contradict is none.
     """
     strata = _strata(values, base)
@@ -271,9 +271,9 @@ def _difference(values: ByOccasion, base: ByOccasion, comparisons: int) -> Signi
     return stratified_significance(strata, comparisons)
 
 
-def _strata(values: ByOccasion, base: ByOccasion) -> list[Stratum]:
-    both = sorted(occasion for occasion in values if values[occasion] and base.get(occasion))
-    return [(values[occasion], base[occasion]) for occasion in both]
+def _strata(values: BySession, base: BySession) -> list[Stratum]:
+    both = sorted(session for session in values if values[session] and base.get(session))
+    return [(values[session], base[session]) for session in both]
 
 
 def _overlap(left: Sequence[float], right: Sequence[float]) -> bool:
@@ -281,7 +281,7 @@ def _overlap(left: Sequence[float], right: Sequence[float]) -> bool:
     return one is None or other is None or (one.low <= other.high and other.low <= one.high)
 
 
-def _by_occasion(side: CellRuns, metric: Metric, numbers: Mapping[Run, int]) -> dict[int, list[float]]:
+def _by_session(side: CellRuns, metric: Metric, numbers: Mapping[Run, int]) -> dict[int, list[float]]:
     found: dict[int, list[float]] = {}
     for row in side.rows:
         if (value := row.figures[metric.key]) is not None:

@@ -185,9 +185,9 @@ class Comparison(Runs):
         return found
 
     @cached_property
-    def occasions(self) -> int:
-        """On how many occasions its timed runs were made."""
-        return len({run.occasion for group in self.groups for run in group.runs if run.step_seconds})
+    def sessions(self) -> int:
+        """In how many sessions its timed runs were made."""
+        return len({run.session for group in self.groups for run in group.runs if run.step_seconds})
 
     @cached_property
     def findings(self) -> list[Finding]:

@@ -27,7 +27,7 @@ STOP = 0.01
 and stops at the first order takes chance for one in 5 % of cases (Pocock, 1977)."""
 Order = Literal["faster", "slower", "equal", "open"]
 Round: TypeAlias = tuple[int, ...]
-"""Occasion first, then the number of the repeat."""
+"""Session first, then the number of the repeat."""
 ByRound: TypeAlias = Mapping[Round, float]
 """A figure of one cell in each round, of which less is better: seconds of a step or token."""
 Logs: TypeAlias = Mapping[Round, float]
@@ -239,15 +239,15 @@ def log_ratios(ours: ByRound, theirs: ByRound) -> Logs:
 
 
 def _ratio(found: Logs, chance: float) -> Ratio:
-    """An order must hold on each occasion by itself."""
+    """An order must hold in each session by itself."""
     if not found:
         return Ratio(rounds=0)
     middle, extent = walsh(list(found.values()))
     if extent is None:
         return Ratio(rounds=len(found), middle=exp(middle))
     low, high = exp(extent.low), exp(extent.high)
-    occasions = {key[0] for key in found}
-    signs = {np.sign(median(v for key, v in found.items() if key[0] == number)) for number in occasions}
+    sessions = {key[0] for key in found}
+    signs = {np.sign(median(v for key, v in found.items() if key[0] == number)) for number in sessions}
     is_shown = chance <= 1 - LEVEL and len(signs) == 1 and not low <= 1 <= high
     if not is_shown:  # the joint test does not exclude 1, so the interval must hold it
         low, high = min(low, 1.0), max(high, 1.0)

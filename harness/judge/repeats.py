@@ -180,17 +180,17 @@ class CellRuns:
         found: dict[Round, tuple[float, Run]] = {}
         for row in self.counted:
             if (value := row.figures[key]) is not None:
-                number = row.run.occasion, row.record.repeat
+                number = row.run.session, row.record.repeat
                 nth = sum(known[:2] == number for known in found)
                 found[*number, nth] = value, row.run
         return found
 
     @cached_property
     def spread(self) -> Spread:
-        """How far the mean timed steps of the repeats lie apart, within and between occasions."""
+        """How far the mean timed steps of the repeats lie apart, within and between sessions."""
         found: dict[int, list[float]] = {}
-        for (occasion, *_), seconds in self.by_round(STEP).items():
-            found.setdefault(occasion, []).append(seconds)
+        for (session, *_), seconds in self.by_round(STEP).items():
+            found.setdefault(session, []).append(seconds)
         return spread(found)
 
     def median(self, key: str) -> float | None:

@@ -16,7 +16,7 @@ from harness.judge.cell import CellName
 from harness.judge.metrics import METRICS
 from harness.judge.quantities.expected import unjudged_amounts
 from harness.judge.run import Run
-from harness.judge.run_conditions import is_deterministic, labelled, occasions, varying, words
+from harness.judge.run_conditions import is_deterministic, labelled, sessions, varying, words
 from harness.record import ErrorPart, Record
 from harness.record.workload import is_another_computation, samples_at_once, with_counts
 
@@ -223,8 +223,8 @@ def make_rows(records: Iterable[Record]) -> list[JudgedRun]:
     listed = [r for r in records if not (is_variant(r) and r.job_id in references)]
     suffixes = dict(zip(map(id, listed), _label_suffixes(listed), strict=True))
     runs = {
-        id(r): Run(record=r, label=labelled(r.backend.label, suffixes.get(id(r), "")), occasion=occasion)
-        for r, occasion in zip(records, occasions(records), strict=True)
+        id(r): Run(record=r, label=labelled(r.backend.label, suffixes.get(id(r), "")), session=session)
+        for r, session in zip(records, sessions(records), strict=True)
     }
     known = {
         job_id: References.of(runs[id(reference)], (runs[id(r)] for r in records if r.job_id == job_id))

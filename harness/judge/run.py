@@ -24,8 +24,8 @@ class Run:
     record: Record
     label: str
     """The backend with its options, and in brackets what distinguishes it from others of its job and size."""
-    occasion: int = 0
-    """Which occasion of its comparison it ran on, counted from 0."""
+    session: int = 0
+    """Which session of its comparison it ran on, counted from 0."""
 
     @classmethod
     def of(cls, record: Record) -> Run:

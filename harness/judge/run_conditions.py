@@ -1,7 +1,7 @@
-"""What makes runs of one job, backend and number of ranks different measurements, and their occasions.
+"""What makes runs of one job, backend and number of ranks different measurements, and their sessions.
 
-Runs of one occasion were made in one go on one machine; they share what changes between days: neighbours on
-the host, temperature, caches, drivers. An interval of runs of one occasion holds none of that.
+Runs of one session were made in one go on one machine; they share what changes between days: neighbours on
+the host, temperature, caches, drivers. An interval of runs of one session holds none of that.
 """
 
 from __future__ import annotations
@@ -114,29 +114,29 @@ def labelled(backend: str, suffix: str) -> str:
 
 
 PAUSE_SECONDS = 3600.0
-"""A longer time in which no run of the comparison trains begins a new occasion."""
+"""A longer time in which no run of the comparison trains begins a new session."""
 LEAST_CELLS_OF_HOST = 2
-"""A host that ran fewer cells has nothing to compare on it, so its runs are no occasion of their own."""
+"""A host that ran fewer cells has nothing to compare on it, so its runs are no session of their own."""
 
-ByOccasion: TypeAlias = Mapping[int, Sequence[float]]
-"""Figures of the runs of one cell by the number of their occasion."""
+BySession: TypeAlias = Mapping[int, Sequence[float]]
+"""Figures of the runs of one cell by the number of their session."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
     """How far the runs of one cell lie apart, relative to their median; None: too few to say."""
 
-    occasions: int
+    sessions: int
     within: float | None
-    """Largest less smallest run of the occasion where that is most; None: one run on each."""
+    """Largest less smallest run of the session where that is most; None: one run on each."""
     between: float | None
-    """Largest less smallest median of an occasion; None: one occasion."""
+    """Largest less smallest median of a session; None: one session."""
 
 
-def occasions(records: Sequence[Record]) -> list[int]:
-    """The number of each record's occasion, counted from 0 in order of time.
+def sessions(records: Sequence[Record]) -> list[int]:
+    """The number of each record's session, counted from 0 in order of time.
 
-    Runs after a pause belong to another occasion, and so do runs on another host, if no scheduler
+    Runs after a pause belong to another session, and so do runs on another host, if no scheduler
     chose it and each host ran several cells. Records whose time cannot be read belong to the first.
     """
     began = [began_at(record) for record in records]
@@ -155,16 +155,16 @@ def occasions(records: Sequence[Record]) -> list[int]:
     return numbers
 
 
-def spread(values: ByOccasion) -> Spread:
-    """Spread of the runs of one cell within and between its occasions; `values` are positive."""
-    known = [list(of_occasion) for of_occasion in values.values() if of_occasion]
+def spread(values: BySession) -> Spread:
+    """Spread of the runs of one cell within and between its sessions; `values` are positive."""
+    known = [list(of_session) for of_session in values.values() if of_session]
     if not known:
-        return Spread(occasions=0, within=None, between=None)
-    middle = median([value for of_occasion in known for value in of_occasion])
+        return Spread(sessions=0, within=None, between=None)
+    middle = median([value for of_session in known for value in of_session])
     repeated = [max(of) - min(of) for of in known if len(of) > 1]
     medians = [median(of) for of in known]
     return Spread(
-        occasions=len(known),
+        sessions=len(known),
         within=max(repeated) / middle if repeated and middle else None,
         between=(max(medians) - min(medians)) / middle if len(known) > 1 and middle else None,
     )

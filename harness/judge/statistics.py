@@ -28,7 +28,7 @@ SEED = 20260101
 
 Significance = Literal["beyond noise", "within noise", "not judged"]
 Stratum: TypeAlias = tuple[Sequence[float], Sequence[float]]
-"""Runs of two cells that were made on one occasion."""
+"""Runs of two cells that were made in one session."""
 
 
 @dataclass(frozen=True)
@@ -134,9 +134,9 @@ def sign_flip_chances(differences: Sequence[Sequence[float]] | np.ndarray) -> li
 
 
 def stratified_significance(strata: Sequence[Stratum], comparisons: int = 1) -> Significance:
-    """Whether two cells differ by more than chance makes of equal ones, compared within occasions only.
+    """Whether two cells differ by more than chance makes of equal ones, compared within sessions only.
 
-    Permutation test of the difference of means (Fisher, Pitman), with several occasions of the sum of what
+    Permutation test of the difference of means (Fisher, Pitman), with several sessions of the sum of what
     they differ in each (van Elteren's design). Exact but for the sample that stands for more than
     `MOST_DIVISIONS` divisions, two-sided, by Bonferroni over `comparisons`, so that all of them together
     raise a false alarm in at most 1 - `LEVEL` of cases. Not judged where no figures of so few runs could

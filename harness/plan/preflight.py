@@ -256,7 +256,7 @@ class PlannedCell:
 
 
 @dataclass(kw_only=True)
-class Forecast:
+class CellPredictions:
     """Of each candidate, by its key."""
 
     parts: dict[str, PredictionPart] = field(default_factory=dict)
@@ -361,15 +361,15 @@ def of_requests(requests: Iterable[RunRequest], limits: MemoryLimits) -> list[Pl
     ]  # fmt: skip
 
 
-def forecast(
+def predict_runs(
     candidates: Iterable[PlannedCell],
     limits: MemoryLimits,
     *,
     force: bool = False,
     trace: Trace | None = None,
-) -> Forecast:
+) -> CellPredictions:
     """Predict each run. One that cannot fit is refused unless `force`."""
-    found, by = Forecast(), Predictors.traced_by(trace)
+    found, by = CellPredictions(), Predictors.traced_by(trace)
     known: dict[Hashable, PredictionPart | str | None] = {}
     for run in candidates:
         found.candidates[run.key] = run

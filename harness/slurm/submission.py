@@ -23,7 +23,7 @@ from harness.launch.cells import is_refused
 from harness.launch.external import claimed
 from harness.plan.devices.hardware import load_hardware
 from harness.plan.devices.limits import MemoryLimits
-from harness.plan.preflight import Forecast, forecast, of_requests
+from harness.plan.preflight import CellPredictions, of_requests, predict_runs
 from harness.record import Record
 from harness.record.record_files import RECORD_NAME
 from harness.record.store import Store, read_record, write_record
@@ -213,24 +213,26 @@ def memory_bytes(text: str | None) -> int | None:
     return int(text.removesuffix(text[-1]) if unit else text) * UNIT_BYTES[unit] or None
 
 
-def foresee_runs(runs: Sequence[PlannedRun], limits: MemoryLimits, *, force: bool) -> Forecast:
+def predict_matrix(runs: Sequence[PlannedRun], limits: MemoryLimits, *, force: bool) -> CellPredictions:
     """Predict runs that are about to be submitted, by their run ids."""
-    return forecast(of_requests([run.request for run in runs], limits), limits, force=force)
+    return predict_runs(of_requests([run.request for run in runs], limits), limits, force=force)
 
 
-def with_prediction(run: PlannedRun, foreseen: Forecast) -> PlannedRun:
+def with_prediction(run: PlannedRun, predicted: CellPredictions) -> PlannedRun:
     """The run with its prediction in the request, which the record takes over."""
-    part = foreseen.parts.get(run.request.run_id)
+    part = predicted.parts.get(run.request.run_id)
     request = run.request.model_copy(update={"prediction": part})
     return run.model_copy(update={"request": request})
 
 
-def record_refused(matrix: Matrix, runs: Sequence[PlannedRun], foreseen: Forecast) -> list[PlannedRun]:
+def record_refused(
+    matrix: Matrix, runs: Sequence[PlannedRun], predicted: CellPredictions
+) -> list[PlannedRun]:
     """Write the records of runs that cannot fit; return the others, with their predictions."""
     others = []
     for run in runs:
-        run = with_prediction(run, foreseen)
-        refusal = foreseen.refusal(run.request.run_id)
+        run = with_prediction(run, predicted)
+        refusal = predicted.refusal(run.request.run_id)
         if refusal is None:
             others.append(run)
             continue

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness.judge.cell import CellName
-from harness.judge.changes import Change, changes, pairs, settings, shares_occasions
+from harness.judge.changes import Change, changes, pairs, settings, shares_sessions
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import metrics_in
 from harness.judge.statistics import LEVEL, runs_to_judge
@@ -61,8 +61,8 @@ def before_after(before: Comparison, after: Comparison, *last: Section) -> Docum
 def _verdict(before: Comparison, after: Comparison, found: Sequence[Change]) -> Section:
     sentences = [_same_job(before, after)]
     both = _on_both_sides(before, after)
-    if both and not shares_occasions(before, after):
-        sentences.append(prose("before_after_other_occasions"))
+    if both and not shares_sessions(before, after):
+        sentences.append(prose("before_after_other_sessions"))
     sentences.append(f"{both} cells (backend and number of ranks) are on both sides.")
     sentences += _lost_and_new(before, after)
     moved = [c for c in found if c.judgement == "beyond noise"]

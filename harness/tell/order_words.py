@@ -1,4 +1,4 @@
-"""What may be said of an order and of the occasions behind it, for every table, sentence and caption."""
+"""What may be said of an order and of the sessions behind it, for every table, sentence and caption."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.judge.wording import counted, listed
 from harness.tell.document import Column, Shown
 from harness.tell.formats import NOT_AVAILABLE, number, one_line, percent, times
 
-ONE_OCCASION = "one session: day-to-day variation is not included"
+ONE_SESSION = "one session: day-to-day variation is not included"
 OPEN = "~"
 LEGEND = (
     f"ratio to the base within rounds of runs, {percent(LEVEL)} interval; bold: faster, slower, or equal "
@@ -121,8 +121,8 @@ def unranked_words(order: Ranking) -> str:
     return f"too few rounds to rank {counted(len(order.names), 'cell')}: {order.rounds} of {interval_runs()}"
 
 
-def occasions_words(occasions: int) -> str:
-    """What the occasions of a comparison mean for its intervals."""
-    if occasions < 2:
-        return ONE_OCCASION
-    return f"{occasions} sessions: cells are compared within each, and an order must hold in all of them"
+def sessions_words(sessions: int) -> str:
+    """What the sessions of a comparison mean for its intervals."""
+    if sessions < 2:
+        return ONE_SESSION
+    return f"{sessions} sessions: cells are compared within each, and an order must hold in all of them"

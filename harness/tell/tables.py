@@ -159,7 +159,7 @@ def spread_table(comparison: Comparison) -> Table | None:
                 extent.high if extent else None,
                 interval.low if interval else None,
                 interval.high if interval else None,
-                group.spread.occasions,
+                group.spread.sessions,
                 group.spread.within,
                 group.spread.between,
                 len(seconds),

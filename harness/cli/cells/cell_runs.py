@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli.cells.preflight import foresee, say_repeated, say_whole, show
+from harness.cli.cells.preflight import predict_cells, say_repeated, say_whole, show
 from harness.cli.options.arguments import command_line
 from harness.cli.terminal.output import View, echo
 from harness.cli.terminal.progress import MatrixProgress
@@ -28,7 +28,7 @@ from harness.record.store import Store
 
 if TYPE_CHECKING:
     from harness.plan.fit.comparison import LargestBatches
-    from harness.plan.preflight import Forecast
+    from harness.plan.preflight import CellPredictions
 
 
 SPLIT = (
@@ -111,22 +111,22 @@ class MissingCells:
         launcher = self._launcher
         jobs = {cell.job_id: cell.job for cell in cells}
         facts = {job_id: launcher.check(job.model_dump_json()) for job_id, job in jobs.items()}
-        foreseen = foresee(cells, facts, self._experiment, launcher, force=self._force)
+        predicted = predict_cells(cells, facts, self._experiment, launcher, force=self._force)
         names = {(cell.backend, cell.world_size, cell.job_id, cell.layout) for cell in cells}
         if not self._view.quiet and not names <= self._foretold:  # further rounds bring no news
             self._foretold |= names
-            show(foreseen)
+            show(predicted)
             say_whole(facts.values(), self._experiment)
             say_repeated(facts.values(), cells)
         forget_refused(self._store, self._found, cells)
         others = OthersRecords(self._store.root, self.files.values())
         progress = MatrixProgress(len(cells), sys.stderr, self._view)
-        unknown = {run.key for runs in foreseen.unknown.values() for run in runs}
+        unknown = {run.key for runs in predicted.unknown.values() for run in runs}
         try:
             for group in groups(
-                cells, self._turns, self._device, foreseen.parts, unknown, known, self._say_once
+                cells, self._turns, self._device, predicted.parts, unknown, known, self._say_once
             ):
-                with closing(self._records(launcher, group, others, foreseen, progress)) as ends:
+                with closing(self._records(launcher, group, others, predicted, progress)) as ends:
                     for key, record in ends:
                         done[key] = record
                         progress.end(key, _line(record))
@@ -153,8 +153,8 @@ class MissingCells:
         return AUTO if self._rounds is None or self._rounds >= interval_runs() else None
 
     def _records(
-        self, launcher: LocalLauncher, group: Sequence[Cell], others: OthersRecords, foreseen: Forecast,
-        progress: MatrixProgress,
+        self, launcher: LocalLauncher, group: Sequence[Cell], others: OthersRecords,
+        predicted: CellPredictions, progress: MatrixProgress,
     ) -> Generator[tuple[str, Record]]:  # fmt: skip
         """Each cell of a group with its record, as they end."""
         with ExitStack() as claims:
@@ -169,7 +169,7 @@ class MissingCells:
                 else:
                     missing[cell.key] = cell
             yield from self._run(
-                launcher, [cell for cell in group if cell.key in missing], others, foreseen, progress
+                launcher, [cell for cell in group if cell.key in missing], others, predicted, progress
             )
 
     def _made_by_another(self, others: OthersRecords, cell: Cell) -> Record | None:
@@ -180,15 +180,15 @@ class MissingCells:
         return found[1]
 
     def _run(
-        self, launcher: LocalLauncher, cells: Sequence[Cell], others: OthersRecords, foreseen: Forecast,
-        progress: MatrixProgress,
+        self, launcher: LocalLauncher, cells: Sequence[Cell], others: OthersRecords,
+        predicted: CellPredictions, progress: MatrixProgress,
     ) -> Generator[tuple[str, Record]]:  # fmt: skip
         """The record of each cell as it ends: of one alone, or of several that take turns."""
         by_key, are_several = {cell.key: cell for cell in cells}, len(cells) > 1
         runs = {
             key: running_cell(
                 cell, self._experiment, self._store, launcher, command=command_line(), on_event=progress,
-                prediction=foreseen.parts.get(key), refusal=foreseen.refusal(key), takes_turns=are_several,
+                prediction=predicted.parts.get(key), refusal=predicted.refusal(key), takes_turns=are_several,
             )
             for key, cell in by_key.items()
         }  # fmt: skip

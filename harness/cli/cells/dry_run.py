@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from harness.backends import registry
 from harness.backends.base import World
-from harness.cli.cells.preflight import foresee_planned, show
+from harness.cli.cells.preflight import predict_unchecked, show
 from harness.cli.terminal.output import View, echo
 from harness.cli.terminal.progress import duration
 from harness.job.experiment import Experiment
@@ -27,7 +27,7 @@ from harness.record.provenance import package_versions
 from harness.tell.narrow import fitted
 
 if TYPE_CHECKING:
-    from harness.plan.preflight import Forecast
+    from harness.plan.preflight import CellPredictions
 
 Runs = Sequence[tuple[Path, Record]]
 
@@ -68,10 +68,10 @@ def show_plan(
     missing = [plan for plan in plans if plan.record is None and plan.runs]
     view.begin("predicting memory")
     limit = experiment.runtime.memory_limit
-    foreseen = foresee_planned([plan.cell for plan in missing], device, limit, force=force)
-    missing = [plan for plan in missing if foreseen.refusal(plan.cell.key) is None]
+    predicted = predict_unchecked([plan.cell for plan in missing], device, limit, force=force)
+    missing = [plan for plan in missing if predicted.refusal(plan.cell.key) is None]
     if as_json:
-        echo(json.dumps({"cells": [_document(plan, foreseen) for plan in plans]}, indent=1))
+        echo(json.dumps({"cells": [_document(plan, predicted) for plan in plans]}, indent=1))
         return 0
     headers = ("backend", "ranks", "repeat", "time", "record")
     both = have_both_kernels(cells)
@@ -87,7 +87,7 @@ def show_plan(
     echo(_summary(missing, len(plans)), err=True)
     if both:
         echo(BOTH_KERNELS, err=True)
-    show(foreseen)
+    show(predicted)
     if any(plan.seconds_from == "flops" for plan in missing):
         echo(ASSUMED, err=True)
     return 0
@@ -201,9 +201,9 @@ def _wall_seconds(path: Path, record: Record) -> float | None:
     return seconds if 0 < seconds < time.time() and record.status == "ok" else None
 
 
-def _document(plan: Plan, foreseen: Forecast) -> dict[str, Any]:
+def _document(plan: Plan, predicted: CellPredictions) -> dict[str, Any]:
     cell = plan.cell
-    part = foreseen.parts.get(cell.key)
+    part = predicted.parts.get(cell.key)
     return {
         "backend": cell.backend,
         "world_size": cell.world_size,
@@ -214,5 +214,5 @@ def _document(plan: Plan, foreseen: Forecast) -> dict[str, Any]:
         "seconds": plan.seconds,
         "seconds_from": plan.seconds_from,
         "prediction": part.model_dump(mode="json") if part else None,
-        "no_prediction": foreseen.reason(cell.key),
+        "no_prediction": predicted.reason(cell.key),
     }

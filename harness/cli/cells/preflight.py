@@ -18,54 +18,56 @@ from harness.record import PredictionPart
 from harness.run_directory.request import RunRequest
 
 if TYPE_CHECKING:
-    from harness.plan.preflight import Forecast
+    from harness.plan.preflight import CellPredictions
 
 force_option = click.option("--force", is_flag=True, help="Start runs that are predicted not to fit.")
 
 
-def foresee(
+def predict_cells(
     cells: Sequence[Cell],
     facts: Mapping[str, dict[str, Any]],
     experiment: Experiment,
     launcher: LocalLauncher,
     *,
     force: bool,
-) -> Forecast:
+) -> CellPredictions:
     """Predict cells that are about to run on this machine.
 
     `facts`: by job id, what the check of the job returned.
     """
     from harness.plan.devices.limits import limits_here
-    from harness.plan.preflight import forecast, of_cells
+    from harness.plan.preflight import of_cells, predict_runs
 
     runtime = experiment.runtime
     limits = limits_here(launcher.device, runtime.memory_limit)
     candidates = of_cells(cells, facts, launcher.device, limits)
-    return forecast(candidates, limits, force=force, trace=launcher.trace)
+    return predict_runs(candidates, limits, force=force, trace=launcher.trace)
 
 
-def foresee_planned(cells: Sequence[Cell], device: str, memory_limit: int | None, *, force: bool) -> Forecast:
+def predict_unchecked(
+    cells: Sequence[Cell], device: str, memory_limit: int | None, *, force: bool
+) -> CellPredictions:
     """The same for cells of jobs that nobody checked, from their configurations alone."""
     from harness.plan.devices.limits import limits_here
-    from harness.plan.preflight import forecast, of_cells
+    from harness.plan.preflight import of_cells, predict_runs
 
     limits = limits_here(device, memory_limit)
-    return forecast(of_cells(cells, {}, device, limits), limits, force=force)
+    return predict_runs(of_cells(cells, {}, device, limits), limits, force=force)
 
 
-def foresee_one(
+def predict_one(
     cell: Cell, facts: dict[str, Any], experiment: Experiment, launcher: LocalLauncher, *, force: bool,
     shows: bool = True,
 ) -> PredictionPart | None:  # fmt: skip
     """The same for one cell, and show it if `shows`. Raises HarnessError if it cannot fit."""
-    foreseen = foresee([cell], {cell.job_id: facts}, experiment, launcher, force=force)
-    if (refusal := foreseen.refusal(cell.key)) is not None:
+    predicted = predict_cells([cell], {cell.job_id: facts}, experiment, launcher, force=force)
+    if (refusal := predicted.refusal(cell.key)) is not None:
         raise HarnessError(f"{cell.backend} on {ranks(cell.world_size)}: {refusal}")
     if shows:
-        show(foreseen)
+        show(predicted)
         say_whole([facts], experiment)
         say_repeated([facts], [cell])
-    return foreseen.parts.get(cell.key)
+    return predicted.parts.get(cell.key)
 
 
 def refuse_as_rank(request: RunRequest, *, force: bool) -> None:
@@ -74,10 +76,10 @@ def refuse_as_rank(request: RunRequest, *, force: bool) -> None:
     One rank of a node asks, before it meets the others: they wait for it and hold nothing yet.
     """
     from harness.plan.devices.limits import limits_here
-    from harness.plan.preflight import forecast, of_requests
+    from harness.plan.preflight import of_requests, predict_runs
 
     limits = limits_here(request.device, request.memory_limit_bytes)
-    refusal = forecast(of_requests([request], limits), limits, force=force).refusal(request.run_id)
+    refusal = predict_runs(of_requests([request], limits), limits, force=force).refusal(request.run_id)
     if refusal is not None:
         problem = f"{request.backend} on {ranks(request.world_size)}: {refusal}"
         if external_rank() != 0:  # the first rank of all shows its own error
@@ -106,7 +108,7 @@ def say_repeated(facts: Iterable[Mapping[str, Any]], cells: Sequence[Cell]) -> N
         )
 
 
-def show(foreseen: Forecast) -> None:
+def show(predicted: CellPredictions) -> None:
     """The predictions on standard error."""
-    for line in foreseen.lines():
+    for line in predicted.lines():
         echo(line, err=True)

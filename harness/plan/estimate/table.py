@@ -41,16 +41,16 @@ NAMES = frozenset({"label", "scenario"})
 """What of a row is no figure."""
 
 
-def without_twins(rows: Sequence[EstimateRow]) -> tuple[list[EstimateRow], dict[str, str]]:
+def without_equal_estimates(rows: Sequence[EstimateRow]) -> tuple[list[EstimateRow], dict[str, str]]:
     """The rows to show, and the label of each left out -> the native label whose figures it has."""
     by_label = {row.label: row for row in rows}
-    twins = {label: native for label in by_label if (native := _native(label, by_label)) is not None}
-    return [row for row in rows if row.label not in twins], twins
+    equal = {label: native for label in by_label if (native := _native(label, by_label)) is not None}
+    return [row for row in rows if row.label not in equal], equal
 
 
-def twins_line(twins: Mapping[str, str]) -> str:
+def equal_estimates_line(equal: Mapping[str, str]) -> str:
     """'accelerate-ddp as ddp, accelerate-fsdp as fsdp: the same in all figures'."""
-    return ", ".join(f"{label} as {native}" for label, native in twins.items()) + ": the same in all figures"
+    return ", ".join(f"{label} as {native}" for label, native in equal.items()) + ": the same in all figures"
 
 
 def _native(label: str, by_label: Mapping[str, EstimateRow]) -> str | None:
@@ -185,7 +185,7 @@ def _answers(
     instead: Sequence[Alternative],
 ) -> list[str]:
     """What to use, the runner-up, and what fits at all, of one number of ranks."""
-    known, _ = without_twins([row for row in rows if row.scenario is not None])
+    known, _ = without_equal_estimates([row for row in rows if row.scenario is not None])
     cut = next((row.scenario for row in known if row.scenario), None)
     batch = f", micro-batch {cut.micro_batch_size}, accumulation {cut.accumulation_steps}" if cut else ""
     answer, place = _answer(asked, known, compared, instead), f"{ranks(world_size)}{batch}"
@@ -206,10 +206,10 @@ def _of_size(
     asked: EstimateRequest, rows: Sequence[EstimateRow], compared: Sequence[EstimateRow] | None
 ) -> list[str]:
     """Of one number of ranks. `compared`: strategies of which the first few are shown; None: all are."""
-    known, twins = without_twins([row for row in rows if row.scenario is not None])
+    known, equal = without_equal_estimates([row for row in rows if row.scenario is not None])
     shown = known if compared is None else compared[:FEW]
     lines = [*_memory_table(asked, shown), "", *_step_table(asked, shown)] if shown else []
-    notes = [twins_line(twins)] if twins and compared is None else []
+    notes = [equal_estimates_line(equal)] if equal and compared is None else []
     unsupported: dict[str, list[str]] = {}
     for row in rows:
         if row.unsupported:

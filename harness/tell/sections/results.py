@@ -14,7 +14,7 @@ from harness.judge.run_conditions import PAUSE_SECONDS
 from harness.judge.wording import counted, listed
 from harness.record import Record
 from harness.tell.document import Block, Folded, Items, Paragraph, Section, Table
-from harness.tell.order_words import LEGEND, clock_words, occasions_words
+from harness.tell.order_words import LEGEND, clock_words, sessions_words
 from harness.tell.pictures.trade_off import throughput_picture, trade_off_picture
 from harness.tell.tables import (
     WITHOUT_FORM,
@@ -50,14 +50,14 @@ def results_section(comparison: Comparison) -> Section:
             f"speed: {LEGEND}. n/a for the reference, for a cell without another to compare with, and for "
             f"one that diverged, since it did other work. {clock_words(comparison)}"
         )
-        occasions = (
-            f"Runs are from {occasions_words(comparison.occasions)}. A pause of more than "
+        sessions = (
+            f"Runs are from {sessions_words(comparison.sessions)}. A pause of more than "
             f"{PAUSE_SECONDS / 3600:g} h between two runs, or another host, begins a session. within one "
             "and between them: largest less smallest mean timed step of the runs of a session, and of the "
             "medians of sessions, relative to the median."
         )
         title = f"CellRuns and spread: {counted(runs, 'run')} of each cell at most"
-        blocks += [Paragraph(text.rstrip()), Folded(title, [spread, Paragraph(occasions)])]
+        blocks += [Paragraph(text.rstrip()), Folded(title, [spread, Paragraph(sessions)])]
     pictures = (throughput_picture(comparison), trade_off_picture(comparison))
     blocks += [picture for picture in pictures if picture is not None]
     return Section("results", "Results", blocks)

@@ -21,8 +21,8 @@ from harness.tell.document import Column, Line, Section, Table
 from harness.tell.formats import megabytes, short, times
 from harness.tell.formats import percent as whole_percent
 from harness.tell.order_words import ratio_text
+from harness.tell.short.comparison_scope import ComparisonScope, comparison_scope, peak
 from harness.tell.short.decision import decision_blocks
-from harness.tell.short.stage import ComparisonScope, peak, stage
 from harness.tell.short.words import sentence
 
 
@@ -286,7 +286,7 @@ SPEEDS: tuple[Question, ...] = ("all", "speed")
 
 def choice_section(comparison: Comparison, question: Question) -> Section | None:
     """None where nothing is to be chosen: another question, one rank, or a single cell."""
-    where = stage(comparison)
+    where = comparison_scope(comparison)
     if question not in ASKED or where is None or where.size == 1 or len(where.groups) < 2:
         return None
     blocks = decision_blocks(where, question)

@@ -24,7 +24,15 @@ from harness.record.workload import of_record
 from harness.tell.document import Block, Column, Line, Shown, Table
 from harness.tell.formats import megabytes
 from harness.tell.formats import percent as whole_percent
-from harness.tell.short.stage import ComparisonScope, Read, falling, peak, rounded, sent_once, states
+from harness.tell.short.comparison_scope import (
+    ComparisonScope,
+    Read,
+    falling,
+    peak,
+    rounded,
+    sent_once,
+    states,
+)
 from harness.tell.short.words import levels, names, unwrapped
 from harness.tell.tables import prose
 

@@ -18,7 +18,7 @@ from harness.judge.wording import counted, ranks
 from harness.tell.document import Align, Block, Column, Heading, Line, Section, Shown, Table
 from harness.tell.formats import NOT_AVAILABLE, dash, percent, times
 from harness.tell.order_words import LEGEND, ratio_cell, ratio_column, shown_ratio
-from harness.tell.short.stage import bytes_frontier, peak, stage
+from harness.tell.short.comparison_scope import bytes_frontier, comparison_scope, peak
 from harness.tell.short.words import unwrapped
 from harness.tell.tables import LABELS, WITHOUT_FORM, WITHOUT_FORM_MEANS, figure_column
 
@@ -120,7 +120,7 @@ def summary_cells(comparison: Comparison, most: int) -> list[CellRuns]:
     """
     groups = comparison.comparable.groups
     groups = _without_proofs([group for group in groups if not group.is_reference] or groups)
-    where = stage(comparison)
+    where = comparison_scope(comparison)
     if len(groups) <= most or where is None:
         return groups[:most]
     labels = {group.label: group for group in where.groups}

@@ -24,24 +24,31 @@ from harness.judge.wording import counted, listed, ranks
 from harness.tell.document import Items, Line, Section
 from harness.tell.formats import megabytes, number, percent, scientific, times
 from harness.tell.order_words import (
-    ONE_OCCASION,
+    ONE_SESSION,
     fastest_words,
     ratio_text,
     slowest_words,
     unranked_words,
 )
+from harness.tell.short.comparison_scope import (
+    ComparisonScope,
+    comparison_scope,
+    memory_to_state,
+    peak,
+    rounded,
+    sent_once,
+)
 from harness.tell.short.decision import MANY_RANKS, least_on_many
-from harness.tell.short.stage import ComparisonScope, memory_to_state, peak, rounded, sent_once, stage
 from harness.tell.short.words import names, ratio, sentence, shortened
 
 
-def costs_sentence(stage: ComparisonScope, *, with_traffic: bool) -> str:
+def costs_sentence(scope: ComparisonScope, *, with_traffic: bool) -> str:
     """Who holds least, relative to DDP: of CPU ranks model states, as their peaks do not carry over."""
-    read, on = memory_to_state(stage), f"on {ranks(stage.size)}"
-    known = [(value, group) for group in stage.groups if (value := read(group)) is not None]
+    read, on = memory_to_state(scope), f"on {ranks(scope.size)}"
+    known = [(value, group) for group in scope.groups if (value := read(group)) is not None]
     if not known:
         return "Memory was not measured."
-    noun = "of model states per rank" if stage.on_cpu else "per rank at its peak"
+    noun = "of model states per rank" if scope.on_cpu else "per rank at its peak"
     if len({megabytes(value) for value, _ in known}) == 1:
         return f"Every configuration holds {megabytes(known[0][0])} MB {noun} {on}."
     second = sent_once if with_traffic else peak
@@ -49,20 +56,20 @@ def costs_sentence(stage: ComparisonScope, *, with_traffic: bool) -> str:
         known,
         key=lambda pair: (rounded(pair[0]), second(pair[1]) or 0, pair[1].label.startswith(ROUTE_PREFIXES)),
     )
-    base = next((pair for pair in known if pair[1] is stage.base and pair[1] is not best), None)
+    base = next((pair for pair in known if pair[1] is scope.base and pair[1] is not best), None)
     alike = [group for value, group in known if megabytes(value) == megabytes(least) and group is not best]
     who = names([best.label, *(group.label for group in alike)])
     text = f"{who} {'hold' if alike else 'holds'} least {on}: {megabytes(least)} MB {noun}"
     if base is not None:
         text += (
-            f", {percent(least / base[0])} of ddp's {megabytes(base[0])} MB{_per_parameter(stage, base[1])}"
+            f", {percent(least / base[0])} of ddp's {megabytes(base[0])} MB{_per_parameter(scope, base[1])}"
         )
     clauses = [text]
     if with_traffic and (sent := sent_once(best)):
         than = _next_to(sent, sent_once(base[1]) if base else None)
         who = f"of these {best.label} sends least," if alike else "it sends"
         clauses.append(f"{who} {megabytes(sent)} MB per step{than}")
-    if stage.on_cpu and (most := peak(best)):
+    if scope.on_cpu and (most := peak(best)):
         of_base = peak(base[1]) if base else None
         share = f", {percent(most / of_base)} of ddp's" if of_base else ""
         whose = f"the peak of {best.label}" if alike and len(clauses) == 1 else "its peak"
@@ -70,10 +77,10 @@ def costs_sentence(stage: ComparisonScope, *, with_traffic: bool) -> str:
     return "; ".join(clauses) + "."
 
 
-def many_ranks_sentence(stage: ComparisonScope) -> str:
+def many_ranks_sentence(scope: ComparisonScope) -> str:
     """Who needs least on many ranks, where that is not who holds least here; empty otherwise."""
-    found = least_on_many(stage)
-    held = stage.figures(memory_to_state(stage))
+    found = least_on_many(scope)
+    held = scope.figures(memory_to_state(scope))
     if found is None or not held:
         return ""
     labels, least = found
@@ -95,13 +102,13 @@ def _next_to(sent: float, of_base: float | None) -> str:
     return f", {ratio(sent, of_base)} ddp's {megabytes(of_base)} MB"
 
 
-def _per_parameter(stage: ComparisonScope, group: CellRuns) -> str:
+def _per_parameter(scope: ComparisonScope, group: CellRuns) -> str:
     """' (8 bytes per parameter: weights 2, gradients 2, optimizer 4)', where model states decide.
 
     Of a model of which all parameters are trained; of others no such figure follows.
     """
     record, states = group.record, largest(rank_states(group.record))
-    if not stage.on_cpu or states is None or record.model is None or record.layout is None:
+    if not scope.on_cpu or states is None or record.model is None or record.layout is None:
         return ""
     count = record.model.parameters
     if not count or record.layout.frozen:
@@ -352,24 +359,24 @@ ON_STUB = "No speed to compare: no kernel runs on a CUDA stub, so its durations 
 NOTHING_TIMED = "No speed to compare: no configuration that trains the same model was timed."
 
 
-def speed_sentence(stage: ComparisonScope) -> str:
+def speed_sentence(scope: ComparisonScope) -> str:
     """The fastest and the slowest, as far as the rounds show them; or why there is no order."""
-    timed = stage.timed
+    timed = scope.timed
     if not timed:
-        return ON_STUB if any(group.record.on_stub for group in stage.groups) else NOTHING_TIMED
-    if stage.is_alone:
+        return ON_STUB if any(group.record.on_stub for group in scope.groups) else NOTHING_TIMED
+    if scope.is_alone:
         text = "no two cells were measured under the same conditions, so speeds are not compared"
     else:
-        text = _order(stage.order or rank_speeds(list(timed.values())), timed)
-    return sentence(f"speed on {ranks(stage.size)}: {text}", *_caveats(list(timed.values())))
+        text = _order(scope.order or rank_speeds(list(timed.values())), timed)
+    return sentence(f"speed on {ranks(scope.size)}: {text}", *_caveats(list(timed.values())))
 
 
-def beside_speed_sentence(stage: ComparisonScope) -> str:
+def beside_speed_sentence(scope: ComparisonScope) -> str:
     """What one process reaches, and for how long the order was measured; empty where nothing is compared."""
-    if len(stage.timed) < 2:
+    if len(scope.timed) < 2:
         return ""
-    one = f"all from {ONE_OCCASION}" if stage.comparison.occasions == 1 else ""
-    return sentence(*reference_words(stage), one)
+    one = f"all from {ONE_SESSION}" if scope.comparison.sessions == 1 else ""
+    return sentence(*reference_words(scope), one)
 
 
 def _order(order: Ranking, timed: dict[str, CellRuns]) -> str:
@@ -388,20 +395,20 @@ def _order(order: Ranking, timed: dict[str, CellRuns]) -> str:
     return "; ".join(filter(None, [head, slowest_words(order)]))
 
 
-def reference_words(stage: ComparisonScope) -> list[str]:
+def reference_words(scope: ComparisonScope) -> list[str]:
     """Throughput of one process on the same job; empty where it was not timed."""
     timed = [
         group
-        for group in stage.comparison.groups
+        for group in scope.comparison.groups
         if group.is_reference
-        and group.record.job_id == stage.place[0]
+        and group.record.job_id == scope.place[0]
         and group.has_result
         and group.values(SPEED)
     ]
     if len(timed) != 1:
         return []
     threads = timed[0].record.world.threads_per_rank
-    others = {group.record.world.threads_per_rank for group in stage.groups}
+    others = {group.record.world.threads_per_rank for group in scope.groups}
     cut = ""
     if others != {threads}:
         cut = f" with {counted(threads, 'thread')} (ranks use {listed(sorted(map(str, others)))})"
@@ -452,7 +459,7 @@ NOTHING_RAN = "No configuration completed, so there is nothing to compare."
 def verdict_section(comparison: Comparison, question: Question) -> Section:
     """What a reader should take away."""
     lines = [line for part in PARTS[question] for line in _part(comparison, part, question)]
-    if stage(comparison) is None:
+    if comparison_scope(comparison) is None:
         lines.append(Line(NOTHING_RAN))
     elif question != "scaling":
         lines.append(Line(_one_of_several(comparison)))
@@ -471,7 +478,7 @@ def trust_lines(comparison: Comparison, question: Question) -> list[Line]:
 
 
 def _part(comparison: Comparison, part: str, question: Question) -> list[Line]:
-    where = stage(comparison)
+    where = comparison_scope(comparison)
     match part:
         case "parity":
             details = "levels" if comparison.noises else "results"
@@ -497,7 +504,7 @@ def _part(comparison: Comparison, part: str, question: Question) -> list[Line]:
 
 def _one_of_several(comparison: Comparison) -> str:
     """Which job the figures are of; empty where all runs are one job."""
-    jobs, where = comparison.comparable.by_job, stage(comparison)
+    jobs, where = comparison.comparable.by_job, comparison_scope(comparison)
     if len(jobs) == 1 or where is None:
         return ""
     return f"The figures above are of job {where.place[0]}, one of {len(jobs)} jobs; the results show all."

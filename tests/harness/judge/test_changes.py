@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.judge.changes import Change, changes, failures, parse_conditions, settings, shares_occasions
+from harness.judge.changes import Change, changes, failures, parse_conditions, settings, shares_sessions
 from harness.judge.comparison import Comparison
 from harness.judge.ranking import Ranking
 from harness.record import BackendPart, Record
@@ -97,7 +97,7 @@ def test_sides_that_overlap_are_inconclusive_and_still_fail_a_condition() -> Non
     assert line.endswith("but the runs of both sides overlap")
 
 
-def test_sides_are_compared_within_the_occasions_that_they_share() -> None:
+def test_sides_are_compared_within_the_sessions_that_they_share() -> None:
     """Days differ by more than the change, which holds on each of them."""
 
     def both_days(first: float, second: float) -> Comparison:
@@ -109,12 +109,12 @@ def test_sides_are_compared_within_the_occasions_that_they_share() -> None:
         return Comparison(days)
 
     before, after = both_days(0.5, 0.9), both_days(0.6, 1.0)
-    assert shares_occasions(before, after)
+    assert shares_sessions(before, after)
     assert change(before, after, "step_seconds").judgement == "beyond noise"
     assert change(before, after, "tokens_per_second").judgement == "beyond noise"
-    apart = Comparison([row.record for row in after.rows if row.run.occasion == 1])
-    earlier = Comparison([row.record for row in before.rows if row.run.occasion == 0])
-    assert not shares_occasions(earlier, apart)
+    apart = Comparison([row.record for row in after.rows if row.run.session == 1])
+    earlier = Comparison([row.record for row in before.rows if row.run.session == 0])
+    assert not shares_sessions(earlier, apart)
     assert change(earlier, apart, "step_seconds").judgement == "not judged"
 
 

@@ -101,7 +101,7 @@ def test_a_cell_without_a_round_in_common_is_not_called_slowest() -> None:
     assert slowest_words(order) == "zero3 is slowest, at half of ddp's speed"
 
 
-def test_an_order_that_does_not_hold_on_each_occasion_is_none() -> None:
+def test_an_order_that_does_not_hold_in_each_session_is_none() -> None:
     other = {(1, 0): 1.0}
     ours, theirs = {**rounds(1.0), **other}, {**rounds(2.0), (1, 0): 0.9}
     assert order_of(ddp=ours, fsdp=theirs).ratio("fsdp", "ddp").order == "open"

@@ -27,7 +27,7 @@ Floats: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 def significance(values: Sequence[float], base: Sequence[float], comparisons: int = 1) -> Significance:
-    """Of two sets of runs of one occasion."""
+    """Of two sets of runs of one session."""
     return stratified_significance([(values, base)], comparisons)
 
 
@@ -135,7 +135,7 @@ def test_percentile_is_interpolated() -> None:
     assert percentile_95([]) is None
 
 
-def test_one_occasion_is_tested_as_runs_of_one_occasion_are() -> None:
+def test_one_session_is_tested_as_runs_of_one_session_are() -> None:
     generator = np.random.default_rng(3)
     for sizes in ((5, 6), (4, 4), (7, 7), (2, 9)):
         left, right = (
@@ -145,7 +145,7 @@ def test_one_occasion_is_tested_as_runs_of_one_occasion_are() -> None:
         assert alone == pytest.approx(float(chances([left], [right])[0]))
 
 
-def test_runs_of_several_occasions_are_exchanged_within_each() -> None:
+def test_runs_of_several_sessions_are_exchanged_within_each() -> None:
     """Three days with a run of each: of eight ways two are as far apart, the one seen and its mirror."""
     days = [([1.0], [1.1]), ([5.0], [5.1]), ([9.0], [9.1])]
     assert chance(tuple((tuple(a), tuple(b)) for a, b in days)) == 2 / 8

@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.backends.registry import moving_parts
 from harness.plan.estimate.row import EstimateRow, estimate
-from harness.plan.estimate.table import estimate_lines, without_twins
+from harness.plan.estimate.table import estimate_lines, without_equal_estimates
 from harness.plan.leading import USUAL
 from tests.harness.plan.estimate.asking import ask
 
@@ -51,9 +51,9 @@ def test_rows_through_accelerate_fold_where_all_figures_agree() -> None:
 def test_rows_through_accelerate_stay_where_a_figure_differs() -> None:
     native, through = (EstimateRow(label=label, world_size=8) for label in ("ddp", "accelerate-ddp"))
     other = replace(through, memory_unknown="not traced")
-    assert without_twins([native, through]) == ([native], {"accelerate-ddp": "ddp"})
-    assert without_twins([native, other]) == ([native, other], {})
-    assert without_twins([through]) == ([through], {})
+    assert without_equal_estimates([native, through]) == ([native], {"accelerate-ddp": "ddp"})
+    assert without_equal_estimates([native, other]) == ([native, other], {})
+    assert without_equal_estimates([through]) == ([through], {})
 
 
 def test_the_answer_names_the_few() -> None:

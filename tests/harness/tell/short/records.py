@@ -4,7 +4,7 @@ from typing import Any
 
 from harness.judge.comparison import Comparison
 from harness.record import Record
-from harness.tell.short.stage import ComparisonScope, stage
+from harness.tell.short.comparison_scope import ComparisonScope, comparison_scope
 from tests.records import make_record, make_steps
 
 
@@ -21,7 +21,7 @@ def repeats(label: str, *seconds: float, world_size: int = 2) -> list[Record]:
 
 def stage_of(*records: Record) -> ComparisonScope:
     """Of records of which some succeeded."""
-    found = stage(Comparison(records))
+    found = comparison_scope(Comparison(records))
     assert found is not None
     return found
 

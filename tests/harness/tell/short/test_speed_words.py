@@ -4,7 +4,7 @@ import pytest
 
 from harness.judge.comparison import Comparison
 from harness.record import Record
-from harness.tell.short.stage import stage
+from harness.tell.short.comparison_scope import comparison_scope
 from harness.tell.short.verdict import NOTHING_TIMED, beside_speed_sentence, speed_sentence
 from tests.harness.tell.short.records import repeats, stage_of
 from tests.records import NORMS, make_record, make_steps, make_weights
@@ -63,7 +63,7 @@ def test_an_order_is_claimed_only_where_the_comparison_has_one(seed: int) -> Non
         for record in repeats(label, *(middle * (1 + spread * draw.random()) for _ in range(6)))
     ]
     comparison = Comparison(records)
-    where = stage(comparison)
+    where = comparison_scope(comparison)
     assert where is not None
     text = speed_sentence(where)
     order = comparison.rankings[where.place]

@@ -10,7 +10,7 @@ from harness.errors import HarnessError
 from harness.plan.devices.limits import MemoryLimits
 from harness.plan.memory import memory_bounds
 from harness.plan.models import load_model
-from harness.plan.preflight import FORCE, Forecast, PlannedCell, forecast
+from harness.plan.preflight import FORCE, CellPredictions, PlannedCell, predict_runs
 from harness.plan.scenario import Scenario, with_settings
 from harness.plan.trust import trust_in
 from tests.harness.plan.plans import scenario
@@ -27,9 +27,9 @@ def candidate(key: str, label: str = "ddp", **changes: Any) -> PlannedCell:
     return PlannedCell(**(values | changes))
 
 
-def judged(*cases: tuple[str, str, int]) -> Forecast:
+def judged(*cases: tuple[str, str, int]) -> CellPredictions:
     """(label, verdict, predicted GB) of runs on devices of 80 GB; those that do not fit are refused."""
-    found = Forecast()
+    found = CellPredictions()
     for label, verdict, peak in cases:
         found.candidates[label] = candidate(label, label)
         found.parts[label] = make_prediction(
@@ -60,7 +60,7 @@ def test_how_wrong_such_predictions_were_is_said_once() -> None:
     model = load_model("llama-3.2-1b")
     planned = {label: scenario(label, 2, model=model) for label in ("fsdp1", "fsdp")}
     runs = [candidate(label, label, scenario=partial(planned.get, label)) for label in planned]
-    found = forecast(runs, MemoryLimits(device_bytes=80 * GB))
+    found = predict_runs(runs, MemoryLimits(device_bytes=80 * GB))
     alone = trust_in(planned["fsdp1"], speed=False)
     part = found.parts["fsdp1"]
     assert alone.allocated is not None
@@ -83,20 +83,20 @@ def test_only_what_cannot_fit_is_refused() -> None:
 )
 def test_why_there_is_no_prediction_is_shown_once(error: Exception, words: str) -> None:
     runs = [candidate(label, label, scenario=raising(error)) for label in ("ddp", "fsdp")]
-    found = forecast(runs, MemoryLimits())
+    found = predict_runs(runs, MemoryLimits())
     assert found.parts == {}
     assert found.lines() == [f"no prediction for ddp and fsdp on 2 ranks: {words}"]
 
 
 def test_nothing_is_said_of_what_the_backend_will_refuse() -> None:
     run = candidate("a", "fsdp-hybrid:shard_size=3", scenario=raising(ZeroDivisionError()))
-    assert forecast([run], MemoryLimits()).lines() == []
+    assert predict_runs([run], MemoryLimits()).lines() == []
 
 
 def test_equal_runs_are_predicted_once() -> None:
     asked: list[str] = []
     runs = [candidate(str(repeat), alike="ddp", scenario=lambda: asked.append("ddp")) for repeat in range(3)]
-    forecast(runs, MemoryLimits())
+    predict_runs(runs, MemoryLimits())
     assert asked == ["ddp"]
 
 
@@ -104,17 +104,17 @@ def test_equal_runs_are_predicted_once() -> None:
 def test_what_no_strategy_could_fit_is_refused_without_a_prediction(scenario: Any) -> None:
     changes = {"torch_device": "cpu", "world_size": 16, "ranks_per_node": 16, "parameters": 70 * GB}
     run = candidate("big", scenario=scenario, **changes)
-    found = forecast([run], MemoryLimits(host_bytes=24 * GB))
+    found = predict_runs([run], MemoryLimits(host_bytes=24 * GB))
     assert found.refusal("big") == f"cannot fit: at least 52.5 GB of 1.5 GB host memory per rank; {FORCE}"
     assert found.lines() == [
         "predicted memory: ddp on 16 ranks: cannot fit: at least 52.5 GB of 1.5 GB host memory per rank"
     ]
-    assert forecast([run], MemoryLimits(host_bytes=24 * GB), force=True).refusal("big") is None
+    assert predict_runs([run], MemoryLimits(host_bytes=24 * GB), force=True).refusal("big") is None
 
 
 def test_what_some_strategy_could_fit_stays_unknown() -> None:
     run = candidate("small", torch_device="cpu", parameters=GB)
-    found = forecast([run], MemoryLimits(host_bytes=24 * GB))
+    found = predict_runs([run], MemoryLimits(host_bytes=24 * GB))
     assert found.refusal("small") is None
     assert found.lines() == [
         "no prediction for ddp on 2 ranks: the strategy of a third party's backend is not known"
@@ -129,8 +129,8 @@ def test_what_not_even_the_least_of_its_bounds_fits_is_refused() -> None:
     assert bounds is not None
     least, most = (bound.device_bytes for bound in bounds)
     run = candidate("compiled", "fsdp", scenario=lambda: compiled)
-    assert forecast([run], MemoryLimits(device_bytes=(least + most) // 2)).parts == {}
-    refused = forecast([run], MemoryLimits(device_bytes=least * 9 // 10)).refusal("compiled")
+    assert predict_runs([run], MemoryLimits(device_bytes=(least + most) // 2)).parts == {}
+    refused = predict_runs([run], MemoryLimits(device_bytes=least * 9 // 10)).refusal("compiled")
     assert str(refused).startswith("cannot fit: at least ")
 
 
@@ -138,7 +138,7 @@ def test_what_is_not_modelled_is_refused_where_its_states_do_not_fit() -> None:
     own = scenario("zero3", 2, options={"stage3_max_live_parameters": 1})
     states, why = sum(own.held_states.values()), "stage3_max_live_parameters is not modelled"
     run = candidate("own", "zero3", scenario=lambda: own)
-    found = forecast([run], MemoryLimits(device_bytes=2 * states))
+    found = predict_runs([run], MemoryLimits(device_bytes=2 * states))
     assert why in str(found.reason("own"))
-    refused = forecast([run], MemoryLimits(device_bytes=states // 2)).refusal("own")
+    refused = predict_runs([run], MemoryLimits(device_bytes=states // 2)).refusal("own")
     assert str(refused).startswith("cannot fit: at least ")

@@ -78,7 +78,7 @@ class ComparisonScope:
         return dict(sorted(found.items(), key=lambda item: item[1]))
 
 
-def stage(comparison: Comparison) -> ComparisonScope | None:
+def comparison_scope(comparison: Comparison) -> ComparisonScope | None:
     """Where most backends were compared; None where nothing succeeded."""
     comparable = comparison.comparable
     place = place_to_compare(comparable.groups) or _any_place(comparable)

@@ -3,8 +3,8 @@ from hypothesis import strategies as st
 
 from harness.judge.comparison import Comparison
 from harness.record import Record
+from harness.tell.short.comparison_scope import bytes_frontier, comparison_scope, peak, sent_once
 from harness.tell.short.decision import worth_taking
-from harness.tell.short.stage import bytes_frontier, peak, sent_once, stage
 from tests.harness.tell.short.records import stage_of
 from tests.records import NORMS, make_communication, make_ranks, make_record, make_steps, make_weights
 
@@ -62,7 +62,7 @@ def test_what_diverged_failed_or_is_wrong_on_purpose_is_not_compared() -> None:
 
 
 def test_nothing_is_compared_where_nothing_succeeded() -> None:
-    assert stage(Comparison([make_record(status="failed", steps=[], ranks=[], comm=[])])) is None
+    assert comparison_scope(Comparison([make_record(status="failed", steps=[], ranks=[], comm=[])])) is None
 
 
 def test_a_cell_under_other_conditions_than_all_others_is_alone() -> None:
