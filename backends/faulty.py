@@ -1,4 +1,4 @@
-"""Backends with a defect each, to see what the harness makes of it; `harness doctor` does. Never for use."""
+"""Backends with an injected fault each; `harness doctor` must name every one. Never for use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Spoiled(DdpBackend, ABC):
 
     @abstractmethod
     def spoil(self, engine: Any, context: SetupContext) -> None:
-        """Plant the defect."""
+        """Inject the fault."""
 
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext

@@ -1,4 +1,4 @@
-"""The self-check: a tiny job under every backend must agree, and planted defects must be named."""
+"""The self-check: a tiny job under every backend must agree, and injected faults must be named."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from harness.record.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)
-class Defect:
-    """A planted defect and the finding that must name it."""
+class InjectedFault:
+    """An injected fault and the finding that must name it."""
 
     backend: str
     finding: str
 
 
 BETWEEN_RANKS = (
-    Defect(backend="planted-gradients-summed", finding="gradient-scale"),
-    Defect(backend="planted-wrong-beta2", finding="update-differs"),
-    Defect(backend="planted-stale-weights", finding="replicas-differ"),
+    InjectedFault(backend="planted-gradients-summed", finding="gradient-scale"),
+    InjectedFault(backend="planted-wrong-beta2", finding="update-differs"),
+    InjectedFault(backend="planted-stale-weights", finding="replicas-differ"),
 )
 ON_ONE_RANK = (
-    Defect(backend="planted-divided-again", finding="gradient-scale"),
-    Defect(backend="planted-wrong-beta2", finding="update-differs"),
-    Defect(backend="planted-left-out", finding="parameters-not-updated"),
+    InjectedFault(backend="planted-divided-again", finding="gradient-scale"),
+    InjectedFault(backend="planted-wrong-beta2", finding="update-differs"),
+    InjectedFault(backend="planted-left-out", finding="parameters-not-updated"),
 )
 
 
@@ -50,7 +50,7 @@ class Coverage:
     """Backends that are tried whatever the time."""
     rest: tuple[str, ...]
     """Backends that are tried while there is time."""
-    defects: tuple[Defect, ...]
+    faults: tuple[InjectedFault, ...]
     left_out: Mapping[str, str]
     """What is not tried, and why."""
 
@@ -73,7 +73,7 @@ def cover(names: Sequence[str], ranks: int, installed: Collection[str]) -> Cover
     return Coverage(
         first=tuple(first),
         rest=tuple(name for name in wanted if name not in first),
-        defects=BETWEEN_RANKS if ranks > 1 else ON_ONE_RANK,
+        faults=BETWEEN_RANKS if ranks > 1 else ON_ONE_RANK,
         left_out=left_out,
     )
 
@@ -126,9 +126,9 @@ class SelfCheck:
     failed: dict[str, str]
     """Backends that did not finish, and why."""
     missed: dict[str, str]
-    """Planted defects that were not named, and what was reported instead."""
+    """Injected faults that were not named, and what was reported instead."""
     planted: int
-    """Defects that were planted."""
+    """Faults that were injected."""
     not_covered: dict[str, str]
     """What was not tried, and why."""
 
@@ -150,12 +150,12 @@ class SelfCheck:
 def self_check(
     folder: Path, device: str, ranks: int, coverage: Coverage, report: Callable[[str], None]
 ) -> SelfCheck:
-    """Run the clean matrix and the planted defects on `ranks` ranks; records go to `folder`."""
+    """Run the clean matrix and the injected faults on `ranks` ranks; records go to `folder`."""
     ends = time.monotonic() + BUDGET_SECONDS
     experiment = load_experiment(None, SETTINGS)
     store = Store(folder)
     store.prepare()
-    planted = [defect.backend for defect in coverage.defects]
+    planted = [fault.backend for fault in coverage.faults]
     cells = plan(experiment, [*coverage.first, *planted, *coverage.rest], [ranks], 1, device)
     launcher = LocalLauncher(device, modules_to_preload(experiment, [cell.backend for cell in cells]))
     records: list[Record] = []
@@ -166,12 +166,14 @@ def self_check(
             continue
         report(f"{cell.backend} on {cell.world_size}")
         records.append(run_cell(cell, experiment, store, launcher, command=["harness", "doctor"]))
-    return conclude(records, coverage.defects, not_covered)
+    return conclude(records, coverage.faults, not_covered)
 
 
-def conclude(records: Sequence[Record], defects: Sequence[Defect], not_covered: dict[str, str]) -> SelfCheck:
-    """What these runs say: the clean ones must agree without a finding, each defect must have its own."""
-    planted = {defect.backend for defect in defects}
+def conclude(
+    records: Sequence[Record], faults: Sequence[InjectedFault], not_covered: dict[str, str]
+) -> SelfCheck:
+    """What these runs say: the clean ones must agree without a finding, each fault must have its own."""
+    planted = {fault.backend for fault in faults}
     sound = Comparison(r for r in records if r.backend.name not in planted)
     return SelfCheck(
         rows=sound.rows,
@@ -179,20 +181,20 @@ def conclude(records: Sequence[Record], defects: Sequence[Defect], not_covered: 
         failed={
             r.backend.label: reason(r) or r.status for r in records if r.status not in ("ok", "unsupported")
         },
-        missed=_missed(records, defects),
-        planted=len(defects),
+        missed=_missed(records, faults),
+        planted=len(faults),
         not_covered=not_covered,
     )
 
 
-def _missed(records: Sequence[Record], defects: Sequence[Defect]) -> dict[str, str]:
+def _missed(records: Sequence[Record], faults: Sequence[InjectedFault]) -> dict[str, str]:
     missed = {}
-    for defect in defects:
-        own = [r for r in records if r.backend.name in (defect.backend, registry.REFERENCE)]
-        named = [f.id for f in Comparison(own).findings if f.backends == (defect.backend,)]
-        if defect.finding not in named:
-            missed[defect.backend] = (
-                f"it was not found as {defect.finding}: found {', '.join(named) or 'nothing'}"
+    for fault in faults:
+        own = [r for r in records if r.backend.name in (fault.backend, registry.REFERENCE)]
+        named = [f.id for f in Comparison(own).findings if f.backends == (fault.backend,)]
+        if fault.finding not in named:
+            missed[fault.backend] = (
+                f"it was not found as {fault.finding}: found {', '.join(named) or 'nothing'}"
             )
     return missed
 

@@ -49,7 +49,7 @@ MOST_MESSAGE_BYTES = 2048
 PHASE = "start"
 
 
-class EarlyEnd(BaseModel):
+class ExitBeforeRun(BaseModel):
     """What a rank says of its end to the process that watches it."""
 
     model_config = ConfigDict(frozen=True)
@@ -65,7 +65,7 @@ def telling_why(writer: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        end = EarlyEnd(
+        end = ExitBeforeRun(
             kind=encodable(type(error).__name__),
             message=capped(described(error), MOST_MESSAGE_BYTES),
             status="oom" if is_out_of_memory(error) else "failed",
@@ -75,8 +75,8 @@ def telling_why(writer: int) -> Iterator[None]:
         raise
 
 
-def record_early_end(
-    runs: Path, request: RunRequest, rank: int, exit_code: int, end: EarlyEnd | None
+def record_exit_before_run(
+    runs: Path, request: RunRequest, rank: int, exit_code: int, end: ExitBeforeRun | None
 ) -> Record | None:
     """Write the record of such a run; None: another rank of this launcher has.
 
@@ -235,7 +235,7 @@ class Supervisor:
     directory: Path | None = None
     """None: the ranks have not agreed on a run yet."""
     code: int | None = None
-    early_end: EarlyEnd | None = None
+    exit_before_run: ExitBeforeRun | None = None
     """Why the rank ended before the ranks agreed on a run, if it said so."""
     _told_at: float | None = None
     _asked: bool = False
@@ -297,7 +297,9 @@ class Supervisor:
         if self.directory is not None or self.code in (0, None) or self._told_at is not None:
             return None
         with suppress(HarnessError):  # which the rank has printed
-            return record_early_end(self.runs, make_request(), self.rank, self.code or 0, self.early_end)
+            return record_exit_before_run(
+                self.runs, make_request(), self.rank, self.code or 0, self.exit_before_run
+            )
         return None
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
@@ -364,7 +366,7 @@ class Supervisor:
                 said = os.read(self.reader, select.PIPE_BUF).decode(errors="replace")
                 if said.startswith("{"):
                     with suppress(ValidationError):
-                        self.early_end = EarlyEnd.model_validate_json(said)
+                        self.exit_before_run = ExitBeforeRun.model_validate_json(said)
                 elif said:
                     self.directory = run_folder(self.runs, said)
                     self._begin(self.directory)

@@ -14,18 +14,18 @@ def summed(name: str) -> Record:
 
 
 def concluded(*records: Record, **changes) -> SelfCheck:
-    """The self-check of these runs and a reference, without planted defects."""
-    return conclude([make_record(), *records], changes.get("defects", ()), changes.get("not_covered", {}))
+    """The self-check of these runs and a reference, without planted faults."""
+    return conclude([make_record(), *records], changes.get("faults", ()), changes.get("not_covered", {}))
 
 
 def test_a_planted_defect_that_is_not_named_is_missed() -> None:
-    missed = concluded(*(make_record(label=name) for name in PLANTED), defects=BETWEEN_RANKS).missed
+    missed = concluded(*(make_record(label=name) for name in PLANTED), faults=BETWEEN_RANKS).missed
     assert list(missed) == PLANTED
     assert missed["planted-wrong-beta2"] == "it was not found as update-differs: found nothing"
 
 
 def test_a_planted_defect_that_is_named_is_not_missed() -> None:
-    missed = concluded(*map(summed, PLANTED), defects=BETWEEN_RANKS).missed
+    missed = concluded(*map(summed, PLANTED), faults=BETWEEN_RANKS).missed
     assert "planted-gradients-summed" not in missed
     assert "gradient-scale" in missed["planted-stale-weights"]
 
@@ -50,7 +50,7 @@ def test_where_nothing_ran_nothing_is_trusted() -> None:
 
 
 def test_what_is_off_is_in_the_document() -> None:
-    missed = concluded(*(make_record(label=name) for name in PLANTED), defects=BETWEEN_RANKS)
+    missed = concluded(*(make_record(label=name) for name in PLANTED), faults=BETWEEN_RANKS)
     said = json.loads(json.dumps(document(missed, traps_of({"deepspeed": "0.19.8"}))))
     assert said["trusted"] is False
     assert list(said["self_check"]["missed"]) == PLANTED

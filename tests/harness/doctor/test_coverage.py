@@ -10,13 +10,13 @@ def test_one_of_each_family_comes_first() -> None:
     coverage = cover([], 2, ALL)
     assert coverage.first == ("ddp", "zero3", "fsdp")
     assert {"zero1", "fsdp1", "accelerate-ddp"} <= set(coverage.rest)
-    assert coverage.defects == BETWEEN_RANKS
+    assert coverage.faults == BETWEEN_RANKS
     assert set(coverage.left_out) == set(MULTIPLYING)
 
 
 def test_one_rank_has_defects_of_its_own_and_says_what_it_cannot_show() -> None:
     coverage = cover([], 1, ALL)
-    assert coverage.defects == ON_ONE_RANK
+    assert coverage.faults == ON_ONE_RANK
     left_out = {"fsdp1", "fsdp1-grad-op", "reduction and sharding over ranks", *MULTIPLYING}
     assert set(coverage.left_out) == left_out
     assert "NO_SHARD" in coverage.left_out["fsdp1"]
