@@ -17,14 +17,14 @@ from harness.backends.base import (
     SetupContext,
     Unsupported,
 )
-from harness.backends.blocks import first_trained, parameter_count
 from harness.backends.ddp import DdpEngine
 from harness.backends.fsdp.fsdp1 import Fsdp1Engine, fsdp1_mixed_precision, refuse_fused
 from harness.backends.fsdp.fsdp2 import mixed_precision
 from harness.backends.fsdp.prepared import PreparedFsdpBackend
-from harness.backends.optimizer_groups import set_rates
+from harness.backends.model.blocks import first_trained, parameter_count
+from harness.backends.model.precision import autocast_dtype, scaler_arguments
+from harness.backends.optimizer.groups import set_rates
 from harness.backends.options import NoOptions
-from harness.backends.precision import autocast_dtype, scaler_arguments
 from harness.backends.presets import (
     ACCELERATOR_PRECISION,
     accelerate_fsdp_changes,

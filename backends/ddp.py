@@ -18,10 +18,10 @@ from harness.backends.base import (
     TensorKind,
     Unsupported,
 )
-from harness.backends.blocks import first_trained, parameter_count
-from harness.backends.loading import this_device
+from harness.backends.model.blocks import first_trained, parameter_count
+from harness.backends.model.loading import this_device
+from harness.backends.model.precision import grad_scaler
 from harness.backends.options import DdpOptions
-from harness.backends.precision import grad_scaler
 from harness.backends.presets import ddp_changes
 from harness.backends.torch_engine import TorchEngine, TorchStrategy
 

@@ -8,8 +8,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
 from harness.backends.base import BackendOptions, Preset
 from harness.backends.explain import Unsupported
-from harness.backends.extensions import extensions
-from harness.backends.library_facts import fact
+from harness.backends.libraries.extensions import extensions
+from harness.backends.libraries.facts import fact
 from harness.backends.mesh import Mesh
 
 Rotation = Literal["all-gather", "all-to-all"]

@@ -22,7 +22,7 @@ from .built_in import ENTRIES
 from .entry import ENTRY_POINT_GROUP, Entry, UnknownBackend
 from .explain import InvalidYaml, Unsupported, available, explain, parse_value
 from .hybrid import SECOND_COPY
-from .library_facts import unsupported, why_not_run
+from .libraries.facts import unsupported, why_not_run
 from .mesh import Mesh
 from .strategy import StrategyKind
 
@@ -79,7 +79,9 @@ SIMPLEST = (
 """Strategies by their moving parts, the fewest first; then come hybrids, then ranks that share samples."""
 PLANTED = {
     name: Entry(
-        name=name, target=f"harness.backends.faulty:{target}", options="harness.backends.options:NoOptions"
+        name=name,
+        target=f"harness.backends.injected_faults:{target}",
+        options="harness.backends.options:NoOptions",
     )
     for name, target in (
         ("planted-gradients-summed", "GradientsSummed"),

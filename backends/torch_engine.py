@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.backends.base import Batch, Effective, Engine, SetupContext, TensorKind
-from harness.backends.blocks import first_trained, frozen_dtype
 from harness.backends.checkpoints.adam import (
     restore_scaler,
     scaler_progress,
@@ -21,9 +20,11 @@ from harness.backends.checkpoints.adam import (
     update_count,
 )
 from harness.backends.checkpoints.torch_pieces import bare_optimizer, whole_pieces
-from harness.backends.gradients import clip, fp32_norm, global_norm, local_shard
+from harness.backends.model.blocks import first_trained, frozen_dtype
+from harness.backends.model.precision import autocast_dtype, dtype_name
 from harness.backends.model_source import Loading
-from harness.backends.optimizer_groups import (
+from harness.backends.optimizer.gradients import clip, fp32_norm, global_norm, local_shard
+from harness.backends.optimizer.groups import (
     describe_groups,
     held_tensors,
     optimizer_implementation,
@@ -31,7 +32,6 @@ from harness.backends.optimizer_groups import (
     updated_tensors,
 )
 from harness.backends.piece import OptimizerProgress, Piece
-from harness.backends.precision import autocast_dtype, dtype_name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from itertools import combinations
 from pathlib import Path
 
 from benchmarks.packed_page import DOCS, packed, run, table, with_tables, write
-from harness.backends.library_facts import why_not_run
+from harness.backends.libraries.facts import why_not_run
 from harness.forms.terms import STATE_KINDS
 from harness.judge.quantities.states import all_kinds
 from harness.record import Record

@@ -217,7 +217,7 @@ def import_model(model_type: str) -> None:
 
 def largest_unit(model: Any) -> int:
     """Bytes of the largest wrap unit: a block, or what lies outside of all blocks."""
-    from harness.backends.blocks import transformer_blocks
+    from harness.backends.model.blocks import transformer_blocks
 
     blocks = [
         sum(p.numel() * p.element_size() for p in block.parameters())

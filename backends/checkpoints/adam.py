@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.backends.base import Engine
-from harness.backends.gradients import real_numbers
+from harness.backends.optimizer.gradients import real_numbers
 from harness.backends.piece import MOMENTS, OptimizerProgress, Piece
 
 

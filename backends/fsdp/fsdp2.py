@@ -24,18 +24,18 @@ from ..base import (
     Unsupported,
     World,
 )
-from ..blocks import first_trained, parameter_count, transformer_blocks
 from ..checkpoints.torch_pieces import dtensor_pieces
-from ..extensions import offloads
-from ..floating_inputs import refuse_batch_norm
-from ..gradients import local_shard
 from ..hybrid import unmet_hybrid, unmet_second_copy
-from ..loading import fill_sharded, hybrid_mesh, this_device
+from ..libraries.extensions import offloads
+from ..model.blocks import first_trained, parameter_count, transformer_blocks
+from ..model.floating_inputs import refuse_batch_norm
+from ..model.loading import fill_sharded, hybrid_mesh, this_device
+from ..model.precision import cast_parameters, compute_dtype, dtype_name, grad_scaler
 from ..model_source import model_source
-from ..optimizer_groups import held_tensors
+from ..optimizer.gradients import local_shard
+from ..optimizer.groups import held_tensors
 from ..options import Fsdp2Options
 from ..piece import Piece
-from ..precision import cast_parameters, compute_dtype, dtype_name, grad_scaler
 from ..presets import ROOT_RESHARD, fsdp2_changes, reduce_dtype_changes
 from ..strategy import SHARDINGS, Sharding
 from ..torch_engine import TorchEngine, TorchStrategy

@@ -20,10 +20,10 @@ from harness.backends.base import (
     Unsupported,
     World,
 )
-from harness.backends.blocks import parameter_count
-from harness.backends.gradients import COUNTED_ELSEWHERE
-from harness.backends.loading import this_device
+from harness.backends.model.blocks import parameter_count
+from harness.backends.model.loading import this_device
 from harness.backends.model_source import ModelSource, model_source
+from harness.backends.optimizer.gradients import COUNTED_ELSEWHERE
 from harness.backends.options import PipelineOptions
 from harness.backends.pipeline.cut import Cut, not_whole, why_not_cut, why_not_scheduled
 from harness.backends.pipeline.engine import Pipeline, PipelineEngine

@@ -14,7 +14,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from ..base import Batch, SetupContext, TensorKind, Unsupported
 from ..checkpoints.adam import flat, make_states
-from ..gradients import COUNTED_ELSEWHERE
+from ..optimizer.gradients import COUNTED_ELSEWHERE
 from ..piece import MOMENTS, Piece
 from ..torch_engine import TorchEngine, TorchStrategy
 from .cut import ACTIVATIONS, GRADIENTS, Cut, not_whole

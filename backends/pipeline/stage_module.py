@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from harness.backends.base import Unsupported
-from harness.backends.blocks import needed_blocks
+from harness.backends.model.blocks import needed_blocks
 from harness.backends.pipeline.cut import PIPELINED_MODELS, Cut
 
 

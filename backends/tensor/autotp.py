@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.backends.base import Effective, SetupContext, Unsupported
-from harness.backends.gradients import COUNTED_RANGES
 from harness.backends.model_source import Loading
+from harness.backends.optimizer.gradients import COUNTED_RANGES
 from harness.backends.piece import Columns, Piece
 from harness.backends.tensor.cut import require_plan
 from harness.backends.tensor.plan import autotp_cut_dimension, part_sizes

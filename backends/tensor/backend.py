@@ -21,15 +21,15 @@ from harness.backends.base import (
     Unsupported,
     World,
 )
-from harness.backends.blocks import first_trained, parameter_count
 from harness.backends.checkpoints.torch_pieces import dtensor_pieces
 from harness.backends.fsdp.fsdp2 import Fsdp2Backend, fsdp2_full_parameters
-from harness.backends.gradients import local_shard
-from harness.backends.loading import fill_sharded, this_device
+from harness.backends.model.blocks import first_trained, parameter_count
+from harness.backends.model.loading import fill_sharded, this_device
+from harness.backends.model.precision import grad_scaler
 from harness.backends.model_source import model_source
+from harness.backends.optimizer.gradients import local_shard
 from harness.backends.options import FsdpTensorOptions, TensorOptions
 from harness.backends.piece import Piece
-from harness.backends.precision import grad_scaler
 from harness.backends.tensor.cut import copies, cut_layers
 from harness.backends.torch_engine import TorchEngine, TorchStrategy
 

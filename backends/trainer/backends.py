@@ -10,9 +10,9 @@ from torch import nn
 
 from ..accelerate import ddp_strategy, refuse_without_autocast
 from ..base import Backend, BuildModel, BuildOptimizer, Engine, SetupContext, Unsupported
-from ..blocks import parameter_count
-from ..extensions import offloads
 from ..fsdp.prepared import PreparedFsdpBackend
+from ..libraries.extensions import offloads
+from ..model.blocks import parameter_count
 from ..options import NoOptions
 from ..presets import trainer_ddp_changes
 from ..torch_engine import TorchEngine

@@ -11,7 +11,7 @@ from harness.backends.accelerate import AccelerateZeroEngine, forget_accelerator
 from harness.backends.base import Batch
 from harness.backends.ddp import DdpEngine
 from harness.backends.fsdp.fsdp1 import Fsdp1Engine
-from harness.backends.optimizer_groups import set_rates
+from harness.backends.optimizer.groups import set_rates
 from harness.backends.torch_engine import TorchEngine
 from harness.backends.trainer.alone import LIBRARY_ALONE, alone
 from harness.backends.trainer.held import HeldTrainer

@@ -18,7 +18,7 @@ from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from ..base import BuildOptimizer, SetupContext
-from ..precision import scaler_arguments
+from ..model.precision import scaler_arguments
 
 
 class Ended(BaseException):

@@ -24,8 +24,8 @@ from ..base import (
     Unsupported,
     World,
 )
-from ..blocks import block_classes, parameter_count
-from ..extensions import (
+from ..hybrid import unmet_second_copy
+from ..libraries.extensions import (
     ASYNC_IO,
     CPU_ADAM,
     runs_cpu_adam,
@@ -34,14 +34,14 @@ from ..extensions import (
     unmet_cpu_adam,
     unmet_files,
 )
-from ..floating_inputs import refuse_batch_norm, refuse_complex
-from ..hybrid import unmet_second_copy
-from ..loading import fill_zero3, reserve_parameters, this_device
+from ..model.blocks import block_classes, parameter_count
+from ..model.floating_inputs import refuse_batch_norm, refuse_complex
+from ..model.loading import fill_zero3, reserve_parameters, this_device
+from ..model.precision import cast_parameters, compute_dtype
 from ..model_source import Loading, ModelSource, model_source
-from ..optimizer_groups import CONSTANTS, set_rates
-from ..optimizer_kinds import BLOCK_ELEMENTS, is_quantised
+from ..optimizer.groups import CONSTANTS, set_rates
+from ..optimizer.kinds import BLOCK_ELEMENTS, is_quantised
 from ..options import ZeroOptions, gathers_blocks
-from ..precision import cast_parameters, compute_dtype
 from .config import zero_config
 from .engine import ZeroEngine, forget_dummy_step
 from .extension_builds import unmet_build

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from harness.backends.base import SetupContext, Unsupported
-from harness.backends.extensions import swaps_into_files, swaps_weights
+from harness.backends.libraries.extensions import swaps_into_files, swaps_weights
 from harness.backends.options import Zero3Options, Zero12Options, ZeroOptions
 from harness.backends.presets import BESIDE_ZERO_OPTIMIZATION, MULTI_RANK_BUCKET, PresetChange, zero_changes
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from ..base import Batch, Effective, Engine, SetupContext, TensorKind
-from ..blocks import first_trained, frozen_dtype
 from ..checkpoints.zero_pieces import (
     continue_zero,
     frozen_values,
@@ -19,9 +18,11 @@ from ..checkpoints.zero_pieces import (
     zero_progress,
     zero_weights_in_use,
 )
-from ..gradients import global_norm
+from ..model.blocks import first_trained, frozen_dtype
+from ..model.precision import dtype_name
 from ..model_source import Loading
-from ..optimizer_groups import (
+from ..optimizer.gradients import global_norm
+from ..optimizer.groups import (
     describe_groups,
     held_tensors,
     optimizer_implementation,
@@ -30,7 +31,6 @@ from ..optimizer_groups import (
     updated_tensors,
 )
 from ..piece import OptimizerProgress, Piece
-from ..precision import dtype_name
 from ..presets import HOOKED_WITHOUT_GATHER, TIMER_WAITS
 from ..torch_engine import full_tensor
 

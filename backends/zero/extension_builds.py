@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.backends.extensions import ASYNC_IO, CPU_ADAM, PIN_MEMORY
+from harness.backends.libraries.extensions import ASYNC_IO, CPU_ADAM, PIN_MEMORY
 
 QUIET_SECONDS = 120
 """A folder in which a file changed since may be a build on another machine that shares it."""

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 from torch import nn
 
 from harness.backends.base import BuildModel, BuildOptimizer, Engine, SetupContext, Unsupported
-from harness.backends.blocks import parameter_count
-from harness.backends.extensions import runs_cpu_adam, swaps_into_files
-from harness.backends.floating_inputs import refuse_complex
+from harness.backends.libraries.extensions import runs_cpu_adam, swaps_into_files
+from harness.backends.model.blocks import parameter_count
+from harness.backends.model.floating_inputs import refuse_complex
 from harness.backends.zero.backend import ZeroBackend, start_deepspeed
 from harness.backends.zero.engine import ZeroEngine
 

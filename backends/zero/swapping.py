@@ -23,11 +23,9 @@ from torch import Tensor, nn
 from harness.backends.base import SetupContext, TensorKind
 from harness.backends.checkpoints.adam import make_states
 from harness.backends.checkpoints.zero_pieces import HeldStates, restore_progress, scattered_pieces
-from harness.backends.extensions import swaps_weights
-from harness.backends.options import SUB_GROUP_ELEMENTS, Zero3Options, ZeroOptions
-from harness.backends.piece import MOMENTS, OptimizerProgress, Piece
-from harness.backends.precision import compute_dtype
-from harness.backends.swapped_weights import (
+from harness.backends.libraries.extensions import swaps_weights
+from harness.backends.model.precision import compute_dtype
+from harness.backends.model.swapped_weights import (
     in_file,
     locked_bytes,
     mapped,
@@ -37,12 +35,14 @@ from harness.backends.swapped_weights import (
     weight_buffers,
     write_piece,
 )
+from harness.backends.options import SUB_GROUP_ELEMENTS, Zero3Options, ZeroOptions
+from harness.backends.piece import MOMENTS, OptimizerProgress, Piece
 from harness.backends.zero.engine import ZeroEngine
 from harness.backends.zero.extension_builds import load_libaio
 from harness.scratch import scratch_prefix
 
 from ..explain import Unsupported
-from ..optimizer_groups import tensors_in
+from ..optimizer.groups import tensors_in
 
 
 @dataclass(frozen=True)

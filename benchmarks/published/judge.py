@@ -12,7 +12,7 @@ from typing import Any, Literal
 from benchmarks.published.mapping import Mapped
 from benchmarks.published.rows import Row
 from harness.errors import HarnessError
-from harness.forms.activations import OURS
+from harness.forms.model.activations import OURS
 from harness.plan.devices.limits import MemoryVerdict
 from harness.plan.memory import MemoryPrediction, predict_memory
 from harness.plan.scenario import Scenario

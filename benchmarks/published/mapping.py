@@ -15,7 +15,7 @@ from benchmarks.published.rows import Row
 from harness.backends.registry import BUILT_IN
 from harness.backends.strategy import StrategyKind
 from harness.errors import HarnessError
-from harness.forms.activations import LogitBytes
+from harness.forms.model.activations import LogitBytes
 from harness.job.job import Job
 from harness.plan.devices.constants import TimeConstants, default_constants
 from harness.plan.devices.device import Fabric

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from harness.backends import registry
-from harness.backends.library_facts import not_run
+from harness.backends.libraries.facts import not_run
 from harness.cli.options.shared import common, json_option
 from harness.cli.terminal.output import echo
 from harness.record.provenance import package_versions

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from harness.backends import registry
-from harness.backends.library_facts import traps_of
+from harness.backends.libraries.facts import traps_of
 from harness.cli.options.arguments import split_backends
 from harness.cli.options.shared import PATH, common, json_option
 from harness.cli.terminal.output import echo

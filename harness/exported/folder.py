@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from harness.backends import registry
 from harness.backends.base import BackendOptions, Preset, SetupContext, World
-from harness.backends.extensions import offloads
 from harness.backends.hybrid import shard_size
+from harness.backends.libraries.extensions import offloads
 from harness.backends.options import ZeroOptions, gathers_blocks
 from harness.backends.presets import ROOT_RESHARD, ddp_changes, fsdp2_changes, reduce_dtype_changes
 from harness.backends.strategy import FSDP1_STRATEGIES, StrategyKind

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 
-from harness.forms.activations import recomputed_share
+from harness.forms.model.activations import recomputed_share
 
 
 @dataclass(frozen=True, kw_only=True)

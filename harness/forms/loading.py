@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from harness.forms.dtypes import DTYPE_BYTES
-from harness.forms.layout import elements
+from harness.forms.model.layout import elements
 from harness.forms.terms import Collective, Underived, Volume
 from harness.forms.workload import Workload
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.forms.dtypes import DTYPE_BYTES
-from harness.forms.layout import Tensor, elements
+from harness.forms.model.layout import Tensor, elements
 from harness.forms.terms import Term
 from harness.forms.workload import Workload
 

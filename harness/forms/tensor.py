@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from harness.backends.tensor.plan import COLUMNS, ROWS, VOCABULARY, cut_dimension, local_shape
-from harness.forms.activations import SELECTIVE, blocks_between
 from harness.forms.dtypes import DTYPE_BYTES
-from harness.forms.layout import Layout, Tensor
 from harness.forms.loading import with_pickled_plans
+from harness.forms.model.activations import SELECTIVE, blocks_between
+from harness.forms.model.layout import Layout, Tensor
 from harness.forms.states import replica_tensors, replica_terms
 from harness.forms.terms import (
     DIGEST,
@@ -87,7 +87,7 @@ def recomputed(workload: Workload, passes: int) -> list[Collective]:
     """What the forward passes of blocks add up once more in the backward pass.
 
     Recomputation stops in the last layer that saves its input, which is one of `ROWS`: before its outputs
-    are added up (`harness/forms/activations.py`).
+    are added up (`harness/forms/model/activations.py`).
     """
     between = blocks_between(workload.activation_checkpointing)
     if between is None:
@@ -110,7 +110,7 @@ def recomputed(workload: Workload, passes: int) -> list[Collective]:
 
 
 def norm(role: str) -> Collective:
-    """`backends/gradients.py`: one fp64 sum of squares over the ranks that hold parts."""
+    """`backends/optimizer/gradients.py`: one fp64 sum of squares over the ranks that hold parts."""
     return Collective(phase="step", op="all_reduce", dtype="float64", term=NORM, payload_bytes=8, role=role)
 
 

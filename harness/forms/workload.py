@@ -11,10 +11,10 @@ from harness.backends.base import OptimizerImplementation, OptimizerKind, Precis
 from harness.backends.hybrid import SECOND_COPY
 from harness.backends.mesh import Mesh
 from harness.backends.model_source import Loading
-from harness.backends.optimizer_kinds import NewtonSchulz
+from harness.backends.optimizer.kinds import NewtonSchulz
 from harness.backends.strategy import StrategyKind
 from harness.forms.dtypes import COMPUTE, DTYPE_BYTES
-from harness.forms.layout import Derivations, Layout, Tensor
+from harness.forms.model.layout import Derivations, Layout, Tensor
 
 Role = str
 """What a group of ranks is for: 'world'; 'shard' or 'replica' of hybrid sharding; else the dimensions of the

@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from harness.backends.base import Precision
-from harness.forms.activations import PARTIAL_CHECKPOINTING
+from harness.forms.model.activations import PARTIAL_CHECKPOINTING
 from harness.job.data import IMAGES, ROWS, DataSection
 from harness.job.model import AdapterSection, LossSection, ModelSection, SettingsSection, later_setting
 from harness.job.optimizer import OptimizerSection, ScheduleSection

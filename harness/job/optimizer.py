@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
 from harness.backends.base import OptimizerImplementation, OptimizerKind
-from harness.backends.optimizer_kinds import LOW_BIT, OF_TORCH, NewtonSchulz
+from harness.backends.optimizer.kinds import LOW_BIT, OF_TORCH, NewtonSchulz
 from harness.errors import JobError
 from harness.job.model import Factory, SettingsSection, arguments_field, factory_field, later_setting
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from harness.backends import registry
-from harness.backends.installed import absent
+from harness.backends.libraries.installed import absent
 from harness.errors import HarnessError, JobError
 from harness.gpus.found import Gpus, find_gpus
 from harness.job.experiment import Experiment

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from harness.errors import HarnessError
-from harness.forms.activations import blocks_between
-from harness.forms.optimizer_states import OWN_STATES
-from harness.forms.optimizer_step import implementation
+from harness.forms.model.activations import blocks_between
+from harness.forms.optimizer.states import OWN_STATES
+from harness.forms.optimizer.step import implementation
 from harness.forms.peaks.families import has_timeline
 from harness.job.job import DEFAULT_TASK, Job, axes_of
 from harness.judge.wording import listed

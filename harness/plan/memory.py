@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from harness.errors import HarnessError
-from harness.forms.activations import ActivationProfile
+from harness.forms.model.activations import ActivationProfile
 from harness.forms.part import samples_at_once
 from harness.forms.peaks.families import peak_moments
 from harness.forms.peaks.step_timeline import TRACED, PeakMoment, Phase

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.forms.layout import Attention, Layout, Tensor
+from harness.forms.model.layout import Attention, Layout, Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

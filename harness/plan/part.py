@@ -9,7 +9,7 @@ from typing import Any
 from harness.backends.tensor.plan import HEADS, VOCABULARY
 from harness.errors import HarnessError
 from harness.forms import pipeline, tensor
-from harness.forms.activations import ActivationProfile, Segment, Size
+from harness.forms.model.activations import ActivationProfile, Segment, Size
 from harness.forms.part import local_workload
 from harness.forms.workload import Workload
 from harness.plan.model import PlannedModel

@@ -21,7 +21,7 @@ from typing import Any
 from harness.backends.presets import ACCELERATOR_PRECISION, preset_changes
 from harness.errors import HarnessError
 from harness.files import write_atomically
-from harness.forms.activations import (
+from harness.forms.model.activations import (
     SELECTIVE,
     ActivationProfile,
     Saved,
@@ -29,7 +29,7 @@ from harness.forms.activations import (
     blocks_between,
     from_json,
 )
-from harness.forms.layout import Layout
+from harness.forms.model.layout import Layout
 from harness.forms.part import local_workload, samples_at_once
 from harness.forms.tensor import ranks_of
 from harness.forms.workload import Workload

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from harness.backends.precision import dtype_name
+from harness.backends.model.precision import dtype_name
 from harness.gpus.ask_torch import driver_cuda
 from harness.record import AcceleratorPart
 

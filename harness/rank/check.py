@@ -12,7 +12,7 @@ from torch import nn
 
 from harness.backends.explain import suggestion
 from harness.errors import HarnessError, JobError
-from harness.forms.layout import Layout
+from harness.forms.model.layout import Layout
 from harness.job.job import Job
 from harness.job.model import CODE_SWITCH
 from harness.job.optimizer import OptimizerSection

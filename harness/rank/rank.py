@@ -21,8 +21,8 @@ from harness.backends import registry
 from harness.backends.base import Backend, Engine, Unsupported, World
 from harness.backends.checkpoints.adam import moments_checksum
 from harness.backends.explain import explain
-from harness.backends.installed import installed_version
-from harness.backends.precision import compute_dtype
+from harness.backends.libraries.installed import installed_version
+from harness.backends.model.precision import compute_dtype
 from harness.errors import HarnessError
 from harness.forms.terms import OwnForms
 from harness.forms.workload import Window

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from harness.bounds import LARGEST_NUMBER
-from harness.forms.layout import UnitCall, Use
+from harness.forms.model.layout import UnitCall, Use
 from harness.record.part import Part
 
 

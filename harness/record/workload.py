@@ -7,9 +7,9 @@ from typing import Any
 from harness.backends.presets import HOOKED_WITHOUT_GATHER
 from harness.backends.registry import strategy_of
 from harness.backends.strategy import StrategyKind
-from harness.forms.activations import recomputed_until
 from harness.forms.dtypes import DTYPE_BYTES
-from harness.forms.layout import Attention, Layout, Tensor
+from harness.forms.model.activations import recomputed_until
+from harness.forms.model.layout import Attention, Layout, Tensor
 from harness.forms.workload import Window, Workload
 from harness.job.job import Job
 from harness.record.model import CountedPart, LayoutPart, TensorPart

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from harness.backends.gradients import fp32_norm
+from harness.backends.optimizer.gradients import fp32_norm
 from harness.backends.single import reorder_backward
 from harness.rank.data.samples import DataFacts
 from harness.rank.models.losses import summed_cross_entropy

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.backends.gradients import global_norm
+from harness.backends.optimizer.gradients import global_norm
 from harness.rank import accelerator
 from harness.rank.data.samples import to_device
 from harness.rank.probes.communication import release_finished_collectives

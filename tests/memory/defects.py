@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from harness.backends.base import BuildModel, BuildOptimizer, Engine, SetupContext
-from harness.backends.blocks import transformer_blocks
 from harness.backends.ddp import DdpBackend
 from harness.backends.fsdp import fsdp2
 from harness.backends.fsdp.fsdp2 import Fsdp2Backend
+from harness.backends.model.blocks import transformer_blocks
 
 LEAKED_BYTES = 40_000
 HOARDED_BYTES = 4_000_000

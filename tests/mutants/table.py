@@ -72,7 +72,7 @@ MUTANTS = (
     Mutant("zero2-micro-steps", "harness/forms/zero/zero12.py",
            "payload_bytes=size * further", "payload_bytes=size",
            "ZeRO-2 reduces gradients in every micro-step",
-           "harness/judge/surprises/test_traffic.py"
+           "harness/judge/library_notes/test_traffic.py"
            "::test_stage_2_reduces_in_every_micro_step_and_stage_1_does_not"),
     Mutant("tied-gathered", "harness/forms/zero/zero3/collectives.py",
            "if t.name == first and", "if t.name == name and",
@@ -109,10 +109,10 @@ MUTANTS = (
            "        for holding, count in holdings:\n            self.drop(holding, count)", "        pass",
            "What lives for a while is freed in the ledger of a step",
            "harness/forms/peaks/test_ledger.py::test_the_fullest_state_of_a_phase_names_its_causes"),
-    Mutant("micro-batch-tokens", "harness/forms/activations.py",
+    Mutant("micro-batch-tokens", "harness/forms/model/activations.py",
            "*(self.block.saved * layers)", "*self.block.saved",
            "Each block saves activations of its own",
-           "harness/forms/test_activations.py::test_blocks_save_their_activations_each"),
+           "harness/forms/model/test_activations.py::test_blocks_save_their_activations_each"),
 
     Mutant("energy-of-all", "harness/plan/time/speed.py",
            "device.watts * step * scenario.world_size if", "device.watts * step if",
@@ -502,11 +502,11 @@ MUTANTS = (
            "Targets never include the prompt",
            "harness/rank/data/test_samples.py::test_targets_never_include_the_prompt"),
 
-    Mutant("norm-of-shards", "backends/gradients.py",
+    Mutant("norm-of-shards", "backends/optimizer/gradients.py",
            "        dist.all_reduce(total, group=group)\n", "",
            "The gradient norm is that of all shards",
            "contract/test_contract.py::test_backend_trains_as_one_process_does[fsdp]"),
-    Mutant("clipping", "backends/gradients.py",
+    Mutant("clipping", "backends/optimizer/gradients.py",
            "if coefficient < 1.0 and gradients:", "if coefficient > 1.0 and gradients:",
            "A gradient beyond the largest norm is scaled to it",
            "contract/test_contract.py::test_a_wrong_engine_is_rejected"),

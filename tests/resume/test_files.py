@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.backends.extensions import ASYNC_IO
+from harness.backends.libraries.extensions import ASYNC_IO
 from harness.backends.zero.extension_builds import unmet_build
 from tests.resume.engines import LENGTH, VOCABULARY, resume_job
 from tests.resume.pairs import (

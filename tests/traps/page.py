@@ -35,7 +35,7 @@ class Planted:
     test: str
 
 
-NOT_RUN = "tests/backends/test_library_facts.py::test_what_is_not_run_is_refused_with_its_reason"
+NOT_RUN = "tests/backends/libraries/test_facts.py::test_what_is_not_run_is_refused_with_its_reason"
 ELSEWHERE = [
     Planted(
         name="sleeping rank", what="rank 1 sleeps in each forward, or in each backward pass",

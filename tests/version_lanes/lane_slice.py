@@ -9,7 +9,7 @@ import pytest
 
 from harness.backends import registry
 from harness.backends.base import World
-from harness.backends.library_facts import fact
+from harness.backends.libraries.facts import fact
 from tests.contract.cases import CASES
 from tests.contract.ranks import traces
 from tests.contract.test_contract import violations

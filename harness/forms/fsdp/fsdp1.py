@@ -20,8 +20,8 @@ from harness.forms.fsdp.units import (
     shard_role,
     sizes,
 )
-from harness.forms.layout import Tensor, ceil_to, elements
 from harness.forms.loading import PHASE, loading_collectives, with_pickled_plans
+from harness.forms.model.layout import Tensor, ceil_to, elements
 from harness.forms.states import ADAM_MOMENTS, FROZEN, buffer_terms, step_counters
 from harness.forms.terms import (
     BACKWARD,

@@ -20,8 +20,8 @@ from harness.forms.fsdp.units import (
     reductions,
     shard_role,
 )
-from harness.forms.layout import Layout, Tensor, ceil_to, elements
 from harness.forms.loading import loading_collectives, with_pickled_plans
+from harness.forms.model.layout import Layout, Tensor, ceil_to, elements
 from harness.forms.states import ADAM_MOMENTS, FROZEN, buffer_terms, step_counters
 from harness.forms.terms import (
     BACKWARD,

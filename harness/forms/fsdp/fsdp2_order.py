@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from harness.forms.fsdp.units import GatherUnit, gathers
-from harness.forms.layout import UnitCall
+from harness.forms.model.layout import UnitCall
 from harness.forms.terms import (
     BACKWARD,
     FORWARD,

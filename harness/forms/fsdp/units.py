@@ -195,7 +195,7 @@ def _across_replicas(workload: Workload, units: Sequence[GatherUnit]) -> list[Co
 
 
 def norm(workload: Workload) -> Collective:
-    """`backends/gradients.py`, global_norm: one fp64 sum of squares over the ranks of a shard group.
+    """`backends/optimizer/gradients.py`, global_norm: an fp64 sum of squares over a shard group.
 
     Trainer has the library clip: FSDP1's `clip_grad_norm_` reduces one fp32 number;
     `torch.nn.utils.clip_grad_norm_` stacks norms of DTensors, and each is reduced for itself.

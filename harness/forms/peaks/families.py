@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.forms.activations import ActivationProfile, no_activations
 from harness.forms.ddp import wraps
-from harness.forms.layout import Tensor
+from harness.forms.model.activations import ActivationProfile, no_activations
+from harness.forms.model.layout import Tensor
 from harness.forms.part import local_workload
-from harness.forms.peak_rank import peak_rank
 from harness.forms.peaks.fsdp1 import Fsdp1Timeline
 from harness.forms.peaks.fsdp2 import Fsdp2Timeline
 from harness.forms.peaks.pipeline import pipeline_moments
+from harness.forms.peaks.rank import peak_rank
 from harness.forms.peaks.replay import Replay, hooks_modules
 from harness.forms.peaks.step_timeline import GRADIENTS, Ledger, PeakMoment, Phase, StepTimeline
 from harness.forms.peaks.zero0 import Zero0Timeline

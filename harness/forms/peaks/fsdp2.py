@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.fsdp.fsdp2 import reshards_root
 from harness.forms.fsdp.units import reduce_dtype
-from harness.forms.layout import Tensor, elements
+from harness.forms.model.layout import Tensor, elements
 from harness.forms.peaks.step_timeline import GRADIENTS, StepTimeline, Unit, gathering
 from harness.forms.terms import named_terms
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from harness.forms.activations import ActivationProfile, Gradient, Segment, Size
-from harness.forms.layout import Layout
+from harness.forms.model.activations import ActivationProfile, Gradient, Segment, Size
+from harness.forms.model.layout import Layout
 from harness.forms.part import samples_at_once
 from harness.forms.peaks.replay import Replay
 from harness.forms.peaks.step_timeline import Ledger, PeakMoment, Phase, StepTimeline

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import accumulate
 
-from harness.forms.activations import ActivationProfile, Segment, Size
-from harness.forms.layout import Tensor
+from harness.forms.model.activations import ActivationProfile, Segment, Size
+from harness.forms.model.layout import Tensor
 from harness.forms.peaks.step_timeline import StepTimeline, Unit
 
 Passage = tuple[str, int]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from harness.forms.families import model_states
-from harness.forms.layout import Layout, Tensor, elements
-from harness.forms.optimizer_step import implementation, step_temporary, updated_tensors
+from harness.forms.model.layout import Layout, Tensor, elements
+from harness.forms.optimizer.step import implementation, step_temporary, updated_tensors
 from harness.forms.terms import Term, named_terms
 from harness.forms.workload import Workload
 from harness.forms.zero.stages import gradient_accumulation_bytes
@@ -141,7 +141,7 @@ NORM_COPY, GRADIENTS, BATCH, GLOO_GATHER, GLOO_REDUCE_SCATTER = named_terms(
 
 
 def harness_norm(workload: Workload, largest: int) -> tuple[Term, int]:
-    """`backends/gradients.py`, global_norm, over tensors of at most `largest` elements.
+    """`backends/optimizer/gradients.py`, global_norm, over tensors of at most `largest` elements.
 
     Neither dot products of short pieces (fp32 on the CPU) nor `_foreach_norm` (CUDA) copy a gradient; what
     they add up in is less than a thousandth of it.

@@ -8,8 +8,8 @@ from collections.abc import Hashable
 from harness.backends.presets import ZERO3_DEFAULTS, ZERO3_PREFETCH_ELEMENTS
 from harness.backends.tensor.plan import autotp_cut_dimension
 from harness.forms.dtypes import DTYPE_BYTES
-from harness.forms.layout import Tensor, ceil_to, elements
-from harness.forms.optimizer_step import updated_tensors
+from harness.forms.model.layout import Tensor, ceil_to, elements
+from harness.forms.optimizer.step import updated_tensors
 from harness.forms.peaks.step_timeline import (
     GRADIENTS,
     STATE_SOURCE,

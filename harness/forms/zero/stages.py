@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from harness.backends.library_facts import holds
+from harness.backends.libraries.facts import holds
 from harness.backends.presets import COMMUNICATION_DTYPE, DATA_TYPES, ZERO_BUCKET_DEFAULT, zero_changes
 from harness.forms.loading import PHASE
 from harness.forms.terms import Collective, Volume

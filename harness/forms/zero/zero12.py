@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from harness.backends.presets import MULTI_RANK_BUCKET
 from harness.forms.dtypes import DTYPE_BYTES
-from harness.forms.layout import Tensor, ceil_to, elements
+from harness.forms.model.layout import Tensor, ceil_to, elements
 from harness.forms.states import ADAM_MOMENTS, buffer_terms, step_counters, whole_frozen
 from harness.forms.terms import (
     FURTHER_GRADIENTS,

@@ -15,7 +15,7 @@ from harness.backends.tensor.plan import (
     part_sizes,
 )
 from harness.forms.dtypes import DTYPE_BYTES
-from harness.forms.layout import Layout, Tensor
+from harness.forms.model.layout import Layout, Tensor
 from harness.forms.tensor import BACKWARD, FORWARD, LOGITS, positions, recomputed, why_unknown
 from harness.forms.terms import DIGEST, NORM, OVERFLOW, Collective, ModelStates, Volume, over_steps
 from harness.forms.workload import Workload

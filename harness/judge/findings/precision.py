@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.backends.optimizer_kinds import LOW_BIT
+from harness.backends.optimizer.kinds import LOW_BIT
 from harness.judge.agreement.noise import is_repetition
 from harness.judge.effective import SettingDifference
 from harness.judge.findings.finding import Finding, of_cells

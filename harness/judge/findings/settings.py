@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Any
 
-from harness.backends.library_facts import FACTS, LibraryFact
+from harness.backends.libraries.facts import FACTS, LibraryFact
 from harness.backends.options import COST_ALONE
 from harness.judge.agreement.explain import read_outside
 from harness.judge.agreement.noise import is_repetition, measure_noise

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from harness.backends.library_facts import fact
+from harness.backends.libraries.facts import fact
 from harness.job.experiment import Question
 from harness.judge.cell import CellName
 from harness.judge.repeats import CellRuns

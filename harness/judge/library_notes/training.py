@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from harness.backends import registry
-from harness.backends.library_facts import fact
+from harness.backends.libraries.facts import fact
 from harness.backends.presets import TIMER_WAITS, preset_changes
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.judge.effective import clipping, master_dtypes

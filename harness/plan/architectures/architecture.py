@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.errors import HarnessError
-from harness.forms.layout import Layout, Tensor, elements
+from harness.forms.model.layout import Layout, Tensor, elements
 
 
 @dataclass

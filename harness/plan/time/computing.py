@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.backends.optimizer_kinds import LOW_BIT
-from harness.forms.activations import SELECTIVE, recomputed_share
+from harness.backends.optimizer.kinds import LOW_BIT
 from harness.forms.ddp import views_buckets
 from harness.forms.families import gathers_weights, reduces_gradients
 from harness.forms.host_link import host_link_bytes
-from harness.forms.optimizer_step import implementation
+from harness.forms.model.activations import SELECTIVE, recomputed_share
+from harness.forms.optimizer.step import implementation
 from harness.forms.part import local_workload
 from harness.forms.pipeline import bubble_of
 from harness.forms.workload import Workload

@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 from torch import Tensor, nn
 
-from harness.backends.precision import dtype_name
+from harness.backends.model.precision import dtype_name
 from harness.rank.live.live_model import bare_module_name
 
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)

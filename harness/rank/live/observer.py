@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from harness.backends.base import Batch, Engine, OptimizerKind
-from harness.backends.gradients import COUNTED_ELSEWHERE, COUNTED_RANGES, global_norm, local_shard
-from harness.backends.optimizer_groups import group_constants, group_rate, rate_in_force
-from harness.backends.optimizer_kinds import LOW_BIT
-from harness.backends.precision import dtype_name
+from harness.backends.model.precision import dtype_name
+from harness.backends.optimizer.gradients import COUNTED_ELSEWHERE, COUNTED_RANGES, global_norm, local_shard
+from harness.backends.optimizer.groups import group_constants, group_rate, rate_in_force
+from harness.backends.optimizer.kinds import LOW_BIT
 from harness.job.optimizer import OptimizerSection, UpdateGroup
 from harness.rank.accelerator import uses_tf32
 from harness.rank.data.batch_digest import SeenBatch, batch_hash_sum, content_digests

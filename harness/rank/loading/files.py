@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from harness.backends.precision import COMPUTE_DTYPES
+from harness.backends.model.precision import COMPUTE_DTYPES
 from harness.errors import HarnessError, JobError
 from harness.files import locked, refusing, write_atomically
 from harness.import_path import module_command, safe_environment

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.backends.base import World
+from harness.backends.model.precision import COMPUTE_DTYPES
 from harness.backends.model_source import Loading, ModelSource
-from harness.backends.precision import COMPUTE_DTYPES
 from harness.job.job import Job
 from harness.rank.loading.files import await_weights, provide_weights
 from harness.rank.loading.skeleton import CannotStream, fill_buffers, parameter_numbers, stream_weights

@@ -16,10 +16,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from harness.backends.base import Unsupported
-from harness.backends.blocks import needed_blocks
-from harness.backends.installed import require_installed
+from harness.backends.libraries.installed import require_installed
+from harness.backends.model.blocks import needed_blocks
 from harness.errors import JobError
-from harness.forms.activations import SELECTIVE, blocks_between
+from harness.forms.model.activations import SELECTIVE, blocks_between
 from harness.rank.data.samples import IGNORED
 from harness.rank.models.outputs import logits_of
 

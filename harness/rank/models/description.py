@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from harness.backends.blocks import transformer_blocks
-from harness.backends.precision import dtype_name
+from harness.backends.model.blocks import transformer_blocks
+from harness.backends.model.precision import dtype_name
 from harness.job.optimizer import UpdateGroup
 from harness.rank.factories import configuration
 from harness.rank.models.changes import uses_checkpointing

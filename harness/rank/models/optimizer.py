@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from harness.backends.base import OptimizerImplementation
-from harness.backends.blocks import transformer_blocks
-from harness.backends.installed import require_installed
-from harness.backends.optimizer_groups import LR_SCALE
-from harness.backends.optimizer_kinds import BLOCK_ELEMENTS, LEAST_ELEMENTS, LOW_BIT
+from harness.backends.libraries.installed import require_installed
+from harness.backends.model.blocks import transformer_blocks
+from harness.backends.optimizer.groups import LR_SCALE
+from harness.backends.optimizer.kinds import BLOCK_ELEMENTS, LEAST_ELEMENTS, LOW_BIT
 from harness.backends.strategy import StrategyKind
 from harness.errors import JobError
 from harness.job.optimizer import OptimizerSection, ScheduleSection, UpdateGroup

@@ -7,7 +7,7 @@ from collections import Counter
 import torch
 from torch import nn
 
-from harness.backends.blocks import transformer_blocks
+from harness.backends.model.blocks import transformer_blocks
 from harness.errors import JobError
 from harness.job.job import Job
 from harness.job.model import ModelSection

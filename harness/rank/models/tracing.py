@@ -24,10 +24,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.backends.base import Batch
-from harness.backends.blocks import transformer_blocks
-from harness.backends.optimizer_groups import tensors_in
+from harness.backends.model.blocks import transformer_blocks
+from harness.backends.optimizer.groups import tensors_in
 from harness.errors import JobError
-from harness.forms.layout import READ_ELSEWHERE, UnitCall, Use
+from harness.forms.model.layout import READ_ELSEWHERE, UnitCall, Use
 from harness.job.job import DEFAULT_TASK, Job
 from harness.rank.factories import described_error
 from harness.rank.models.adapter import add_adapters

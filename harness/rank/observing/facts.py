@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.backends.base import Effective, World
-from harness.backends.blocks import transformer_blocks
-from harness.backends.optimizer_groups import group_constants, group_rate, held_tensors
-from harness.backends.precision import dtype_name
+from harness.backends.model.blocks import transformer_blocks
+from harness.backends.model.precision import dtype_name
+from harness.backends.optimizer.groups import group_constants, group_rate, held_tensors
 from harness.rank.accelerator import uses_tf32
 from harness.rank.live.live_model import (
     Whole,

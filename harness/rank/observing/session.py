@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.backends.optimizer_groups import group_rate
+from harness.backends.optimizer.groups import group_rate
 from harness.rank.live.observer import OptimizerWatch
 from harness.rank.live.passes import depends_on_mode
 from harness.rank.observing.facts import Seen, is_causal

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from harness.backends.base import Effective, Engine, World
-from harness.backends.optimizer_groups import group_rate
+from harness.backends.optimizer.groups import group_rate
 from harness.backends.registry import strategy_of
 from harness.rank.accelerator import describe_accelerator
 from harness.rank.events import GuestEventWriter

@@ -23,10 +23,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from harness.backends.blocks import needed_blocks
-from harness.backends.precision import cast_parameters
+from harness.backends.model.blocks import needed_blocks
+from harness.backends.model.precision import cast_parameters
 from harness.errors import HarnessError
-from harness.forms.activations import (
+from harness.forms.model.activations import (
     MONOMIALS,
     ActivationProfile,
     Gradient,

@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 
 from harness.backends.mesh import Mesh
-from harness.backends.optimizer_groups import tensors_in
+from harness.backends.model.precision import dtype_name
+from harness.backends.optimizer.groups import tensors_in
 from harness.backends.pipeline.cut import PHASES
-from harness.backends.precision import dtype_name
 from harness.forms.workload import ELSEWHERE
 from harness.traces.kinds import OPERATORS
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from harness.backends.base import Batch, Engine, World
-from harness.backends.gradients import global_norm
+from harness.backends.optimizer.gradients import global_norm
 from harness.files import write_atomically
 from harness.run_directory.rank_state import WATCH, DeviceNote, device_note
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from harness.backends.gradients import real_numbers
+from harness.backends.optimizer.gradients import real_numbers
 
 PROJECTIONS = 8
 ROW_ELEMENTS = 1024

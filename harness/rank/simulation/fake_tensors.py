@@ -20,8 +20,8 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter
 
-from harness.backends import gradients
-from harness.backends.gradients import local_shard
+from harness.backends.optimizer import gradients
+from harness.backends.optimizer.gradients import local_shard
 from harness.errors import HarnessError
 from harness.rank.models.losses import unpacked_samples
 from harness.rank.probes.memory import AllocatorProbe

@@ -10,7 +10,7 @@ import torch
 
 from harness.backends import registry
 from harness.backends.base import World
-from harness.backends.extensions import ASYNC_IO
+from harness.backends.libraries.extensions import ASYNC_IO
 from harness.backends.zero.extension_builds import unmet_build
 from harness.job.job import Job
 from tests.resume.engines import STEPS, Trained, make_engine, resume_job, train

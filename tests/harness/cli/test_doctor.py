@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.backends import installed, registry
+from harness.backends import registry
+from harness.backends.libraries import installed
 from harness.cli import doctor
 from harness.doctor import check
 from tests.forkserver import launcher

@@ -1,6 +1,6 @@
 import json
 
-from harness.backends.library_facts import traps_of
+from harness.backends.libraries.facts import traps_of
 from harness.doctor.check import BETWEEN_RANKS, SelfCheck, conclude, document
 from harness.record import ErrorPart, Record
 from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights

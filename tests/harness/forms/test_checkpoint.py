@@ -6,8 +6,8 @@ import pytest
 
 from harness.backends.registry import parse, strategy_of
 from harness.forms import families
-from harness.forms.layout import Layout, Tensor
 from harness.forms.loading import PICKLED_PLANS
+from harness.forms.model.layout import Layout, Tensor
 from harness.forms.workload import Window, Workload
 
 LAYOUT = Layout(

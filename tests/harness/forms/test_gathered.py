@@ -1,8 +1,8 @@
 import pytest
 
 from harness.backends.strategy import StrategyKind
-from harness.forms.layout import Layout, Tensor
-from harness.forms.peak_rank import most_gathered_bytes
+from harness.forms.model.layout import Layout, Tensor
+from harness.forms.peaks.rank import most_gathered_bytes
 from harness.forms.workload import Workload
 
 

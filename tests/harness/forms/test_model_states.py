@@ -5,7 +5,7 @@ import pytest
 from harness.backends.registry import BUILT_IN, strategy_of
 from harness.forms.families import model_states
 from harness.forms.fsdp.fsdp1 import flat_unit
-from harness.forms.layout import Layout, Tensor
+from harness.forms.model.layout import Layout, Tensor
 from harness.forms.terms import ModelStates
 from harness.forms.textbook import textbook_states
 from harness.forms.workload import Workload

@@ -6,7 +6,7 @@ from peft.utils import constants
 from harness.backends.registry import BUILT_IN
 from harness.errors import HarnessError
 from harness.forms.families import collectives, model_states
-from harness.forms.layout import Layout
+from harness.forms.model.layout import Layout
 from harness.forms.workload import Workload
 from harness.job.model import AdapterSection
 from harness.job.optimizer import OptimizerSection

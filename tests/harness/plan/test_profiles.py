@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.backends.registry import strategy_of
-from harness.forms.layout import Layout
+from harness.forms.model.layout import Layout
 from harness.forms.workload import Workload
 from harness.plan import profiles
 from harness.plan.models import load_model

@@ -1,6 +1,6 @@
 """A catalogue's model says its heads, so what attention exchanges is planned in closed form."""
 
-from harness.forms.layout import Attention
+from harness.forms.model.layout import Attention
 from harness.plan.model import heads_of
 
 

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from harness.forms.activations import SELECTIVE, blocks_between
-from harness.forms.layout import READ_ELSEWHERE, Layout, Tensor, Use, ceil_to
 from harness.forms.loading import loading_collectives
+from harness.forms.model.activations import SELECTIVE, blocks_between
+from harness.forms.model.layout import READ_ELSEWHERE, Layout, Tensor, Use, ceil_to
 from harness.forms.terms import (
     BACKWARD,
     DIGEST,
@@ -189,7 +189,7 @@ def _unknown(workload: Workload) -> str | None:
         return (
             "recomputation stops in the module of a block that runs last and leaves its weights gathered for "
             "the backward pass (torch.utils.checkpoint, early stop); that module is not modelled for "
-            "this architecture (harness/forms/activations.py)"
+            "this architecture (harness/forms/model/activations.py)"
         )
     if how.gathers_each_use and (unknown := uses_unknown(workload)):
         return unknown

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.backends.options import SUB_GROUP_ELEMENTS
-from harness.forms.layout import Tensor, ceil_to
+from harness.forms.model.layout import Tensor, ceil_to
 from harness.forms.states import ADAM_MOMENTS
 from harness.forms.terms import Term
 from harness.forms.workload import Workload

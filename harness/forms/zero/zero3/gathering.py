@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from harness.backends.presets import ZERO3_DEFAULTS, ZERO3_PREFETCH_ELEMENTS
-from harness.forms.layout import Tensor
+from harness.forms.model.layout import Tensor
 from harness.forms.workload import Workload
 from harness.forms.zero.stages import preset_values
 

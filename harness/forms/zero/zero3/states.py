@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.forms.dtypes import DTYPE_BYTES
-from harness.forms.layout import Tensor, ceil_to
+from harness.forms.model.layout import Tensor, ceil_to
 from harness.forms.states import ADAM_MOMENTS, FROZEN, buffer_terms, step_counters
 from harness.forms.terms import ModelStates, Share, Term, merged, states
 from harness.forms.workload import Workload

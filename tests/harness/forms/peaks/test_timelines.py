@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from harness.backends.registry import strategy_of
-from harness.forms.activations import no_activations
-from harness.forms.layout import Layout, Tensor
+from harness.forms.model.activations import no_activations
+from harness.forms.model.layout import Layout, Tensor
 from harness.forms.peaks.families import without_activations
 from harness.forms.peaks.fsdp2 import Fsdp2Timeline
 from harness.forms.peaks.step_timeline import Ledger

@@ -3,7 +3,7 @@
 import pytest
 
 from harness.backends.registry import strategy_of
-from harness.forms.layout import Layout, Tensor
+from harness.forms.model.layout import Layout, Tensor
 from harness.forms.workload import Workload
 from harness.forms.zero.stages import buckets_filled
 

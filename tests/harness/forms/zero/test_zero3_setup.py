@@ -4,7 +4,7 @@ import pytest
 
 from harness.backends.registry import strategy_of
 from harness.forms.families import collectives
-from harness.forms.layout import Layout, Tensor
+from harness.forms.model.layout import Layout, Tensor
 from harness.forms.workload import Workload
 
 PARAMETERS = (Tensor("a.weight", (10, 3), "float32"), Tensor("b.weight", (5,), "float32"))

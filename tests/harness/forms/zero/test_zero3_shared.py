@@ -7,7 +7,7 @@ import pytest
 
 from harness.backends.registry import BUILT_IN
 from harness.forms.families import collectives
-from harness.forms.layout import Layout, Tensor, Use
+from harness.forms.model.layout import Layout, Tensor, Use
 from harness.forms.workload import Workload
 from harness.forms.zero.zero3.collectives import SHARED_TERM, shared_gathers, uses_unknown
 

@@ -1,7 +1,7 @@
 import ast
 from pathlib import Path
 
-from harness.backends.library_facts import fact
+from harness.backends.libraries.facts import fact
 from harness.judge.comparison import Comparison
 from harness.judge.effective import SETTINGS
 from harness.judge.findings.catalogue import PAGE, kinds

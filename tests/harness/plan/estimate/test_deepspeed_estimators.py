@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from harness.forms.layout import elements
+from harness.forms.model.layout import elements
 from harness.forms.terms import Term
 from harness.plan.estimate.row import EstimateRow
 from tests.harness.plan.estimate.asking import states

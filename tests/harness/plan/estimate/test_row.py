@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.forms.layout import Layout, Tensor
+from harness.forms.model.layout import Layout, Tensor
 from harness.job.experiment import Experiment
 from harness.plan.estimate.question import question
 from harness.plan.estimate.row import EstimateRow, candidates

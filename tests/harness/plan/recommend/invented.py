@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from harness.forms.layout import Layout, Tensor
+from harness.forms.model.layout import Layout, Tensor
 from harness.forms.terms import Term
 from harness.job.config import load_experiment
 from harness.plan.devices.constants import TimeTerm

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from harness.errors import HarnessError
-from harness.forms.layout import Layout, Tensor
+from harness.forms.model.layout import Layout, Tensor
 from harness.job.config import load_experiment
 from harness.plan.recommend.question import ask, default_tokens, read_count
 from tests.harness.plan.recommend.invented import DEVICE, FABRIC, MODEL, question

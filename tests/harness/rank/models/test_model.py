@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.backends.base import Unsupported
-from harness.backends.blocks import needed_blocks, transformer_blocks
+from harness.backends.model.blocks import needed_blocks, transformer_blocks
 from harness.errors import JobError
 from harness.job.data import DataSection
 from harness.job.job import Job, TrainingSection

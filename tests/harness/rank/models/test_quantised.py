@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from harness.backends import installed
 from harness.backends.base import Unsupported
+from harness.backends.libraries import installed
 from harness.rank.models.adapter import is_adapter
 from tests.harness.rank.loading.models import LLAMA
 from tests.harness.rank.models.test_adapter import built, lora

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from harness.forms.fsdp.fsdp1 import ALIGNMENT_BYTES, flat_unit, is_sharded
-from harness.forms.layout import Layout, Tensor, ceil_to, elements
+from harness.forms.model.layout import Layout, Tensor, ceil_to, elements
 from harness.forms.part import local_workload
 from harness.forms.pipeline import held
 from harness.forms.workload import Workload

@@ -9,7 +9,7 @@ from fractions import Fraction
 from itertools import groupby
 from typing import Any
 
-from harness.forms.layout import Layout
+from harness.forms.model.layout import Layout
 
 MONOMIALS = ("1", "b", "s", "b s", "s²", "b s²")
 """b: samples of a micro-batch, s: tokens of a sample."""

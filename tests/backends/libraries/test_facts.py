@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.backends import library_facts, registry
-from harness.backends.library_facts import FACTS, fact, holds, not_run, unsupported
+from harness.backends import registry
+from harness.backends.libraries import facts as library_facts
+from harness.backends.libraries.facts import FACTS, fact, holds, not_run, unsupported
 from harness.judge.comparison import Comparison
 from harness.judge.findings.catalogue import kinds
 from harness.record import Record

@@ -5,8 +5,8 @@ import pytest
 from harness.backends.registry import entries
 from harness.backends.strategy import StrategyKind
 from harness.forms.families import collectives, model_states
-from harness.forms.layout import Layout, Tensor
-from harness.forms.optimizer_states import MUON, why_not
+from harness.forms.model.layout import Layout, Tensor
+from harness.forms.optimizer.states import MUON, why_not
 from harness.forms.workload import Workload
 
 PARAMETERS = (

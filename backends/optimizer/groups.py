@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import _default_to_fused_or_foreach
 
-from harness.backends.gradients import stored_tensors
+from harness.backends.optimizer.gradients import stored_tensors
 
 LR_SCALE = "lr_scale"
 """Key of a group: its learning rate over the job's; absent: 1."""

@@ -1,6 +1,6 @@
 """What versions of the training libraries do differently: findings, closed forms and docs follow from it.
 
-A fact is added to `library_facts.toml` with the run or the source that shows it. Nothing here imports the
+A fact is added to `facts.toml` with the run or the source that shows it. Nothing here imports the
 libraries.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Literal
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion
 
-from harness.backends.installed import absent, installed_version, not_installed
+from harness.backends.libraries.installed import absent, installed_version, not_installed
 
 Effect = Literal["wrong", "default", "traffic", "states", "time", "unsupported", "not run"]
 
@@ -77,7 +77,7 @@ class LibraryFact:
 
 
 def _known() -> Iterator[LibraryFact]:
-    text = files(__package__).joinpath("library_facts.toml").read_text(encoding="utf-8")
+    text = files(__package__).joinpath("facts.toml").read_text(encoding="utf-8")
     for row in tomllib.loads(text)["fact"]:
         given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
         yield LibraryFact(**given)

@@ -17,8 +17,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from harness.backends.base import BackendOptions, World
 from harness.backends.hybrid import shard_size
+from harness.backends.model.swapped_weights import in_file, mapped, write_piece
 from harness.backends.model_source import ModelSource
-from harness.backends.swapped_weights import in_file, mapped, write_piece
 
 
 def this_device(world: World) -> torch.device:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from harness.forms.activations import (
+from harness.forms.model.activations import (
     ActivationProfile,
     Gradient,
     Point,

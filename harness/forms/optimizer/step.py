@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from harness.backends.optimizer_kinds import LOW_BIT
+from harness.backends.optimizer.kinds import LOW_BIT
 from harness.forms import pipeline, tensor
 from harness.forms.fsdp import fsdp1, fsdp2, fsdp2_tensor
 from harness.forms.states import replica_tensors

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.backends.blocks import block_classes
+from harness.backends.model.blocks import block_classes
 from harness.backends.options import Zero3Options, gathers_blocks
 from harness.backends.presets import ZERO3_DEFAULTS, ZERO3_PREFETCH_ELEMENTS
 
-from .explain import Unsupported
+from ..explain import Unsupported
 
 COUNT = 5
 """`buffer_count` of 'offload_param' (zero/offload_config.py)."""

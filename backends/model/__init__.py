@@ -1,0 +1,1 @@
+"""The model under a strategy: its units, its weights piece by piece, its dtypes and inputs."""

@@ -1,0 +1,1 @@
+"""What a model is to closed forms: its tensors and its activations."""

@@ -1,0 +1,1 @@
+"""States of optimizers, and what an update does with them."""
