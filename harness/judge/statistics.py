@@ -1,4 +1,4 @@
-"""CellRuns: median, 95th percentile, intervals, and which differences are beyond noise.
+"""Repeats: median, 95th percentile, intervals, and which differences are beyond noise.
 
 Whole runs are compared, never the steps within a run: steps of one run share their machine, moment and
 placement and would make noise look smaller than it is. Nothing here supposes how runs are distributed.

@@ -1,4 +1,4 @@
-"""CellRuns on CUDA under deterministic kernels."""
+"""Repeats on CUDA under deterministic kernels."""
 
 from __future__ import annotations
 

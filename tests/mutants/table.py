@@ -425,7 +425,7 @@ MUTANTS = (
            "::test_a_limit_of_memory_makes_another_cell_and_reaches_the_ranks_that_count"),
     Mutant("rounds", "harness/launch/cells.py",
            "return sorted(cells, key=place)", "return list(cells)",
-           "CellRuns run in rounds, so that a machine that drifts treats all backends alike",
+           "Repeats run in rounds, so that a machine that drifts treats all backends alike",
            "harness/launch/test_cells.py::test_repeats_have_cells_of_their_own_and_run_in_rounds"),
     Mutant("kept-outcome", "harness/launch/owner.py",
            "exit_codes=kept.exit_codes, ended_at=kept.ended_at", "exit_codes={}, ended_at={}",

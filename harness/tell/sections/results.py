@@ -56,7 +56,7 @@ def results_section(comparison: Comparison) -> Section:
             "and between them: largest less smallest mean timed step of the runs of a session, and of the "
             "medians of sessions, relative to the median."
         )
-        title = f"CellRuns and spread: {counted(runs, 'run')} of each cell at most"
+        title = f"Repeats and spread: {counted(runs, 'run')} of each cell at most"
         blocks += [Paragraph(text.rstrip()), Folded(title, [spread, Paragraph(sessions)])]
     pictures = (throughput_picture(comparison), trade_off_picture(comparison))
     blocks += [picture for picture in pictures if picture is not None]

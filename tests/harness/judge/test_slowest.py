@@ -9,7 +9,7 @@ from harness.tell.short.choice import CAUSE_OPEN, SlowestExplanation, difference
 from tests.records import make_effective, make_record, make_steps
 
 NOISE = (0.99, 1.0, 1.01, 0.995, 1.005, 1.002)
-"""CellRuns of one cell, relative."""
+"""Repeats of one cell, relative."""
 
 
 def run(

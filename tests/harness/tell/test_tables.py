@@ -15,7 +15,7 @@ def lines(*records: Record) -> list[dict[str, str]]:
 
 
 def timed(label: str, *rates: float) -> list[Record]:
-    """CellRuns that train so many tokens per second."""
+    """Repeats that train so many tokens per second."""
     return [
         make_record(label=label, repeat=n, run_id=f"{label}-{n}", steps=make_steps(seconds=1024 / rate))
         for n, rate in enumerate(rates)
