@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
-from harness.job.experiment import Question
+from harness.job.experiment import ReportFocus
 
-QUESTIONS = get_args(Question)
+QUESTIONS = get_args(ReportFocus)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +15,7 @@ class Published:
     """A folder below reports/ with records and a report."""
 
     name: str
-    question: Question
+    question: ReportFocus
     command: str
     """Makes the folder again from nothing."""
     page: str = "report.md"
@@ -64,7 +64,7 @@ SUBJECTS = {
 """What titles add to the job, where its records do not hold it."""
 
 
-def question_of(folder: str) -> Question | None:
+def question_of(folder: str) -> ReportFocus | None:
     """What the report in a folder, relative to reports/, answers; None: it is none of them."""
     top = folder.split("/")[0]
     return next((published.question for published in PUBLISHED if published.name == top), None)

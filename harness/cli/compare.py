@@ -15,7 +15,7 @@ from harness.cli.cells.preflight import force_option
 from harness.cli.cells.rounds import Until, add_rounds, parse_until
 from harness.cli.options.arguments import numbers, require_gpus, split_backends
 from harness.cli.options.device import resolve_device
-from harness.cli.options.given import GivenFiles, given_options
+from harness.cli.options.imported import GivenFiles, given_options
 from harness.cli.options.price import priced
 from harness.cli.options.shared import (
     EXIT_INTERRUPTED,

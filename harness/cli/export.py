@@ -13,7 +13,7 @@ import click
 from harness.cli.options import completion
 from harness.cli.options.arguments import default_ranks
 from harness.cli.options.device import resolve_device
-from harness.cli.options.given import GivenFiles, given_options
+from harness.cli.options.imported import GivenFiles, given_options
 from harness.cli.options.shared import (
     PATH,
     common,

@@ -13,7 +13,7 @@ from harness.cli.options.shared import EXIT_STRICT, OUTPUT_FILE, PATH, common, w
 from harness.cli.terminal.output import begin, echo
 from harness.errors import HarnessError
 from harness.files import stream_number
-from harness.job.experiment import Price, Question
+from harness.job.experiment import Price, ReportFocus
 from harness.judge.changes import failures, parse_conditions
 from harness.judge.comparison import Comparison
 from harness.launch.owner import lines_about
@@ -41,7 +41,7 @@ from harness.tell.report import (
 )
 @click.option(
     "--question",
-    type=click.Choice(get_args(Question)),
+    type=click.Choice(get_args(ReportFocus)),
     help="What the report answers; default: compare.question of the records.",
 )
 @click.option("--subject", default="", help="What the title adds to the job, such as the speed of its links.")
@@ -91,7 +91,7 @@ def report_runs(
     output: Path,
     *,
     form: Format | None,
-    question: Question | None,
+    question: ReportFocus | None,
     subject: str,
     price: Price | None,
     fail_on: str | None,

@@ -15,7 +15,7 @@ from harness.cli.cells.preflight import force_option, predict_one, refuse_as_ran
 from harness.cli.options import completion
 from harness.cli.options.arguments import command_line, default_ranks, require_gpus
 from harness.cli.options.device import resolve_device
-from harness.cli.options.given import GivenFiles, given_options
+from harness.cli.options.imported import GivenFiles, given_options
 from harness.cli.options.shared import (
     config_option,
     found_checkpoint,

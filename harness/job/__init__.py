@@ -10,7 +10,7 @@ from harness.job.experiment import (
     Limits,
     MeasureSection,
     Price,
-    Question,
+    ReportFocus,
     RuntimeSection,
     read_price,
 )

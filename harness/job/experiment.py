@@ -137,11 +137,11 @@ LEAST_TIMED_STEPS = 8
 
 
 CheckpointFormat = Literal["none", "native", "consolidated", "neutral"]
-Question = Literal["speed", "memory", "footprint", "parity", "scaling", "all"]
+ReportFocus = Literal["speed", "memory", "footprint", "parity", "scaling", "all"]
 """What a comparison is made to answer; its report answers nothing else."""
 
 
-def speeds_are_asked(question: Question) -> bool:
+def speeds_are_asked(question: ReportFocus) -> bool:
     """Whether a report that answers this question may print a figure of speed."""
     return question in ("all", "speed", "scaling")
 
@@ -262,7 +262,7 @@ class RuntimeSection(Limits):
 class CompareSection(SettingsSection):
     """The matrix that `compare` runs."""
 
-    question: Question = Field(
+    question: ReportFocus = Field(
         "all",
         description="what the report answers: speed, memory, footprint (memory and traffic of a rank), "
         "parity, scaling, or all; it states no figures of speed unless they were asked for",

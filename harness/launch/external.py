@@ -29,7 +29,7 @@ from harness.record import Record
 from harness.record.record_files import RECORD_NAME
 from harness.record.run_id import run_folder
 from harness.record.store import read_record, write_record
-from harness.run_directory.assemble import Outcome, assemble, remove_remains
+from harness.run_directory.assemble import Outcome, assemble, clean_up
 from harness.run_directory.events import FailureEvent, Tail
 from harness.run_directory.external_ends import (
     exits_before_stuck,
@@ -284,7 +284,7 @@ class Supervisor:
             request = RunRequest.read(directory)
             record = assemble(directory, request, outcome)
             if note is not None:
-                remove_remains(directory, request)
+                clean_up(directory, request)
             write_record(directory, record)
         return record
 

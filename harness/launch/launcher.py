@@ -39,8 +39,8 @@ from harness.run_directory.assemble import (
     Outcome,
     assemble,
     assemble_refused,
+    clean_up,
     record_of_fault,
-    remove_remains,
 )
 from harness.run_directory.events import Event, Tail, TurnEvent, has_ended_well
 from harness.run_directory.request import LOCAL_RENDEZVOUS, RunRequest, rank_file, rank_log
@@ -456,7 +456,7 @@ def running_cell(
             record = assemble(directory, request, outcome)
     except Exception as error:  # whatever it is, this cell failed, and the others go on
         record = record_of_fault(directory, request, error)
-    remove_remains(directory, request)
+    clean_up(directory, request)
     # What the run found, not what it left.
     found = record.environment.model_copy(update={"load_average": load})
     record = record.model_copy(update={"environment": found})

@@ -16,7 +16,7 @@ from harness.files import write_atomically
 from harness.record import Part, Record
 from harness.record.record_files import RECORD_NAME
 from harness.record.store import write_record
-from harness.run_directory.assemble import Outcome, Verdict, assemble, remove_remains
+from harness.run_directory.assemble import Outcome, Verdict, assemble, clean_up
 from harness.run_directory.rank_state import Owner, read_part
 from harness.run_directory.request import RANK_OWNERS, RunRequest
 
@@ -101,7 +101,7 @@ def record_abandoned(runs: Path) -> Iterator[Record]:
         try:
             request = RunRequest.read(directory)
             record = assemble(directory, request, _outcome(owner))
-            remove_remains(directory, request)
+            clean_up(directory, request)
             write_record(directory, record)
         except (OSError, ValueError, HarnessError):
             continue  # `lines_about` still names it

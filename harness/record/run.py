@@ -13,7 +13,7 @@ from harness.backends.strategy import StrategyKind
 from harness.bounds import MOST_RANKS
 from harness.forms.flops import is_stub
 from harness.forms.terms import OwnForms
-from harness.job.experiment import Price, Question
+from harness.job.experiment import Price, ReportFocus
 from harness.record.environment import EnvironmentPart
 from harness.record.model import DataPart, LayoutPart, ModelPart, ObservedPart, SplitPart, WeightsPart
 from harness.record.part import Part
@@ -331,7 +331,7 @@ class Record(Part):
     """Number of the repetition within its cell, from 0."""
     measure: RecordedMeasure | None = None
     """The settings of measurement; None in records from before they were kept."""
-    question: Question | None = None
+    question: ReportFocus | None = None
     """What its comparison was made to answer; None in records from before it was kept."""
     price_per_gpu_hour: Price | None = None
     """As the user gave it; None: not given."""

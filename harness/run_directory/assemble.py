@@ -554,7 +554,7 @@ def _answers(events: Events, mesh: Mesh) -> AnswersPart | None:
     )
 
 
-def remove_remains(run_directory: Path, request: RunRequest) -> None:
+def clean_up(run_directory: Path, request: RunRequest) -> None:
     """Remove initial weights, and a checkpoint that was not to be kept. The ranks have ended."""
     shutil.rmtree(weights_folder(run_directory), ignore_errors=True)
     if not request.measure.keep_checkpoint:

@@ -7,7 +7,7 @@ from pathlib import Path
 from harness.backends.model_source import Loading
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.files import Stored, read_plain, write_atomically
-from harness.job.experiment import Limits, MeasureSection, Price, Question
+from harness.job.experiment import Limits, MeasureSection, Price, ReportFocus
 from harness.job.job import Job
 from harness.record import GivenPart, PredictionPart
 from harness.record.run_id import RunId
@@ -47,7 +47,7 @@ class RunRequest(Stored):
     threads_per_rank: int
     micro_batch_size: int
     accumulation_steps: int
-    question: Question | None = None
+    question: ReportFocus | None = None
     """What the comparison that asked for the run is made to answer."""
     price_per_gpu_hour: Price | None = None
     """What the user pays; the ranks do not read it."""

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 from harness.bounds import MOST_REPORT_BYTES
 from harness.errors import HarnessError
 from harness.files import Stored, read_plain
-from harness.job.experiment import Price, Question
+from harness.job.experiment import Price, ReportFocus
 from harness.record import Record
 from harness.record.record_files import RecordFiles
 from harness.tell.pictures.drawing import renderer
@@ -43,7 +43,7 @@ class Manifest(Stored):
     """Of the report's file, from which those of its pictures are made."""
     format: Format
     kind: Kind = "comparison"
-    question: Question = "all"
+    question: ReportFocus = "all"
     """What the report answers."""
     subject: str = ""
     """What its title adds to the job; empty: nothing."""
@@ -111,7 +111,7 @@ def digest(data: bytes) -> str:
 class Asked(TypedDict, total=False):
     """What a report is asked to be."""
 
-    question: Question | None
+    question: ReportFocus | None
     """None: that of the records."""
     subject: str
     """What the title adds to the job."""
@@ -161,7 +161,7 @@ def make_manifest(
     )
 
 
-def question_of(records: Sequence[Record]) -> Question:
+def question_of(records: Sequence[Record]) -> ReportFocus:
     """What all the records were made to answer; 'all' where they differ or do not say."""
     asked = {record.question for record in records}
     return (asked.pop() if len(asked) == 1 else None) or "all"

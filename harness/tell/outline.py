@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from harness.job.experiment import Question, speeds_are_asked
+from harness.job.experiment import ReportFocus, speeds_are_asked
 from harness.judge.comparison import Comparison
 from harness.tell.document import Block, Document, Folded, Picture, Section, Table
 from harness.tell.pictures.memory import memory_picture
@@ -107,7 +107,7 @@ LONGEST_OPEN_TABLE = 30
 """Lines of a table that stands open; the results always do."""
 
 
-def details_document(comparison: Comparison, *last: Section, question: Question = "all") -> Document:
+def details_document(comparison: Comparison, *last: Section, question: ReportFocus = "all") -> Document:
     """Everything about a comparison that its question asks for; `last` follows what is computed from it."""
     makers = SECTIONS
     if not speeds_are_asked(question):

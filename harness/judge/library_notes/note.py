@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from harness.backends.libraries.facts import fact
-from harness.job.experiment import Question
+from harness.job.experiment import ReportFocus
 from harness.judge.cell import CellName
 from harness.judge.repeats import CellRuns
 from harness.judge.wording import listed, ranks
 from harness.record import Record
 
 Cause = Literal["library", "transport", "preset"]
-TRAFFIC: tuple[Question, ...] = ("speed", "scaling", "footprint")
+TRAFFIC: tuple[ReportFocus, ...] = ("speed", "scaling", "footprint")
 
 
-MEMORY: tuple[Question, ...] = ("memory", "footprint")
+MEMORY: tuple[ReportFocus, ...] = ("memory", "footprint")
 
 
-PARITY: tuple[Question, ...] = ("parity",)
+PARITY: tuple[ReportFocus, ...] = ("parity",)
 
 
 BEARS_ON = {"states": MEMORY, "traffic": TRAFFIC}
@@ -42,7 +42,7 @@ class LibraryNote:
     """What a record shows; `{figure}` stands for its number."""
     advice: str
     """What to set, or why nothing need be done."""
-    questions: tuple[Question, ...]
+    questions: tuple[ReportFocus, ...]
     """Which of them it bears on."""
     packages: tuple[str, ...] = ("deepspeed",)
     """Whose versions the sentence names."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from harness.backends import registry
-from harness.job.experiment import Question
+from harness.job.experiment import ReportFocus
 from harness.judge.comparison import Comparison
 from harness.judge.library_notes.note import CellNote, ReportNote, merged
 from harness.judge.library_notes.states import find_in_states
@@ -16,7 +16,7 @@ from harness.judge.repeats import CellRuns
 RULES: tuple[Callable[[CellRuns], list[CellNote]], ...] = (find_in_training, find_in_traffic, find_in_states)
 
 
-def library_notes(comparison: Comparison, question: Question = "all") -> list[ReportNote]:
+def library_notes(comparison: Comparison, question: ReportFocus = "all") -> list[ReportNote]:
     """Those that bear on the question, costs first and savings last; only of built-in backends.
 
     What a third party's backend does differently is not a library's: it is a finding or its own matter.

@@ -17,7 +17,7 @@ from harness.nested import differences, put
 from harness.record import GivenPart, Record
 from harness.record.workload import closed_form_layout
 from harness.tell.document import Block, Folded, Paragraph, Section, Table, yaml_code
-from harness.tell.given import given_table, summary
+from harness.tell.imported import given_table, summary
 from harness.tell.tables import not_comparable_table, prose, table_columns
 
 PRECISIONS = {

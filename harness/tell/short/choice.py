@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from harness.forms.terms import STEP_PHASES
-from harness.job.experiment import Question
+from harness.job.experiment import ReportFocus
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import SENT, SPEED
 from harness.judge.ranking import Ratio, frontier
@@ -280,11 +280,11 @@ def differences(found: SlowestExplanation) -> Table:
     return Table(key="slowest", columns=columns, rows=rows)
 
 
-ASKED: tuple[Question, ...] = ("all", "speed", "memory", "footprint")
-SPEEDS: tuple[Question, ...] = ("all", "speed")
+ASKED: tuple[ReportFocus, ...] = ("all", "speed", "memory", "footprint")
+SPEEDS: tuple[ReportFocus, ...] = ("all", "speed")
 
 
-def choice_section(comparison: Comparison, question: Question) -> Section | None:
+def choice_section(comparison: Comparison, question: ReportFocus) -> Section | None:
     """None where nothing is to be chosen: another question, one rank, or a single cell."""
     where = comparison_scope(comparison)
     if question not in ASKED or where is None or where.size == 1 or len(where.groups) < 2:

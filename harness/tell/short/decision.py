@@ -14,7 +14,7 @@ from harness.forms import families
 from harness.forms.peaks.families import kinds_without_activations, without_activations
 from harness.forms.terms import STATE_KINDS
 from harness.forms.workload import Window, Workload
-from harness.job.experiment import Question
+from harness.job.experiment import ReportFocus
 from harness.judge.quantities.pipeline import pipeline_use
 from harness.judge.quantities.volume import sent_per_step
 from harness.judge.repeats import BASE, CellRuns
@@ -53,7 +53,7 @@ STATES = "Memory is for model states after the backward pass; gathered weights a
 MEASURED = prose("decision_measured")
 
 
-def decision_blocks(where: ComparisonScope, question: Question) -> list[Block]:
+def decision_blocks(where: ComparisonScope, question: ReportFocus) -> list[Block]:
     """What to take by memory and micro-steps, then what each strategy holds and sends elsewhere."""
     blocks: list[Block] = []
     if question != "memory" and min(where.figures(sent_once).values(), default=0.0):
@@ -152,7 +152,7 @@ def _moving_parts(label: str) -> tuple[bool, float]:
         return True, inf
 
 
-def _elsewhere(where: ComparisonScope, question: Question) -> tuple[Table, str] | None:
+def _elsewhere(where: ComparisonScope, question: ReportFocus) -> tuple[Table, str] | None:
     """What is held and sent on many ranks with accumulation, and which cells have no row.
 
     Cells that are alike share one.

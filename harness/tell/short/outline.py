@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from harness.job.experiment import Question
+from harness.job.experiment import ReportFocus
 from harness.judge.cell import name_cells
 from harness.judge.comparison import Comparison
 from harness.judge.findings.groups import Statement, statements
@@ -38,7 +38,7 @@ MOST_WORDS_CHECK = 30
 """Of a command that is shown here."""
 
 
-def check_section(comparison: Comparison, question: Question) -> Section:
+def check_section(comparison: Comparison, question: ReportFocus) -> Section:
     """The first command that made the runs, if it is short, and the one that verifies this report."""
     first, *others = commands_of(comparison)
     shown = [first] if len(first.split()) <= MOST_WORDS_CHECK else []
@@ -61,7 +61,7 @@ def check_section(comparison: Comparison, question: Question) -> Section:
 LIBRARIES = ("torch", "deepspeed")
 
 
-def scope_section(comparison: Comparison, question: Question) -> Section | None:
+def scope_section(comparison: Comparison, question: ReportFocus) -> Section | None:
     """What ran and where, and whether its figures can be trusted; None without runs."""
     if not comparison.rows:
         return None
@@ -121,7 +121,7 @@ MOST_WORDS_SURPRISES = 185
 WORDS_OF_LINE = 35
 
 
-def surprises_section(comparison: Comparison, question: Question) -> Section | None:
+def surprises_section(comparison: Comparison, question: ReportFocus) -> Section | None:
     """Those that bear on the question, largest effect first; None where there are none."""
     found = library_notes(comparison.comparable, question)
     if not found:
@@ -154,7 +154,7 @@ WORDS_OF_LINE_WARNINGS = 25
 MOST_LABELS = 3
 
 
-def warnings_section(comparison: Comparison, question: Question) -> Section:
+def warnings_section(comparison: Comparison, question: ReportFocus) -> Section:
     """One line for each kind, causes first; those that do not fit by name; or that there is none."""
     kinds: dict[str, list[Statement]] = {}
     for statement in statements(comparison.findings):
@@ -179,7 +179,7 @@ def _warning(alike: Sequence[Statement]) -> Line:
     return Line(f"{text}{others}", first.id, "findings")
 
 
-SECTIONS: tuple[Callable[[Comparison, Question], Section | None], ...] = (
+SECTIONS: tuple[Callable[[Comparison, ReportFocus], Section | None], ...] = (
     verdict_section,
     scope_section,
     choice_section,
@@ -195,7 +195,7 @@ ROWS = range(MOST_ROWS, 3, -1)
 MOST_PICTURES = 4
 
 
-PICTURES: dict[Question, tuple[Callable[[Comparison], Picture | None], ...]] = {
+PICTURES: dict[ReportFocus, tuple[Callable[[Comparison], Picture | None], ...]] = {
     "all": (memory_picture, volume_picture, loss_picture, throughput_picture),
     "speed": (throughput_picture, volume_picture, memory_picture),
     "memory": (memory_picture,),
@@ -207,7 +207,7 @@ PICTURES: dict[Question, tuple[Callable[[Comparison], Picture | None], ...]] = {
 
 
 def short_document(
-    comparison: Comparison, question: Question, details: Document, *, subject: str = ""
+    comparison: Comparison, question: ReportFocus, details: Document, *, subject: str = ""
 ) -> Document:
     """The short report that answers `question`, in front of its details.
 

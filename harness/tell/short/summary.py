@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.job.experiment import Question
+from harness.job.experiment import ReportFocus
 from harness.judge.cell import CellName
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import SENT, SPEED, STEP
@@ -76,7 +76,7 @@ FIRST_BEYOND = replace(_figure("first_divergent_step"), show=dash)
 PARITY = _Figure("parity", "parity", lambda group: None, str, align="left")
 AMOUNTS = (PEAK, STATES, BYTES)
 """What closed forms judge."""
-FIGURES: dict[Question, tuple[_Figure, ...]] = {
+FIGURES: dict[ReportFocus, tuple[_Figure, ...]] = {
     "all": (STATES, BYTES, SENT_RATIO, PARITY, PEAK, PEAK_RATIO, SPEED_RATIO),
     "speed": (SPEED_RATIO, SENT_RATIO, _figure(SPEED), _figure("step_seconds"), BYTES, PEAK, PARITY),
     "memory": (PEAK_RATIO, STATES_RATIO, PEAK, STATES, _figure("expected_model_state_bytes"), PARITY),
@@ -90,7 +90,9 @@ FIGURES: dict[Question, tuple[_Figure, ...]] = {
 """What the question asks for leads; of all, what carries over to other machines."""
 
 
-def summary_section(comparison: Comparison, question: Question, most_rows: int = MOST_ROWS) -> Section | None:
+def summary_section(
+    comparison: Comparison, question: ReportFocus, most_rows: int = MOST_ROWS
+) -> Section | None:
     """A table for each number of ranks, and for each job if there are several; None without runs."""
     groups = summary_cells(comparison, most_rows)
     if not groups:

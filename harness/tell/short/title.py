@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.forms.flops import STUB
-from harness.job.experiment import Question
+from harness.job.experiment import ReportFocus
 from harness.judge.comparison import Comparison
 from harness.judge.repeats import BASE, CellRuns
 from harness.judge.scaling import strong_scaling, weak_scaling
 from harness.judge.wording import listed
 from harness.record import Record
 
-QUESTIONS: dict[Question, str] = {
+QUESTIONS: dict[ReportFocus, str] = {
     "speed": "which strategy is fastest?",
     "memory": "which strategy needs least memory?",
     "footprint": "what does a rank hold and send?",
@@ -20,7 +20,7 @@ QUESTIONS: dict[Question, str] = {
     "scaling": "how does it scale?",
     "all": "what does each strategy cost, and does it change the training?",
 }
-CHANGED: dict[Question, str] = {
+CHANGED: dict[ReportFocus, str] = {
     "speed": "speed",
     "memory": "memory",
     "footprint": "memory or traffic",
@@ -37,7 +37,7 @@ LEAST_SHARE = 1 / 3
 MOST_VARIED = 2
 
 
-def title(comparison: Comparison, question: Question, subject: str = "") -> str:
+def title(comparison: Comparison, question: ReportFocus, subject: str = "") -> str:
     """'LlamaForCausalLM with 0.87 M parameters on 2 CPU ranks: which strategy is fastest?'.
 
     `subject` follows the ranks: what the records do not say of them, such as the speed of links.
@@ -46,7 +46,7 @@ def title(comparison: Comparison, question: Question, subject: str = "") -> str:
     return f"{job_words(comparison)} on {place}: {question_words(comparison, question)}"
 
 
-def question_words(comparison: Comparison, question: Question) -> str:
+def question_words(comparison: Comparison, question: ReportFocus) -> str:
     """The question, by name of the one thing that is varied where there is one.
 
     That is an option, a deliberate fault, or the kind of scaling.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from harness.backends.registry import PLANTED
 from harness.backends.strategy import ROUTE_PREFIXES
 from harness.forms.terms import STATE_KINDS
-from harness.job.experiment import Question
+from harness.job.experiment import ReportFocus
 from harness.judge.agreement.noise import Tolerance
 from harness.judge.cell import CellName, name_cells
 from harness.judge.comparison import Comparison
@@ -440,7 +440,7 @@ def _bytes_off(group: CellRuns) -> float | None:
     return max(found, key=abs, default=None)
 
 
-PARTS: dict[Question, tuple[str, ...]] = {
+PARTS: dict[ReportFocus, tuple[str, ...]] = {
     "all": ("costs", "speed"),
     "speed": ("speed",),
     "memory": ("costs",),
@@ -456,7 +456,7 @@ NOT_SCALED = "No backend was timed on several numbers of ranks, so there is no s
 NOTHING_RAN = "No configuration completed, so there is nothing to compare."
 
 
-def verdict_section(comparison: Comparison, question: Question) -> Section:
+def verdict_section(comparison: Comparison, question: ReportFocus) -> Section:
     """What a reader should take away."""
     lines = [line for part in PARTS[question] for line in _part(comparison, part, question)]
     if comparison_scope(comparison) is None:
@@ -466,7 +466,7 @@ def verdict_section(comparison: Comparison, question: Question) -> Section:
     return Section("verdict", "Verdict", [Items([line for line in lines if line.text])])
 
 
-def trust_lines(comparison: Comparison, question: Question) -> list[Line]:
+def trust_lines(comparison: Comparison, question: ReportFocus) -> list[Line]:
     """Whether the figures can be trusted: same training, n of n checks, what completed, what was found."""
     lines = [] if question == "parity" else _part(comparison, "parity", question)
     lines += [
@@ -477,7 +477,7 @@ def trust_lines(comparison: Comparison, question: Question) -> list[Line]:
     return [line for line in lines if line.text]
 
 
-def _part(comparison: Comparison, part: str, question: Question) -> list[Line]:
+def _part(comparison: Comparison, part: str, question: ReportFocus) -> list[Line]:
     where = comparison_scope(comparison)
     match part:
         case "parity":

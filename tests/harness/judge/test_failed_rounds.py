@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.job.experiment import Question
+from harness.job.experiment import ReportFocus
 from harness.judge.comparison import Comparison
 from harness.judge.ranking import Ranking
 from harness.record import ErrorPart, Record
@@ -50,7 +50,7 @@ def test_where_every_round_of_the_base_failed_the_next_cell_is_it() -> None:
 
 
 @pytest.mark.parametrize("question", ["all", "speed"])
-def test_a_report_names_the_cell_and_how_many_of_its_runs_failed(question: Question) -> None:
+def test_a_report_names_the_cell_and_how_many_of_its_runs_failed(question: ReportFocus) -> None:
     comparison = default("zero3", 2)
     runs = len([r for r in published("default") if r.backend.label == "zero3"])
     document = details_document(comparison, question=question)

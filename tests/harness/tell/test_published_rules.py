@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.job.experiment import Question, speeds_are_asked
+from harness.job.experiment import ReportFocus, speeds_are_asked
 from harness.judge.comparison import Comparison
 from harness.judge.statistics import interval_runs
 from harness.record.record_files import ARCHIVE_NAME
@@ -34,7 +34,7 @@ ORDERS = (
 )
 
 
-def text_of(comparison: Comparison, question: Question) -> str:
+def text_of(comparison: Comparison, question: ReportFocus) -> str:
     """The report in markdown, its details included and its title, which asks, left out."""
     details = details_document(comparison, question=question)
     document = short_document(comparison, question, details)
@@ -59,7 +59,7 @@ def test_a_report_states_no_speed_unless_it_was_asked_and_no_order_without_enoug
 
 
 @pytest.mark.parametrize("question", ["parity", "memory"])
-def test_no_line_of_a_report_on_another_question_tells_a_speed(question: Question) -> None:
+def test_no_line_of_a_report_on_another_question_tells_a_speed(question: ReportFocus) -> None:
     text = text_of(published_comparison("strong-scaling"), question)
     assert [words for words in FIGURES_OF_SPEED if words in text] == []
 

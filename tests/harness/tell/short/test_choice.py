@@ -1,4 +1,4 @@
-from harness.job.experiment import Question
+from harness.job.experiment import ReportFocus
 from harness.judge.comparison import Comparison
 from harness.record import Record
 from harness.tell.document import Block, Line, Table
@@ -27,17 +27,17 @@ CELLS = [
 ]
 
 
-def blocks(question: Question, *records: Record) -> list[Block]:
+def blocks(question: ReportFocus, *records: Record) -> list[Block]:
     section = choice_section(Comparison(records), question)
     return [] if section is None else list(section.blocks)
 
 
-def table(key: str, question: Question, *records: Record) -> list[list[str]]:
+def table(key: str, question: ReportFocus, *records: Record) -> list[list[str]]:
     found = [block for block in blocks(question, *records) if isinstance(block, Table) and block.key == key]
     return found[0].texts() if found else []
 
 
-def advice(question: Question, *records: Record) -> dict[str, str]:
+def advice(question: ReportFocus, *records: Record) -> dict[str, str]:
     return {b.name: b.text for b in blocks(question, *records) if isinstance(b, Line) and b.name}
 
 

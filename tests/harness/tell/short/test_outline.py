@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from harness.job.experiment import Question
+from harness.job.experiment import ReportFocus
 from harness.judge.comparison import Comparison
 from harness.record import Record
 from harness.tell.document import Document, Picture
@@ -22,11 +22,11 @@ from tests.records import (
 )
 from tests.representatives import first
 
-QUESTIONS: tuple[Question, ...] = ("all", "speed", "memory", "footprint", "parity", "scaling")
+QUESTIONS: tuple[ReportFocus, ...] = ("all", "speed", "memory", "footprint", "parity", "scaling")
 FEW = [make_record(), *repeats("ddp", 0.5), *repeats("fsdp", 0.6)]
 
 
-def document(runs: list[Record] | Comparison, question: Question) -> Document:
+def document(runs: list[Record] | Comparison, question: ReportFocus) -> Document:
     comparison = runs if isinstance(runs, Comparison) else Comparison(runs)
     return short_document(comparison, question, details_document(comparison, question=question))
 
@@ -76,7 +76,7 @@ def many() -> Comparison:
     ),
 )
 def test_whatever_the_number_of_cells_the_report_is_short(
-    of: str, question: Question, request: pytest.FixtureRequest
+    of: str, question: ReportFocus, request: pytest.FixtureRequest
 ) -> None:
     made = document(request.getfixturevalue(of), question)
     assert words_of(made) <= MOST_WORDS
@@ -131,6 +131,6 @@ def test_weak_scaling_has_no_section_on_strong_scaling_and_no_alarm_about_jobs()
 
 
 @pytest.mark.parametrize("question", ["parity", "memory"])
-def test_what_was_not_asked_is_not_answered(question: Question) -> None:
+def test_what_was_not_asked_is_not_answered(question: ReportFocus) -> None:
     text = both_texts(document(FEW, question))
     assert [words for words in ("tokens/s", "step ms", "fastest", "slowest") if words in text] == []

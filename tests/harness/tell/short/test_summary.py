@@ -1,4 +1,4 @@
-from harness.job.experiment import Question
+from harness.job.experiment import ReportFocus
 from harness.judge.comparison import Comparison
 from harness.record import Record
 from harness.tell.document import Heading, Line, Table
@@ -9,7 +9,7 @@ from tests.records import NORMS, make_communication, make_record, make_steps, ma
 MOST_COLUMNS = 8
 
 
-def tables(question: Question, *records: Record) -> list[Table]:
+def tables(question: ReportFocus, *records: Record) -> list[Table]:
     section = summary_section(Comparison(records), question)
     assert section is not None
     return [block for block in section.blocks if isinstance(block, Table)]
@@ -125,7 +125,7 @@ def test_cells_that_did_other_work_have_no_speed_and_their_parity_is_told() -> N
 
 def test_what_was_not_asked_is_no_column() -> None:
     speeds = {"tokens_per_second", "step_seconds", "speed_ratio"}
-    unasked: tuple[Question, ...] = ("memory", "parity")
+    unasked: tuple[ReportFocus, ...] = ("memory", "parity")
     for question in unasked:
         (table,) = tables(question, make_record(), make_record(label="ddp"))
         assert speeds.isdisjoint(column.key for column in table.columns)

@@ -1,6 +1,6 @@
 import pytest
 
-from harness.job.experiment import Question
+from harness.job.experiment import ReportFocus
 from harness.judge.comparison import Comparison
 from harness.record import Record
 from harness.tell.short.title import QUESTIONS, STRONG, WEAK, title
@@ -10,12 +10,12 @@ from tests.records import make_model, make_record
 JOB = "model with 0.001 M parameters on 2 CPU ranks: "
 
 
-def of(question: Question, *records: Record) -> str:
+def of(question: ReportFocus, *records: Record) -> str:
     return title(Comparison(records), question)
 
 
 @pytest.mark.parametrize("question", ["all", "speed", "memory", "parity"])
-def test_job_and_question_are_named(question: Question) -> None:
+def test_job_and_question_are_named(question: ReportFocus) -> None:
     records = [make_record(), make_record(label="ddp"), make_record(label="fsdp")]
     assert of(question, *records) == JOB + QUESTIONS[question]
 

@@ -1,4 +1,4 @@
-from harness.job.experiment import Question
+from harness.job.experiment import ReportFocus
 from harness.judge.comparison import Comparison
 from harness.judge.findings.groups import statements
 from harness.record import Record
@@ -8,7 +8,7 @@ from tests.harness.tell.short.records import growing, repeats
 from tests.records import NORMS, make_effective, make_record, make_steps, make_weights
 
 
-def told(question: Question, *records: Record) -> list[str]:
+def told(question: ReportFocus, *records: Record) -> list[str]:
     """The verdict, then why it may be trusted."""
     comparison = Comparison(records)
     (block,) = verdict_section(comparison, question).blocks
@@ -17,7 +17,7 @@ def told(question: Question, *records: Record) -> list[str]:
 
 
 def test_three_to_six_sentences() -> None:
-    questions: list[Question] = ["all", "speed", "memory"]
+    questions: list[ReportFocus] = ["all", "speed", "memory"]
     for question in questions:
         assert 3 <= len(told(question, make_record(), make_record(label="ddp"))) <= 6, question
 
@@ -32,14 +32,14 @@ def test_a_cause_and_a_run_set_apart_make_no_seventh_sentence() -> None:
 
 def test_each_question_is_answered_first_and_no_other_is() -> None:
     records = [make_record(), *repeats("ddp", 0.5), *repeats("fsdp", 0.6)]
-    begins: dict[Question, str] = {
+    begins: dict[ReportFocus, str] = {
         "speed": "Speed on 2 ranks",
         "memory": "Every configuration holds",
         "all": "Every configuration holds",
     }
     for question, begin in begins.items():
         assert told(question, *records)[0].startswith(begin), question
-    unasked: tuple[Question, ...] = ("memory", "parity")
+    unasked: tuple[ReportFocus, ...] = ("memory", "parity")
     for question in unasked:
         text = " ".join(told(question, *records))
         assert not any(words in text for words in ("tokens/s", "fastest", " ms", "traffic")), question

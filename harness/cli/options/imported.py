@@ -103,7 +103,7 @@ def given_options(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def _show(rows: Sequence[GivenRow], view: View) -> None:
-    from harness.tell.given import given_lines
+    from harness.tell.imported import given_lines
 
     for row in rows:
         view.say("\n".join(given_lines(row.label, row.part)))
