@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.snapshots.account import DeviceAccount
-from harness.tell.document import Block, Column, Document, Items, Paragraph, Section, Table
+from harness.tell.document import Block, Document, Items, Paragraph, Section, Table
 from harness.tell.formats import megabytes, percent
-from harness.tell.tables import prose
+from harness.tell.tables import prose, row_of, table_columns
+
+FIGURES, CATEGORIES = table_columns("snapshot_figures"), table_columns("snapshot_categories")
+BLOCKS = table_columns("snapshot_blocks")
 
 NO_HISTORY = "no history was recorded: the figures are of the moment of the snapshot (_record_memory_history)"
 NO_STACKS = "no block has a stack: record with stacks='python' or 'all' to see whose they are"
@@ -35,32 +38,14 @@ def _section(key: str, title: str, account: DeviceAccount) -> Section:
     ]
     peak = account.peak_allocated_bytes
     categories = [[name, size, size / peak if peak else None] for name, size in account.at_peak.items()]
-    groups = [[g.category, g.bytes, g.blocks, g.where] for g in account.groups]
+    groups = [row_of(BLOCKS, group) for group in account.groups]
     blocks: list[Block] = [
-        Table(
-            key=f"{key}_figures", rows=figures,
-            columns=(
-                Column("figure", "memory", align="left"), Column("peak_bytes", "peak MB", megabytes),
-                Column("now_bytes", "at the end MB", megabytes),
-            ),
-        ),
-        Table(
-            key=f"{key}_categories", rows=categories,
-            columns=(
-                Column("category", "alive at the peak", align="left"), Column("bytes", "MB", megabytes),
-                Column("share", "share", percent),
-            ),
-        ),
-        Table(
-            key=f"{key}_blocks", rows=groups,
-            columns=(
-                Column("category", "category", align="left"), Column("bytes", "MB", megabytes),
-                Column("blocks", "blocks"), Column("where", "allocated by", align="left"),
-            ),
-        ),
+        Table(key=f"{key}_figures", columns=FIGURES, rows=figures),
+        Table(key=f"{key}_categories", columns=CATEGORIES, rows=categories),
+        Table(key=f"{key}_blocks", columns=BLOCKS, rows=groups),
         Paragraph(prose("snapshots")),
         Items(_remarks(account)),
-    ]  # fmt: skip
+    ]
     return Section(key, title, blocks)
 
 

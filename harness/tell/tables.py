@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from string import Template
 from typing import Any
@@ -70,6 +70,11 @@ def table_columns(name: str) -> tuple[Column, ...]:
         shown = plain if show is None else getattr(formats, show)
         found.append(Column(key, row.pop("title", key), shown, **row))
     return tuple(found)
+
+
+def row_of(columns: Sequence[Column], one: Any) -> list[Any]:
+    """What a dictionary or an object has under the columns' keys."""
+    return [one[c.key] if isinstance(one, Mapping) else getattr(one, c.key) for c in columns]
 
 
 def prose(name: str, **given: object) -> str:

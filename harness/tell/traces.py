@@ -7,11 +7,11 @@ from statistics import median
 from typing import Any
 
 from harness.tell.document import Block, Column, Document, Folded, Items, Paragraph, Picture, Section, Table
-from harness.tell.formats import megabytes, milliseconds, number, percent, shortened, signed_percent
+from harness.tell.formats import milliseconds, number, percent, shortened
 from harness.tell.narrow import fitted
 from harness.tell.pictures.bars import bar_chart, stack, text_after
 from harness.tell.pictures.drawing import COPIES_ALONE, DEVICE_ACTIVITIES, EXPOSED
-from harness.tell.tables import prose, table_columns
+from harness.tell.tables import prose, row_of, table_columns
 from harness.traces.analysis import Division, RankTrace
 from harness.traces.document import CollectiveRow, collective_rows
 from harness.traces.skew import Skew
@@ -24,6 +24,9 @@ LONGEST_NAME = 60
 STEP_TEXT = "A step is timed on the host from beginning to end; the device may lag behind."
 TIMES = table_columns("traces_times")
 COLLECTIVES = table_columns("traces_collectives")
+WAITS, SKEW = table_columns("traces_waits"), table_columns("traces_skew")
+CHANGES, KERNELS = table_columns("traces_changes"), table_columns("traces_kernels")
+COLLECTIVE_CHANGES = table_columns("traces_collective_changes")
 
 
 def trace_document(
@@ -77,7 +80,7 @@ def _lines(blocks: Sequence[Block]) -> list[str]:
 
 
 def _values(division: Division | None) -> list[Any]:
-    return [None if division is None else getattr(division, column.key) for column in TIMES]
+    return [None] * len(TIMES) if division is None else row_of(TIMES, division)
 
 
 def _time(ranks: Sequence[RankTrace]) -> Section:
@@ -166,16 +169,12 @@ def _picture(key: str, title: str, bars: Sequence[tuple[str, Division | None]]) 
 
 def _parts(division: Division | None) -> dict[str, float] | None:
     """Milliseconds that add up to the span."""
-    if division is None or None in (
-        division.compute_seconds,
-        division.exposed_seconds,
-        division.idle_seconds,
-    ):
+    if division is None:
         return None
-    compute, exposed, idle = (
-        (value or 0.0) * 1e3
-        for value in (division.compute_seconds, division.exposed_seconds, division.idle_seconds)
-    )
+    seconds = (division.compute_seconds, division.exposed_seconds, division.idle_seconds)
+    if None in seconds:
+        return None
+    compute, exposed, idle = ((value or 0.0) * 1e3 for value in seconds)
     alone = max(0.0, division.seconds * 1e3 - compute - exposed - idle)
     return {"computing": compute, EXPOSED: exposed, COPIES_ALONE: alone, "idle": idle}
 
@@ -225,30 +224,16 @@ def _waits(skew: Skew | None) -> Section | None:
         return None
     blocks: list[Block] = []
     if skew.matched:
-        rows = [[r.label, r.waited_seconds, r.caused_seconds, r.times_last] for r in skew.ranks]
-        columns = (
-            Column("rank", "rank", align="left"),
-            Column("waited_seconds", "waited ms", milliseconds),
-            Column("caused_seconds", "others waited for it ms", milliseconds),
-            Column("times_last", "came last"),
-        )
-        blocks.append(Table(key="trace_waits", columns=columns, rows=rows))
+        rows = [[r.label, *row_of(WAITS[1:], r)] for r in skew.ranks]
+        blocks.append(Table(key="trace_waits", columns=WAITS, rows=rows))
         worst = max(skew.ranks, key=lambda r: r.caused_seconds)
         if worst.caused_seconds:
-            blocks.append(
-                Paragraph(
-                    f"{worst.label} comes last in {worst.times_last} of {skew.matched} collectives; "
-                    f"the others wait "
-                    f"{milliseconds(worst.caused_seconds)} ms for it."
-                )
+            text = (
+                f"{worst.label} comes last in {worst.times_last} of {skew.matched} collectives; the others "
             )
-        by_kind = (
-            Column("operation", "operation", align="left"), Column("payload_bytes", "MB", megabytes),
-            Column("matched", "matched"), Column("mean_skew_seconds", "mean skew ms", milliseconds),
-            Column("largest_skew_seconds", "largest ms", milliseconds), Column("last_rank", "mostly last"),
-        )  # fmt: skip
-        kinds = [[getattr(c, column.key) for column in by_kind] for c in skew.collectives[:MOST_ROWS]]
-        blocks.append(Table(key="trace_skew", columns=by_kind, rows=kinds))
+            blocks.append(Paragraph(f"{text}wait {milliseconds(worst.caused_seconds)} ms for it."))
+        kinds = [row_of(SKEW, kind) for kind in skew.collectives[:MOST_ROWS]]
+        blocks.append(Table(key="trace_skew", columns=SKEW, rows=kinds))
     else:
         blocks.append(Paragraph("n/a: no collective was found on all ranks given."))
     blocks.append(Paragraph(prose("traces_wait")))
@@ -297,43 +282,19 @@ def _changes(changes: dict[str, Any] | None) -> Section | None:
     if None not in (times["before"], times["after"]):
         change = times["after"] / times["before"] - 1
         figures.append(["median step", milliseconds(times["before"]), milliseconds(times["after"]), change])
-    collectives = [
-        [c[k] for k in ("operation", "dtype", "calls_before", "calls_after", "bytes_before", "bytes_after",
-                        "seconds_before", "seconds_after")]
-        for c in changes["collectives"]
-    ]  # fmt: skip
-    kernels = [
-        [shortened(c["kernel"], LONGEST_NAME), c["before_seconds"], c["after_seconds"],
-         c["after_seconds"] - c["before_seconds"]]
-        for c in changes["kernels"]
-    ]  # fmt: skip
-    plain = (Column("before", "baseline"), Column("after", "this"))
-    ms = (
-        Column("before_seconds", "baseline ms", milliseconds),
-        Column("after_seconds", "this ms", milliseconds),
-    )
     blocks: list[Block] = [
-        Table(
-            key="trace_changes", rows=figures,
-            columns=(
-                Column("figure", "figure", align="left"), *plain, Column("change", "change", signed_percent),
-            ),
-        ),
+        Table(key="trace_changes", columns=CHANGES, rows=figures),
         Paragraph("Means of the ranks, ms."),
-    ]  # fmt: skip
-    if collectives:
-        columns = (
-            Column("operation", "operation", align="left"), Column("dtype", "dtype", align="left"),
-            Column("calls_before", "calls, baseline", number), Column("calls_after", "calls, this", number),
-            Column("bytes_before", "MB, baseline", megabytes), Column("bytes_after", "MB, this", megabytes),
-            Column("seconds_before", "ms, baseline", milliseconds),
-            Column("seconds_after", "ms, this", milliseconds),
-        )  # fmt: skip
-        blocks.append(Table(key="trace_collective_changes", columns=columns, rows=collectives[:MOST_ROWS]))
+    ]
+    if collectives := [row_of(COLLECTIVE_CHANGES, c) for c in changes["collectives"]]:
+        rows = collectives[:MOST_ROWS]
+        blocks.append(Table(key="trace_collective_changes", columns=COLLECTIVE_CHANGES, rows=rows))
+    kernels = [
+        [shortened(name, LONGEST_NAME), before, after, after - before]
+        for name, before, after in (row_of(KERNELS[:-1], c) for c in changes["kernels"])
+    ]
     if kernels:
-        name = Column("kernel", "kernels and copies that changed most", align="left")
-        kernel_columns = (name, *ms, Column("change_seconds", "change ms", milliseconds))
-        blocks.append(Table(key="trace_kernels", columns=kernel_columns, rows=kernels))
+        blocks.append(Table(key="trace_kernels", columns=KERNELS, rows=kernels))
     return Section("trace_changes", "Compared with the baseline", blocks)
 
 
