@@ -13,7 +13,7 @@ from harness.judge.speed import median_step
 from harness.record import OverlapPart, Record
 from harness.tell.document import Block, Folded, Items, Paragraph, Section, Table
 from harness.tell.formats import percent
-from harness.tell.tables import prose, table_columns
+from harness.tell.tables import prose, row_of, table_columns
 
 MOSTLY, PARTLY = 0.8, 0.2
 """Shares of hidden communication from which on the words change."""
@@ -79,6 +79,7 @@ def _settings(details: dict[str, Any]) -> str:
 
 TITLE = "Overlap of computation and communication"
 LONGEST_WAITS = 3
+OVERLAP = table_columns("overlap")
 
 TEXTS = {"cpu": prose("overlap_cpu"), "cuda": prose("overlap_cuda")}
 
@@ -103,7 +104,7 @@ def overlap_section(comparison: Comparison) -> Section | None:
     if by_sentence:
         items = [f"{name_cells(cells)}{job}: {sentence}" for (job, sentence), cells in by_sentence.items()]
         blocks.append(Items(items))
-    blocks.append(Folded("Each rank", [Table(key="overlap", columns=table_columns("overlap"), rows=body)]))
+    blocks.append(Folded("Each rank", [Table(key="overlap", columns=OVERLAP, rows=body)]))
     waits = [line for group in groups if group.world_size > 1 for line in _waits(group)]
     if waits:
         table = Table(key="longest_waits", columns=table_columns("overlap_wait"), rows=waits)
@@ -161,15 +162,7 @@ def _lines(group: CellRuns) -> list[list[Any]]:
 def _times(parts: Sequence[OverlapPart], *, alone: bool) -> list[Any]:
     """Of the median step; a single rank waits for nobody, so nothing can be hidden."""
     middle = median_step(parts)
-    return [
-        middle.seconds,
-        middle.compute_seconds,
-        middle.communication_seconds,
-        middle.exposed_seconds,
-        middle.copy_seconds,
-        middle.idle_seconds,
-        None if alone else hidden_share([middle]),
-    ]
+    return [*row_of(OVERLAP[3:-1], middle), None if alone else hidden_share([middle])]
 
 
 def _waits(group: CellRuns) -> list[list[Any]]:

@@ -7,7 +7,9 @@ from harness.judge.quantities.pipeline import PipelineUse, pipeline_use
 from harness.judge.repeats import CellRuns
 from harness.judge.statistics import median_known
 from harness.tell.document import Paragraph, Section, Table
-from harness.tell.tables import prose, table_columns
+from harness.tell.tables import prose, row_of, table_columns
+
+STAGES = table_columns("pipeline_stage")
 
 
 def pipeline_section(comparison: Comparison) -> Section | None:
@@ -32,13 +34,7 @@ def pipeline_section(comparison: Comparison) -> Section | None:
             *group.cell,
             stage.rank,
             ", ".join(map(str, stage.stages)),
-            stage.blocks,
-            stage.model_state_bytes,
-            stage.forward_seconds,
-            stage.backward_seconds,
-            stage.waiting_seconds,
-            stage.activation_bytes,
-            stage.gradient_bytes,
+            *row_of(STAGES[4:], stage),
         ]
         for group, uses in found
         for stage in uses[0].by_rank
@@ -48,7 +44,7 @@ def pipeline_section(comparison: Comparison) -> Section | None:
         "Pipelines",
         [
             Table(key="pipelines", columns=table_columns("pipeline"), rows=summary),
-            Table(key="pipeline_stages", columns=table_columns("pipeline_stage"), rows=stages),
+            Table(key="pipeline_stages", columns=STAGES, rows=stages),
             Paragraph(prose("pipeline")),
         ],
     )
