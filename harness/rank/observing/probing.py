@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from time import perf_counter
 
 import torch.distributed as dist
 from torch import Tensor
@@ -12,26 +10,19 @@ from torch import Tensor
 from harness.backends.base import Engine
 from harness.forms.terms import SCALAR_BYTES, may_reduce
 from harness.rank.probes.communication import CollectiveKey, CommunicationCounter
-from harness.rank.probes.memory import AllocatorProbe, CudaAllocatorProbe, host_peak_bytes
-from harness.rank.probes.probes import MemoryProbe
-from harness.record import CommunicationPart, MemoryPart, Moment, Window
-from harness.run_directory.events import MeasuredEvent
+from harness.rank.probes.memory import AllocatorProbe, CudaAllocatorProbe
+from harness.rank.probes.probes import MemoryProbe, ProbedSteps
+from harness.record import Window
 
 BETWEEN = "between"
 """Phase of what a script does between an update and the next forward pass."""
 
 
-class Probing:
+class Probing(ProbedSteps):
     """Counts in the probed steps and until the first step begins; silent otherwise."""
 
     def __init__(self, counter: CommunicationCounter, allocator: AllocatorProbe) -> None:
-        self.counter = counter
-        self._allocator = allocator
-        self._memory: MemoryProbe | None = None
-        self._step: int | None = None
-        self._steps = 0
-        self._seconds: dict[str, float] = {}
-        self._timed_probes: set[str] = set()
+        super().__init__(allocator, counter)
         self._is_over = False
         self._elements = self._exchanged = 0
         self._mean_elements = 0.0
@@ -49,16 +40,16 @@ class Probing:
         weights = list(_parameters(engine))
         self._elements, self._mean_elements = elements, elements / max(1, len(weights))
         if any(weight.device.type == "cuda" for weight in weights):
-            self._allocator.relax()
-            self._allocator = CudaAllocatorProbe()
-        self._memory = MemoryProbe(self._allocator, engine)
+            self.allocator.relax()
+            self.allocator = CudaAllocatorProbe()
+        self._memory = MemoryProbe(self.allocator, engine)
 
     def begin_step(self, step: int, window: Window) -> bool:
         """Start a step; True if it is the first after the probed ones."""
         probed = window == "probed"
         self._step = step if probed else None
         if probed:
-            self._steps += 1
+            self._probed_steps += 1
             if not self.counter.at_work:
                 self.counter.start()
             if self._memory:
@@ -70,36 +61,23 @@ class Probing:
         ended_now = not self._is_over
         if ended_now:
             self._is_over = True
-            self._allocator.relax()
+            self.allocator.relax()
             if self._looks_on() and dist.is_initialized() and dist.get_world_size() > 1:
                 self._later = CommunicationCounter()
                 self._later.phase = BETWEEN
                 self._known.clear()
                 self._later.start()
         if window == "timed":
-            at_work = {"counter": self.counter.at_work, "allocator": self._allocator.at_work}
-            self._timed_probes |= {name for name, works in at_work.items() if works}
+            self.found_in_timed_step(counter=self.counter.at_work, allocator=self.allocator.at_work)
         return ended_now
-
-    def before_forward(self, *, last: bool) -> None:
-        """Separate the coming forward pass from what is already there."""
-        if last and self._step is not None and self._memory is not None:
-            with self._costing("memory_walk"):
-                self._memory.before_forward()
-
-    def moment(self, name: Moment, *, last: bool = True) -> None:
-        """Record allocated, peak and live bytes at this moment of a probed step."""
-        if last and self._step is not None and self._memory is not None:
-            with self._costing("memory_walk"):
-                self._memory.record(self._step, name)
 
     def end_step(self) -> None:
         """The update is over and gradients are zeroed, where the script zeroes them now."""
         self.moment("after_step")
         if self._step is not None and self._memory is not None:
-            self._add("memory_gathered", self._memory.end())
+            self._add_cost("memory_gathered", self._memory.end())
         if self._step is not None:
-            self._add("counter", self.counter.seconds)
+            self._add_cost("counter", self.counter.seconds)
             self.counter.seconds = 0.0
         self._step = None
 
@@ -129,31 +107,6 @@ class Probing:
             count.largest_bytes <= SCALAR_BYTES or not may_reduce(key.phase, key.op)
             for key, count in self.counter.counts.items()
         )
-
-    def event(self, rank: int) -> MeasuredEvent:
-        """What was probed so far."""
-        rows = self._memory.rows if self._memory else []
-        return MeasuredEvent(
-            memory=[MemoryPart(**row) for row in rows],
-            communication=[CommunicationPart(rank=rank, **row) for row in self.counter.rows()],
-            early_reduced_bytes=self.counter.early_reduced_bytes,
-            overlap=[],
-            overlap_missing=None,
-            probe_seconds={name: spent / max(1, self._steps) for name, spent in self._seconds.items()},
-            timed_probes=sorted(self._timed_probes),
-            reserved_bytes=self._allocator.reserved_peak_bytes(),
-            num_alloc_retries=self._allocator.allocation_retries(),
-            host_peak_bytes=host_peak_bytes(),
-        )
-
-    @contextmanager
-    def _costing(self, name: str) -> Iterator[None]:
-        begin = perf_counter()
-        yield
-        self._add(name, perf_counter() - begin)
-
-    def _add(self, name: str, seconds: float) -> None:
-        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
 
 def _parameters(engine: Engine) -> Iterator[Tensor]:

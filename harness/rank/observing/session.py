@@ -122,7 +122,8 @@ class Session:
             step.data_seconds += now - self._since
             last = step.micro_steps == self.seen.accumulation - 1
             self.counter.begin_micro_step(last=last)
-            self.probing.before_forward(last=last)
+            if last:
+                self.probing.before_forward()
             batch = MicroBatch.of(arguments, named, causal=self._is_causal(root))
             if batch is not None:
                 step.batches.append(batch)
@@ -160,7 +161,8 @@ class Session:
         step.in_micro_step = True
         if not step.goes_on:
             step.losses.current.scalar = scalar
-            self.probing.moment("after_forward", last=step.micro_steps == self.seen.accumulation - 1)
+            if step.micro_steps == self.seen.accumulation - 1:
+                self.probing.moment("after_forward")
         elif not self._evaluates_again:
             step.losses.micro[-2].add(scalar)
         self._enter("backward")
@@ -195,7 +197,8 @@ class Session:
         step.in_micro_step = False
         self._evaluations += self._depth > 0
         if not step.goes_on:
-            self.probing.moment("after_backward", last=step.micro_steps == self.seen.accumulation - 1)
+            if step.micro_steps == self.seen.accumulation - 1:
+                self.probing.moment("after_backward")
             step.micro_steps += 1
             step.losses.next()
         self._enter("step" if self._depth else None)

@@ -210,7 +210,7 @@ class Writing:
     def measured(self, probing: Probing) -> None:
         """The probed steps are over."""
         assert self._events is not None
-        self._events.write(probing.event(self.world.rank))
+        self._events.write(probing.measured(self.world.rank, overlap=[]))
         self._has_measured = True
 
     def end(self, failure: BaseException | None, under_way: Step | None, probing: Probing) -> None:

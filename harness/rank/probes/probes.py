@@ -6,7 +6,7 @@ What the probes cost is measured by their own clock.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -173,8 +173,70 @@ def _rest(allocated: int | None, live: LiveBytes) -> int | None:
     return None if allocated is None or live.inside is None else allocated - sum(live.inside.values())
 
 
-class Probes:
-    """Attached to one engine; the loop says which step and phase it is in."""
+class ProbedSteps:
+    """What is counted in probed steps, whoever's loop takes them: attached to one engine."""
+
+    def __init__(self, allocator: AllocatorProbe, counter: CommunicationCounter) -> None:
+        self.allocator = allocator
+        self.counter = counter
+        self.timed_probes: set[str] = set()
+        """Probes found at work in a timed step."""
+        self._memory: MemoryProbe | None = None
+        self._step: int | None = None
+        self._probed_steps = 0
+        self._seconds: dict[str, float] = {}
+
+    @property
+    def memory(self) -> list[dict[str, Any]]:
+        """One row per moment, in the form of `record.MemoryPart`."""
+        return self._memory.rows if self._memory else []
+
+    def before_forward(self) -> None:
+        """In a probed step, separate the coming forward pass from what is already there."""
+        if self._step is not None and self._memory is not None:
+            with self._costing("memory_walk"):
+                self._memory.before_forward()
+
+    def moment(self, name: Moment) -> None:
+        """Record allocated, peak and live bytes at this moment of a probed step."""
+        if self._step is not None and self._memory is not None:
+            with self._costing("memory_walk"):
+                self._memory.record(self._step, name)
+
+    def found_in_timed_step(self, **at_work: bool) -> None:
+        """Remember which probes, by name, are at work in a timed step."""
+        self.timed_probes |= {name for name, is_at_work in at_work.items() if is_at_work}
+
+    def measured(
+        self, rank: int, *, seconds: Mapping[str, float] | None = None, **more: Any
+    ) -> MeasuredEvent:
+        """All that was counted so far. seconds: of other probes, per step; more: fields that those fill."""
+        own = {name: spent / self._probed_steps for name, spent in self._seconds.items()}
+        return MeasuredEvent(
+            memory=[MemoryPart(**row) for row in self.memory],
+            communication=[CommunicationPart(rank=rank, **row) for row in self.counter.rows()],
+            early_reduced_bytes=self.counter.early_reduced_bytes,
+            probe_seconds=own | dict(seconds or {}),
+            timed_probes=sorted(self.timed_probes),
+            reserved_bytes=self.allocator.reserved_peak_bytes(),
+            num_alloc_retries=self.allocator.allocation_retries(),
+            host_peak_bytes=host_peak_bytes(),
+            **more,
+        )
+
+    @contextmanager
+    def _costing(self, name: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        self._add_cost(name, time.perf_counter() - begin)
+
+    def _add_cost(self, name: str, seconds: float) -> None:
+        if self._probed_steps:
+            self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+
+
+class Probes(ProbedSteps):
+    """Of the harness's own loop, which says which step and phase it is in."""
 
     def __init__(
         self,
@@ -187,23 +249,16 @@ class Probes:
         probed_steps: int = 0,
         snapshot: Snapshot | None = None,
     ) -> None:
-        self.allocator = allocator
-        self.counter = counter
+        super().__init__(allocator, counter)
         self._tracer = tracer
         self._observer = observer
         self.processors = ProcessorAccount()
         """Of the timed steps."""
         self.energy = energy
         """Of the timed steps; None: not measured."""
-        self.timed_probes: set[str] = set()
-        """Probes found at work in a timed step."""
-        self._memory: MemoryProbe | None = None
         self._snapshot = snapshot
-        self._seconds: dict[str, float] = {}
         self._wanted_steps = probed_steps
-        self._probed_steps = 0
         self._counter_seconds = 0.0
-        self._step: int | None = None
         self._between = False
 
     @property
@@ -215,11 +270,6 @@ class Probes:
         """Read the memory of this engine; `data` yields what the samples keep in memory."""
         self._memory = MemoryProbe(self.allocator, engine, data)
         self._memory.record(0, "after_setup")
-
-    @property
-    def memory(self) -> list[dict[str, Any]]:
-        """One row per moment, in the form of `record.MemoryPart`."""
-        return self._memory.rows if self._memory else []
 
     def begin_step(self, step: int, window: Window) -> None:
         """Start a step; memory and communication are recorded only in the probed window."""
@@ -240,13 +290,12 @@ class Probes:
         if self._between:
             self.allocator.reset_peak()
         if window == "timed":
-            at_work = {
-                "counter": self.counter.at_work,
-                "allocator": self.allocator.at_work,
-                "tracer": self._tracer.at_work,
-                "observer": self._observer.looks_closely,
-            }
-            self.timed_probes |= {name for name, is_at_work in at_work.items() if is_at_work}
+            self.found_in_timed_step(
+                counter=self.counter.at_work,
+                allocator=self.allocator.at_work,
+                tracer=self._tracer.at_work,
+                observer=self._observer.looks_closely,
+            )
             self.processors.begin()
             if self.energy is not None:
                 self.energy.poll()
@@ -268,18 +317,6 @@ class Probes:
     def counting(self, phase: str) -> AbstractContextManager[None]:
         """Count the collectives of something outside the steps, such as an evaluation, as `phase`."""
         return self.counter.counting(phase)
-
-    def before_forward(self) -> None:
-        """In a probed step, separate the coming forward pass from what is already there."""
-        if self._step is not None and self._memory is not None:
-            with self._costing("memory_walk"):
-                self._memory.before_forward()
-
-    def moment(self, name: Moment) -> None:
-        """Record allocated, peak and live bytes at this moment of a probed step."""
-        if self._step is not None and self._memory is not None:
-            with self._costing("memory_walk"):
-                self._memory.record(self._step, name)
 
     def end_step(self) -> bool:
         """End a step; True if it was the last probed one."""
@@ -306,20 +343,6 @@ class Probes:
     def memory_of(self, moment: Moment, steps_taken: int) -> AbstractContextManager[None]:
         """Record the memory of something outside the steps, while the allocator still counts."""
         return self._memory.span(steps_taken, moment) if self._memory else nullcontext()
-
-    def seconds_per_step(self) -> dict[str, float]:
-        """What each probe cost by its own clock, per probed step."""
-        return {name: seconds / self._probed_steps for name, seconds in self._seconds.items()}
-
-    @contextmanager
-    def _costing(self, name: str) -> Iterator[None]:
-        begin = time.perf_counter()
-        yield
-        self._add_cost(name, time.perf_counter() - begin)
-
-    def _add_cost(self, name: str, seconds: float) -> None:
-        if self._probed_steps:
-            self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,22 +400,13 @@ class Instruments:
 
     def write(self, events: EventWriter) -> None:
         """Write all that was measured so far."""
-        measured = MeasuredEvent(
-            memory=[MemoryPart(**row) for row in self.probes.memory],
-            communication=[CommunicationPart(rank=self.rank, **row) for row in self.counter.rows()],
-            early_reduced_bytes=self.counter.early_reduced_bytes,
-            overlap=[OverlapPart(**row) for row in self.tracer.rows],
+        rows, processors, energy = self.tracer.rows, self.probes.processors, self.probes.energy
+        measured = self.probes.measured(
+            self.rank,
+            seconds={"tracer": self.tracer.seconds / len(rows)} if rows else {},
+            overlap=[OverlapPart(**row) for row in rows],
             overlap_missing=self.tracer.missing,
-            probe_seconds=self.probes.seconds_per_step() | self._tracer_seconds(),
-            timed_probes=sorted(self.probes.timed_probes),
-            reserved_bytes=self.allocator.reserved_peak_bytes(),
-            num_alloc_retries=self.allocator.allocation_retries(),
-            host_peak_bytes=host_peak_bytes(),
-            processors=self.probes.processors.end(),
-            energy=self.probes.energy.end() if self.probes.energy else None,
+            processors=processors.end(),
+            energy=energy.end() if energy else None,
         )
         events.write(measured)
-
-    def _tracer_seconds(self) -> dict[str, float]:
-        rows = self.tracer.rows
-        return {"tracer": self.tracer.seconds / len(rows)} if rows else {}
