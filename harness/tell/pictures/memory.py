@@ -13,7 +13,6 @@ from harness.judge.repeats import CellRuns
 from harness.tell.document import Picture
 from harness.tell.formats import number
 from harness.tell.pictures.bars import (
-    Row,
     bar_chart,
     caption,
     cell_row,
@@ -26,7 +25,7 @@ from harness.tell.pictures.bars import (
     tick,
     told,
 )
-from harness.tell.pictures.drawing import KINDS, layer, only_drawn
+from harness.tell.pictures.drawing import KINDS, Row, layer, only_drawn
 
 REST = "activations"
 LABELS = {**{kind: kind for kind in STATE_KINDS}, REST: "rest of the peak"}

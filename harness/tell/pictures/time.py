@@ -13,7 +13,6 @@ from harness.record import RankPart
 from harness.tell.document import Picture
 from harness.tell.formats import number, percent
 from harness.tell.pictures.bars import (
-    Row,
     bar_chart,
     caption,
     cell_row,
@@ -30,6 +29,7 @@ from harness.tell.pictures.drawing import (
     EXPOSED,
     FAINT,
     PHASES,
+    Row,
     only_drawn,
 )
 

@@ -19,7 +19,6 @@ from harness.tell.order_words import bases_words, unranked_words
 from harness.tell.pictures.bars import (
     MOST_CELLS,
     MOST_NAMED,
-    Row,
     bar,
     bar_chart,
     caption,
@@ -32,7 +31,7 @@ from harness.tell.pictures.bars import (
     told,
 )
 from harness.tell.pictures.curves import LINE, along, beside
-from harness.tell.pictures.drawing import layer, only_drawn
+from harness.tell.pictures.drawing import Row, layer, only_drawn
 
 WIDTH, HEIGHT = 600, 360
 MARGIN = 0.08

@@ -10,7 +10,6 @@ from harness.judge.repeats import CellRuns
 from harness.tell.document import Picture
 from harness.tell.formats import number, short
 from harness.tell.pictures.bars import (
-    Row,
     bar,
     bar_chart,
     caption,
@@ -21,7 +20,7 @@ from harness.tell.pictures.bars import (
     tick,
     told,
 )
-from harness.tell.pictures.drawing import LIMIT, only_drawn
+from harness.tell.pictures.drawing import LIMIT, Row, only_drawn
 
 NEGLIGIBLE = 0.005
 """Relative difference below which two volumes are written as equal."""
