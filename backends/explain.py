@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import NoneType
 from typing import Any, get_args
 
@@ -69,7 +69,7 @@ def _problem(found: Any, model: type[BaseModel], place: str, elsewhere: Elsewher
     if found["type"] == "extra_forbidden":
         section = f" in {'.'.join(location[:-1])}" if location[:-1] else ""
         allowed = _fields_at(model, location[:-1])
-        names = elsewhere.get(_plain(location[-1]), ())
+        names = _meant(location, found["input"], model, elsewhere)
         return f"{shown} is unknown. {available(location[-1], allowed, f'Allowed{section}', names)}"
     message = found["msg"].removeprefix("Value error, ")
     if not location:
@@ -88,6 +88,47 @@ def _problem(found: Any, model: type[BaseModel], place: str, elsewhere: Elsewher
     if str(found["input"]).lower() in NO_VALUE and _may_be_null(model, location):
         return f"{shown} was given {given}: write null for no value"
     return f"{shown} was given {given}: {message}"
+
+
+GENERIC = frozenset({"name", "kind", "type", "class", "path", "source"})
+"""Last words that name a setting within its section only."""
+
+
+def _meant(
+    location: Sequence[str], given: object, model: type[BaseModel], elsewhere: Elsewhere
+) -> Sequence[str]:
+    """Settings that are meant by an unknown one: by its value if its section takes it, or by its name."""
+    word, section = location[-1], ".".join(location[:-1])
+    if isinstance(given, str) and section:
+        named = [text for text in elsewhere.get(_plain(given), ()) if text.startswith(f"{section}.")]
+        named = [text for text in named if "=" in text] or _taking(given, section, model)
+        if named:
+            return named
+    names = elsewhere.get(_plain(word), ())
+    if not section or _plain(word) not in GENERIC:
+        return names
+    return [name for name in names if name.startswith(f"{section}.")]
+
+
+def _taking(given: str, section: str, model: type[BaseModel]) -> list[str]:
+    """Settings of a section that take a value, spelled as it takes it."""
+    found = _section_at(model, section.split("."))
+    fields = found.model_fields if found else {}
+    return [
+        f"{section}.{name}={value}"
+        for name, field in fields.items()
+        for value in _texts(field.annotation)
+        if _plain(value) == _plain(given)
+    ]
+
+
+def _texts(annotation: object) -> Iterator[str]:
+    """Those among the values that a type lists."""
+    for part in get_args(annotation):
+        if isinstance(part, str):
+            yield part
+        else:
+            yield from _texts(part)
 
 
 def _plain(word: str) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import signal
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -76,15 +76,24 @@ def give_example(command: click.Command, words: str) -> None:
     command.format_help_text = format_help_text  # type: ignore[method-assign]
 
 
+SILENT = frozenset({"-q", "--quiet", "-h", "--help"})
+"""Words with which no command says that it works."""
+
+
+def is_silent(words: Sequence[str]) -> bool:
+    """Whether a command with these words never says that it works; what follows `--` is another program's."""
+    own = words[: words.index("--")] if "--" in words else words
+    return not own or own[0] not in COMMANDS or not SILENT.isdisjoint(own)
+
+
 def main() -> None:
     """Entry point of the `harness` command."""
     leave_current_folder()
     words = sys.argv[1:]
-    is_silent = not words or words[0] not in COMMANDS or not {"-q", "--quiet"}.isdisjoint(words)
     # A terminated launcher must stop its ranks and write their record, as for Ctrl-C.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
-    with contextlib.nullcontext() if is_silent else working(words[0]):
+    with contextlib.nullcontext() if is_silent(words) else working(words[0]):
         harness(prog_name="harness")
 
 

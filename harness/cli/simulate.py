@@ -92,7 +92,7 @@ def simulate(
 def _simulate(asked: Sequence[Simulated], *, quiet: bool) -> list[SimulatedRow]:
     rows: list[SimulatedRow] = []
     answers = run_simulations([one.request for one in asked])
-    with counting("simulated rank") as another:
+    with counting("simulated rank", "simulating") as another:
         for one, result in zip(asked, answers, strict=True):
             row = compare_with_closed_forms(one, result)
             another()

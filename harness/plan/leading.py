@@ -9,6 +9,8 @@ from harness.backends import registry
 from harness.backends.entry import Entry
 from harness.backends.strategy import StrategyKind
 from harness.plan.devices.limits import MemoryVerdict
+from harness.plan.prediction import Prediction
+from harness.plan.scenario import Scenario
 from harness.tell.formats import gigabytes
 
 CLOSE_SHARE = 0.05
@@ -139,6 +141,31 @@ def rate(tokens_per_second: float) -> str:
         if tokens_per_second >= 100
         else f"{tokens_per_second:.3g}"
     )
+
+
+MARKS = {"barely fits": " (barely fits)", "close": " (close to the limit)"}
+ON_HOST = 10**9
+"""Bytes from which host memory is worth a word."""
+
+
+def figures(found: Prediction, *, marked: bool = True) -> str:
+    """'40.1 of 85.1 GB (close to the limit) and 128 GB of host memory per node, about 1,200 tokens/s a GPU'.
+
+    Speed only of what fits. `marked`: say where it fits only closely.
+    """
+    verdict, host = found.verdict, found.host_bytes_per_node
+    mark = MARKS.get(verdict.said, "") if verdict and marked else ""
+    on_host = f" and {host / 1e9:,.0f} GB of host memory per node" if host > ON_HOST else ""
+    is_timed = verdict is not None and verdict.fits and found.speed is not None
+    speed = f", about {about(found.tokens_per_second_per_gpu)} tokens/s a GPU" if is_timed else ""
+    return f"{between(found.needed_between)} of {gigabytes(found.there_bytes)} GB{mark}{on_host}{speed}"
+
+
+def if_joined(scenario: Scenario | None) -> str:
+    """', if nodes are joined by NDR400 (--fabric)' where several are and nobody says how; else nothing."""
+    if scenario is None or scenario.nodes == 1 or not (scenario.fabric and scenario.fabric.assumed):
+        return ""
+    return f", if nodes are joined by {scenario.fabric.name} (--fabric)"
 
 
 def _shares_samples(predicted: Predicted) -> bool:

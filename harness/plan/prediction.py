@@ -79,17 +79,33 @@ class Prediction:
         """What is predicted, or of bounds the most; None: neither is known."""
         return self.memory or (self.memory_bounds[1] if self.memory_bounds else None)
 
+    @property
+    def needed_between(self) -> tuple[int, ...]:
+        """Bytes that it needs, or the least and the most of near bounds, or the most of others; empty: not
+        known."""
+        known = (self.near_bounds if self.memory is None else self.memory_bounds) or (self.most_memory,)
+        return tuple(self._needed(memory) for memory in known if memory is not None)
+
+    @property
+    def host_bytes_per_node(self) -> int:
+        """0: nothing lies there, or that is not known."""
+        return 0 if self.most_memory is None else self.most_memory.host_bytes_per_node
+
+    @property
+    def there_bytes(self) -> int:
+        """What it is held against: a limit, or the device's memory."""
+        if self.limit_bytes is not None:
+            return self.limit_bytes
+        assert self.scenario is not None
+        assert self.scenario.device is not None
+        return self.scenario.device.memory_bytes
+
     def _needed(self, memory: MemoryPrediction) -> int:
         return memory.device_bytes if self.limit_bytes is None else memory.peak_bytes
 
     def held_against_limit(self, needed_bytes: int) -> MemoryVerdict:
         """What is needed beside what there is."""
-        assert self.scenario is not None
-        there = self.limit_bytes
-        if there is None:
-            assert self.scenario.device is not None
-            there = self.scenario.device.memory_bytes
-        return MemoryVerdict(needed_bytes=needed_bytes, device_bytes=there)
+        return MemoryVerdict(needed_bytes=needed_bytes, device_bytes=self.there_bytes)
 
     def state_bytes(self, *kinds: str) -> int | None:
         """Model states of some kinds on the device, between backward pass and update; None: not known."""

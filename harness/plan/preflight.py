@@ -85,6 +85,7 @@ def judged(
     `data_bytes`: what samples hold besides (`harness.plan.job.data_bytes`).
     """
     trust = trust_in(scenario, speed=False)
+    known = trust.allocated if trust.allocated and trust.allocated.not_of is None else None
     kinds = {"data": data_bytes} if data_bytes else {}
     for kind, size in prediction.decisive.kinds.items():
         kinds[kind] = kinds.get(kind, 0) + size
@@ -97,8 +98,8 @@ def judged(
         host_bytes=_host_bytes(scenario, prediction) + data_bytes * _ranks_per_node(scenario),
         host_limit_bytes=limits.host_bytes,
         made_by=_made_by(),
-        typical_error=trust.allocated.typical if trust.allocated else None,
-        error_runs=trust.allocated.runs if trust.allocated else 0,
+        typical_error=known.typical if known else None,
+        error_runs=known.runs if known else 0,
         assumption=trust.assumption,
     )
     return _with_verdict(part, _ranks_per_node(scenario))

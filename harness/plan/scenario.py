@@ -161,6 +161,11 @@ class Scenario:
         )
 
     @property
+    def samples(self) -> int:
+        """Of a step, of each rank or group of ranks that has samples of its own."""
+        return self.micro_batch_size * self.accumulation_steps
+
+    @property
     def nodes(self) -> int:
         return -(-self.world_size // self.ranks_per_node)
 

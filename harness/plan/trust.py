@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
 from pathlib import Path
@@ -57,6 +57,8 @@ class KnownErrors:
     """Of each run with sign, where there are few."""
     unlike: tuple[str, ...] = ()
     """How many have a setting of the question that not all have: '3 with checkpointing'."""
+    not_of: str | None = None
+    """What decides the figure and none has: 'without checkpointing'; None: some have it."""
 
     def as_json(self) -> dict[str, Any]:
         """As JSON has it: lists, no tuples."""
@@ -64,6 +66,9 @@ class KnownErrors:
 
     def text(self) -> str:
         """'±9 % (61 published runs, on the whole 7 % too low)', '12 % too high (1 published run)'."""
+        if self.not_of is not None:
+            other = "without it" if self.not_of.startswith("with ") else "with it"
+            return f"n/a {self.not_of}, {other} {replace(self, not_of=None).text()}"
         whose = f"{self.runs} {self.whose if self.runs > 1 else self.whose.replace('runs', 'run', 1)}"
         if self.listed:
             size = " and ".join(map(_signed, self.listed))
@@ -263,7 +268,8 @@ def largest_assumption(scenario: Scenario, host_share: float | None = None) -> s
     if not any(device.name.startswith(name) for name in SUSTAINED_SHARES):
         return f"training sustains {kept} of the best matmul rate, though no run on {device.name} shows it"
     if scenario.nodes > 1 and scenario.fabric is not None:
-        return f"{scenario.fabric.name} gives its line rate to every node at once"
+        joined = f"nodes are joined by {scenario.fabric.name}, which" if scenario.fabric.assumed else None
+        return f"{joined or scenario.fabric.name} gives its line rate to every node at once"
     return f"training sustains {kept} of the best matmul rate of {device.name}"
 
 
@@ -296,6 +302,10 @@ LENGTH, COMPILED, CHECKPOINTED = "length", "compiled", "checkpointed"
 """What of a job decides an error; where there are few runs, it may differ in this order."""
 
 
+def _checkpointing(asked: Scenario) -> str:
+    return f"with{'' if asked.job.training.activation_checkpointing else 'out'} checkpointing"
+
+
 def _like_most(runs: list[dict[str, Any]], asked: Scenario) -> tuple[list[dict[str, Any]], list[str]]:
     """Enough runs that differ in as little as can be, or all; and how many have each setting not all have."""
     if not any(COMPILED in run for run in runs):  # of CPU ranks, whose errors no setting decides
@@ -310,7 +320,7 @@ def _like_most(runs: list[dict[str, Any]], asked: Scenario) -> tuple[list[dict[s
         chosen = unlike
     job = asked.job
     names = {
-        CHECKPOINTED: f"with{'' if job.training.activation_checkpointing else 'out'} checkpointing",
+        CHECKPOINTED: _checkpointing(asked),
         COMPILED: "compiled" if job.model.compile != "none" else "eager",
         LENGTH: "of about this length",
     }
@@ -320,13 +330,20 @@ def _like_most(runs: list[dict[str, Any]], asked: Scenario) -> tuple[list[dict[s
 
 
 def _known(runs: list[dict[str, Any]], figure: str, asked: Scenario, *, of: Any) -> KnownErrors | None:
-    shown, unlike = _like_most([run for run in runs if run[figure] is not None], asked)
+    runs = [run for run in runs if run[figure] is not None]
+    not_of: str | None = None
+    if figure == "memory":  # of which checkpointing leaves little
+        same = [run for run in runs if CHECKPOINTED not in run or CHECKPOINTED not in _unlike(run, asked)]
+        not_of = None if same else _checkpointing(asked)
+        runs = same or runs
+    shown, unlike = _like_most(runs, asked)
     if not shown:
         return None
     errors = [float(run[figure]) for run in shown]
     sizes = [abs(error) for error in errors]
     whose = {"whose": "runs on CPU ranks"} if shown[0]["statistic"] == CPU else {}
     return KnownErrors(
-        runs=len(errors), typical=of(sizes), bias=of(errors), worst=max(sizes), unlike=tuple(unlike),
+        runs=len(errors), typical=of(sizes), bias=of(errors), worst=max(sizes), not_of=not_of,
+        unlike=tuple(text for text in unlike if text != f"none {not_of}"),
         listed=tuple(errors) if len(errors) <= FEW_RUNS else (), **whose,
     )  # fmt: skip

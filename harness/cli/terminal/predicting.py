@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -25,35 +25,51 @@ EVERY_SECONDS = 1.0
 """Between two looks at the clock, also while one model is traced."""
 LINE_EVERY_SECONDS = 2.0
 """Between two lines where there is no terminal."""
+PREDICTING, TRACING = "predicting", "tracing the model's activations"
+
+
+class Count:
+    """How many there are of what is made, and what is done meanwhile."""
+
+    def __init__(self, noun: str, doing: str, each: Callable[[], object]) -> None:
+        self._noun, self._each, self._number = noun, each, 0
+        self.doing = doing
+        """What is done until the next one is there."""
+
+    def __call__(self) -> None:
+        """Another one is there."""
+        self._number += 1
+        self._each()
+
+    @property
+    def text(self) -> str:
+        """'predicting: 36 predictions so far'; before the first 'tracing the model's activations'."""
+        return f"{self.doing}: {counted(self._number, self._noun)} so far" if self._number else self.doing
 
 
 @contextmanager
-def counting(noun: str) -> Iterator[Callable[[], None]]:
-    """Show how many of them there are so far; what is given counts one."""
+def counting(noun: str, doing: str) -> Iterator[Count]:
+    """Show what is done, and how many there are so far of what a noun names."""
     from tqdm import tqdm
 
-    ended, count, begun = threading.Event(), [0], time.monotonic()
+    ended, begun = threading.Event(), time.monotonic()
     with tqdm(unit=f" {noun}s", file=sys.stderr, leave=False, mininterval=EVERY_SECONDS, disable=None) as bar:
-
-        def another() -> None:
-            count[0] += 1
-            bar.update()
+        count = Count(noun, doing, bar.update)
 
         def tick() -> None:
             while not ended.wait(EVERY_SECONDS):
-                bar.refresh()
+                bar.set_description_str(count.doing)
 
         def say() -> None:
             while not ended.wait(LINE_EVERY_SECONDS):
-                waited = time.monotonic() - begun
                 with suppress(OSError):
-                    click.echo(f"harness: {waited:.0f} s, {counted(count[0], noun)} so far", err=True)
+                    click.echo(f"harness: {time.monotonic() - begun:.0f} s, {count.text}", err=True)
 
         if not bar.disable or says_that_it_works():
             each = say if bar.disable else tick
             threading.Thread(target=each, name="counting", daemon=True).start()
         try:
-            yield another
+            yield count
         finally:
             ended.set()
 
@@ -66,17 +82,22 @@ def counting_predictors(constants: TimeConstants | None = None) -> Iterator[Pred
     from harness.plan.profiles import trace_scenarios
     from harness.plan.time.speed import predict_speed
 
-    with counting("prediction") as another:
+    with counting("prediction", PREDICTING) as count:
 
         def each(predict: Callable[[Scenario], T]) -> Callable[[Scenario], T]:
             def predicted(scenario: Scenario) -> T:
-                another()
+                count()
                 return predict(scenario)
 
             return predicted
 
+        def trace(scenarios: Iterable[Scenario]) -> None:
+            count.doing = TRACING
+            trace_scenarios(scenarios, count)
+            count.doing = PREDICTING
+
         yield Predictors(
             memory=each(predict_memory),
             speed=each(partial(predict_speed, constants=constants)),
-            ahead=lambda scenarios: trace_scenarios(scenarios, another),
+            ahead=trace,
         )

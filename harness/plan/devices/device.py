@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.backends.base import Preset
 from harness.errors import HarnessError
@@ -35,6 +35,8 @@ class Device:
     """Of a machine in which it is sold."""
     capability: tuple[int, int] | None = None
     """NVIDIA's compute capability; None: AMD's, or not known."""
+    networks: tuple[Fabric, ...] = ()
+    """Those that join machines in which it is sold, the one to take first."""
 
     @property
     def usable_bytes(self) -> int:
@@ -51,6 +53,29 @@ class Fabric:
     """Bytes per second in one direction for each GPU, when all of a node send."""
     latency_seconds: float
     source: str
+    most_gpus: int | None = None
+    """That it joins; None: any number."""
+    assumed: bool = False
+    """Whether nobody named it."""
+
+
+def joined_by(given: Fabric | None, device: Device | None, gpus: int) -> Fabric | None:
+    """The network between nodes: the one that was named, else that of machines in which the GPU is sold.
+
+    None: there is no GPU, or nothing is known of its machines.
+    """
+    if device is None or (given is not None and not given.assumed):
+        return given
+    large = (one for one in device.networks if one.most_gpus is None or gpus <= one.most_gpus)
+    found = next(large, None)
+    return None if found is None else replace(found, assumed=True)
+
+
+def of_network(network: Fabric | None) -> list[str]:
+    """The remark on one that nobody named."""
+    if network is None or not network.assumed:
+        return []
+    return [f"--fabric={network.name}, since none is given: {network.source}"]
 
 
 def ranks_per_node(device: Device | None, given: int | None) -> int:

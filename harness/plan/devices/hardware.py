@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from harness.backends.explain import TypedValues, suggestion
+from harness.backends.explain import TypedValues, did_you_mean, suggestion
 from harness.errors import HarnessError
 from harness.forms.flops import find_peak
 from harness.job.yaml_files import read_yaml_file
@@ -18,6 +19,8 @@ from harness.tell.narrow import fitted
 
 USER_FILE = Path(".config", "harness", "hardware.yaml")
 """In the home directory; read where it exists."""
+SLOW_NETWORK = "HDR100"
+"""Assumed between machines of which nothing is said: InfiniBand of 100 Gb/s per GPU."""
 PEAK_DTYPES = ("float32", "tf32", "bfloat16", "float16", "float8")
 
 
@@ -40,6 +43,9 @@ class DeviceEntry(TypedValues):
     watts: PositiveFloat | None = Field(None, description="board power limit")
     capability: str | None = Field(
         None, pattern=r"^\d+\.\d$", description="NVIDIA's compute capability, such as '8.0'"
+    )
+    networks: list[str] = Field(
+        [SLOW_NETWORK], description="fabrics that join machines in which it is sold, the one to take first"
     )
     source: str = Field("the user's file", description="where the numbers come from")
 
@@ -67,6 +73,7 @@ class FabricEntry(TypedValues):
     aliases: list[str] = Field([], description="other names")
     gb_per_second: PositiveFloat = Field(description="one direction for each GPU, 1e9 bytes per second")
     latency_microseconds: PositiveFloat = Field(description="of one step of a ring")
+    most_gpus: PositiveInt | None = Field(None, description="that it joins; default: any number")
     source: str = Field("the user's file", description="where the numbers come from")
 
 
@@ -127,6 +134,7 @@ class Hardware:
             gpus_per_node=entry.gpus_per_node,
             watts=entry.watts,
             capability=_capability(entry.capability),
+            networks=tuple(map(self.fabric, entry.networks)),
             source=entry.source,
         )
 
@@ -138,6 +146,7 @@ class Hardware:
             name=key,
             bandwidth_per_gpu=entry.gb_per_second * 1e9,
             latency_seconds=entry.latency_microseconds * 1e-6,
+            most_gpus=entry.most_gpus,
             source=entry.source,
         )
 
@@ -172,16 +181,27 @@ def _find(kind: str, given: str, entries: Mapping[str, Any], others: Any) -> str
             spellings.setdefault(_plain(spelling), name)
     wanted = _plain(given)
     if wanted not in spellings or not wanted:
-        raise HarnessError(f"{kind} '{given}' is unknown. {_closest(given, entries)}")
+        described = {name: " ".join([name, *others(entry), entry.source]) for name, entry in entries.items()}
+        raise HarnessError(f"{kind} '{given}' is unknown. {_closest(given, described)}")
     return spellings[wanted]
 
 
-def _closest(given: str, names: Iterable[str]) -> str:
-    known = {name.lower(): name for name in names}
+SYNONYMS = {"ib": "infiniband"}
+_WORDS = re.compile(r"[a-z]+|\d+")
+
+
+def _closest(given: str, described: Mapping[str, str]) -> str:
+    """The names that are meant, by their beginning, their spelling, or what is `described` of them."""
+    known = {name.lower(): name for name in described}
     begun = [name for name in known if _plain(given) and _plain(name).startswith(_plain(given))]
     # Of 'A100' the kinds of it are meant, not the A10, which is spelled more like it.
-    close = f"Did you mean {' or '.join(map(repr, begun[:4]))}?" if begun else ""
-    close = close or suggestion(given.lower(), list(known), most=3)
+    close = did_you_mean(begun[:4]) if begun else suggestion(given.lower(), list(known), most=3)
+    if not close:
+        said = {name: set(_WORDS.findall(described[known[name]].lower())) for name in known}
+        typed = {SYNONYMS.get(word, word) for word in _WORDS.findall(given.lower())}
+        words = typed & set().union(*said.values())
+        meant = [name for name in known if words and words <= said[name]]
+        close = did_you_mean(meant) if meant else ""
     for lower, name in known.items():
         close = close.replace(f"'{lower}'", f"'{name}'")
     listed = f"Known: {', '.join(known.values())}; add yours with --hardware FILE"

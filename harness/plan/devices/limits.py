@@ -145,15 +145,3 @@ class MemoryVerdict:
     def said(self) -> str:
         """The answer for people."""
         return "barely fits" if self.barely_fits else self.answer
-
-    @property
-    def text(self) -> str:
-        """'fits, 12.3 GB left', 'close, 1.2 GB left' or 'cannot fit: 131 GB of 80'."""
-        if not self.fits:
-            return f"cannot fit: {_gigabytes(self.needed_bytes)} GB of {_gigabytes(self.device_bytes)}"
-        return f"{self.answer}, {_gigabytes(self.margin_bytes)} GB left"
-
-
-def _gigabytes(count: int) -> str:
-    value = count / 1e9
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"

@@ -17,10 +17,9 @@ from harness.errors import HarnessError
 from harness.job.job import Job
 from harness.judge.wording import listed, ranks
 from harness.plan.coverage import why_memory_unknown
-from harness.plan.devices.device import ranks_per_node
-from harness.plan.devices.limits import MemoryVerdict
+from harness.plan.devices.device import joined_by, ranks_per_node
 from harness.plan.estimate.row import EstimateRow
-from harness.plan.leading import CLOSE_SHARE, USUAL, about, between, by_speed, simplest_close
+from harness.plan.leading import CLOSE_SHARE, USUAL, by_speed, figures, if_joined, simplest_close
 from harness.plan.prediction import Prediction, Predictors, predict, with_speed
 from harness.plan.scenario import Scenario, why_not_planned, with_settings
 from harness.tell.formats import gigabytes
@@ -55,8 +54,12 @@ ROOM_SHARE = 0.1
 """Of the memory: a way that needs so much less than another gains something."""
 COMMAND = "  "
 """Begins a line to type."""
-OFFLOAD, MORE_GPUS = "offload", "more GPUs"
+OFFLOAD, MORE_GPUS, CONTEXT = "offload", "more GPUs", "context parallelism"
 OFFLOADS = ("cpu", "optimizer")
+SHARING = {"fsdp": "fsdp-cp", "zero3": "ulysses-zero3"}
+"""The same strategies with ranks of a node that share each sample."""
+LONG_TOKENS = 8192
+"""Of a sample, from which that is worth trying."""
 MOST_TIMES = 64
 """So many times the GPUs are tried."""
 
@@ -89,66 +92,54 @@ class Alternative(Prediction):
         return self.memory is None and self.near_bounds is None
 
     @property
-    def verdict(self) -> MemoryVerdict:
-        """Of its memory; not predicted: of what it takes at least if that is too much, else of what it takes
-        at most, or of states where that is not known."""
-        if self.memory is None and self.memory_bounds is not None:
-            least = self.held_against_limit(self._needed(self.memory_bounds[0]))
-            if not least.fits:
-                return least
-        if self.most_memory is not None and not self.states_alone:
-            return self.held_against_limit(self._needed(self.most_memory))
-        return self.held_against_limit(sum(self.scenario.held_states.values()))
-
-    @property
     def fits(self) -> bool:
         """Whether it is predicted to, and not barely."""
-        return self.verdict.is_roomy and not self.states_alone
+        return self.verdict is not None and self.verdict.is_roomy
+
+    @property
+    def needed_bytes(self) -> int:
+        """At most; where that is not known, of model states alone."""
+        if self.most_memory is not None:
+            return self._needed(self.most_memory)
+        return sum(self.scenario.held_states.values())
 
     @property
     def figures(self) -> str:
         """'zero3 on 4 ranks, micro-batch 1: 20.1 of 42.4 GB, about 2,100 tokens/s a GPU', of what fits."""
         scenario = self.scenario
         place = f"{self.label} on {ranks(scenario.world_size)}, micro-batch {scenario.micro_batch_size}"
-        rate = f", about {about(self.tokens_per_second_per_gpu)} tokens/s a GPU" if self.speed else ""
-        return f"{place}: {self._size}{rate}"
-
-    @property
-    def _size(self) -> str:
-        needed = [self.verdict.needed_bytes]
-        if self.memory_bounds is not None and self.held_against_limit(self._least).fits:
-            needed = [self._needed(bound) for bound in self.memory_bounds]
-        return f"{between(needed)} of {gigabytes(self.verdict.device_bytes)} GB"
-
-    @property
-    def _least(self) -> int:
-        return self._needed(self.memory_bounds[0]) if self.memory_bounds else self.verdict.needed_bytes
+        return f"{place}{if_joined(scenario)}: {figures(self)}"
 
     def words(self) -> str:
         """'LoRA: zero3 on 4 ranks, micro-batch 1: 20.1 of 42.4 GB, about 2,100 tokens/s a GPU'."""
+        verdict = self.verdict
         if self.fits:
             return f"{self.called}: {self.figures}"
-        if self.states_alone and self.memory_bounds is None:
-            verdict = "" if self.verdict.fits else "does not fit: "
-            found = f"{self.called}: {verdict}model states alone take {self._size} ({self.label})"
-            return f"{found}; activations are not predicted"
-        if not self.held_against_limit(self._least).fits:
-            least = "at least " if self.memory_bounds else ""
-            return f"{self.called}: does not fit: {least}{self._size} ({self.label})"
-        verdict = "may fit" if self.memory_bounds else "barely fits"
-        return f"{self.called}: {verdict}: {self._size} ({self.label})"
+        if verdict is not None and not verdict.fits:
+            least = "" if self.memory else "at least " if self.memory_bounds else "model states alone take "
+            size = f"{gigabytes(verdict.needed_bytes)} of {gigabytes(verdict.device_bytes)} GB"
+            return f"{self.called}: does not fit: {least}{size} ({self.label})"
+        if self.states_alone:
+            size = f"{gigabytes(self.needed_bytes)} of {gigabytes(self.there_bytes)} GB"
+            return f"{self.called}: model states take {size} ({self.label}); activations are not predicted"
+        said = "may fit" if verdict is None else verdict.said
+        return f"{self.called}: {said}: {figures(self, marked=False)} ({self.label})"
 
     def as_json(self) -> dict[str, Any]:
+        scenario = self.scenario
         return {
             "name": self.called,
             "backend": self.label,
-            "world_size": self.scenario.world_size,
-            "micro_batch_size": self.scenario.micro_batch_size,
+            "world_size": scenario.world_size,
+            "micro_batch_size": scenario.micro_batch_size,
             "settings": dict(self.settings),
-            "fits": None if self.states_alone and self.verdict.fits else self.fits,
+            "fits": None if self.verdict is None else self.fits,
+            "verdict": self.verdict.said if self.verdict else None,
             "states_alone": self.states_alone,
-            "device_bytes": self.verdict.needed_bytes,
-            "limit_bytes": self.verdict.device_bytes,
+            "device_bytes": self.needed_bytes,
+            "host_bytes_per_node": self.host_bytes_per_node,
+            "limit_bytes": self.there_bytes,
+            "fabric": scenario.fabric.name if scenario.fabric and scenario.nodes > 1 else None,
             "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu or None,
         }
 
@@ -173,9 +164,12 @@ def alternatives(
         return []
     helps, trial = _reliefs(scenarios[0], limit_bytes, without), _Trial(limit_bytes, by)
     found = _fewest([trial.best("", relief, {}, scenarios) for relief in helps[1:]])
+    is_enough = any(one.verdict and one.verdict.answer == "fits" for one in found)
+    if CONTEXT not in without and not is_enough:
+        found += trial.first_fit(CONTEXT, helps, {}, _sharing(scenarios))
     if MORE_GPUS not in without:
         found += trial.on_more_gpus(scenarios, helps[:1] if any(one.fits for one in found) else helps)
-    if any(not one.name and one.verdict.answer == "fits" for one in found):
+    if is_enough:
         return _worthwhile(found)
     if OFFLOAD not in without:
         offloaded = [one for base in scenarios for to in OFFLOADS if (one := _relabelled(base, to))]
@@ -223,6 +217,24 @@ def nothing_fits(found: Sequence[Alternative]) -> str | None:
     return f"nothing fits without {listed(one.reliefs)}; with {it} {one.figures}"
 
 
+def reaches_more(found: Sequence[Alternative], than: float) -> list[str]:
+    """'LoRA reaches more: zero3 on 8 ranks, ...' of the fastest way that fits; empty: none is faster.
+
+    than: tokens per second and GPU of the answer.
+    """
+    fastest = min((one for one in found if one.fits and one.name != MORE_GPUS), key=by_speed, default=None)
+    if fastest is None or fastest.tokens_per_second_per_gpu * (1 - CLOSE_SHARE) <= than:
+        return []
+    way = f"{fastest.called}," if fastest.name and fastest.reliefs else fastest.called
+    return [f"{'' if fastest.name else 'With '}{way} reaches more: {fastest.figures}"]
+
+
+def more_than_least_change(found: Sequence[Alternative]) -> list[str]:
+    """The same beside the way that changes least."""
+    one = least_change(found)
+    return reaches_more(found, one.tokens_per_second_per_gpu) if one else []
+
+
 def of_rows(rows: Sequence[EstimateRow], by: Predictors | None = None) -> list[Alternative]:
     """For the smallest number of ranks of an estimate; empty where something fits, or no GPU was named."""
     first = [row for row in rows if row.world_size == min(row.world_size for row in rows)]
@@ -241,13 +253,11 @@ def estimate_command(one: Alternative, words: Sequence[str]) -> str:
 
 def planned_settings(scenario: Scenario) -> dict[str, Any]:
     """What a command sets so that it runs what was planned."""
-    samples = scenario.micro_batch_size * scenario.accumulation_steps
     return {
         "runtime.preset": scenario.preset,
         "data.sequence_length": scenario.job.data.sequence_length,
         "training.precision": scenario.job.training.precision,
-        "training.global_batch_size": samples
-        * registry.mesh_of(scenario.label, scenario.world_size).data_size,
+        "training.global_batch_size": scenario.samples * scenario.mesh.data_size,
         "training.micro_batch_size": scenario.micro_batch_size,
         "training.activation_checkpointing": scenario.job.training.activation_checkpointing,
     }
@@ -274,6 +284,24 @@ def _changes(scenario: Scenario, settings: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in settings.items()
         if getattr(getattr(scenario.job, key.partition(".")[0]), key.partition(".")[2]) != value
     }
+
+
+def _sharing(scenarios: Sequence[Scenario]) -> list[Scenario]:
+    """The same steps with each sample divided over 2, 4, ... ranks of a node."""
+    found = []
+    for one in scenarios:
+        name, inside = SHARING.get(one.label), min(one.ranks_per_node, one.world_size)
+        if name is None or one.job.data.sequence_length < LONG_TOKENS:
+            continue
+        for degree in (2**n for n in range(1, inside.bit_length()) if inside % 2**n == 0):
+            shared = Scenario.of(
+                registry.canonical_label(f"{name}:sequence={degree}"), one.model, one.job,
+                world_size=one.world_size, ranks_per_node=one.ranks_per_node, preset=one.preset,
+                micro_batch_size=one.micro_batch_size, accumulation_steps=one.accumulation_steps * degree,
+                torch_device=one.torch_device, device=one.device, fabric=one.fabric, constants=one.constants,
+            )  # fmt: skip
+            found += [shared] if shared else []
+    return found
 
 
 def _relabelled(scenario: Scenario, offload: str) -> Scenario | None:
@@ -316,16 +344,16 @@ def _settings(reliefs: Sequence[str], scenario: Scenario) -> dict[str, Any]:
     found = {key: value for name in reliefs for key, value in RELIEFS[name].items()}
     if ONE_SAMPLE not in reliefs or scenario.micro_batch_size == 1:
         return found
-    steps = scenario.micro_batch_size * scenario.accumulation_steps
-    return {**found, "training.micro_batch_size": 1, "training.accumulation_steps": steps}
+    of_each_rank = scenario.samples * scenario.mesh.data_size // scenario.world_size  # as a job says it
+    return {**found, "training.micro_batch_size": 1, "training.accumulation_steps": of_each_rank}
 
 
 def _changed(scenario: Scenario, reliefs: Sequence[str], given: Mapping[str, Any]) -> Scenario | None:
     """The scenario of the job with other settings; None: they contradict it, or it cannot run so."""
     settings = {**given, **_settings(reliefs, scenario)}
     new = with_settings(scenario, settings)
-    if new is not None and (steps := settings.get("training.accumulation_steps")) is not None:
-        new = replace(new, micro_batch_size=1, accumulation_steps=steps)
+    if new is not None and "training.accumulation_steps" in settings:
+        new = replace(new, micro_batch_size=1, accumulation_steps=scenario.samples)
     return None if new is None or _why_not(new) is not None else new
 
 
@@ -353,8 +381,7 @@ def _gains(one: Alternative, over: Alternative) -> bool:
         return one.scenario.world_size < over.scenario.world_size or rate * (1 - CLOSE_SHARE) > other
     if rate * (1 - CLOSE_SHARE) > other or (over.name == OFFLOAD and not other):  # offload is slow
         return True
-    saved = over.verdict.needed_bytes - one.verdict.needed_bytes
-    return saved > ROOM_SHARE * one.verdict.device_bytes
+    return over.needed_bytes - one.needed_bytes > ROOM_SHARE * one.there_bytes
 
 
 @dataclass(frozen=True)
@@ -387,7 +414,7 @@ class _Trial:
         fitting = [with_speed(one, self.by) for one in found if one.fits]
         if fitting:
             return simplest_close(sorted(fitting, key=by_speed))
-        return min(found, key=lambda one: one.verdict.needed_bytes, default=None)
+        return min(found, key=lambda one: one.needed_bytes, default=None)
 
     def first_fit(
         self,
@@ -405,7 +432,7 @@ class _Trial:
             if one is not None and one.fits:
                 return [one]
             found += [one] if one else []
-        return sorted(found, key=lambda one: one.verdict.needed_bytes)[:1]
+        return sorted(found, key=lambda one: one.needed_bytes)[:1]
 
     def on_more_gpus(
         self, scenarios: Sequence[Scenario], helps: Sequence[tuple[str, ...]]
@@ -430,7 +457,9 @@ def _on(scenario: Scenario, gpus: int) -> Scenario | None:
         scenario.label, scenario.model, scenario.job, world_size=gpus, ranks_per_node=per_node,
         preset=scenario.preset, micro_batch_size=scenario.micro_batch_size,
         accumulation_steps=scenario.accumulation_steps, torch_device=scenario.torch_device,
-        device=scenario.device, fabric=scenario.fabric, constants=scenario.constants,
+        device=scenario.device,
+        fabric=scenario.fabric and joined_by(scenario.fabric, scenario.device, gpus),
+        constants=scenario.constants,
     )  # fmt: skip
 
 

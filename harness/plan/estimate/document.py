@@ -21,7 +21,7 @@ def document(
     words: Sequence[str] = (),
 ) -> dict[str, Any]:
     """What `harness estimate --json` prints. `instead`, `words`: as of `estimate_lines`."""
-    experiment, device, fabric = asked.experiment, asked.device, asked.fabric
+    experiment, device, fabric = asked.experiment, asked.device, asked.network
     trust = trust_of(rows, least_change(instead))
     return {
         "model": asked.model.name,
@@ -37,11 +37,13 @@ def document(
             "attention": attention_kernel(asked.model, experiment.model),
             "preset": experiment.runtime.preset,
         },
-        "ranks_per_node": asked.ranks_per_node,
+        "ranks_per_node": asked.gpus_per_node,
         "gpu": None
         if device is None
         else {"name": device.name, "memory_bytes": device.memory_bytes, "source": device.source},
-        "fabric": None if fabric is None else {"name": fabric.name, "source": fabric.source},
+        "fabric": None
+        if fabric is None
+        else {"name": fabric.name, "source": fabric.source, "assumed": fabric.assumed},
         "remarks": list(asked.remarks),
         "rows": [_row(row) for row in rows],
         "alternatives": [{**one.as_json(), "command": estimate_command(one, words)} for one in instead],
@@ -78,6 +80,7 @@ def _row(row: EstimateRow) -> dict[str, Any]:
         "host_bytes_per_node": memory.host_bytes_per_node if memory else None,
         "file_bytes_per_node": row.swapped_per_node[0] if row.swapped_per_node else None,
         "memory_unknown": row.memory_unknown,
+        "reduced_each_time": row.reduced_each_time,
         "peak_bytes_between": row.peak_bytes_between,
         "fits": verdict.fits if verdict else None,
         "verdict": verdict.said if verdict else None,

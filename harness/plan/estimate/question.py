@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.backends import registry
@@ -13,7 +13,14 @@ from harness.job.experiment import Experiment
 from harness.job.job import TrainingSection
 from harness.launch.cells import canonical_label
 from harness.plan.devices.constants import TimeConstants
-from harness.plan.devices.device import Device, Fabric, require_context, with_training_defaults
+from harness.plan.devices.device import (
+    Device,
+    Fabric,
+    joined_by,
+    of_network,
+    require_context,
+    with_training_defaults,
+)
 from harness.plan.job_model import job_model
 from harness.plan.model import PlannedModel
 
@@ -38,6 +45,17 @@ class EstimateRequest:
     names_all: bool = False
     """Whether every built-in strategy is asked for, not some by their names."""
 
+    @property
+    def gpus_per_node(self) -> int:
+        """Of the largest world asked for: one that is smaller than a node fills none."""
+        return min(self.ranks_per_node, max(self.world_sizes))
+
+    @property
+    def network(self) -> Fabric | None:
+        """The one that an answer rests on; None: on none."""
+        several = max(self.world_sizes) > self.ranks_per_node
+        return self.fabric if several or not (self.fabric and self.fabric.assumed) else None
+
 
 def question(
     model: PlannedModel,
@@ -58,7 +76,9 @@ def question(
     or too long a sequence.
     """
     asked, experiment = experiment, _with_batch(experiment)
-    by_default = () if experiment is asked else ("training.micro_batch_size=1, since no batch is given",)
+    by_default = [] if experiment is asked else ["training.micro_batch_size=1, since no batch is given"]
+    on_cpu = experiment.runtime.device == "cpu"
+    joined = fabric if on_cpu else joined_by(fabric, device, max(world_sizes))
     require_context(model, experiment)
     labels = dict.fromkeys(label for name in backends for label in _expand(name))
     for size in world_sizes:
@@ -68,19 +88,19 @@ def question(
                 "--gpus-per-node, or change it"
             )
         job_layout(tuple(labels), size, experiment.training)
-    return EstimateRequest(
+    found = EstimateRequest(
         model=model,
         experiment=experiment,
         labels=tuple(labels),
         world_sizes=tuple(world_sizes),
         ranks_per_node=ranks_per_node,
         device=device,
-        fabric=fabric,
+        fabric=joined,
         constants=constants,
-        torch_device="cpu" if experiment.runtime.device == "cpu" else "cuda",
-        remarks=(*remarks, *by_default),
+        torch_device="cpu" if on_cpu else "cuda",
         names_all="all" in backends,
     )
+    return replace(found, remarks=(*remarks, *by_default, *of_network(found.network)))
 
 
 def asked_of(

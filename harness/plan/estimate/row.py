@@ -18,6 +18,7 @@ from harness.forms.workload import Role, Workload
 from harness.forms.zero import stages as zero
 from harness.job.batch import BatchLayout, cell_layout, job_layout, with_global_batch
 from harness.judge.wording import ranks
+from harness.plan.accumulation import reduced_each_time
 from harness.plan.estimate.question import EstimateRequest
 from harness.plan.memory import host_bytes
 from harness.plan.prediction import Prediction, Predictors, predict, tried
@@ -125,6 +126,8 @@ class EstimateRow(Prediction):
     unsupported: str | None = None
     traffic: tuple[TrafficLine, ...] = ()
     traffic_unknown: str | None = None
+    reduced_each_time: str | None = None
+    """What it takes otherwise, where gradients that add up unsharded are what does not fit."""
 
     @property
     def states(self) -> ModelStates | None:
@@ -309,4 +312,6 @@ def _predicted(row: EstimateRow, by: Predictors) -> EstimateRow:
     if scenario is None:
         return row
     traffic, traffic_unknown = tried(lambda: tuple(step_traffic(scenario)))
-    return replace(row, **vars(predict(scenario, by)), traffic=traffic or (), traffic_unknown=traffic_unknown)
+    row = replace(row, traffic=traffic or (), traffic_unknown=traffic_unknown, **vars(predict(scenario, by)))
+    decides = row.verdict is not None and not row.verdict.is_roomy
+    return replace(row, reduced_each_time=reduced_each_time(scenario, by) if decides else None)

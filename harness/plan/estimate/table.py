@@ -10,13 +10,14 @@ from typing import Any
 from harness.backends.registry import moving_parts
 from harness.backends.strategy import ROUTE_PREFIXES
 from harness.judge.cell import CellName
-from harness.judge.wording import listed, ranks
+from harness.judge.wording import counted, listed, ranks
 from harness.plan.estimate.alternatives import (
     COMMAND,
     Alternative,
     alternative_lines,
     estimate_command,
     least_change,
+    more_than_least_change,
     nothing_fits,
 )
 from harness.plan.estimate.document import formulae
@@ -30,11 +31,13 @@ from harness.plan.leading import (
     by_speed,
     close_to_first,
     distinct_backends,
+    figures,
+    if_joined,
     in_order,
     rate,
 )
 from harness.plan.time.computing import HOST_LINK, UPDATE_ON_HOST, attention_kernel
-from harness.tell.formats import NOT_AVAILABLE, gigabytes
+from harness.tell.formats import NOT_AVAILABLE
 from harness.tell.narrow import fitted, line_width
 
 NAMES = frozenset({"label", "scenario"})
@@ -161,14 +164,15 @@ def _header(asked: EstimateRequest) -> list[str]:
     where = (
         [] if asked.device is None else [f"{asked.device.name}, {asked.device.memory_bytes / GIGA:.1f} GB"]
     )
-    where += [] if asked.fabric is None else [asked.fabric.name]
+    where += [] if asked.network is None else [asked.network.name]
     # A model of one's own has no configuration that says which.
     kernel = attention_kernel(asked.model, experiment.model) if asked.model.config else NOT_AVAILABLE
     sequence = f"sequence {experiment.data.sequence_length}, " if experiment.data.is_tokenized else ""
     return [
         f"{asked.model.name}: {asked.model.counted} ({asked.model.source})",
         f"{sequence}{training.precision}, {clipping}, {checkpointing}, attention: {kernel}, "
-        f"{experiment.runtime.preset}; " + ", ".join([*where, f"{asked.ranks_per_node} GPUs per node"]),
+        f"{experiment.runtime.preset}; "
+        + ", ".join([*where, f"{counted(asked.gpus_per_node, 'GPU')} per node"]),
         *([f"note: {'; '.join(asked.remarks)}"] if asked.remarks else []),
     ]
 
@@ -188,16 +192,16 @@ def _answers(
     known, _ = without_equal_estimates([row for row in rows if row.scenario is not None])
     cut = next((row.scenario for row in known if row.scenario), None)
     batch = f", micro-batch {cut.micro_batch_size}, accumulation {cut.accumulation_steps}" if cut else ""
-    answer, place = _answer(asked, known, compared, instead), f"{ranks(world_size)}{batch}"
+    answer, place = _answer(asked, known, compared, instead), f"{ranks(world_size)}{batch}{if_joined(cut)}"
     fitting = [
         row
         for row in compared or leading(rows)
         if row.verdict and row.verdict.is_roomy and row.speed and (row.memory or row.near_bounds)
     ]
     if not fitting or _are_few(asked, known):
-        return [f"{place}: {answer}"]
-    said = [f"{place}: use {_needed(fitting[0])}"]
-    said += [f"Runner-up: {_needed(row)}" for row in fitting[1:2]]
+        return [f"{place}: {answer}", *more_than_least_change(instead)]
+    said = [f"{place}: use {fitting[0].label}, {figures(fitting[0])}"]
+    said += [f"Runner-up: {row.label}, {figures(row)}" for row in fitting[1:2]]
     others = [row for row in known if row.verdict and row.verdict.fits and row is not fitting[0]]
     return [*said, answer if others else "nothing else fits"]
 
@@ -259,19 +263,17 @@ def _answer(
     fitting = [row for row, verdict in judged if verdict is not None and verdict.is_roomy]
     barely = [row for row, verdict in judged if verdict is not None and verdict.barely_fits]
     if not fitting and barely:
-        few = ", ".join(f"{row.label} barely ({_figures_of(row)})" for row in barely[:FEW_NAMED])
+        few = ", ".join(f"{row.label} barely ({figures(row, marked=False)})" for row in barely[:FEW_NAMED])
         return f"nothing fits with room for what the allocator adds, {few}" + (f"; {other}" if other else "")
     if not fitting:
         return other or (_answer_of_states(rows) if len(judged) < len(rows) else "nothing fits")
     fastest = ""
-    if any(row.speed_unknown and "--fabric" in row.speed_unknown for row in fitting):
-        fastest = "; name the network between nodes with --fabric to learn how fast"
     timed = [row for row in fitting if row.speed is not None and (compared is None or row in compared)]
     if timed:
         close = sorted(close_to_first(sorted(timed, key=by_speed)), key=lambda row: moving_parts(row.label))
         equal = f" (equal within {100 * CLOSE_SHARE:.0f} %)" if len(close) > 1 else ""
         reached = about(close[0].tokens_per_second_per_gpu)
-        fastest = f"; fastest {listed([row.label for row in close])}{equal}, about {reached} tokens/s per GPU"
+        fastest = f"; fastest {listed([row.label for row in close])}{equal}, about {reached} tokens/s a GPU"
     tight = f"; {listed([row.label for row in barely])} barely" if barely else ""
     return f"{_names(fitting, rows)} fit{fastest}{tight}"
 
@@ -285,23 +287,7 @@ def _are_few(asked: EstimateRequest, rows: Sequence[EstimateRow]) -> bool:
 def _of_row(row: EstimateRow) -> str:
     """'zero2:offload=optimizer fits, 40.1 of 85.1 GB and 128 GB of host memory per node, about 1,200 ...'."""
     verdict = "may fit" if row.verdict is None else IN_WORDS.get(row.verdict.said, row.verdict.said)
-    return f"{row.label} {verdict}, {_figures_of(row)}"
-
-
-def _needed(row: EstimateRow) -> str:
-    """'zero1, 40.1 of 85.1 GB, about 1,200 tokens/s per GPU'."""
-    return f"{row.label}, {_figures_of(row)}"
-
-
-def _figures_of(row: EstimateRow) -> str:
-    assert row.scenario is not None
-    assert row.scenario.device is not None
-    bounds = row.near_bounds or ((row.memory,) if row.memory else ())
-    host = f" and {_host(row) / GIGA:,.0f} GB of host memory per node" if _host(row) > GIGA else ""
-    there = gigabytes(row.scenario.device.memory_bytes)
-    fits = row.verdict is not None and row.verdict.fits and row.speed is not None
-    speed = f", about {about(row.tokens_per_second_per_gpu)} tokens/s per GPU" if fits else ""
-    return f"{between([bound.device_bytes for bound in bounds])} of {there} GB{host}{speed}"
+    return f"{row.label} {verdict}, {figures(row, marked=False)}"
 
 
 def _answer_of_states(rows: Sequence[EstimateRow]) -> str:
@@ -338,11 +324,11 @@ def _memory_table(asked: EstimateRequest, rows: Sequence[EstimateRow]) -> list[s
                 _size(verdict.margin_bytes, unit), VERDICTS.get(verdict.said, verdict.said)
             ]  # fmt: skip
         table.append(cells)
-    host = [row for row in rows if row.memory is not None and row.memory.host_bytes_per_node > GIGA]
+    host = [row for row in rows if row.memory is not None and row.host_bytes_per_node > GIGA]
     return [
         *_tabulated(table, headers),
         *_wrapped("; ".join([LEGEND, *_outside(rows)] if judged else [LEGEND])),
-        *(f"{row.label}: {_host(row) / GIGA:,.0f} GB of host memory per node" for row in host),
+        *(f"{row.label}: {row.host_bytes_per_node / GIGA:,.0f} GB of host memory per node" for row in host),
         *(part for row in rows if row.swapped_per_node for part in _wrapped(_swapped(row))),
     ]
 
@@ -359,10 +345,6 @@ def _outside(rows: Sequence[EstimateRow]) -> list[str]:
     found = sorted({memory.device_bytes - memory.peak_bytes for memory in memories})
     ends = dict.fromkeys(f"{count / GIGA:.2f}" for count in (found[:1] + found[-1:]))
     return [OUTSIDE.format(f"{' to '.join(ends)} GB")] if found else []
-
-
-def _host(row: EstimateRow) -> int:
-    return 0 if row.memory is None else row.memory.host_bytes_per_node
 
 
 def _memory_cells(row: EstimateRow, unit: float) -> list[str]:
@@ -437,7 +419,7 @@ def _speed_cells(row: EstimateRow) -> list[str]:
 
 
 def _reasons(rows: Sequence[EstimateRow]) -> list[str]:
-    """Why something is n/a, each reason once with the rows that it holds for."""
+    """Why something is n/a or could be otherwise, each reason once with the rows that it holds for."""
     found: dict[str, list[str]] = {}
     for row in rows:
         if row.scenario is None:
@@ -449,6 +431,8 @@ def _reasons(rows: Sequence[EstimateRow]) -> list[str]:
             lacks.setdefault(row.memory_unknown, []).append("memory")
         if row.speed_unknown is not None and row.scenario.device is not None:
             lacks.setdefault(row.speed_unknown, []).append("speed")
+        if row.reduced_each_time is not None:
+            found.setdefault(row.reduced_each_time, []).append(row.label)
         for reason, what in lacks.items():
             found.setdefault(f"{' and '.join(what)} n/a: {reason}", []).append(row.label)
     return [f"{', '.join(labels)}: {reason}" for reason, labels in found.items()]

@@ -15,6 +15,7 @@ from typing import Literal
 
 from harness.errors import HarnessError
 from harness.judge.wording import percent
+from harness.plan.devices.device import joined_by
 from harness.plan.leading import CLOSE_SHARE, rate
 from harness.plan.prediction import Predictors
 from harness.plan.recommend.predict import Configuration, best_configuration, smallest_need
@@ -122,7 +123,8 @@ def _enough_gpus(
     while gpus <= min(MOST_GPUS, question.samples_asked):
         sold = question.device.gpus_per_node
         per_node = question.gpus_per_node if question.nodes > 1 else min(gpus, sold)
-        larger = replace(question, gpus=gpus, gpus_per_node=per_node)
+        joined = joined_by(question.fabric, question.device, gpus)
+        larger = replace(question, gpus=gpus, gpus_per_node=per_node, fabric=joined)
         there = _there(larger, smallest, predictors, with_speed=True)
         if there.fits:
             return gpus, there

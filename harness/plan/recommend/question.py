@@ -13,8 +13,14 @@ from harness.job.experiment import Experiment
 from harness.job.job import Job
 from harness.judge.wording import counted
 from harness.plan.architectures.catalogue import mixture_of_experts
-from harness.plan.devices.device import Device, Fabric, require_context, with_training_defaults
-from harness.plan.devices.hardware import load_hardware
+from harness.plan.devices.device import (
+    Device,
+    Fabric,
+    joined_by,
+    of_network,
+    require_context,
+    with_training_defaults,
+)
 from harness.plan.leading import USUAL
 from harness.plan.model import PlannedModel
 from harness.plan.models import NOT_COVERED, find_entry, load_model
@@ -45,8 +51,6 @@ class RecommendRequest:
     """Choices of activation checkpointing: both, unless the job says which."""
     remarks: tuple[str, ...] = ()
     """What was chosen because nothing was given, or rounded."""
-    fabric_assumed: str | None = None
-    """Name of the network, where none was given for several nodes."""
 
     @property
     def sequence_length(self) -> int:
@@ -88,6 +92,11 @@ class RecommendRequest:
     @property
     def nodes(self) -> int:
         return self.gpus // self.gpus_per_node
+
+    @property
+    def network(self) -> Fabric | None:
+        """The one that the answer rests on; None: on none."""
+        return self.fabric if self.nodes > 1 or not (self.fabric and self.fabric.assumed) else None
 
 
 def read_count(text: str) -> int:
@@ -131,14 +140,11 @@ def ask(
         )
     if mixture_of_experts(model.config):
         raise HarnessError(_of_experts(model, experiment, device, gpus, per_node))
-    assumed = assumed_fabric(device) if gpus > per_node and fabric is None else None
     _require_open(experiment)
     chosen = experiment.training.model_fields_set
     experiment, defaults = with_training_defaults(model, experiment, device)
     require_context(model, experiment)
     remarks, job = [*defaults], experiment.job()
-    if assumed is not None:
-        remarks.append(f"--fabric={assumed.name}, since none is given: {assumed.source}")
     sequence = job.data.sequence_length
     if tokens is None:
         tokens = default_tokens(model, gpus, sequence)
@@ -156,13 +162,13 @@ def ask(
         gpus=gpus,
         gpus_per_node=per_node,
         device=device,
-        fabric=fabric or assumed,
-        fabric_assumed=assumed.name if assumed else None,
+        fabric=joined_by(fabric, device, gpus),
         tokens_asked=tokens,
         checkpointing=(job.training.activation_checkpointing,)
         if "activation_checkpointing" in chosen
         else (False, True),
     )
+    remarks += of_network(asked.network)
     if asked.samples and asked.tokens_per_step != tokens:
         remarks.append(_rounded(asked))
     training = job.training.model_copy(update={"global_batch_size": asked.samples or gpus})
@@ -175,17 +181,6 @@ def _rounded(asked: RecommendRequest) -> str:
         f"{asked.tokens_per_step:,} tokens per step instead of {asked.tokens_asked:,}: {asked.samples:,} "
         f"samples of {asked.sequence_length:,}, a multiple of {whose}"
     )
-
-
-SOLD_WITH = {7: "EDR100", 8: "HDR200", 9: "NDR400", 10: "NDR400"}
-"""Major compute capability -> network of NVIDIA's own machines: DGX-1, DGX A100, DGX H100, DGX B200."""
-SLOWEST_ASSUMED = "HDR100"
-
-
-def assumed_fabric(device: Device) -> Fabric:
-    """The network with which nodes of a GPU are sold, where nobody says."""
-    name = SOLD_WITH.get((device.capability or (0, 0))[0], SLOWEST_ASSUMED)
-    return load_hardware().fabric(name)
 
 
 def _of_experts(

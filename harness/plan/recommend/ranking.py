@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from harness.backends import registry
@@ -12,6 +12,7 @@ from harness.backends.entry import Entry
 from harness.backends.presets import preset_changes
 from harness.errors import HarnessError
 from harness.judge.wording import percent
+from harness.plan.accumulation import reduced_each_time
 from harness.plan.leading import by_speed, distinct_backends, in_order, leader, simplest_close
 from harness.plan.prediction import Predictors
 from harness.plan.recommend.predict import (
@@ -24,7 +25,7 @@ from harness.plan.recommend.predict import (
     variants,
 )
 from harness.plan.recommend.question import RecommendRequest
-from harness.plan.scenario import why_not_planned
+from harness.plan.scenario import Scenario, why_not_planned
 from harness.tell.formats import gigabytes
 
 SMALL_SHARE = 0.02
@@ -54,6 +55,8 @@ class VariantRanking:
     """Backends that were not looked at, and why."""
     with_room: Configuration | None = None
     """The one to take of those that are not tight, whichever micro-batch and checkpointing that takes."""
+    reduced_each_time: Mapping[str, str] = field(default_factory=dict)
+    """By label, what one that is too large takes otherwise, where gradients that add up unsharded decide."""
     whatever_preset: Choices = field(default_factory=dict)
     """By label, what was predicted of strategies that have no setting of a preset."""
 
@@ -89,7 +92,10 @@ class VariantRanking:
             if configuration.backend not in fit:
                 nearest.setdefault(configuration.backend, configuration)
         reasons = [(c, why_slower(c, self.fitting[0])) for c in slower]
-        reasons += [(c, why_too_large(c)) for c in nearest.values()]
+        reasons += [
+            (c, "; ".join([why_too_large(c), *filter(None, [self.reduced_each_time.get(c.label)])]))
+            for c in nearest.values()
+        ]
         return [Rejected(configuration=configuration, reason=reason) for configuration, reason in reasons]
 
 
@@ -122,8 +128,17 @@ def rank(question: RecommendRequest, predictors: Predictors, known: Choices | No
         too_large=tuple(too_large),
         left_out=left_out,
         with_room=leader(sorted(with_room, key=by_speed)),
+        reduced_each_time={
+            c.label: text for c in too_large if (text := reduced_each_time(_one_by_one(c), predictors))
+        },
         whatever_preset=whatever,
     )
+
+
+def _one_by_one(configuration: Configuration) -> Scenario:
+    """Its step in micro-batches of one sample."""
+    scenario = configuration.scenario
+    return replace(scenario, micro_batch_size=1, accumulation_steps=scenario.samples)
 
 
 def _has_preset(question: RecommendRequest, label: str) -> bool:

@@ -14,6 +14,7 @@ from harness.errors import HarnessError
 from harness.judge.wording import listed, percent
 from harness.plan.devices.limits import TIGHT_SHARE
 from harness.plan.estimate.alternatives import (
+    CONTEXT,
     MORE_GPUS,
     OFFLOAD,
     Alternative,
@@ -158,7 +159,8 @@ class Recommendation:
             "gpus": question.gpus,
             "gpus_per_node": question.gpus_per_node,
             "gpu": question.device.name,
-            "fabric": question.fabric.name if question.fabric else None,
+            "fabric": question.network.name if question.network else None,
+            "fabric_assumed": bool(question.network and question.network.assumed),
             "tokens_per_step": question.tokens_per_step,
             "sequence_length": question.sequence_length,
             "precision": question.job.training.precision,
@@ -255,7 +257,7 @@ def _instead(
         return ()
     asked = {"training.activation_checkpointing": question.checkpointing[0]}
     found = [with_settings(c.scenario, asked) or c.scenario for c in ranking.too_large]
-    return tuple(alternatives(bases(found), without=(OFFLOAD, MORE_GPUS), by=predictors))
+    return tuple(alternatives(bases(found), without=(OFFLOAD, MORE_GPUS, CONTEXT), by=predictors))
 
 
 def _is_plain(best: Sequence[Configuration]) -> bool:

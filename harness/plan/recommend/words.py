@@ -6,8 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from harness.judge.wording import listed
 from harness.plan.devices.limits import TIGHT_SHARE
-from harness.plan.estimate.alternatives import alternative_lines, nothing_fits
-from harness.plan.leading import CLOSE_SHARE, about, rate
+from harness.plan.estimate.alternatives import (
+    alternative_lines,
+    more_than_least_change,
+    nothing_fits,
+    reaches_more,
+)
+from harness.plan.leading import CLOSE_SHARE, figures, if_joined, rate
 from harness.plan.recommend.guide import Remedy
 from harness.plan.recommend.predict import Configuration
 from harness.plan.recommend.question import RecommendRequest
@@ -72,17 +77,26 @@ def recommendation_lines(answer: Recommendation) -> Iterator[str]:
 
 
 def _what_to_use(answer: Recommendation) -> Iterator[str]:
-    """The answer in a sentence, and the runner-up in another."""
+    """The answer in a sentence, what reaches more by another training, and the runner-up."""
     if not answer.best:
         without = "nothing fits" if answer.ranking.too_large else "no configuration can be ranked"
         yield (nothing_fits(answer.instead) if answer.ranking.too_large else None) or without
+        yield from more_than_least_change(answer.instead)
         return
     best, *others = answer.best
-    assumed = answer.question.fabric_assumed
-    where = f", if nodes are joined by {assumed} (--fabric)" if assumed else ""
-    yield f"Use {_in_words(best)}, {SHORTLY[answer.question.preset]}{where}"
-    if others:
-        yield f"Runner-up: {_in_words(others[0])}"
+    yield f"Use {_in_words(best)}, {SHORTLY[answer.question.preset]}{if_joined(best.scenario)}"
+    yield from reaches_more(answer.instead, best.tokens_per_second_per_gpu)
+    yield f"Runner-up: {_in_words(others[0])}" if others else f"No runner-up: {_why_alone(answer)}"
+
+
+def _why_alone(answer: Recommendation) -> str:
+    """Why there is no second."""
+    own, ranking = answer.best[0].backend, answer.ranking
+    barely = [c.label for c in ranking.best_by_backend() if c.backend != own]
+    if barely:
+        return f"{listed(barely)} barely {'fits' if len(barely) == 1 else 'fit'}"
+    others = any(c.backend != own for c in ranking.too_large)
+    return "nothing else fits" if others else "no other strategy can run this job"
 
 
 def _beside(answer: Recommendation) -> Iterator[str]:
@@ -124,15 +138,10 @@ def _how_wrong(answer: Recommendation) -> Iterator[str]:
 def _in_words(configuration: Configuration) -> str:
     """'fsdp, micro-batch 1, accumulation 64: 75.7 of 85.1 GB, about 3,500 tokens/s a GPU'."""
     checkpointing = ", with checkpointing" if configuration.checkpointing else ""
-    reached = (
-        f"about {about(configuration.tokens_per_second_per_gpu)} tokens/s a GPU"
-        if configuration.speed
-        else "no speed predicted"
-    )
     return (
         f"{configuration.label}, micro-batch {configuration.micro_batch_size}, accumulation "
-        f"{configuration.accumulation_steps}{checkpointing}: {configuration.needed_text} of "
-        f"{gigabytes(configuration.memory_bytes)} GB, {reached}"
+        f"{configuration.accumulation_steps}{checkpointing}: {figures(configuration)}"
+        + ("" if configuration.speed else ", no speed predicted")
     )
 
 
@@ -172,7 +181,7 @@ def _row(question: RecommendRequest, configuration: Configuration) -> list[str]:
 
 
 def _title(question: RecommendRequest) -> str:
-    fabric = f", {question.fabric.name} between nodes" if question.fabric and question.nodes > 1 else ""
+    fabric = f", {question.network.name} between nodes" if question.network and question.nodes > 1 else ""
     return (
         f"{question.model.name} ({_count(question.model.parameters)} parameters) on {question.gpus:,} x "
         f"{question.device.name} ({question.gpus_per_node} a node{fabric}), "

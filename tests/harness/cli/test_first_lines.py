@@ -88,6 +88,13 @@ def test_offload_says_what_of_a_step_the_host_takes() -> None:
     assert update > link > 0
 
 
-def test_several_nodes_without_a_network_are_asked_for_one() -> None:
-    first, *_ = said("--model", "llama-3.1-8b", "--gpu", "A100-80", "--world-size", "16")
-    assert first.endswith("fit; name the network between nodes with --fabric to learn how fast")
+def test_several_nodes_without_a_network_get_that_of_machines_of_the_gpu_by_name() -> None:
+    words = ("--model", "llama-3.1-8b", "--gpu", "A100-80", "--world-size", "16")
+    first, *rest = said(*words)
+    assert first.startswith(
+        "16 ranks, micro-batch 1, accumulation 1, if nodes are joined by HDR200 (--fabric): use "
+    )
+    assert "--fabric=HDR200, since none is given: InfiniBand HDR" in " ".join(rest)
+    assert "largest assumption: nodes are joined by HDR200, which gives its line rate" in " ".join(rest)
+    named, *_ = said(*words, "--fabric", "HDR200")
+    assert named == first.replace(", if nodes are joined by HDR200 (--fabric)", "")

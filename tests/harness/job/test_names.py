@@ -62,6 +62,10 @@ ADAM = "Did you mean 'optimizer.kind=adamw-8bit' or 'optimizer.kind=adamw-8bit-b
         ("adapter.kind=qlora", f"Did you mean '{QLORA}'?"),
         ("optimizer.kind=adam8", ADAM),
         ("optimizer.kind=adamw_8bit", ADAM),
+        ("optimizer.name=adamw_8bit", ADAM),
+        ("optimizer.name=AdamW", "Did you mean 'optimizer.kind=adamw'?"),
+        ("optimizer.name=mine", "'optimizer.name' is unknown. Allowed in optimizer: kind, "),
+        ("training.dtype=bf16", "Did you mean 'training.precision=bf16-mixed' or 'training.precision=bf16'?"),
         ("training.loss=chunked", "Did you mean 'loss.chunk_tokens'?"),
         ("training.bf16=true", "Did you mean 'training.precision=bf16-mixed' or 'training.precision=bf16'?"),
         (

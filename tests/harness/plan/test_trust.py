@@ -72,7 +72,9 @@ def test_an_answer_says_how_wrong_runs_like_it_were() -> None:
     assert trust.speed.runs == len(speeds) >= 5
     assert trust.speed.unlike == ()
     first, second = trust.lines()
-    assert first.startswith("typical error, full training under fsdp1: allocated ±")
+    assert first.startswith(
+        "typical error, full training under fsdp1: allocated n/a without checkpointing, with it ±"
+    )
     assert f"({len(speeds)} published runs" in first
     assert second == "largest assumption: training sustains 90 % of the best matmul rate of A100-80"
 
@@ -86,12 +88,12 @@ def test_runs_that_differ_are_counted_where_there_are_few_and_that_is_said() -> 
     ]
     assert trust.allocated is not None
     assert {r["checkpointed"] for r in runs if r["statistic"] == "allocated"} == {True}
-    assert trust.allocated.unlike == ("none without checkpointing",)
-    assert "published runs; none without checkpointing)" in trust.lines()[0]
+    assert trust.allocated.not_of == "without checkpointing"
+    assert "allocated n/a without checkpointing, with it ±" in trust.lines()[0]
 
 
 def test_two_runs_are_listed_rather_than_summed_up() -> None:
-    offloaded = scenario("fsdp", 8, options={"offload": "cpu"})
+    offloaded = scenario("fsdp", 8, options={"offload": "cpu"}, activation_checkpointing=True)
     (run,) = (
         r
         for r in measured_errors()
@@ -111,7 +113,7 @@ def test_a_bias_is_no_larger_than_the_error_that_it_is_part_of() -> None:
 
 
 def test_one_gpu_counts_runs_on_one_gpu_whatever_the_strategy() -> None:
-    alone, several = trust_in(scenario("zero1", 1)), trust_in(scenario("zero1", 8))
+    alone, several = (trust_in(scenario("zero1", ranks, activation_checkpointing=True)) for ranks in (1, 8))
     assert alone.allocated is not None
     assert several.allocated is not None
     single = [r for r in measured_errors() if r["kind"] == "single" and r["statistic"] == "allocated"]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli import is_silent
 from harness.cli.terminal.output import echo
 from harness.cli.terminal.working import WORKING_AFTER, working
 from tests.harness.cli.command_line import HARNESS, environment
@@ -62,6 +63,17 @@ def test_a_command_that_is_silent_says_that_it_works(tmp_path: Path) -> None:
     assert process.stderr is not None
     assert process.stderr.readline() == "harness observe: working\n"
     process.communicate("\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "silent"),
+    [
+        (["fit", "--help"], True), (["estimate", "-h"], True), (["run", "-q"], True), (["nothing"], True),
+        (["fit", "--backend", "fsdp"], False), (["observe", "--", "train.py", "--help"], False),
+    ],
+)  # fmt: skip
+def test_help_and_quiet_commands_do_not_say_that_they_work(words: list[str], silent: bool) -> None:
+    assert is_silent(words) == silent
 
 
 def test_a_command_that_has_printed_does_not(

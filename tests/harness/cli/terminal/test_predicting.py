@@ -9,6 +9,7 @@ import pytest
 from harness.cli.terminal import predicting
 from harness.cli.terminal.predicting import counting_predictors
 from harness.cli.terminal.working import WORKING_AFTER
+from harness.plan import profiles
 from tests.harness.plan.plans import scenario
 from tests.patience import SECONDS
 
@@ -50,6 +51,17 @@ def test_the_bar_goes_on_while_nothing_is_predicted(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "stderr", terminal := Terminal("0 predictions", 5))
     with counting_predictors():
         assert terminal.shown.wait(SECONDS)
+
+
+def test_while_profiles_are_traced_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", pipe := Terminal("harness: 0 s, tracing the model's activations\n", 3,
+                                                        is_one=False))  # fmt: skip
+    monkeypatch.setenv(WORKING_AFTER, "1")
+    seen: list[bool] = []
+    monkeypatch.setattr(profiles, "trace_scenarios", lambda *_: seen.append(pipe.shown.wait(SECONDS)))
+    with counting_predictors() as predictors:
+        predictors.ahead([])
+    assert seen == [True]
 
 
 def test_a_pipe_gets_lines_unless_no_word_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:

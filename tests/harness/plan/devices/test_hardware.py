@@ -6,7 +6,7 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.forms.flops import find_peak
-from harness.plan.devices.device import ranks_per_node
+from harness.plan.devices.device import joined_by, ranks_per_node
 from harness.plan.devices.hardware import Hardware, load_hardware
 
 DEVICES = (
@@ -81,6 +81,33 @@ def test_unknown_names_show_the_closest(hardware: Hardware) -> None:
         hardware.device("a100")
     with pytest.raises(HarnessError, match=r"fabric 'NDR40' is unknown\. Did you mean 'NDR400'"):
         hardware.fabric("NDR40")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("infiniband", "Did you mean 'NDR400' or 'XDR800' or 'NDR200' or 'HDR200' or 'HDR100' or 'EDR100'?"),
+        ("IB HDR", "Did you mean 'HDR200' or 'HDR100'?"),
+        ("10GbE", "Did you mean 'Ethernet-10'?"),
+        ("RoCE", "Did you mean 'Ethernet-400' or 'Ethernet-100'?"),
+    ],
+)
+def test_networks_as_people_call_them_are_refused_with_the_ones_that_are_meant(
+    hardware: Hardware, typed: str, meant: str
+) -> None:
+    with pytest.raises(HarnessError) as refused:
+        hardware.fabric(typed)
+    assert f"fabric '{typed}' is unknown. {meant} Known: " in str(refused.value)
+
+
+def test_each_network_of_a_gpu_is_known_and_all_but_the_last_have_an_end(hardware: Hardware) -> None:
+    for device in map(hardware.device, hardware.devices):
+        assert device.networks[-1].most_gpus is None
+        assert all(one.most_gpus for one in device.networks[:-1])
+    for gpus, name in ((72, "NVL72"), (76, "NDR400")):
+        found = joined_by(None, hardware.device("GB200"), gpus)
+        assert found is not None
+        assert (found.name, found.assumed) == (name, True)
 
 
 def test_a_file_adds_and_replaces(tmp_path: Path) -> None:

@@ -7,18 +7,22 @@ from itertools import pairwise
 
 from harness.forms.terms import Term
 from harness.plan.coverage import why_memory_unknown
+from harness.plan.devices.device import Fabric
 from harness.plan.estimate.alternatives import (
     CHECKPOINTED,
+    CONTEXT,
     MORE_GPUS,
     OFFLOAD,
     Alternative,
     alternative_lines,
     alternatives,
+    reaches_more,
 )
 from harness.plan.memory import MemoryPrediction, Moment
-from harness.plan.prediction import Predictors
+from harness.plan.prediction import Predictors, predict
 from harness.plan.recommend.recommendation import run_command
 from harness.plan.scenario import Scenario
+from harness.plan.time.speed import SpeedPrediction
 from tests.harness.plan.plans import A100, scenario
 
 SMALL = replace(A100, name="small", memory_bytes=24 * 10**9)
@@ -60,11 +64,11 @@ def test_each_way_is_the_job_with_its_settings() -> None:
     found = ways("zero3", "fsdp")
     assert list(found) == [MORE_GPUS, OFFLOAD, "LoRA", "QLoRA"]  # none that does not fit
     for one in found.values():
-        assert one.verdict.needed_bytes == held(one.scenario)
+        assert one.needed_bytes == held(one.scenario)
         for key, value in one.settings.items():
             section, _, name = key.partition(".")
             assert getattr(getattr(one.scenario.job, section), name) == value
-    qlora, lora = (found[name].verdict.needed_bytes for name in ("QLoRA", "LoRA"))
+    qlora, lora = (found[name].needed_bytes for name in ("QLoRA", "LoRA"))
     assert qlora < lora < 24e9
 
 
@@ -105,3 +109,64 @@ def test_what_fits_comes_with_its_command() -> None:
     assert command.startswith("  harness run --backend zero3 --nproc 2 --model llama-2-7b --set ")
     assert "adapter.base_dtype=nf4" in command
     assert "training.global_batch_size=2 " in command  # micro-batch 1 on two GPUs, as predicted
+
+
+def test_an_offer_says_its_host_memory_its_network_and_that_it_fits_closely() -> None:
+    def close(asked: Scenario) -> MemoryPrediction:
+        term = Term(kind="weights", name="all", bytes=23_000_000_000, formula="", source="a test")
+        moments = (Moment(name="forward/backward", terms=(term,)),)
+        return MemoryPrediction(moments=moments, host_bytes_per_node=130 * 10**9)
+
+    network = Fabric(name="net", bandwidth_per_gpu=1e9, latency_seconds=0.0, source="a test", assumed=True)
+    asked = replace(plan("zero3", 16), fabric=network)
+    values = {"name": OFFLOAD, "settings": {}}
+    found = Alternative(**vars(predict(asked, replace(STATES_ONLY, memory=close), timed=False)), **values)
+    assert found.fits
+    assert found.words() == (
+        "offload: zero3 on 16 ranks, micro-batch 1, if nodes are joined by net (--fabric): 23.0 of 24.0 GB "
+        "(close to the limit) and 130 GB of host memory per node"
+    )
+    assert found.as_json()["verdict"] == "close"
+    assert found.as_json()["host_bytes_per_node"] == 130 * 10**9
+
+
+def test_what_reaches_more_than_the_answer_is_named() -> None:
+    slow, fast = (
+        replace(one, speed=timed(rate)) for one, rate in zip(two_ways(), (100.0, 300.0), strict=True)
+    )
+    assert reaches_more([slow, fast], 290.0) == []
+    (line,) = reaches_more([slow, fast], 250.0)
+    assert line == f"{fast.name} reaches more: {fast.figures}"
+
+
+def two_ways() -> list[Alternative]:
+    found = ways("zero3")
+    return [found["LoRA"], found["QLoRA"]]
+
+
+def timed(rate: float) -> SpeedPrediction:
+    return SpeedPrediction(
+        computing=(), communication=(), exposed_seconds=0.0, step_seconds=1.0,
+        tokens_per_second_per_gpu=rate, model_flops_utilization=0.1, joules_per_step=None, guide_ratio=None,
+        peak_ratio=None, remarks=(),
+    )  # fmt: skip
+
+
+def test_long_samples_may_be_divided_where_that_makes_them_fit() -> None:
+    def by_length(asked: Scenario) -> MemoryPrediction:
+        shared = asked.world_size // asked.mesh.data_size
+        count = 40 * 10**9 // shared
+        term = Term(kind="activations", name="all", bytes=count, formula="", source="a test")
+        return MemoryPrediction(moments=(Moment(name="forward/backward", terms=(term,)),))
+
+    like = plan("fsdp", 8)
+    long = like.job.data.model_copy(update={"sequence_length": 8192})
+    asked = replace(like, job=like.job.model_copy(update={"data": long}))
+    by = replace(STATES_ONLY, memory=by_length)
+    without = (MORE_GPUS, OFFLOAD)
+    (found,) = [one for one in alternatives([asked], by=by, without=without) if one.name == CONTEXT]
+    assert found.label.startswith("fsdp-cp")
+    assert found.scenario.mesh.data_size < 8
+    assert found.scenario.samples * found.scenario.mesh.data_size == asked.samples * 8
+    assert found.settings == {}
+    assert not any(one.name == CONTEXT for one in alternatives([like], by=by, without=without))

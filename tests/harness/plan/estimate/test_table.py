@@ -70,7 +70,7 @@ def test_the_first_line_is_what_to_use_and_the_second_the_runner_up() -> None:
     one, other, *_ = labels(shown)
     answers = " ".join(shown.partition("\n\n")[0].split())
     assert answers.startswith(f"8 ranks, micro-batch 1, accumulation 1: use {one}, ")
-    assert f" tokens/s per GPU Runner-up: {other}, " in answers
+    assert f" tokens/s a GPU Runner-up: {other}, " in answers
     assert "64 ranks, micro-batch 1, accumulation 1: use " in answers
     assumed = next(n for n, line in enumerate(rest) if line.startswith("Llama-3.1-8B: 8,030,261,248 param"))
     assert assumed > max(n for n, line in enumerate(rest) if line.startswith("per step"))

@@ -101,11 +101,17 @@ def test_contradictions_are_refused(settings: list[str], changes: dict[str, Any]
 
 
 def test_network_that_nobody_names_is_that_of_the_vendors_own_machine() -> None:
-    hopper = replace(DEVICE, capability=(9, 0))
-    found = asked(gpus=16, fabric=None, device=hopper)
-    assert (found.fabric_assumed, found.fabric and found.fabric.name) == ("NDR400", "NDR400")
-    assert any("--fabric=NDR400, since none is given" in remark for remark in found.remarks)
-    assert asked(gpus=16).fabric_assumed is None
+    sold = replace(DEVICE, networks=(replace(FABRIC, name="rack", most_gpus=32), FABRIC))
+    found = asked(gpus=16, fabric=None, device=sold)
+    assert found.network is not None
+    assert (found.network.name, found.network.assumed) == ("rack", True)
+    assert any("--fabric=rack, since none is given" in remark for remark in found.remarks)
+    larger = asked(gpus=64, fabric=None, device=sold).network
+    assert larger is not None
+    assert larger.name == "net"
+    given = asked(gpus=16, device=sold).network
+    assert given is not None
+    assert (given.name, given.assumed) == ("net", False)
 
 
 def test_part_of_a_node_is_one_node() -> None:
