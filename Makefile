@@ -12,7 +12,7 @@ SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorde
 # What a target runs of tests that have an exhaustive part: one representative of each kind, or the rest.
 WHICH := "not exhaustive"
 
-.PHONY: environment compare mutants sweep fuzz resume-trial disk-trial test labs test-exhaustive test-journeys test-docs test-browser test-cluster test-cluster-exhaustive gpu-stub-environment test-gpu-stub test-gpu-stub-exhaustive traps gallery gallery-gpu-stub faults lint docs bench publish reports clean
+.PHONY: environment compare mutants sweep fuzz resume-trial disk-trial test test-and-docs labs test-exhaustive test-journeys test-docs test-browser test-cluster test-cluster-exhaustive gpu-stub-environment test-gpu-stub test-gpu-stub-exhaustive traps gallery gallery-gpu-stub faults lint docs bench publish reports clean
 
 compare: $(READY)
 	$(BIN)/harness compare --config configs/default.yaml --runs runs --report runs/report.md
@@ -20,7 +20,11 @@ compare: $(READY)
 environment: $(READY)
 
 test: $(READY)
-	$(BIN)/pytest $(SIDE_BY_SIDE) $(foreach path,$(DOCUMENTED) tests/browser,--ignore $(path)) -m "not exhaustive"
+	$(BIN)/pytest $(SIDE_BY_SIDE) --ignore tests/browser -m "not exhaustive and not documented"
+
+# `make test` and `make test-docs` in one session: what runs in ranks is imported, and long files are begun, once.
+test-and-docs: $(READY)
+	$(BIN)/pytest $(SIDE_BY_SIDE) --ignore tests/browser -m "not exhaustive or documented"
 
 # The same checks over more ranks, precisions, pairs of strategies and published records.
 test-exhaustive: $(READY)
@@ -54,9 +58,8 @@ disk-trial: $(READY)
 
 # Every command and notebook of the documentation that can run here, at the smallest scale, and every figure of the
 # page on strategies. A few minutes.
-DOCUMENTED := tests/docs/test_commands_run.py tests/docs/test_notebooks.py
 test-docs: $(READY)
-	$(BIN)/pytest $(SIDE_BY_SIDE) $(DOCUMENTED) tests/docs/test_which_strategy.py
+	$(BIN)/pytest $(SIDE_BY_SIDE) -m documented tests/docs
 
 # The HTML report in headless Chromium: Debian's packages chromium, chromium-driver and fonts-liberation.
 test-browser: $(READY)

@@ -13,7 +13,7 @@ from tests.docs.commands import Command, commands, tiny
 from tests.docs.markdown import ROOT
 from tests.harness.cli.command_line import SHORT, environment, harness
 
-pytestmark = pytest.mark.long(seconds=180)
+pytestmark = [pytest.mark.documented, pytest.mark.long(seconds=180)]
 RUN = [found for found in commands() if found.not_run() is None]
 PATHS = sorted({found.path for found in RUN})
 REFUSED_BY_GATE = 3

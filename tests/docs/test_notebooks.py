@@ -11,7 +11,7 @@ from nbclient import NotebookClient
 from tests.docs.markdown import ROOT
 from tests.harness.cli.command_line import environment
 
-pytestmark = pytest.mark.long(seconds=30)
+pytestmark = [pytest.mark.documented, pytest.mark.long(seconds=30)]
 NOTEBOOKS = sorted((ROOT / "docs").rglob("*.ipynb"))
 
 

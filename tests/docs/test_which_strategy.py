@@ -26,6 +26,7 @@ from tests.docs.markdown import ROOT
 PAGE = ROOT / "docs" / "which-strategy.md"
 
 
+@pytest.mark.documented
 @pytest.mark.exhaustive
 @pytest.mark.long(seconds=75)
 def test_the_page_is_up_to_date(update_golden: bool) -> None:
@@ -73,6 +74,7 @@ def test_what_the_page_says_in_words_holds() -> None:
         )
 
 
+@pytest.mark.documented
 @pytest.mark.exhaustive
 def test_divided_strategies_pay_where_the_page_says_and_not_before() -> None:
     lengths, batches = sweeps.by_length(), sweeps.by_batch()
