@@ -36,7 +36,8 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> dict:
     register(folder, project["entry-points"]["harness.backends"], project["name"], project["version"])
     (folder / "unclaimed.py").write_text(UNCLAIMED)
     register(folder, {"unclaimed": "unclaimed:Unclaimed"}, "unclaimed")
-    settings = ("training.steps=8", "training.gradient_clipping=0.5", "compare.noise_runs=false")
+    settings = ("training.steps=8", "training.gradient_clipping=0.5", "compare.noise_runs=false",
+                "measure.traced_steps=0")  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         for installed in (EXAMPLE, folder):
             patch.syspath_prepend(installed)

@@ -52,7 +52,7 @@ model: {factory: "job:model"}
 data: {factory: "job:samples"}
 loss: {factory: "job:loss", reduction: mean, targets: samples}
 training: {steps: 12, global_batch_size: 4}
-measure: {probed_steps: 0}
+measure: {probed_steps: 0, traced_steps: 0}
 """
 
 

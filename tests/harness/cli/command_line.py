@@ -23,8 +23,10 @@ SMALL_MODEL = (
     "num_attention_heads: 2, num_key_value_heads: 2}"
 )
 SMALL = ["--set", SMALL_MODEL, "--set", "data.sequence_length=32"]
+UNTRACED = ["--set", "measure.traced_steps=0"]
+"""The profiler takes longer to start and to read than all steps of a short run."""
 SHORT = [
-    *SMALL, "--set", "training.steps=4", "--set", "measure.warmup_steps=1", "--set",
+    *SMALL, *UNTRACED, "--set", "training.steps=4", "--set", "measure.warmup_steps=1", "--set",
     "measure.probed_steps=1",
 ]  # fmt: skip
 LONG = [*SMALL, "--set", "training.steps=1000000"]

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.long(seconds=15)
 
 
 def test_run_prints_its_record(tmp_path: Path) -> None:
-    command = ["run", "--backend", "ddp", "--nproc", "2", *SHORT, "--json"]
+    command = ["run", "--backend", "ddp", "--nproc", "2", *SHORT, "--set", "measure.traced_steps=1", "--json"]
     done = harness(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     printed = Record.model_validate_json(done.stdout)

@@ -32,7 +32,12 @@ def test_runs_folder_below_a_file(tmp_path: Path, command: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("run --backend ddp --set data.sequence_length=1024", "longer than the model's context"),
+        # Of a run without a network: tests/harness/cli/test_run.py.
+        pytest.param(
+            "run --backend ddp --set data.sequence_length=1024",
+            "longer than the model's context",
+            marks=pytest.mark.exhaustive,
+        ),
         pytest.param(
             "compare --backends ddp,zero1 --nproc 2 --set 'model.config={model_type: bert}'",
             "not a causal",

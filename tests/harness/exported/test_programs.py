@@ -23,6 +23,7 @@ JOB = [
 NO_PROBES = ["--set", "measure.probed_steps=0", "--set", "measure.traced_steps=0"]
 ROUNDING = 2e-6
 """Relative: programs add the gradient norm, by which they clip, in fp32; the harness in fp64."""
+STARTED = (("torchrun", "fsdp1-grad-op"), ("accelerate", "zero2"))
 LOW_PRECISION = ["--set", "training.precision=bf16-mixed"]
 
 
@@ -34,13 +35,13 @@ def measured(folder: Path, backend: str, *words: str) -> Record:
 
 
 def trained(folder: Path, tool: str, backend: str, *words: str) -> list[dict[str, Any]]:
-    """The lines that the exported program prints, all but DeepSpeed's started by the printed command."""
+    """The lines that the exported program prints, started by the printed command if that is among `STARTED`."""
     done = harness("export", tool, "--backend", backend, *JOB, *words, "-o", "mine", cwd=folder)
     assert done.returncode == 0, done.stderr
     command = done.stdout.splitlines()[-1].rpartition("&& ")[2]
     program, *rest = shlex.split(command)
-    if tool == "deepspeed":  # started by torchrun, too; here in ranks that have their imports behind them
-        assert (program, rest[-1]) == ("torchrun", "train.py")
+    if (tool, backend) not in STARTED:  # in ranks that have their imports behind them
+        assert [program, *rest] == ["torchrun", "--nproc-per-node", "2", "train.py"]
         ran = run_script(folder / "mine", folder / "mine" / "train.py", observe=False)
         assert ran.codes == [0, 0], ran.printed
         return [json.loads(line) for line in ran.lines('{"step"')]

@@ -1,9 +1,6 @@
 """Records of long runs on many ranks stay small and lose nothing that a rank wrote."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -31,10 +28,8 @@ def scaled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunRequest]:
     """Events of 64 ranks x 1,000 steps, from those of a small real run."""
     folder = tmp_path_factory.mktemp("long")
     settings = [argument for setting in SMALL for argument in ("--set", setting)]
-    command = [sys.executable, "-m", "harness", "run", "--backend", "ddp", "--nproc", "2", *settings]
-    subprocess.run(
-        [*command, "--runs", str(folder / "runs")], check=True, capture_output=True, env=dict(os.environ)
-    )
+    done = harness("run", "--backend", "ddp", "--nproc", "2", *settings, "--runs", "runs", cwd=folder)
+    assert done.returncode == 0, done.stderr
     (source,) = (folder / "runs").iterdir()
     target = folder / "scaled"
     target.mkdir()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,11 +9,9 @@ import pytest
 from harness.judge.comparison import Comparison
 from harness.judge.findings.own_jobs import added_loss
 from harness.record import ModelLossPart, ObservedPart, Record
-from tests.harness.cli.command_line import harness
+from tests.harness.cli.command_line import UNTRACED, harness, records
 from tests.records import make_record
 from tests.representatives import first
-
-pytestmark = pytest.mark.long(seconds=20)
 
 MIXTRAL = (
     "model.config={model_type: mixtral, hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, "
@@ -31,18 +28,17 @@ def of(model: float, job: float, targets: int = 256) -> Record:
 @pytest.mark.parametrize("router", first(["true"], ["true", "false"]))
 def test_the_loss_of_a_router_is_named_and_rounding_is_not(tmp_path: Path, router: str) -> None:
     done = harness(
-        "compare", "--backends", "ddp", "--nproc", "2", "--set", MIXTRAL % router, "--set",
-        "data.sequence_length=32", "--set", "training.steps=3", "--set", "compare.noise_runs=false",
-        "--runs", "runs", "--json", cwd=tmp_path,
+        "run", "--backend", "single", *UNTRACED, "--set", MIXTRAL % router, "--set",
+        "data.sequence_length=32", "--set", "training.steps=3", "--runs", "runs", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = [f for f in json.loads(done.stdout)["findings"] if f["id"] == "model-adds-loss"]
+    findings = Comparison(records(tmp_path / "runs")).findings
+    found = [finding for finding in findings if finding.id == "model-adds-loss"]
     assert len(found) == (router == "true")
     for finding in found:
-        values = finding["values"]
         # Four experts, two of each token: the balancing loss is about 2, times 0.01.
-        assert 0.01 < values["model_loss"] - values["job_loss"] < 0.04
-        assert "is not trained" in finding["message"]
+        assert 0.01 < finding.values["model_loss"] - finding.values["job_loss"] < 0.04
+        assert "is not trained" in finding.message
 
 
 def test_rounding_is_no_difference() -> None:
