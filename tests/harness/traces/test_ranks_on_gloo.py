@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -28,10 +29,17 @@ LOOKS_LIKE = {
 Bytes = dict[tuple[int, str, str], int]
 
 
+class Traced(NamedTuple):
+    """A run and what its traces were read as, once."""
+
+    label: str
+    record: Record
+    files: list[Path]
+    ranks: list[RankTrace]
+
+
 @pytest.fixture(scope="module", params=first(["ddp", "fsdp"], LOOKS_LIKE))
-def traced(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, Record, list[Path]]:
+def traced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Traced:
     folder = tmp_path_factory.mktemp(request.param)
     assignments = [part for setting in SETTINGS for part in ("--set", setting)]
     command = ["run", "--backend", request.param, "--nproc", "2", "--trace", *SMALL, *assignments]
@@ -39,7 +47,8 @@ def traced(
     assert done.returncode == 0, done.stderr
     (record,) = records(folder / "runs")
     kept = [artifact for artifact in record.artifacts if artifact.kind == "trace"]
-    return request.param, record, [folder / "runs" / record.run_id / artifact.path for artifact in kept]
+    files = [folder / "runs" / record.run_id / artifact.path for artifact in kept]
+    return Traced(request.param, record, files, read_traces(files))
 
 
 def counted(record: Record) -> Bytes:
@@ -62,9 +71,8 @@ def of_step(ranks: list[RankTrace], step: int) -> Bytes:
     return dict(found)
 
 
-def test_bytes_are_those_of_the_collective_counter(traced: tuple[str, Record, list[Path]]) -> None:
-    label, record, files = traced
-    ranks = read_traces(files)
+def test_bytes_are_those_of_the_collective_counter(traced: Traced) -> None:
+    label, record, _, ranks = traced
     assert [rank.rank for rank in ranks] == [0, 1]
     for step in (3, 4):
         assert of_step(ranks, step) == counted(record)
@@ -77,9 +85,8 @@ def test_bytes_are_those_of_the_collective_counter(traced: tuple[str, Record, li
     assert not skew.unmatched
 
 
-def test_steps_divide_as_the_run_itself_divided_them(traced: tuple[str, Record, list[Path]]) -> None:
-    _, record, files = traced
-    for part, rank in zip(record.ranks, read_traces(files), strict=True):
+def test_steps_divide_as_the_run_itself_divided_them(traced: Traced) -> None:
+    for part, rank in zip(traced.record.ranks, traced.ranks, strict=True):
         assert [step.step for step in rank.steps] == [row.step for row in part.overlap]
         for step, row in zip(rank.steps, part.overlap, strict=True):
             assert step.division is not None
@@ -89,11 +96,10 @@ def test_steps_divide_as_the_run_itself_divided_them(traced: tuple[str, Record, 
             assert step.division.copy_seconds is None
 
 
-def test_the_command_prints_the_same(traced: tuple[str, Record, list[Path]], tmp_path: Path) -> None:
-    _, record, files = traced
-    done = harness("trace", *files, "--json", cwd=tmp_path)
+def test_the_command_prints_the_same(traced: Traced, tmp_path: Path) -> None:
+    done = harness("trace", *traced.files, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert [rank["rank"] for rank in document["ranks"]] == [0, 1]
     assert {row["rank"] for row in document["collectives"]} == {0, 1}
-    assert len(document["steps"]) == 2 * len(record.ranks[0].overlap)
+    assert len(document["steps"]) == 2 * len(traced.record.ranks[0].overlap)
