@@ -11,6 +11,8 @@ from harness.plan.estimate.table import estimate_lines, without_equal_estimates
 from harness.plan.leading import USUAL
 from tests.harness.plan.estimate.asking import ask
 
+MIXED = ("training.precision=bf16-mixed", "data.sequence_length=4096")
+
 
 def text(*assignments: str, whole: bool = True, **asked: Any) -> str:
     question = ask(*assignments, **asked)
@@ -64,8 +66,7 @@ def test_the_answer_names_the_few() -> None:
 
 def test_the_first_line_is_what_to_use_and_the_second_the_runner_up() -> None:
     asked = {"model": "llama-3.1-8b", "gpu": "A100-80", "fabric": "HDR200"}
-    mixed = ("training.precision=bf16-mixed", "data.sequence_length=4096")
-    shown = text(*mixed, backends="all", whole=False, world_sizes=(8, 64), **asked)
+    shown = text(*MIXED, backends="all", whole=False, world_sizes=(8, 64), **asked)
     rest = shown.splitlines()
     one, other, *_ = labels(shown)
     answers = " ".join(shown.partition("\n\n")[0].split())
@@ -74,26 +75,27 @@ def test_the_first_line_is_what_to_use_and_the_second_the_runner_up() -> None:
     assert "64 ranks, micro-batch 1, accumulation 1: use " in answers
     assumed = next(n for n, line in enumerate(rest) if line.startswith("Llama-3.1-8B: 8,030,261,248 param"))
     assert assumed > max(n for n, line in enumerate(rest) if line.startswith("per step"))
-    bare = text(*mixed, backends="all", whole=False).splitlines()[0]
+    bare = text(*MIXED, backends="all", whole=False).splitlines()[0]
     assert bare.endswith("name a GPU with --gpu to learn what fits and how fast it is")
 
 
 def test_strategies_that_cannot_run_the_job_have_their_reason_without_all() -> None:
-    shown = " ".join(text(model="llama-3.1-8b", backends="all", whole=False, gpu="A100-80").split())
-    question = ask(model="llama-3.1-8b", backends="all", gpu="A100-80")
-    reasons = {row.unsupported for row in estimate(question) if row.unsupported}
+    # A geometry whose profile is shipped: no model is traced.
+    question = ask(*MIXED, model="llama-3.1-8b", backends="all", gpu="A100-80")
+    rows = estimate(question)
+    shown = " ".join("\n".join(estimate_lines(question, rows, whole=False)).split())
+    reasons = {row.unsupported for row in rows if row.unsupported}
     assert reasons
     assert all(f"unsupported: {reason}" in shown for reason in reasons)
 
 
 def test_six_rows_are_shown_where_no_strategy_is_named() -> None:
     asked = {"model": "llama-3.1-8b", "world_sizes": (8,), "gpu": "A100-80"}
-    mixed = ("training.precision=bf16-mixed", "data.sequence_length=4096")
-    shown = text(*mixed, backends="all", whole=False, **asked)
-    every = text(*mixed, backends="all", **asked)
+    question = ask(*MIXED, backends="all", **asked)
+    planned = estimate(question)
+    shown, every = ("\n".join(estimate_lines(question, planned, whole=whole)) for whole in (False, True))
     six = labels(shown)
     assert len(six) == 6 < len(labels(every))
-    planned = estimate(ask(*mixed, backends="all", **asked))
     more = sum(row.unsupported is None for row in planned) - 6
     assert " ".join(shown.split()).count(f"{more} more strategies with --all") == 1
     assert "--all" not in every
@@ -103,7 +105,7 @@ def test_six_rows_are_shown_where_no_strategy_is_named() -> None:
     assert len(tied) > 1
     assert equal[0].replace(" and ", ", ").split(", ") == sorted(tied, key=moving_parts)
     assert six[0] == min(tied, key=moving_parts)
-    named = text(*mixed, backends="ddp zero1 zero2 zero3 fsdp fsdp1 tp", whole=False, **asked)
+    named = text(*MIXED, backends="ddp zero1 zero2 zero3 fsdp fsdp1 tp", whole=False, **asked)
     assert len(labels(named)) == 7
 
 
