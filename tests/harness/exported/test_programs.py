@@ -35,7 +35,7 @@ def measured(folder: Path, backend: str, *words: str) -> Record:
 
 
 def trained(folder: Path, tool: str, backend: str, *words: str) -> list[dict[str, Any]]:
-    """The lines that the exported program prints, started by the printed command if that is among `STARTED`."""
+    """The lines that the exported program prints; the printed command starts those of `STARTED`."""
     done = harness("export", tool, "--backend", backend, *JOB, *words, "-o", "mine", cwd=folder)
     assert done.returncode == 0, done.stderr
     command = done.stdout.splitlines()[-1].rpartition("&& ")[2]
