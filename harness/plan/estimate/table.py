@@ -192,7 +192,8 @@ def _answers(
     known, _ = without_equal_estimates([row for row in rows if row.scenario is not None])
     cut = next((row.scenario for row in known if row.scenario), None)
     batch = f", micro-batch {cut.micro_batch_size}, accumulation {cut.accumulation_steps}" if cut else ""
-    answer, place = _answer(asked, known, compared, instead), f"{ranks(world_size)}{batch}{if_joined(cut)}"
+    answer, joined = _answer(asked, known, compared, instead), if_joined(cut)
+    place = f"{ranks(world_size)}{batch}{'' if joined in answer else joined}"
     fitting = [
         row
         for row in compared or leading(rows)

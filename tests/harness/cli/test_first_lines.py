@@ -98,3 +98,5 @@ def test_several_nodes_without_a_network_get_that_of_machines_of_the_gpu_by_name
     assert "largest assumption: nodes are joined by HDR200, which gives its line rate" in " ".join(rest)
     named, *_ = said(*words, "--fabric", "HDR200")
     assert named == first.replace(", if nodes are joined by HDR200 (--fabric)", "")
+    first, *_ = said("--model", "llama-3.1-70b", "--gpu", "A100-80", "--world-size", "64")
+    assert first.count("if nodes are joined by HDR200") == 1
