@@ -28,7 +28,7 @@ LINE_EVERY_SECONDS = 2.0
 PREDICTING, TRACING = "predicting", "tracing the model's activations"
 
 
-class Count:
+class PredictionCount:
     """How many there are of what is made, and what is done meanwhile."""
 
     def __init__(self, noun: str, doing: str, each: Callable[[], object]) -> None:
@@ -48,13 +48,13 @@ class Count:
 
 
 @contextmanager
-def counting(noun: str, doing: str) -> Iterator[Count]:
+def counting(noun: str, doing: str) -> Iterator[PredictionCount]:
     """Show what is done, and how many there are so far of what a noun names."""
     from tqdm import tqdm
 
     ended, begun = threading.Event(), time.monotonic()
     with tqdm(unit=f" {noun}s", file=sys.stderr, leave=False, mininterval=EVERY_SECONDS, disable=None) as bar:
-        count = Count(noun, doing, bar.update)
+        count = PredictionCount(noun, doing, bar.update)
 
         def tick() -> None:
             while not ended.wait(EVERY_SECONDS):
