@@ -228,9 +228,10 @@ def _seen_clipping(record: Record, reported: float | None) -> float | None:
 def clips_by_part(record: Record, limit: float | None) -> bool:
     """Whether each rank clips its own part: n parts of norm `limit` have the root of n times that together.
 
-    A smaller part is left as it is, so only the largest step need show it.
+    A smaller part is left as it is, so only the largest step need show it. DeepSpeed clips by group.
     """
-    pairs, parts = _norms_of_update(record), range(2, record.world.world_size + 1)
+    groups = len(record.observed.optimizer_groups) if record.observed else 1
+    pairs, parts = _norms_of_update(record), range(2, record.world.world_size * max(1, groups) + 1)
     if limit is None or not pairs or any(after < _left(before, limit) for _, before, after in pairs):
         return False
     largest = max(after for _, _, after in pairs)

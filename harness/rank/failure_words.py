@@ -251,6 +251,7 @@ KNOWN: dict[tuple[str, ...], str | Callable[[str, str], str]] = {
     ("mat1 and mat2 must have the same dtype",): lambda text, backend: (
         (_noted.places and _flat(text, backend)) or WIDER
     ),
+    ("expect parameter to have scalar type of",): WIDER,
     ("must match the size of tensor b (0)", "The size of tensor a (0)"): _released,
     ("backward through the graph a second time",): (
         "the loss uses the graph of an earlier step, which the backward pass has freed, as where a state or "
@@ -275,7 +276,7 @@ KNOWN: dict[tuple[str, ...], str | Callable[[str, str], str]] = {
     ("Expected to mark a variable ready only once", "Gradient computed twice"): _twice,
     ("is shared with a parameter already managed by another FSDP group",): _across_units,
     ("in-place operations that require placement changes",): _in_place,
-    ("out of bounds for storage of size 0",): (
+    ("out of bounds for storage of size 0", "but its data is not allocated yet"): (
         "a weight is used after its unit has given its memory back: by a gradient of a gradient "
         "(create_graph=True) or by code outside of the model's forward pass; leave that out, or run it there"
     ),

@@ -180,6 +180,9 @@ class Loop:
         self.tracer.end_step()
         self.probes.moment("after_step")
         was_last_probed = self.probes.end_step()
+        seen = self.observer.end_step(rate, step)
+        # When the observer has let go of the batches.
+        seen |= self.probes.step_memory()
         taken = StepEvent(
             step=step,
             window=window,
@@ -191,9 +194,7 @@ class Loop:
             seconds=seconds,
             data_seconds=data_seconds,
             phase_seconds=self.timer.take(),
-            **self.observer.end_step(rate, step),
-            # When the observer has let go of the batches.
-            **self.probes.step_memory(),
+            **(self.observer.audit(self.engine, step) | seen),
         )
         self.events.write(taken)
         if was_last_probed:

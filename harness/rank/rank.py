@@ -46,7 +46,7 @@ from harness.rank.probes.device_watch import watch_device
 from harness.rank.probes.probes import Instruments
 from harness.rank.probes.process_memory import HostPeak
 from harness.rank.probes.time import phase_timer
-from harness.rank.probes.weights import combined, digest_share, digest_weights
+from harness.rank.probes.weights import combined, digest_share, digest_weights, moment_sums
 from harness.rank.process.environment import (
     device_name,
     join_process_group,
@@ -357,6 +357,7 @@ def _write_final(
     instruments.write(events)
     observer = instruments.observer
     weights = digest_weights(engine) if digests else None
+    moments = moment_sums(engine) if digests and loop.observer.audits else None
     probe_loss = observer.probe_loss(engine, loop.probe_batch())
     scales = loop.job.training.precision == "fp16-mixed"
     progress = if_supported(engine.progress) if scales else None
@@ -368,6 +369,8 @@ def _write_final(
         loss_scale=progress.loss_scale if progress else None,
         answers=answer_questions(loop),
         in_force={name: getattr(in_force, name) for name in UNCHANGED},
+        moment_sums=moments,
+        **observer.audited(),
     )
     events.write(final)
 

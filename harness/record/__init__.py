@@ -35,6 +35,7 @@ from harness.record.ranks import (
     EvaluationPart,
     MemoryPart,
     Moment,
+    OddUpdatePart,
     OverlapPart,
     PlacementPart,
     ProcessorPart,

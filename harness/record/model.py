@@ -258,6 +258,8 @@ class ObservedPart(Part):
     """Those of them that have the same values after the last step; None: not looked at, or there are none."""
     compute_dtype: str | None = None
     """Of most outputs of linear layers and convolutions in the first steps; None: none was seen."""
+    products_otherwise: dict[str, list[str]] = Field({}, exclude_if=lambda value: not value)
+    """Linear layers and convolutions whose outputs had another dtype than most, by dtype."""
     counted: CountedPart | None = Field(None, exclude_if=lambda value: value is None)
     """Of the reference, where a step without values does not tell; None: it does, or nothing was counted."""
     model_loss: ModelLossPart | None = None

@@ -214,6 +214,29 @@ class ProcessorPart(Part):
     """Equal for ranks on one machine, whatever containers they run in; None: not told."""
 
 
+OddUpdate = Literal[
+    "stood-still", "begun-anew", "moments-lost", "moments", "weights", "beta2", "decay", "factor", "eps",
+    "eps-in-root", "bias-uncorrected", "first-uncorrected", "second-uncorrected", "moments-rounded",
+    "weights-rounded",
+]  # fmt: skip
+"""What an update did that Adam does not: see `judge/findings/updates.py`."""
+
+
+class OddUpdatePart(Part):
+    """The first update of a rank that is not what Adam makes of gradient, moments and constants in force."""
+
+    step: int
+    """Number of its step."""
+    kind: OddUpdate
+    """What it did instead, as far as weights and moments show it."""
+    given: float | None = None
+    """The constant, count, or number of bits that they show; None: the kind has none."""
+    due: float | None = None
+    """The same as it is in force."""
+    parameters: list[str] = []
+    """Parameters of the elements that show it; []: all do, or the backend does not list its pieces."""
+
+
 class RankPart(Part):
     """What one rank measured."""
 
@@ -273,6 +296,11 @@ class RankPart(Part):
     device's too: what dropout draws follows from it. None: an older record, or an observed script."""
     final_digest: str | None = None
     """The same after the last step."""
+    audited_updates: int | None = None
+    """Updates of Adam that were computed again from samples of weights and moments at the ends of steps;
+    None: another optimizer, or an older record."""
+    odd_update: OddUpdatePart | None = None
+    """The first of them that came out otherwise; None: none did."""
     probe_loss: float | None = None
     """Loss of one batch, equal on all ranks, after training: where it differs, so do the weights."""
     memory: list[MemoryPart]

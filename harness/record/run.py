@@ -345,6 +345,10 @@ class Record(Part):
     """Master weights before the first step."""
     final_weights: WeightsPart | None = None
     """Master weights after the last step."""
+    moment_norms: dict[str, tuple[float, float]] = Field({}, exclude_if=lambda value: not value)
+    """By parameter, of Adam's moments after the last step: L2 norm of the first, and the root of the sum of
+    the second, which is that of squared gradients averaged over the last steps. {}: another optimizer,
+    weights were not digested, the backend does not list its pieces, or an older record."""
     split: SplitPart | None = None
     """None: not measured, as in all runs but the reference, or a sum over samples by construction."""
     update_of_part: float | None = Field(None, exclude_if=lambda value: value is None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import signal
@@ -358,6 +359,7 @@ def _record(
             "ranks": _held_to_the_first(known["ranks"], events, mesh),
             "environment": environment_of(run_directory, request, setup, broken),
             "final_weights": final.weights if final else None,
+            "moment_norms": _moment_norms(events),
             "observed": _observed(events, mesh),
             "eval": evaluations_of(events, mesh),
             "answers": _answers(events, mesh),
@@ -438,6 +440,21 @@ def _held_to_the_first(parts: Sequence[RankPart], events: Events, mesh: Mesh) ->
         part.model_copy(update={"otherwise": otherwise(events[part.rank], events[0], whole_model=whole)})
         for part in parts
     ]
+
+
+def _moment_norms(events: Events) -> dict[str, tuple[float, float]]:
+    """{} where a rank did not say what it holds, or a value is not finite."""
+    sums = [of_rank.final.moment_sums if of_rank.final else None for of_rank in events.values()]
+    if None in sums:
+        return {}
+    added: dict[str, tuple[float, float]] = {}
+    for one in sums:
+        for name, (first, second) in (one or {}).items():
+            before = added.get(name, (0.0, 0.0))
+            added[name] = before[0] + first, before[1] + second
+    if not all(0 <= value < math.inf for pair in added.values() for value in pair):
+        return {}
+    return {name: (first**0.5, second**0.5) for name, (first, second) in added.items()}
 
 
 def _observed(events: Events, mesh: Mesh) -> ObservedPart | None:

@@ -29,6 +29,7 @@ from harness.record import (
     ModelPart,
     ObservationPart,
     ObservedPart,
+    OddUpdatePart,
     OverlapPart,
     Part,
     PlacementPart,
@@ -248,6 +249,11 @@ class FinalEvent(Part):
     answers: RankAnswers | None = None
     in_force: dict[str, Any] = {}
     """Fields of `Effective` that no training changes, as read back after it."""
+    moment_sums: dict[str, tuple[float, float]] | None = None
+    """By parameter, of this rank: sums of the squared first and of the second moments of Adam."""
+    audited_updates: int | None = None
+    odd_update: OddUpdatePart | None = None
+    """See `RankPart`."""
 
 
 class StoppedEvent(Part):

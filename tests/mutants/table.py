@@ -736,5 +736,14 @@ MUTANTS = (
            "elements = given",
            "The payload of an all-gather in a trace is the gathered tensor",
            "harness/traces/test_scanning.py::test_arguments_of_a_kernel_tell_its_collective_without_a_host"),
+    Mutant("audit-decay", "harness/rank/live/update_audit.py",
+           "    due = before.weight * (1.0 - constants.rate * constants.decay) + step\n",
+           "    due = before.weight + step\n",
+           "An update that its gradient, moments and constants explain is not called another",
+           "harness/rank/live/test_update_audit.py::test_sound_updates_are_not_odd"),
+    Mutant("audit-of-the-reference", "harness/judge/agreement/explain.py",
+           "if elsewhere or any(part.odd_update for part in reference.ranks):", "if elsewhere:",
+           "What the reference does as well is no fault of a backend",
+           "harness/judge/findings/test_updates.py::test_what_the_reference_does_too_is_no_finding"),
 )
 # fmt: on

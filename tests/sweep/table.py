@@ -54,8 +54,10 @@ class Shape:
     """Findings that are true of a sound run of it: 'batch-norm', or 'frozen-weights-reduced of fsdp1'."""
 
 
-def own(kind: str, loss: str = "of_classes", data: str = "points", **arguments: object) -> tuple[str, ...]:
-    """A job of these factories; arguments of the model, or `loss_...` and `data_...` of the others."""
+def own(
+    kind: str, loss: str = "of_classes", data: str = "points", module: str = MODULE, **arguments: object
+) -> tuple[str, ...]:
+    """A job of a module's factories; arguments of the model, or `loss_...` and `data_...` of the others."""
     sections = {"model": {"kind": kind}, "loss": {}, "data": {}}
     for name, value in arguments.items():
         section, _, rest = name.partition("_")
@@ -63,11 +65,18 @@ def own(kind: str, loss: str = "of_classes", data: str = "points", **arguments: 
         sections[place][rest if place == section else name] = value
     targets = ("sum", "labels") if loss == "of_words" else ("mean", "samples")
     return (
-        "task=custom", f"model.factory={MODULE}:model", f"loss.factory={MODULE}:{loss}",
-        f"data.factory={MODULE}:{data}", f"loss.reduction={targets[0]}", f"loss.targets={targets[1]}",
+        "task=custom", f"model.factory={module}:model", f"loss.factory={module}:{loss}",
+        f"data.factory={module}:{data}", f"loss.reduction={targets[0]}", f"loss.targets={targets[1]}",
         *(f"{section}.arguments.{name}={str(value).lower() if isinstance(value, bool) else value}"
           for section, given in sections.items() for name, value in given.items()),
     )  # fmt: skip
+
+
+def further(
+    kind: str, loss: str = "of_classes", data: str = "points", **arguments: object
+) -> tuple[str, ...]:
+    """The same of `further.py`."""
+    return own(kind, loss, data, MODULE.replace("models", "further"), **arguments)
 
 
 def where(*labels: str, kinds: tuple[str, ...]) -> tuple[str, ...]:
@@ -254,4 +263,38 @@ SHAPES = [
                          tie_word_embeddings=True), labels=("accelerate-ddp", "accelerate-fsdp", "fsdp")),
     Shape(name="recomputed blocks, bf16", fault="GradientsSummed",
           settings=(*LLAMA, "training.activation_checkpointing=true", BF16)),
+    Shape(name="weight norm of hooks", fault="GradientsSummed", settings=further("oldnorm"), labels=SIMPLE),
+    Shape(name="spectral norm", fault="GradientsOfOneRankDropped", settings=further("spectral"),
+          labels=SIMPLE),
+    Shape(name="tied in a ModuleDict", fault="SameBatchOnEveryRank", settings=further("dictionary", *WORDS)),
+    Shape(name="convolution and GRU", fault="GradientsSummed", settings=further("convolvedgru", *WORDS)),
+    Shape(name="packed sequences", fault="LossOfRankZero",
+          settings=further("packed", *WORDS, data_padded=True)),
+    Shape(name="attention of torch, bias as a key", fault="NeverReduced",
+          settings=further("attending", *WORDS)),
+    Shape(name="complex numbers as pairs", fault="GradientsSummed", settings=further("fourier")),
+    Shape(name="a teacher whose dropout rests", fault="GradientsOfOneRankDropped",
+          settings=(*further("resting"), "model.dropout=null"), true=("frozen-weights-reduced of fsdp1",)),
+    Shape(name="experts that run masked on all samples", fault="OwnClipping", settings=further("switch")),
+    Shape(name="stochastic depth by sample, evaluated", fault="EvaluatesInTrainingMode",
+          settings=(*further("depth"), "evaluation.every_steps=2", "evaluation.samples=10")),
+    Shape(name="adapters of one's own, accumulated", fault="LastMicroStepSkipped",
+          settings=(*further("adapters"), ACCUMULATED), true=("frozen-weights-reduced of fsdp1",),
+          labels=("ddp", "zero2", "zero3", "fsdp1")),
+    Shape(name="two tasks that weigh themselves", fault="ScheduleOncePerProcess",
+          settings=further("tasks", "of_tasks"), labels=("ddp", "zero1", "zero2")),
+    # ZeRO and FSDP pass through copies of the weights: what passes do to these no update sees.
+    Shape(name="weights that passes clamp", fault="GradientsSummed", settings=further("clamped"),
+          labels=("ddp",)),
+    # Each rank shortens the rows that it reads.
+    Shape(name="an embedding whose rows passes shorten", fault="GradientsOfOneRankDropped",
+          settings=further("renormed", *WORDS), labels=("ddp", "zero2"),
+          true=(*where("ddp", kinds=("diverged", "replicas-differ")),
+                *where("zero2", kinds=("diverged", "gradient-differs")))),
+    Shape(name="triplets, the hardest of a batch", fault="GradientsOfOneRankDropped",
+          settings=further("mlp", "of_triplets")),
+    Shape(name="a mean without the hardest sample", fault="StaleWeightsOnOneRank",
+          settings=further("mlp", "of_most")),
+    Shape(name="the gradient of the score", fault="GradientsSummed", labels=SIMPLE[:1],
+          settings=further("mlp", "of_scores_slopes")),
 ]  # fmt: skip

@@ -122,6 +122,19 @@ class NormOfTheShardAtStage1(Spoiled, Stage1):
         optimizer.unscale_and_clip_grads = clip
 
 
+class NormOfTheShardAtStage3(Spoiled, Stage3):
+    """The same of what a rank holds of a sub-group."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        optimizer = engine.engine.optimizer
+        original = optimizer.unscale_and_clip_grads
+
+        def clip(sub_group: int, _: Any) -> Any:
+            return original(sub_group, optimizer.fp32_partitioned_groups_flat[sub_group].grad.norm())
+
+        optimizer.unscale_and_clip_grads = clip
+
+
 class NoDropoutOnOneRank(Spoiled, Fsdp2Backend):
     def spoil(self, engine: Any, context: SetupContext) -> None:
         if context.world.rank == 1:

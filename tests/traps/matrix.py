@@ -52,6 +52,7 @@ from . import (
     sequence,
     tensor,
     unseen,
+    updates,
 )
 
 TINY = [
@@ -155,7 +156,7 @@ def install(folder: Path) -> None:
     """Make the broken adapters known as a third party's distribution would."""
     modules = (
         planted, adapters, unseen, late, sequence, pipelines, tensor, libraries, orthogonal, narrow,
-        execution, changed, clipped,
+        execution, changed, clipped, updates,
     )  # fmt: skip
     broken = [
         value for module in modules

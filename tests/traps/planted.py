@@ -156,6 +156,7 @@ UNSEEN = [
          finding="gradient-differs",
          what="the gradients of rank 1 are dropped"),
     Trap(name="stale weights", label="planted-StaleWeightsOnOneRank", finding="replicas-differ",
+         also=("update-altered",),
          what="rank 1 keeps the weights of before each update"),
     Trap(name="loss of rank 0", label="planted-LossOfRankZero", finding="loss-of-one-rank",
          what="only rank 0 reports its loss"),
@@ -249,8 +250,8 @@ EXECUTION = [
          says="although losses and gradient norms agree in all 6 steps; buffer model.rotary_emb.inv_freq "
          "differs before the first step",
          what="a buffer of FSDP that was cast to bf16 and back"),
-    Trap(name="updates rounded", label="planted-WeightsRounded", finding="parameters-not-updated",
-         says="updates are undone or rounded away",
+    Trap(name="updates rounded", label="planted-WeightsRounded", finding="update-altered",
+         says="weights are rounded to bfloat16", also=("parameters-not-updated",),
          what="fp32 weights of FSDP1 rounded to bf16 after each update"),
     Trap(name="learning rate of one rank", label="planted-RateOfOneRank", finding="learning-rate-differs",
          settings=settings_of("mean"), also=("ranks-differ", "update-differs"),
@@ -314,11 +315,14 @@ CLIPPED = [
                           ("AtStage3", "ZeRO-3"))
 ] + [
     Trap(name=f"norm of the shard, {where}", label=f"planted-NormOfTheShard{suffix}", world_size=ranks,
-         finding="norm-of-shard", says=says, what="clipping by the norm of a rank's shard")
-    for suffix, where, ranks, says in (
-        ("OfFsdp1", "FSDP1", 2, "ranks see different gradient norms: each clips"),
-        ("OfHybrid:shard_size=2", "hybrid", 4, "ranks see different gradient norms: each clips"),
-        ("AtStage1", "ZeRO-1", 2, "as 2 parts of norm 1 have: each rank clips"),
+         finding="norm-of-shard", says=says, what="clipping by the norm of a rank's shard",
+         settings=settings)
+    for suffix, where, ranks, says, settings in (
+        ("OfFsdp1", "FSDP1", 2, "ranks see different gradient norms: each clips", ()),
+        ("OfHybrid:shard_size=2", "hybrid", 4, "ranks see different gradient norms: each clips", ()),
+        ("AtStage1", "ZeRO-1", 2, "as 2 parts of norm 1 have: each rank clips", ()),
+        ("AtStage3", "ZeRO-3", 2, "as 4 parts of norm 0.01 have: each rank clips",
+         ("training.gradient_clipping=0.01",)),
     )
 ] + [
     Trap(name=f"statistics kept, {where}", label=f"planted-StatisticsKept{suffix}",
@@ -337,8 +341,8 @@ CLIPPED = [
          what="gradients of a loss that was scaled by 128 and never unscaled")
     for suffix, where in (("OfDdp", "DDP"), ("AtStage2", "ZeRO-2"), ("OfFsdp1", "FSDP1"))
 ] + [
-    Trap(name="weights one step behind", label="planted-WeightsOneStepBehind", finding="update-differs",
-         says=": the update differs, or passes use other weights than it leaves",
+    Trap(name="weights one step behind", label="planted-WeightsOneStepBehind", finding="gradient-differs",
+         says=": gradients differ, or passes use other weights than updates leave",
          what="passes that use a copy of the weights which is renewed before each update"),
     Trap(name="statistics kept on a rank", label="planted-StatisticsKeptOnOneRank",
          finding="ranks-differ", also=("batch-norm",), settings=settings_of("mean", statistics=True),
@@ -346,6 +350,42 @@ CLIPPED = [
          what="running statistics of BatchNorm that rank 1 never updates"),
 ]  # fmt: skip
 """Gradients that change between backward pass and update, buffers that stay: not in the published gallery."""
+UPDATED = [
+    Trap(name=f"{name}, {where}", label=f"planted-{label}{suffix}", finding="update-altered", says=says,
+         also=("update-differs", *also), what=what)
+    for name, label, says, what, also, families in (
+        ("moments lost", "MomentsLost", "of its gradient: the moments of before are lost",
+         "Adam's moments set to zero after the third step", (),
+         (("OfDdp", "DDP"), ("AtStage2", "ZeRO-2"), ("OfFsdp1", "FSDP1"))),
+        ("states begin anew", "StatesAnew", "its states begin anew, with update 1 where update 4 is due",
+         "Adam's states removed after the third step", (),
+         (("AtStage1", "ZeRO-1"), ("OfFsdp", "FSDP"))),
+        ("moments rounded", "MomentsRounded", "moments are rounded to bfloat16",
+         "Adam's moments rounded to bf16 after each step, in tensors of fp32", (),
+         (("OfDdp", "DDP"), ("AtStage3", "ZeRO-3"), ("OfFsdp", "FSDP"))),
+        ("epsilon in the root", "EpsInRoot", "epsilon stands within the root, not beside it",
+         "AdamW by hand, with epsilon within the root", (),
+         (("OfDdp", "DDP"), ("AtStage1", "ZeRO-1"), ("AtStage3", "ZeRO-3"), ("OfFsdp", "FSDP"))),
+        ("bias uncorrected", "BiasUncorrected", "moments are not corrected for the bias of their beginning",
+         "AdamW by hand, without correction of the moments' bias", (),
+         (("AtStage2", "ZeRO-2"), ("OfFsdp1", "FSDP1"))),
+        ("part of a rank left", "PartLeft", "on rank 1 is not what Adam makes of its gradient: weights stay",
+         "a rank that leaves its part of the weights as it was", ("parameters-not-updated",),
+         (("AtStage1", "ZeRO-1"), ("AtStage2", "ZeRO-2"), ("AtStage3", "ZeRO-3"), ("OfFsdp", "FSDP"),
+          ("OfFsdp1", "FSDP1"))),
+        ("decay undone on a rank", "DecayUndone", "of step 1 on rank 1 is not what Adam makes of its "
+         "gradient: weights decay by", "a rank that takes weight decay back", (),
+         (("AtStage3", "ZeRO-3"), ("OfFsdp", "FSDP"))),
+        ("rate doubled once", "RateDoubledOnce", "of its gradient: weights move 2 times as far",
+         "an update twice as large, whose learning rate is back when it is over", (),
+         (("AtStage1", "ZeRO-1"), ("OfFsdp1", "FSDP1"))),
+        ("pulled back", "PulledBack", "something else than moments and constants moves weights",
+         "weights averaged with those of the beginning after each update", (),
+         (("OfDdp", "DDP"), ("OfFsdp", "FSDP"))),
+    )
+    for suffix, where in families
+]  # fmt: skip
+"""Updates that are not Adam's, of each family: not in the published gallery."""
 EVALUATED = ("evaluation.every_steps=3", "evaluation.samples=10")
 SPLITS = {
     "contrastive loss": settings_of("contrastive", "towers"),

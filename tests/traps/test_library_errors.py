@@ -59,6 +59,12 @@ CASES = {
     ),
     "graph kept": ("fsdp", own("mlp", "of_history"), "the loss uses the graph of an earlier step"),
     "recomputed otherwise": ("fsdp", own("wavering"), "a block computed something else when activation"),
+    "not allocated": (
+        "fsdp",
+        own("convolutions", "of_slopes", groups=2),
+        "a weight is used after its unit has given its memory back",
+    ),
+    "shapes of the first batch": ("ddp", own("lazy"), "takes its shape from the first batch"),
     "wider": ("zero2", (*own("widened"), BF16), "the forward pass gives a layer another dtype"),
     "beyond the table": (
         "fsdp",

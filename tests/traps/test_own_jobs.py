@@ -8,10 +8,11 @@ from .clean import not_as_wanted
 from .matrix import Matrix
 from .named import assert_named
 from .own_jobs import settings_of
-from .planted import CLIPPED, EXECUTION, LATE_SETTINGS, OWN_JOBS, SPLITS, Trap
+from .planted import CLIPPED, EXECUTION, LATE_SETTINGS, OWN_JOBS, SPLITS, UPDATED, Trap
 
-pytestmark = pytest.mark.long(seconds=30)
-FEW = ("contrastive loss", "decay", "frozen", "nothing", "held-out", "0.99", "halves", "training mode")
+pytestmark = pytest.mark.long(seconds=42)
+FEW = ("contrastive loss", "decay", "frozen", "nothing", "held-out", "0.99", "halves", "training mode",
+       "moments lost", "part of a rank")  # fmt: skip
 """The others are exhaustive, and so is the same fault in another family of engines."""
 FAMILIES = (", hybrid", ", ZeRO-3", ", DDP", ", FSDP", ", FSDP1", ", ZeRO-1")
 
@@ -24,7 +25,10 @@ def _marked(name: str) -> tuple[pytest.MarkDecorator, ...]:
 
 @pytest.mark.parametrize(
     "trap",
-    [pytest.param(t, marks=_marked(t.name)) for t in (*OWN_JOBS, *EXECUTION, *LATE_SETTINGS, *CLIPPED)],
+    [
+        pytest.param(t, marks=_marked(t.name))
+        for t in (*OWN_JOBS, *EXECUTION, *LATE_SETTINGS, *CLIPPED, *UPDATED)
+    ],
     ids=lambda trap: trap.name,
 )
 def test_a_planted_trap_is_named(trap: Trap, matrix: Matrix, tally) -> None:

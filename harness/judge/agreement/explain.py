@@ -11,7 +11,8 @@ import numpy
 
 from harness.backends.mesh import SPLITTING, Mesh
 from harness.judge.agreement.noise import NormShift, Tolerance
-from harness.judge.distance import estimate, movement, relative, sketch_distances
+from harness.judge.agreement.parameters import farthest, gradients_apart, kept, parameters_beyond, where
+from harness.judge.distance import movement, relative
 from harness.judge.effective import (
     ONE_NORM,
     altered_gradients,
@@ -24,7 +25,7 @@ from harness.judge.effective import (
 )
 from harness.judge.quantities.measures import idle_on_some_ranks
 from harness.judge.wording import a_few, numbered, percent
-from harness.record import Record
+from harness.record import OddUpdatePart, Record
 from harness.record.workload import known_strategy, micro_batches
 
 UNDIVIDED = ("eager",)
@@ -196,7 +197,10 @@ def of_one_rank(record: Record, index: int) -> bool:
     if not any(reported[1:]):
         return True
     computed = sums_of_step(record, index, "computed_loss_sums")
-    return len(set(reported)) == 1 and bool(computed) and len(set(computed)) > 1
+    if len(set(reported)) > 1 or not computed or len(set(computed)) == 1:
+        return False
+    # Losses of all ranks that are rounded to one value are none of rank 0.
+    return abs(reported[0] - computed[0]) <= TOLERANCE * abs(computed[0])
 
 
 SUDDEN = 0.05
@@ -403,10 +407,6 @@ def _gradient(
     )
 
 
-FAR = 3.0
-"""Times. A parameter that ends so much farther from the reference's than any other is named."""
-
-
 def _why_gradient(reference: Record, record: Record, ratio: float, index: int, limits: Tolerance) -> str:
     """What else a record says of a norm that differs though the loss agrees, as the end of a text."""
     world, idle = record.world, idle_on_some_ranks(record)
@@ -416,6 +416,9 @@ def _why_gradient(reference: Record, record: Record, ratio: float, index: int, l
         return f"; gradients are reduced in {', '.join(reduced)}, which rounds by as much"
     if (norm := _one_norm(reference, record, index)) is not None:
         return f"; it is {norm:.4g} in every step: gradients are clipped before their norm is taken"
+    before = record.steps[index - 1].gradient_norm if index else None
+    if before and abs((record.steps[index].gradient_norm or 0.0) / before - 1) <= TOLERANCE:
+        return "; it is that of the step before: gradients come a step late"
     if len(set(_targets(record, index))) > 1:
         return (
             "; ranks hold different numbers of target tokens: a loss averaged per rank or micro-step instead "
@@ -423,13 +426,15 @@ def _why_gradient(reference: Record, record: Record, ratio: float, index: int, l
         )
     if ratio < 1 and idle and idle[0].step <= record.steps[index].step:
         return f"; no gradient reaches {where(record, idle[0].names)} on {numbered('rank', idle[0].ranks)}"
-    beyond = _parameters_beyond(reference, record, limits)
+    if (apart := gradients_apart(reference, record)) is not None:
+        return apart
+    beyond = parameters_beyond(reference, record, limits)
     if limits.parameters.keys() & movement(record) and not beyond and index == 0:
         return (
             "; final weights agree: the norm is computed otherwise, or all gradients have a factor that "
             "clipping or Adam takes out"
         )
-    far = _far(reference, record)
+    far = farthest(reference, record)
     if far is not None and far[0] in beyond:
         name, own, other = far
         return (
@@ -453,17 +458,6 @@ def _one_norm(reference: Record, record: Record, index: int) -> float | None:
         return None
     alike = max(known) - min(known) <= ONE_NORM * max(known)
     return known[0] if alike and max(varied) - min(varied) > SUDDEN * max(varied) else None
-
-
-def _far(reference: Record, record: Record) -> tuple[str, float, float] | None:
-    """The parameter that ends far beyond all others, its distance and the next, each in movements; None: no
-    single one does."""
-    moved = movement(reference)
-    apart = sketch_distances(reference.final_weights, record.final_weights)
-    shares = sorted(((apart[name] / moved[name], name) for name in apart if moved.get(name)), reverse=True)
-    if len(shares) < 2 or shares[0][0] <= FAR * shares[1][0] or not shares[1][0]:
-        return None
-    return shares[0][1], shares[0][0], shares[1][0]
 
 
 def shifted(shift: NormShift | None) -> Explanation | None:
@@ -506,7 +500,7 @@ def _update(
     cause = _standing_still(reference, record, index) or moved_alone(reference, record) or _by_part(record)
     if cause is not None:
         return cause
-    beyond = _parameters_beyond(reference, record, limits)
+    beyond = parameters_beyond(reference, record, limits)
     cause = _skipped_by_reference(reference, record, beyond) or _updated_in_parts(record, settings)
     if cause is not None:
         return cause
@@ -521,9 +515,18 @@ def _update(
         text = f"{parts}{f' and {ends}' if ends else ''}, although {agreed}"
     buffers = other_buffers(reference, record)
     altered = _altered(record)
+    if not (buffers or altered or settings or record.resumed or index == 0) and _updates_are_adams(record):
+        return Explanation(
+            kind="gradient-differs",
+            text=f"{text}: gradients differ, or passes use other weights than updates leave; every update "
+            "that was looked at is what Adam makes of its gradient"
+            + (gradients_apart(reference, record) or ""),
+            values={"parameters": beyond} | _step(record, index),
+        )
     if index != 0 and not buffers:
-        text += ": the update differs"
-        if index and not (altered or settings or record.resumed):
+        odd = altered_updates(reference, record)
+        text += ": the update differs" + (", see update-altered" if odd else "")
+        if index and not (odd or altered or settings or record.resumed):
             text += ", or passes use other weights than it leaves"
     text += buffers + altered
     if record.resumed is not None:
@@ -531,6 +534,25 @@ def _update(
     if settings:
         text += f"; settings that differ: {', '.join(settings)}"
     return Explanation(kind="update-differs", text=text, values={"parameters": beyond} | _step(record, index))
+
+
+def altered_updates(reference: Record, record: Record) -> dict[int, OddUpdatePart]:
+    """By rank, its first update that is not what Adam makes of its gradient.
+
+    None where the reference has some too, as of weights that passes change, and where updates were made
+    outside of their step, whose samples are of other moments.
+    """
+    made = record.observed.updates_by_phase if record.observed is not None else {}
+    elsewhere = any(count for phase, count in made.items() if phase != "step")
+    if elsewhere or any(part.odd_update for part in reference.ranks):
+        return {}
+    return {part.rank: part.odd_update for part in record.ranks if part.odd_update is not None}
+
+
+def _updates_are_adams(record: Record) -> bool:
+    """Whether those of all steps but the first were computed again on every rank, with the same result."""
+    due = len(record.steps) - 1
+    return all(r.odd_update is None and (r.audited_updates or 0) >= due > 0 for r in record.ranks)
 
 
 def _altered(record: Record) -> str:
@@ -701,16 +723,6 @@ DECAY_TOLERANCE = 0.01
 """Relative to how far decay alone moves a weight; rounding of fp32 weights is far below it."""
 
 
-def kept(record: Record, name: str) -> float | None:
-    """The norm of a parameter at the end over that at the beginning; None: not known, or it was zero."""
-    first, last = (
-        w.sketch if w is not None else None for w in (record.initial_weights, record.final_weights)
-    )
-    if not first or not last or name not in last or not first.get(name) or not first[name][0]:
-        return None
-    return last[name][0] / first[name][0]
-
-
 def replicas_differ(record: Record) -> bool:
     """Whether ranks ended with different weights."""
     return len({rank.final_digest for rank in record.ranks if rank.final_digest is not None}) > 1
@@ -751,27 +763,3 @@ def _standing_still(reference: Record, record: Record, index: int | None) -> Exp
         + (f" and the first gradient norm agrees: {UNDONE}" if agrees else ""),
         values=values,
     )
-
-
-def where(reference: Record, names: Sequence[str]) -> str:
-    """These parameters in words: a block's name stands for all that it trains."""
-    layout, rest, shown = reference.layout, list(names), []
-    for block in layout.blocks if layout is not None else []:
-        trained = {name for name in movement(reference) if name.startswith(f"{block}.")}
-        if trained and trained <= set(rest):
-            rest = [name for name in rest if name not in trained]
-            shown.append(f"block {block}")
-    return a_few([*shown, *rest])
-
-
-def _parameters_beyond(reference: Record, record: Record, limits: Tolerance) -> list[str]:
-    left = (reference.final_weights.sketch if reference.final_weights else None) or {}
-    right = (record.final_weights.sketch if record.final_weights else None) or {}
-    moved = movement(reference)
-    distances = {
-        name: estimate(left[name], right[name]) / moved[name]
-        for name in left
-        if name in right and moved.get(name)
-    }
-    beyond = [n for n, value in distances.items() if n in limits.parameters and value > limits.parameters[n]]
-    return sorted(beyond, key=lambda name: -distances[name])

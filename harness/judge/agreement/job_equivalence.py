@@ -285,6 +285,8 @@ def _rates_of_groups(
 def _steps(reference: Record, record: Record) -> Iterator[Difference]:
     if reference.status != "ok" or record.status != "ok":
         return
+    if any(part.odd_update and part.odd_update.kind == "begun-anew" for part in record.ranks):
+        return  # its count is none of updates
     if len(reference.steps) != len(record.steps):
         yield Difference("number of steps", len(reference.steps), len(record.steps), "optimizer-steps-differ")
     made = record.observed.optimizer_steps if record.observed else None

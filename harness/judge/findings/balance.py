@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.backends.registry import REFERENCE
 from harness.forms.flops import hardware_flops_per_token
-from harness.judge.agreement.explain import where
+from harness.judge.agreement.parameters import where
 from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.quantities.measures import gradient_lost, idle_on_some_ranks
 from harness.judge.quantities.timings import PERSISTENT_RUNS, Seconds, is_beyond_noise

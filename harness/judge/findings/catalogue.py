@@ -22,6 +22,7 @@ from harness.judge.findings import (
     precision,
     settings,
     timing,
+    updates,
 )
 from harness.judge.findings.finding import Finding, Kind
 from harness.judge.repeats import Runs
@@ -39,9 +40,11 @@ FINDERS: tuple[Callable[[Runs], list[Finding]], ...] = (
     settings.find_versions,
     settings.find_launcher,
     precision.find,
+    precision.find_layers,
     settings.find_muon,
     precision.find_fp8,
     precision.find_stale_weights,
+    updates.find,
     divergence.find,
     divergence.find_held_out,
     communication.find,

@@ -204,9 +204,16 @@ def find_labels(runs: Runs) -> list[Finding]:
         rows = [row for row in runs.rows if row.record.job_id == job_id]
         if misplaced := [row for row in rows if _misplaced(row)]:
             found.append(_of_labels(misplaced))
-        if adding := [row for row in rows if added_loss(row.record) is not None]:
+        if adding := [row for row in rows if _adds_loss(row)]:
             found.append(_of_loss(adding))
     return found
+
+
+def _adds_loss(row: JudgedRun) -> bool:
+    """Whether a model adds to its loss; what a backend's run shows alone is done to its outputs there."""
+    reference = row.reference.record if row.reference is not None else row.record
+    known = reference.observed is not None and reference.observed.model_loss is not None
+    return added_loss(row.record) is not None and not (known and added_loss(reference) is None)
 
 
 def _of_labels(rows: Sequence[JudgedRun]) -> Finding:

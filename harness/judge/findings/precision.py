@@ -10,7 +10,7 @@ from harness.judge.effective import SettingDifference
 from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.repeats import Runs
 from harness.judge.rows import JudgedRun
-from harness.judge.wording import words
+from harness.judge.wording import a_few, words
 
 LOW = {"bf16": "bfloat16", "bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
 """The low precision of a job; gradients may be in it or in fp32."""
@@ -32,6 +32,37 @@ def find(runs: Runs) -> list[Finding]:
         for difference in row.judgement.settings
         if (kind := _kind(difference, row.record.job.training.precision)) is not None
     ]
+
+
+def find_layers(runs: Runs) -> list[Finding]:
+    """One finding per cell: layers that compute in another dtype than the reference's, where that is none
+    of the job's precision, or wider than the job asks for."""
+    return of_cells(runs, _layers)
+
+
+def _layers(row: JudgedRun) -> Finding | None:
+    if row.reference is None or is_repetition(row.record):
+        return None
+    mine, other = row.record.observed, row.reference.record.observed
+    if mine is None or other is None or not mine.compute_dtype == other.compute_dtype is not None:
+        return None
+    known = {name for names in other.products_otherwise.values() for name in names}
+    low = LOW.get(row.record.job.training.precision)
+    found = {
+        dtype: names
+        for dtype, of_dtype in mine.products_otherwise.items()
+        if dtype != low and (names := [name for name in of_dtype if name not in known])
+    }
+    if not found:
+        return None
+    dtype, names = next(iter(found.items()))
+    return Finding(
+        id="compute-dtype-differs",
+        about=row.cell,
+        text=f"dtype of computation differs in {a_few(names)}: {dtype} against {mine.compute_dtype} in the "
+        "reference",
+        values={"layers": found, "compute_dtype": mine.compute_dtype},
+    )
 
 
 def _kind(difference: SettingDifference, precision: str) -> str | None:

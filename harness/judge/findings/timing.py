@@ -64,13 +64,18 @@ def find_impossible(runs: Runs) -> list[Finding]:
     return found
 
 
+LATE = (OUTSIDE, "data", "forward")
+"""What the loop does behind a step's update."""
+
+
 def _outside_clock(row: JudgedRun) -> list[Finding]:
     """Updates that were made after the time of their step was taken."""
     made = row.record.observed.updates_by_phase if row.record.observed is not None else {}
-    late = made.get(OUTSIDE, 0) + made.get("forward", 0)
+    late = sum(count for phase, count in made.items() if phase in LATE)
     if not late:
         return []
-    where = "between two steps, where no clock runs" if made.get(OUTSIDE) else "in the next forward pass"
+    ahead = late == made.get("forward")
+    where = "in the next forward pass" if ahead else "between two steps, where no clock runs"
     return [
         Finding(
             id="work-outside-clock",

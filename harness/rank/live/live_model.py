@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,30 +101,42 @@ OF_HEADS = ("summary_", "classifier_", "cls_")
 """Begin settings of heads that a model may not have; one that it has holds a module."""
 
 
-def largest_dropout(model: nn.Module) -> float:
-    """Largest probability of a dropout that works in training.
+def largest_dropout(model: nn.Module, resting: Collection[str] = ()) -> float:
+    """Largest probability of a dropout that works in training. resting: modules that no training pass trains.
 
     That of a module, one that a module keeps as a number (attention kernels take it), or one that a Hugging
     Face configuration names and no module keeps, at any depth of what wraps the model.
     """
-    return max(_probabilities(model), default=0.0)
+    return max(_probabilities(model, resting), default=0.0)
 
 
-def _probabilities(model: nn.Module) -> Iterator[float]:
+def _probabilities(model: nn.Module, resting: Collection[str]) -> Iterator[float]:
     configured: dict[int, Mapping[str, Any]] = {}
     kept: set[str] = set()
-    for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
+    for name, module in model.named_modules():
+        works = bare_module_name(name) not in resting
+        if works and isinstance(module, nn.modules.dropout._DropoutNd):
             yield float(module.p)
         # Not by getattr: FSDP1 and torch.compile have the attributes of what they wrap.
         for key, probability in _named(vars(module)):
             kept.add(key)
-            yield probability
+            yield probability if works else 0.0
         config: Any = vars(module).get("config")
-        if hasattr(config, "to_dict") and id(config) not in configured:
+        if hasattr(config, "to_dict") and id(config) not in configured and not _rests(name, module, resting):
             configured[id(config)] = config.to_dict()
     for values in configured.values():
         yield from (probability for key, probability in _named(values) if key not in kept)
+
+
+def _rests(name: str, module: nn.Module, resting: Collection[str]) -> bool:
+    """Whether a module has dropouts, none of which works."""
+    prefix = f"{name}." if name else ""
+    own = [
+        bare_module_name(prefix + of)
+        for of, part in module.named_modules()
+        if of and isinstance(part, nn.modules.dropout._DropoutNd)
+    ]
+    return bool(own) and all(one in resting for one in own)
 
 
 def _named(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

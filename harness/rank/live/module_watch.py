@@ -13,6 +13,8 @@ from harness.backends.model.precision import dtype_name
 from harness.rank.live.live_model import bare_module_name
 
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+MOST_PRODUCTS = 1000
+"""Layers of another dtype than most that are named."""
 MOST_NAMES = 20_000
 """After so many, what changes from step to step, as with experts, is no longer noted."""
 
@@ -34,8 +36,11 @@ class ModuleWatch:
         for module in model.modules():
             own = module.named_parameters(recurse=False)
             self._own[module] = [(local, names[id(p)]) for local, p in own if id(p) in names]
-        self._products = [module for module in model.modules() if isinstance(module, PRODUCTS)]
+        self._products: dict[nn.Module, str] = {
+            m: name for name, m in model.named_modules() if isinstance(m, PRODUCTS)
+        }
         self._dtypes: Counter[str] = Counter()
+        self._dtype_of: dict[nn.Module, str] = {}
         self._reached: set[str] = set()
         self._noted: WeakValueDictionary[str, Tensor] = WeakValueDictionary()
         self._lasting: set[str] = set()
@@ -51,6 +56,15 @@ class ModuleWatch:
     def compute_dtype(self) -> str | None:
         """Of most outputs of linear layers and convolutions; None: none ran."""
         return self._dtypes.most_common(1)[0][0] if self._dtypes else None
+
+    @property
+    def products_otherwise(self) -> dict[str, list[str]]:
+        """Of other dtypes than that, the layers whose outputs had them, by dtype."""
+        found: dict[str, list[str]] = {}
+        for module, dtype in self._dtype_of.items():
+            if dtype != self.compute_dtype:
+                found.setdefault(dtype, []).append(bare_module_name(self._products[module]))
+        return {dtype: sorted(names)[:MOST_PRODUCTS] for dtype, names in found.items()}
 
     def start(self) -> None:
         """Look on from here, unless it does."""
@@ -119,4 +133,5 @@ class ModuleWatch:
 
     def _product(self, module: nn.Module, inputs: Any, output: Any) -> None:
         if isinstance(output, Tensor):
-            self._dtypes[dtype_name(output.dtype)] += 1
+            dtype = self._dtype_of[module] = dtype_name(output.dtype)
+            self._dtypes[dtype] += 1

@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -18,11 +18,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from harness.backends.base import Batch, Engine, OptimizerKind
+from harness.backends.base import Batch, Engine, OptimizerKind, Unsupported
 from harness.backends.model.precision import dtype_name
 from harness.backends.optimizer.gradients import COUNTED_ELSEWHERE, COUNTED_RANGES, global_norm, local_shard
 from harness.backends.optimizer.groups import group_constants, group_rate, rate_in_force
 from harness.backends.optimizer.kinds import LOW_BIT
+from harness.backends.piece import Piece
 from harness.job.optimizer import OptimizerSection, UpdateGroup
 from harness.rank.accelerator import uses_tf32
 from harness.rank.data.batch_digest import SeenBatch, batch_hash_sum, content_digests
@@ -31,6 +32,7 @@ from harness.rank.factories import configuration
 from harness.rank.live.live_model import bare_name, largest_dropout, recomputes
 from harness.rank.live.module_watch import ModuleWatch
 from harness.rank.live.passes import PassWatch
+from harness.rank.live.update_audit import Held, UpdateAudit
 from harness.rank.models.changes import compiler_facts, is_compiled, narrow_layers
 from harness.rank.models.losses import ComputeLoss, summed_cross_entropy
 from harness.rank.models.optimizer import (
@@ -63,6 +65,9 @@ class OptimizerWatch:
         """What the loop is doing."""
         self.updates: Counter[str] = Counter()
         """How often an optimizer stepped, by phase."""
+        self.groups: dict[int, tuple[torch.optim.Optimizer, dict[str, Any]]] = {}
+        """Optimizer and group in which each tensor was last seen, by its identity. ZeRO shows one group alone
+        at a time while it steps."""
         self._handle: Any = None
         self._looks = False
         self._squares: dict[int, float] = {}
@@ -117,10 +122,37 @@ class OptimizerWatch:
         # After and not before: hooks of the optimizer itself may change gradients in between.
         if all(optimizer is not known for known in self.optimizers):
             self.optimizers.append(optimizer)
+        self.note_groups(optimizer)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if isinstance(parameter, Tensor) and not getattr(parameter, COUNTED_ELSEWHERE, False):
                     self._look_at(parameter)
+
+    def note_groups(self, optimizer: torch.optim.Optimizer) -> None:
+        """Remember in which group each tensor lies."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self.groups[id(parameter)] = optimizer, group
+
+    def held(self, before_any: torch.optim.Optimizer | None = None) -> Iterator[Held]:
+        """What the optimizers at work, or one before it is, update and have states of, with their groups."""
+        for optimizer in self.optimizers if before_any is None else [before_any]:
+            for tensor, state in optimizer.state.items():
+                owner, group = self.groups.get(id(tensor), (None, {}))
+                if owner is optimizer:
+                    elsewhere = getattr(tensor, COUNTED_ELSEWHERE, False)
+                    share = 0.0 if elsewhere else self._shares.get(id(tensor)) or 1.0
+                    yield Held(
+                        tensor=tensor,
+                        state=state,
+                        group=group,
+                        share=None if hasattr(tensor, COUNTED_RANGES) or self._unlike() else share,
+                    )
+
+    def _unlike(self) -> bool:
+        """Whether of some tensors it is not known how many ranks hold them, and of others it is."""
+        known = [share is not None for share in self._shares.values()]
+        return any(known) and not all(known)
 
     def _look_at(self, parameter: Tensor) -> None:
         key = id(parameter)
@@ -147,6 +179,7 @@ def _share(parameter: Tensor) -> float | None:
     return math.prod(cuts) / dist.get_world_size()
 
 
+OF_ADAM = ("adamw", "adam")
 DIGESTED_STEPS = 2
 """First steps, looked at more closely: each sample and the optimizer's gradients are recorded, inside the
 step. Later ones only note what is read after them."""
@@ -180,6 +213,8 @@ class Observer:
         self._targets_of_model_loss: Callable[[Batch], Tensor | int] | None = None
         self._model_loss: ModelLossPart | None = None
         self._counting: Counting | None = None
+        self._audit: UpdateAudit | None = None
+        self._share = 0.0
         self._rates: list[list[float | None]] = []
         self._constants: dict[int, list[dict[str, Any]]] = {}
         self._buffers: dict[str, str] = {}
@@ -224,6 +259,8 @@ class Observer:
         optimizer = build_optimizer(pairs, section, updated, self._frozen, self._matrices)
         names = {id(parameter): name for name, parameter in pairs}
         self._kind = section.kind
+        if section.factory is None and section.kind in OF_ADAM:
+            self._audit = UpdateAudit(decoupled=section.kind == "adamw")
         self._given = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
         self._whole = {key: self._elements[name] for key, name in names.items() if name in self._elements}
         self._optimizer = optimizer
@@ -284,6 +321,10 @@ class Observer:
             self._passes.begin_step()
         if step == 0 and self._model is not None:
             self._buffers = dict(_buffer_digests(self._model))
+        if step == 0 and self._audit is not None and self._optimizer is not None and self._optimizer.state:
+            # It continues: what its states were decides its first update.
+            self._watch.note_groups(self._optimizer)
+            self._audit.look(self._watch.held(self._optimizer), step, tuple)
         if step < DIGESTED_STEPS:
             self._watch.start()
             self._writer.begin_step()
@@ -330,8 +371,33 @@ class Observer:
             applied = self._watch.stop()
             if applied is not None:
                 squares, elements = applied
-                seen["applied"] = {"squares": squares, "share": elements / max(1, self._trained_elements())}
+                self._share = elements / max(1, self._trained_elements())
+                seen["applied"] = {"squares": squares, "share": self._share}
         return seen
+
+    @property
+    def audits(self) -> bool:
+        """Whether the job's optimizer is one whose updates can be computed again."""
+        return self._audit is not None
+
+    def audit(self, engine: Engine, step: int) -> dict[str, Any]:
+        """After a step: look whether its update is what its optimizer should make of the gradient.
+
+        Returns what is known of that, in the form of `StepEvent`.
+        """
+        if self._audit is None:
+            return {}
+        self._audit.look(self._watch.held(), step, lambda: _weight_pieces(engine))
+        squares = self._audit.squares(self._watch.held())
+        if squares is None or self._audit.odd is not None or not self._share:
+            return {}
+        return {"applied": {"squares": squares, "share": self._share}}
+
+    def audited(self) -> dict[str, Any]:
+        """What that found, in the form of `record.RankPart`."""
+        if self._audit is None:
+            return {}
+        return {"audited_updates": self._audit.updates, "odd_update": self._audit.odd}
 
     def probe_loss(self, engine: Engine, batch: Batch) -> float | None:
         """Loss of one batch that is equal on every rank: equal on all of them if they hold equal weights.
@@ -369,6 +435,7 @@ class Observer:
             "buffers": self._buffers,
             "still_buffers": self._still_buffers(),
             "compute_dtype": self._modules.compute_dtype if self._modules is not None else None,
+            "products_otherwise": self._modules.products_otherwise if self._modules is not None else {},
             "model_loss": self._model_loss,
             "counted": self._counting.part if self._counting is not None else None,
         }
@@ -490,7 +557,7 @@ class Observer:
             "activation_checkpointing": recomputes(model),
             "compiled": compiled,
             **(compiler_facts() if compiled else {}),
-            "dropout": largest_dropout(model),
+            "dropout": largest_dropout(model, self._passes.never_trains() if self._passes else ()),
             "wide_linears": self._narrow - narrow_layers(model) if self._narrow else None,
             **self._modes(),
         }
@@ -502,6 +569,11 @@ class Observer:
             "evaluating_in_training": self._passes.in_other_mode(trains=True),
             "training_in_evaluation": self._passes.in_other_mode(trains=False),
         }
+
+
+def _weight_pieces(engine: Engine) -> Iterator[Piece]:
+    with suppress(Unsupported):
+        yield from engine.weight_pieces()
 
 
 def _buffer_digests(model: nn.Module) -> Iterator[tuple[str, str]]:

@@ -60,6 +60,11 @@ class PassWatch:
         looks = [names for (of_pass, _), names in self._modes.items() if of_pass == trains]
         return sorted({name for names in looks for name in names}) if looks else None
 
+    def never_trains(self) -> set[str]:
+        """Modules that depend on their mode and were in evaluation mode in every training pass."""
+        looks = [set(names) for (of_pass, _), names in self._modes.items() if of_pass]
+        return set.intersection(*looks) if looks else set()
+
     def _in_mode(self, module: nn.Module, training: bool) -> Iterator[str]:
         # The reference computes in a copy of the model at low precision.
         within = any(part is self.model for part in module.modules())

@@ -6,6 +6,7 @@ from collections import Counter
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from harness.backends.model.blocks import transformer_blocks
 from harness.errors import JobError
@@ -28,6 +29,12 @@ def build_own_model(job: Job, *, weights: bool = True) -> nn.Module:
         raise JobError(f"{shown} returned a {type(model).__name__}; it must return a torch.nn.Module")
     if next(model.parameters(), None) is None:
         raise JobError(f"{shown} returned a {type(model).__name__} without parameters; nothing can train")
+    lazy = [name for name, p in model.named_parameters() if isinstance(p, UninitializedParameter)]
+    if lazy:
+        raise JobError(
+            f"{shown}: parameter '{lazy[0]}' takes its shape from the first batch, and strategies cut "
+            "weights before that; give its layer all sizes, or pass a batch through it in the factory"
+        )
     if weights and not _on_meta():
         if any(parameter.is_meta for parameter in model.parameters()):
             raise JobError(f"{shown} returned parameters on the meta device; give them values on the CPU")

@@ -87,7 +87,7 @@ def trace_step(job: Job, model: nn.Module, config: Any, example: Batch | None) -
     if example is None:
         return UNKNOWN
     try:
-        return _settled(lambda: _trace(job, _copy(model, META), example))
+        return _settled(lambda: _steady(job, _copy(model, META), example))
     except JobError:
         raise
     except (KeyError, NameError) as error:  # no matter of values
@@ -219,7 +219,7 @@ def _with_values(job: Job, model: nn.Module, example: Batch) -> TracedStep:
     if any(p.is_meta for p in parameters) or sum(p.numel() for p in parameters) > MOST_REAL_PARAMETERS:
         return UNKNOWN
     try:
-        return _settled(lambda: _whatever_the_data(_trace(job, _copy(model), example)))
+        return _settled(lambda: _whatever_the_data(_steady(job, _copy(model), example)))
     except Exception:  # the run itself says what is wrong, at the place where it is
         return UNKNOWN
 
@@ -374,6 +374,14 @@ def _copy(model: nn.Module, device: str | None = None) -> nn.Module:
         is_parameter = isinstance(tensor, nn.Parameter)
         memo[id(tensor)] = nn.Parameter(held, requires_grad=tensor.requires_grad) if is_parameter else held
     return copy.deepcopy(model, memo)
+
+
+def _steady(job: Job, model: nn.Module, example: Batch) -> TracedStep:
+    """What two steps do, one after the other, if they do the same: a model may count its passes."""
+    traced = _trace(job, model, example)
+    model.train()
+    model.zero_grad(set_to_none=True)
+    return traced if _trace(job, model, example) == traced else UNKNOWN
 
 
 def _trace(job: Job, model: nn.Module, example: Batch) -> TracedStep:

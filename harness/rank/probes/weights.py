@@ -8,12 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from harness.backends.base import Engine
 from harness.backends.explain import Unsupported
-from harness.backends.piece import Piece
+from harness.backends.optimizer.gradients import real_numbers
+from harness.backends.piece import MOMENTS, Piece
 from harness.errors import HarnessError
 from harness.rank.probes.sketch import CHUNK_ELEMENTS, content_sum, partial_sketch
 from harness.record import WeightsPart
@@ -120,6 +122,30 @@ def combined(share: Share, engine: Engine) -> WeightsPart:
 def digest_weights(engine: Engine) -> WeightsPart:
     """Both in one; a collective."""
     return combined(digest_share(engine), engine)
+
+
+def moment_sums(engine: Engine) -> Mapping[str, tuple[float, float]] | None:
+    """By parameter, of what this rank holds of Adam's moments: sums of the squared first and of the second.
+
+    Those of all ranks add up to the parameter's: ranks that hold the same divide it. None: the engine does
+    not list its pieces, or keeps states in files. Nothing is communicated; states that are missing are made.
+    """
+    if engine.file_bytes() is not None:
+        return None
+    found = {}
+    try:
+        for piece in engine.pieces():
+            if MOMENTS[1] in piece.moments:
+                first, last = piece.own_range()
+                sums = torch.zeros(2, dtype=torch.float64, device=piece.weight.device)
+                moments = (piece.moments[name][first:last].split(CHUNK_ELEMENTS) for name in MOMENTS)
+                for one, other in zip(*moments, strict=True):
+                    sums[0] += real_numbers(one).double().square().sum()
+                    sums[1] += real_numbers(other).double().sum()
+                found[piece.name] = (float(sums[0]), float(sums[1]))
+    except Unsupported:
+        return None
+    return found
 
 
 def _pieces(engine: Engine) -> Iterator[Piece]:

@@ -122,3 +122,35 @@ def test_samples_that_differ_in_a_later_step_are_found() -> None:
     late = make_record(label="ddp", ranks=hash_sums(["01", "03", "05", "07"], ["02", "04", "05", "07"]))
     (difference,) = job_differences(single, late)
     assert (difference.field, difference.kind) == ("samples of step 2", "samples-repeated")
+
+
+def test_a_parameter_whose_gradients_have_a_factor_is_named_by_its_moments() -> None:
+    norms = [1.1 * norm for norm in NORMS]
+    moments = dict.fromkeys("abcdef", (1.0, 2.0))
+    reference = make_record().model_copy(update={"moment_norms": moments})
+    run = make_record(label="ddp", steps=make_steps(LOSSES, norms))
+    run = run.model_copy(update={"moment_norms": moments | {"c": (0.5, 1.0)}})
+    limits = measure_noise(reference, ()).tight
+    cause = explain(reference, run, limits)
+    assert cause.kind == "gradient-differs"
+    assert "gradients of c are 0.5 times as large as in the reference, beside all others" in cause.text
+    alike = run.model_copy(update={"moment_norms": dict.fromkeys(moments, (1.0, 2.2))})
+    assert "as large as" not in explain(reference, alike, limits).text
+
+
+def test_gradients_of_the_step_before_are_named() -> None:
+    norms = [NORMS[0], NORMS[0], NORMS[1], NORMS[2]]
+    cause = explained(make_record(label="ddp", steps=make_steps(LOSSES, norms)))
+    assert cause.kind == "gradient-differs"
+    assert cause.text.endswith("it is that of the step before: gradients come a step late")
+
+
+def test_where_updates_are_adams_gradients_differ() -> None:
+    norms = [*NORMS[:2], NORMS[2] * 1.01, NORMS[3] * 1.02]
+    parts = [part.model_copy(update={"audited_updates": 3}) for part in make_ranks(2)]
+    cause = explained(make_record(label="ddp", steps=make_steps(LOSSES, norms), ranks=parts))
+    assert cause.kind == "gradient-differs"
+    assert "every update that was looked at is what Adam makes of its gradient" in cause.text
+    some = [parts[0], parts[1].model_copy(update={"audited_updates": 2})]
+    cause = explained(make_record(label="ddp", steps=make_steps(LOSSES, norms), ranks=some))
+    assert cause.kind == "update-differs"

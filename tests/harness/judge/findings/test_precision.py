@@ -4,7 +4,7 @@ import pytest
 
 from harness.judge.comparison import Comparison
 from harness.judge.findings.finding import Finding
-from harness.record import BackendPart, Record
+from harness.record import BackendPart, ObservedPart, Record
 from tests.records import make_effective, make_record
 
 
@@ -72,3 +72,28 @@ def test_accumulation_that_the_library_does_not_share_with_the_loop() -> None:
     (finding,) = Comparison([make_record(), run("ddp", accumulation_steps=4)]).findings
     assert finding.id == "accumulation-differs"
     assert finding.values == {"asked": 1, "given": 4}
+
+
+def layers(label: str, precision: str, most: str, **otherwise: list[str]) -> Record:
+    seen = ObservedPart(compute_dtype=most, products_otherwise=otherwise)
+    return run(label, precision).model_copy(update={"observed": seen})
+
+
+@pytest.mark.parametrize(
+    ("precision", "most", "dtype", "named"),
+    [
+        ("bf16-mixed", "bfloat16", "float32", True),
+        ("fp32", "float32", "bfloat16", True),
+        ("bf16-mixed", "float32", "bfloat16", False),  # a library may cast more than autocast does
+    ],
+)
+def test_single_layers_in_another_dtype(precision: str, most: str, dtype: str, named: bool) -> None:
+    reference, given = layers("single", precision, most), layers("ddp", precision, most, **{dtype: ["a.b"]})
+    told = [f.message for f in Comparison([reference, given]).findings if f.id == "compute-dtype-differs"]
+    text = f"ddp on 2 ranks: dtype of computation differs in a.b: {dtype} against {most} in the reference"
+    assert told == ([text] if named else [])
+
+
+def test_layers_that_the_reference_computes_so_too_are_no_finding() -> None:
+    both = [layers(label, "bf16-mixed", "bfloat16", float32=["router"]) for label in ("single", "ddp")]
+    assert Comparison(both).findings == []

@@ -84,3 +84,16 @@ def test_nothing_is_said_where_no_parameter_was_seen_to_get_a_gradient() -> None
     watch.start()
     assert watch.end_step() is None
     assert watch.compute_dtype is None
+
+
+def test_layers_of_another_dtype_than_most_are_named() -> None:
+    modules = model("a", "b", "wide")
+    watch = ModuleWatch(modules)
+    watch.start()
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden = modules["b"](modules["a"](torch.ones(1, 2)))
+        with torch.autocast("cpu", enabled=False):
+            modules["wide"](hidden.float())
+    watch.stop()
+    assert watch.compute_dtype == "bfloat16"
+    assert watch.products_otherwise == {"float32": ["wide"]}

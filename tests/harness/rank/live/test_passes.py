@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from harness.rank.live.live_model import largest_dropout
 from harness.rank.live.passes import PassWatch, depends_on_mode
 
 
@@ -39,6 +40,25 @@ def test_a_second_backward_pass_counts_and_one_without_gradients_as_forward_alon
     loss.backward(retain_graph=True)
     loss.backward()
     assert watch.passes == (2, 2)
+
+
+def test_dropout_of_a_teacher_that_no_training_pass_trains_does_not_count() -> None:
+    model = Model()
+    watch = PassWatch(model)
+    model.drop.eval()
+    watch.look(model)
+    assert watch.never_trains() == {"drop"}
+    assert largest_dropout(model, watch.never_trains()) == 0.0
+    assert largest_dropout(model) == 0.5
+
+
+def test_dropout_that_rests_in_some_training_passes_counts() -> None:
+    model = Model()
+    watch = PassWatch(model)
+    watch.look(model)
+    model.eval()
+    watch.look(model)
+    assert watch.never_trains() == set()
 
 
 def test_modes_are_named_where_they_do_not_fit_the_pass() -> None:

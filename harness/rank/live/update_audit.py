@@ -1,0 +1,399 @@
+"""Whether updates are what Adam makes of gradients: samples of weights and moments, held from step to step.
+
+First moments of before and after an update hold its gradient. With the constants in force that gives the
+second ones, and all of them the weights: Kingma and Ba, 'Adam', 2015; Loshchilov and Hutter, 'Decoupled
+weight decay regularization', 2019. Nothing here works while a step is timed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy
+import numpy.typing
+import torch
+from torch import Tensor
+
+from harness.backends.optimizer.gradients import local_shard
+from harness.backends.piece import MOMENTS, Piece
+from harness.record.ranks import OddUpdate, OddUpdatePart
+
+Values: TypeAlias = numpy.typing.NDArray[numpy.float64]
+Odd: TypeAlias = numpy.typing.NDArray[numpy.bool_]
+MOST_TENSORS, MOST_ELEMENTS = 64, 1024
+"""Of a rank, those evenly spaced are looked at."""
+MOST_SUMMED = 2**27
+"""Elements of a rank's states that are added up after each step."""
+MOST_NAMES = 20
+UNIT = 2.0**-23
+"""Relative spacing of fp32."""
+MARGIN = 4.0
+"""Times what the roundings of one update can add up to: libraries order its products differently."""
+Told: TypeAlias = tuple[OddUpdate, float | None, float | None, Odd]
+"""What an update did, the figure that it shows and the one due, where."""
+LEAST_ODD, FEW = 3, 0.02
+"""Elements that must be odd before a tensor is; of them, as many as may be left beside a cause."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """In force in one update."""
+
+    rate: float
+    beta1: float
+    beta2: float
+    eps: float
+    decay: float
+    """Of the weights themselves; 0 where it is part of the gradient."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """Elements of one tensor that an optimizer updates, at the end of a step."""
+
+    weight: Values
+    first: Values
+    second: Values
+    updates: int
+    constants: Constants
+    places: range
+    """Of the elements, in the flattened tensor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A tensor that an optimizer updates, with its states and the group that it lies in."""
+
+    tensor: Tensor
+    state: Mapping[str, Any]
+    group: Mapping[str, Any]
+    share: float | None = 1.0
+    """Of its elements that this rank counts, where others hold them too; None: not known."""
+
+
+class UpdateAudit:
+    """Of the optimizer of one rank; `look` stands behind each step."""
+
+    def __init__(self, *, decoupled: bool) -> None:
+        """decoupled: whether weight decay leaves the gradient alone, as in AdamW."""
+        self._decoupled = decoupled
+        self._before: dict[int, Sample] = {}
+        self._taken: dict[int, tuple[int, int]] = {}
+        self._sums: dict[int, _Sum] = {}
+        self.updates = 0
+        """How many were looked at."""
+        self.odd: OddUpdatePart | None = None
+        """The first that is something else."""
+
+    def look(self, held: Iterable[Held], step: int, pieces: Callable[[], Iterable[Piece]]) -> None:
+        """Compare what these hold with the step before. pieces: of the weights of this rank, to name them."""
+        tensors = list(held)
+        now: dict[int, Sample] = {}
+        odd: list[tuple[Held, Sample, Told]] = []
+        for one in tensors[:: 1 + len(tensors) // MOST_TENSORS]:
+            if (sample := _sample(one, decoupled=self._decoupled)) is not None:
+                key = id(one.tensor)
+                taken, then = self._taken.get(key, (0, step))
+                told = unlike(self._before.get(key), sample, taken, step - then) if not self.odd else None
+                now[key], self._taken[key] = sample, (sample.updates, step)
+                odd += [] if told is None else [(one, sample, told)]
+        if odd:
+            counts = Counter[OddUpdate]()
+            for *_, told in odd:
+                counts[told[0]] += int(told[3].sum())
+            kind, _ = counts.most_common(1)[0]
+            alike = [one for one in odd if one[2][0] == kind]
+            _, given, due, _ = alike[0][2]
+            everywhere = len(alike) == len(now) and all(told[3].all() for *_, told in alike)
+            names = [] if everywhere else list(_names(alike, pieces()))[:MOST_NAMES]
+            self.odd = OddUpdatePart(step=step, kind=kind, given=given, due=due, parameters=names)
+        self.updates += bool(self._before.keys() & now.keys())
+        self._before = now
+
+    def squares(self, held: Iterable[Held]) -> float | None:
+        """Sum of the squared gradients of the update that was just made; None: not known.
+
+        That of the second moments moves towards it: in each update by one minus beta2 of the way.
+        """
+        tensors = list(held)
+        count = sum(local_shard(one.tensor.detach()).numel() for one in tensors)
+        if not self._decoupled or not tensors or count > MOST_SUMMED:
+            return None
+        before, self._sums = self._sums, {}
+        states = [one.state.get(MOMENTS[1]) for one in tensors]
+        second = [local_shard(s.detach()) for s in states if isinstance(s, Tensor)]
+        if len(second) < len(tensors) or not all(map(_plain, second)):
+            return None
+        totals = torch.stack([s.sum(dtype=torch.float64).cpu() for s in second]).tolist()
+        parts = [self._added(*pair, before) for pair in zip(tensors, totals, strict=True)]
+        known = [part for part in parts if part is not None]
+        total = math.fsum(known)
+        return total if len(known) == len(parts) and 0 <= total < math.inf else None
+
+    def _added(self, one: Held, total: float, before: Mapping[int, _Sum]) -> float | None:
+        """What one tensor adds to that sum."""
+        updates, betas = one.state.get("step"), one.group.get("betas")
+        if one.share is None or updates is None or betas is None or one.group.get("amsgrad"):
+            return None
+        now = self._sums[id(one.tensor)] = _Sum(total=total, updates=int(updates), beta2=float(betas[1]))
+        old = before.get(id(one.tensor), _Sum(total=0.0, updates=0, beta2=now.beta2))
+        if now.updates == old.updates:
+            return 0.0
+        if now.updates != old.updates + 1 or now.beta2 != old.beta2:
+            return None
+        return one.share * (now.total - now.beta2 * old.total) / (1.0 - now.beta2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sum:
+    """Of the second moments of one tensor."""
+
+    total: float
+    updates: int
+    beta2: float
+
+
+def _sample(held: Held, *, decoupled: bool) -> Sample | None:
+    """None: its states are not Adam's, not in fp32, or not here."""
+    states = [held.state.get(name) for name in MOMENTS]
+    group, updates = held.group, held.state.get("step")
+    tensors = [local_shard(t.detach()) for t in (held.tensor, *states) if isinstance(t, Tensor)]
+    if len(tensors) < 3 or updates is None or group.get("amsgrad") or "betas" not in group:
+        return None
+    count = tensors[0].numel()
+    if not count or any(t.numel() != count or not _plain(t) for t in tensors):
+        return None
+    stride = max(1, count // MOST_ELEMENTS)
+    stride += stride > 1 and stride % 2 == 0  # rows are even
+    values = [t.view(-1)[::stride].double().cpu().numpy().copy() for t in tensors]
+    return Sample(
+        weight=values[0], first=values[1], second=values[2], updates=int(updates),
+        places=range(0, count, stride),
+        constants=Constants(
+            rate=float(group["lr"]), beta1=float(group["betas"][0]), beta2=float(group["betas"][1]),
+            eps=float(group["eps"]), decay=float(group.get("weight_decay", 0.0)) if decoupled else 0.0,
+        ),
+    )  # fmt: skip
+
+
+def _plain(tensor: Tensor) -> bool:
+    """Whether its values can be read as they are."""
+    usual = type(tensor) in (Tensor, torch.nn.Parameter)
+    return usual and tensor.dtype == torch.float32 and tensor.is_contiguous() and not tensor.is_meta
+
+
+def _names(odd: Iterable[tuple[Held, Sample, Told]], pieces: Iterable[Piece]) -> Iterator[str]:
+    """Of the parameters that the odd elements of what an optimizer holds belong to."""
+    addresses = [
+        local_shard(one.tensor.detach()).data_ptr() + 4 * sample.places[int(place)]
+        for one, sample, told in odd
+        for place in numpy.flatnonzero(told[3])
+    ]
+    places = numpy.sort(numpy.array(addresses))
+    for piece in pieces:
+        first = piece.weight.data_ptr()
+        begin, end = numpy.searchsorted(places, [first, first + 4 * piece.weight.numel()])
+        if begin < end:
+            yield piece.name
+
+
+def unlike(before: Sample | None, after: Sample, taken: int = 0, steps: int = 1) -> Told | None:
+    """None: the update is sound. taken: updates that were counted when states were last seen, so many steps
+    before."""
+    if after.updates < taken or (before is None and 0 < after.updates == taken):
+        everywhere = numpy.ones_like(after.first, dtype=bool)
+        return "begun-anew", float(after.updates), float(taken + steps), everywhere
+    if before is None:
+        zeros = numpy.zeros_like(after.first)
+        sound = None if after.updates != 1 else odd_moments(zeros, zeros, after)
+        return None if sound is None else _why_moments(zeros, zeros, after, sound)
+    if after.updates != before.updates + 1:
+        return None
+    # A constant may change between the update and the end of its step.
+    earlier = replace(before.constants, rate=after.constants.rate)
+    for constants in (after.constants, earlier, before.constants):
+        of_moments = odd_moments(before.first, before.second, replace(after, constants=constants))
+        if of_moments is None and odd_weights(before, after, constants) is None:
+            return None
+    of_moments = odd_moments(before.first, before.second, after)
+    if of_moments is not None:
+        return _why_moments(before.first, before.second, after, of_moments)
+    of_weights = odd_weights(before, after, after.constants)
+    return None if of_weights is None else _why_weights(before, after, of_weights)
+
+
+def _gradient(first: Values, after: Sample) -> tuple[Values, Values]:
+    """What moved the first moments, and how far roundings may have moved it."""
+    rest = 1.0 - after.constants.beta1
+    gradient = (after.first - after.constants.beta1 * first) / rest
+    return gradient, 6 * UNIT * (abs(first) + abs(after.first)) / rest
+
+
+def _second_moments(gradient: Values, error: Values, second: Values, beta2: float) -> tuple[Values, Values]:
+    """As they should be, and how far they may lie from that."""
+    added = (1.0 - beta2) * gradient**2
+    due = beta2 * second + added
+    bound = (1.0 - beta2) * (2 * abs(gradient) * error + error**2) + 6 * UNIT * due
+    return due, MARGIN * bound + 1e-37
+
+
+def odd_moments(first: Values, second: Values, after: Sample) -> Odd | None:
+    """Elements whose moments do not fit each other; None: hardly any. first, second: of before."""
+    due, allowed = _second_moments(*_gradient(first, after), second, after.constants.beta2)
+    return _mostly(abs(after.second - due) > allowed)
+
+
+def _mostly(odd: Odd) -> Odd | None:
+    return odd if odd.sum() >= min(LEAST_ODD, odd.size) else None
+
+
+def _fits(odd: Odd, distance: Values, allowed: Values) -> bool:
+    """Whether hardly any of the odd elements is left."""
+    return bool((distance > allowed)[odd].sum() <= FEW * odd.sum())
+
+
+def _why_moments(first: Values, second: Values, after: Sample, odd: Odd) -> Told:
+    low = _low_precision(after.first[odd], after.second[odd])
+    if low is not None:
+        return "moments-rounded", low, None, odd
+    zeros, beta2 = numpy.zeros_like(first), after.constants.beta2
+    due, allowed = _second_moments(*_gradient(zeros, after), zeros, beta2)
+    if first.any() and _fits(odd, abs(after.second - due), allowed):
+        return "moments-lost", None, None, odd
+    gradient, error = _gradient(first, after)
+    with numpy.errstate(all="ignore"):
+        other = _median((after.second - gradient**2) / (second - gradient**2), odd)
+    if other is not None and 0 <= other <= 1:
+        due, allowed = _second_moments(gradient, error, second, other)
+        if _fits(odd, abs(after.second - due), 2 * allowed):
+            return "beta2", other, beta2, odd
+    return "moments", None, None, odd
+
+
+def _median(values: Values, odd: Odd) -> float | None:
+    known = values[odd & numpy.isfinite(values)]
+    return float(numpy.median(known)) if known.size else None
+
+
+LOW_BITS = (8, 11)
+"""Significant bits of bfloat16 and float16, the hidden one included."""
+
+
+def _low_precision(*of_values: Values) -> int | None:
+    """Bits of the low precision that holds all values; None: none does."""
+    values = numpy.concatenate(of_values)
+    mantissas, _ = numpy.frexp(values[values != 0])
+    for bits in LOW_BITS:
+        scaled = mantissas * 2.0**bits
+        if scaled.size >= LEAST_ODD and bool((scaled == numpy.round(scaled)).all()):
+            return bits
+    return None
+
+
+Move = Callable[[Sample, Constants], Values]
+
+
+def adam(after: Sample, constants: Constants) -> Values:
+    """How far an update moves weights beside their decay, over the learning rate."""
+    first, second = corrected(after, constants)
+    return -first / (numpy.sqrt(second) + constants.eps)
+
+
+def corrected(after: Sample, constants: Constants) -> tuple[Values, Values]:
+    """Moments without the bias of their beginning at zero."""
+    first = after.first / (1.0 - constants.beta1**after.updates)
+    return first, after.second / (1.0 - constants.beta2**after.updates)
+
+
+def _root_with_eps(after: Sample, constants: Constants) -> Values:
+    first, second = corrected(after, constants)
+    return -first / numpy.sqrt(second + constants.eps)
+
+
+def _uncorrected(after: Sample, constants: Constants) -> Values:
+    return -after.first / (numpy.sqrt(after.second) + constants.eps)
+
+
+def _first_uncorrected(after: Sample, constants: Constants) -> Values:
+    _, second = corrected(after, constants)
+    return -after.first / (numpy.sqrt(second) + constants.eps)
+
+
+def _second_uncorrected(after: Sample, constants: Constants) -> Values:
+    first, _ = corrected(after, constants)
+    return -first / (numpy.sqrt(after.second) + constants.eps)
+
+
+OTHERWISE: dict[OddUpdate, Move] = {
+    "eps-in-root": _root_with_eps,
+    "bias-uncorrected": _uncorrected,
+    "first-uncorrected": _first_uncorrected,
+    "second-uncorrected": _second_uncorrected,
+}
+"""Ways in which an update may be computed instead."""
+
+
+def _distance(before: Sample, after: Sample, constants: Constants, move: Move) -> tuple[Values, Values]:
+    """Of the weights from what they should be, and how far they may lie from that."""
+    step = constants.rate * move(after, constants)
+    due = before.weight * (1.0 - constants.rate * constants.decay) + step
+    bound = UNIT * (abs(before.weight) + abs(after.weight)) + 16 * UNIT * abs(step)
+    return abs(after.weight - due), MARGIN * bound
+
+
+def odd_weights(before: Sample, after: Sample, constants: Constants) -> Odd | None:
+    """Elements that these constants do not explain; None: hardly any."""
+    distance, allowed = _distance(before, after, constants, adam)
+    return _mostly(distance > allowed)
+
+
+def _why_weights(before: Sample, after: Sample, odd: Odd) -> Told:
+    constants = after.constants
+    if bool((after.weight == before.weight)[odd].all()):
+        return "stood-still", None, None, odd
+    for kind, move in OTHERWISE.items():
+        if _fits(odd, *_distance(before, after, constants, move)):
+            return kind, None, None, odd
+    low = _low_precision(after.weight[odd])
+    if low is not None:
+        return "weights-rounded", low, None, odd
+    for kind, given, due, moved, altered in _of_figures(before, after, odd):
+        if given is not None and math.isfinite(given):
+            distance, allowed = _distance(before, after, altered(given), moved)
+            if _fits(odd, distance, 2 * allowed):
+                return kind, given, due, odd
+    return "weights", None, None, odd
+
+
+Fitted: TypeAlias = tuple[OddUpdate, float | None, float, Move, Callable[[float], Constants]]
+
+
+def _of_figures(before: Sample, after: Sample, odd: Odd) -> Iterator[Fitted]:
+    """Constants that the moved weights show, where they are not those in force."""
+    constants = after.constants
+    move = constants.rate * adam(after, constants)
+    decayed = before.weight * (1.0 - constants.rate * constants.decay)
+    first, second = corrected(after, constants)
+    large = odd & (abs(before.weight) >= numpy.median(abs(before.weight[odd])))
+    far = odd & (abs(move) >= numpy.median(abs(move[odd])))
+    with numpy.errstate(all="ignore"):
+        decay = _median((before.weight + move - after.weight) / (constants.rate * before.weight), large)
+        factor = _median((after.weight - decayed) / move, far)
+        whole = _median((after.weight - before.weight) / (move + decayed - before.weight), far)
+        eps = _median(constants.rate * first / (decayed - after.weight) - numpy.sqrt(second), far)
+    yield "decay", decay, constants.decay, adam, lambda given: replace(constants, decay=given)
+    yield (
+        "factor",
+        factor,
+        1.0,
+        adam,
+        lambda given: replace(
+            constants, rate=constants.rate * given, decay=constants.decay / given if given else 0.0
+        ),
+    )
+    yield "factor", whole, 1.0, adam, lambda given: replace(constants, rate=constants.rate * given)
+    yield "eps", eps, constants.eps, adam, lambda given: replace(constants, eps=given)

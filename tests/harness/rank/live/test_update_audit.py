@@ -1,0 +1,201 @@
+"""Updates are computed again from weights and moments, and what else happened is named by what they show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from harness.backends.piece import Piece
+from harness.rank.live.update_audit import Held, UpdateAudit
+from harness.record import OddUpdatePart
+
+Spoil = Callable[[torch.optim.Optimizer], None]
+STEPS, ODD_STEP = 6, 3
+
+
+class Own(torch.optim.AdamW):
+    """AdamW by hand; each attribute is a way to get it wrong."""
+
+    inside = False
+    corrects = (True, True)
+    decays = 1.0
+    beta2: float | None = None
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            beta2 = self.beta2 or beta2
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state |= {"step": torch.zeros(()), "exp_avg": torch.zeros_like(p)}
+                    state["exp_avg_sq"] = torch.zeros_like(p)
+                state["step"] += 1
+                state["exp_avg"].lerp_(p.grad, 1 - beta1)
+                state["exp_avg_sq"].mul_(beta2).addcmul_(p.grad, p.grad, value=1 - beta2)
+                first, second = state["exp_avg"], state["exp_avg_sq"]
+                first = first / (1 - beta1 ** float(state["step"])) if self.corrects[0] else first
+                second = second / (1 - beta2 ** float(state["step"])) if self.corrects[1] else second
+                p.mul_(1 - group["lr"] * group["weight_decay"] * self.decays)
+                size = (second + group["eps"]).sqrt() if self.inside else second.sqrt() + group["eps"]
+                p.sub_(group["lr"] * first / size)
+
+
+def audited(
+    kind: type[torch.optim.Optimizer] = torch.optim.AdamW,
+    spoil: Spoil | None = None,
+    *,
+    on: int = ODD_STEP,
+    **constants: float,
+) -> OddUpdatePart | None:
+    """Of a training of two matrices of which `spoil` changes something after a step."""
+    generator = torch.Generator().manual_seed(0)
+    weights = [nn.Parameter(torch.randn(20, 30, generator=generator)) for _ in range(2)]
+    decays = {"weight_decay": 0.1} | constants
+    optimizer = kind([{"params": weights, **decays}], lr=1e-2, betas=(0.9, 0.95), eps=1e-8)  # type: ignore[call-arg]
+    audit = UpdateAudit(decoupled=kind is not torch.optim.Adam)
+
+    def pieces() -> list[Piece]:
+        return [
+            Piece(name=name, shape=(20, 30), start=0, weight=w.detach().view(-1), moments={})
+            for name, w in zip("ab", weights, strict=True)
+        ]
+
+    for step in range(STEPS):
+        for weight in weights:
+            weight.grad = torch.randn(20, 30, generator=generator) * 10.0 ** -(3 + step % 3)
+        optimizer.param_groups[0]["lr"] = 1e-2 / (1 + step)
+        optimizer.step()
+        if spoil is not None and step == on:
+            spoil(optimizer)
+        held = [Held(tensor=w, state=optimizer.state[w], group=optimizer.param_groups[0]) for w in weights]
+        audit.look(held, step, pieces)
+    assert audit.updates >= STEPS - 3
+    return audit.odd
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam, Own])
+def test_sound_updates_are_not_odd(kind: type[torch.optim.Optimizer]) -> None:
+    assert audited(kind) is None
+
+
+@pytest.mark.parametrize(("name", "value"), [("weight_decay", 5.0), ("betas", (0.9, 0.5)), ("eps", 1e-3)])
+def test_a_constant_that_changes_behind_an_update_is_not_odd(name: str, value: object) -> None:
+    def change(optimizer: torch.optim.Optimizer) -> None:
+        optimizer.param_groups[0][name] = value
+
+    assert audited(spoil=change) is None
+
+
+@pytest.mark.parametrize(
+    ("attributes", "kind"),
+    [
+        ({"inside": True}, "eps-in-root"),
+        ({"corrects": (False, False)}, "bias-uncorrected"),
+        ({"corrects": (False, True)}, "first-uncorrected"),
+        ({"corrects": (True, False)}, "second-uncorrected"),
+    ],
+)
+def test_another_formula_is_named(attributes: dict[str, object], kind: str) -> None:
+    found = audited(type("Wrong", (Own,), attributes))
+    assert found is not None
+    assert (found.kind, found.step, found.parameters) == (kind, 1, [])
+
+
+def test_other_constants_are_named_with_their_value() -> None:
+    decay = audited(type("Wrong", (Own,), {"decays": 0.0}))
+    assert decay is not None
+    assert (decay.kind, decay.due) == ("decay", 0.1)
+    assert decay.given == pytest.approx(0.0, abs=1e-3)
+    beta2 = audited(type("Wrong", (Own,), {"beta2": 0.999}))
+    assert beta2 is not None
+    assert (beta2.kind, beta2.step, beta2.due) == ("beta2", 0, 0.95)
+    assert beta2.given == pytest.approx(0.999, abs=1e-4)
+
+
+def _lose(optimizer: torch.optim.Optimizer) -> None:
+    for state in optimizer.state.values():
+        state["exp_avg"].zero_()
+        state["exp_avg_sq"].zero_()
+
+
+def _round_moments(optimizer: torch.optim.Optimizer) -> None:
+    for state in optimizer.state.values():
+        for name in ("exp_avg", "exp_avg_sq"):
+            state[name].copy_(state[name].bfloat16())
+
+
+@torch.no_grad()
+def _round_weights(optimizer: torch.optim.Optimizer) -> None:
+    for parameter in optimizer.state:
+        parameter.copy_(parameter.bfloat16())  # type: ignore[attr-defined]
+
+
+@torch.no_grad()
+def _pull(optimizer: torch.optim.Optimizer) -> None:
+    for parameter in optimizer.state:
+        parameter.mul_(0.9).add_(0.01)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind", "given"),
+    [
+        (_lose, "moments-lost", None),
+        (_round_moments, "moments-rounded", 8),
+        (_round_weights, "weights-rounded", 8),
+        (_pull, "weights", None),
+    ],
+)
+def test_what_else_changes_states_is_named(spoil: Spoil, kind: str, given: int | None) -> None:
+    found = audited(spoil=spoil)
+    assert found is not None
+    assert (found.kind, found.step, found.given) == (kind, ODD_STEP, given)
+
+
+def test_weights_that_an_update_leaves_are_named() -> None:
+    class Still(Own):
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
+            before = [p.detach().clone() for p in self.param_groups[0]["params"]]
+            super().step()
+            with torch.no_grad():
+                for parameter, old in zip(self.param_groups[0]["params"], before, strict=True):
+                    parameter.copy_(old)
+
+    found = audited(Still)
+    assert found is not None
+    assert (found.kind, found.step) == ("stood-still", 1)
+
+
+def test_states_that_begin_anew_are_named() -> None:
+    def set_back(optimizer: torch.optim.Optimizer) -> None:
+        for state in optimizer.state.values():
+            state["step"].fill_(1)
+
+    def remove(optimizer: torch.optim.Optimizer) -> None:
+        optimizer.state.clear()
+
+    found = audited(spoil=set_back)
+    assert found is not None
+    assert (found.kind, found.step, found.given, found.due) == ("begun-anew", ODD_STEP, 1.0, ODD_STEP + 1)
+    found = audited(spoil=remove)
+    assert found is not None
+    assert (found.kind, found.step, found.given, found.due) == ("begun-anew", ODD_STEP + 1, 1.0, ODD_STEP + 2)
+
+
+def test_second_moments_tell_the_norm_of_the_gradient_of_every_update() -> None:
+    weight, generator = nn.Parameter(torch.ones(40)), torch.Generator().manual_seed(0)
+    optimizer = torch.optim.AdamW([weight], lr=1e-3, betas=(0.9, 0.95))
+    audit = UpdateAudit(decoupled=True)
+    for step in range(STEPS):
+        weight.grad = torch.randn(40, generator=generator)
+        optimizer.step()
+        held = [
+            Held(tensor=weight, state=optimizer.state[weight], group=optimizer.param_groups[0], share=0.5)
+        ]
+        due = 0.5 * float(weight.grad.double().square().sum())
+        assert audit.squares(held) == pytest.approx(due, rel=1e-5), step
+        assert audit.squares(held) == 0.0, "no update was made since"
