@@ -280,7 +280,7 @@ SHAPES = [
           settings=(*further("depth"), "evaluation.every_steps=2", "evaluation.samples=10")),
     Shape(name="adapters of one's own, accumulated", fault="LastMicroStepSkipped",
           settings=(*further("adapters"), ACCUMULATED), true=("frozen-weights-reduced of fsdp1",),
-          labels=("ddp", "zero2", "zero3", "fsdp1")),
+          labels=("ddp", "zero2", "zero3", "fsdp", "fsdp1")),
     Shape(name="two tasks that weigh themselves", fault="ScheduleOncePerProcess",
           settings=further("tasks", "of_tasks"), labels=("ddp", "zero1", "zero2")),
     # ZeRO and FSDP pass through copies of the weights: what passes do to these no update sees.

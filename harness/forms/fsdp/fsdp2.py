@@ -222,6 +222,9 @@ def reshards_root(workload: Workload) -> bool:
 def _units(workload: Workload, *, reshards: bool, reshards_root: bool) -> list[GatherUnit]:
     named = workload.layout.units()
     found = [(tensors, not reshards, False) for name, tensors in named if name]
+    if found and len(found) == len(named) and workload.strategy.route != "trainer":
+        # No root that stays gathered to the end comes after the last block.
+        found[-1] = (found[-1][0], not reshards, reshards)
     if workload.strategy.through_accelerate:
         # Trainer leaves `set_is_last_backward` alone: each backward pass gives back what it gathered.
         by_trainer = workload.strategy.route == "trainer"

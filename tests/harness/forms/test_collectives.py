@@ -1,5 +1,7 @@
 """Single terms, counted by hand on shapes that do not divide."""
 
+from dataclasses import replace
+
 import pytest
 
 from harness.backends.registry import strategy_of
@@ -151,6 +153,17 @@ def test_fsdp1_grad_op_gathers_once_per_step_and_fsdp2_in_every_micro_step() -> 
     workload = small_workload((6, 2), (4, 2), accumulation_steps=3)
     assert payload("fsdp1-grad-op", workload, "forward", "all_gather") == 20 * 4
     assert payload("fsdp-grad-op", workload, "forward", "all_gather") == 3 * 20 * 4
+
+
+def test_the_last_block_is_gathered_once_more_by_each_further_micro_step_that_no_root_follows() -> None:
+    with_root = small_workload((2, 1), (6, 2), (4, 2), accumulation_steps=3)
+    layout = replace(with_root.layout, parameters=with_root.layout.parameters[1:])
+    without = replace(with_root, layout=layout)
+    assert payload("fsdp", with_root, "backward", "all_gather") == 3 * (2 + 12 + 8) * 4
+    assert payload("fsdp", without, "backward", "all_gather") == (3 * (12 + 8) + 2 * 8) * 4
+    # The third micro-step finds it gathered.
+    assert payload("fsdp", without, "forward", "all_gather") == (3 * 12 + 2 * 8) * 4
+    assert payload("fsdp-grad-op", without, "backward", "all_gather") == 0
 
 
 def test_hybrid_reduces_its_shard_across_replicas() -> None:
