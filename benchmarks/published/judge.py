@@ -17,7 +17,7 @@ from harness.plan.devices.limits import MemoryVerdict
 from harness.plan.memory import MemoryPrediction, predict_memory
 from harness.plan.scenario import Scenario
 from harness.plan.time.speed import predict_speed
-from harness.plan.trust import kind_of
+from harness.plan.trust import crosses_pcie, kind_of
 
 FULLY_SPECIFIED = "A"
 """Tier: memory and throughput measured, all that decides them is said."""
@@ -167,6 +167,7 @@ def errors_of(judged: Iterable[Judged]) -> list[dict[str, Any]]:
             "tokens": int(one.row.seq_len),
             "compiled": one.row.compile.lower() == "true",
             "checkpointed": bool(one.mapped.scenario.job.training.activation_checkpointing),
+            "pcie": crosses_pcie(one.mapped.scenario),
             "memory": _rounded(one.memory_error), "speed": _rounded(one.speed_error),
         }
         for one in judged

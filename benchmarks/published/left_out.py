@@ -29,7 +29,7 @@ CHIPS = {"H200": "H100", "GH200": "H100", "H800": "H100", "A800": "A100"}
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A published run of full training whose samples are not short: the matrix rate decides its speed."""
+    """A published run whose samples are not short: the matrix rate decides its speed."""
 
     mapped: Mapped
 
@@ -47,9 +47,15 @@ class Run:
         return self.mapped.row.source
 
     @property
+    def is_adapted(self) -> bool:
+        """Whether adapters alone were trained."""
+        return "lora" in self.mapped.row.method.lower()
+
+    @property
     def chip(self) -> str:
         assert self._scenario.device is not None
-        name = self._scenario.device.name.partition("-")[0]
+        name = self._scenario.device.name
+        name = name if name.startswith("RTX") else name.partition("-")[0]
         return CHIPS.get(name, name)
 
     def error(self, share: float | None = None) -> float:
@@ -72,7 +78,7 @@ def _counts(one: Mapped) -> bool:
     row, scenario = one.row, one.scenario
     if scenario is None or scenario.device is None or one.speed_not_covered or row.tokens_per_second is None:
         return False
-    if "lora" in row.method.lower() or int(row.seq_len) < SHORT_TOKENS:
+    if int(row.seq_len) < SHORT_TOKENS:
         return False
     with suppress(HarnessError):
         return Run(mapped=one).error() > -1
@@ -104,12 +110,12 @@ class LeftOut:
     """The same by what the others sustain."""
 
 
-def left_out(runs: Sequence[Run]) -> list[LeftOut]:
-    """Every source with at least one other to predict it from."""
+def left_out(runs: Sequence[Run], beside: Sequence[Run] = ()) -> list[LeftOut]:
+    """Every source with at least one other to predict it from; `beside`: runs to predict from besides."""
     found = []
     for chip, source in sorted({(run.chip, run.source) for run in runs}):
         own = [run for run in runs if (run.chip, run.source) == (chip, source)]
-        elsewhere = [run for run in runs if run.source != source]
+        elsewhere = [run for run in (*runs, *beside) if run.source != source]
         others = [run for run in elsewhere if run.chip == chip] or elsewhere
         if others:
             share = fitted_share(others)
@@ -131,13 +137,25 @@ INTRODUCTION = """\
 What training sustains of the best matrix rate is the constant of the time model that published runs decide.
 Here it is fitted to each source's runs on a chip, so that half of them are predicted too fast, and each
 source is predicted by what is fitted to the runs of all other sources on its chip (on all chips where it is
-the only one there). Runs of full training on samples of 1,024 tokens and more, from `published_runs.csv`.
+the only one there). Runs on samples of 1,024 tokens and more, from `published_runs.csv`.
 `python -m benchmarks.published.left_out` writes this page again.
+
+## Full training
+"""
+ADAPTED = """\
+## LoRA and QLoRA
+
+From what runs of full training and adapters of all other sources sustain. Machines whose GPUs have PCIe alone
+between them (RTX, A5000, A6000) wait for it: their own share says how long, not what their matrices do.
 """
 
 
-def text(found: Sequence[LeftOut]) -> str:
+def text(full: Sequence[LeftOut], adapted: Sequence[LeftOut]) -> str:
     """The page as Markdown."""
+    return f"{INTRODUCTION}\n{_table(full)}\n{ADAPTED}\n{_table(adapted)}"
+
+
+def _table(found: Sequence[LeftOut]) -> str:
     rows = [
         [
             one.chip, one.source, len(one.errors), f"{one.own:.2f}", f"{one.others:.2f}",
@@ -151,7 +169,7 @@ def text(found: Sequence[LeftOut]) -> str:
         "chip", "source", "runs", "its share", "share of the others", "shipped: median error", "bias",
         "left out: median error", "bias",
     ]  # fmt: skip
-    return f"{INTRODUCTION}\n{tabulate(rows, heads, tablefmt='github', disable_numparse=True)}\n"
+    return tabulate(rows, heads, tablefmt="github", disable_numparse=True) + "\n"
 
 
 def _error(errors: Sequence[float]) -> tuple[str, str]:
@@ -161,7 +179,8 @@ def _error(errors: Sequence[float]) -> tuple[str, str]:
 def main() -> None:
     """Fit, predict, write the page."""
     runs = runs_of(map(map_row, read_rows(HERE / "published_runs.csv")))
-    PAGE.write_text(text(left_out(runs)), encoding="utf-8")
+    full, adapted = ([run for run in runs if run.is_adapted == kind] for kind in (False, True))
+    PAGE.write_text(text(left_out(full), left_out(adapted, full)), encoding="utf-8")
 
 
 if __name__ == "__main__":

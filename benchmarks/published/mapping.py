@@ -136,6 +136,10 @@ def _not_covered(row: Row) -> str | None:
     return None
 
 
+SILENT = ("as ", "not said")
+"""How a column begins whose page leaves it open."""
+
+
 @cache
 def settings() -> dict[str, dict[str, Any]]:
     """What the programs of some sources did."""
@@ -153,7 +157,10 @@ def completed(row: Row) -> Row:
         for name, key in (("micro_batch", "micro_batch"), ("gpu", "gpu"), ("model", "models"))
         if row.id in own.get(key, {})
     }
-    silent = not row.activation_ckpt or row.activation_ckpt.startswith("as ")
+    if row.micro_batch and row.tokens_per_second and "micro_batch" in changes:  # from seconds of a step
+        samples = int(changes["micro_batch"]) / int(row.micro_batch)
+        changes["tokens_per_s_per_gpu"] = f"{row.tokens_per_second * samples:.4f}"
+    silent = not row.activation_ckpt or row.activation_ckpt.startswith(SILENT)
     if "activation_ckpt" in own and silent and row.id not in own.get("not_said", ()):
         changes["activation_ckpt"] = own["activation_ckpt"]
     return replace(row, **changes)
@@ -215,7 +222,7 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
     assumptions: list[str] = []
     backend, checkpointing = _backend(row), _checkpointing(row)
     strategy = _strategy(backend)
-    precision = _precision(row.precision, strategy)
+    precision = _precision(settings().get(row.source, {}).get("precision", row.precision), strategy)
     if row.source == "fms-acceleration" and precision == "bf16-mixed" and strategy.family == "single":
         precision = "bf16"
         assumptions.append("weights loaded in bf16, which Accelerate widens under FSDP alone")
@@ -263,7 +270,10 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
         assumptions.append(REDUCED_EVERY_MICRO_STEP[row.source])
     if not row.grad_accum:
         assumptions.append("no accumulation")
-    if why := settings().get(row.source, {}).get("why"):
+    own_words = settings().get(row.source, {})
+    if why := own_words.get("why"):
+        assumptions.append(why)
+    if row.id in own_words.get("micro_batch", {}) and (why := own_words.get("why_micro_batch")):
         assumptions.append(why)
     if row.compile.lower() == "true":
         assumptions.append("compiled code holds what eager code does")
@@ -292,11 +302,18 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
         row=row,
         scenario=scenario,
         constants=constants,
-        bounded=not row.activation_ckpt or row.activation_ckpt.lower().startswith(("as ", "not said")),
-        speed_not_covered="float8's rates" if "float8" in row.precision or "FP8" in row.precision else None,
+        bounded=not row.activation_ckpt or row.activation_ckpt.lower().startswith(SILENT),
+        speed_not_covered=_speed_not_covered(row, strategy),
         memory_not_covered=next(own, None) or _other_attention(scenario),
         assumptions=tuple(assumptions),
     )
+
+
+def _speed_not_covered(row: Row, strategy: StrategyKind) -> str | None:
+    if "float8" in row.precision or "FP8" in row.precision:
+        return "float8's rates"
+    slow = settings().get(row.source, {}).get("unknown_lanes", {})
+    return next((why for gpu, why in slow.items() if gpu in row.gpu and strategy.stage == 3), None)
 
 
 def _gpu(text: str) -> str:

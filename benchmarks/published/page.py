@@ -249,14 +249,19 @@ def _not_covered(judged: Sequence[Judged]) -> str:
     """Reasons with the rows by name."""
     reasons: dict[str, list[str]] = {}
     memory: dict[str, list[str]] = {}
+    speed: dict[str, list[str]] = {}
     for one in judged:
+        if one.mapped.speed_not_covered is not None:
+            speed.setdefault(one.mapped.speed_not_covered, []).append(one.row.id)
         if one.mapped.not_covered is not None:
             reasons.setdefault(one.mapped.not_covered, []).append(one.row.id)
         elif one.memory_reason is not None:
             memory.setdefault(one.memory_reason, []).append(one.row.id)
     lines = [f"- {reason} ({len(ids)}): {', '.join(ids)}" for reason, ids in sorted(reasons.items())]
     lines += [
-        f"- memory alone, {reason} ({len(ids)}): {', '.join(ids)}" for reason, ids in sorted(memory.items())
+        f"- no {what}, {reason} ({len(ids)}): {', '.join(ids)}"
+        for what, found in (("memory", memory), ("speed", speed))
+        for reason, ids in sorted(found.items())
     ]
     return "\n".join(lines) + "\n"
 

@@ -55,6 +55,8 @@ def why_states_alone(
 
 CHECKPOINTING = "training.activation_checkpointing"
 OPTIMIZER = "optimizer.kind"
+COMPILED = "model.compile"
+"""Whose speed is that of eager code, the least that it is: fused kernels read and write less."""
 MOST_COPIES = {"adam": 2, "sgd": 1, "adamw-8bit": 3, "adamw-8bit-bnb": 0}
 """The most that the update of other optimizers allocates, in copies of what it works on. Adam and SGD:
 gradients with the decay added; Adam: the roots (torch 2.13, optim/adam.py and sgd.py, foreach; one by one the
@@ -72,6 +74,8 @@ def neighbours(scenario: Scenario) -> tuple[Scenario, Scenario] | None:
     eager ones keep: the compiler takes the cut with the fewest bytes (torch/_functorch/partitioners.py,
     `min_cut_rematerialization_partition`). Every n-th block keeps what all would, the others what none would.
     An optimizer other than AdamW has states in closed form; its update makes no copies, or `MOST_COPIES`.
+    Emulated fp8 keeps what fp32 does; while a layer multiplies, its operands lie there in fp8 too, and
+    widened (torchao 0.18, float8_linear.py and float8_ops.py).
     """
     training, model = scenario.job.training, scenario.job.model
     copies = _most_copies(scenario)
@@ -86,6 +90,9 @@ def neighbours(scenario: Scenario) -> tuple[Scenario, Scenario] | None:
             return None
         plain = {"model.compile": "none"}
         found = with_settings(scenario, less | plain), with_settings(scenario, plain)
+    elif training.precision == "fp8":
+        wide = with_settings(scenario, {"training.precision": "fp32"})
+        found = wide, wide and replace(wide, other=replace(wide.other, emulates_fp8=True))
     elif scenario.strategy.facts.cuts_layers and (blocks_between(training.activation_checkpointing) or 1) > 1:
         found = with_settings(scenario, less), with_settings(scenario, {CHECKPOINTING: False})
     else:
@@ -103,6 +110,8 @@ def why_between(scenario: Scenario) -> str:
         return (
             f"the update of optimizer.kind={kind} copies what it works on up to {copies} times, or not at all"
         )
+    if training.precision == "fp8":
+        return "emulated fp8 keeps what fp32 does, and while a layer multiplies at most its operands rounded"
     if scenario.job.model.compile == "block":
         return "compiled blocks keep as much as eager blocks at most, and as blocks that recompute at least"
     return (
@@ -169,8 +178,8 @@ def unpredicted_axes(job: Job, covered: tuple[str, ...] = ()) -> list[str]:
 
 
 EMULATED = (
-    "fp8 products are emulated, so their memory and speed are not those of fp8 hardware; "
-    "model states and traffic are those of fp32"
+    "fp8 products are emulated, so their speed is not that of fp8 hardware; model states and traffic are "
+    "those of fp32"
 )
 
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import version
+from math import prod
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -204,6 +205,8 @@ def _of_other_code(found: ActivationProfile, scenario: Scenario) -> ActivationPr
     width = scenario.workload().compute_bytes
     if other.joined_attention and not equal_heads(scenario.model.config):
         inputs |= joined_outputs(scenario.model.layout)
+    if other.emulates_fp8:
+        found = found.beside_blocks(_of_emulated_fp8(scenario.model.layout))
     if other.caches:
         found = found.with_caches(width * _outputs(scenario.model.layout, other.caches))
     if scenario.job.adapter.is_quantised:
@@ -227,6 +230,19 @@ def _of_other_code(found: ActivationProfile, scenario: Scenario) -> ActivationPr
     if not more and not recomputed:
         return found
     return found.with_block(more=more, recomputed=recomputed, until_backward=checkpointing is not True)
+
+
+EMULATED_BYTES = 9
+"""Of each value of a product's operands and outcome at most: its size as its scale is computed, or widened
+and divided by it, 4 + 4, and in fp8, 1 (torchao 0.18, float8_utils.py and float8_ops.py)."""
+
+
+def _of_emulated_fp8(layout: Layout) -> Size:
+    """What the largest layer of a block holds besides."""
+    inside = [tensor for name, tensors in layout.units() if name for tensor in tensors]
+    shapes = [tensor.shape for tensor in inside if len(tensor.shape) == 2]
+    weights, tokens = max(map(prod, shapes), default=0), max(map(sum, shapes), default=0)
+    return Size((EMULATED_BYTES * weights, 0, 0, EMULATED_BYTES * tokens, 0, 0))
 
 
 def _outputs(layout: Layout, modules: tuple[str, ...]) -> int:
@@ -365,10 +381,15 @@ def _shipped_or_request(config: Mapping[str, Any], asked: Mapping[str, Any]) -> 
     if adapter is not None or isinstance(variant["checkpointing"], str):
         of_adapter = {} if adapter is None else {"adapter": dict(adapter)}
         return request_text(config, variant | of_adapter)
-    shipped = _shipped().get(config_key(config), {}).get(variant_key(variant))
-    if shipped is not None and dropout == 0:
-        return from_json(shipped)
-    return request_text(config, variant)
+    shipped = _of_package(config_key(config), variant_key(variant)) if dropout == 0 else None
+    return shipped or request_text(config, variant)
+
+
+@lru_cache(maxsize=256)
+def _of_package(config: str, variant: str) -> ActivationProfile | None:
+    """The one that is shipped; None: there is none."""
+    shipped = _shipped().get(config, {}).get(variant)
+    return None if shipped is None else from_json(shipped)
 
 
 def config_key(config: Mapping[str, Any]) -> str:

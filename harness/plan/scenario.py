@@ -71,6 +71,8 @@ class OtherCode:
     """FSDP wraps every module with parameters of its own, each layer and norm, rather than blocks."""
     update_copies: int | None = None
     """Copies of what an update works on at once, in the dtype of the masters; None: as AdamW makes."""
+    emulates_fp8: bool = False
+    """Layers of blocks hold their operands rounded and widened beside the job's own, while they multiply."""
 
     @property
     def options(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 from harness.backends.registry import REFERENCE
 from harness.backends.strategy import StrategyKind
 from harness.judge.wording import counted, listed
-from harness.plan.coverage import unpredicted_axes
+from harness.plan import coverage
 from harness.plan.devices.constants import SUSTAINED_SHARES, TimeConstants, default_constants
 from harness.plan.memory import device_overhead
 from harness.plan.scenario import Scenario
@@ -149,7 +149,7 @@ def trust_in(
     first = scenarios[0]
     on_gpu, adapted = first.torch_device != "cpu", first.job.adapter.is_present
     kinds = tuple(dict.fromkeys(kind_of(one.strategy, one.options) for one in scenarios))
-    axes = unpredicted_axes(first.job)  # of which nobody published a run
+    axes = coverage.unpredicted_axes(first.job, (coverage.COMPILED,))  # of which nobody published a run
     near = [] if axes else [
         run for run in measured_errors()
         if (run["statistic"] != CPU) == on_gpu and run["kind"] in _counted(kinds, first.world_size)
@@ -256,6 +256,8 @@ def largest_assumption(scenario: Scenario, host_share: float | None = None) -> s
     if scenario.options.get("offload", "none") != "none" and scenario.torch_device != "cpu":
         rate = default_constants(device).host_bytes_per_second / 1e9
         return f"host memory gives each rank {rate:.0f} GB/s"
+    if scenario.job.model.compile != "none":
+        return "compiled code is as fast as eager code, which is the least: fused kernels read and write less"
     kept = f"{100 * default_constants(device).sustained_share:.0f} %"
     waits = (
         scenario.job.data.sequence_length < SHORT_TOKENS if host_share is None else host_share > HOST_SHARE
@@ -263,6 +265,12 @@ def largest_assumption(scenario: Scenario, host_share: float | None = None) -> s
     if waits:
         micro = 1e6 * default_constants(device).dispatch_seconds
         return f"the host takes {micro:.2g} us to start a kernel, which decides steps this short"
+    if crosses_pcie(scenario):
+        rate = device.link_bandwidth * default_constants(device).link_share / 1e9
+        return (
+            f"PCIe gives each GPU {rate:.0f} GB/s while all send; slow lanes, cards without peer access and "
+            "rented machines give a fraction"
+        )
     if scenario.job.adapter.is_quantised:
         return "weights of 4 bits are unpacked at the speed of the memory"
     if not any(device.name.startswith(name) for name in SUSTAINED_SHARES):
@@ -276,7 +284,7 @@ def largest_assumption(scenario: Scenario, host_share: float | None = None) -> s
 @cache
 def measured_errors() -> tuple[dict[str, Any], ...]:
     """One entry a run: adapted, kind (`kind_of`), statistic, tokens, memory, speed; of published ones whether
-    it was compiled and checkpointed."""
+    it was compiled and checkpointed, and had several GPUs with PCIe alone between them."""
     found: list[dict[str, Any]] = [
         one for file in (ERRORS, CPU_ERRORS) for one in json.loads(file.read_text())
     ]
@@ -284,12 +292,13 @@ def measured_errors() -> tuple[dict[str, Any], ...]:
 
 
 def _unlike(run: dict[str, Any], asked: Scenario) -> set[str]:
-    """Of checkpointing, compilation and length of samples, what a run has otherwise than a question."""
+    """Of links, checkpointing, compilation and length of samples, what a run has unlike a question."""
     job = asked.job
     length = job.data.sequence_length / run["tokens"]
     return {
         name
         for name, differs in (
+            (LINKED, asked.world_size > 1 and run["pcie"] != crosses_pcie(asked)),
             (LENGTH, not 1 / LIKE_LENGTH <= length <= LIKE_LENGTH),
             (COMPILED, run["compiled"] != (job.model.compile != "none")),
             (CHECKPOINTED, run["checkpointed"] != bool(job.training.activation_checkpointing)),
@@ -298,8 +307,13 @@ def _unlike(run: dict[str, Any], asked: Scenario) -> set[str]:
     }
 
 
-LENGTH, COMPILED, CHECKPOINTED = "length", "compiled", "checkpointed"
-"""What of a job decides an error; where there are few runs, it may differ in this order."""
+LENGTH, COMPILED, CHECKPOINTED, LINKED = UNLIKE = ("length", "compiled", "checkpointed", "linked")
+"""What decides an error; where there are few runs, it may differ in this order."""
+
+
+def crosses_pcie(scenario: Scenario) -> bool:
+    """Whether the GPUs of a node have nothing but PCIe between them."""
+    return scenario.world_size > 1 and scenario.device is not None and scenario.device.link.startswith("PCIe")
 
 
 def _checkpointing(asked: Scenario) -> str:
@@ -311,7 +325,7 @@ def _like_most(runs: list[dict[str, Any]], asked: Scenario) -> tuple[list[dict[s
     if not any(COMPILED in run for run in runs):  # of CPU ranks, whose errors no setting decides
         return runs, []
     unlike = [(run, _unlike(run, asked)) for run in runs]
-    allowed = (set(some) for n in range(4) for some in combinations((LENGTH, COMPILED, CHECKPOINTED), n))
+    allowed = (set(some) for n in range(len(UNLIKE)) for some in combinations(UNLIKE, n))
     for some in allowed:
         chosen = [(run, differs) for run, differs in unlike if differs <= some]
         if len(chosen) >= ENOUGH_RUNS:
@@ -323,6 +337,7 @@ def _like_most(runs: list[dict[str, Any]], asked: Scenario) -> tuple[list[dict[s
         CHECKPOINTED: _checkpointing(asked),
         COMPILED: "compiled" if job.model.compile != "none" else "eager",
         LENGTH: "of about this length",
+        LINKED: f"with{'out' if crosses_pcie(asked) else ''} NVLink",
     }
     shared = {name: sum(name not in differs for _, differs in chosen) for name in names}
     said = [f"{count or 'none'} {names[name]}" for name, count in shared.items() if count < len(chosen)]

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.published import losses
 from benchmarks.published.__main__ import REPORT, main
 from benchmarks.published.judge import Judged, by_source, judge, order, pairs, summarize
-from benchmarks.published.left_out import HERE, PAGE, left_out, runs_of, text
+from benchmarks.published.left_out import HERE, PAGE, fitted_share, left_out, runs_of, text
 from benchmarks.published.mapping import Mapped, completed, map_row
 from benchmarks.published.page import GROUPINGS, render
 from benchmarks.published.rows import COLUMNS, Row, read_rows
@@ -202,9 +202,18 @@ def test_what_is_not_said_of_checkpointing_becomes_bounds() -> None:
     assert map_row(ROW).least is None
 
 
+def test_a_rate_from_seconds_of_a_step_goes_with_the_samples_that_the_program_took() -> None:
+    row = replace(ROW, id="qwen-046", source="qwen", micro_batch="1", tokens_per_s_per_gpu="980")
+    found = completed(row)
+    assert (found.micro_batch, found.tokens_per_second) == ("2", 1960)
+    assert completed(replace(row, id="qwen-025")).tokens_per_second == 980
+
+
 def test_a_program_s_code_completes_its_page() -> None:
     found = completed(replace(ROW, source="litgpt-hub", method="finetune, lora", activation_ckpt=""))
     assert found.activation_ckpt == "none"
+    assert completed(replace(ROW, source="fsdp-qlora", activation_ckpt="not said")).activation_ckpt == "full"
+    assert completed(replace(ROW, source="fsdp-qlora", activation_ckpt="none")).activation_ckpt == "none"
     scenario = map_row(found).scenario
     assert scenario is not None
     assert scenario.loss is losses.LOW_CHUNKS
@@ -344,13 +353,16 @@ def test_a_source_is_predicted_by_what_the_others_sustain() -> None:
             of("adapted", "9000", method="finetune, lora"), of("short", "9000", seq_len="512"),
         ]
     )  # fmt: skip
-    slow, fast = (next(one for one in left_out(runs) if one.source == name) for name in ("slow", "fast"))
-    assert [run.source for run in runs] == ["slow", "fast", "fast"]
+    assert [run.source for run in runs] == ["slow", "fast", "fast", "adapted"]
+    full, adapted = ([run for run in runs if run.is_adapted == kind] for kind in (False, True))
+    slow, fast = (next(one for one in left_out(full) if one.source == name) for name in ("slow", "fast"))
+    (own,) = left_out(adapted, full)
+    assert own.others == fitted_share(full)
     assert (slow.chip, slow.others, fast.others) == ("H100", fast.own, slow.own)
     assert slow.own < fast.own
     assert slow.errors == pytest.approx((0.25,), abs=0.001)
     assert fast.errors == pytest.approx((-0.2, -0.2), abs=0.001)
-    assert "| H100   | slow" in text([slow, fast])
+    assert "| H100   | slow" in text([slow, fast], [own])
 
 
 GROUP = re.compile(rf"^\| (?:{'|'.join(GROUPINGS)}) +\|(.*)\|$", re.MULTILINE)
@@ -383,7 +395,8 @@ def test_the_pages_of_predictions_and_of_planning_state_the_same_shares() -> Non
 @pytest.mark.exhaustive
 def test_the_page_of_sources_left_out_is_that_of_this_code() -> None:
     runs = runs_of(map(map_row, read_rows(HERE / "published_runs.csv")))
-    assert PAGE.read_text(encoding="utf-8") == text(left_out(runs))
+    full, adapted = ([run for run in runs if run.is_adapted == kind] for kind in (False, True))
+    assert PAGE.read_text(encoding="utf-8") == text(left_out(full), left_out(adapted, full))
 
 
 def test_the_page_names_rows_and_reasons() -> None:

@@ -248,6 +248,15 @@ class ActivationProfile:
 
         return replace(self, head=self.head.sized(same, more, same), loss=self.loss.sized(same, more, same))
 
+    def beside_blocks(self, beside: Size) -> ActivationProfile:
+        """The same where so much more lies there at every moment within a block, and is gone after it."""
+
+        def wider(block: Segment) -> Segment:
+            return block.sized(lambda size: size, *[lambda size: size + beside] * 2)
+
+        again, blocks = self.recomputed and wider(self.recomputed), tuple(map(wider, self.blocks))
+        return replace(self, block=wider(self.block), recomputed=again, blocks=blocks)
+
     def with_head(self, beside: Size) -> ActivationProfile:
         """The same with more while the head computes, such as its unpacked weights."""
 

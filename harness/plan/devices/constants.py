@@ -19,6 +19,8 @@ class Constant:
 
 
 MAMF = "maximum achievable matmul FLOPS, S. Bekman, 'Machine Learning Engineering', compute/accelerator"
+MM = "torch.mm in bf16, best of 1,024 to 10,240 columns, github.com/zzc0721/torch-performance-test-data"
+BOOST = "clocks rise above the data sheet's"
 MATRIX_SHARES: dict[str, Constant] = {
     "A100": Constant(value=0.859, source=f"{MAMF}: 267.9 of 312 TFLOP/s"),
     "H100": Constant(value=0.801, source=f"{MAMF}: 792.1 of 989 TFLOP/s"),
@@ -28,6 +30,15 @@ MATRIX_SHARES: dict[str, Constant] = {
     "MI325X": Constant(value=0.601, source=f"{MAMF}: as MI300X, the same chip"),
     "MI355X": Constant(value=0.601, source=f"{MAMF}: as MI300X, an estimate"),
     "MI250X": Constant(value=0.767, source=f"{MAMF}: 147.0 of 191.5 TFLOP/s per die"),
+    "H20": Constant(value=0.958, source=f"{MM}: 141.9 of 148 TFLOP/s"),
+    "B200": Constant(value=0.754, source=f"{MM}: 1,696 of 2,250 TFLOP/s"),
+    "GB200": Constant(value=0.754, source=f"{MM}: as B200, the same chip"),
+    "L40S": Constant(value=0.744, source=f"{MM}: 269.2 of 362 TFLOP/s"),
+    "RTX-6000-Ada": Constant(value=0.744, source=f"{MM}: as L40S, the same chip"),
+    "A6000": Constant(value=0.797, source=f"{MM}: 123.3 of 154.8 TFLOP/s"),
+    "RTX-3090": Constant(value=1.08, source=f"{MM}: 76.6 of 71 TFLOP/s, median of 3: {BOOST}"),
+    "RTX-4090": Constant(value=1.00, source=f"{MM}: 165 of 165.2 TFLOP/s, median of 5: {BOOST}"),
+    "RTX-5090": Constant(value=1.13, source=f"{MM}: 237 of 209.5 TFLOP/s, median of 5: {BOOST}"),
 }
 """Best of many shapes, by the beginning of the device's name."""
 OTHER_MATRIX_SHARE = Constant(value=0.80, source=f"{MAMF}: middle of the devices listed there")
@@ -35,6 +46,11 @@ ATTENTION_SHARES: dict[str, Constant] = {
     "A100": Constant(value=0.60, source="FlashAttention-2, T. Dao, arXiv 2307.08691: 50 to 73 % of the peak"),
     "H100": Constant(value=0.34, source="the same, section 4.1: 335 TFLOP/s of 989 on H100"),
     "H200": Constant(value=0.34, source="as H100, the same chip"),
+    "RTX-4090": Constant(
+        value=0.80,
+        source="FlashAttention-2 at 162 TFLOP/s forward (arXiv 2410.02367: 340, 2.1 times as fast), 0.98 of "
+        "the peak; of that 0.82 with the backward pass, as on A100",
+    ),
 }
 SUSTAINED_SHARES: dict[str, Constant] = {
     "A100": Constant(value=0.90, source="mosaicml/llm-foundry, throughput table, mpt-3b and mpt-7b"),

@@ -237,8 +237,8 @@ class Products:
     """A frozen weight's gradient is not computed: one product less."""
     again: float
     """Of recomputation. It stops at the last saved tensor, the input of a block's last product."""
-    beside: float
-    """Outputs of adapters scaled and added, in each direction."""
+    beside: tuple[float, float]
+    """Forward and backward: what is read and written around the adapters' products."""
     head_passes: int
     """Of the output projection; a loss in chunks computes logits once more."""
 
@@ -249,13 +249,12 @@ def _all_products(work: Work, rates: Rates, constants: TimeConstants) -> Product
     plain = _products(model.matrices, tokens, rates, constants)
     adapters = _products(work.adapter_matrices, tokens, rates, constants)
     unpacking = _unpacking(work, rates)
-    outputs = sum(m.count * m.rows for m in work.adapter_matrices[1::2])
     forward = plain + adapters + unpacking
     return Products(
         forward=forward,
         backward=(1 if work.is_adapted else 2) * plain + 2 * adapters + unpacking,
         again=share * (forward - _products(model.last, tokens, rates, constants)),
-        beside=ADAPTER_ACCESSES * outputs * tokens * rates.width / rates.bytes,
+        beside=_beside_adapters(work, rates),
         head_passes=(2 if work.is_adapted else 3) + (job.loss.chunk_tokens is not None),
     )
 
@@ -272,9 +271,9 @@ def computing_time(work: Work, device: Device, constants: TimeConstants) -> Comp
     most = ring_share(work)
     attended, returned = most * attention.forward(tokens, length), most * attention.backward(tokens, length)
     elementwise = tokens * model.layers * rates.width / rates.bytes
-    between = elementwise * model.traffic.forward + products.beside
+    between = elementwise * model.traffic.forward + products.beside[0]
     forward = products.forward + attended + between
-    backward = products.backward + returned + elementwise * model.traffic.backward + products.beside
+    backward = products.backward + returned + elementwise * model.traffic.backward + products.beside[1]
     launch = constants.dispatch_seconds * constants.host_factor
     launches = host_launches(work)
     waited = max(0.0, launches[0] * launch - forward), max(0.0, launches[1] * launch - backward)
@@ -374,8 +373,34 @@ def _term(name: str, seconds: float, formula: str, source: str) -> TimeTerm:
     return TimeTerm(name=name, seconds=seconds, formula=formula, source=source)
 
 
-ADAPTER_ACCESSES = 5
-"""Reads and writes per output of an adapted layer in each direction: scaled 2, added to the layer's own 3."""
+OUTPUT_ACCESSES = (5, 2)
+"""Reads and writes per output of an adapted layer, forward: scaled 2, added to the layer's own 3; backward:
+scaled 2 (peft 0.21, tuners/lora/layer.py)."""
+INPUT_ACCESSES = (0, 3)
+"""Per input: the sum of the layer's gradient and the adapter's."""
+DROPOUT_ACCESSES, MASK_BYTES = 2, 1
+"""Per input and direction, where a part of it is dropped."""
+
+
+def _beside_adapters(work: Work, rates: Rates) -> tuple[float, float]:
+    """Seconds forward and backward of what peft does around the products of its adapters.
+
+    Where adapters are fp32 under autocast, it widens what they take in, and autocast narrows it again.
+    """
+    workload, matrices = work.workload, work.adapter_matrices
+    inputs = sum(m.count * m.columns for m in matrices[::2])
+    outputs = sum(m.count * m.rows for m in matrices[1::2])
+    own, casts, wide = rates.width, 0, workload.master_bytes
+    if local_workload(workload).strategy.family in AUTOCAST and workload.compute_bytes < wide:
+        own, casts = wide, 2 * (rates.width + wide)
+    dropped = DROPOUT_ACCESSES * own + MASK_BYTES if work.scenario.job.adapter.dropout else 0
+    forward, backward = (
+        rates.width * (of_output * outputs + of_input * inputs) + (casts + dropped) * inputs
+        for of_output, of_input in zip(OUTPUT_ACCESSES, INPUT_ACCESSES, strict=True)
+    )
+    return work.tokens * forward / rates.bytes, work.tokens * backward / rates.bytes
+
+
 PACKED_BYTES = 0.5
 
 

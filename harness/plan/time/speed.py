@@ -25,7 +25,7 @@ from harness.forms.terms import (
 from harness.forms.workload import Workload
 from harness.forms.zero import stages as zero
 from harness.forms.zero.zero3.gathering import fetching
-from harness.plan.coverage import OPTIMIZER, require_speed
+from harness.plan.coverage import COMPILED, OPTIMIZER, require_speed
 from harness.plan.devices.constants import TimeConstants, TimeTerm, default_constants
 from harness.plan.devices.device import Device
 from harness.plan.scenario import Scenario
@@ -447,7 +447,8 @@ def predict_speed(scenario: Scenario, constants: TimeConstants | None = None) ->
     device = scenario.device
     if device is None:
         return None
-    require_speed(scenario, covered=(OPTIMIZER,) if scenario.job.optimizer.kind in UPDATE_BYTES else ())
+    counted = (OPTIMIZER,) if scenario.job.optimizer.kind in UPDATE_BYTES else ()
+    require_speed(scenario, covered=(COMPILED, *counted))
     constants = constants or scenario.constants or default_constants(device)
     found = (predict_work(Work(scenario, rank), device, constants) for rank in scenario.unlike_ranks)
     return max(found, key=lambda speed: speed.step_seconds)

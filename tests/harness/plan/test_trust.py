@@ -105,6 +105,24 @@ def test_two_runs_are_listed_rather_than_summed_up() -> None:
     assert "allocated ±" not in said
 
 
+def test_runs_with_links_of_another_kind_count_only_where_there_are_few() -> None:
+    adapted = job(adapter={"kind": "lora", "base_dtype": "nf4"})
+    training = adapted.training.model_copy(update={"activation_checkpointing": True})
+    asked = replace(scenario("fsdp", 8), job=adapted.model_copy(update={"training": training}))
+    assert asked.device is not None
+    assert asked.device.link.startswith("NVLink")
+    alike = [r for r in measured_errors() if r["kind"] == "fsdp2" and r["adapted"] and r["speed"] is not None]
+    linked = [r for r in alike if not r["pcie"]]
+    assert 0 < len(linked) < 5 < len(alike)
+    trust = trust_in(asked)
+    assert trust.speed is not None
+    assert f"{len(linked)} with NVLink" in trust.speed.unlike
+    slow = replace(asked, device=replace(asked.device, link="PCIe 4"))
+    without = trust_in(slow).speed
+    assert without is not None
+    assert all("NVLink" not in words for words in without.unlike)
+
+
 def test_a_bias_is_no_larger_than_the_error_that_it_is_part_of() -> None:
     for label in ("fsdp", "fsdp1", "zero1", "zero3", "ddp", "single"):
         trust = trust_in(scenario(label, 1))
@@ -138,6 +156,10 @@ def test_the_largest_assumption_is_the_one_of_the_question() -> None:
         "host memory gives each rank 20 GB/s": scenario("zero3", 8, options={"offload": "cpu"}),
         "short": replace(plain, job=plain.job.model_copy(update={"data": short})),
         "no run on L40S": replace(plain, device=replace(plain.device, name="L40S")),
+        "PCIe gives each GPU 25 GB/s": replace(
+            plain, device=replace(plain.device, link="PCIe 4", link_bandwidth=32e9)
+        ),
+        "as fast as eager code": replace(plain, job=job(model={"compile": "block"})),
         "4 bits": replace(
             plain, job=Job.model_validate({"adapter": {"kind": "lora", "base_dtype": "nf4"},
                                            "data": {"sequence_length": 4096}}),

@@ -76,11 +76,28 @@ def test_text_and_document_have_the_bounds_and_how_wrong_their_like_were() -> No
     text = " ".join("\n".join(estimate_lines(question, rows)).split())
     between = f"{least / 1e9:.3g} and {most / 1e9:.3g} GB"
     assert f"fsdp: peak between {between}: compiled blocks keep as much as eager blocks at most" in text
-    assert "fsdp: speed n/a: speed under model.compile=block is not predicted" in text
     assert "fsdp fits, between " in text
-    assert "±" not in text
-    assert "typical error: no published run like this (full training under fsdp with model.comp" in text
+    assert "typical error, full training under fsdp: speed ±" in text
     assert "memory is a range" in text
+    assert "compiled code is as fast as eager code, which is the least" in text
+
+
+def test_compiled_code_is_predicted_as_fast_as_eager_code() -> None:
+    asked = {"backends": "fsdp", "gpu": "A100-80", "model": "llama-3.1-8b"}
+    eager = row(*LONG, **asked).tokens_per_second_per_gpu
+    for kind in ("block", "model"):
+        assert row(*LONG, f"model.compile={kind}", **asked).tokens_per_second_per_gpu == eager > 0
+
+
+def test_emulated_fp8_needs_what_fp32_does_and_operands_beside_it() -> None:
+    asked = {"backends": "fsdp", "gpu": "H100-80", "model": "llama-3.2-1b"}
+    found = row(*LONG, "training.precision=fp8", **asked)
+    wide = peak(row(*LONG, "training.precision=fp32", **asked))
+    least, most = found.peak_bytes_between or (peak(found),) * 2  # alike where no block decides
+    inner, hidden, tokens = 8192, 2048, 2048
+    assert wide == least <= most <= least + 9 * (inner * hidden + tokens * (inner + hidden))
+    assert found.speed is None
+    assert "emulated" in str(found.speed_unknown)
 
 
 def test_bounds_that_are_far_apart_are_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,23 @@ def test_matrix_products_take_six_flops_per_parameter_and_token_at_the_sustained
     assert products.seconds == pytest.approx(flops / rate, rel=1e-4)
 
 
+@pytest.mark.parametrize(("label", "width"), [("fsdp", 2), ("ddp", 4)])
+def test_dropout_before_adapters_reads_and_writes_what_they_take_in(label: str, width: int) -> None:
+    """`width`: bytes of what is dropped out, which is fp32 where adapters are, under autocast."""
+    plain = scenario(label, 8)
+
+    def elementwise(dropout: float) -> float:
+        adapter = {"kind": "lora", "targets": ["q_proj", "v_proj"], "dropout": dropout, "base_dtype": "bf16"}
+        job = Job.model_validate({**plain.job.model_dump(mode="json"), "adapter": adapter})
+        speed = predict_speed(replace(plain, job=job))
+        assert speed is not None
+        return sum(term.seconds for term in speed.computing if term.name == "elementwise kernels")
+
+    inputs, tokens = 32 * 2 * 4096, 2 * 4096
+    moved = 2 * (2 * width + 1) * inputs * tokens  # forward and backward; a mask of a byte
+    assert elementwise(0.1) - elementwise(0.0) == pytest.approx(moved / (0.85 * A100.memory_bandwidth))
+
+
 def test_utilization_of_adapters_counts_no_gradients_of_frozen_weights() -> None:
     """LoRA of rank 8 on queries and values of 32 blocks of width 4,096: 4 N + 6 A + 12 L H Q T a token."""
     plain = scenario("ddp", 8)
