@@ -17,7 +17,7 @@ from harness.rank.models.model import build_model, model_config
 from harness.rank.models.optimizer import update_groups
 from harness.record.workload import closed_form_layout
 from tests.harness.forms.layouts import LLAMA_SMALL
-from tests.harness.forms.layouts import closed_form_layout as model_layout
+from tests.harness.forms.layouts import layout_of as model_layout
 from tests.harness.rank.loading.models import CONFIGS, VOCABULARY, job_of
 
 TARGETS = {"tied llama": ["q_proj", "down_proj"], "gpt2": ["c_attn", "mlp.c_proj"]}

@@ -58,7 +58,9 @@ def test_what_fits_shares_a_line_and_the_rest_has_one_each() -> None:
 
 def test_how_wrong_such_predictions_were_is_said_once() -> None:
     model = load_model("llama-3.2-1b")
-    planned = {label: scenario(label, 2, model=model) for label in ("fsdp1", "fsdp")}
+    planned = {
+        label: scenario(label, 2, model=model, activation_checkpointing=True) for label in ("fsdp1", "fsdp")
+    }
     runs = [candidate(label, label, scenario=partial(planned.get, label)) for label in planned]
     found = predict_runs(runs, MemoryLimits(device_bytes=80 * GB))
     alone = trust_in(planned["fsdp1"], speed=False)
