@@ -178,7 +178,9 @@ class TypedValues(BaseModel):
         if isinstance(value, int) and abs(value) > LARGEST_NUMBER:
             raise ValueError(f"this number is too large; at most {LARGEST_NUMBER} is read")
         if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
-            raise ValueError("this setting is neither true nor false")
+            names = [name for name in get_args(annotation) if isinstance(name, str)]
+            allowed = f"; allowed: {', '.join(names)}" if names else ""
+            raise ValueError(f"this setting is neither true nor false{allowed}")
         if value in ("none", "None") and annotation == str | None:
             raise ValueError("write null for no value")
         return value

@@ -203,6 +203,16 @@ def least_change(found: Sequence[Alternative]) -> Alternative | None:
     return next((one for one in found if one.fits), None)
 
 
+Ways = Mapping[int, Sequence[Alternative]]
+"""By number of ranks at which nothing fits."""
+NO_WAYS: Ways = {}
+
+
+def least_of(instead: Ways) -> Alternative | None:
+    """That of the smallest number of ranks that has one."""
+    return next((one for _, ways in sorted(instead.items()) if (one := least_change(ways))), None)
+
+
 def nothing_fits(found: Sequence[Alternative]) -> str | None:
     """'nothing fits without activation checkpointing; with it zero1 on 1 rank, micro-batch 1: 16.9 of ...'.
 
@@ -235,14 +245,18 @@ def more_than_least_change(found: Sequence[Alternative]) -> list[str]:
     return reaches_more(found, one.tokens_per_second_per_gpu) if one else []
 
 
-def of_rows(rows: Sequence[EstimateRow], by: Predictors | None = None) -> list[Alternative]:
-    """For the smallest number of ranks of an estimate; empty where something fits, or no GPU was named."""
-    first = [row for row in rows if row.world_size == min(row.world_size for row in rows)]
-    scenarios = [row.scenario for row in first if row.scenario and row.memory]
-    fits = any(row.verdict.is_roomy for row in first if row.verdict)
-    if fits or not scenarios or scenarios[0].device is None:
-        return []
-    return alternatives(bases(scenarios), by=by)
+def of_rows(rows: Sequence[EstimateRow], by: Predictors | None = None) -> dict[int, list[Alternative]]:
+    """By number of ranks of an estimate; empty where something fits, or no GPU was named."""
+    by_size: dict[int, list[EstimateRow]] = {}
+    for row in rows:
+        by_size.setdefault(row.world_size, []).append(row)
+    found = {}
+    for size, of_size in sorted(by_size.items()):
+        scenarios = [row.scenario for row in of_size if row.scenario and row.memory]
+        fits = any(row.verdict.is_roomy for row in of_size if row.verdict)
+        if scenarios and not fits and scenarios[0].device is not None:
+            found[size] = alternatives(bases(scenarios), by=by)
+    return found
 
 
 def estimate_command(one: Alternative, words: Sequence[str]) -> str:

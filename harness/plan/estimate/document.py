@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.forms.terms import Term
-from harness.plan.estimate.alternatives import Alternative, estimate_command, least_change
+from harness.plan.estimate.alternatives import NO_WAYS, Ways, estimate_command, least_of
 from harness.plan.estimate.question import EstimateRequest
 from harness.plan.estimate.row import EstimateRow, trust_of
 from harness.plan.memory import MemoryPrediction
@@ -17,12 +17,12 @@ from harness.plan.time.speed import SpeedPrediction
 def document(
     asked: EstimateRequest,
     rows: Sequence[EstimateRow],
-    instead: Sequence[Alternative] = (),
+    instead: Ways = NO_WAYS,
     words: Sequence[str] = (),
 ) -> dict[str, Any]:
     """What `harness estimate --json` prints. `instead`, `words`: as of `estimate_lines`."""
     experiment, device, fabric = asked.experiment, asked.device, asked.network
-    trust = trust_of(rows, least_change(instead))
+    trust = trust_of(rows, least_of(instead))
     return {
         "model": asked.model.name,
         "parameters": asked.model.parameters,
@@ -46,7 +46,11 @@ def document(
         else {"name": fabric.name, "source": fabric.source, "assumed": fabric.assumed},
         "remarks": list(asked.remarks),
         "rows": [_row(row) for row in rows],
-        "alternatives": [{**one.as_json(), "command": estimate_command(one, words)} for one in instead],
+        "alternatives": [
+            {**one.as_json(), "instead_of_ranks": size, "command": estimate_command(one, words)}
+            for size, ways in instead.items()
+            for one in ways
+        ],
         "trust": trust.as_json() if trust else None,
     }
 

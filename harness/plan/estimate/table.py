@@ -13,10 +13,13 @@ from harness.judge.cell import CellName
 from harness.judge.wording import counted, listed, ranks
 from harness.plan.estimate.alternatives import (
     COMMAND,
+    NO_WAYS,
     Alternative,
+    Ways,
     alternative_lines,
     estimate_command,
     least_change,
+    least_of,
     more_than_least_change,
     nothing_fits,
 )
@@ -105,32 +108,31 @@ def estimate_lines(
     *,
     details: bool = False,
     whole: bool = True,
-    instead: Sequence[Alternative] = (),
+    instead: Ways = NO_WAYS,
     words: Sequence[str] = (),
 ) -> list[str]:
     """The text of `harness estimate`; not `whole`: of every strategy, the few that lead.
 
-    `instead`: what was predicted where nothing fits. `words`: of the model, the job and the hardware, as a
-    command repeats them.
+    `instead`: what was predicted where nothing fits, by number of ranks. `words`: of the model, the job and
+    the hardware, as a command repeats them.
     """
     few = asked.names_all and not whole
     by_size = {size: [row for row in rows if row.world_size == size] for size in asked.world_sizes}
     shown: list[EstimateRow] = []
-    answers, tables, first = [], [], min(by_size)
+    answers, tables = [], []
     for size, of_size in by_size.items():
         compared = leading(of_size) if few else None
         shown += of_size if compared is None else compared[:FEW]
-        ways = instead if size == first else ()
-        answers += [
-            part for line in _answers(asked, size, of_size, compared, ways) for part in _wrapped(line)
-        ]
+        said = _answers(asked, size, of_size, compared, instead.get(size, ()))
+        answers += [part for line in said for part in _wrapped(line)]
         heading = [ranks(size), ""] if len(by_size) > 1 else []
         tables += ["", *heading, *_of_size(asked, of_size, compared)]
     lines = [*answers, *tables, ""]
-    if instead:
-        told = alternative_lines(instead, lambda one: estimate_command(one, words))
-        lines += [*(part for line in told for part in _wrapped(line)), ""]
-    trust = trust_of(shown, least_change(instead))
+    for size, ways in instead.items():
+        told = alternative_lines(ways, lambda one: estimate_command(one, words))
+        heading = [ranks(size)] if len(by_size) > 1 and ways else []
+        lines += [*heading, *(part for line in told for part in _wrapped(line)), ""]
+    trust = trust_of(shown, least_of(instead))
     assumed = [*_header(asked), *(trust.lines() if trust else [])]
     lines += [part for line in assumed for part in _wrapped(line)]
     if details:

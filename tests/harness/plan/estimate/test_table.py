@@ -6,10 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from harness.backends.registry import moving_parts
+from harness.plan.estimate.alternatives import of_rows
+from harness.plan.estimate.document import document
 from harness.plan.estimate.row import EstimateRow, estimate
 from harness.plan.estimate.table import estimate_lines, without_equal_estimates
 from harness.plan.leading import USUAL
 from tests.harness.plan.estimate.asking import ask
+from tests.harness.plan.estimate.test_alternatives import STATES_ONLY
 
 MIXED = ("training.precision=bf16-mixed", "data.sequence_length=4096")
 
@@ -131,3 +134,17 @@ def test_logits_that_do_not_fit_come_with_what_removes_them() -> None:
     assert "one copy of the logits in fp32 takes 67.2 GB (131,072 tokens x 128,256)" in shown
     assert told in shown
     assert told not in " ".join(text(backends="zero3", gpu="A100-80").split())
+
+
+def test_each_number_of_ranks_at_which_nothing_fits_has_its_ways_out() -> None:
+    question = ask("data.sequence_length=8192", backends="ddp", world_sizes=(1, 2), per_node=2, gpu="T4")
+    rows = estimate(question)
+    instead = of_rows(rows, STATES_ONLY)
+    assert list(instead) == [1, 2]
+    lines = [line for line in estimate_lines(question, rows, instead=instead) if line]
+    for size in ("1 rank", "2 ranks"):
+        answer = " ".join(lines[next(n for n, line in enumerate(lines) if line.startswith(f"{size},")) :][:2])
+        assert f"; with activation checkpointing: ddp on {size}" in answer
+    assert lines.count("1 rank") == lines.count("2 ranks") == 2
+    told = document(question, rows, instead)["alternatives"]
+    assert {one["instead_of_ranks"] for one in told} == {1, 2}
