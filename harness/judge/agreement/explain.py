@@ -552,7 +552,9 @@ def altered_updates(reference: Record, record: Record) -> dict[int, OddUpdatePar
 def _updates_are_adams(record: Record) -> bool:
     """Whether those of all steps but the first were computed again on every rank, with the same result."""
     due = len(record.steps) - 1
-    return all(r.odd_update is None and (r.audited_updates or 0) >= due > 0 for r in record.ranks)
+    audited = all(r.odd_update is None and (r.audited_updates or 0) >= due > 0 for r in record.ranks)
+    # Each is computed with the constants of its own rank.
+    return audited and not any(r.otherwise for r in record.ranks)
 
 
 def _altered(record: Record) -> str:

@@ -391,7 +391,8 @@ class Observer:
         squares = self._audit.squares(self._watch.held())
         if squares is None or self._audit.odd is not None or not self._share:
             return {}
-        return {"applied": {"squares": squares, "share": self._share}}
+        finite = squares if math.isfinite(squares) else None
+        return {"applied": {"squares": finite, "share": self._share}}
 
     def audited(self) -> dict[str, Any]:
         """What that found, in the form of `record.RankPart`."""

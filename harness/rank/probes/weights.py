@@ -128,7 +128,8 @@ def moment_sums(engine: Engine) -> Mapping[str, tuple[float, float]] | None:
     """By parameter, of what this rank holds of Adam's moments: sums of the squared first and of the second.
 
     Those of all ranks add up to the parameter's: ranks that hold the same divide it. None: the engine does
-    not list its pieces, or keeps states in files. Nothing is communicated; states that are missing are made.
+    not list its pieces, or keeps states in files. What is not finite is left out. Nothing is communicated;
+    states that are missing are made.
     """
     if engine.file_bytes() is not None:
         return None
@@ -142,7 +143,8 @@ def moment_sums(engine: Engine) -> Mapping[str, tuple[float, float]] | None:
                 for one, other in zip(*moments, strict=True):
                     sums[0] += real_numbers(one).double().square().sum()
                     sums[1] += real_numbers(other).double().sum()
-                found[piece.name] = (float(sums[0]), float(sums[1]))
+                if bool(sums.isfinite().all()):
+                    found[piece.name] = (float(sums[0]), float(sums[1]))
     except Unsupported:
         return None
     return found
