@@ -32,7 +32,7 @@ from harness.rank.factories import configuration
 from harness.rank.live.live_model import bare_name, largest_dropout, recomputes
 from harness.rank.live.module_watch import ModuleWatch
 from harness.rank.live.passes import PassWatch
-from harness.rank.live.update_audit import Held, UpdateAudit
+from harness.rank.live.update_audit import HeldTensor, UpdateAudit
 from harness.rank.models.changes import compiler_facts, is_compiled, narrow_layers
 from harness.rank.models.losses import ComputeLoss, summed_cross_entropy
 from harness.rank.models.optimizer import (
@@ -134,19 +134,20 @@ class OptimizerWatch:
             for parameter in group["params"]:
                 self.groups[id(parameter)] = optimizer, group
 
-    def held(self, before_any: torch.optim.Optimizer | None = None) -> Iterator[Held]:
+    def held(self, before_any: torch.optim.Optimizer | None = None) -> Iterator[HeldTensor]:
         """What the optimizers at work, or one before it is, update and have states of, with their groups."""
+        unlike = self._unlike()
         for optimizer in self.optimizers if before_any is None else [before_any]:
             for tensor, state in optimizer.state.items():
                 owner, group = self.groups.get(id(tensor), (None, {}))
                 if owner is optimizer:
                     elsewhere = getattr(tensor, COUNTED_ELSEWHERE, False)
                     share = 0.0 if elsewhere else self._shares.get(id(tensor)) or 1.0
-                    yield Held(
+                    yield HeldTensor(
                         tensor=tensor,
                         state=state,
                         group=group,
-                        share=None if hasattr(tensor, COUNTED_RANGES) or self._unlike() else share,
+                        share=None if hasattr(tensor, COUNTED_RANGES) or unlike else share,
                     )
 
     def _unlike(self) -> bool:
@@ -387,12 +388,12 @@ class Observer:
         """
         if self._audit is None:
             return {}
-        self._audit.look(self._watch.held(), step, lambda: _weight_pieces(engine))
-        squares = self._audit.squares(self._watch.held())
+        held = list(self._watch.held())
+        self._audit.look(held, step, lambda: _weight_pieces(engine))
+        squares = self._audit.squares(held)
         if squares is None or self._audit.odd is not None or not self._share:
             return {}
-        finite = squares if math.isfinite(squares) else None
-        return {"applied": {"squares": finite, "share": self._share}}
+        return {"applied": {"squares": squares, "share": self._share}}
 
     def audited(self) -> dict[str, Any]:
         """What that found, in the form of `record.RankPart`."""

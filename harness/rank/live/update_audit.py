@@ -65,7 +65,7 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class HeldTensor:
     """A tensor that an optimizer updates, with its states and the group that it lies in."""
 
     tensor: Tensor
@@ -89,11 +89,11 @@ class UpdateAudit:
         self.odd: OddUpdatePart | None = None
         """The first that is something else."""
 
-    def look(self, held: Iterable[Held], step: int, pieces: Callable[[], Iterable[Piece]]) -> None:
+    def look(self, held: Iterable[HeldTensor], step: int, pieces: Callable[[], Iterable[Piece]]) -> None:
         """Compare what these hold with the step before. pieces: of the weights of this rank, to name them."""
         tensors = list(held)
         now: dict[int, Sample] = {}
-        odd: list[tuple[Held, Sample, Told]] = []
+        odd: list[tuple[HeldTensor, Sample, Told]] = []
         for one in tensors[:: 1 + len(tensors) // MOST_TENSORS]:
             if (sample := _sample(one, decoupled=self._decoupled)) is not None:
                 key = id(one.tensor)
@@ -114,7 +114,7 @@ class UpdateAudit:
         self.updates += bool(self._before.keys() & now.keys())
         self._before = now
 
-    def squares(self, held: Iterable[Held]) -> float | None:
+    def squares(self, held: Iterable[HeldTensor]) -> float | None:
         """Sum of the squared gradients of the update that was just made; None: not known.
 
         That of the second moments moves towards it: in each update by one minus beta2 of the way.
@@ -134,7 +134,7 @@ class UpdateAudit:
         total = math.fsum(known)
         return total if len(known) == len(parts) and 0 <= total < math.inf else None
 
-    def _added(self, one: Held, total: float, before: Mapping[int, _Sum]) -> float | None:
+    def _added(self, one: HeldTensor, total: float, before: Mapping[int, _Sum]) -> float | None:
         """What one tensor adds to that sum."""
         updates, betas = one.state.get("step"), one.group.get("betas")
         if one.share is None or updates is None or betas is None or one.group.get("amsgrad"):
@@ -157,7 +157,7 @@ class _Sum:
     beta2: float
 
 
-def _sample(held: Held, *, decoupled: bool) -> Sample | None:
+def _sample(held: HeldTensor, *, decoupled: bool) -> Sample | None:
     """None: its states are not Adam's, not in fp32, or not here."""
     states = [held.state.get(name) for name in MOMENTS]
     group, updates = held.group, held.state.get("step")
@@ -186,7 +186,7 @@ def _plain(tensor: Tensor) -> bool:
     return usual and tensor.dtype == torch.float32 and tensor.is_contiguous() and not tensor.is_meta
 
 
-def _names(odd: Iterable[tuple[Held, Sample, Told]], pieces: Iterable[Piece]) -> Iterator[str]:
+def _names(odd: Iterable[tuple[HeldTensor, Sample, Told]], pieces: Iterable[Piece]) -> Iterator[str]:
     """Of the parameters that the odd elements of what an optimizer holds belong to."""
     addresses = [
         local_shard(one.tensor.detach()).data_ptr() + 4 * sample.places[int(place)]

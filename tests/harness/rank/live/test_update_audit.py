@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from harness.backends.piece import Piece
-from harness.rank.live.update_audit import Held, UpdateAudit
+from harness.rank.live.update_audit import HeldTensor, UpdateAudit
 from harness.record import OddUpdatePart
 
 Spoil = Callable[[torch.optim.Optimizer], None]
@@ -72,7 +72,9 @@ def audited(
         optimizer.step()
         if spoil is not None and step == on:
             spoil(optimizer)
-        held = [Held(tensor=w, state=optimizer.state[w], group=optimizer.param_groups[0]) for w in weights]
+        held = [
+            HeldTensor(tensor=w, state=optimizer.state[w], group=optimizer.param_groups[0]) for w in weights
+        ]
         audit.look(held, step, pieces)
     assert audit.updates >= STEPS - 3
     return audit.odd
@@ -194,7 +196,9 @@ def test_second_moments_tell_the_norm_of_the_gradient_of_every_update() -> None:
         weight.grad = torch.randn(40, generator=generator)
         optimizer.step()
         held = [
-            Held(tensor=weight, state=optimizer.state[weight], group=optimizer.param_groups[0], share=0.5)
+            HeldTensor(
+                tensor=weight, state=optimizer.state[weight], group=optimizer.param_groups[0], share=0.5
+            )
         ]
         due = 0.5 * float(weight.grad.double().square().sum())
         assert audit.squares(held) == pytest.approx(due, rel=1e-5), step
