@@ -45,9 +45,9 @@ class Estimate:
     def as_json(self) -> dict[str, Any]:
         """The document of `harness estimate --json`: per rank, in bytes and seconds."""
         from harness.plan.estimate import document
-        from harness.plan.estimate.alternatives import of_rows
+        from harness.plan.estimate.row import alternatives_of_rows
 
-        return document(self.question, self.rows, of_rows(self.rows))
+        return document(self.question, self.rows, alternatives_of_rows(self.rows))
 
     def to_frame(self) -> DataFrame:
         """Its rows as a table for pandas; None where no closed form answers."""

@@ -81,9 +81,9 @@ def estimate(
 
     Sizes come from the model's configuration: no weights and no network are needed.
     """
+    from harness.plan.command_words import option_words
     from harness.plan.devices.device import ranks_per_node
     from harness.plan.devices.hardware import load_hardware
-    from harness.plan.estimate.alternatives import option_words
     from harness.plan.estimate.question import asked_of
 
     known = load_hardware(hardware)
@@ -131,13 +131,13 @@ def _answer(
     asked: EstimateRequest, words: list[str], *, details: bool, whole: bool, as_json: bool
 ) -> list[EstimateRow]:
     from harness.plan.estimate import document
-    from harness.plan.estimate.alternatives import of_rows
+    from harness.plan.estimate.row import alternatives_of_rows
     from harness.plan.estimate.row import estimate as estimated
     from harness.plan.estimate.table import estimate_lines
 
     with counting_predictors() as predictors:
         rows = estimated(asked, predictors)
-        instead = of_rows(rows, predictors)
+        instead = alternatives_of_rows(rows, predictors)
     for line in estimate_lines(asked, rows, details=details, whole=whole, instead=instead, words=words):
         click.echo(line, err=as_json)
     if as_json:

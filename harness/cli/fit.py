@@ -31,7 +31,8 @@ from harness.errors import HarnessError
 from harness.launch.cells import Cell, canonical_label
 from harness.launch.external import started_as_rank
 from harness.launch.launcher import EventHandler, LocalLauncher, modules_to_preload
-from harness.plan.estimate.alternatives import Alternative, alternative_lines, option_words, set_words
+from harness.plan.alternatives import Alternative, alternative_lines
+from harness.plan.command_words import option_words, set_words
 from harness.plan.fit.answer import (
     Found,
     answer_lines,

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.forms.terms import Term
-from harness.plan.estimate.alternatives import NO_WAYS, Ways, estimate_command, least_of
+from harness.plan.alternatives import NO_WAYS, Ways, least_of
+from harness.plan.command_words import estimate_command
 from harness.plan.estimate.question import EstimateRequest
 from harness.plan.estimate.row import EstimateRow, trust_of
 from harness.plan.memory import MemoryPrediction

@@ -19,6 +19,7 @@ from harness.forms.zero import stages as zero
 from harness.job.batch import BatchLayout, cell_layout, job_layout, with_global_batch
 from harness.judge.wording import ranks
 from harness.plan.accumulation import reduced_each_time
+from harness.plan.alternatives import Alternative, alternatives, bases
 from harness.plan.estimate.question import EstimateRequest
 from harness.plan.memory import host_bytes
 from harness.plan.prediction import Prediction, Predictors, predict, tried
@@ -315,3 +316,19 @@ def _predicted(row: EstimateRow, by: Predictors) -> EstimateRow:
     row = replace(row, traffic=traffic or (), traffic_unknown=traffic_unknown, **vars(predict(scenario, by)))
     decides = row.verdict is not None and not row.verdict.is_roomy
     return replace(row, reduced_each_time=reduced_each_time(scenario, by) if decides else None)
+
+
+def alternatives_of_rows(
+    rows: Sequence[EstimateRow], by: Predictors | None = None
+) -> dict[int, list[Alternative]]:
+    """By number of ranks of an estimate; empty where something fits, or no GPU was named."""
+    by_size: dict[int, list[EstimateRow]] = {}
+    for row in rows:
+        by_size.setdefault(row.world_size, []).append(row)
+    found = {}
+    for size, of_size in sorted(by_size.items()):
+        scenarios = [row.scenario for row in of_size if row.scenario and row.memory]
+        fits = any(row.verdict.is_roomy for row in of_size if row.verdict)
+        if scenarios and not fits and scenarios[0].device is not None:
+            found[size] = alternatives(bases(scenarios), by=by)
+    return found

@@ -11,18 +11,18 @@ from harness.backends.registry import moving_parts
 from harness.backends.strategy import ROUTE_PREFIXES
 from harness.judge.cell import CellName
 from harness.judge.wording import counted, listed, ranks
-from harness.plan.estimate.alternatives import (
+from harness.plan.alternatives import (
     COMMAND,
     NO_WAYS,
     Alternative,
     Ways,
     alternative_lines,
-    estimate_command,
     least_change,
     least_of,
     more_than_least_change,
     nothing_fits,
 )
+from harness.plan.command_words import estimate_command
 from harness.plan.estimate.document import formulae
 from harness.plan.estimate.question import EstimateRequest
 from harness.plan.estimate.row import EstimateRow, trust_of

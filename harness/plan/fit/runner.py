@@ -13,8 +13,8 @@ from harness.job.experiment import Experiment
 from harness.judge.rows import reason
 from harness.launch.cells import Cell, make_cell, reusable
 from harness.launch.launcher import EventHandler, LocalLauncher, run_cell
+from harness.plan.alternatives import Alternative, alternatives
 from harness.plan.coverage import why_memory_unknown
-from harness.plan.estimate.alternatives import Alternative, alternatives
 from harness.plan.fit.limit import Limit
 from harness.plan.fit.search import FITTING, OutOfTrials, Trial, trial_experiment, trial_of
 from harness.plan.job import data_bytes, planned_model, scenario_of

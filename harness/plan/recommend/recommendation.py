@@ -12,18 +12,9 @@ from harness.backends import registry
 from harness.backends.base import Preset
 from harness.errors import HarnessError
 from harness.judge.wording import listed, percent
+from harness.plan.alternatives import CONTEXT, MORE_GPUS, OFFLOAD, Alternative, alternatives, bases
+from harness.plan.command_words import SITE, option_words, planned_settings, run_command, set_words, site_line
 from harness.plan.devices.limits import TIGHT_SHARE
-from harness.plan.estimate.alternatives import (
-    CONTEXT,
-    MORE_GPUS,
-    OFFLOAD,
-    Alternative,
-    alternatives,
-    bases,
-    option_words,
-    planned_settings,
-    set_words,
-)
 from harness.plan.leading import CLOSE_SHARE
 from harness.plan.prediction import Predictors
 from harness.plan.recommend.guide import Advice, advise, fewer_tokens, guide_line
@@ -33,13 +24,6 @@ from harness.plan.recommend.ranking import VariantRanking, rank
 from harness.plan.scenario import with_settings
 from harness.plan.time.speed import gpu_hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
 from harness.plan.trust import PUBLISHED, Trust, trust_in
-
-SITE = "site.yaml"
-
-
-def site_line(gpus_per_node: int) -> str:
-    """Writes the least that Slurm's scripts need; partition, account and modules are added by hand."""
-    return f"printf 'name: here\\ngpus_per_node: {gpus_per_node}\\n' > {SITE}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,18 +75,6 @@ def commands(question: RecommendRequest, chosen: Sequence[Configuration], typed:
         compare=(*compare, report) if question.nodes == 1 else (),
         slurm=(site_line(question.gpus_per_node), *slurm, report),
     )
-
-
-def run_command(one: Alternative, words: Sequence[str]) -> str:
-    """What runs it: on one node, or under Slurm. `words`: of the model and of the job."""
-    added = set_words({**planned_settings(one.scenario), **one.settings})
-    nodes, per_node = one.scenario.nodes, one.scenario.ranks_per_node
-    if nodes > 1:
-        start = ["slurm", "render", "--site", SITE, "--backends", one.label, "--nodes", str(nodes)]
-        render = shlex.join(["harness", *start, "--nproc", str(per_node), *words, *added, "-o", "jobs"])
-        return f"{site_line(per_node)} && {render}"
-    start = ["run", "--backend", one.label, "--nproc", str(one.scenario.world_size)]
-    return shlex.join(["harness", *start, *words, *added])
 
 
 def _given(typed: Typed) -> list[str]:

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from harness.judge.wording import listed
-from harness.plan.devices.limits import TIGHT_SHARE
-from harness.plan.estimate.alternatives import (
+from harness.plan.alternatives import (
     alternative_lines,
     more_than_least_change,
     nothing_fits,
     reaches_more,
 )
+from harness.plan.command_words import run_command
+from harness.plan.devices.limits import TIGHT_SHARE
 from harness.plan.leading import CLOSE_SHARE, figures, if_joined, rate
 from harness.plan.recommend.guide import Remedy
 from harness.plan.recommend.predict import Configuration
 from harness.plan.recommend.question import RecommendRequest
-from harness.plan.recommend.recommendation import Recommendation, run_command
+from harness.plan.recommend.recommendation import Recommendation
 from harness.plan.time.speed import gpu_hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
 from harness.tell.formats import NOT_AVAILABLE, gigabytes, number, percent
 from harness.tell.narrow import fitted

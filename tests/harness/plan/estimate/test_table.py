@@ -6,13 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from harness.backends.registry import moving_parts
-from harness.plan.estimate.alternatives import of_rows
 from harness.plan.estimate.document import document
-from harness.plan.estimate.row import EstimateRow, estimate
+from harness.plan.estimate.row import EstimateRow, alternatives_of_rows, estimate
 from harness.plan.estimate.table import estimate_lines, without_equal_estimates
 from harness.plan.leading import USUAL
 from tests.harness.plan.estimate.asking import ask
-from tests.harness.plan.estimate.test_alternatives import STATES_ONLY
+from tests.harness.plan.test_alternatives import STATES_ONLY
 
 MIXED = ("training.precision=bf16-mixed", "data.sequence_length=4096")
 
@@ -139,7 +138,7 @@ def test_logits_that_do_not_fit_come_with_what_removes_them() -> None:
 def test_each_number_of_ranks_at_which_nothing_fits_has_its_ways_out() -> None:
     question = ask("data.sequence_length=8192", backends="ddp", world_sizes=(1, 2), per_node=2, gpu="T4")
     rows = estimate(question)
-    instead = of_rows(rows, STATES_ONLY)
+    instead = alternatives_of_rows(rows, STATES_ONLY)
     assert list(instead) == [1, 2]
     lines = [line for line in estimate_lines(question, rows, instead=instead) if line]
     for size in ("1 rank", "2 ranks"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,7 +16,6 @@ from harness.job.job import Job
 from harness.judge.wording import listed, ranks
 from harness.plan.coverage import why_memory_unknown
 from harness.plan.devices.device import joined_by, ranks_per_node
-from harness.plan.estimate.row import EstimateRow
 from harness.plan.leading import CLOSE_SHARE, USUAL, by_speed, figures, if_joined, simplest_close
 from harness.plan.prediction import Prediction, Predictors, predict, with_speed
 from harness.plan.scenario import Scenario, why_not_planned, with_settings
@@ -243,52 +240,6 @@ def more_than_least_change(found: Sequence[Alternative]) -> list[str]:
     """The same beside the way that changes least."""
     one = least_change(found)
     return reaches_more(found, one.tokens_per_second_per_gpu) if one else []
-
-
-def of_rows(rows: Sequence[EstimateRow], by: Predictors | None = None) -> dict[int, list[Alternative]]:
-    """By number of ranks of an estimate; empty where something fits, or no GPU was named."""
-    by_size: dict[int, list[EstimateRow]] = {}
-    for row in rows:
-        by_size.setdefault(row.world_size, []).append(row)
-    found = {}
-    for size, of_size in sorted(by_size.items()):
-        scenarios = [row.scenario for row in of_size if row.scenario and row.memory]
-        fits = any(row.verdict.is_roomy for row in of_size if row.verdict)
-        if scenarios and not fits and scenarios[0].device is not None:
-            found[size] = alternatives(bases(scenarios), by=by)
-    return found
-
-
-def estimate_command(one: Alternative, words: Sequence[str]) -> str:
-    """What predicts it. `words`: of the model, the job and the hardware, as every command repeats them."""
-    place = ["--backends", one.label, "--world-size", str(one.scenario.world_size)]
-    return shlex.join(["harness", "estimate", *words, *place, *set_words(one.settings)])
-
-
-def planned_settings(scenario: Scenario) -> dict[str, Any]:
-    """What a command sets so that it runs what was planned."""
-    return {
-        "runtime.preset": scenario.preset,
-        "data.sequence_length": scenario.job.data.sequence_length,
-        "training.precision": scenario.job.training.precision,
-        "training.global_batch_size": scenario.samples * scenario.mesh.data_size,
-        "training.micro_batch_size": scenario.micro_batch_size,
-        "training.activation_checkpointing": scenario.job.training.activation_checkpointing,
-    }
-
-
-def option_words(given: Mapping[str, object], assignments: Sequence[str] = ()) -> list[str]:
-    """Options that were given, and `--set` as typed, as a command repeats them."""
-    words = [word for name, value in given.items() if value is not None for word in (name, str(value))]
-    return words + [word for text in assignments for word in ("--set", text)]
-
-
-def set_words(settings: Mapping[str, Any]) -> list[str]:
-    """`--set` for each, its values as YAML reads them."""
-    texts = (
-        f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()
-    )
-    return [word for text in texts for word in ("--set", text)]
 
 
 def _changes(scenario: Scenario, settings: Mapping[str, Any]) -> dict[str, Any]:

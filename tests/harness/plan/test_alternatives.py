@@ -6,9 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from harness.forms.terms import Term
-from harness.plan.coverage import why_memory_unknown
-from harness.plan.devices.device import Fabric
-from harness.plan.estimate.alternatives import (
+from harness.plan.alternatives import (
     CHECKPOINTED,
     CONTEXT,
     MORE_GPUS,
@@ -18,9 +16,11 @@ from harness.plan.estimate.alternatives import (
     alternatives,
     reaches_more,
 )
+from harness.plan.command_words import run_command
+from harness.plan.coverage import why_memory_unknown
+from harness.plan.devices.device import Fabric
 from harness.plan.memory import MemoryPrediction, Moment
 from harness.plan.prediction import Predictors, predict
-from harness.plan.recommend.recommendation import run_command
 from harness.plan.scenario import Scenario
 from harness.plan.time.speed import SpeedPrediction
 from tests.harness.plan.plans import A100, scenario
