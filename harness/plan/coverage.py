@@ -12,7 +12,7 @@ from harness.forms.optimizer.step import implementation
 from harness.forms.peaks.families import has_timeline
 from harness.job.job import DEFAULT_TASK, Job, axes_of
 from harness.judge.wording import listed
-from harness.plan.architectures.catalogue import find_architecture, mixture_of_experts
+from harness.plan.architectures import find_architecture, mixture_of_experts
 from harness.plan.model import PlannedModel
 from harness.plan.scenario import Scenario, with_settings
 

@@ -14,8 +14,8 @@ from harness.backends.explain import InvalidYaml, parse_value, suggestion
 from harness.errors import HarnessError
 from harness.files import read_settings
 from harness.launch.launcher import require_libraries
+from harness.plan.architectures import MIXTURES, find_architecture, mixture_of_experts
 from harness.plan.architectures.architecture import Architecture, Tensors
-from harness.plan.architectures.catalogue import MIXTURES, find_architecture, mixture_of_experts
 from harness.plan.architectures.llama import head_size
 from harness.plan.catalogue import read_entries
 from harness.plan.model import PlannedModel

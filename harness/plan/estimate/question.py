@@ -21,7 +21,7 @@ from harness.plan.devices.device import (
     require_context,
     with_training_defaults,
 )
-from harness.plan.job_model import job_model
+from harness.plan.job import job_model
 from harness.plan.model import PlannedModel
 
 

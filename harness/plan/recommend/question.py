@@ -12,7 +12,7 @@ from harness.errors import HarnessError
 from harness.job.experiment import Experiment
 from harness.job.job import Job
 from harness.judge.wording import counted
-from harness.plan.architectures.catalogue import mixture_of_experts
+from harness.plan.architectures import mixture_of_experts
 from harness.plan.devices.device import (
     Device,
     Fabric,

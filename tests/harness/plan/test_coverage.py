@@ -18,7 +18,7 @@ from harness.plan.devices.limits import MemoryLimits
 from harness.plan.estimate import question
 from harness.plan.estimate.row import estimate
 from harness.plan.estimate.table import estimate_lines
-from harness.plan.job_model import job_model
+from harness.plan.job import job_model
 from harness.plan.memory import predict_memory
 from harness.plan.models import load_model
 from harness.plan.prediction import Prediction

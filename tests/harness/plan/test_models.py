@@ -10,7 +10,7 @@ import pytest
 from harness.errors import HarnessError
 from harness.job.job import Job
 from harness.plan.catalogue import read_entries
-from harness.plan.job_model import job_model
+from harness.plan.job import job_model
 from harness.plan.models import catalogue_names, find_entry, from_config, load_model
 from harness.rank.data.tokens import ByteTokenizer
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from harness.job.optimizer import OptimizerSection
-from harness.plan.architectures.catalogue import ARCHITECTURES
+from harness.plan.architectures import ARCHITECTURES
 from harness.plan.model import PlannedModel
 from harness.plan.models import catalogue_names, find_entry, from_config, load_model
 from harness.rank.models.description import describe_geometry, describe_layout, is_decoder

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from harness.job.model import ModelSection
-from harness.plan.architectures.catalogue import ARCHITECTURES
+from harness.plan.architectures import ARCHITECTURES
 from harness.plan.models import load_model
 from harness.plan.time.computing import EAGER_ONLY, attention_kernel, eager_attention
 from harness.plan.time.speed import predict_speed

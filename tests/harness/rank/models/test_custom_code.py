@@ -13,7 +13,7 @@ from harness.errors import HarnessError, JobError
 from harness.job.data import DataSection
 from harness.job.job import Job
 from harness.job.model import ModelSection
-from harness.plan.job_model import job_model
+from harness.plan.job import job_model
 from harness.plan.profiles import workload_profile
 from harness.rank.data.samples import DataFacts
 from harness.rank.data.tokens import tokenizer_of
