@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.plan.model import decoder
+from harness.forms.model.layout import Attention
+from harness.plan.model import decoder, heads_of
 from harness.plan.models import load_model
 from tests.harness.plan.plans import llama
 
@@ -34,3 +35,14 @@ def test_a_gelu_in_several_kernels_moves_more_than_one_kernel() -> None:
     fused = replace(model, config={**model.config, "activation_function": "gelu"})
     difference = decoder(model).traffic.forward - decoder(fused).traffic.forward
     assert difference == (19 - 2) * 4 * 768
+
+
+def test_heads_are_read_from_a_configuration() -> None:
+    config = {
+        "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64,
+    }  # fmt: skip
+    assert heads_of(config) == Attention(layers=3, heads=8, key_value_heads=2, head_size=8)
+    assert heads_of({"n_layer": 2, "n_head": 4, "n_embd": 32}) == Attention(
+        layers=2, heads=4, key_value_heads=4, head_size=8
+    )
+    assert heads_of({"n_layer": 2}) is None
