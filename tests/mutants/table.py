@@ -148,7 +148,7 @@ MUTANTS = (
     Mutant("simplest-leads", "harness/plan/leading.py",
            "key=lambda predicted: registry.moving_parts(predicted.label)", "key=lambda predicted: 0",
            "Of what predictions cannot tell apart the one with the fewest moving parts is recommended",
-           "harness/plan/recommend/test_ranking.py"
+           "harness/plan/recommend/test_best_variants.py"
            "::test_of_what_predictions_cannot_tell_apart_the_fewest_moving_parts_lead"),
     Mutant("loosest-group", "harness/plan/devices/limits.py",
            "return min(found, default=None)", "return max(found, default=None)",

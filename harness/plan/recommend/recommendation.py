@@ -1,4 +1,4 @@
-"""The whole answer: the ranking, the best few, what else is called for, and what is uncertain."""
+"""The whole answer: the best variants, the few to take, what else is called for, and what is uncertain."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from harness.plan.command_words import SITE, option_words, planned_settings, run
 from harness.plan.devices.limits import TIGHT_SHARE
 from harness.plan.leading import CLOSE_SHARE
 from harness.plan.prediction import Predictors
+from harness.plan.recommend.best_variants import BestVariants, best_variants
 from harness.plan.recommend.guide import Advice, advise, fewer_tokens, guide_line
 from harness.plan.recommend.predict import Configuration
 from harness.plan.recommend.question import RecommendRequest
-from harness.plan.recommend.ranking import VariantRanking, rank
 from harness.plan.scenario import with_settings
 from harness.plan.time.speed import gpu_hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
 from harness.plan.trust import PUBLISHED, Trust, trust_in
@@ -104,7 +104,7 @@ class Recommendation:
     """What `harness recommend` says."""
 
     question: RecommendRequest
-    ranking: VariantRanking
+    variants: BestVariants
     best: tuple[Configuration, ...]
     """The best configuration of each of the best backends."""
     advice: Advice | None
@@ -124,7 +124,7 @@ class Recommendation:
     """How wrong such answers have been; None: nothing fits."""
 
     def as_json(self) -> dict[str, Any]:
-        question, ranking = self.question, self.ranking
+        question, variants = self.question, self.variants
         return {
             "model": question.model.name,
             "parameters": question.model.parameters,
@@ -142,18 +142,18 @@ class Recommendation:
                 "best": _as_json(question, self.other_best) if self.other_best else None,
             },
             "remarks": list(question.remarks),
-            "with_room": _as_json(question, ranking.with_room) if ranking.with_room else None,
+            "with_room": _as_json(question, variants.with_room) if variants.with_room else None,
             "best": [_as_json(question, c) for c in self.best],
-            "fitting": [_as_json(question, c) for c in ranking.fitting],
+            "fitting": [_as_json(question, c) for c in variants.fitting],
             "not_chosen": [
                 {
                     "backend": one.configuration.label,
                     "fits": one.configuration.fits,
                     "reason": one.reason,
                 }
-                for one in ranking.rejected(self.best)
+                for one in variants.rejected(self.best)
             ],
-            "left_out": ranking.left_out,
+            "left_out": variants.left_out,
             "data_parallel_is_right": self.advice is None,
             "advice": None
             if self.advice is None
@@ -180,55 +180,55 @@ def recommend(
 ) -> Recommendation:
     """Rank what fits, and say what to measure. Raises HarnessError where nothing can be predicted."""
     predictors = predictors or Predictors()
-    ranking = rank(question, predictors)
-    if question.samples and not (ranking.fitting or ranking.too_large):
-        reason = list(ranking.left_out.values())[-1].removeprefix("no prediction: ")
+    variants = best_variants(question, predictors)
+    if question.samples and not (variants.fitting or variants.too_large):
+        reason = list(variants.left_out.values())[-1].removeprefix("no prediction: ")
         raise HarnessError(
             f"no strategy can be recommended: {reason}; `harness estimate` gives its states and traffic"
         )
-    best = _best(ranking)
+    best = _best(variants)
     (other,) = (preset for preset in get_args(Preset) if preset != question.preset)
     return Recommendation(
         question=question,
-        ranking=ranking,
+        variants=variants,
         best=best,
         advice=advise(
             question,
-            _data_parallel(question, ranking.fitting),
-            _data_parallel(question, ranking.too_large),
+            _data_parallel(question, variants.fitting),
+            _data_parallel(question, variants.too_large),
             predictors,
-            _sharing(question, (*ranking.fitting, *ranking.too_large)),
+            _sharing(question, (*variants.fitting, *variants.too_large)),
         ),
-        guide=guide_line(question, _data_parallel(question, ranking.fitting)),
-        uncertain=tuple(_uncertain(ranking)),
+        guide=guide_line(question, _data_parallel(question, variants.fitting)),
+        uncertain=tuple(_uncertain(variants)),
         commands=commands(question, best, typed),
-        instead=_instead(question, ranking, predictors),
+        instead=_instead(question, variants, predictors),
         fewer_tokens=() if _is_plain(best) else tuple(fewer_tokens(question, predictors)),
         words=tuple(_given(typed)),
         other_preset=other,
-        other_best=next(iter(_best(_rank_with(other, question, ranking, predictors))), None),
+        other_best=next(iter(_best(_rank_with(other, question, variants, predictors))), None),
         trust=_trust(best[0]) if best else None,
     )
 
 
 def _rank_with(
-    preset: Preset, question: RecommendRequest, ranking: VariantRanking, predictors: Predictors
-) -> VariantRanking:
-    return rank(replace(question, preset=preset), predictors, ranking.whatever_preset)
+    preset: Preset, question: RecommendRequest, variants: BestVariants, predictors: Predictors
+) -> BestVariants:
+    return best_variants(replace(question, preset=preset), predictors, variants.whatever_preset)
 
 
 def _instead(
-    question: RecommendRequest, ranking: VariantRanking, predictors: Predictors
+    question: RecommendRequest, variants: BestVariants, predictors: Predictors
 ) -> tuple[Alternative, ...]:
     """Where nothing fits well without offload: the ways that no variant takes, with the smallest micro-batch.
 
     Each says whether it needs checkpointing, so all begin from the job without what `recommend` adds.
     """
-    roomy = [c for c in ranking.fitting if c.offload == "none" and not c.verdict.barely_fits]
+    roomy = [c for c in variants.fitting if c.offload == "none" and not c.verdict.barely_fits]
     if roomy or not question.samples_per_rank:
         return ()
     asked = {"training.activation_checkpointing": question.checkpointing[0]}
-    found = [with_settings(c.scenario, asked) or c.scenario for c in ranking.too_large]
+    found = [with_settings(c.scenario, asked) or c.scenario for c in variants.too_large]
     return tuple(alternatives(bases(found), without=(OFFLOAD, MORE_GPUS, CONTEXT), by=predictors))
 
 
@@ -259,18 +259,18 @@ def _sharing(question: RecommendRequest, found: Sequence[Configuration]) -> list
     return [c for c in found if registry.mesh_of(c.label, question.gpus).shares_samples]
 
 
-def _best(ranking: VariantRanking) -> tuple[Configuration, ...]:
+def _best(variants: BestVariants) -> tuple[Configuration, ...]:
     """The few to measure; what barely fits only where nothing else fits."""
-    fitting = ranking.best_by_backend()
+    fitting = variants.best_by_backend()
     return (tuple(c for c in fitting if not c.verdict.barely_fits) or fitting)[:TOP]
 
 
-def _uncertain(ranking: VariantRanking) -> list[str]:
+def _uncertain(variants: BestVariants) -> list[str]:
     """What a measurement may turn round."""
     lines = []
-    fitting = ranking.best_by_backend()
+    fitting = variants.best_by_backend()
     if len(fitting) > 1 and fitting[0].speed is not None:
-        fastest = ranking.fastest or fitting[0]
+        fastest = variants.fastest or fitting[0]
         least = fastest.tokens_per_second_per_gpu * (1 - CLOSE_SHARE)
         close = [c.label for c in fitting[1:] if c.tokens_per_second_per_gpu >= least]
         if close:
@@ -285,10 +285,10 @@ def _uncertain(ranking: VariantRanking) -> list[str]:
             f"{percent(1 - TIGHT_SHARE)} of the device free; `harness fit` measures it"
         )
     for said, reasons in (
-        ("no speed of {}: {}", {c.label: c.speed_unknown for c in ranking.fitting}),
+        ("no speed of {}: {}", {c.label: c.speed_unknown for c in variants.fitting}),
         (
             "speed of {}: from the bytes of the ZeRO paper, since {}",
-            {c.label: c.traffic for c in ranking.fitting},
+            {c.label: c.traffic for c in variants.fitting},
         ),
     ):
         by_reason: dict[str, list[str]] = {}

@@ -54,14 +54,14 @@ def recommendation_lines(answer: Recommendation) -> Iterator[str]:
     yield from (f"note: {remark}" for remark in question.remarks)
     if answer.best:
         yield ""
-        shown = answer.ranking.best_by_backend()
+        shown = answer.variants.best_by_backend()
         yield table(question, shown, len(answer.best))
         yield (
             "batch: micro-batch; accum.: accumulation; ckpt: activation checkpointing; GB: of a GPU; "
             "host GB: of a node; tokens/s: per GPU; GPU h, kWh: per billion tokens, kWh at the power limit "
             "of the boards"
         )
-    rejected = answer.ranking.rejected(answer.best)
+    rejected = answer.variants.rejected(answer.best)
     if rejected:
         yield ""
         yield "Why not the others"
@@ -80,8 +80,8 @@ def recommendation_lines(answer: Recommendation) -> Iterator[str]:
 def _what_to_use(answer: Recommendation) -> Iterator[str]:
     """The answer in a sentence, what reaches more by another training, and the runner-up."""
     if not answer.best:
-        without = "nothing fits" if answer.ranking.too_large else "no configuration can be ranked"
-        yield (nothing_fits(answer.instead) if answer.ranking.too_large else None) or without
+        without = "nothing fits" if answer.variants.too_large else "no configuration can be ranked"
+        yield (nothing_fits(answer.instead) if answer.variants.too_large else None) or without
         yield from more_than_least_change(answer.instead)
         return
     best, *others = answer.best
@@ -92,11 +92,11 @@ def _what_to_use(answer: Recommendation) -> Iterator[str]:
 
 def _why_alone(answer: Recommendation) -> str:
     """Why there is no second."""
-    own, ranking = answer.best[0].backend, answer.ranking
-    barely = [c.label for c in ranking.best_by_backend() if c.backend != own]
+    own, variants = answer.best[0].backend, answer.variants
+    barely = [c.label for c in variants.best_by_backend() if c.backend != own]
     if barely:
         return f"{listed(barely)} barely {'fits' if len(barely) == 1 else 'fit'}"
-    others = any(c.backend != own for c in ranking.too_large)
+    others = any(c.backend != own for c in variants.too_large)
     return "nothing else fits" if others else "no other strategy can run this job"
 
 
@@ -107,7 +107,7 @@ def _beside(answer: Recommendation) -> Iterator[str]:
             yield f"With runtime.preset={answer.other_preset} fits {_in_words(answer.other_best)}"
         yield from answer.fewer_tokens
         return
-    best, with_room = answer.best[0], answer.ranking.with_room
+    best, with_room = answer.best[0], answer.variants.with_room
     if best.is_tight:
         share = percent(1 - TIGHT_SHARE)
         yield (
@@ -115,7 +115,7 @@ def _beside(answer: Recommendation) -> Iterator[str]:
             if with_room is None
             else f"Close to the limit: less than {share} is free. Safe alternative: {_in_words(with_room)}"
         )
-    if fastest := answer.ranking.fastest:
+    if fastest := answer.variants.fastest:
         more = percent(fastest.tokens_per_second_per_gpu / best.tokens_per_second_per_gpu - 1)
         yield (
             f"Fewest moving parts within {percent(CLOSE_SHARE)} of the fastest: {fastest.label} is predicted "
@@ -198,7 +198,7 @@ def _count(parameters: int) -> str:
 
 def _left_out(answer: Recommendation) -> str:
     by_reason: dict[str, list[str]] = {}
-    for name, reason in answer.ranking.left_out.items():
+    for name, reason in answer.variants.left_out.items():
         by_reason.setdefault(reason, []).append(name)
     return "; ".join(f"{listed(names, 10)} ({reason})" for reason, names in by_reason.items())
 

@@ -12,13 +12,13 @@ from harness.forms.workload import second_copy_ranks
 from harness.job.batch import cell_layout, job_layout
 from harness.job.config import load_experiment
 from harness.plan.leading import distinct_backends
+from harness.plan.recommend.best_variants import best_variants
 from harness.plan.recommend.predict import micro_batch_sizes, scenario_of, variants
-from harness.plan.recommend.ranking import rank
 from harness.plan.recommend.recommendation import Typed, commands
 from tests.harness.plan.recommend.invented import FABRIC, predictors, question
 
 ASKED = question("optimizer.learning_rate=0.1")
-BEST = rank(ASKED, predictors()).best_by_backend()[:3]
+BEST = best_variants(ASKED, predictors()).best_by_backend()[:3]
 TYPED = Typed(
     config=Path("job.yaml"),
     assignments=("optimizer.learning_rate=0.1", "training.precision=fp32", "data.sequence_length=100"),

@@ -3,16 +3,16 @@ from typing import Any
 
 from harness.plan.memory import MemoryPrediction, Moment
 from harness.plan.prediction import Predictors
+from harness.plan.recommend.best_variants import best_variants
 from harness.plan.recommend.guide import Advice, advise, guide_line, power_of_two
 from harness.plan.recommend.question import RecommendRequest
-from harness.plan.recommend.ranking import rank
 from harness.plan.scenario import Scenario
 from tests.harness.plan.recommend.invented import predictors, question, speed, term
 
 
 def advice(asked: RecommendRequest, **changes: Any) -> Advice | None:
     given = predictors(**changes)
-    found = rank(asked, given)
+    found = best_variants(asked, given)
     return advise(asked, found.fitting, found.too_large, given)
 
 
@@ -59,7 +59,7 @@ def test_gradients_that_accumulate_need_fewer_tokens() -> None:
 
     given = Predictors(memory=accumulating, speed=speed())
     asked = question()
-    found = rank(asked, given)
+    found = best_variants(asked, given)
     helped = advise(asked, found.fitting, found.too_large, given)
     assert remedies(helped)["smaller batch"] is None
     assert "fits at 800 tokens: one sample a GPU" in helped.remedies[0].reason  # type: ignore[union-attr]
@@ -83,7 +83,7 @@ def test_fewer_samples_than_gpus_divide_each_sample() -> None:
 
 def test_remedies_that_divide_samples_are_those_that_are_predicted_to_fit() -> None:
     asked = question(gpus=16, tokens=800)
-    found = rank(asked, predictors())
+    found = best_variants(asked, predictors())
     shared = (*found.fitting, *found.too_large)
     assert {c.backend for c in shared} >= {"cp", "fsdp-cp", "ulysses-zero3"}
     helped = advise(asked, (), (), predictors(), shared)
@@ -99,7 +99,7 @@ def test_remedies_that_divide_samples_are_those_that_are_predicted_to_fit() -> N
 
 def test_data_parallelism_that_ranks_which_share_samples_outrun_is_named_slower() -> None:
     asked = question()
-    found = rank(asked, predictors())
+    found = best_variants(asked, predictors())
     plain, (shared, *_) = found.fitting[0], [c for c in found.fitting if c.scenario.strategy.sequence]
     assert plain.speed is not None
     fast = replace(shared, speed=replace(plain.speed, tokens_per_second_per_gpu=1e6))
@@ -131,7 +131,7 @@ def test_a_little_exposed_communication_is_no_reason() -> None:
 
 
 def test_the_guides_ratio_stands_beside_the_exposed_share() -> None:
-    found = rank(question(gpus=1024, tokens=1024 * 100), predictors())
+    found = best_variants(question(gpus=1024, tokens=1024 * 100), predictors())
     line = guide_line(question(gpus=1024, tokens=1024 * 100), found.fitting)
     assert line is not None
     assert "1,024 GPUs (beyond the guide's 512)" in line

@@ -79,10 +79,10 @@ def test_what_is_tight_names_the_fastest_that_is_not() -> None:
     answer = recommend(question(), Typed(), predictors(per_token=19_000, communication=0.0))
     lines = "\n".join(recommendation_lines(answer)).splitlines()
     assert answer.best[0].is_tight
-    assert answer.ranking.with_room is not None
-    assert not answer.ranking.with_room.is_tight
+    assert answer.variants.with_room is not None
+    assert not answer.variants.with_room.is_tight
     assert lines[3].startswith(
-        f"Close to the limit: less than 10 % is free. Safe alternative: {answer.ranking.with_room.label}"
+        f"Close to the limit: less than 10 % is free. Safe alternative: {answer.variants.with_room.label}"
     )
     assert any(line.split()[:2] == ["1", answer.best[0].label] and "close" in line.split() for line in lines)
 
@@ -118,7 +118,7 @@ def test_a_faster_one_with_more_moving_parts_is_named_beside_the_recommended_one
     answer = recommend(question(), Typed(), predictors(states=1, communication=0.01))
     lines = list(recommendation_lines(answer))
     assert lines[0].startswith("Use ddp, ")
-    fastest = answer.ranking.fastest
+    fastest = answer.variants.fastest
     assert (fastest is None) == ("Fewest moving parts" not in lines[3])
 
 

@@ -44,7 +44,7 @@ Choices = Mapping[str, list[Configuration]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class VariantRanking:
+class BestVariants:
     """Every variant's best configuration: the one to take, then by speed those that fit, then the others."""
 
     fitting: tuple[Configuration, ...]
@@ -99,7 +99,9 @@ class VariantRanking:
         return [Rejected(configuration=configuration, reason=reason) for configuration, reason in reasons]
 
 
-def rank(question: RecommendRequest, predictors: Predictors, known: Choices | None = None) -> VariantRanking:
+def best_variants(
+    question: RecommendRequest, predictors: Predictors, known: Choices | None = None
+) -> BestVariants:
     """Predict every variant with and without checkpointing and rank the best configuration of each.
 
     known: of another preset, `whatever_preset`.
@@ -123,7 +125,7 @@ def rank(question: RecommendRequest, predictors: Predictors, known: Choices | No
     fitting = sorted((c for c in found if c.fits), key=by_speed)
     first = leader(fitting)
     too_large = sorted((c for c in found if not c.fits), key=lambda c: c.needed_bytes)
-    return VariantRanking(
+    return BestVariants(
         fitting=tuple(c for c in (first, *(c for c in fitting if c is not first)) if c),
         too_large=tuple(too_large),
         left_out=left_out,

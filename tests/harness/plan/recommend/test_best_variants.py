@@ -7,12 +7,8 @@ from harness.forms.families import model_states
 from harness.plan.leading import CLOSE_SHARE, distinct_backends, simplest_close
 from harness.plan.memory import MemoryPrediction, Moment
 from harness.plan.prediction import Predictors
+from harness.plan.recommend.best_variants import BestVariants, best_variants, why_slower
 from harness.plan.recommend.predict import variants
-from harness.plan.recommend.ranking import (
-    VariantRanking,
-    rank,
-    why_slower,
-)
 from harness.plan.scenario import Scenario
 from tests.harness.plan.recommend.invented import (
     THREE_BLOCKS,
@@ -25,16 +21,16 @@ from tests.harness.plan.recommend.invented import (
 )
 
 
-def ranking(**changes) -> VariantRanking:
-    return rank(question(), predictors(**changes))
+def found_variants(**changes) -> BestVariants:
+    return best_variants(question(), predictors(**changes))
 
 
-def reasons(found: VariantRanking, top: int = 3) -> dict[str, str]:
+def reasons(found: BestVariants, top: int = 3) -> dict[str, str]:
     return {x.configuration.backend: x.reason for x in found.rejected(found.best_by_backend()[:top])}
 
 
 def test_what_fits_is_ranked_by_speed() -> None:
-    found = ranking()
+    found = found_variants()
     rates = [c.tokens_per_second_per_gpu for c in found.fitting]
     assert rates == sorted(rates, reverse=True)
     # Less communication at a lower stage; DDP's 16 MB do not fit into 10.
@@ -43,41 +39,41 @@ def test_what_fits_is_ranked_by_speed() -> None:
 
 
 def test_the_best_of_each_backend_comes_once() -> None:
-    names = [c.backend for c in ranking().best_by_backend()]
+    names = [c.backend for c in found_variants().best_by_backend()]
     assert len(names) == len(set(names))
     assert "zero3" in names
 
 
 def test_a_backend_that_does_not_fit_says_what_is_missing() -> None:
-    assert reasons(ranking())["ddp"] == (
+    assert reasons(found_variants())["ddp"] == (
         "does not fit: 0.016 GB of 0.01 (0.00601 GB too much) at micro-batch 1, checkpointing, "
         "forward/backward; largest part optimizer 0.016 GB"
     )
 
 
 def test_a_backend_that_communicates_more_says_so() -> None:
-    assert reasons(ranking())["zero3"].startswith(
+    assert reasons(found_variants())["zero3"].startswith(
         "slower by 8.2 %: 16 % of its step is exposed communication"
     )
-    assert "most of it gradients" in reasons(ranking())["zero3"]
+    assert "most of it gradients" in reasons(found_variants())["zero3"]
 
 
 def test_a_backend_that_must_recompute_says_so() -> None:
     # 7 MB of activations a sample: hybrid groups of 4 hold 4 MB of states, full sharding 2 MB.
     # 1.1 s with micro-batch 1 against 1.3 x 1.025 s with recomputation and micro-batch 4.
-    reason = reasons(ranking(per_token=70_000, communication=0.0))["fsdp-hybrid"]
+    reason = reasons(found_variants(per_token=70_000, communication=0.0))["fsdp-hybrid"]
     assert reason == "slower by 17 %: it recomputes activations to fit"
 
 
 def test_offload_loses_by_the_host() -> None:
     # 80 MB of states are 10 MB on each of 8 ranks: only offload leaves room for a sample.
-    found = ranking(states=80)
+    found = found_variants(states=80)
     assert {c.offload for c in found.fitting} == {"optimizer", "cpu"}
-    assert not any(c.offload != "none" for c in ranking().best_by_backend())
+    assert not any(c.offload != "none" for c in found_variants().best_by_backend())
 
 
 def test_a_margin_below_a_tenth_is_tight() -> None:
-    tight = [c for c in ranking(per_token=19_000).fitting if c.is_tight]
+    tight = [c for c in found_variants(per_token=19_000).fitting if c.is_tight]
     assert tight
     assert all(0 <= c.margin_bytes < 1_000_000 for c in tight)
 
@@ -88,13 +84,13 @@ def test_a_variant_that_cannot_be_predicted_costs_no_other() -> None:
             raise HarnessError("no form")
         return memory()(scenario)
 
-    found = rank(question(), Predictors(memory=refuses_zero3, speed=speed(), ahead=trace_nothing))
+    found = best_variants(question(), Predictors(memory=refuses_zero3, speed=speed(), ahead=trace_nothing))
     assert found.left_out["zero3"] == "no prediction: no form"
     assert "fsdp" in {c.backend for c in found.fitting}
 
 
 def test_with_fewer_samples_than_gpus_only_ranks_that_share_them_are_ranked() -> None:
-    found = rank(question(tokens=400), predictors())
+    found = best_variants(question(tokens=400), predictors())
     assert {c.backend for c in found.fitting} >= {"fsdp-cp", "ulysses-zero3"}
     for configuration in (*found.fitting, *found.too_large):
         groups = registry.mesh_of(configuration.label, 8).data_size
@@ -103,7 +99,7 @@ def test_with_fewer_samples_than_gpus_only_ranks_that_share_them_are_ranked() ->
 
 
 def test_without_a_sample_for_each_group_of_ranks_nothing_is_ranked() -> None:
-    found = rank(question(gpus=64, tokens=300), predictors())
+    found = best_variants(question(gpus=64, tokens=300), predictors())
     assert (found.fitting, found.too_large) == ((), ())
 
 
@@ -114,7 +110,7 @@ def test_states_of_the_zero_paper_decide_what_fits() -> None:
         held = model_states(scenario.workload()).model_state_bytes
         return MemoryPrediction(moments=(Moment(name="forward/backward", terms=(term("weights", held),)),))
 
-    found = rank(question(), Predictors(memory=states_only, speed=speed(), ahead=trace_nothing))
+    found = best_variants(question(), Predictors(memory=states_only, speed=speed(), ahead=trace_nothing))
     needed = {c.label: c.needed_bytes for c in (*found.fitting, *found.too_large) if c.offload == "none"}
     assert {c.backend for c in found.too_large} == {"ddp", "cp"}
     assert 2e6 <= needed["zero3"] < needed["zero2"] < needed["zero1"] < 7e6 < 16e6 <= needed["ddp"]
@@ -122,7 +118,7 @@ def test_states_of_the_zero_paper_decide_what_fits() -> None:
 
 def test_of_what_predictions_cannot_tell_apart_the_fewest_moving_parts_lead() -> None:
     # 1 % of communication for each stage: zero1 is slower than hybrids of stage 2 would be, yet simpler.
-    found = ranking(communication=0.01)
+    found = found_variants(communication=0.01)
     rates = {c.label: c.tokens_per_second_per_gpu for c in found.fitting}
     close = [c for c in found.fitting if rates[c.label] >= (1 - CLOSE_SHARE) * max(rates.values())]
     assert len(close) > 3
@@ -133,7 +129,7 @@ def test_of_what_predictions_cannot_tell_apart_the_fewest_moving_parts_lead() ->
 
 
 def test_the_runner_up_is_the_simplest_of_those_close_to_the_fastest_that_is_left() -> None:
-    found = ranking(communication=0.01)
+    found = found_variants(communication=0.01)
     leader, *left = found.best_by_backend()
     runner_up, rates = left[0], [c.tokens_per_second_per_gpu for c in left]
     close = [c for c in left if c.tokens_per_second_per_gpu >= (1 - CLOSE_SHARE) * max(rates)]
@@ -143,7 +139,7 @@ def test_the_runner_up_is_the_simplest_of_those_close_to_the_fastest_that_is_lef
 
 
 def test_what_is_simpler_but_clearly_slower_does_not_lead() -> None:
-    found = ranking(communication=0.0)
+    found = found_variants(communication=0.0)
     simple, rival = (next(c for c in found.fitting if c.backend == name) for name in ("zero1", "fsdp"))
     assert simple.speed is not None
     for share, leads in ((0.96, simple), (0.94, rival)):
@@ -175,7 +171,7 @@ def test_every_strategy_that_is_tried_has_its_place() -> None:
 
 
 def test_a_faster_one_that_is_close_is_no_loser() -> None:
-    found = ranking(communication=0.01)
+    found = found_variants(communication=0.01)
     leader = found.fitting[0]
     assert leader.speed is not None
     rate = leader.tokens_per_second_per_gpu * 1.02
@@ -187,7 +183,7 @@ def test_a_faster_one_that_is_close_is_no_loser() -> None:
 
 def test_a_choice_without_a_prediction_costs_no_other_one() -> None:
     """Compiled blocks have bounds, compiled ones that recompute have none."""
-    found = rank(question("model.compile=block", model=THREE_BLOCKS), predictors(per_token=25_000))
+    found = best_variants(question("model.compile=block", model=THREE_BLOCKS), predictors(per_token=25_000))
     labels = {c.label for c in found.fitting}
     assert {"zero3", "fsdp"} <= labels
     assert not any(c.checkpointing for c in found.fitting)
