@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 from harness.backends import registry
 from harness.backends.entry import Entry
 from harness.backends.strategy import StrategyKind
+from harness.judge.wording import percent
 from harness.plan.devices.limits import MemoryVerdict
 from harness.plan.prediction import Prediction
 from harness.plan.scenario import Scenario
@@ -158,7 +159,25 @@ def figures(found: Prediction, *, marked: bool = True) -> str:
     on_host = f" and {host / 1e9:,.0f} GB of host memory per node" if host > ON_HOST else ""
     is_timed = verdict is not None and verdict.fits and found.speed is not None
     speed = f", about {about(found.tokens_per_second_per_gpu)} tokens/s a GPU" if is_timed else ""
+    speed += _updated_on_host(found) if is_timed else ""
     return f"{between(found.needed_between)} of {gigabytes(found.there_bytes)} GB{mark}{on_host}{speed}"
+
+
+HOST_UPDATE_SHARE = 0.01
+"""Of a step, from which the host's update is worth a word."""
+
+
+def _updated_on_host(found: Prediction) -> str:
+    """' at 4,096 tokens a step, of which the host's update takes 95 %'; empty: the device updates.
+
+    The host updates once a step, however many tokens that has: without their number the rate says nothing.
+    """
+    speed, scenario = found.speed, found.scenario
+    share = speed.host_update_share if speed else 0.0
+    if speed is None or scenario is None or share < HOST_UPDATE_SHARE:
+        return ""
+    tokens = round(speed.tokens_per_second_per_gpu * speed.step_seconds * scenario.world_size)
+    return f" at {tokens:,} tokens a step, of which the host's update takes {percent(share)}"
 
 
 def if_joined(scenario: Scenario | None) -> str:

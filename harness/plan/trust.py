@@ -29,7 +29,7 @@ PUBLISHED = TimeConstants.origin
 SHORT_TOKENS = 1024
 """Samples below are steps that wait for the host."""
 HOST_SHARE = 0.1
-"""Of a step, from which waiting for the host decides it."""
+"""Of a step, from which waiting for the host, or its update, decides it."""
 WORTH_SAYING = 0.05
 """Bias from which a direction is named."""
 SMALL = 0.005
@@ -137,14 +137,19 @@ class Trust:
 
 
 def trust_in(
-    *scenarios: Scenario, speed: bool = True, bounded: bool = False, host_share: float | None = None
+    *scenarios: Scenario,
+    speed: bool = True,
+    bounded: bool = False,
+    host_share: float | None = None,
+    update_share: float | None = None,
 ) -> Trust:
     """Of runs with the same kind of training under the same families of strategies, offloaded or not, with
     the same checkpointing, compilation and length of samples where there are enough.
 
     On one GPU every family counts that runs on one. `scenarios`: of one job on one kind of device. `speed`:
     whether the answer predicts any. `bounded`: whether its memory is a range. `host_share`: of a step that
-    waits for the host, at most; None: not known, so the length of a sample decides.
+    waits for the host, at most; None: not known, so the length of a sample decides. `update_share`: of the
+    first one's step, in which the host updates; None: not known, so offload decides.
     """
     first = scenarios[0]
     on_gpu, adapted = first.torch_device != "cpu", first.job.adapter.is_present
@@ -182,7 +187,7 @@ def trust_in(
         other_training=tuple(_other_training(near, adapted, unseen, () if known_speed or not speed else own)),
         bounded=bounded,
         is_timed=speed,
-        assumption=largest_assumption(first, host_share) if speed else largest_of_memory(first),
+        assumption=largest_assumption(first, host_share, update_share) if speed else largest_of_memory(first),
     )
 
 
@@ -246,14 +251,17 @@ def largest_of_memory(scenario: Scenario) -> str:
     return f"the allocator wastes nothing{'; outside of it lie ' if beside else ''}{listed(beside)}"
 
 
-def largest_assumption(scenario: Scenario, host_share: float | None = None) -> str | None:
+def largest_assumption(
+    scenario: Scenario, host_share: float | None = None, update_share: float | None = None
+) -> str | None:
     """What of the time model no run has shown for this question; None: no speed is predicted."""
     device = scenario.device
     if device is None:
         return None
     if scenario.constants is not None and scenario.constants.fitted:
         return f"constants of {scenario.constants.origin}"
-    if scenario.options.get("offload", "none") != "none" and scenario.torch_device != "cpu":
+    offloads = scenario.options.get("offload", "none") != "none" and scenario.torch_device != "cpu"
+    if offloads and (update_share is None or update_share > HOST_SHARE):
         rate = default_constants(device).host_bytes_per_second / 1e9
         return f"host memory gives each rank {rate:.0f} GB/s"
     if scenario.job.model.compile != "none":

@@ -304,6 +304,7 @@ def trust_of(rows: Sequence[Prediction], answer: Prediction | None = None) -> Tr
     share = max((row.speed.host_share for row in known if row.speed), default=None)
     return trust_in(
         *(row.scenario for row in known if row.scenario), speed=share is not None, host_share=share,
+        update_share=known[0].speed.host_update_share if known[0].speed else None,
         bounded=not any(row.memory for row in known),
     )  # fmt: skip
 

@@ -241,6 +241,7 @@ def _trust(best: Configuration) -> Trust:
     found = trust_in(
         best.scenario, speed=best.speed is not None, bounded=best.memory_bounds is not None,
         host_share=best.speed.host_share if best.speed else None,
+        update_share=best.speed.host_update_share if best.speed else None,
     )  # fmt: skip
     given = [
         remark for remark in (best.speed.remarks if best.speed else ()) if remark.startswith("constants: ")

@@ -29,7 +29,13 @@ from harness.plan.coverage import COMPILED, OPTIMIZER, require_speed
 from harness.plan.devices.constants import TimeConstants, TimeTerm, default_constants
 from harness.plan.devices.device import Device
 from harness.plan.scenario import Scenario
-from harness.plan.time.computing import HOST_TERM, UPDATE_BYTES, ComputingTime, computing_time
+from harness.plan.time.computing import (
+    HOST_TERM,
+    UPDATE_BYTES,
+    UPDATE_ON_HOST,
+    ComputingTime,
+    computing_time,
+)
 from harness.plan.time.work import Work
 
 LATENCY_HIDES = frozenset({"gloo"})
@@ -432,6 +438,12 @@ class SpeedPrediction:
     def host_share(self) -> float:
         """Of the step, in which the device waits for the host to start operators."""
         return sum(term.seconds for term in self.computing if term.name == HOST_TERM) / self.step_seconds
+
+    @property
+    def host_update_share(self) -> float:
+        """Of the step, in which the host updates what is offloaded."""
+        update = sum(term.seconds for term in self.computing if term.name == UPDATE_ON_HOST)
+        return update / self.step_seconds
 
     @property
     def communication_seconds(self) -> float:
