@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from .explain import TypedValues
-from .explain import Unsupported as Unsupported
 from .mesh import Mesh
 from .model_source import Loading
 from .piece import Portable
+from .refusals import TypedValues
+from .refusals import Unsupported as Unsupported
 
 if TYPE_CHECKING:
     import torch

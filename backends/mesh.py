@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal, get_args
 
-from .explain import Unsupported
+from .refusals import Unsupported
 
 Dimension = Literal["pipeline", "data", "shard", "sequence", "tensor"]
 """Ranks along 'data' replicate the weights, along 'shard' they cut the states; both split the samples.

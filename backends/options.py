@@ -7,10 +7,10 @@ from typing import Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
 from harness.backends.base import BackendOptions, Preset
-from harness.backends.explain import Unsupported
 from harness.backends.libraries.extensions import extensions
 from harness.backends.libraries.facts import fact
 from harness.backends.mesh import Mesh
+from harness.backends.refusals import Unsupported
 
 Rotation = Literal["all-gather", "all-to-all"]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .explain import Unsupported
+from .refusals import Unsupported
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,13 +17,16 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from harness.backends.refusals import explain_refusal
+from harness.backends.yaml_values import InvalidYaml, parse_value
+
 from .base import Backend, BackendOptions, Preset, World
 from .built_in import ENTRIES
 from .entry import ENTRY_POINT_GROUP, Entry, UnknownBackend
-from .explain import InvalidYaml, Unsupported, available, explain, parse_value
 from .hybrid import SECOND_COPY
 from .libraries.facts import unsupported, why_not_run
 from .mesh import Mesh
+from .refusals import Unsupported, available
 from .strategy import StrategyKind
 
 OTHER_NAMES: dict[str, list[str]] = tomllib.loads(
@@ -141,7 +144,7 @@ def parse(label: str) -> tuple[Entry, BackendOptions]:
         place = f"option '{{}}' of backend '{name}'"
         asked = [why_not_run(word) for option in values.items() for word in map(str, option)]
         why = next((f". {reason}" for reason in asked if reason), "")
-        raise UnknownBackend(explain(error, options_class, place) + why) from error
+        raise UnknownBackend(explain_refusal(error, options_class, place) + why) from error
 
 
 @lru_cache(maxsize=1024)

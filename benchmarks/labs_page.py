@@ -16,7 +16,7 @@ from tabulate import tabulate
 
 from harness.cli.labs import SPENT
 from harness.judge.comparison import Comparison
-from harness.labs.catalogue import LABS, Lab, Variant
+from harness.labs.definitions import LABS, Lab, Variant
 from harness.labs.tables import fill
 from harness.record import Record
 from harness.record.record_files import ARCHIVE_NAME, write_archive

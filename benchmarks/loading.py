@@ -141,7 +141,7 @@ def harness(options: argparse.Namespace, case: str) -> Any:
     from harness.rank.models.losses import summed_cross_entropy
     from harness.rank.models.model import model_config
     from harness.rank.models.optimizer import build_optimizer, update_groups
-    from harness.rank.probes.memory import AllocatorProbe, live_bytes_by_kind
+    from harness.rank.probes.device_memory import AllocatorProbe, live_bytes_by_kind
 
     name, _, loading = case.partition(":")
     config = GEOMETRIES[options.geometry]

@@ -21,7 +21,7 @@ from tabulate import tabulate
 from benchmarks.memory_cases import GEOMETRIES, MemoryCase, divided_cases, memory_cases
 from benchmarks.publishing import errors_text
 from harness.backends import registry
-from harness.forms.peaks.families import peak_moments
+from harness.forms.peak_memory.families import peak_moments
 from harness.launch.cells import canonical_label
 from harness.plan.profiles import workload_profile
 from harness.plan.trust import CPU, CPU_ERRORS, kind_of

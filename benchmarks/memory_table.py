@@ -15,7 +15,7 @@ from tabulate import tabulate
 
 from harness.forms.terms import STATE_KINDS
 from harness.judge.quantities import measures
-from harness.judge.quantities.states import RankStates, largest, rank_states, textbook
+from harness.judge.quantities.model_states import RankStates, largest, rank_states, textbook
 from harness.record import Record
 from harness.record.store import read_runs
 

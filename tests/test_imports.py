@@ -11,7 +11,7 @@ WITHOUT_TORCH = [
     "harness.api.runs",
     "harness.job.batch", "harness.launch.cells", "harness.cli", *(f"harness.cli.{name}" for name in COMMANDS),
     "harness.judge.comparison",
-    "harness.judge.findings.catalogue", "harness.judge.quantities.measures", "harness.judge.agreement.parity",
+    "harness.judge.findings.finders", "harness.judge.quantities.measures", "harness.judge.agreement.parity",
     "harness.judge.rows", "harness.job.config", "harness.run_directory.assemble", "harness.launch.launcher",
     "harness.record.provenance", "harness.record", "harness.tell.report", "harness.tell.pictures.drawing",
     "harness.tell.tables", "harness.launch.launcher", "harness.job", "harness.record.store",

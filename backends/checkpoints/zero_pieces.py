@@ -21,7 +21,7 @@ from harness.backends.checkpoints.adam import (
 from harness.backends.checkpoints.torch_pieces import whole_pieces
 from harness.backends.piece import MOMENTS, OptimizerProgress, Piece
 
-from ..explain import Unsupported
+from ..refusals import Unsupported
 
 
 def zero_pieces(engine: Any, stage: int, *, moments: bool = True) -> Iterator[Piece]:

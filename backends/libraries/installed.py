@@ -6,7 +6,7 @@ from collections.abc import Collection
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 
-from harness.backends.explain import Unsupported
+from harness.backends.refusals import Unsupported
 
 
 def absent(packages: Collection[str]) -> list[str]:

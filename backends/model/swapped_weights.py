@@ -17,7 +17,7 @@ from harness.backends.model.blocks import block_classes
 from harness.backends.options import Zero3Options, gathers_blocks
 from harness.backends.presets import ZERO3_DEFAULTS, ZERO3_PREFETCH_ELEMENTS
 
-from ..explain import Unsupported
+from ..refusals import Unsupported
 
 COUNT = 5
 """`buffer_count` of 'offload_param' (zero/offload_config.py)."""

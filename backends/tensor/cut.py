@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import parallelize_module as parallelize
 from harness.backends.libraries.installed import installed_version
 from harness.backends.tensor.plan import COLUMNS, ROWS, VOCABULARY, cut_dimension, why_not_cut
 
-from ..explain import Unsupported
+from ..refusals import Unsupported
 
 KNOWN_STYLES = {
     **dict.fromkeys(COLUMNS, ("colwise",)),

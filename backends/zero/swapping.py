@@ -41,8 +41,8 @@ from harness.backends.zero.engine import ZeroEngine
 from harness.backends.zero.extension_builds import load_libaio
 from harness.scratch import scratch_prefix
 
-from ..explain import Unsupported
 from ..optimizer.groups import tensors_in
+from ..refusals import Unsupported
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from harness.backends.explain import available
+from harness.backends.refusals import available
 from harness.errors import HarnessError
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import METRICS

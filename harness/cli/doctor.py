@@ -17,7 +17,7 @@ from harness.cli.options.arguments import split_backends
 from harness.cli.options.shared import PATH, common, json_option
 from harness.cli.terminal.output import echo
 from harness.doctor.check import SelfCheck, cover, document, self_check
-from harness.doctor.gpu.catalogue import answer_all
+from harness.doctor.gpu.all_checks import answer_all
 from harness.doctor.gpu.check import Answer, Evidence
 from harness.doctor.gpu.matrices import AT_SIZE, Compared, compare_all, matrices
 from harness.doctor.gpu.packing import PACKED, check_bundle, write_bundle

@@ -8,12 +8,12 @@ from dataclasses import asdict
 
 import click
 
-from harness.backends.explain import available
+from harness.backends.refusals import available
 from harness.cli.options import completion
 from harness.cli.options.shared import common, json_option
 from harness.cli.terminal.output import echo
 from harness.errors import HarnessError
-from harness.judge.findings.catalogue import kinds
+from harness.judge.findings.finders import kinds
 from harness.tell.narrow import line_width
 
 

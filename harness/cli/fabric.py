@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from harness.backends.explain import available
+from harness.backends.refusals import available
 from harness.cli.options.arguments import default_ranks
 from harness.cli.options.device import resolve_device
 from harness.cli.options.shared import EXIT_GATE, PATH, common, json_option

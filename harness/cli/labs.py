@@ -17,7 +17,7 @@ from harness.cli.options.shared import PATH, backends_option, common, json_optio
 from harness.cli.terminal.output import echo
 from harness.errors import HarnessError
 from harness.judge.wording import counted
-from harness.labs.catalogue import LABS, Lab, Scale, Variant, find_lab
+from harness.labs.definitions import LABS, Lab, Scale, Variant, find_lab
 from harness.record.store import read_runs
 from harness.tell.narrow import fitted
 

@@ -11,7 +11,7 @@ from harness.cli.options.shared import json_option, measuring, runs_option, view
 from harness.cli.terminal.output import View, echo
 from harness.errors import HarnessError
 from harness.job.experiment import MeasureSection
-from harness.launch.observed import observe_command
+from harness.launch.observed_command import observe_command
 from harness.record import Record
 from harness.record.store import Store
 from harness.safe_text import redacted

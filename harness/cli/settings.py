@@ -7,7 +7,7 @@ import textwrap
 
 import click
 
-from harness.backends.explain import available
+from harness.backends.refusals import available
 from harness.cli.options import completion
 from harness.cli.options.shared import common, json_option
 from harness.cli.terminal.output import echo

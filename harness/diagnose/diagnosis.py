@@ -26,7 +26,7 @@ from harness.diagnose.tensors import (
     TensorNoise,
     compare_tensors,
 )
-from harness.judge.agreement.explain import explain, name_scale, shifted
+from harness.judge.agreement.divergence_causes import explain_divergence, name_scale, shifted
 from harness.judge.agreement.job_equivalence import Difference, job_differences
 from harness.judge.agreement.noise import Tolerance
 from harness.judge.agreement.parity import MEAN_NORM, first_divergent_step
@@ -113,7 +113,7 @@ def about_reports(
     baseline: Record, other: Record, limits: Tolerance, *, every: bool = False
 ) -> Iterator[str]:
     """A wrongly reported loss or norm, if a step shows it; `every`: whatever cause it shows."""
-    cause = explain(baseline, other, limits)
+    cause = explain_divergence(baseline, other, limits)
     if every or cause.kind in REPORTED:
         yield cause.text
 

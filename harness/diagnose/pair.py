@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.backends.explain import suggestion
+from harness.backends.refusals import suggestion
 from harness.errors import HarnessError
 from harness.judge.agreement.parity import has_dropout
 from harness.judge.agreement.resumed import first_step

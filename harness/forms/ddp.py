@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.forms.common_states import replica_terms
 from harness.forms.loading import with_pickled_plans
 from harness.forms.model.layout import Tensor, elements
-from harness.forms.states import replica_terms
 from harness.forms.terms import (
     BUFFERS,
     GRADIENTS,

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from harness.forms import ddp, pipeline, sequence, single, tensor
 from harness.forms.fsdp import fsdp1, fsdp2, fsdp2_tensor
-from harness.forms.optimizer.states import with_optimizer, with_whole_matrices
+from harness.forms.optimizer.other_kinds import with_optimizer, with_whole_matrices
 from harness.forms.sequence import with_attention
 from harness.forms.terms import Collective, ModelStates, Underived, Volume
 from harness.forms.workload import Workload

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from harness.forms.common_states import ADAM_MOMENTS
 from harness.forms.fsdp import fsdp1, fsdp2
 from harness.forms.part import local_workload
-from harness.forms.states import ADAM_MOMENTS
 from harness.forms.terms import STEP_PHASES, ModelStates
 from harness.forms.workload import Window, Workload
 from harness.forms.zero import zero3

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from harness.backends.options import PipelineOptions
 from harness.backends.pipeline.cut import Cut, why_not_cut
+from harness.forms.common_states import ADAM_MOMENTS, buffer_terms, step_counters
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.loading import with_pickled_plans
 from harness.forms.model.layout import Tensor, elements
-from harness.forms.states import ADAM_MOMENTS, buffer_terms, step_counters
 from harness.forms.terms import (
     GRADIENTS,
     NORM,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from harness.forms.common_states import buffer_terms, replica_terms
 from harness.forms.loading import with_pickled_plans
-from harness.forms.states import buffer_terms, replica_terms
 from harness.forms.terms import ModelStates, Term, Volume, states
 from harness.forms.workload import Workload
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from harness.backends.tensor.plan import COLUMNS, ROWS, VOCABULARY, cut_dimension, local_shape
+from harness.forms.common_states import replica_tensors, replica_terms
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.loading import with_pickled_plans
 from harness.forms.model.activations import SELECTIVE, blocks_between
 from harness.forms.model.layout import Layout, Tensor
-from harness.forms.states import replica_tensors, replica_terms
 from harness.forms.terms import (
     DIGEST,
     GRADIENTS,

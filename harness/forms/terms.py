@@ -113,7 +113,9 @@ class Term:
 
 @cache
 def _known_terms() -> dict[str, dict[str, Any]]:
-    return tomllib.loads(files("harness.forms.peaks").joinpath("terms.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(
+        files("harness.forms.peak_memory").joinpath("terms.toml").read_text(encoding="utf-8")
+    )
 
 
 def named_terms(family: str, names: str) -> list[Term]:

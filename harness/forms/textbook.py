@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from harness.backends.base import Precision
 from harness.backends.strategy import SHARDINGS, StrategyKind
+from harness.forms.common_states import ADAM_MOMENTS
 from harness.forms.dtypes import DTYPE_BYTES
-from harness.forms.states import ADAM_MOMENTS
 from harness.forms.terms import (
     BACKWARD,
     FORWARD,
@@ -160,7 +160,9 @@ def textbook_collectives(workload: Workload, *, weight_dtype: str, reduce_dtype:
     return found
 
 
-def explain(workload: Workload, volume: Volume, textbook: Iterable[Collective]) -> list[TermDifference]:
+def term_differences(
+    workload: Workload, volume: Volume, textbook: Iterable[Collective]
+) -> list[TermDifference]:
     """Expected minus textbook, term by term, per step; terms that agree are left out.
 
     The differences add up to the whole difference.

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends import registry
-from harness.backends.explain import choices
+from harness.backends.refusals import choices
 from harness.imported.deepspeed import label_of, read_deepspeed, require_registered, zero_offload
-from harness.imported.files import read_json
+from harness.imported.foreign_files import read_json
 from harness.imported.keys import KEYS as KEYS_BY_KIND
 from harness.imported.keys import SECTIONS
 from harness.imported.library_defaults import library_defaults

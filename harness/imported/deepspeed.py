@@ -8,9 +8,9 @@ from typing import Any, get_args
 
 from harness.backends import registry
 from harness.backends.base import OptimizerKind
-from harness.backends.explain import choices
 from harness.backends.libraries.extensions import unmet_files
 from harness.backends.options import ZeroOptions
+from harness.backends.refusals import choices
 from harness.imported.keys import KEYS, SECTIONS
 from harness.imported.library_defaults import deepspeed_values, library_defaults, with_defaults
 from harness.imported.reading import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Any
 
-from harness.backends.explain import parse_value
+from harness.backends.yaml_values import parse_value
 from harness.imported import values
 from harness.imported.reading import Chooses, Fixed, NotUsed, Off, OfPreset, OfSchedule, Rule, ToJob, ToOption
 from harness.record import FileKind

@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
-from harness.backends.explain import available, suggestion
 from harness.backends.libraries.facts import why_not_run
+from harness.backends.refusals import available, suggestion
 from harness.imported.values import alike, integer
 from harness.nested import empty_sections, leaves, value_at
 from harness.safe_text import capped

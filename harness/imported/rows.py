@@ -13,12 +13,13 @@ from pydantic import ValidationError
 
 from harness.backends import registry
 from harness.backends.base import Preset
-from harness.backends.explain import InvalidYaml, explain_all, parse_value
 from harness.backends.presets import PresetChange, preset_changes
+from harness.backends.refusals import explain_refusals
+from harness.backends.yaml_values import InvalidYaml, parse_value
 from harness.errors import HarnessError
 from harness.imported.accelerate import read_accelerate
 from harness.imported.deepspeed import label_of, read_deepspeed
-from harness.imported.files import GivenFile, read_json, read_toml, read_yaml
+from harness.imported.foreign_files import GivenFile, read_json, read_toml, read_yaml
 from harness.imported.keys import COMPUTE_DTYPE, KEYS, SECTIONS, read_table
 from harness.imported.reading import (
     AUTO,
@@ -180,7 +181,7 @@ def with_settings(experiment: Experiment, settings: Settings, what: str) -> Expe
     try:
         return Experiment.model_validate(document)
     except ValidationError as error:
-        raise HarnessError(f"{what}: {explain_all(error, Experiment, settings_by_name())}") from error
+        raise HarnessError(f"{what}: {explain_refusals(error, Experiment, settings_by_name())}") from error
 
 
 def _of_other_optimizers(kind: str) -> list[str]:

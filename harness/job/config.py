@@ -12,7 +12,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from harness.backends.explain import choices, explain_all, parse_value
+from harness.backends.refusals import choices, explain_refusals
+from harness.backends.yaml_values import parse_value
 from harness.errors import HarnessError
 from harness.files import read_settings
 from harness.job.experiment import INHERITS, Experiment
@@ -161,7 +162,7 @@ def load_experiment(path: Path | None, assignments: Sequence[str] = ()) -> Exper
     try:
         return Experiment.model_validate(document)
     except ValidationError as error:
-        raise HarnessError(explain_all(error, Experiment, settings_by_name())) from error
+        raise HarnessError(explain_refusals(error, Experiment, settings_by_name())) from error
 
 
 def _with_inherited(path: Path, heirs: Sequence[Path]) -> dict[str, Any]:

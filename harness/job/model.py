@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from harness.backends.base import Compile
-from harness.backends.explain import TypedValues
+from harness.backends.refusals import TypedValues
 
 
 class SettingsSection(TypedValues):

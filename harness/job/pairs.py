@@ -9,7 +9,7 @@ from importlib.resources import files
 
 from harness.backends import registry
 from harness.backends.mesh import Dimension
-from harness.forms.optimizer.states import why_not
+from harness.forms.optimizer.other_kinds import why_not
 from harness.job.job import Job
 
 

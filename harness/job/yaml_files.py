@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from harness.backends.explain import InvalidYaml, explain, parse_value
+from harness.backends.refusals import explain_refusal
+from harness.backends.yaml_values import InvalidYaml, parse_value
 from harness.errors import HarnessError
 from harness.files import read_settings
 
@@ -33,4 +34,4 @@ def read_yaml_file(path: Path, what: str, model: type[Model], must_be: str) -> M
     try:
         return model.model_validate(document)
     except ValidationError as error:
-        raise HarnessError(f"{what} {path}: {explain(error, model)}") from error
+        raise HarnessError(f"{what} {path}: {explain_refusal(error, model)}") from error

@@ -9,7 +9,7 @@ from itertools import chain
 from statistics import median
 from typing import Any, Literal
 
-from harness.backends.explain import available
+from harness.backends.refusals import available
 from harness.errors import HarnessError
 from harness.judge.cell import CellName
 from harness.judge.comparison import Comparison

@@ -10,7 +10,7 @@ from typing import Any, Self
 from harness.judge.agreement.noise import Noise, is_variant
 from harness.judge.cell import CellName
 from harness.judge.effective import SETTINGS, Effect, Setting
-from harness.judge.findings.catalogue import find_all
+from harness.judge.findings.finders import find_all
 from harness.judge.findings.finding import Finding
 from harness.judge.metrics import OWN_STEP
 from harness.judge.ranking import NO_FIGURES, Ranking, Ratio

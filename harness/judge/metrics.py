@@ -13,7 +13,7 @@ from typing import Literal
 
 from harness.judge.agreement.parity import Judgement
 from harness.judge.quantities import measures
-from harness.judge.quantities.states import expected_model_state_bytes
+from harness.judge.quantities.model_states import expected_model_state_bytes
 from harness.judge.quantities.volume import expected_sent_bytes_per_step
 from harness.judge.run import Run
 from harness.record import Record

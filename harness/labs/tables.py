@@ -13,7 +13,7 @@ from harness.judge.comparison import Comparison
 from harness.judge.findings.balance import work_per_rank
 from harness.judge.repeats import CellRuns
 from harness.judge.speed import median_step
-from harness.labs.catalogue import LAYOUTS, Counted, Estimated, Figure, Lab, TableLayout
+from harness.labs.definitions import LAYOUTS, Counted, Estimated, Figure, Lab, TableLayout
 from harness.plan.estimate import document, question
 from harness.plan.estimate.row import estimate
 from harness.plan.models import load_model

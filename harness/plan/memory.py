@@ -9,8 +9,8 @@ from typing import Literal
 from harness.errors import HarnessError
 from harness.forms.model.activations import ActivationProfile
 from harness.forms.part import samples_at_once
-from harness.forms.peaks.families import peak_moments
-from harness.forms.peaks.step_timeline import TRACED, PeakMoment, Phase
+from harness.forms.peak_memory.families import peak_moments
+from harness.forms.peak_memory.step_timeline import TRACED, PeakMoment, Phase
 from harness.forms.terms import Term, by_kind
 from harness.forms.zero.zero3.gathering import own_settings
 from harness.plan.coverage import neighbours, require_activations, require_timeline

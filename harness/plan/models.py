@@ -10,7 +10,8 @@ from typing import Any
 
 from tabulate import tabulate
 
-from harness.backends.explain import InvalidYaml, parse_value, suggestion
+from harness.backends.refusals import suggestion
+from harness.backends.yaml_values import InvalidYaml, parse_value
 from harness.errors import HarnessError
 from harness.files import read_settings
 from harness.launch.launcher import require_libraries

@@ -11,19 +11,19 @@ from pydantic import ValidationError
 
 from harness.backends import registry
 from harness.backends.base import BackendOptions, Precision, Preset, World
-from harness.backends.explain import Unsupported
 from harness.backends.hybrid import shard_size as shard_group
 from harness.backends.hybrid import unmet_hybrid, unmet_second_copy
 from harness.backends.libraries.extensions import runs_cpu_adam, unmet_cpu_adam, unmet_files
 from harness.backends.mesh import Mesh
 from harness.backends.options import PipelineOptions
 from harness.backends.pipeline.cut import PIPELINED_MODELS, not_whole, why_not_cut, why_not_scheduled
+from harness.backends.refusals import Unsupported
 from harness.backends.strategy import StrategyKind
 from harness.backends.tensor import plan as tensor_plan
 from harness.forms.families import model_states
 from harness.forms.model.activations import LogitBytes, recomputed_until
 from harness.forms.model.layout import Layout
-from harness.forms.peaks.rank import peak_rank
+from harness.forms.peak_memory.rank import peak_rank
 from harness.forms.terms import ModelStates
 from harness.forms.workload import Workload
 from harness.job.job import Job

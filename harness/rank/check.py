@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from harness.backends.explain import suggestion
+from harness.backends.refusals import suggestion
 from harness.errors import HarnessError, JobError
 from harness.forms.model.layout import Layout
 from harness.job.job import Job

@@ -20,9 +20,9 @@ from pydantic import ValidationError
 from harness.backends import registry
 from harness.backends.base import Backend, Engine, Unsupported, World
 from harness.backends.checkpoints.adam import moments_checksum
-from harness.backends.explain import explain
 from harness.backends.libraries.installed import installed_version
 from harness.backends.model.precision import compute_dtype
+from harness.backends.refusals import explain_refusal
 from harness.errors import HarnessError
 from harness.forms.terms import OwnForms
 from harness.forms.workload import Window
@@ -464,7 +464,9 @@ def _explaining(label: str) -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        raise HarnessError(f"backend '{label}' breaks its contract: {explain(error, SetupEvent)}") from error
+        raise HarnessError(
+            f"backend '{label}' breaks its contract: {explain_refusal(error, SetupEvent)}"
+        ) from error
 
 
 def _matmul_peaks(request: RunRequest) -> tuple[dict[str, float], float]:

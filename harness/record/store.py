@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import to_json
 
-from harness.backends.explain import explain
+from harness.backends.refusals import explain_refusal
 from harness.errors import HarnessError
 from harness.files import make_atomically, refusing, stream_number, write_atomically
 from harness.record import SCHEMA_VERSION
@@ -163,7 +163,7 @@ def _unreadable(data: bytes, path: Path, error: ValueError) -> HarnessError:
         return HarnessError(
             f"record {path} has schema version {version}; this harness reads {SCHEMA_VERSION} only"
         )
-    reason = explain(error, Record) if isinstance(error, ValidationError) else error
+    reason = explain_refusal(error, Record) if isinstance(error, ValidationError) else error
     return HarnessError(f"record {path} is not valid: {reason}")
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from harness.backends.explain import explain
+from harness.backends.refusals import explain_refusal
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
 from harness.files import Stored, read_plain, refusing, write_atomically
@@ -86,7 +86,7 @@ class SavedCheckpoint(Stored):
             return cls.model_validate_json(data)
         except ValidationError as error:
             raise HarnessError(
-                f"'{folder / DESCRIPTION}' is damaged, or of another version: {explain(error, cls)}"
+                f"'{folder / DESCRIPTION}' is damaged, or of another version: {explain_refusal(error, cls)}"
             ) from error
 
     def resumed(self) -> ResumedPart:

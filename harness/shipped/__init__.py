@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from harness.backends.explain import available
+from harness.backends.refusals import available
 from harness.errors import HarnessError
 
 MARK = "@"

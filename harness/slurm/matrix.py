@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import ValidationError
 
-from harness.backends.explain import explain
+from harness.backends.refusals import explain_refusal
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
 from harness.files import Stored, read_plain, refusing, write_atomically
@@ -295,7 +295,9 @@ def read_matrix(folder: Path) -> Matrix:
             f"'{folder}' holds no matrix ({error.strerror}); give a folder that `harness slurm render` wrote"
         ) from error
     except ValidationError as error:
-        raise HarnessError(f"{path} is not a matrix of this version: {explain(error, Matrix)}") from error
+        raise HarnessError(
+            f"{path} is not a matrix of this version: {explain_refusal(error, Matrix)}"
+        ) from error
 
 
 def _batches(cells: Sequence[Cell], arrays: bool) -> list[list[Cell]]:

@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from harness.backends.explain import choices, explain
+from harness.backends.refusals import choices, explain_refusal
 from harness.errors import HarnessError
 from harness.fabric.result import parse_rate
 from harness.files import Stored
@@ -197,4 +197,4 @@ def with_time_limit(site: Site, time_limit: str) -> Site:
     try:
         return Site.model_validate(site.model_dump() | {"time_limit": time_limit})
     except ValidationError as error:
-        raise HarnessError(f"--time {time_limit}: {explain(error, Site)}") from error
+        raise HarnessError(f"--time {time_limit}: {explain_refusal(error, Site)}") from error

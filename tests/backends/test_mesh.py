@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from harness.backends.explain import Unsupported
 from harness.backends.mesh import Dimension, Mesh
+from harness.backends.refusals import Unsupported
 
 SIZES: list[dict[Dimension, int | None]] = [
     {"data": None},

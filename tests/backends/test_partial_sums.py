@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.backends.explain import Unsupported
+from harness.backends.refusals import Unsupported
 from harness.backends.single import add_up_parts
 from harness.rank.data.samples import DataFacts
 from harness.rank.models.losses import summed_cross_entropy

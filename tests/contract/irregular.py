@@ -21,7 +21,7 @@ from harness.rank.models.losses import loss_function
 from harness.rank.models.optimizer import build_optimizer, frozen_names, update_groups
 from harness.rank.models.tracing import Counting, trace_step
 from harness.rank.probes.communication import CommunicationCounter
-from harness.rank.probes.memory import AllocatorProbe, live_bytes_by_kind
+from harness.rank.probes.device_memory import AllocatorProbe, live_bytes_by_kind
 from harness.record import LayoutPart, ModelPart
 from harness.record.model import CountedPart
 from tests.contract.sources import FOLDER

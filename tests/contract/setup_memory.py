@@ -13,7 +13,7 @@ from harness.job.model import ModelSection
 from harness.job.optimizer import UpdateGroup
 from harness.rank.models.losses import summed_cross_entropy
 from harness.rank.models.optimizer import build_optimizer, update_groups
-from harness.rank.probes.memory import AllocatorProbe, live_bytes_by_kind
+from harness.rank.probes.device_memory import AllocatorProbe, live_bytes_by_kind
 from harness.rank.probes.process_memory import HostPeak
 from harness.rank.probes.weights import digest_weights
 from harness.rank.process.environment import return_freed_memory

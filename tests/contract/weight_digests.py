@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from harness.backends.base import Backend, World
-from harness.backends.explain import Unsupported
 from harness.backends.piece import Piece
+from harness.backends.refusals import Unsupported
 from harness.errors import HarnessError
 from harness.rank.probes.weights import digest_weights
 from harness.record import WeightsPart

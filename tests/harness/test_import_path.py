@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.import_path import given_environment, leave_current_folder, put_before_packages, safe_environment
-from harness.launch.observed import observed_environment
+from harness.launch.observed_command import observed_environment
 
 from .cli.command_line import environment, harness_process
 

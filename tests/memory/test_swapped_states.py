@@ -9,7 +9,7 @@ import pytest
 from harness.backends.libraries.extensions import ASYNC_IO
 from harness.backends.zero.extension_builds import unmet_build
 from harness.forms.terms import STATE_KINDS
-from harness.judge.quantities.states import rank_states
+from harness.judge.quantities.model_states import rank_states
 from tests.memory.runs import compare
 
 UNMET = unmet_build(ASYNC_IO)

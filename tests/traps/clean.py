@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from harness.backends import registry
 from harness.backends.base import World
 from harness.judge.metrics import BY_KEY
-from harness.judge.quantities.states import rank_states
+from harness.judge.quantities.model_states import rank_states
 from harness.judge.quantities.volume import volume_differences
 from harness.judge.rows import JudgedRun
 from tests.built_in import MULTIPLYING

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.backends.explain import suggestion
+from harness.backends.refusals import suggestion
 from harness.cli.options.shared import warn_skipped
 from harness.cli.terminal.output import echo
 from harness.errors import HarnessError

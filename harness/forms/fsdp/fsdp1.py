@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from harness.forms.common_states import ADAM_MOMENTS, FROZEN, buffer_terms, step_counters
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.fsdp.units import (
     KEPT_BY_EVALUATION,
@@ -22,7 +23,6 @@ from harness.forms.fsdp.units import (
 )
 from harness.forms.loading import PHASE, loading_collectives, with_pickled_plans
 from harness.forms.model.layout import Tensor, ceil_to, elements
-from harness.forms.states import ADAM_MOMENTS, FROZEN, buffer_terms, step_counters
 from harness.forms.terms import (
     BACKWARD,
     DIGEST,

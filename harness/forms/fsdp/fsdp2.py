@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from harness.forms.common_states import ADAM_MOMENTS, FROZEN, buffer_terms, step_counters
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.fsdp.fsdp2_order import evaluation_in_order, in_order
 from harness.forms.fsdp.units import (
@@ -22,7 +23,6 @@ from harness.forms.fsdp.units import (
 )
 from harness.forms.loading import loading_collectives, with_pickled_plans
 from harness.forms.model.layout import Layout, Tensor, ceil_to, elements
-from harness.forms.states import ADAM_MOMENTS, FROZEN, buffer_terms, step_counters
 from harness.forms.terms import (
     BACKWARD,
     DIGEST,

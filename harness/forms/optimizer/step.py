@@ -9,8 +9,8 @@ from typing import Literal
 
 from harness.backends.optimizer.kinds import LOW_BIT
 from harness.forms import pipeline, tensor
+from harness.forms.common_states import replica_tensors
 from harness.forms.fsdp import fsdp1, fsdp2, fsdp2_tensor
-from harness.forms.states import replica_tensors
 from harness.forms.workload import Workload
 from harness.forms.zero import zero3, zero12
 from harness.forms.zero.zero_tensor import zero3_tensor, zero12_tensor

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from harness.forms.common_states import ADAM_MOMENTS, buffer_terms, step_counters, whole_frozen
 from harness.forms.dtypes import DTYPE_BYTES
-from harness.forms.states import ADAM_MOMENTS, buffer_terms, step_counters, whole_frozen
 from harness.forms.terms import GRADIENTS, NORM, Collective, ModelStates, Term, Volume, over_steps, states
 from harness.forms.workload import Workload
 from harness.forms.zero.stages import broadcast_model, reduce_dtype, with_checkpoint

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.backends.presets import MULTI_RANK_BUCKET
+from harness.forms.common_states import ADAM_MOMENTS, buffer_terms, step_counters, whole_frozen
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.model.layout import Tensor, ceil_to, elements
-from harness.forms.states import ADAM_MOMENTS, buffer_terms, step_counters, whole_frozen
 from harness.forms.terms import (
     FURTHER_GRADIENTS,
     GRADIENTS,

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from harness.backends.base import Effective
 from harness.forms.dtypes import DTYPE_BYTES
-from harness.forms.peaks.rank import most_gathered_bytes
+from harness.forms.peak_memory.rank import most_gathered_bytes
 from harness.forms.workload import ELSEWHERE
 from harness.judge.effective import EVERY_MICRO_STEP, counted_synchronisation
 from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.quantities.measures import REDUCTIONS, reduced_bytes
-from harness.judge.quantities.states import all_kinds
+from harness.judge.quantities.model_states import all_kinds
 from harness.judge.quantities.volume import VolumeDifference, volume_differences, volume_of
 from harness.judge.repeats import Runs
 from harness.judge.rows import JudgedRun

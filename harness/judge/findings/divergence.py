@@ -5,7 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from harness.judge.agreement.explain import altered_step, explain, moved_alone, of_one_rank, sums_of_step
+from harness.judge.agreement.divergence_causes import (
+    altered_step,
+    explain_divergence,
+    moved_alone,
+    of_one_rank,
+    sums_of_step,
+)
 from harness.judge.agreement.noise import Noise, differing_answers
 from harness.judge.agreement.parity import MEAN_NORM
 from harness.judge.distance import movement
@@ -41,7 +47,7 @@ def find(runs: Runs) -> list[Finding]:
         limits = row.noise.widest(row.record)
         settings = [s.setting for s in row.judgement.settings if s.effect == "mathematics"]
         shift = row.noise.norm_shift(row.record)
-        cause = explain(row.reference.record, row.record, limits, settings, shift)
+        cause = explain_divergence(row.reference.record, row.record, limits, settings, shift)
         beyond = _exceeded(row.judgement.exceeded)
         why = cause.text if cause.kind == "diverged" else f"see {cause.kind}"
         found.append(

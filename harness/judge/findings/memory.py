@@ -9,11 +9,11 @@ from statistics import fmean, median
 from typing import Any
 
 from harness.forms.terms import STATE_KINDS
-from harness.forms.zero.zero3.files import BUFFER_TERM, READ_TERM, UPDATED_TERM
+from harness.forms.zero.zero3.swap_files import BUFFER_TERM, READ_TERM, UPDATED_TERM
 from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.quantities import measures
 from harness.judge.quantities.expected import derived_states
-from harness.judge.quantities.states import all_kinds, rank_states
+from harness.judge.quantities.model_states import all_kinds, rank_states
 from harness.judge.repeats import Runs
 from harness.judge.rows import JudgedRun
 from harness.judge.wording import percent

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from operator import attrgetter
 from statistics import median
 
+from harness.forms.cost import gpu_hours, kilowatt_hours
 from harness.forms.dtypes import DTYPE_BYTES
-from harness.forms.flops import gpu_hours, kilowatt_hours
 from harness.forms.network import transport_sent_bytes
 from harness.forms.terms import STATE_KINDS, STEP_PHASES, ring_sent_bytes
 from harness.forms.textbook import gathers_updated, textbook_sent_bytes
 from harness.forms.workload import second_copy_ranks
-from harness.judge.quantities.states import after_backward, all_kinds
+from harness.judge.quantities.model_states import after_backward, all_kinds
 from harness.record import CommunicationPart, EnergyPart, MemoryPart, RankPart, Record, StepPart
 from harness.record.workload import closed_form_layout, known_strategy
 

@@ -11,7 +11,7 @@ import numpy as np
 from harness.backends.pipeline.cut import Cut
 from harness.forms import pipeline
 from harness.judge.quantities.measures import first_timed
-from harness.judge.quantities.states import rank_states
+from harness.judge.quantities.model_states import rank_states
 from harness.judge.quantities.timings import WAITING, Seconds, timings
 from harness.record import RankPart, Record
 from harness.record.workload import of_record

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from harness.backends.mesh import Mesh
 from harness.forms.terms import BUFFERS, STEP_PHASES, Volume
-from harness.forms.textbook import TermDifference, explain, textbook_collectives
+from harness.forms.textbook import TermDifference, term_differences, textbook_collectives
 from harness.forms.workload import ELSEWHERE, Workload
 from harness.judge.quantities.expected import expected_volume
 from harness.judge.quantities.measures import sent_bytes_per_step
@@ -213,4 +213,4 @@ def textbook_differences(record: Record) -> list[TermDifference] | None:
     textbook = textbook_collectives(
         workload, weight_dtype=weights, reduce_dtype=effective.reduce_dtype or weights
     )
-    return explain(workload, volume, textbook)
+    return term_differences(workload, volume, textbook)

@@ -6,7 +6,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from harness.backends.explain import parse_value
+from harness.backends.yaml_values import parse_value
 
 Entries = dict[str, dict[str, Any]]
 

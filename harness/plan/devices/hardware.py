@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from harness.backends.explain import TypedValues, did_you_mean, suggestion
+from harness.backends.refusals import TypedValues, did_you_mean, suggestion
 from harness.errors import HarnessError
 from harness.forms.flops import find_peak
 from harness.job.yaml_files import read_yaml_file

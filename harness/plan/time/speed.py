@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from harness.errors import HarnessError
+from harness.forms.cost import gpu_hours, kilowatt_hours
 from harness.forms.ddp import bucket_count
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.families import gathers_weights, reduces_gradients
-from harness.forms.flops import ModelGeometry, gpu_hours, kilowatt_hours, model_flops_per_token
+from harness.forms.flops import ModelGeometry, model_flops_per_token
 from harness.forms.network import EMULATED, guide_ratio, time_ratio, transport_sent_bytes
 from harness.forms.part import local_workload
 from harness.forms.terms import (

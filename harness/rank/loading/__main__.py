@@ -3,7 +3,7 @@
 import json
 import sys
 
-from harness.rank.loading.files import write_whole_model
+from harness.rank.loading.weight_files import write_whole_model
 
 if __name__ == "__main__":
     write_whole_model(json.load(sys.stdin))

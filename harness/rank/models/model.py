@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from harness.backends.explain import available, suggestion
 from harness.backends.libraries.installed import require_installed
 from harness.backends.model.blocks import needed_blocks
 from harness.backends.model.precision import COMPUTE_DTYPES
+from harness.backends.refusals import available, suggestion
 from harness.errors import JobError
 from harness.job.data import IMAGES
 from harness.job.job import Job

@@ -25,9 +25,9 @@ from harness.rank.observing.probing import BETWEEN, Probing
 from harness.rank.observing.step import MicroBatch, MicroLoss, Step, returned_loss, scalar_of
 from harness.rank.observing.writing import Writing
 from harness.rank.probes.communication import CommunicationCounter
-from harness.rank.probes.memory import AllocatorProbe
+from harness.rank.probes.device_memory import AllocatorProbe
 from harness.rank.probes.time import PhaseTimer, phase_timer
-from harness.run_directory.observed import ObserveRequest
+from harness.run_directory.observed_record import ObserveRequest
 
 ENDLESS = 10**9
 """Steps of a training whose length is not known: all windows but the last are as long as they are set."""

@@ -23,14 +23,14 @@ from harness.rank.events import EventWriter
 from harness.rank.factories import brought_packages
 from harness.rank.live.observer import Observer
 from harness.rank.probes.communication import CommunicationCounter, release_finished_collectives
-from harness.rank.probes.energy import EnergyMeter
-from harness.rank.probes.memory import (
+from harness.rank.probes.device_memory import (
     AllocatorProbe,
     LiveBytes,
     allocator_probe,
     host_peak_bytes,
     live_bytes_by_kind,
 )
+from harness.rank.probes.energy import EnergyMeter
 from harness.rank.probes.process_memory import process_memory
 from harness.rank.probes.time import ProcessorAccount
 from harness.rank.probes.tracer import Tracer

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import psutil
 import torch
 
-from harness.rank.probes.memory import AllocatorProbe, CudaAllocatorProbe
+from harness.rank.probes.device_memory import AllocatorProbe, CudaAllocatorProbe
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.backends.base import Engine
-from harness.backends.explain import Unsupported
 from harness.backends.optimizer.gradients import real_numbers
 from harness.backends.piece import MOMENTS, Piece
+from harness.backends.refusals import Unsupported
 from harness.errors import HarnessError
 from harness.rank.probes.sketch import CHUNK_ELEMENTS, content_sum, partial_sketch
 from harness.record import WeightsPart

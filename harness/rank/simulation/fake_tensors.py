@@ -24,7 +24,7 @@ from harness.backends.optimizer import gradients
 from harness.backends.optimizer.gradients import local_shard
 from harness.errors import HarnessError
 from harness.rank.models.losses import unpacked_samples
-from harness.rank.probes.memory import AllocatorProbe
+from harness.rank.probes.device_memory import AllocatorProbe
 from harness.rank.simulation.ddp import without_checks_between_ranks
 
 FEW = 64

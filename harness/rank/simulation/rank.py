@@ -31,7 +31,7 @@ from harness.rank.live.observer import Observer
 from harness.rank.models.model import model_config
 from harness.rank.preparation import prepare_engine
 from harness.rank.probes.communication import CommunicationCounter
-from harness.rank.probes.memory import AllocatorProbe, allocator_probe, host_peak_bytes
+from harness.rank.probes.device_memory import AllocatorProbe, allocator_probe, host_peak_bytes
 from harness.rank.probes.probes import MemoryProbe
 from harness.rank.process.environment import prepare_process
 from harness.rank.simulation import ddp

@@ -16,8 +16,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from harness.backends.explain import parse_value
 from harness.backends.strategy import Sharding, StrategyKind
+from harness.backends.yaml_values import parse_value
 from harness.errors import HarnessError
 from harness.files import refusing, write_atomically
 from harness.record import Record

@@ -8,7 +8,7 @@ from typing import Any
 from harness.forms.terms import STATE_KINDS
 from harness.judge.comparison import Comparison
 from harness.judge.quantities import measures
-from harness.judge.quantities.states import largest, rank_states
+from harness.judge.quantities.model_states import largest, rank_states
 from harness.judge.repeats import CellRuns
 from harness.tell.document import Picture
 from harness.tell.formats import number

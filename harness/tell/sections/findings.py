@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.judge.cell import Backends, CellName, name_cells
 from harness.judge.comparison import Comparison
-from harness.judge.findings.catalogue import kinds
+from harness.judge.findings.finders import kinds
 from harness.judge.findings.finding import Finding
 from harness.judge.findings.groups import DOCUMENT, ROLES, Statement, role_of, statements
 from harness.judge.wording import words

@@ -9,7 +9,7 @@ from typing import Any
 from harness.forms.terms import STATE_KINDS
 from harness.judge.comparison import Comparison
 from harness.judge.quantities import measures
-from harness.judge.quantities.states import largest, rank_states, textbook
+from harness.judge.quantities.model_states import largest, rank_states, textbook
 from harness.judge.repeats import CellRuns
 from harness.record import MemoryPart, Record
 from harness.tell.document import Block, Column, Folded, Paragraph, Section, Table

@@ -11,7 +11,7 @@ from typing import Any
 from harness.backends.entry import UnknownBackend
 from harness.backends.registry import moving_parts
 from harness.forms import families
-from harness.forms.peaks.families import kinds_without_activations, without_activations
+from harness.forms.peak_memory.families import kinds_without_activations, without_activations
 from harness.forms.terms import STATE_KINDS
 from harness.forms.workload import Window, Workload
 from harness.job.experiment import ReportFocus

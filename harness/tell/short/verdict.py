@@ -11,10 +11,10 @@ from harness.job.experiment import ReportFocus
 from harness.judge.agreement.noise import Tolerance
 from harness.judge.cell import CellName, name_cells
 from harness.judge.comparison import Comparison
-from harness.judge.findings.catalogue import kinds
+from harness.judge.findings.finders import kinds
 from harness.judge.findings.groups import statements
 from harness.judge.metrics import EXPECTED_SENT, SENT, SPEED, STEP
-from harness.judge.quantities.states import largest, rank_states
+from harness.judge.quantities.model_states import largest, rank_states
 from harness.judge.quantities.volume import volume_differences
 from harness.judge.ranking import EQUAL, Ranking
 from harness.judge.repeats import CellRuns, rank_speeds

@@ -8,9 +8,9 @@ from torch import nn
 
 from harness.backends import registry
 from harness.backends.base import World
-from harness.backends.explain import Unsupported
 from harness.backends.model.swapped_weights import COUNT, locked_bytes, mapped, weight_buffers
 from harness.backends.options import Zero3Options
+from harness.backends.refusals import Unsupported
 
 TWO = World(rank=0, world_size=2, local_rank=0, ranks_per_node=2, device="cpu")
 RELEASED = {"stage3_max_reuse_distance": 0, "stage3_max_live_parameters": 0}

@@ -5,10 +5,10 @@ from unittest.mock import MagicMock
 import pytest
 from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
-from harness.backends.explain import Unsupported
 from harness.backends.mesh import Mesh
 from harness.backends.options import PipelineOptions
 from harness.backends.pipeline.cut import Cut, why_not_cut, why_not_scheduled
+from harness.backends.refusals import Unsupported
 
 BLOCKS = tuple(f"model.layers.{index}" for index in range(5))
 

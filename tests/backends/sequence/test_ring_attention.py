@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from harness.backends.explain import Unsupported
+from harness.backends.refusals import Unsupported
 from harness.backends.sequence.context_parallel import require_ring_attention
 
 

@@ -8,7 +8,7 @@ import torch
 
 from harness.backends import registry
 from harness.backends.base import World
-from harness.backends.explain import Unsupported
+from harness.backends.refusals import Unsupported
 from harness.backends.zero import extension_builds, swapping
 
 TWO = World(rank=0, world_size=2, local_rank=0, ranks_per_node=2, device="cpu")

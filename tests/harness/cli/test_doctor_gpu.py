@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from harness.cli import doctor as doctor_gpu
 from harness.cli.doctor import doctor
-from harness.doctor.gpu.catalogue import CHECKS
+from harness.doctor.gpu.all_checks import CHECKS
 from harness.doctor.gpu.check import Evidence
 from harness.gpus.found import Gpu, Gpus
 from harness.record.record_files import read_archive

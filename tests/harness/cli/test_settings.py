@@ -9,7 +9,7 @@ import pytest
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
 from harness.job.experiment import INHERITS, Experiment
-from harness.judge.findings.catalogue import kinds
+from harness.judge.findings.finders import kinds
 from harness.shipped import names, resolve
 from harness.slurm.site import load_site
 from harness.tell.narrow import WIDTH

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from harness.doctor.gpu.catalogue import collectives_per_step
+from harness.doctor.gpu.all_checks import collectives_per_step
 from harness.doctor.gpu.check import AGAIN, FULL, ON_CPU, SHARDED, SINGLE, ZERO, Evidence
 from harness.fabric.result import FabricResult, FabricRow
 from harness.record import ErrorPart, RankPart, Record

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.doctor.gpu.catalogue import CHECKS, answer_all
+from harness.doctor.gpu.all_checks import CHECKS, answer_all
 from harness.doctor.gpu.check import AGAIN, FULL, ON_CPU, RUNS, SHARDED, SINGLE, ZERO, Answer, Evidence
 from harness.doctor.gpu.runs import count_kernels
 from harness.gpus.found import Gpu

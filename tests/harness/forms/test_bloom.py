@@ -4,7 +4,7 @@ import pytest
 
 from harness.backends.registry import BUILT_IN
 from harness.forms.terms import GRADIENTS, STEP_PHASES, Collective
-from harness.forms.textbook import explain, textbook_collectives, textbook_sent_bytes
+from harness.forms.textbook import term_differences, textbook_collectives, textbook_sent_bytes
 from harness.forms.workload import Workload
 from tests.built_in import DATA_PARALLEL
 from tests.geometries import bloom_560m, bloom_workload, under, volume_of
@@ -77,7 +77,7 @@ def test_terms_explain_the_whole_difference_to_the_textbook(
         shard_size=workload.shard_size,
     )  # fmt: skip
     assert sum(c.sent_bytes(workload) for c in textbook) == pytest.approx(given, abs=1)
-    terms = explain(workload, volume, textbook)
+    terms = term_differences(workload, volume, textbook)
     explained = sum(term.difference for term in terms)
     assert explained == pytest.approx(sent(backend, workload) - (given or 0), abs=1)
     assert all(term.remark for term in terms), [term.term for term in terms if not term.remark]
@@ -85,13 +85,13 @@ def test_terms_explain_the_whole_difference_to_the_textbook(
 
 def test_only_the_norm_separates_fsdp_from_the_textbook_on_this_geometry() -> None:
     workload = bloom_workload(world_size=8)
-    terms = explain(workload, volume_of("fsdp", workload), textbook_of("fsdp", workload))
+    terms = term_differences(workload, volume_of("fsdp", workload), textbook_of("fsdp", workload))
     assert [(term.term, term.difference) for term in terms] == [("gradient norm", 14.0)]
 
 
 def test_zero_1_owes_its_excess_to_the_all_reduce() -> None:
     workload = bloom_workload(world_size=8)
-    found = explain(workload, volume_of("zero1", workload), textbook_of("zero1", workload))
+    found = term_differences(workload, volume_of("zero1", workload), textbook_of("zero1", workload))
     terms = {t.term: t for t in found}
     assert terms[GRADIENTS].difference == PARAMETERS * 4 * 7 / 8
     assert "all-reduces" in terms[GRADIENTS].remark

@@ -5,7 +5,7 @@ import pytest
 from harness.forms.terms import STATE_KINDS
 from harness.judge.cell import CellName
 from harness.judge.findings.groups import Statement, statements
-from harness.judge.quantities.states import rank_states
+from harness.judge.quantities.model_states import rank_states
 from tests.records import published_comparison
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from harness.job.experiment import MeasureSection
 from harness.launch.bootstrap.sitecustomize import PACKAGES, AfterImport, _modules_in
-from harness.launch.observed import observed_environment
-from harness.run_directory.observed import ObserveRequest, assemble_observed
+from harness.launch.observed_command import observed_environment
 from harness.run_directory.observed_processes import processes_folder
+from harness.run_directory.observed_record import ObserveRequest, assemble_observed
 
 
 def run(folder: Path, script: str, *paths: Path) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from harness.forms.common_states import ADAM_MOMENTS, FROZEN, buffer_terms, step_counters
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.model.layout import Tensor, ceil_to
-from harness.forms.states import ADAM_MOMENTS, FROZEN, buffer_terms, step_counters
 from harness.forms.terms import ModelStates, Share, Term, merged, states
 from harness.forms.workload import Workload
 from harness.forms.zero.stages import (
@@ -16,7 +16,8 @@ from harness.forms.zero.stages import (
     gradient_accumulation_bytes,
     reduce_dtype,
 )
-from harness.forms.zero.zero3.files import (
+from harness.forms.zero.zero3.gathering import fetching
+from harness.forms.zero.zero3.swap_files import (
     buffers,
     files,
     in_memory,
@@ -26,7 +27,6 @@ from harness.forms.zero.zero3.files import (
     weight_files,
     weights_in_memory,
 )
-from harness.forms.zero.zero3.gathering import fetching
 
 SECOND_COPY = "second copy within a group of ranks (hpZ)"
 SECOND_COPY_PADDING = "padding of the second copy"

@@ -4,7 +4,7 @@ import pytest
 
 from harness.forms.families import model_states
 from harness.forms.terms import ModelStates
-from harness.forms.zero.zero3.files import BUFFER_TERM
+from harness.forms.zero.zero3.swap_files import BUFFER_TERM
 from tests.harness.forms.layouts import BLOOM_560M, BLOOM_SMALL
 from tests.harness.forms.test_model_states import workload
 

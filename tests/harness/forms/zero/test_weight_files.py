@@ -6,7 +6,7 @@ from harness.forms.families import model_states
 from harness.forms.host_link import host_link_bytes
 from harness.forms.terms import ModelStates
 from harness.forms.workload import Workload
-from harness.forms.zero.zero3.files import ALIGNMENT_BYTES, LEAST_BYTES, READ_TERM, UPDATED_TERM
+from harness.forms.zero.zero3.swap_files import ALIGNMENT_BYTES, LEAST_BYTES, READ_TERM, UPDATED_TERM
 from tests.harness.forms.layouts import BLOOM_560M, BLOOM_SMALL
 from tests.harness.forms.test_model_states import workload
 

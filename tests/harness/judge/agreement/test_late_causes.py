@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from harness.judge.agreement.explain import Explanation, explain
+from harness.judge.agreement.divergence_causes import Explanation, explain_divergence
 from harness.judge.agreement.job_equivalence import job_differences
 from harness.judge.agreement.noise import measure_noise
 from harness.record import ObservedPart, RankPart, Record
@@ -26,7 +26,7 @@ def ranks(own: list[tuple[float, ...]], **fields: Any) -> list[RankPart]:
 
 def explained(record: Record, **reference: Any) -> Explanation:
     single = make_record(**reference)
-    return explain(single, record, measure_noise(single, ()).tight)
+    return explain_divergence(single, record, measure_noise(single, ()).tight)
 
 
 def test_a_gradient_that_is_wrong_from_a_later_step_on_is_no_update() -> None:
@@ -49,8 +49,8 @@ def test_norms_that_part_bit_by_bit_are_an_update() -> None:
     drifting = make_record(label="ddp", steps=make_steps(LOSSES, [5.0, 5.1, 5.25, 5.4]))
     sudden = make_record(label="ddp", steps=make_steps(LOSSES, [5.0, 5.1, 5.4, 5.4]))
     limits = replace(measure_noise(reference, ()).tight, norm=0.04)
-    assert explain(reference, drifting, limits).kind == "update-differs"
-    assert explain(reference, sudden, limits).kind == "gradient-differs"
+    assert explain_divergence(reference, drifting, limits).kind == "update-differs"
+    assert explain_divergence(reference, sudden, limits).kind == "gradient-differs"
 
 
 def test_gradients_that_are_summed_from_a_later_step_on_are_named() -> None:
@@ -131,11 +131,11 @@ def test_a_parameter_whose_gradients_have_a_factor_is_named_by_its_moments() -> 
     run = make_record(label="ddp", steps=make_steps(LOSSES, norms))
     run = run.model_copy(update={"moment_norms": moments | {"c": (0.5, 1.0)}})
     limits = measure_noise(reference, ()).tight
-    cause = explain(reference, run, limits)
+    cause = explain_divergence(reference, run, limits)
     assert cause.kind == "gradient-differs"
     assert "gradients of c are 0.5 times as large as in the reference, beside all others" in cause.text
     alike = run.model_copy(update={"moment_norms": dict.fromkeys(moments, (1.0, 2.2))})
-    assert "as large as" not in explain(reference, alike, limits).text
+    assert "as large as" not in explain_divergence(reference, alike, limits).text
 
 
 def test_gradients_of_the_step_before_are_named() -> None:

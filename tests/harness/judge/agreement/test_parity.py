@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from harness.judge.agreement.explain import explain
+from harness.judge.agreement.divergence_causes import explain_divergence
 from harness.judge.agreement.job_equivalence import job_differences
 from harness.judge.agreement.noise import Noise, measure_noise
 from harness.judge.agreement.parity import Judgement
@@ -152,7 +152,7 @@ def test_a_factor_on_the_gradients_of_a_rank_does_not_hide_in_the_band(factor: f
     assert judgement.parity == parity
     assert [name for name, _, _ in judgement.exceeded] == ["mean_norm"] * (parity == "diverged")
     shift = noise.norm_shift(other)
-    cause = explain(single, other, noise.widest(other), shift=shift)
+    cause = explain_divergence(single, other, noise.widest(other), shift=shift)
     assert (shift is not None) is (cause.kind == "gradient-differs") is (parity == "diverged")
     if shift is not None:
         assert (shift.label, shift.allowed) == ("single:precision=cast", 10 * noise.mean_norm)

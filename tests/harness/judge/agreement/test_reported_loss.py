@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.judge.agreement.explain import altered_step
+from harness.judge.agreement.divergence_causes import altered_step
 
 
 def record(*ranks: tuple[list[Any], list[Any]]) -> Any:

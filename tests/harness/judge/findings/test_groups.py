@@ -1,6 +1,6 @@
 from harness.judge.cell import CellName, name_cells
 from harness.judge.comparison import Comparison
-from harness.judge.findings.catalogue import kinds
+from harness.judge.findings.finders import kinds
 from harness.judge.findings.finding import Finding
 from harness.judge.findings.groups import ABOUT_FIGURES, CONSEQUENCES, statements
 from tests.records import NORMS, make_record, make_steps, make_weights

@@ -1,7 +1,7 @@
 from typing import Any
 
 from harness.judge.comparison import Comparison
-from harness.judge.findings.catalogue import kinds
+from harness.judge.findings.finders import kinds
 from harness.judge.findings.groups import role_of, statements
 from harness.record import PlacementPart
 from tests.records import ENVIRONMENT, make_record

@@ -5,7 +5,7 @@ import pytest
 
 from harness.job.optimizer import OptimizerSection
 from harness.judge.comparison import Comparison
-from harness.judge.findings.catalogue import kinds
+from harness.judge.findings.finders import kinds
 from harness.judge.findings.memory import _gap, find
 from harness.judge.quantities.expected import derived_states
 from harness.record import LayoutPart, MemoryPart, Record, TensorPart

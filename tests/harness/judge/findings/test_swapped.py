@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from harness.judge.comparison import Comparison
 from harness.judge.findings import memory
-from harness.judge.quantities.states import rank_states
+from harness.judge.quantities.model_states import rank_states
 from harness.record import LayoutPart, Record, TensorPart
 from tests.harness.judge.findings.test_memory import run, steady
 

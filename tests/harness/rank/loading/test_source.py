@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from harness.errors import HarnessError
 from harness.job.model import ModelSection
 from harness.rank.data.samples import DataFacts
-from harness.rank.loading import files
+from harness.rank.loading import weight_files as files
 from harness.rank.models.description import describe_layout, describe_model
 from harness.rank.models.model import draw_model, model_config
 from tests.harness.rank.loading.models import (

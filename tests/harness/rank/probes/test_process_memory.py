@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from harness.errors import HarnessError
-from harness.rank.probes.memory import AllocatorProbe, CudaAllocatorProbe
+from harness.rank.probes.device_memory import AllocatorProbe, CudaAllocatorProbe
 from harness.rank.probes.process_memory import device_use, driver_use, process_memory
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from harness.backends.libraries.facts import fact
 from harness.judge.comparison import Comparison
 from harness.judge.effective import SETTINGS
-from harness.judge.findings.catalogue import PAGE, kinds
+from harness.judge.findings.finders import PAGE, kinds
 from harness.judge.findings.groups import ROLES, role_of
 from tests.records import LOSSES, NORMS, make_effective, make_record, make_steps, make_weights
 

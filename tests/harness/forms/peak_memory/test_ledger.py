@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.forms.peaks.step_timeline import BELOW, Ledger
+from harness.forms.peak_memory.step_timeline import BELOW, Ledger
 from harness.forms.terms import Term
 
 WEIGHTS = Term(kind="weights", name="weights")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.model.layout import Tensor, ceil_to, elements
-from harness.forms.peaks.step_timeline import GRADIENTS, StepTimeline, deepspeed_norm, gathering
+from harness.forms.peak_memory.step_timeline import GRADIENTS, StepTimeline, deepspeed_norm, gathering
 from harness.forms.terms import named_terms
 from harness.forms.zero.stages import bucket_elements, gradient_accumulation_bytes, reduce_dtype
 from harness.forms.zero.zero12 import START_ALIGNMENT_ELEMENTS

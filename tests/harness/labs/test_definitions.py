@@ -8,7 +8,7 @@ from harness.backends import registry
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
 from harness.job.experiment import Experiment
-from harness.labs.catalogue import LABS, LAYOUTS, Lab, Scale, find_lab
+from harness.labs.definitions import LABS, LAYOUTS, Lab, Scale, find_lab
 from harness.labs.tables import fill
 from harness.shipped import resolve
 

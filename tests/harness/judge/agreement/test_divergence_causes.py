@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from harness.backends.mesh import Mesh
-from harness.judge.agreement.explain import Explanation, explain, name_scale
+from harness.judge.agreement.divergence_causes import Explanation, explain_divergence, name_scale
 from harness.judge.agreement.noise import Tolerance
 from harness.record import LayoutPart, ObservedPart, RankPart, Record, ResumedPart, TensorPart
 from tests.records import LOSSES, NORMS, make_ranks, make_record, make_steps, make_weights
@@ -31,7 +31,7 @@ def ranks(**per_rank: list[Any]) -> list[RankPart]:
 def explained(accumulation_steps: int = 1, **changes: Any) -> Explanation:
     other = make_record(label="ddp", **changes)
     world = other.world.model_copy(update={"accumulation_steps": accumulation_steps})
-    return explain(make_record(**start()), other.model_copy(update={"world": world}), LIMITS)
+    return explain_divergence(make_record(**start()), other.model_copy(update={"world": world}), LIMITS)
 
 
 def weights(a: float, b: float) -> dict[str, list[float]]:
@@ -79,7 +79,7 @@ def test_a_factor_is_named_only_within_what_rounding_does_to_a_norm() -> None:
 
 def test_a_reference_whose_loss_is_zero_has_no_ratio() -> None:
     zero = make_record(**start(), steps=make_steps([0.0, *LOSSES[1:]]))
-    found = explain(zero, make_record(label="ddp", steps=make_steps([0.25, *LOSSES[1:]])), LIMITS)
+    found = explain_divergence(zero, make_record(label="ddp", steps=make_steps([0.25, *LOSSES[1:]])), LIMITS)
     assert "the first loss differs (0.25 against 0)" in found.text
 
 
@@ -106,7 +106,7 @@ def test_a_mean_of_means_over_ranks_with_unequal_targets() -> None:
     record = make_record(**start(), steps=make_steps([sum(true) / TARGETS, *LOSSES[1:]]))
     steps = make_steps([sum(wrong) / TARGETS, *LOSSES[1:]])
     other = make_record(label="ddp", steps=steps, ranks=ranks(loss_sums=wrong, target_tokens=targets))
-    found = explain(record, other, LIMITS)
+    found = explain_divergence(record, other, LIMITS)
     assert found.kind == "loss-normalisation"
     assert found.values["target_tokens"] == targets
 
@@ -165,7 +165,7 @@ def test_a_norm_that_every_step_has_was_clipped_before_it_was_taken() -> None:
     some = explained(steps=make_steps(norms=[0.3, 0.30001, 0.31, 0.3])).text
     assert "clipped" not in some
     level = make_record(**start(), steps=make_steps(norms=[0.5] * 4))
-    alike = explain(level, make_record(label="ddp", steps=make_steps(norms=[0.4] * 4)), LIMITS)
+    alike = explain_divergence(level, make_record(label="ddp", steps=make_steps(norms=[0.4] * 4)), LIMITS)
     assert "clipped" not in alike.text, "the reference's do not differ either"
 
 
@@ -209,9 +209,9 @@ def test_what_alone_decays_is_named_as_that() -> None:
 
     limits = replace(LIMITS, parameters=dict.fromkeys("abc", 1e-3))
     reference = make_record(**begin(2.0, 2.0, 2.0), layout=make_layout(["a", "b"]))
-    found = explain(reference, make_record(label="ddp", **begin(2.1, 2.1, 2.0)), limits)
+    found = explain_divergence(reference, make_record(label="ddp", **begin(2.1, 2.1, 2.0)), limits)
     assert "the 2 parameters with weight decay, and no others, end with other values" in found.text
-    found = explain(reference, make_record(label="ddp", **begin(2.1, 2.0, 2.1)), limits)
+    found = explain_divergence(reference, make_record(label="ddp", **begin(2.1, 2.0, 2.1)), limits)
     assert "with weight decay" not in found.text
 
 
@@ -246,7 +246,7 @@ def test_an_optimizer_that_looks_at_shapes_updates_flat_parts_otherwise(
 ) -> None:
     losses = [*LOSSES[:2], LOSSES[2] + 0.01, LOSSES[3] + 0.02]
     record = make_record(label=label, steps=make_steps(losses), update_of_part=apart, **start(b=2.5))
-    found = explain(make_record(**start()), record, LIMITS)
+    found = explain_divergence(make_record(**start()), record, LIMITS)
     assert found.kind == kind
     told = (
         "depends on the shape or the norm of a parameter (half a matrix, flattened, moves otherwise by 50 %)"
@@ -285,7 +285,7 @@ def test_a_larger_gradient_norm_misses_nothing() -> None:
 def test_norms_that_were_not_compared_do_not_agree() -> None:
     unknown = {"steps": make_steps(norms=[None] * 4)}
     reference, other = make_record(**start(), **unknown), make_record(label="ddp", **start(b=2.5), **unknown)
-    assert explain(reference, other, LIMITS).text == (
+    assert explain_divergence(reference, other, LIMITS).text == (
         "b ends with other values although losses agree in all 4 steps; gradient norms were not compared: "
         "the update differs"
     )
@@ -299,7 +299,7 @@ def test_frozen_weights_that_moved_are_named() -> None:
     reference = make_record(**start(b=1.0), **layout(frozen=["b"]))
     norms = [norm * 1.1 for norm in NORMS]
     for steps in (make_steps(), make_steps(norms=norms)):
-        found = explain(reference, make_record(label="ddp", steps=steps, **start(b=1.5)), LIMITS)
+        found = explain_divergence(reference, make_record(label="ddp", steps=steps, **start(b=1.5)), LIMITS)
         assert (found.kind, found.values) == ("frozen-weights-moved", {"parameters": ["b"]})
 
 
@@ -308,7 +308,7 @@ def test_decay_of_what_no_gradient_reaches_is_told_by_how_far_it_moves_the_weigh
     other = make_record(label="zero2", **start())
     left = math.prod(1 - step.learning_rate * 0.1 for step in other.steps)
     for final, told in ((left, "; it shrinks by 0.021 %, the product of"), (0.5, "skipped in the reference")):
-        found = explain(reference, make_record(label="zero2", **start(b=final)), LIMITS)
+        found = explain_divergence(reference, make_record(label="zero2", **start(b=final)), LIMITS)
         assert found.kind == "decay-without-gradient"
         assert found.text.startswith("no gradient reaches b: zeros with weight decay here, skipped")
         assert told in found.text
@@ -329,7 +329,7 @@ def test_an_expert_that_idles_in_a_step_of_the_reference_is_named_where_gradient
     reference = make_record(ranks=idle, **begin())
     limits = replace(LIMITS, parameters={"a.w": 1e-3, "b.w": 1e-3})
     kinds = {
-        label: explain(reference, make_record(label=label, **begin(b=2.5)), limits)
+        label: explain_divergence(reference, make_record(label=label, **begin(b=2.5)), limits)
         for label in ("fsdp1", "zero2", "fsdp", "ddp")
     }
     assert [found.kind for found in kinds.values()] == [
@@ -339,7 +339,7 @@ def test_an_expert_that_idles_in_a_step_of_the_reference_is_named_where_gradient
         "no gradient reaches b.w in step 2: zeros here, an update by weight decay and moments; the reference "
         "skips it"
     )
-    other = explain(reference, make_record(label="fsdp1", **begin(a=2.5)), limits)
+    other = explain_divergence(reference, make_record(label="fsdp1", **begin(a=2.5)), limits)
     assert other.kind == "update-differs", "the expert is not what ends elsewhere"
 
 
@@ -354,7 +354,7 @@ def test_a_block_stands_for_its_parameters() -> None:
     )  # fmt: skip
     still = moved | {name: begin[name] for name in names[1:]}
     other = make_record(label="ddp", **initial, final_weights=make_weights("c" * 64, still))
-    assert explain(reference, other, LIMITS).text.startswith("block layers.1 never moved")
+    assert explain_divergence(reference, other, LIMITS).text.startswith("block layers.1 never moved")
 
 
 def test_steps_of_a_resumed_run_have_their_own_numbers() -> None:
@@ -362,11 +362,11 @@ def test_steps_of_a_resumed_run_have_their_own_numbers() -> None:
     norms = [replace(step, gradient_norm=0.7 * norm) for step, norm in zip(steps, NORMS, strict=True)]
     resumed = ResumedPart(run_id="run", backend="ddp", world_size=2, step=5, format="neutral")
     other = make_record(label="ddp", steps=norms, resumed=resumed)
-    found = explain(make_record(steps=steps), other, LIMITS)
+    found = explain_divergence(make_record(steps=steps), other, LIMITS)
     assert "gradient norm of step 5 is 0.7 times" in found.text
     assert found.values["step"] == 5
     update = make_record(label="ddp", steps=steps, resumed=resumed, **start(b=2.5))
-    found = explain(make_record(steps=steps, **start()), update, LIMITS)
+    found = explain_divergence(make_record(steps=steps, **start()), update, LIMITS)
     assert "suspect what it restored from its checkpoint of step 5" in found.text
 
 
@@ -379,12 +379,12 @@ def test_buffers_that_differ_before_the_first_step_are_named_in_place_of_the_upd
     apart = with_buffers(make_record(label="ddp", **start(b=2.5)), scale="3", other="2")
     alike = with_buffers(make_record(label="ddp", **start(b=2.5)), scale="1", other="2")
     told = "; buffer scale differs before the first step"
-    assert told in explain(reference, apart, LIMITS).text
-    assert ": the update differs" not in explain(reference, apart, LIMITS).text
-    assert told not in explain(reference, alike, LIMITS).text
+    assert told in explain_divergence(reference, apart, LIMITS).text
+    assert ": the update differs" not in explain_divergence(reference, apart, LIMITS).text
+    assert told not in explain_divergence(reference, alike, LIMITS).text
     steps = [replace(step, loss=6.0) for step in make_steps()]
     first = with_buffers(make_record(label="ddp", steps=steps, **start()), scale="3")
-    assert told in explain(reference, first, LIMITS).text
+    assert told in explain_divergence(reference, first, LIMITS).text
 
 
 @pytest.mark.parametrize(
@@ -405,4 +405,4 @@ def test_weights_that_stand_still_lack_a_gradient_unless_its_norm_denies_it(
     still = make_weights("c" * 64, begin | {"a": moved["a"]})
     other = make_record(label="ddp", steps=steps, **initial, final_weights=still)
     reference = make_record(**initial, final_weights=make_weights("b" * 64, moved))
-    assert explain(reference, other.model_copy(update={"observed": groups}), LIMITS).kind == kind
+    assert explain_divergence(reference, other.model_copy(update={"observed": groups}), LIMITS).kind == kind

@@ -8,15 +8,15 @@ from harness.forms.ddp import wraps
 from harness.forms.model.activations import ActivationProfile, no_activations
 from harness.forms.model.layout import Tensor
 from harness.forms.part import local_workload
-from harness.forms.peaks.fsdp1 import Fsdp1Timeline
-from harness.forms.peaks.fsdp2 import Fsdp2Timeline
-from harness.forms.peaks.pipeline import pipeline_moments
-from harness.forms.peaks.rank import peak_rank
-from harness.forms.peaks.replay import Replay, hooks_modules
-from harness.forms.peaks.step_timeline import GRADIENTS, Ledger, PeakMoment, Phase, StepTimeline
-from harness.forms.peaks.zero0 import Zero0Timeline
-from harness.forms.peaks.zero3 import Zero3TensorTimeline, Zero3Timeline
-from harness.forms.peaks.zero12 import Zero12Timeline
+from harness.forms.peak_memory.fsdp1 import Fsdp1Timeline
+from harness.forms.peak_memory.fsdp2 import Fsdp2Timeline
+from harness.forms.peak_memory.pipeline import pipeline_moments
+from harness.forms.peak_memory.rank import peak_rank
+from harness.forms.peak_memory.replay import Replay, hooks_modules
+from harness.forms.peak_memory.step_timeline import GRADIENTS, Ledger, PeakMoment, Phase, StepTimeline
+from harness.forms.peak_memory.zero0 import Zero0Timeline
+from harness.forms.peak_memory.zero3 import Zero3TensorTimeline, Zero3Timeline
+from harness.forms.peak_memory.zero12 import Zero12Timeline
 from harness.forms.terms import Term
 from harness.forms.workload import Workload
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.forms.dtypes import DTYPE_BYTES
-from harness.forms.peaks.step_timeline import GRADIENTS, StepTimeline, harness_norm
+from harness.forms.peak_memory.step_timeline import GRADIENTS, StepTimeline, harness_norm
 from harness.forms.terms import named_terms
 from harness.forms.zero.stages import reduce_dtype
 from harness.forms.zero.zero0 import FALLBACK_BUCKET_ELEMENTS

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from harness.forms.model.activations import ActivationProfile, Segment, Size
 from harness.forms.model.layout import Tensor
-from harness.forms.peaks.step_timeline import StepTimeline, Unit
+from harness.forms.peak_memory.step_timeline import StepTimeline, Unit
 
 Passage = tuple[str, int]
 """Through a module, or to a parameter's gradient, with the bytes of the segment at that moment."""

@@ -1,4 +1,4 @@
-"""One-line explanations of values that were refused: what was given, what is allowed, the closest name."""
+"""Refusals in one line: what was given, what is allowed, the closest name; why a library cannot run a job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
-from harness.bounds import LARGEST_NUMBER, MOST_DEPTH, MOST_VALUES
+from harness.bounds import LARGEST_NUMBER
 
 LONGEST_INPUT = 200
 """Characters of a value that still say more than its place."""
@@ -46,7 +46,7 @@ def did_you_mean(names: Sequence[str]) -> str:
     return f"Did you mean {' or '.join(map(repr, names))}?"
 
 
-def explain(error: ValidationError, model: type[BaseModel], place: str = "'{}'") -> str:
+def explain_refusal(error: ValidationError, model: type[BaseModel], place: str = "'{}'") -> str:
     """The first problem that pydantic found in a document of `model`, in one line.
 
     `place` shows the dotted name of a setting, such as "option '{}' of backend 'zero3'".
@@ -54,7 +54,7 @@ def explain(error: ValidationError, model: type[BaseModel], place: str = "'{}'")
     return _problem(error.errors()[0], model, place, {})
 
 
-def explain_all(error: ValidationError, model: type[BaseModel], elsewhere: Elsewhere) -> str:
+def explain_refusals(error: ValidationError, model: type[BaseModel], elsewhere: Elsewhere) -> str:
     """Every problem that pydantic found, numbered, in one line. `elsewhere` helps with misplaced names."""
     problems = [_problem(found, model, "'{}'", elsewhere) for found in error.errors()]
     if len(problems) == 1:
@@ -184,80 +184,6 @@ class TypedValues(BaseModel):
         if value in ("none", "None") and annotation == str | None:
             raise ValueError("write null for no value")
         return value
-
-
-_TOO_MANY = f"holds more than {MOST_VALUES:,} values, or an alias that contains itself"
-
-
-class InvalidYaml(ValueError):
-    """Says in one line where a text stops being YAML, and why."""
-
-
-def parse_value(text: str) -> Any:
-    """The value that `text` spells in YAML 1.2: `1e-3` is a number, `no` a text. Raises InvalidYaml.
-
-    Tags that would build objects and keys that stand twice are refused.
-    """
-    from ruamel.yaml import composer
-    from ruamel.yaml.error import YAMLError
-
-    # ruamel.yaml before 0.19 has no limit of its own: Python's is met.
-    too_deep = getattr(composer, "MaxDepthExceededError", RecursionError)
-    try:
-        value = _bounded_yaml().load(text)
-    except (RecursionError, too_deep) as error:
-        raise InvalidYaml("is nested too deeply") from error
-    except InvalidYaml:
-        raise
-    except ValueError as error:
-        raise InvalidYaml(f"holds a value that cannot be read: {error}") from error
-    except YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "unreadable"
-        # Of a duplicate key ruamel.yaml also shows both values, before it has read them.
-        raise InvalidYaml(f"is not valid YAML{line}: {problem.partition(' with value ')[0]}") from error
-    require_bounded(value)
-    return value
-
-
-def _bounded_yaml() -> Any:
-    """A reader that stops at the first value too many: ruamel.yaml needs about 50 microseconds for each."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.composer import Composer
-
-    class BoundedComposer(Composer):
-        def __init__(self, loader: Any = None) -> None:
-            super().__init__(loader)
-            self.warn_double_anchors = False
-            self.nodes = 0
-
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            self.nodes += 1
-            if self.nodes > MOST_VALUES:
-                raise InvalidYaml(_TOO_MANY)
-            return super().compose_node(parent, index)
-
-    yaml = YAML(typ="safe", pure=True)
-    yaml.Composer = BoundedComposer
-    yaml.max_depth = MOST_DEPTH
-    return yaml
-
-
-def require_bounded(value: Any) -> None:
-    """Raise InvalidYaml for aliases that contain themselves or multiply, and for integers beyond 64 bits."""
-    waiting, seen = [value], 0
-    while waiting:
-        item = waiting.pop()
-        seen += 1
-        if seen > MOST_VALUES:
-            raise InvalidYaml(_TOO_MANY)
-        if isinstance(item, int) and abs(item) > LARGEST_NUMBER:
-            raise InvalidYaml(f"holds a number that is too large; at most {LARGEST_NUMBER} is read")
-        if isinstance(item, dict):
-            waiting += [*item.keys(), *item.values()]
-        elif isinstance(item, list | tuple | set):
-            waiting += item
 
 
 class Unsupported(Exception):

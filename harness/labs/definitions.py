@@ -5,7 +5,8 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Literal
 
-from harness.backends.explain import available, parse_value
+from harness.backends.refusals import available
+from harness.backends.yaml_values import parse_value
 from harness.errors import HarnessError
 from harness.files import Stored
 from harness.shipped import MARK, names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.forms.peaks.plain import held, layout, moments
+from tests.harness.forms.peak_memory.plain import held, layout, moments
 
 MIB, GIB = 2**20, 2**30
 BLOCKS = 10

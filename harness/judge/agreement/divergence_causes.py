@@ -211,7 +211,7 @@ REDUCTION_ROUNDING = 2.0**-7
 """Relative. Gradients that cross the wire in bf16 are rounded by up to 2^-9 each time they are added."""
 
 
-def explain(
+def explain_divergence(
     reference: Record,
     record: Record,
     limits: Tolerance,

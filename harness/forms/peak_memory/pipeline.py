@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from harness.forms.model.activations import ActivationProfile, Gradient, Segment, Size
 from harness.forms.model.layout import Layout
 from harness.forms.part import samples_at_once
-from harness.forms.peaks.replay import Replay
-from harness.forms.peaks.step_timeline import Ledger, PeakMoment, Phase, StepTimeline
+from harness.forms.peak_memory.replay import Replay
+from harness.forms.peak_memory.step_timeline import Ledger, PeakMoment, Phase, StepTimeline
 from harness.forms.pipeline import cut_of, micro_batches_of, options_of, place_of, ranks_of
 from harness.forms.terms import named_terms
 from harness.forms.workload import Workload

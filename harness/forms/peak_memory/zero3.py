@@ -10,7 +10,7 @@ from harness.backends.tensor.plan import autotp_cut_dimension
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.model.layout import Tensor, ceil_to, elements
 from harness.forms.optimizer.step import updated_tensors
-from harness.forms.peaks.step_timeline import (
+from harness.forms.peak_memory.step_timeline import (
     GRADIENTS,
     STATE_SOURCE,
     Ledger,

@@ -8,10 +8,10 @@ from harness.backends.base import OptimizerKind
 from harness.backends.optimizer.kinds import BLOCK_ELEMENTS, LOW_BIT, is_quantised
 from harness.backends.strategy import StrategyKind
 from harness.errors import HarnessError
+from harness.forms.common_states import ADAM_MOMENTS, step_counters
 from harness.forms.fsdp.units import shard_role
 from harness.forms.model.layout import Tensor, ceil_to
 from harness.forms.optimizer.step import updated_tensors
-from harness.forms.states import ADAM_MOMENTS, step_counters
 from harness.forms.terms import Collective, ModelStates, Term, Volume, gathered, over_steps, states
 from harness.forms.workload import Workload
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.forms.peaks.replay import Replay
+from harness.forms.peak_memory.replay import Replay
 from harness.job.config import load_experiment
 from harness.plan.memory import predict_memory
 from harness.plan.models import load_model

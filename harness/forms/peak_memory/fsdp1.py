@@ -6,7 +6,7 @@ from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.fsdp.fsdp1 import flat_unit, is_sharded
 from harness.forms.fsdp.units import reduce_dtype
 from harness.forms.model.layout import Tensor
-from harness.forms.peaks.step_timeline import GRADIENTS, StepTimeline, Unit, gathering
+from harness.forms.peak_memory.step_timeline import GRADIENTS, StepTimeline, Unit, gathering
 from harness.forms.terms import named_terms
 
 GATHERED, LOW, CAST, JOINED, CONVERTED, REDUCED, REDUCED_LOW, ACCUMULATED = named_terms(

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness.backends.explain import require_bounded
+from harness.backends.yaml_values import require_bounded
 from harness.errors import HarnessError
 from harness.files import read_settings
 from harness.job.yaml_files import parse_yaml

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.backends.options import SUB_GROUP_ELEMENTS
+from harness.forms.common_states import ADAM_MOMENTS
 from harness.forms.model.layout import Tensor, ceil_to
-from harness.forms.states import ADAM_MOMENTS
 from harness.forms.terms import Term
 from harness.forms.workload import Workload
 from harness.forms.zero.stages import gradient_accumulation_bytes

@@ -8,7 +8,7 @@ from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.fsdp.fsdp2 import reshards_root
 from harness.forms.fsdp.units import reduce_dtype
 from harness.forms.model.layout import Tensor, elements
-from harness.forms.peaks.step_timeline import GRADIENTS, StepTimeline, Unit, gathering
+from harness.forms.peak_memory.step_timeline import GRADIENTS, StepTimeline, Unit, gathering
 from harness.forms.terms import named_terms
 
 GATHERED, FLAT, RETAINED, CAST, LEFT_BEHIND, REDUCE_INPUT, REDUCED, REDUCED_LOW, ACCUMULATED = named_terms(

@@ -7,12 +7,12 @@ import pytest
 from harness.backends.registry import strategy_of
 from harness.forms.model.activations import no_activations
 from harness.forms.model.layout import Layout, Tensor
-from harness.forms.peaks.families import without_activations
-from harness.forms.peaks.fsdp2 import Fsdp2Timeline
-from harness.forms.peaks.step_timeline import Ledger
+from harness.forms.peak_memory.families import without_activations
+from harness.forms.peak_memory.fsdp2 import Fsdp2Timeline
+from harness.forms.peak_memory.step_timeline import Ledger
 from harness.forms.terms import Term
 from harness.forms.workload import Workload
-from tests.harness.forms.peaks.plain import held, layout, moments
+from tests.harness.forms.peak_memory.plain import held, layout, moments
 
 BLOCK = 10**6
 MODEL = layout(4, BLOCK)

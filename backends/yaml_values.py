@@ -1,0 +1,80 @@
+"""Values that YAML 1.2 spells: nothing nested too deeply, too large or twice; objects are never built."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.bounds import LARGEST_NUMBER, MOST_DEPTH, MOST_VALUES
+
+_TOO_MANY = f"holds more than {MOST_VALUES:,} values, or an alias that contains itself"
+
+
+class InvalidYaml(ValueError):
+    """Says in one line where a text stops being YAML, and why."""
+
+
+def parse_value(text: str) -> Any:
+    """The value that `text` spells in YAML 1.2: `1e-3` is a number, `no` a text. Raises InvalidYaml.
+
+    Tags that would build objects and keys that stand twice are refused.
+    """
+    from ruamel.yaml import composer
+    from ruamel.yaml.error import YAMLError
+
+    # ruamel.yaml before 0.19 has no limit of its own: Python's is met.
+    too_deep = getattr(composer, "MaxDepthExceededError", RecursionError)
+    try:
+        value = _bounded_yaml().load(text)
+    except (RecursionError, too_deep) as error:
+        raise InvalidYaml("is nested too deeply") from error
+    except InvalidYaml:
+        raise
+    except ValueError as error:
+        raise InvalidYaml(f"holds a value that cannot be read: {error}") from error
+    except YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "unreadable"
+        # Of a duplicate key ruamel.yaml also shows both values, before it has read them.
+        raise InvalidYaml(f"is not valid YAML{line}: {problem.partition(' with value ')[0]}") from error
+    require_bounded(value)
+    return value
+
+
+def _bounded_yaml() -> Any:
+    """A reader that stops at the first value too many: ruamel.yaml needs about 50 microseconds for each."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.composer import Composer
+
+    class BoundedComposer(Composer):
+        def __init__(self, loader: Any = None) -> None:
+            super().__init__(loader)
+            self.warn_double_anchors = False
+            self.nodes = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            self.nodes += 1
+            if self.nodes > MOST_VALUES:
+                raise InvalidYaml(_TOO_MANY)
+            return super().compose_node(parent, index)
+
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Composer = BoundedComposer
+    yaml.max_depth = MOST_DEPTH
+    return yaml
+
+
+def require_bounded(value: Any) -> None:
+    """Raise InvalidYaml for aliases that contain themselves or multiply, and for integers beyond 64 bits."""
+    waiting, seen = [value], 0
+    while waiting:
+        item = waiting.pop()
+        seen += 1
+        if seen > MOST_VALUES:
+            raise InvalidYaml(_TOO_MANY)
+        if isinstance(item, int) and abs(item) > LARGEST_NUMBER:
+            raise InvalidYaml(f"holds a number that is too large; at most {LARGEST_NUMBER} is read")
+        if isinstance(item, dict):
+            waiting += [*item.keys(), *item.values()]
+        elif isinstance(item, list | tuple | set):
+            waiting += item
