@@ -16,7 +16,15 @@ from harness.job.job import Job
 from harness.judge.wording import listed, ranks
 from harness.plan.coverage import why_memory_unknown
 from harness.plan.devices.device import joined_by, ranks_per_node
-from harness.plan.leading import CLOSE_SHARE, USUAL, by_speed, figures, if_joined, simplest_close
+from harness.plan.leading import (
+    CLOSE_SHARE,
+    USUAL,
+    by_speed,
+    close_to_first,
+    figures,
+    if_joined,
+    simplest_close,
+)
 from harness.plan.prediction import Prediction, Predictors, predict, with_speed
 from harness.plan.scenario import Scenario, why_not_planned, with_settings
 from harness.tell.formats import gigabytes
@@ -94,6 +102,11 @@ class Alternative(Prediction):
         return self.verdict is not None and self.verdict.is_roomy
 
     @property
+    def leaves_room(self) -> bool:
+        """Whether it is predicted to fit with room."""
+        return self.verdict is not None and self.verdict.leaves_room
+
+    @property
     def needed_bytes(self) -> int:
         """At most; where that is not known, of model states alone."""
         if self.most_memory is not None:
@@ -161,7 +174,7 @@ def alternatives(
         return []
     helps, trial = _reliefs(scenarios[0], limit_bytes, without), _Trial(limit_bytes, by)
     found = _fewest([trial.best("", relief, {}, scenarios) for relief in helps[1:]])
-    is_enough = any(one.verdict and one.verdict.answer == "fits" for one in found)
+    is_enough = any(one.leaves_room for one in found)
     if CONTEXT not in without and not is_enough:
         found += trial.first_fit(CONTEXT, helps, {}, _sharing(scenarios))
     if MORE_GPUS not in without:
@@ -229,7 +242,10 @@ def reaches_more(found: Sequence[Alternative], than: float) -> list[str]:
 
     than: tokens per second and GPU of the answer.
     """
-    fastest = min((one for one in found if one.fits and one.name != MORE_GPUS), key=by_speed, default=None)
+    ways = [one for one in found if one.fits and one.name != MORE_GPUS]
+    fastest = min(
+        close_to_first(sorted(ways, key=by_speed)), key=lambda one: not one.leaves_room, default=None
+    )
     if fastest is None or fastest.tokens_per_second_per_gpu * (1 - CLOSE_SHARE) <= than:
         return []
     way = f"{fastest.called}," if fastest.name and fastest.reliefs else fastest.called
@@ -388,15 +404,20 @@ class _Trial:
         given: Mapping[str, Any],
         scenarios: Sequence[Scenario],
     ) -> list[Alternative]:
-        """The way with the fewest reliefs with which it fits, else what needs least; empty: none is known."""
+        """The way with the fewest reliefs with which it fits, unless more leave room at the same speed; else
+        what needs least; empty: none is known."""
         if given and all(with_settings(one, given) in (None, one) for one in scenarios):
             return []  # the job has it
-        found = []
+        found: list[Alternative] = []
         for reliefs in helps:
             one = self.best(name, reliefs, given, scenarios)
-            if one is not None and one.fits:
-                return [one]
             found += [one] if one else []
+            if one is not None and one.leaves_room:
+                break
+        fewest = next((one for one in found if one.fits), None)
+        if fewest is not None:
+            last, least = found[-1], (1 - CLOSE_SHARE) * fewest.tokens_per_second_per_gpu
+            return [last if last.leaves_room and last.tokens_per_second_per_gpu >= least else fewest]
         return sorted(found, key=lambda one: one.needed_bytes)[:1]
 
     def on_more_gpus(

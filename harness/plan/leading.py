@@ -85,13 +85,19 @@ def close_to_first(ranked: Sequence[P]) -> list[P]:
 
 
 def simplest_close(ranked: Sequence[P]) -> P | None:
-    """Of those that predictions cannot tell from the fastest, the one with the fewest moving parts.
+    """Of those that predictions cannot tell from the fastest, the one to prefer (`preference`).
 
     `ranked`: `by_speed`; of equal ones the first. None: there are none.
     """
-    return min(
-        close_to_first(ranked), key=lambda predicted: registry.moving_parts(predicted.label), default=None
-    )
+    return min(close_to_first(ranked), key=preference, default=None)
+
+
+def preference(predicted: Predicted) -> tuple[bool, bool, bool, int]:
+    """Sorts those of equal speed: what needs no offload and no shared samples first, of these what leaves
+    room for fragmentation and the error of a prediction, of these what has the fewest moving parts."""
+    offloads, place = registry.moving_parts(predicted.label)
+    tight = predicted.verdict is not None and not predicted.verdict.leaves_room
+    return offloads, _shares_samples(predicted), tight, place
 
 
 def leader(ranked: Sequence[P]) -> P | None:

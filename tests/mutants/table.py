@@ -146,7 +146,8 @@ MUTANTS = (
            "The largest size that fits is found whatever the guess",
            "harness/plan/fit/test_search.py::test_the_largest_is_found_whatever_the_guess"),
     Mutant("simplest-leads", "harness/plan/leading.py",
-           "key=lambda predicted: registry.moving_parts(predicted.label)", "key=lambda predicted: 0",
+           "return min(close_to_first(ranked), key=preference, default=None)",
+           "return min(close_to_first(ranked), key=lambda _: 0, default=None)",
            "Of what predictions cannot tell apart the one with the fewest moving parts is recommended",
            "harness/plan/recommend/test_best_variants.py"
            "::test_of_what_predictions_cannot_tell_apart_the_fewest_moving_parts_lead"),

@@ -132,6 +132,11 @@ class MemoryVerdict:
         return self.margin_bytes >= 0
 
     @property
+    def leaves_room(self) -> bool:
+        """Whether it fits with enough left for fragmentation and the error of a prediction."""
+        return self.answer == "fits"
+
+    @property
     def barely_fits(self) -> bool:
         """Whether it fits with so little left that it is no recommendation."""
         return self.fits and self.needed_bytes > BARELY_SHARE * self.device_bytes

@@ -7,7 +7,6 @@ from dataclasses import fields
 from textwrap import wrap
 from typing import Any
 
-from harness.backends.registry import moving_parts
 from harness.backends.strategy import ROUTE_PREFIXES
 from harness.judge.cell import CellName
 from harness.judge.wording import counted, listed, ranks
@@ -37,6 +36,7 @@ from harness.plan.leading import (
     figures,
     if_joined,
     in_order,
+    preference,
     rate,
 )
 from harness.plan.time.computing import HOST_LINK, UPDATE_ON_HOST, attention_kernel
@@ -273,7 +273,7 @@ def _answer(
     fastest = ""
     timed = [row for row in fitting if row.speed is not None and (compared is None or row in compared)]
     if timed:
-        close = sorted(close_to_first(sorted(timed, key=by_speed)), key=lambda row: moving_parts(row.label))
+        close = sorted(close_to_first(sorted(timed, key=by_speed)), key=preference)
         equal = f" (equal within {100 * CLOSE_SHARE:.0f} %)" if len(close) > 1 else ""
         reached = about(close[0].tokens_per_second_per_gpu)
         fastest = f"; fastest {listed([row.label for row in close])}{equal}, about {reached} tokens/s a GPU"

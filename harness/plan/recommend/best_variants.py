@@ -18,10 +18,10 @@ from harness.plan.prediction import Predictors
 from harness.plan.recommend.predict import (
     NOT_TRIED,
     Configuration,
-    fastest,
     micro_batch_sizes,
     near_largest,
     scenario_of,
+    smallest_need,
     variants,
 )
 from harness.plan.recommend.question import RecommendRequest
@@ -48,26 +48,19 @@ class BestVariants:
     """Every variant's best configuration: the one to take, then by speed those that fit, then the others."""
 
     fitting: tuple[Configuration, ...]
-    """First, of those close to the fastest, the one with the fewest moving parts; last what barely fits."""
+    """First the one to take (`leader`); last what barely fits."""
     too_large: tuple[Configuration, ...]
     """With the smallest micro-batch, and checkpointing if it may be chosen; nearest to fitting first."""
     left_out: dict[str, str]
     """Backends that were not looked at, and why."""
+    fastest: Configuration | None = None
+    """The fastest that does not barely fit, if that is not the one to take."""
     with_room: Configuration | None = None
     """The one to take of those that are not tight, whichever micro-batch and checkpointing that takes."""
     reduced_each_time: Mapping[str, str] = field(default_factory=dict)
     """By label, what one that is too large takes otherwise, where gradients that add up unsharded decide."""
     whatever_preset: Choices = field(default_factory=dict)
     """By label, what was predicted of strategies that have no setting of a preset."""
-
-    @property
-    def fastest(self) -> Configuration | None:
-        """The fastest that does not barely fit, if that is not the one to take."""
-        faster = [c for c in self.fitting[1:] if c.verdict.barely_fits == self.fitting[0].verdict.barely_fits]
-        first = max(faster, key=lambda c: c.tokens_per_second_per_gpu, default=None)
-        if first is None or first.tokens_per_second_per_gpu <= self.fitting[0].tokens_per_second_per_gpu:
-            return None
-        return first
 
     def best_by_backend(self) -> tuple[Configuration, ...]:
         """The best configuration of each backend that fits, in the order in which they are recommended."""
@@ -109,32 +102,44 @@ def best_variants(
     backends, left_out = distinct_backends(question.gpus)
     tried = _tried(question, backends if question.samples else [], left_out, predictors)
     left_out |= NOT_TRIED
-    found: list[Configuration] = []
-    with_room: list[Configuration] = []
+    every: dict[str, list[Configuration]] = {}
     whatever = dict(known or {})
     for label in tried:
         try:
             choices = whatever[label] if label in whatever else _choices(question, label, predictors)
             if not _has_preset(question, label):
                 whatever[label] = choices
-            found.append(fastest([c for c in choices if c.fits and not c.verdict.barely_fits] or choices))
-            with_room += [c for c in choices if c.fits and not c.is_tight]
+            every[label] = [c for c in choices if c.fits] or [smallest_need(choices)]
         except Exception as error:  # one that cannot be predicted must not cost the others
             reason = str(error) if isinstance(error, HarnessError) else f"{type(error).__name__}: {error}"
             left_out[label] = f"no prediction: {reason}"
+    choices = sorted((c for of_label in every.values() for c in of_label if c.fits), key=by_speed)
+    first = leader(choices)
+    found = [_of_label(of_label, first) for of_label in every.values()]
     fitting = sorted((c for c in found if c.fits), key=by_speed)
-    first = leader(fitting)
     too_large = sorted((c for c in found if not c.fits), key=lambda c: c.needed_bytes)
     return BestVariants(
         fitting=tuple(c for c in (first, *(c for c in fitting if c is not first)) if c),
         too_large=tuple(too_large),
         left_out=left_out,
-        with_room=leader(sorted(with_room, key=by_speed)),
+        fastest=choices[0] if first and _is_faster(choices[0], first) else None,
+        with_room=leader([c for c in choices if not c.is_tight]),
         reduced_each_time={
             c.label: text for c in too_large if (text := reduced_each_time(_one_by_one(c), predictors))
         },
         whatever_preset=whatever,
     )
+
+
+def _of_label(choices: Sequence[Configuration], first: Configuration | None) -> Configuration:
+    """The choice of a variant to show: the one to take if it is among them."""
+    if first is not None and first in choices:
+        return first
+    return simplest_close(sorted(choices, key=by_speed)) or choices[0]
+
+
+def _is_faster(one: Configuration, other: Configuration) -> bool:
+    return one.tokens_per_second_per_gpu > other.tokens_per_second_per_gpu
 
 
 def _one_by_one(configuration: Configuration) -> Scenario:
@@ -217,7 +222,8 @@ def why_slower(configuration: Configuration, best: Configuration) -> str:
         return f"barely fits: {percent(free)} of the device is free"
     slower = 1 - configuration.tokens_per_second_per_gpu / best.tokens_per_second_per_gpu
     if slower <= 0:
-        return f"faster by {percent(-slower)}, within what predictions can tell, with more moving parts"
+        price = "less room" if configuration.is_tight and not best.is_tight else "more moving parts"
+        return f"faster by {percent(-slower)}, within what predictions can tell, with {price}"
     step = configuration.speed.step_seconds
     exposed = (configuration.speed.exposed_seconds - best.speed.exposed_seconds) / step
     computing = (configuration.speed.computing_seconds - best.speed.computing_seconds) / step

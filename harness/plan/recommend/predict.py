@@ -268,8 +268,8 @@ def near_largest(
 ) -> list[Configuration]:
     """Splits of the global batch that fit, from the largest micro-batch down; if none does, what needs least.
 
-    The largest micro-batch by halving, since memory grows with it, from `likely` on; then the speed of it
-    and of the next smaller ones that fit. `with_speed` False: the largest.
+    The largest micro-batch by halving, since memory grows with it, from `likely` on; then the speed of it,
+    of the next smaller ones that fit, and of the largest that leaves room. `with_speed` False: the largest.
     """
     sizes = micro_batch_sizes(question, label)
     known: dict[int, Configuration] = {}
@@ -285,8 +285,9 @@ def near_largest(
         return [smallest_need(predicted(size) for size in (sizes[0], sizes[-1]))]
     if not with_speed:
         return [predicted(largest)]
-    last = sizes.index(largest)
-    near = [predicted(size) for size in reversed(sizes[max(0, last + 1 - SPEEDS) : last + 1])]
+    smaller = [size for size in reversed(sizes) if size <= largest]
+    roomy = next((size for size in smaller if predicted(size).verdict.leaves_room), largest)
+    near = [predicted(size) for size in dict.fromkeys((*smaller[:SPEEDS], roomy))]
     return [_timed(configuration, predictors) for configuration in near if configuration.fits]
 
 

@@ -116,19 +116,33 @@ def _beside(answer: Recommendation) -> Iterator[str]:
             else f"Close to the limit: less than {share} is free. Safe alternative: {_in_words(with_room)}"
         )
     if fastest := answer.variants.fastest:
-        more = percent(fastest.tokens_per_second_per_gpu / best.tokens_per_second_per_gpu - 1)
-        yield (
-            f"Fewest moving parts within {percent(CLOSE_SHARE)} of the fastest: {fastest.label} is predicted "
-            f"{more} faster, which only a measurement can tell"
-            if best.tokens_per_second_per_gpu >= (1 - CLOSE_SHARE) * fastest.tokens_per_second_per_gpu
-            else f"Fewest moving parts of what fits: {fastest.label}, whose ranks share samples, is "
-            f"predicted {more} faster"
-        )
+        yield _why_not_fastest(best, fastest)
     yield from answer.fewer_tokens
     if answer.other_best is None:
         yield f"With runtime.preset={answer.other_preset} nothing fits"
     elif answer.other_best.label != best.label:
         yield f"With runtime.preset={answer.other_preset} instead: {_in_words(answer.other_best)}"
+
+
+def _why_not_fastest(best: Configuration, fastest: Configuration) -> str:
+    """What the one to take has over a faster one."""
+    more = percent(fastest.tokens_per_second_per_gpu / best.tokens_per_second_per_gpu - 1)
+    if best.tokens_per_second_per_gpu < (1 - CLOSE_SHARE) * fastest.tokens_per_second_per_gpu:
+        return (
+            f"Fewest moving parts of what fits: {fastest.label}, whose ranks share samples, is predicted "
+            f"{more} faster"
+        )
+    has = "Leaves room" if fastest.is_tight and not best.is_tight else "Fewest moving parts"
+    return (
+        f"{has} within {percent(CLOSE_SHARE)} of the fastest: {_shortly(fastest)} is predicted {more} "
+        "faster, which only a measurement can tell"
+    )
+
+
+def _shortly(configuration: Configuration) -> str:
+    """'fsdp with micro-batch 1 and checkpointing'."""
+    checkpointing = " and checkpointing" if configuration.checkpointing else ""
+    return f"{configuration.label} with micro-batch {configuration.micro_batch_size}{checkpointing}"
 
 
 def _how_wrong(answer: Recommendation) -> Iterator[str]:

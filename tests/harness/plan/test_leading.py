@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from harness.plan.leading import figures
+from harness.plan.devices.limits import MemoryVerdict
+from harness.plan.leading import figures, in_order
 from harness.plan.prediction import Prediction
 from harness.plan.time.speed import predict_speed
 from harness.plan.trust import trust_in
@@ -34,3 +35,33 @@ def test_the_hosts_rate_is_the_largest_assumption_only_where_it_decides() -> Non
     assert "host memory" in (trust_in(plan).assumption or "")
     assert "host memory" in (trust_in(plan, update_share=0.5).assumption or "")
     assert "host memory" not in (trust_in(plan, update_share=0.02).assumption or "")
+
+
+@dataclass(frozen=True)
+class Row:
+    label: str
+    tokens_per_second_per_gpu: float
+    used: float
+    """Of the device, in percent."""
+
+    @property
+    def verdict(self) -> MemoryVerdict:
+        return MemoryVerdict(needed_bytes=round(self.used * 10), device_bytes=1000)
+
+
+def order(*rows: Row) -> list[str]:
+    return [row.label for row in in_order(rows)]
+
+
+def test_of_equal_speed_room_leads_before_fewer_moving_parts() -> None:
+    fuller, roomier = Row("fsdp-grad-op", 1000, 95), Row("fsdp", 960, 80)
+    assert order(fuller, roomier) == ["fsdp", "fsdp-grad-op"]
+    assert order(fuller, replace(roomier, used=91)) == ["fsdp-grad-op", "fsdp"]
+    assert order(replace(fuller, used=89), roomier) == ["fsdp-grad-op", "fsdp"]
+    assert order(fuller, replace(roomier, tokens_per_second_per_gpu=940)) == ["fsdp-grad-op", "fsdp"]
+
+
+def test_room_alone_calls_neither_for_offload_nor_for_ranks_that_share_samples() -> None:
+    tight = Row("fsdp", 1000, 95)
+    for label in ("zero2:offload=optimizer", "tp:tensor=2"):
+        assert order(Row(label, 1000, 50), tight) == ["fsdp", label]

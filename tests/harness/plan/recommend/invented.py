@@ -85,13 +85,13 @@ def term(kind: str, count: int, *, host: bool = False) -> Term:
     return Term(kind=kind, name=kind, bytes=count, formula="", source="a test", host=host)
 
 
-def speed(communication: float = 0.1) -> Any:
-    """Computing takes 1 s, 1.3 s with recomputation, more with small micro-batches and offload; a rank of
-    stage s communicates (s + 1) x `communication`, half of it exposed."""
+def speed(communication: float = 0.1, small: float = 0.1) -> Any:
+    """Computing takes 1 s, 1.3 s with recomputation, with micro-batches of one `small` more, and more with
+    offload; a rank of stage s communicates (s + 1) x `communication`, half of it exposed."""
 
     def predict(scenario: Scenario) -> SpeedPrediction:
         again = 1.3 if scenario.job.training.activation_checkpointing else 1.0
-        computing = again * (1 + 0.1 / scenario.micro_batch_size)
+        computing = again * (1 + small / scenario.micro_batch_size)
         if scenario.options.get("offload", "none") != "none":
             computing += 1.0
         total = (scenario.strategy.stage + 1) * communication
@@ -114,8 +114,12 @@ def speed(communication: float = 0.1) -> Any:
     return predict
 
 
-def predictors(*, per_token: int = 1000, states: int = 16, communication: float = 0.1) -> Predictors:
-    return Predictors(memory=memory(per_token, states), speed=speed(communication), ahead=trace_nothing)
+def predictors(
+    *, per_token: int = 1000, states: int = 16, communication: float = 0.1, small: float = 0.1
+) -> Predictors:
+    return Predictors(
+        memory=memory(per_token, states), speed=speed(communication, small), ahead=trace_nothing
+    )
 
 
 def trace_nothing(_: object) -> None:

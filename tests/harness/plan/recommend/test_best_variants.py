@@ -8,7 +8,7 @@ from harness.plan.leading import CLOSE_SHARE, distinct_backends, simplest_close
 from harness.plan.memory import MemoryPrediction, Moment
 from harness.plan.prediction import Predictors
 from harness.plan.recommend.best_variants import BestVariants, best_variants, why_slower
-from harness.plan.recommend.predict import variants
+from harness.plan.recommend.predict import near_largest, variants
 from harness.plan.scenario import Scenario
 from tests.harness.plan.recommend.invented import (
     THREE_BLOCKS,
@@ -73,7 +73,7 @@ def test_offload_loses_by_the_host() -> None:
 
 
 def test_a_margin_below_a_tenth_is_tight() -> None:
-    tight = [c for c in found_variants(per_token=19_000).fitting if c.is_tight]
+    tight = [c for c in found_variants(per_token=19_000, small=1.0).fitting if c.is_tight]
     assert tight
     assert all(0 <= c.margin_bytes < 1_000_000 for c in tight)
 
@@ -136,6 +136,30 @@ def test_the_runner_up_is_the_simplest_of_those_close_to_the_fastest_that_is_lef
     assert runner_up.tokens_per_second_per_gpu < max(rates)  # a faster one has more moving parts
     assert moving_parts(runner_up.label) == min(moving_parts(c.label) for c in close)
     assert leader.label == "zero1"
+
+
+def test_of_what_predictions_cannot_tell_apart_what_leaves_room_leads() -> None:
+    # 2 MB of states on 8 ranks, 7.6 MB of activations in 4 samples, 3.8 in 2: 96 % or 58 % of the device, and
+    # 1.025 s or 1.05 s. ZeRO-2, simpler and as fast, has 3.75 MB of states: its 4 samples do not fit.
+    close = found_variants(per_token=19_000, communication=0.0)
+    assert close.fitting[0].micro_batch_size == 2
+    assert not close.fitting[0].is_tight
+    assert close.fastest is not None
+    assert close.fastest.is_tight
+    assert close.fastest.micro_batch_size == 4
+    # 1.25 s or 1.5 s: room is worth less than that.
+    far = found_variants(per_token=19_000, communication=0.0, small=1.0)
+    assert far.fitting[0].is_tight
+    assert far.fitting[0].micro_batch_size == 4
+    assert far.with_room is not None
+    assert far.with_room.micro_batch_size == 2
+
+
+def test_what_leaves_room_is_tried_below_the_two_largest_micro_batches() -> None:
+    # 70 MB of states on 8 ranks, and 90 kB a sample: 9.83, 9.29, 9.11, 9.02 and 8.93 of 10 MB.
+    asked, given = question(tokens=8 * 12 * 100), predictors(states=70, per_token=900)
+    near = near_largest(asked, "fsdp", given, checkpointing=False)
+    assert [(c.micro_batch_size, c.is_tight) for c in near] == [(12, True), (6, True), (2, False)]
 
 
 def test_what_is_simpler_but_clearly_slower_does_not_lead() -> None:

@@ -28,7 +28,7 @@ def test_the_best_come_first_and_then_why_not_the_others() -> None:
 
 
 def test_what_is_close_or_tight_is_uncertain() -> None:
-    answer = recommend(question(), Typed(), predictors(per_token=19_000, communication=0.01))
+    answer = recommend(question(), Typed(), predictors(per_token=19_000, communication=0.01, small=1.0))
     assert any("only a measurement ranks them" in line for line in answer.uncertain)
     assert any("less than 10 % of the device free" in line for line in answer.uncertain)
 
@@ -76,7 +76,7 @@ def test_the_answer_comes_first_and_the_runner_up_second() -> None:
 
 def test_what_is_tight_names_the_fastest_that_is_not() -> None:
     # 2 MB of states on 8 ranks and 7.6 MB of activations: 4 % of the device is free.
-    answer = recommend(question(), Typed(), predictors(per_token=19_000, communication=0.0))
+    answer = recommend(question(), Typed(), predictors(per_token=19_000, communication=0.0, small=1.0))
     lines = "\n".join(recommendation_lines(answer)).splitlines()
     assert answer.best[0].is_tight
     assert answer.variants.with_room is not None
@@ -85,6 +85,17 @@ def test_what_is_tight_names_the_fastest_that_is_not() -> None:
         f"Close to the limit: less than 10 % is free. Safe alternative: {answer.variants.with_room.label}"
     )
     assert any(line.split()[:2] == ["1", answer.best[0].label] and "close" in line.split() for line in lines)
+
+
+def test_what_leaves_room_says_how_much_faster_the_fuller_one_is() -> None:
+    answer = recommend(question(), Typed(), predictors(per_token=19_000, communication=0.0))
+    best, fastest = answer.best[0], answer.variants.fastest
+    assert fastest is not None
+    lines = list(recommendation_lines(answer))
+    assert lines[0].startswith(f"Use {best.label}, micro-batch 2, ")
+    assert lines[3].startswith(
+        f"Leaves room within 5 % of the fastest: {fastest.label} with micro-batch 4 is"
+    )
 
 
 def test_what_barely_fits_is_not_among_the_best() -> None:
