@@ -1,7 +1,7 @@
 """Options of the test suite."""
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -9,6 +9,7 @@ import pytest
 
 from tests import kept
 from tests.made_once import MadeOnce
+from tests.tracing import trace_here
 
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile(
@@ -56,6 +57,15 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
     """What one worker makes for all of the session, below its own temporary folder."""
     folder = tmp_path_factory.getbasetemp()
     return MadeOnce((folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "made-once")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _profiles_are_traced_here() -> Iterator[None]:
+    """But for the CUDA stub, which a tracer's process must not see."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "CUDA_STUB" not in os.environ:
+            trace_here(patch)
+        yield
 
 
 @pytest.fixture

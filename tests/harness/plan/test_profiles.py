@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.backends.registry import strategy_of
+from harness.forms.model.activations import to_json
 from harness.forms.model.layout import Layout
 from harness.forms.workload import Workload
 from harness.plan import profiles
 from harness.plan.models import load_model
-from harness.plan.profiles import config_key, find_profile, precision_route
-from harness.rank.probes.activation_trace import Variant, trace_profile
+from harness.plan.profiles import config_key, find_profile, precision_route, request_text, traced
+from harness.rank.probes.activation_trace import Variant, profile_text, trace_profile
+from tests.tracing import ONE, SEVERAL
 
 pytestmark = pytest.mark.long(seconds=12)
 
@@ -74,6 +78,22 @@ def test_a_shipped_profile_is_what_tracing_gives(
     flags = {"route": route, "checkpointing": checkpointing, "single_sample": single_sample}
     shipped = find_profile(config, **SHIPPED, **flags)
     assert shipped == trace_profile(config, replace(Variant(), **flags))
+
+
+def test_new_processes_trace_what_this_one_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(profiles, "_trace", lambda _: pytest.fail("traced again"))
+    config = load_model("gpt2").config | {"n_embd": 24, "n_head": 2, "vocab_size": 50}
+    plain, recomputed = (
+        request_text(config, asdict(Variant(checkpointing=checkpointing))) for checkpointing in (False, True)
+    )
+    unknown = request_text({"model_type": "no such model"}, {})
+    done: list[None] = []
+    SEVERAL([plain, unknown, recomputed], lambda: done.append(None))
+    assert len(done) == 3
+    for request in (plain, recomputed):
+        assert to_json(traced(request)) == json.loads(profile_text(request))
+    assert json.loads(ONE(plain)) == json.loads(profile_text(plain))
 
 
 def test_a_block_of_llama_saves_what_counting_by_hand_gives() -> None:
