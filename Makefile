@@ -12,7 +12,7 @@ SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorde
 # What a target runs of tests that have an exhaustive part: one representative of each kind, or the rest.
 WHICH := "not exhaustive"
 
-.PHONY: environment compare mutants sweep fuzz resume-trial disk-trial test test-and-docs labs test-exhaustive test-journeys test-docs test-browser test-cluster test-cluster-exhaustive gpu-stub-environment test-gpu-stub test-gpu-stub-exhaustive traps gallery gallery-gpu-stub faults lint docs bench publish reports clean
+.PHONY: environment compare mutants sweep fuzz resume-trial disk-trial test test-ci labs test-exhaustive test-journeys test-docs test-browser test-cluster test-cluster-exhaustive gpu-stub-environment test-gpu-stub test-gpu-stub-exhaustive traps gallery gallery-gpu-stub faults lint docs bench publish reports clean
 
 compare: $(READY)
 	$(BIN)/harness compare --config configs/default.yaml --runs runs --report runs/report.md
@@ -20,10 +20,10 @@ compare: $(READY)
 environment: $(READY)
 
 test: $(READY)
-	$(BIN)/pytest $(SIDE_BY_SIDE) --ignore tests/browser -m "not exhaustive and not documented"
+	$(BIN)/pytest $(SIDE_BY_SIDE) --ignore tests/browser -m "not exhaustive and not costly and not documented"
 
-# `make test` and `make test-docs` in one session: what runs in ranks is imported, and long files are begun, once.
-test-and-docs: $(READY)
+# All that continuous integration runs in one session: `make test`, what is costly, and `make test-docs`.
+test-ci: $(READY)
 	$(BIN)/pytest $(SIDE_BY_SIDE) --ignore tests/browser -m "not exhaustive or documented"
 
 # The same checks over more ranks, precisions, pairs of strategies and published records.

@@ -1,4 +1,4 @@
-"""One representative of each kind in every run of the tests; the other cases wait for the exhaustive one."""
+"""Representatives of each kind in every run of the tests; other cases wait for a longer one."""
 
 from __future__ import annotations
 
@@ -8,15 +8,24 @@ from typing import Any
 import pytest
 
 EXHAUSTIVE = pytest.mark.exhaustive
+COSTLY = pytest.mark.costly
 
 
 def first(few: Collection[Any], cases: Iterable[Any]) -> list[Any]:
-    """The cases for `parametrize`, all but those of `few` marked; each of `few` must be among them."""
+    """The cases for `parametrize`, all but those of `few` exhaustive; each of `few` must be among them."""
+    return _marked(few, cases, EXHAUSTIVE)
+
+
+def cheap(few: Collection[Any], cases: Iterable[Any]) -> list[Any]:
+    """The cases for `parametrize`, all but those of `few` costly; each of `few` must be among them."""
+    return _marked(few, cases, COSTLY)
+
+
+def _marked(few: Collection[Any], cases: Iterable[Any], mark: pytest.MarkDecorator) -> list[Any]:
     cases = list(cases)
     assert all(case in cases for case in few), [case for case in few if case not in cases]
-    return [case if case in few else _marked(case) for case in cases]
+    return [case if case in few else pytest.param(*_values(case), marks=mark) for case in cases]
 
 
-def _marked(case: Any) -> Any:
-    values = case if isinstance(case, tuple) else (case,)
-    return pytest.param(*values, marks=EXHAUSTIVE)
+def _values(case: Any) -> tuple[Any, ...]:
+    return case if isinstance(case, tuple) else (case,)

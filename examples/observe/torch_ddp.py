@@ -71,6 +71,8 @@ def main() -> None:
         optimizer.zero_grad()
         if dist.get_rank() == 0:
             print(f"step {step} loss {loss.item():.9f}", flush=True)
+    # Before its group: DDP's reducer, freed after it, was seen to wait for a thread of gloo's for ever.
+    del model, optimizer
     dist.destroy_process_group()
 
 

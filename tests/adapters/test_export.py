@@ -14,7 +14,7 @@ from tests.traps.matrix import Matrix
 
 from .test_strategies import LORA
 
-pytestmark = pytest.mark.long(seconds=15)
+pytestmark = pytest.mark.long(seconds=10)
 
 KEPT = (*LORA, "measure.checkpoint=neutral", "measure.keep_checkpoint=true")
 FILES = {"adapter": "adapter_model.safetensors", "merged": "model.safetensors"}
@@ -31,6 +31,7 @@ def exported(matrix: Matrix, label: str, world_size: int, what: str, folder: Pat
 
 @pytest.mark.parametrize("what", list(FILES))
 @pytest.mark.parametrize("label", ["zero3", "fsdp"])
+@pytest.mark.costly
 def test_the_export_is_that_of_one_process(label: str, what: str, matrix: Matrix, tmp_path: Path) -> None:
     expected = exported(matrix, "single", 1, what, tmp_path)
     found = exported(matrix, label, 2, what, tmp_path)

@@ -7,7 +7,7 @@ import pytest
 from tests.representatives import EXHAUSTIVE, first
 from tests.traps.matrix import Matrix
 
-pytestmark = pytest.mark.long(seconds=20)
+pytestmark = pytest.mark.long(seconds=15)
 
 LORA = (
     "adapter={kind: lora, rank: 4, alpha: 8, targets: [q_proj, v_proj, up_proj]}",
@@ -32,6 +32,7 @@ def test_every_strategy_trains_the_same_adapters(strategies: tuple[str, ...], ma
     assert losses[0] - losses[-1] > 0.05  # adapters do learn
 
 
+@pytest.mark.costly
 def test_four_bit_weights_train_alike_under_every_strategy(matrix: Matrix) -> None:
     settings = (LORA[0].replace("}", ", base_dtype: nf4}"), *LORA[1:])
     comparison = matrix.compare(("zero3", "fsdp"), 2, settings)

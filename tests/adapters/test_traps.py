@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.representatives import cheap
 from tests.traps.matrix import Matrix
 from tests.traps.planted import BF16, Trap
 
@@ -27,7 +28,7 @@ ADAPTED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("trap", ADAPTED, ids=lambda trap: trap.name)
+@pytest.mark.parametrize("trap", cheap(ADAPTED[:1], ADAPTED), ids=lambda trap: trap.name)
 def test_a_planted_mistake_is_named(trap: Trap, matrix: Matrix) -> None:
     found = matrix.findings([trap.label], trap.world_size, (*LORA, *trap.settings))
     named = [f for f in found if f.id == trap.finding and trap.says in f.message]

@@ -7,6 +7,7 @@ from .parity import NATIVE, assert_parity, together
 SETTING = "training.activation_checkpointing"
 
 
+@pytest.mark.costly
 def test_every_second_block_recomputes_where_weights_are_gathered_again(matrix) -> None:
     records = assert_parity(matrix, together(), ["zero3", "fsdp"])
     assert all(record.observed.activation_checkpointing for record in records.values())

@@ -25,6 +25,7 @@ def assert_equal_losses(records: dict[str, Record]) -> None:
 
 
 @pytest.mark.parametrize("labels", [FEW, pytest.param(LABELS, marks=EXHAUSTIVE)])
+@pytest.mark.costly
 def test_overlap_and_contiguous_gradients_leave_losses_alone(labels: tuple[str, ...], matrix) -> None:
     records = assert_parity(matrix, ["training.accumulation_steps=2"], labels)
     assert_equal_losses(records)

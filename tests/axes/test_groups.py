@@ -44,6 +44,7 @@ def test_groups_with_rates_and_decay_of_their_own_train_the_same(strategies: tup
 
 
 @pytest.mark.parametrize("strategies", [FEW_FROZEN, pytest.param(STRATEGIES, marks=EXHAUSTIVE)])
+@pytest.mark.costly
 def test_groups_that_are_frozen_keep_their_weights_and_have_neither_gradients_nor_states(
     strategies: tuple[str, ...], matrix
 ) -> None:

@@ -46,6 +46,7 @@ def test_every_strategy_trains_as_one_process_and_holds_what_is_derived(
 
 
 @pytest.mark.parametrize("settings", first([MOMENTUM], [MOMENTUM, ADAM]))
+@pytest.mark.costly
 def test_low_precision_of_stage_0_forgets_the_step_that_it_takes_while_it_sets_up(settings, matrix) -> None:
     given = [*settings, "training.precision=bf16-mixed", "optimizer.weight_decay=1.0"]
     assert_parity(matrix, given, ["ddp", "zero0"])

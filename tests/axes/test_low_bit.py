@@ -8,7 +8,7 @@ from tests.representatives import first
 
 from .parity import assert_parity
 
-pytestmark = pytest.mark.long(seconds=40)
+pytestmark = pytest.mark.long(seconds=10)
 KIND, BNB = "optimizer.kind=adamw-8bit", "optimizer.kind=adamw-8bit-bnb"
 needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="the extra low-bit is not installed")
 needs_bitsandbytes = pytest.mark.skipif(
@@ -75,6 +75,7 @@ def test_trap_30_a_part_is_too_small_for_bitsandbytes(matrix) -> None:
     ("precision", "labels"),
     first([("fp32", FEW_BNB)], [("fp32", FEW_BNB), ("fp32", PARTS_BNB), ("bf16-mixed", PARTS_BNB)]),
 )
+@pytest.mark.costly
 def test_bitsandbytes_trains_with_8_bit_states(precision: str, labels: tuple[str, ...], matrix) -> None:
     records = assert_parity(matrix, [BNB, EVEN, f"training.precision={precision}"], labels)
     for label, record in records.items():

@@ -23,6 +23,7 @@ WIDE = (*FEW, "ddp", "zero2", LEAVES)
 @pytest.mark.parametrize(
     ("model", "labels"), first([(MIXTRAL, FEW)], [(MIXTRAL, FEW), (MIXTRAL, WIDE), (QWEN, WIDE)])
 )
+@pytest.mark.costly
 def test_every_strategy_trains_a_mixture_as_one_process_does(
     model: str, labels: tuple[str, ...], matrix
 ) -> None:

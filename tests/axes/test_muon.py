@@ -22,6 +22,7 @@ def test_muon_trains_the_same_with_whole_matrices_and_with_rows(matrix) -> None:
 
 
 @pytest.mark.parametrize("label", first(["fsdp"], ["ddp", "fsdp"]))
+@pytest.mark.costly
 def test_muon_in_bf16_lies_within_what_its_rounding_changes(label: str, matrix) -> None:
     assert_parity(matrix, [MUON, ODD, "optimizer.newton_schulz=bf16"], [label])
 

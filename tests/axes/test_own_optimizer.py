@@ -24,6 +24,7 @@ LION = f"optimizer.factory={FILE}:lion"
 
 
 @pytest.mark.parametrize("strategies", [FEW, pytest.param(STRATEGIES, marks=EXHAUSTIVE)])
+@pytest.mark.costly
 def test_every_strategy_trains_as_one_process_and_counts_what_it_keeps(
     strategies: tuple[str, ...], matrix
 ) -> None:

@@ -144,6 +144,7 @@ def test_payload_is_as_expected_to_the_byte(name, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name", ["zero3", "fsdp"])
+@pytest.mark.costly
 def test_payload_of_recomputation_is_as_expected(name, tmp_path) -> None:
     deed = "tests.contract.communication:count_recomputed_few"
     assert_recomputed(name, RECOMPUTED_FEW, on_ranks(deed, name, 2, tmp_path))

@@ -13,7 +13,7 @@ from tests.contract.cases import CASES, HARDEST, Case
 from tests.contract.ranks import traces
 from tests.representatives import first
 
-pytestmark = pytest.mark.long(seconds=25)
+pytestmark = pytest.mark.long(seconds=20)
 
 LOSS_TOLERANCE = 5e-6
 """Nats per token. 5e-5 would be fair where a library clips by an fp32 norm; none needs it here."""

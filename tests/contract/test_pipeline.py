@@ -17,7 +17,7 @@ from tests.contract.pipelines import CASES, Trained
 from tests.contract.ranks import on_ranks
 from tests.contract.test_contract import LOSS_TOLERANCE, NORM_TOLERANCE, WEIGHT_TOLERANCE
 
-pytestmark = pytest.mark.long(seconds=40)
+pytestmark = pytest.mark.long(seconds=10)
 
 DEED = "tests.contract.pipelines:train_pipelines"
 BF16_LOSS = 2e-3

@@ -68,6 +68,7 @@ def test_payload_is_as_expected_to_the_byte(label: str, ranks: int, tmp_path: Pa
 
 
 @pytest.mark.parametrize(("label", "ranks"), MATRIX)
+@pytest.mark.costly
 def test_payload_of_recomputation_is_as_expected(label: str, ranks: int, tmp_path: Path) -> None:
     per_rank = on_ranks("tests.contract.communication:count_recomputed_llama", label, ranks, tmp_path)
     cases = [case for case in RECOMPUTED_CASES if case.family == "llama"]

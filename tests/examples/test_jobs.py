@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from tests.harness.cli.command_line import harness, records
+from tests.representatives import cheap, first
 
-pytestmark = pytest.mark.long(seconds=35)
+pytestmark = pytest.mark.long(seconds=40)
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SHORT = (
     "training.steps=4", "measure.warmup_steps=2", "measure.probed_steps=1", "measure.traced_steps=0",
@@ -21,6 +22,7 @@ JOBS = {
     "resnet": ("zero3",),
     "own-model": ("zero2",),
 }
+ALWAYS = {"t5": JOBS["t5"], "own-model": JOBS["own-model"]}
 WIDE = {
     "vit": ("ddp", "zero2", "zero3", "fsdp", "fsdp1", "trainer-ddp"),
     "t5": ("ddp", "zero2", "zero3", "fsdp", "fsdp1", "trainer-zero2"),
@@ -40,7 +42,7 @@ def compared(folder: Path, name: str, *settings: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("name", "backends"),
-    [*JOBS.items(), *(pytest.param(*job, marks=pytest.mark.exhaustive) for job in WIDE.items())],
+    [*cheap([*ALWAYS.items()], JOBS.items()), *first([], WIDE.items())],
 )
 def test_strategies_train_what_one_process_trains(
     name: str, backends: tuple[str, ...], tmp_path: Path
@@ -72,6 +74,7 @@ def test_strategies_train_what_one_process_trains(
     assert all(run.data is not None and run.eval[-1].samples == 6 for run in runs)
 
 
+@pytest.mark.costly
 def test_low_precision_takes_images_and_numbers(tmp_path: Path) -> None:
     """Inputs that are no token ids meet weights in 16 bits; BatchNorm is refused where it cannot run."""
     settings = ("training.precision=bf16-mixed", "training.steps=3", "evaluation.every_steps=null")
@@ -87,6 +90,7 @@ def test_low_precision_takes_images_and_numbers(tmp_path: Path) -> None:
     assert rows["fsdp1"]["expected_sent_bytes_per_step"] is None
 
 
+@pytest.mark.costly
 def test_batch_norm_is_judged_by_a_reference_with_the_same_micro_batches(tmp_path: Path) -> None:
     settings = ("training.micro_batch_size=null", "compare.backends=[ddp]")
     found = compared(tmp_path, "resnet", *settings)

@@ -4,9 +4,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.long(seconds=15)
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.costly
 def test_inputs_of_every_way_in_are_read_or_refused() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.fuzz", "--inputs", "120", "--seed", "0"], cwd=ROOT,

@@ -12,7 +12,7 @@ from harness.launch.observed_command import observed_environment
 
 from .cli.command_line import environment, harness_process
 
-pytestmark = pytest.mark.long(seconds=25)
+pytestmark = pytest.mark.long(seconds=10)
 NAMES = (
     "__future__", "json", "random", "runpy", "sitecustomize", "tokenize", "torch", "transformers", "typing",
     "click", "deepspeed", "datasets", "statistics",
@@ -75,6 +75,7 @@ def ran(folder: Path) -> list[str]:
     return sorted(file.name for file in folder.parent.glob("ran-*"))
 
 
+@pytest.mark.costly
 def test_ranks_import_the_modules_of_the_job_alone(hostile: Path) -> None:
     words = ("run", "--config", "job.yaml", "--backend", "ddp", "--nproc", "2", "--runs", "../runs")
     done = harness_process(*words, cwd=hostile)

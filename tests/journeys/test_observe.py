@@ -17,7 +17,7 @@ from tests.journeys.journey import Journey
 from tests.observed import run_script
 from tests.representatives import first
 
-pytestmark = pytest.mark.long(seconds=25)
+pytestmark = pytest.mark.long(seconds=15)
 AS_ON_GPUS = PLAIN.with_name("as_on_gpus.py")
 PYTHON = (sys.executable,)
 FORKED = ("ranks of the tests' server",)

@@ -9,7 +9,7 @@ import harness
 from tests.docs.markdown import ROOT
 from tests.journeys.journey import Journey
 
-pytestmark = pytest.mark.long(seconds=15)
+pytestmark = pytest.mark.long(seconds=25)
 SETTINGS = {
     "training.steps": 4, "measure.warmup_steps": 1, "measure.probed_steps": 1, "compare.noise_runs": False,
 }  # fmt: skip

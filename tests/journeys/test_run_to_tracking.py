@@ -7,7 +7,7 @@ from harness.record import Record
 from tests.harness.cli.command_line import SHORT
 from tests.journeys.journey import FORMATS, Journey
 
-pytestmark = pytest.mark.long(seconds=15)
+pytestmark = pytest.mark.long(seconds=10)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from harness.record import Record
 from tests.memory.conftest import MICRO_STEPS
 from tests.memory.runs import LLAMA, Outcome, compare
 
-pytestmark = pytest.mark.long(seconds=15)
+pytestmark = pytest.mark.long(seconds=10)
 
 UNNAMED_BYTES = 4096
 """The loss, a batch of 16 tokens, and counters of the libraries."""

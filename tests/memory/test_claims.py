@@ -30,6 +30,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     )  # fmt: skip
 
 
+@pytest.mark.costly
 def test_lies_are_named_and_nothing_else(outcome: Outcome) -> None:
     assert {record.status for record in outcome.records.values()} == {"ok"}
     found = {(f["id"], *f["backends"]) for f in outcome.document["findings"] if f["id"] in JUDGED}

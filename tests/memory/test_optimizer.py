@@ -38,6 +38,7 @@ def records(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return found
 
 
+@pytest.mark.costly
 def test_the_library_runs_the_implementation_that_was_asked_for(records: Records) -> None:
     for (name, backend), record in records.items():
         effective = record.backend.effective

@@ -7,7 +7,7 @@ import pytest
 from tests.contract.ranks import on_ranks
 from tests.representatives import first
 
-pytestmark = pytest.mark.long(seconds=35)
+pytestmark = pytest.mark.long(seconds=20)
 
 ALONE = ("single", 1)
 TOLERANCE = 0.02
@@ -32,6 +32,7 @@ def test_the_allocators_peak_is_that_of_the_memory_tracker(name: str, ranks: int
 
 
 @pytest.mark.parametrize(("name", "ranks"), first([("fsdp", 2)], [ALONE, ("fsdp", 2)]))
+@pytest.mark.costly
 def test_watching_does_not_change_the_peak(name: str, ranks: int, tmp_path) -> None:
     counted = on_ranks("tests.memory.peaks:counted_peaks", name, ranks, _folder(tmp_path, "probed"))
     watched = on_ranks("tests.memory.peaks:watched_peaks", name, ranks, _folder(tmp_path, "watched"))

@@ -40,6 +40,7 @@ def found() -> list[Outcome]:
     return list(outcomes(records, memory_cases()))
 
 
+@pytest.mark.costly
 def test_every_quick_backend_is_among_the_published_runs(found: list[Outcome]) -> None:
     assert {outcome.case.backend for outcome in found} == set(QUICK)
     assert {outcome.case.part for outcome in found} == {1, 2, 3}
@@ -64,6 +65,7 @@ def test_the_predicted_peak_of_the_update_is_the_measured_one(found: list[Outcom
     assert max(abs(outcome.step_error) for outcome in found) <= 0.002
 
 
+@pytest.mark.costly
 def test_predicted_peaks_of_cut_layers_and_stages_are_the_measured_ones() -> None:
     records = [record for _, record in read_runs([DIVIDED])[0] if record.backend.label in QUICK_DIVIDED]
     errors = [abs(outcome.error) for outcome in outcomes(records, divided_cases())]

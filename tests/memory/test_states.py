@@ -10,7 +10,7 @@ from harness.record import Record
 from tests.built_in import HYBRID, NATIVE, THROUGH_ACCELERATE, strategy
 from tests.memory.runs import BLOOM, LLAMA, Outcome, compare
 
-pytestmark = pytest.mark.long(seconds=30)
+pytestmark = pytest.mark.long(seconds=15)
 
 BACKENDS = NATIVE + THROUGH_ACCELERATE
 GEOMETRIES = {"bloom": BLOOM, "llama": LLAMA}

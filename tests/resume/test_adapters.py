@@ -20,6 +20,7 @@ LOSS_TOLERANCE = 5e-6
 
 
 @pytest.mark.parametrize("sides", [FEW, pytest.param(SIDES, marks=pytest.mark.exhaustive)], ids=len)
+@pytest.mark.costly
 def test_resuming_is_exact_and_other_backends_go_on_alike(sides: list[Side], tmp_path: Path) -> None:
     job = resume_job(tied=True, adapter=ADAPTER, optimizer={"learning_rate": 2e-2})
     uninterrupted = trained(save_all(sides, job, tmp_path))
@@ -37,6 +38,7 @@ def test_resuming_is_exact_and_other_backends_go_on_alike(sides: list[Side], tmp
     assert len(moved) == 4
 
 
+@pytest.mark.costly
 def test_frozen_weights_keep_their_dtype(tmp_path: Path) -> None:
     job = resume_job(precision="bf16-mixed", adapter=ADAPTER | {"base_dtype": "bf16"})
     sides = [Side(name, 2) for name in ("zero3", "fsdp")]

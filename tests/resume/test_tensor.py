@@ -20,7 +20,7 @@ from tests.resume.pairs import (
 )
 from tests.resume.test_pairs import LOSS_TOLERANCE, WEIGHT_TOLERANCE
 
-pytestmark = pytest.mark.long(seconds=15)
+pytestmark = pytest.mark.long(seconds=10)
 DDP = Side("ddp", 2)
 TWO = (DDP, Side("tp", 2), Side("autotp-zero1", 2))
 FOUR = (
@@ -45,6 +45,7 @@ def divisible_job(*, tied: bool) -> Job:
         pytest.param(FOUR, True, marks=pytest.mark.exhaustive),
     ],
 )
+@pytest.mark.costly
 def test_ranks_that_cut_layers_and_others_continue_each_other(
     sides: tuple[Side, ...], tied: bool, tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@ import pytest
 from harness.job.config import load_experiment
 from harness.plan.simulation import SimulatedRow, compare_with_closed_forms, plan_simulation, run_simulations
 
-pytestmark = pytest.mark.long(seconds=30)
+pytestmark = pytest.mark.long(seconds=15)
 
 RANKS, RANK = 4, 3
 ALWAYS = ("tp:tensor=2", "pp")
@@ -40,6 +40,7 @@ def assert_agrees(row: SimulatedRow) -> None:
         assert peak.bytes == pytest.approx(peak.expected_bytes, rel=PEAK_SHARE), f"{name}: {peak.name}"
 
 
+@pytest.mark.costly
 def test_ranks_that_share_samples_agree_with_closed_forms() -> None:
     for row in simulated(ALWAYS):
         assert_agrees(row)

@@ -8,7 +8,7 @@ from harness.rank.simulation.fake_tensors import FEW
 from harness.run_directory.simulation import Tensors
 from tests.representatives import first
 
-pytestmark = pytest.mark.long(seconds=15)
+pytestmark = pytest.mark.long(seconds=10)
 
 RANKS = 2 * FEW
 ROUNDED_BYTES = 1024

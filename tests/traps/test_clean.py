@@ -9,7 +9,7 @@ import pytest
 from .clean import ACCUMULATIONS, AFTER_TRACE, PRECISIONS, assert_clean, assert_no_finding
 from .matrix import Matrix
 
-pytestmark = pytest.mark.long(seconds=65)
+pytestmark = pytest.mark.long(seconds=75)
 
 
 ALWAYS = (2, "bf16-mixed", 2)

@@ -12,7 +12,7 @@ from tests.representatives import EXHAUSTIVE, first
 
 from .matrix import Matrix
 
-pytestmark = pytest.mark.long(seconds=40)
+pytestmark = pytest.mark.long(seconds=15)
 LENGTH = 96
 QUESTIONS = (
     "data.source=squad", f"data.path={ROOT / 'configs' / 'labs' / 'questions.json'}",
@@ -54,6 +54,7 @@ SHARDED = ("zero3", "fsdp")
 
 
 @pytest.mark.parametrize("labels", [SHARDED, pytest.param(LABELS, marks=EXHAUSTIVE)])
+@pytest.mark.costly
 def test_every_strategy_generates_the_same_answers(labels: tuple[str, ...], matrix: Matrix) -> None:
     comparison = matrix.compare(labels, 2, ANSWERED)
     texts = {

@@ -9,7 +9,7 @@ from tests.sweep.table import BF16, WORDS, own
 from .matrix import Matrix
 from .own_jobs import settings_of
 
-pytestmark = pytest.mark.long(seconds=12)
+pytestmark = pytest.mark.long(seconds=10)
 
 EVALUATED = ("evaluation.every_steps=2", "evaluation.samples=8")
 CASES = {

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import pytest
 
+from tests.representatives import COSTLY, EXHAUSTIVE
+
 from .clean import not_as_wanted
 from .matrix import Matrix
 from .named import assert_named
 from .own_jobs import settings_of
 from .planted import CLIPPED, EXECUTION, LATE_SETTINGS, OWN_JOBS, SPLITS, UPDATED, Trap
 
-pytestmark = pytest.mark.long(seconds=42)
+pytestmark = pytest.mark.long(seconds=55)
 FEW = ("contrastive loss", "decay", "frozen", "nothing", "held-out", "0.99", "halves", "training mode",
        "moments lost", "part of a rank")  # fmt: skip
 """The others are exhaustive, and so is the same fault in another family of engines."""
+ALWAYS = ("one rank dropped, contrastive loss", "nothing updated", *SPLITS)
 FAMILIES = (", hybrid", ", ZeRO-3", ", DDP", ", FSDP", ", FSDP1", ", ZeRO-1")
 
 
 def _marked(name: str) -> tuple[pytest.MarkDecorator, ...]:
-    return (
-        () if any(few in name for few in FEW) and not name.endswith(FAMILIES) else (pytest.mark.exhaustive,)
-    )
+    if not any(few in name for few in FEW) or name.endswith(FAMILIES):
+        return (EXHAUSTIVE,)
+    return () if name in ALWAYS else (COSTLY,)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +68,7 @@ def test_a_rank_without_dropout_is_named_though_dropout_is_not_judged(matrix: Ma
     tally["planted"][0] += 1
 
 
+@pytest.mark.costly
 def test_random_parts_of_a_batch_are_not_judged(matrix: Matrix) -> None:
     (_, row) = matrix.compare(["ddp"], 2, settings_of("mixup", loss_random=True)).rows
     assert row.judgement.parity == "unjudged"
@@ -82,6 +86,7 @@ def test_a_mean_over_samples_does_not_depend_on_the_split(matrix: Matrix) -> Non
 
 
 @pytest.mark.parametrize("with_gradient", [True, False])
+@pytest.mark.costly
 def test_what_the_jobs_own_loss_sends_is_no_backends_fault(with_gradient: bool, matrix: Matrix) -> None:
     settings = settings_of("gathered", "towers", loss_with_gradient=with_gradient)
     assert [f.message for f in matrix.findings(["zero2"], 2, settings)] == []

@@ -12,7 +12,7 @@ from harness.judge.rows import reason
 from harness.record.store import read_runs
 from tests.harness.cli.command_line import SHORT, harness_process
 
-pytestmark = pytest.mark.long(seconds=15)
+pytestmark = pytest.mark.long(seconds=10)
 
 SAYS = {
     "zero2:adam=deepspeed,offload=optimizer": (CPU_ADAM, "no process holds it", "remove it"),
@@ -20,6 +20,7 @@ SAYS = {
 """The lock of a build that was killed."""
 
 
+@pytest.mark.costly
 def test_each_is_a_row_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     extensions = tmp_path / "extensions"
     extensions.mkdir()

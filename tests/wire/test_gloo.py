@@ -13,6 +13,7 @@ PAYLOAD = 10**6
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.costly
 def test_gloo_sends_what_the_table_says(world_size: int, namespace: Namespace) -> None:
     measured = namespace.answer("collectives:factors", world_size)
     assert len(measured) == 5

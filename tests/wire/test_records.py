@@ -24,6 +24,7 @@ RANKS = 2
 
 # What a step of each other strategy sends: tests/wire/test_strategies.py.
 @pytest.mark.parametrize("backend", first(["fsdp"], ["ddp", "fsdp", "zero3"]))
+@pytest.mark.costly
 def test_probed_steps_move_what_the_record_says(backend: str, tmp_path: Path, namespace: Namespace) -> None:
     moved = Traffic(**namespace.answer("job:moved_by_probed_steps", str(tmp_path), backend, RANKS, PROBED))
     ((_, record),), _ = read_runs([tmp_path / "with" / "runs"])

@@ -9,7 +9,7 @@ import pytest
 from tests.built_in import HYBRID, NATIVE
 from tests.wire.namespace import Namespace
 
-pytestmark = pytest.mark.long(seconds=32)
+pytestmark = pytest.mark.long(seconds=15)
 
 
 FEW = ("ddp", "fsdp", "fsdp1", "zero2", "zero3")

@@ -9,7 +9,7 @@ import pytest
 
 from harness.backends.zero import preload as zero_preload
 
-pytestmark = pytest.mark.long(seconds=15)
+pytestmark = pytest.mark.long(seconds=10)
 
 
 def doubled(value: int) -> int:
@@ -30,6 +30,7 @@ def test_a_function_is_compiled_once_and_only_when_it_is_called(monkeypatch: pyt
     assert made == [(doubled, {"dynamic": True})]
 
 
+@pytest.mark.costly
 def test_torch_s_compiler_is_not_imported_for_deepspeed_alone() -> None:
     code = (
         "import sys, torch; before = torch.compile; import harness.backends.zero.preload; "

@@ -59,6 +59,7 @@ def test_cell_that_cannot_be_started_is_a_record_and_the_others_run(tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", ["removed", "all_removed", "replaced"])
+@pytest.mark.costly
 def test_a_lost_folder_fails_its_cell_alone(tmp_path: Path, kind: str) -> None:
     done = compare(tmp_path, kind, "--repeats", "2")
     assert done.returncode == 0, done.stderr
@@ -72,6 +73,7 @@ def test_a_lost_folder_fails_its_cell_alone(tmp_path: Path, kind: str) -> None:
     assert (len(lost), others) == ((1, []) if kind == "all_removed" else (2, ["ok"] * 3))
 
 
+@pytest.mark.costly
 def test_full_disk_names_the_run_and_keeps_older_records(tmp_path: Path) -> None:
     compare(tmp_path, "sound")
     before = {path: path.read_bytes() for path in (tmp_path / "runs").glob("*/record.json")}
@@ -93,6 +95,7 @@ def test_signal_during_the_last_cell_is_no_success(tmp_path: Path) -> None:
     assert record.error.kind == "Interrupted"
 
 
+@pytest.mark.costly
 def test_run_folder_that_was_renamed_counts_and_is_reported(tmp_path: Path) -> None:
     compare(tmp_path, "sound")
     (old,) = (tmp_path / "runs").glob("*-ddp-*")

@@ -49,6 +49,7 @@ def test_an_installation_that_can_be_trusted(ranks: int, monkeypatch: pytest.Mon
     assert ("reduction and sharding over ranks" in said) == (ranks == 1)
 
 
+@pytest.mark.costly
 def test_a_broken_backend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     code, said = called("--backends", "planted-divided-again")
     assert code == 1
@@ -56,6 +57,7 @@ def test_a_broken_backend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said.splitlines()[-1] == "this installation cannot be trusted until these are resolved"
 
 
+@pytest.mark.costly
 def test_a_missing_library_is_named_and_the_rest_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     real = doctor.package_versions
 
@@ -73,6 +75,7 @@ def test_a_missing_library_is_named_and_the_rest_is_tried(monkeypatch: pytest.Mo
     )
 
 
+@pytest.mark.costly
 def test_what_two_minutes_do_not_hold_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "BUDGET_SECONDS", 0.0)
     only_ddp = {
@@ -88,7 +91,7 @@ def test_what_two_minutes_do_not_hold_is_not_tried(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.exhaustive
-@pytest.mark.long(seconds=55)
+@pytest.mark.long(seconds=15)
 def test_this_installation_can_be_trusted() -> None:
     code, text = called("--json")
     said = json.loads(text)

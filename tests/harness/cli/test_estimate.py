@@ -13,6 +13,8 @@ from click.testing import CliRunner
 from harness.backends.registry import BUILT_IN
 from harness.cli.estimate import estimate
 
+pytestmark = pytest.mark.long(seconds=15)
+
 MIXED = ("--set", "training.precision=bf16-mixed")
 
 
@@ -173,6 +175,7 @@ def test_lists_of_models_and_hardware() -> None:
     assert "Slingshot-11" in run("--list-hardware")[1]
 
 
+@pytest.mark.costly
 def test_405_billion_on_4096_gpus_needs_no_torch_and_little_memory() -> None:
     """Closed forms alone; `benchmarks/estimate.py` measures the time."""
     script = (

@@ -18,6 +18,7 @@ from harness.gpus.found import Gpus
 from tests.patience import SECONDS
 
 
+@pytest.mark.costly
 def test_two_ranks_measure_every_operation_and_a_gate_closes(tmp_path: Path) -> None:
     done = subprocess.run(
         [

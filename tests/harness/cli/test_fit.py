@@ -10,7 +10,7 @@ import pytest
 
 from .command_line import SMALL, harness, records, refused
 
-pytestmark = pytest.mark.long(seconds=20)
+pytestmark = pytest.mark.long(seconds=10)
 
 LIMIT_BYTES = 3_000_000
 ARGUMENTS = ["fit", "--backend", "zero2", "--nproc", "2", *SMALL, "--set", "training.global_batch_size=96"]

@@ -56,6 +56,7 @@ def files_with(folder: Path, text: str) -> list[str]:
     return [path.name for path in [*found, *folder.rglob("*")] if path.is_file() and text in path.read_text()]
 
 
+@pytest.mark.costly
 def test_under_torchrun_the_failing_rank_has_its_own_exit_code(tmp_path: Path) -> None:
     train = script(tmp_path, at_6="if os.environ['RANK'] == '1': os._exit(3)")
     done, record = observed(tmp_path, *TORCHRUN, train)
@@ -90,6 +91,7 @@ def test_no_file_of_a_run_has_a_secret_and_the_exit_code_is_the_scripts(tmp_path
         assert files_with(tmp_path / "runs", secret) == []
 
 
+@pytest.mark.costly
 def test_a_script_that_closes_its_descriptors_succeeds_and_keeps_its_files(tmp_path: Path) -> None:
     train = script(
         tmp_path,
@@ -105,6 +107,7 @@ def test_a_script_that_closes_its_descriptors_succeeds_and_keeps_its_files(tmp_p
 
 
 @pytest.mark.parametrize("whole_group", first([True], [True, False]))
+@pytest.mark.costly
 def test_an_interrupted_script_gives_130_and_keeps_its_steps(tmp_path: Path, whole_group: bool) -> None:
     train = script(tmp_path, at_6="print('waits', flush=True); time.sleep(600)")
     words = [*HARNESS, "observe", *WINDOWS, "--", sys.executable, str(train)]
@@ -124,6 +127,7 @@ def test_an_interrupted_script_gives_130_and_keeps_its_steps(tmp_path: Path, who
     assert "harness: run failed: interrupted by the user after 6 steps" in said
 
 
+@pytest.mark.costly
 def test_of_ranks_that_torchrun_restarted_the_last_attempt_is_recorded(tmp_path: Path) -> None:
     train = script(tmp_path, at_6="if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': os._exit(3)")
     # One rank: gloo of torch 2.13 connects restarted ranks to the ports of those that are gone.
@@ -133,6 +137,7 @@ def test_of_ranks_that_torchrun_restarted_the_last_attempt_is_recorded(tmp_path:
     assert "torchrun restarted the ranks; restart 1 is recorded" in record.observation.notes
 
 
+@pytest.mark.costly
 def test_ranks_that_outlive_a_killed_launcher_are_named(tmp_path: Path) -> None:
     train = script(
         tmp_path,

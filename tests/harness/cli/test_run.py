@@ -108,6 +108,7 @@ def test_model_that_cannot_be_trained(tmp_path: Path, model_type: str, why: str)
 
 
 @pytest.mark.parametrize("offline", first(["0"], ["0", "1"]))
+@pytest.mark.costly
 def test_model_of_the_hub_without_network(tmp_path: Path, offline: str) -> None:
     line = refused(
         tmp_path, "run", "--backend", "ddp", "--set", "model.name=somebody/some-model",
@@ -125,6 +126,7 @@ def test_port_in_use(tmp_path: Path) -> None:
     assert f"--port {port} cannot be used" in line
 
 
+@pytest.mark.costly
 def test_pretrained_weights_leave_no_warning_of_semaphores(tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 

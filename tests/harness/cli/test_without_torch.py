@@ -42,7 +42,7 @@ for words in json.loads(sys.argv[2]):
     results.append([done.exit_code, done.stdout, said])
 print(json.dumps([results, sorted(blocked & set(sys.modules))]))
 """
-pytestmark = pytest.mark.long(seconds=20)
+pytestmark = pytest.mark.long(seconds=10)
 NEEDS = "not installed, which {} need: pip install 'sharding-harness[train]'\n"
 WORKS = {
     "list": ["list", str(RECORDS)],

@@ -29,7 +29,7 @@ from harness.record.store import write_record
 from tests.harness.cli.command_line import SHORT, harness
 from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights
 
-pytestmark = pytest.mark.long(seconds=20)
+pytestmark = pytest.mark.long(seconds=10)
 
 OTHER = ["--set", "optimizer.beta2=0.5", "--set", "training.activation_checkpointing=true"]
 

@@ -28,7 +28,7 @@ from harness.doctor.gpu.runs import OUT_OF_TIME
 from tests.harness.cli.command_line import INTERRUPTED, SMALL, harness
 from tests.harness.doctor.gpu_evidence import sound
 
-pytestmark = pytest.mark.long(seconds=25)
+pytestmark = pytest.mark.long(seconds=30)
 
 ROOT = Path(__file__).resolve().parents[3]
 SETTINGS = (
@@ -108,6 +108,7 @@ class WhenItTrains(threading.Thread):
         self._is_over.set()
 
 
+@pytest.mark.costly
 def test_a_package_holds_reports_traces_and_predictions(sent: tuple[Result, Path]) -> None:
     result, bundle = sent
     assert result.exit_code == 0, result.output

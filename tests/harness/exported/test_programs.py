@@ -15,7 +15,7 @@ from tests.harness.cli.command_line import SMALL, environment, harness, records
 from tests.observed import run_script
 from tests.patience import SECONDS
 
-pytestmark = pytest.mark.long(seconds=20)
+pytestmark = pytest.mark.long(seconds=10)
 JOB = [
     *SMALL, "--nproc", "2", "--set", "training.steps=3", "--set", "training.accumulation_steps=2",
     "--set", "training.gradient_clipping=0.5",

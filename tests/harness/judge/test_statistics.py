@@ -59,6 +59,7 @@ def test_interval_of_the_median_is_that_of_published_tables() -> None:
 
 
 @pytest.mark.parametrize("runs", first([6], [6, 9, 15]))
+@pytest.mark.costly
 def test_interval_holds_the_true_median_as_often_as_it_says(runs: int) -> None:
     drawn = np.random.default_rng(7).lognormal(0, 1, (2000, runs))
     intervals = [median_interval(list(values)) for values in drawn]
@@ -67,6 +68,7 @@ def test_interval_holds_the_true_median_as_often_as_it_says(runs: int) -> None:
 
 
 @pytest.mark.parametrize(("cells", "runs"), [(2, 4), (2, 6), (3, 5), (5, 6), (5, 7)])
+@pytest.mark.costly
 def test_equal_cells_raise_a_false_alarm_in_at_most_one_of_twenty_comparisons(cells: int, runs: int) -> None:
     """The fastest is chosen after the fact, as the report does, and all others stand beside it."""
     generator = np.random.default_rng(11)

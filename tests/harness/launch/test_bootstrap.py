@@ -6,6 +6,8 @@ import sys
 from importlib.machinery import all_suffixes
 from pathlib import Path
 
+import pytest
+
 from harness.job.experiment import MeasureSection
 from harness.launch.bootstrap.sitecustomize import PACKAGES, AfterImport, _modules_in
 from harness.launch.observed_command import observed_environment
@@ -104,6 +106,7 @@ print(harness.mine, pydantic.ran, again is pydantic, bool(datasets.__file__))
 }
 
 
+@pytest.mark.costly
 def test_modules_of_the_scripts_folder_are_the_scripts_alone(tmp_path: Path) -> None:
     """Names that the harness imports too; psutil, whose own would end the process, looks for itself."""
     run_directory, folder = tmp_path / "run", tmp_path / "script"
@@ -128,6 +131,7 @@ def test_modules_of_the_scripts_folder_are_the_scripts_alone(tmp_path: Path) -> 
     assert (record.status, len(record.steps), record.observation.notes) == ("ok", 3, [])
 
 
+@pytest.mark.costly
 def test_a_script_beside_the_harness_is_observed(tmp_path: Path) -> None:
     """As `python -m` in a clone, from an environment into which the harness is not installed."""
     ObserveRequest(

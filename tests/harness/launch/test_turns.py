@@ -188,7 +188,8 @@ def switches_and_pages() -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.long(seconds=25)
+@pytest.mark.long(seconds=10)
+@pytest.mark.costly
 def test_ranks_that_wait_sleep_and_hold_no_more(tmp_path: Path) -> None:
     """Real ones, with two OpenMP threads each: no thread runs once, and no page is added."""
     chosen = [

@@ -80,6 +80,7 @@ def test_a_shipped_profile_is_what_tracing_gives(
     assert shipped == trace_profile(config, replace(Variant(), **flags))
 
 
+@pytest.mark.costly
 def test_new_processes_trace_what_this_one_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(profiles, "_trace", lambda _: pytest.fail("traced again"))

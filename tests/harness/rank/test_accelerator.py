@@ -82,6 +82,7 @@ def test_nvidias_override_goes_before_what_torch_is_told(monkeypatch: pytest.Mon
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
+@pytest.mark.costly
 def test_tf32_is_read_whichever_interface_a_program_set_last() -> None:
     done = subprocess.run(
         [sys.executable, "-c", ASK], input=json.dumps(list(PRECISIONS)), capture_output=True, text=True,

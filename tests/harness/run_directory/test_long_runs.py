@@ -12,6 +12,8 @@ from harness.run_directory.assemble import Outcome, assemble
 from harness.run_directory.request import RunRequest, rank_file
 from tests.harness.cli.command_line import harness
 
+pytestmark = pytest.mark.long(seconds=10)
+
 RANKS = 64
 STEPS = 1000
 MOST_BYTES_PER_RANK_AND_STEP = 200
@@ -41,6 +43,7 @@ def record(scaled: tuple[Path, RunRequest]) -> Record:
     return assemble(*scaled, Outcome(exit_codes=dict.fromkeys(range(RANKS), 0)))
 
 
+@pytest.mark.costly
 def test_a_record_of_64_ranks_and_1000_steps_is_small(record: Record, tmp_path: Path) -> None:
     path = write_record(tmp_path, record)
     assert (record.status, len(record.ranks), len(record.steps)) == ("ok", RANKS, STEPS)

@@ -41,6 +41,7 @@ def test_a_picture_that_is_asked_for_again_is_not_drawn_again(monkeypatch: pytes
     assert draw(a_picture(), ("svg",)) == first
 
 
+@pytest.mark.costly
 def test_every_process_draws_the_same_bytes() -> None:
     drawn = set()
     for seed in ("1", "2"):

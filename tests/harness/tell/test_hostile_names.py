@@ -32,6 +32,8 @@ from tests.harness.tell.hostile import NAMES, hostile_records
 from tests.pipelines import make_pipeline
 from tests.records import ENVIRONMENT
 
+pytestmark = pytest.mark.long(seconds=30)
+
 HOSTILE_FILE = "a|b`c`<b>\n$d$ 模型 %20 \"e\" 'f' (g) [h] {i} #j \\k &amp;"
 KINDS = ("comparison", "baseline")
 
@@ -266,6 +268,7 @@ def test_every_section_is_there_and_prints_the_name(kind: str) -> None:
     assert without == ["reading"]
 
 
+@pytest.mark.costly
 def test_report_with_all_names_at_once_is_verified(tmp_path: Path) -> None:
     runs = []
     for number, record in enumerate(hostile_records("".join(NAMES))):

@@ -15,7 +15,7 @@ from harness.tell.writers.html import data_address
 from tests.harness.tell.published import edit, found, line_of_picture, point_to_the_list, write_runs
 from tests.records import make_record
 
-pytestmark = pytest.mark.long(seconds=25)
+pytestmark = pytest.mark.long(seconds=10)
 
 
 @pytest.mark.parametrize("name", ["report.md", "report.html", "report.csv", "report.json", "report.tex"])

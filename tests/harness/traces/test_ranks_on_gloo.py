@@ -15,7 +15,7 @@ from harness.traces.strategy import likeness_of
 from tests.harness.cli.command_line import SMALL, harness, records
 from tests.representatives import first
 
-pytestmark = pytest.mark.long(seconds=40)
+pytestmark = pytest.mark.long(seconds=10)
 
 SETTINGS = (
     "training.steps=6", "measure.warmup_steps=2", "measure.probed_steps=1", "measure.traced_steps=2",

@@ -76,6 +76,7 @@ def test_refused_cells_are_judged_again_and_have_one_record(between) -> None:
     assert again["ddp"]["run_id"] != rows["ddp"]["run_id"]
 
 
+@pytest.mark.costly
 def test_a_rank_of_torchrun_that_cannot_fit_refuses_before_it_meets_the_others(tmp_path: Path) -> None:
     line = refused(
         tmp_path, "run", "--backend", "ddp", *SHORT, "--set", f"{LIMIT}=10kB", RANK="0", LOCAL_RANK="0",

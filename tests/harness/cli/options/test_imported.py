@@ -25,6 +25,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.costly
 def test_a_run_from_a_file_keeps_every_key(folder: Path) -> None:
     done = harness(
         "run", "--from-deepspeed", "ds.json", "--like-for-like", "--nproc", "2", *SHORT, cwd=folder

@@ -15,7 +15,7 @@ from harness.rank.models.description import describe_geometry, describe_layout, 
 from harness.rank.models.optimizer import update_groups
 from harness.record import GeometryPart
 
-pytestmark = pytest.mark.long(seconds=15)
+pytestmark = pytest.mark.long(seconds=10)
 VARIANTS: list[dict[str, Any]] = [
     {"model_type": "llama", "mlp_bias": True, "attention_bias": True, "num_key_value_heads": 2},
     {"model_type": "mistral", "tie_word_embeddings": True, "num_key_value_heads": 2},

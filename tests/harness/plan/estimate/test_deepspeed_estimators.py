@@ -10,7 +10,7 @@ from harness.forms.terms import Term
 from harness.plan.estimate.row import EstimateRow
 from tests.harness.plan.estimate.asking import states
 
-pytestmark = pytest.mark.long(seconds=12)
+pytestmark = pytest.mark.long(seconds=10)
 MIXED = "training.precision=bf16-mixed"
 MODELS = ("bloom-560m", "gpt2-xl", "Llama-3.1-8B", "Llama-2-70b")
 

@@ -101,6 +101,7 @@ def test_a_rank_multiplies_a_part_of_all_layers_and_normalises_all_logits(tmp_pa
 
 
 @pytest.mark.usefixtures("ranks")
+@pytest.mark.costly
 def test_the_counter_agrees_with_that_of_torch_on_a_model_that_is_not_cut() -> None:
     with FlopCounterMode(display=False) as whole:
         step(LlamaForCausalLM(LLAMA))

@@ -31,6 +31,7 @@ def test_parts_of_weights_equal_the_whole_model(architecture: str, precision: st
 
 
 @pytest.mark.parametrize("small", [True, False])
+@pytest.mark.costly
 def test_a_model_that_cannot_be_streamed_is_built_in_another_process_unless_it_is_small(
     small: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,7 @@ def test_both_exports_compute_what_the_run_did(architecture: str, tmp_path: Path
     torch.testing.assert_close(adapted(input_ids=TOKENS).logits, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.costly
 def test_a_checkpoint_of_partitioned_parameters_is_refused(tmp_path: Path) -> None:
     """T37: peft's state dict of a model under ZeRO-3 has tensors of shape (0,)."""
     trained(lora(CONFIGS["tied llama"]), tmp_path / "checkpoint")

@@ -52,6 +52,7 @@ def step(chunk_tokens: int | None, **config: object) -> tuple[float, list[torch.
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
+@pytest.mark.costly
 def test_loss_and_gradients_are_those_of_all_logits(chunk: int, tied: bool) -> None:
     loss, gradients, _ = step(None, tie_word_embeddings=tied)
     chunked, others, _ = step(chunk, tie_word_embeddings=tied)

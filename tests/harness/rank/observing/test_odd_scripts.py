@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from harness.record import Record
 from tests.observed import ScriptRun, run_script
 
@@ -75,6 +77,7 @@ def optimizer_bytes(record: Record) -> set[int]:
     }
 
 
+@pytest.mark.costly
 def test_two_optimizers_of_one_backward_pass_are_one_step(tmp_path: Path) -> None:
     seen = run(tmp_path, TWO_OPTIMIZERS)
     assert seen.codes == [0, 0], seen.printed

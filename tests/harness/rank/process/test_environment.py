@@ -16,7 +16,7 @@ from harness.run_directory.request import LOCAL_RENDEZVOUS
 from tests.forkserver import context, held_port
 from tests.patience import SECONDS
 
-pytestmark = pytest.mark.long(seconds=12)
+pytestmark = pytest.mark.long(seconds=10)
 TINY = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 2, "num_key_value_heads": 2, "n_embd": 32, "n_layer": 2,
