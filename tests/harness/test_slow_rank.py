@@ -43,6 +43,6 @@ def test_a_slow_rank_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert done.returncode == 0, done.stderr
     (record,) = records(tmp_path / "runs")
     # The other rank waits in the backward pass, so whole steps last as long on both and tell nothing.
-    (finding,) = [f for f in balance.find(Comparison([record])) if f.id == "slow-rank"]
+    (finding,) = [f for f in balance.find_slow_ranks(Comparison([record])) if f.id == "slow-rank"]
     assert finding.values["rank"] == 1
     assert finding.values["what"] == "fetching and forward pass"

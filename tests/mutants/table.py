@@ -230,7 +230,7 @@ MUTANTS = (
            "A rank that lost its core to another program is not called slow",
            "harness/judge/findings/test_slow_ranks.py"
            "::test_a_rank_that_lost_its_core_to_another_program_is_not_slow"),
-    Mutant("accumulation-finding", "harness/judge/findings/job_equivalence.py",
+    Mutant("accumulation-finding", "harness/judge/findings/other_jobs.py",
            "if given == asked:", "if given != asked:",
            "A library that accumulates over other micro-steps than the loop is a finding",
            "harness/judge/findings/test_precision.py"

@@ -1,16 +1,13 @@
-"""Ranks that slow down the others, that train fewer modules, or that have more to compute."""
+"""Ranks that slow down the others, or that train fewer modules."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 
 import numpy as np
 
-from harness.backends.registry import REFERENCE
-from harness.forms.flops import hardware_flops_per_token
 from harness.judge.agreement.parameters import where
 from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.quantities.measures import gradient_lost, idle_on_some_ranks
@@ -18,9 +15,7 @@ from harness.judge.quantities.timings import PERSISTENT_RUNS, Seconds, is_beyond
 from harness.judge.repeats import CellRuns, Place, Runs
 from harness.judge.rows import JudgedRun
 from harness.judge.run import Run
-from harness.judge.speed import geometry, recomputation
 from harness.judge.wording import numbered
-from harness.record import Record
 
 LEAST_STEPS = 5
 """With fewer a slow rank cannot be distinguished from a disturbance."""
@@ -50,7 +45,7 @@ class SlowRank:
     """Seconds by rank, as measured."""
 
 
-def find(runs: Runs) -> list[Finding]:
+def find_slow_ranks(runs: Runs) -> list[Finding]:
     """One finding per run of a cell of which a rank is slow in all runs."""
     slow = {run: slow_ranks(run) for group in runs.groups for run in group.runs if run.timings is not None}
     places: dict[Place, list[Run]] = {}
@@ -207,41 +202,3 @@ def _series(run: Run) -> dict[str, Seconds]:
     if len({len(parts) for parts in traced}) == 1 and traced[0]:
         found["computing (traced steps)"] = np.array(traced)
     return found
-
-
-LARGEST_RATIO = 1.1
-
-
-def find_weak_scaling(runs: Runs) -> list[Finding]:
-    """At most one finding: of the runs on each number of ranks, whose models grow with it."""
-    records = [r.record for r in runs.rows if r.record.status == "ok" and r.record.backend.name != REFERENCE]
-    sizes = sorted({record.world.world_size for record in records})
-    models = [{r.job.model.model_dump_json() for r in records if r.world.world_size == n} for n in sizes]
-    if len(sizes) < 2 or any(len(found) != 1 for found in models):
-        return []
-    first = [next(record for record in records if record.world.world_size == size) for size in sizes]
-    parameters = [record.model.parameters if record.model else 0 for record in first]
-    work = [work_per_rank(record) for record in first]
-    known = [amount for amount in work if amount is not None]
-    grows = all(one < other for one, other in pairwise(parameters))
-    if not grows or len(known) < len(work) or max(known) <= LARGEST_RATIO * min(known):
-        return []
-    words = ", ".join(f"{flops:.2e} on {size}" for size, flops in zip(sizes, known, strict=True))
-    return [
-        Finding(
-            id="uneven-weak-scaling",
-            about=tuple(sorted({record.backend.label for record in records})),
-            text=f"the model grows with the ranks, but a rank's work per step does not stay equal: {words} "
-            "ranks, in FLOP",
-            values={"world_sizes": sizes, "parameters": parameters, "flops_per_rank_and_step": known},
-        )
-    ]
-
-
-def work_per_rank(record: Record) -> float | None:
-    """FLOPs that a rank computes in a step; None where the geometry is not known."""
-    shape, batch = geometry(record), record.job.training.global_batch_size
-    if shape is None or batch is None or record.model is None:
-        return None
-    each = hardware_flops_per_token(shape, recomputation=recomputation(record))
-    return each * shape.sequence_length * batch / record.world.world_size

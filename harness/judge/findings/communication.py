@@ -20,7 +20,7 @@ from harness.record import LayoutPart, MemoryPart, Record
 from harness.record.workload import closed_form_layout, of_record
 
 
-def find(runs: Runs) -> list[Finding]:
+def find_volumes(runs: Runs) -> list[Finding]:
     """One finding per run whose payload differs anywhere, by a single byte or more."""
     trained = [row for row in runs.rows if row.record.status in ("ok", "diverged")]
     looked = (look(row) for row in trained for look in (_differs, _early))

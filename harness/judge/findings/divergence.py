@@ -37,7 +37,7 @@ LOST_SHARE = 0.5
 """Weights that moved less than this share of the reference's distance lost updates."""
 
 
-def find(runs: Runs) -> list[Finding]:
+def find_diverged(runs: Runs) -> list[Finding]:
     """Each run that diverged from its reference, with the cause if it was recognised."""
     found = []
     for row in runs.rows:

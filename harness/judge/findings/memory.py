@@ -90,7 +90,7 @@ IMBALANCE = 0.1
 """(largest - smallest) / mean over ranks. Padding of a model worth sharding is far below it."""
 
 
-def find(runs: Runs) -> list[Finding]:
+def find_memory(runs: Runs) -> list[Finding]:
     """At most one finding of each kind per run."""
     looked = (look(row) for row in runs.rows for look in (_differs, _grows, _spikes, _imbalance))
     return [finding for finding in looked if finding is not None]

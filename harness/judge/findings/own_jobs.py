@@ -18,7 +18,7 @@ from harness.record.workload import batch_statistics, depends_on_split, is_anoth
 BYTES = "bytes"
 
 
-def find(runs: Runs) -> list[Finding]:
+def find_own_jobs(runs: Runs) -> list[Finding]:
     """One per run that normalises over micro-batches; one for bytes for pretrained weights; one for code."""
     return [
         *(finding for row in runs.rows if (finding := _batch_norm(row)) is not None),

@@ -17,7 +17,7 @@ LOW = {"bf16": "bfloat16", "bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
 GRADIENTS = ("dtype of gradients", "dtype of accumulation")
 
 
-def find(runs: Runs) -> list[Finding]:
+def find_precisions(runs: Runs) -> list[Finding]:
     """Differences from the reference beyond what a library may choose within the job's precision."""
     return [
         Finding(

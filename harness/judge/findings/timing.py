@@ -24,7 +24,7 @@ from harness.judge.wording import counted, numbered
 from harness.record import OUTSIDE, EnergyPart, RankPart, Record
 
 
-def find(runs: Runs) -> list[Finding]:
+def find_too_short(runs: Runs) -> list[Finding]:
     """Successful runs that were too short for a timed step, in one finding; none is timed on a CUDA stub."""
     ran = [r for r in runs.rows if r.record.status == "ok" and not r.record.on_stub]
     short = [r for r in ran if not measures.timed_steps(r.record)]

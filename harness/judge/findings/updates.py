@@ -30,7 +30,7 @@ LOW = {8.0: "bfloat16", 11.0: "float16"}
 """Dtypes by their significant bits."""
 
 
-def find(runs: Runs) -> list[Finding]:
+def find_altered_updates(runs: Runs) -> list[Finding]:
     """One finding per cell: its first update that came out otherwise, where the reference's did not."""
     return of_cells(runs, _altered)
 

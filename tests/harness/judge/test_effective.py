@@ -17,7 +17,7 @@ from harness.judge.effective import (
     synchronisation,
 )
 from harness.judge.findings import communication
-from harness.judge.findings.settings import find
+from harness.judge.findings.settings import find_settings
 from harness.record import CommunicationPart, ObservedPart, Record
 from tests.records import LOSSES, NORMS, make_effective, make_ranks, make_record, make_steps, make_weights
 
@@ -133,10 +133,10 @@ def test_synchronisation_is_counted() -> None:
 
 
 def test_a_third_party_that_reduces_in_every_micro_step_is_found() -> None:
-    (found,) = communication.find(Comparison([synchronised(12_000, "last micro-step")]))
+    (found,) = communication.find_volumes(Comparison([synchronised(12_000, "last micro-step")]))
     assert found.id == "synchronised-early"
     assert "12,000 of 16,000 reduced bytes" in found.message
-    assert communication.find(Comparison([synchronised(0, "last micro-step")])) == []
+    assert communication.find_volumes(Comparison([synchronised(0, "last micro-step")])) == []
 
 
 def test_activations_of_tensor_parallel_ranks_are_no_gradients() -> None:
@@ -161,7 +161,7 @@ def in_groups(decaying: list[str], rest: list[str], label: str = "ddp") -> Recor
 def test_groups_are_compared_by_the_names_of_their_parameters() -> None:
     reference = in_groups(["weight"], ["bias", "norm"], "single")
     assert setting_differences(reference, in_groups(["weight"], ["norm", "bias"])) == []
-    (found,) = find(Comparison([reference, in_groups(["bias", "norm"], ["weight"])]))
+    (found,) = find_settings(Comparison([reference, in_groups(["bias", "norm"], ["weight"])]))
     assert found.id == "optimizer-differs"
     assert "bias has betas [0.9, 0.95], eps 1e-08, weight_decay 0.1 against" in found.message
     assert "2 more parameters" in found.message

@@ -39,7 +39,9 @@ def recorded(case: dict[str, Any], *, undisturbed: bool = False, repeat: int = 0
 
 def alarms(*records: Record) -> set[str]:
     comparison = Comparison(records)
-    return {finding.id for find in (balance.find, timing.find_warmup) for finding in find(comparison)}
+    return {
+        finding.id for find in (balance.find_slow_ranks, timing.find_warmup) for finding in find(comparison)
+    }
 
 
 @pytest.mark.parametrize("case", CASES, ids=NAMES)

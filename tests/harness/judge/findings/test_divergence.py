@@ -1,7 +1,7 @@
 import pytest
 
 from harness.judge.comparison import Comparison
-from harness.judge.findings.divergence import _exceeded, find
+from harness.judge.findings.divergence import _exceeded, find_diverged
 from harness.record import Record
 from harness.record.model import LayoutPart, ObservedPart
 from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights
@@ -39,7 +39,7 @@ def test_what_is_not_a_number_comes_first() -> None:
 def test_a_run_that_diverged_tells_what_lies_beyond() -> None:
     steps = make_steps([LOSSES[0] + 0.5, *LOSSES[1:]], [norm * 1.5 for norm in NORMS])
     other = make_record(label="ddp", steps=steps, final_weights=make_weights("c" * 64))
-    (found, *_) = find(Comparison([make_record(), other]))
+    (found, *_) = find_diverged(Comparison([make_record(), other]))
     assert "(a gradient norm differs by 50 %, " in found.message
     assert "a loss differs by 5.0e-01 nats per token, " in found.message
     assert list(found.values["exceeded"]) == ["loss", "norm"]
@@ -73,10 +73,10 @@ def test_weights_that_nothing_should_move_are_named_whatever_else_is_said(
     summed = make_steps(LOSSES, [2 * norm for norm in NORMS])
     for changes in ({}, {"steps": summed}):
         comparison = Comparison([record(), record(shift, "ddp", **changes)])
-        assert [f.text for f in find(comparison) if f.id == told] == [text] * named
+        assert [f.text for f in find_diverged(comparison) if f.id == told] == [text] * named
     assert comparison.rows[-1].judgement.parity == "diverged"
     unseen = make_record(label="ddp", layout=layout, initial_weights=None, final_weights=None)
-    assert told not in {f.id for f in find(Comparison([record(), unseen]))}
+    assert told not in {f.id for f in find_diverged(Comparison([record(), unseen]))}
 
 
 def test_a_loss_that_reads_cut_weights_beside_the_model_is_the_cause() -> None:
@@ -84,7 +84,7 @@ def test_a_loss_that_reads_cut_weights_beside_the_model_is_the_cause() -> None:
     other = make_record(label="fsdp1", steps=steps)
     layout = LayoutPart(parameters=[], decaying=[], buffers=[], blocks=[], read_outside=["first.weight"])
     other = other.model_copy(update={"layout": layout})
-    found = {finding.id: finding.text for finding in find(Comparison([make_record(), other]))}
+    found = {finding.id: finding.text for finding in find_diverged(Comparison([make_record(), other]))}
     assert "; see weights-read-outside" in found["diverged"]
     assert "the loss reads first.weight outside of the model's forward pass" in found["weights-read-outside"]
     # Ranks then compute different losses from equal weights.
@@ -115,6 +115,6 @@ def test_what_nothing_updates_has_not_lost_its_updates(kind: str) -> None:
         ("bfloat16", moved, still, ["zero2"]),
     ):
         rows = Comparison([run("single", dtype, there), run("zero2", "bfloat16", trained)])
-        found = [finding for finding in find(rows) if finding.id == "lost-updates"]
+        found = [finding for finding in find_diverged(rows) if finding.id == "lost-updates"]
         assert [label for finding in found for label in finding.backends] == lost
         assert all(finding.values["parameters_that_stood_still"] == ["trained"] for finding in found)

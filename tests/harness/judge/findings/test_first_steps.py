@@ -1,7 +1,7 @@
 """What is looked at in the first steps: who gets a gradient, and when updates are made."""
 
 from harness.judge.comparison import Comparison
-from harness.judge.findings.balance import find as find_idle
+from harness.judge.findings.balance import find_slow_ranks as find_idle
 from harness.judge.findings.finding import Finding
 from harness.judge.findings.timing import find_impossible as find_late
 from harness.record import ObservedPart

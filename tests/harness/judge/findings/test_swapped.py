@@ -66,5 +66,5 @@ def test_runs_that_swap_nothing_are_left_alone() -> None:
 
 
 def test_files_of_another_length_differ_from_the_closed_form() -> None:
-    (finding,) = memory.find(Comparison([swapping(CUT, expected(CUT) - 4096 * 1024)]))
+    (finding,) = memory.find_memory(Comparison([swapping(CUT, expected(CUT) - 4096 * 1024)]))
     assert {"kind": "swapped states"}.items() <= finding.values["differences"][-1].items()

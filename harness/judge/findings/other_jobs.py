@@ -1,20 +1,20 @@
-"""Runs that trained another job than their reference, split its batch otherwise, or are too few."""
+"""Runs that trained another job than their reference, split its batch otherwise, or scale it unevenly."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
+from itertools import pairwise
 
 from harness.backends.registry import REFERENCE
-from harness.bounds import MOST_REPEATS
+from harness.forms.flops import hardware_flops_per_token
 from harness.judge.agreement.parity import has_dropout
-from harness.judge.cell import CellName
 from harness.judge.findings.execution import THE_MODEL
 from harness.judge.findings.finding import Finding
 from harness.judge.repeats import Runs
 from harness.judge.rows import JudgedRun
 from harness.judge.run import Run
-from harness.judge.wording import both, listed, numbered, ranks
+from harness.judge.speed import geometry, recomputation
+from harness.judge.wording import both, listed, ranks
 from harness.nested import differences, value_at
 from harness.record import Record
 
@@ -22,7 +22,7 @@ CUT = {("training", name) for name in ("global_batch_size", "micro_batch_size", 
 """Settings that weak scaling changes with the number of ranks."""
 
 
-def find(runs: Runs) -> list[Finding]:
+def find_other_jobs(runs: Runs) -> list[Finding]:
     """Jobs side by side, then for each run everything in which it is another job."""
     found = _several_jobs(runs.rows)
     for row in runs.rows:
@@ -159,72 +159,39 @@ def _splits(layouts: dict[tuple[int, int], dict[str, list[str]]]) -> list[Findin
     ]
 
 
-OPTION = "--repeats"
+LARGEST_RATIO = 1.1
 
 
-def find_completeness(runs: Runs) -> list[Finding]:
-    """Findings per cell with a gap, or with runs without a result, whatever machine its runs were made on.
-
-    None of an unsupported one, or of one in which no run succeeded.
-    """
-    cells: dict[tuple[str, str, int], list[Record]] = {}
-    rounds: dict[tuple[str, ...], int] = {}
-    for row in runs.rows:
-        record = row.record
-        if record.status != "unsupported":
-            cells.setdefault((record.job_id, row.backend, record.world.world_size), []).append(record)
-            command = tuple(record.command)
-            rounds[command] = max(rounds.get(command, 0), record.repeat + 1)
-    found = []
-    for (_, backend, size), records in cells.items():
-        cell = CellName(backend, size)
-        due = max(max(record.repeat + 1, _due(record.command, rounds)) for record in records)
-        found += [_missing(cell, records, min(due, MOST_REPEATS)), _without_result(cell, records, due)]
-    return [finding for finding in found if finding is not None]
-
-
-def _due(command: Sequence[str], rounds: Mapping[tuple[str, ...], int]) -> int:
-    """Runs of each cell that a command made: those it asked for, as far as any of its cells is here.
-
-    Another command that asks for fewer takes over the first runs of all.
-    """
-    return min(_asked(command), rounds[tuple(command)])
+def find_weak_scaling(runs: Runs) -> list[Finding]:
+    """At most one finding: of the runs on each number of ranks, whose models grow with it."""
+    records = [r.record for r in runs.rows if r.record.status == "ok" and r.record.backend.name != REFERENCE]
+    sizes = sorted({record.world.world_size for record in records})
+    models = [{r.job.model.model_dump_json() for r in records if r.world.world_size == n} for n in sizes]
+    if len(sizes) < 2 or any(len(found) != 1 for found in models):
+        return []
+    first = [next(record for record in records if record.world.world_size == size) for size in sizes]
+    parameters = [record.model.parameters if record.model else 0 for record in first]
+    work = [work_per_rank(record) for record in first]
+    known = [amount for amount in work if amount is not None]
+    grows = all(one < other for one, other in pairwise(parameters))
+    if not grows or len(known) < len(work) or max(known) <= LARGEST_RATIO * min(known):
+        return []
+    words = ", ".join(f"{flops:.2e} on {size}" for size, flops in zip(sizes, known, strict=True))
+    return [
+        Finding(
+            id="uneven-weak-scaling",
+            about=tuple(sorted({record.backend.label for record in records})),
+            text=f"the model grows with the ranks, but a rank's work per step does not stay equal: {words} "
+            "ranks, in FLOP",
+            values={"world_sizes": sizes, "parameters": parameters, "flops_per_rank_and_step": known},
+        )
+    ]
 
 
-def _missing(cell: CellName, records: Sequence[Record], due: int) -> Finding | None:
-    missing = sorted(set(range(due)) - {record.repeat for record in records})
-    if not missing:
+def work_per_rank(record: Record) -> float | None:
+    """FLOPs that a rank computes in a step; None where the geometry is not known."""
+    shape, batch = geometry(record), record.job.training.global_batch_size
+    if shape is None or batch is None or record.model is None:
         return None
-    return Finding(
-        id="runs-missing",
-        about=cell,
-        text=f"{len(missing)} of {due} runs {'is' if len(missing) == 1 else 'are'} missing from the records: "
-        f"{numbered('number', missing)}, counted from 0",
-        values={"missing": missing, "runs": due},
-    )
-
-
-def _without_result(cell: CellName, records: Sequence[Record], due: int) -> Finding | None:
-    known = {record.repeat for record in records if record.status == "ok"}
-    ended = {r.repeat: r.status for r in records if r.repeat not in known and not r.was_interrupted}
-    if not known or not ended or "diverged" in ended.values():
-        return None
-    numbers = sorted(ended)
-    return Finding(
-        id="runs-missing",
-        about=cell,
-        text=f"{len(numbers)} of {due} runs came to no result ({listed(sorted(set(ended.values())))}) and "
-        f"{'is' if len(numbers) == 1 else 'are'} left out of figures and speeds: "
-        f"{numbered('number', numbers)}, counted from 0",
-        values={"without_result": numbers, "runs": due},
-    )
-
-
-def _asked(command: Sequence[str]) -> int:
-    """How many runs of each cell a command asked for; 0 where it does not say."""
-    for word, following in zip(command, [*command[1:], ""], strict=True):
-        option, equals, value = word.partition("=")
-        if option == OPTION:
-            with suppress(ValueError):
-                return int(value if equals else following)
-    return 0
+    each = hardware_flops_per_token(shape, recomputation=recomputation(record))
+    return each * shape.sequence_length * batch / record.world.world_size
