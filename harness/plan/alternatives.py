@@ -14,6 +14,7 @@ from harness.backends.entry import UnknownBackend
 from harness.errors import HarnessError
 from harness.job.job import Job
 from harness.judge.wording import listed, ranks
+from harness.plan.architectures import mixture_of_experts
 from harness.plan.coverage import why_memory_unknown
 from harness.plan.devices.device import joined_by, ranks_per_node
 from harness.plan.leading import (
@@ -98,8 +99,8 @@ class Alternative(Prediction):
 
     @property
     def fits(self) -> bool:
-        """Whether it is predicted to, and not barely."""
-        return self.verdict is not None and self.verdict.is_roomy
+        """Whether it is predicted to, and not barely; of a mixture of experts, whether states leave room."""
+        return self.states_leave_room if self.verdict is None else self.verdict.is_roomy
 
     @property
     def leaves_room(self) -> bool:
@@ -111,7 +112,7 @@ class Alternative(Prediction):
         """At most; where that is not known, of model states alone."""
         if self.most_memory is not None:
             return self._needed(self.most_memory)
-        return sum(self.scenario.held_states.values())
+        return self.held_beside_activations
 
     @property
     def figures(self) -> str:
@@ -305,7 +306,12 @@ def _changes_of(job: Job) -> dict[str, Mapping[str, Any]]:
 
 
 def _reliefs(scenario: Scenario, limit_bytes: int | None, without: Collection[str]) -> list[tuple[str, ...]]:
-    """Sets of reliefs to try, the smaller first, without those that the job has or that are not worth it."""
+    """Sets of reliefs to try, the smaller first, without those that the job has or that are not worth it.
+
+    Of a mixture of experts only states are known, which reliefs leave as they are.
+    """
+    if mixture_of_experts(scenario.model.config):
+        return [()]
     open_ones = [
         name
         for name in RELIEFS

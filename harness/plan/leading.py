@@ -166,6 +166,9 @@ def figures(found: Prediction, *, marked: bool = True) -> str:
     is_timed = verdict is not None and verdict.fits and found.speed is not None
     speed = f", about {about(found.tokens_per_second_per_gpu)} tokens/s a GPU" if is_timed else ""
     speed += _updated_on_host(found) if is_timed else ""
+    if not found.needed_between:
+        held = f"model states take {gigabytes(found.held_beside_activations)}"
+        return f"{held} of {gigabytes(found.there_bytes)} GB{on_host}, activations are not predicted"
     return f"{between(found.needed_between)} of {gigabytes(found.there_bytes)} GB{mark}{on_host}{speed}"
 
 

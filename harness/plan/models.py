@@ -15,10 +15,11 @@ from harness.backends.yaml_values import InvalidYaml, parse_value
 from harness.errors import HarnessError
 from harness.files import read_settings
 from harness.launch.launcher import require_libraries
-from harness.plan.architectures import MIXTURES, find_architecture, mixture_of_experts
+from harness.plan.architectures import find_architecture, mixture_of_experts
 from harness.plan.architectures.architecture import Architecture, Tensors
 from harness.plan.architectures.llama import head_size
 from harness.plan.catalogue import read_entries
+from harness.plan.mixtures import COVERED, MIXTURE
 from harness.plan.model import PlannedModel
 
 FOLDER = "models"
@@ -92,10 +93,7 @@ def from_config(
     architecture = find_architecture(model_type)
     if architecture is None:
         if mixture_of_experts(config):
-            raise HarnessError(
-                f"{name} is not covered: mixture of experts of type {model_type}; covered are those of types "
-                + " and ".join(MIXTURES)
-            )
+            raise HarnessError(f"{name} is not covered: {MIXTURE} of type {model_type}; {COVERED}")
         return _on_meta_device(config, name, source)
     return planned(
         architecture, architecture.values(config, given_whole=given_whole, where=source), name, source
@@ -125,7 +123,7 @@ def planned(architecture: Architecture, values: Mapping[str, Any], name: str, so
 def _from_catalogue(text: str) -> PlannedModel:
     name, entry = find_entry(text)
     if NOT_COVERED in entry:
-        raise HarnessError(f"{name} is not covered: {entry[NOT_COVERED]}; choose a dense model")
+        raise HarnessError(f"{name} is not covered: {entry[NOT_COVERED]}; {COVERED}, or choose a dense model")
     return from_config(entry["config"], name=name, source=f"catalogue: {entry.get('hub') or name}")
 
 

@@ -9,10 +9,12 @@ from functools import partial
 from typing import TypeVar
 
 from harness.errors import HarnessError
+from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.terms import STATE_KINDS
+from harness.plan.architectures import mixture_of_experts
 from harness.plan.coverage import neighbours, why_between, why_memory_unknown
-from harness.plan.devices.limits import MemoryVerdict
-from harness.plan.memory import MemoryPrediction, memory_bounds, predict_memory
+from harness.plan.devices.limits import STATES_SHARE, MemoryVerdict
+from harness.plan.memory import MemoryPrediction, host_bytes, memory_bounds, predict_memory
 from harness.plan.profiles import Trace, trace_scenarios
 from harness.plan.scenario import Scenario
 from harness.plan.time.speed import SpeedPrediction, predict_speed
@@ -89,6 +91,8 @@ class Prediction:
     @property
     def host_bytes_per_node(self) -> int:
         """0: nothing lies there, or that is not known."""
+        if self.states_leave_room and self.scenario is not None:
+            return host_bytes(self.scenario)
         return 0 if self.most_memory is None else self.most_memory.host_bytes_per_node
 
     @property
@@ -112,6 +116,26 @@ class Prediction:
         if self.scenario is None or (self.scenario.states.unknown is not None and "optimizer" in kinds):
             return None
         return sum(self.scenario.held_states.get(kind, 0) for kind in kinds)
+
+    @property
+    def states_leave_room(self) -> bool:
+        """Of a mixture of experts, of which no more is known, whether `held_beside_activations` is little."""
+        if self.scenario is None or self.memory or self.memory_bounds or not self.scenario.device:
+            return False
+        is_mixture = mixture_of_experts(self.scenario.model.config) and self.scenario.states.unknown is None
+        return is_mixture and self.held_beside_activations <= STATES_SHARE * self.there_bytes
+
+    @property
+    def held_beside_activations(self) -> int:
+        """Bytes of model states; where FSDP keeps weights gathered after the forward pass, of these too."""
+        assert self.scenario is not None
+        states, strategy = self.scenario.held_states, self.scenario.strategy
+        held = self.state_bytes(*STATE_KINDS) or 0
+        if strategy.sharding not in ("grad-op", "hybrid-grad-op") or strategy.zero_stage is not None:
+            return held
+        workload = self.scenario.workload()
+        whole = workload.layout.parameter_count * DTYPE_BYTES[workload.compute_dtype]
+        return max(held, held - states.get("gradients", 0) + whole)
 
     @property
     def near_bounds(self) -> tuple[MemoryPrediction, MemoryPrediction] | None:

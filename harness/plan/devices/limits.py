@@ -105,6 +105,8 @@ TIGHT_SHARE = 0.9
 """Of a device's memory: above it fragmentation and the error of a prediction may decide."""
 BARELY_SHARE = 0.98
 """Of a device's memory: above it the next allocation of another size may fail."""
+STATES_SHARE = 0.7
+"""Of a device's memory: model states that leave room for activations that are not predicted."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from harness.job.batch import BatchLayout, cell_layout, job_layout, with_global_
 from harness.judge.wording import ranks
 from harness.plan.accumulation import reduced_each_time
 from harness.plan.alternatives import Alternative, alternatives, bases
+from harness.plan.architectures import mixture_of_experts
 from harness.plan.estimate.question import EstimateRequest
 from harness.plan.memory import host_bytes
 from harness.plan.prediction import Prediction, Predictors, predict, tried
@@ -328,8 +329,12 @@ def alternatives_of_rows(
         by_size.setdefault(row.world_size, []).append(row)
     found = {}
     for size, of_size in sorted(by_size.items()):
-        scenarios = [row.scenario for row in of_size if row.scenario and row.memory]
-        fits = any(row.verdict.is_roomy for row in of_size if row.verdict)
+        scenarios = [row.scenario for row in of_size if row.scenario and (row.memory or _is_mixture(row))]
+        fits = any(row.verdict.is_roomy if row.verdict else row.states_leave_room for row in of_size)
         if scenarios and not fits and scenarios[0].device is not None:
             found[size] = alternatives(bases(scenarios), by=by)
     return found
+
+
+def _is_mixture(row: EstimateRow) -> bool:
+    return row.scenario is not None and mixture_of_experts(row.scenario.model.config)

@@ -8,8 +8,9 @@ from textwrap import wrap
 from typing import Any
 
 from harness.backends.strategy import ROUTE_PREFIXES
+from harness.forms.terms import STATE_KINDS
 from harness.judge.cell import CellName
-from harness.judge.wording import counted, listed, ranks
+from harness.judge.wording import counted, listed, percent, ranks
 from harness.plan.alternatives import (
     COMMAND,
     NO_WAYS,
@@ -21,7 +22,9 @@ from harness.plan.alternatives import (
     more_than_least_change,
     nothing_fits,
 )
+from harness.plan.architectures import mixture_of_experts
 from harness.plan.command_words import estimate_command
+from harness.plan.devices.limits import STATES_SHARE
 from harness.plan.estimate.document import formulae
 from harness.plan.estimate.question import EstimateRequest
 from harness.plan.estimate.row import EstimateRow, trust_of
@@ -39,6 +42,7 @@ from harness.plan.leading import (
     preference,
     rate,
 )
+from harness.plan.mixtures import why_uneven
 from harness.plan.time.computing import HOST_LINK, UPDATE_ON_HOST, attention_kernel
 from harness.tell.formats import NOT_AVAILABLE
 from harness.tell.narrow import fitted, line_width
@@ -225,8 +229,16 @@ def _of_size(
     if compared is not None:
         more = len(rows) - len(shown) - sum(map(len, unsupported.values()))
         notes = [f"{more} more strategies with --all", *notes]
-    notes += [*_about_logits(asked, shown), *_reasons(shown)]
+    notes += [*_about_logits(asked, shown), *_reasons(shown), *_about_experts(known)]
     return lines + [part for note in notes for part in _wrapped(note)]
+
+
+def _about_experts(rows: Sequence[EstimateRow]) -> list[str]:
+    """Of a mixture of experts, why states differ by library."""
+    held = {row.label: row.state_bytes(*STATE_KINDS) or 0 for row in rows}
+    config = next((row.scenario.model.config for row in rows if row.scenario), {})
+    why = why_uneven(held, config) if mixture_of_experts(config) else None
+    return [why] if why else []
 
 
 def _about_logits(asked: EstimateRequest, rows: Sequence[EstimateRow]) -> list[str]:
@@ -268,8 +280,10 @@ def _answer(
     if not fitting and barely:
         few = ", ".join(f"{row.label} barely ({figures(row, marked=False)})" for row in barely[:FEW_NAMED])
         return f"nothing fits with room for what the allocator adds, {few}" + (f"; {other}" if other else "")
+    if not fitting and len(judged) < len(rows):
+        return _answer_of_states(rows, one)
     if not fitting:
-        return other or (_answer_of_states(rows) if len(judged) < len(rows) else "nothing fits")
+        return other or "nothing fits"
     fastest = ""
     timed = [row for row in fitting if row.speed is not None and (compared is None or row in compared)]
     if timed:
@@ -293,14 +307,20 @@ def _of_row(row: EstimateRow) -> str:
     return f"{row.label} {verdict}, {figures(row, marked=False)}"
 
 
-def _answer_of_states(rows: Sequence[EstimateRow]) -> str:
+def _answer_of_states(rows: Sequence[EstimateRow], way: Alternative | None) -> str:
     """Where peaks are not predicted: a verdict is there only where model states alone are too large."""
     if any(row.states is not None and row.states.unknown for row in rows):
         return "memory is not predicted"
     too_large = [row.label for row in rows if row.verdict is not None]
     others = [row.label for row in rows if row.verdict is None]
     fit = listed(others) if len(others) < len(too_large) else f"all but {listed(too_large)}"
-    return f"memory is not predicted; model states of {fit if too_large else 'all'} fit"
+    instead = (
+        f", with little room for activations above {percent(STATES_SHARE)} of memory; "
+        f"{way.called}: {way.figures}"
+        if way
+        else ""
+    )
+    return f"memory is not predicted; model states of {fit if too_large else 'all'} fit{instead}"
 
 
 def _names(fitting: Sequence[EstimateRow], rows: Sequence[EstimateRow]) -> str:
@@ -314,6 +334,7 @@ def _names(fitting: Sequence[EstimateRow], rows: Sequence[EstimateRow]) -> str:
 def _memory_table(asked: EstimateRequest, rows: Sequence[EstimateRow]) -> list[str]:
     peaks = [row.memory.peak_bytes for row in rows if row.memory is not None]
     peaks += [row.peak_bytes_between[1] for row in rows if row.peak_bytes_between]
+    peaks += [row.state_bytes(*STATE_KINDS) or 0 for row in rows if not peaks]
     unit, name = (MEGA, "MB") if max(peaks, default=0) < GIGA else (GIGA, "GB")
     judged = asked.device is not None
     headers = [f"{name} per rank", *(title for title, _ in MEMORY), "peak", "at"]

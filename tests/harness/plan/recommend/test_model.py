@@ -64,5 +64,5 @@ def test_nothing_of_where_the_replaced_model_came_from_is_left(own: str, tmp_pat
 
 
 def test_a_mixture_that_is_not_covered_names_the_tool() -> None:
-    with pytest.raises(HarnessError, match="mixture of experts: expert parallelism is called for"):
+    with pytest.raises(HarnessError, match="and qwen3_moe are covered; expert parallelism is called"):
         find_model("gpt-oss-20b")
