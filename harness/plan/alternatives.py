@@ -10,7 +10,6 @@ from typing import Any
 
 from harness.backends import registry
 from harness.backends.base import World
-from harness.backends.entry import UnknownBackend
 from harness.errors import HarnessError
 from harness.job.job import Job
 from harness.judge.wording import listed, ranks
@@ -24,6 +23,8 @@ from harness.plan.leading import (
     close_to_first,
     figures,
     if_joined,
+    offloads,
+    pointless,
     simplest_close,
 )
 from harness.plan.prediction import Prediction, Predictors, predict, with_speed
@@ -61,7 +62,6 @@ ROOM_SHARE = 0.1
 COMMAND = "  "
 """Begins a line to type."""
 OFFLOAD, MORE_GPUS, CONTEXT = "offload", "more GPUs", "context parallelism"
-OFFLOADS = ("cpu", "optimizer")
 SHARING = {"fsdp": "fsdp-cp", "zero3": "ulysses-zero3"}
 """The same strategies with ranks of a node that share each sample."""
 LONG_TOKENS = 8192
@@ -166,28 +166,32 @@ def alternatives(
 
     That is the fastest that fits, with the fewest reliefs. A way is left out that gains nothing over those
     before it; where none fits all stay, each with what needs least. Where reliefs are enough and leave room,
-    nothing else of the training is changed. `limit_bytes`: for the allocator's peak;
-    None: the memory of the scenarios' device, for all that is on it. Ways that the job takes already, that no
-    strategy takes or that have no prediction are left out.
+    nothing else of the training is changed. One GPU alone shards nothing, and more GPUs come last there.
+    `limit_bytes`: for the allocator's peak; None: the memory of the scenarios' device, for all that is on it.
+    Ways that the job takes already, that no strategy takes or that have no prediction are left out.
     """
     by = by or Predictors()
     if not scenarios:
         return []
     helps, trial = _reliefs(scenarios[0], limit_bytes, without), _Trial(limit_bytes, by)
-    found = _fewest([trial.best("", relief, {}, scenarios) for relief in helps[1:]])
+    sensible = [one for one in scenarios if not pointless(one.label, one.world_size)] or list(scenarios)
+    found = _fewest([trial.best("", relief, {}, sensible) for relief in helps[1:]])
     is_enough = any(one.leaves_room for one in found)
+    more = [] if MORE_GPUS in without else trial.on_more_gpus(
+        scenarios, helps[:1] if any(one.fits for one in found) else helps
+    )  # fmt: skip
+    last = more if scenarios[0].world_size == 1 else []
     if CONTEXT not in without and not is_enough:
         found += trial.first_fit(CONTEXT, helps, {}, _sharing(scenarios))
-    if MORE_GPUS not in without:
-        found += trial.on_more_gpus(scenarios, helps[:1] if any(one.fits for one in found) else helps)
+    found += [] if last else more
     if is_enough:
-        return _worthwhile(found)
+        return _worthwhile(found + last)
     if OFFLOAD not in without:
-        offloaded = [one for base in scenarios for to in OFFLOADS if (one := _relabelled(base, to))]
+        offloaded = [new for one in scenarios for new in _offloaded(one)]
         found += trial.first_fit(OFFLOAD, helps, {}, offloaded)
     for name, given in _changes_of(scenarios[0].job).items():
-        found += [] if name in without else trial.first_fit(name, helps, given, scenarios)
-    return _worthwhile(found)
+        found += [] if name in without else trial.first_fit(name, helps, given, sensible)
+    return _worthwhile(found + last)
 
 
 def bases(scenarios: Sequence[Scenario]) -> list[Scenario]:
@@ -286,16 +290,15 @@ def _sharing(scenarios: Sequence[Scenario]) -> list[Scenario]:
     return found
 
 
-def _relabelled(scenario: Scenario, offload: str) -> Scenario | None:
-    """The same with offload; None: the strategy has none, or not this one."""
-    if "offload" not in scenario.options or scenario.strategy.stage == 0:
-        return None
-    try:
-        options = "," if ":" in scenario.label else ":"
-        label = registry.canonical_label(f"{scenario.label}{options}offload={offload}")
-    except UnknownBackend:
-        return None
-    return replace(scenario, label=label, options=registry.parse(label)[1].model_dump(mode="json"))
+def _offloaded(scenario: Scenario) -> Iterator[Scenario]:
+    """The same with each offload of its strategy."""
+    for added in offloads(registry.parse(scenario.label)[0]):
+        if added:
+            options = ",".join(f"{key}={value}" for key, value in added.items())
+            text = f"{scenario.label}{',' if ':' in scenario.label else ':'}{options}"
+            label = registry.canonical_label(text)
+            given = registry.parse(label)[1].model_dump(mode="json")
+            yield replace(scenario, label=label, options=given)
 
 
 def _changes_of(job: Job) -> dict[str, Mapping[str, Any]]:
@@ -364,6 +367,8 @@ def _worthwhile(found: Sequence[Alternative]) -> list[Alternative]:
 def _gains(one: Alternative, over: Alternative) -> bool:
     """Whether a way that changes more takes fewer GPUs, is faster, or leaves much more room on as many."""
     rate, other = one.tokens_per_second_per_gpu, over.tokens_per_second_per_gpu
+    if one.name == MORE_GPUS and over.name not in ("", OFFLOAD, CONTEXT):
+        return True  # which trains as asked
     if one.scenario.world_size != over.scenario.world_size:
         return one.scenario.world_size < over.scenario.world_size or rate * (1 - CLOSE_SHARE) > other
     if rate * (1 - CLOSE_SHARE) > other or (over.name == OFFLOAD and not other):  # offload is slow

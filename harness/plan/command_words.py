@@ -26,6 +26,8 @@ def estimate_command(one: Alternative, words: Sequence[str]) -> str:
 
 def planned_settings(scenario: Scenario) -> dict[str, Any]:
     """What a command sets so that it runs what was planned."""
+    adapter = scenario.job.adapter
+    base = {"adapter.base_dtype": adapter.base_dtype} if adapter.is_present and adapter.base_dtype else {}
     return {
         "runtime.preset": scenario.preset,
         "data.sequence_length": scenario.job.data.sequence_length,
@@ -33,6 +35,7 @@ def planned_settings(scenario: Scenario) -> dict[str, Any]:
         "training.global_batch_size": scenario.samples * scenario.mesh.data_size,
         "training.micro_batch_size": scenario.micro_batch_size,
         "training.activation_checkpointing": scenario.job.training.activation_checkpointing,
+        **base,
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, get_args
 
 from harness.backends import registry
 from harness.backends.entry import Entry
@@ -66,6 +66,23 @@ def distinct_backends(gpus: int | None = None) -> tuple[list[Entry], dict[str, s
         else:
             chosen[key] = entry
     return list(chosen.values()), left_out
+
+
+def offloads(entry: Entry) -> list[dict[str, str]]:
+    """Options of each offload of a backend that differs and whose speed is known, the first without."""
+    field = entry.options_class().model_fields.get("offload")
+    offered = [str(value) for value in get_args(field.annotation)] if field else ["none"]
+    # How fast a disk is that NVMe offload would use, no question says.
+    offered = [value for value in offered if not value.startswith("nvme")]
+    strategy = entry.strategy
+    if strategy is not None and strategy.zero_stage in (1, 2):  # DeepSpeed keeps weights on the device
+        offered.remove("cpu")
+    return [{} if value == "none" else {"offload": value} for value in offered]
+
+
+def pointless(label: str, gpus: int) -> bool:
+    """Whether a strategy that shards has one GPU alone and offloads nothing: the same as one process."""
+    return gpus == 1 and label != registry.REFERENCE and not registry.moving_parts(label)[0]
 
 
 def by_speed(predicted: Predicted) -> tuple[bool, float, int]:

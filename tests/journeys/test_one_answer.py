@@ -63,4 +63,5 @@ def test_where_the_presets_differ_both_winners_are_named(journey: Journey) -> No
     assert not any(text.startswith("Data parallelism alone") for text in done.stderr.splitlines())
     for line in answer["commands"]["compare"][:-1]:
         shown = journey.printed(line, "--dry-run")
-        assert line.split()[3].split(",")[0] in shown.stdout
+        words = line.split()
+        assert words[words.index("--backends") + 1].split(",")[0] in shown.stdout

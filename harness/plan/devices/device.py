@@ -92,17 +92,27 @@ LONGEST_DEFAULT_SEQUENCE = 4096
 def with_training_defaults(
     model: PlannedModel, experiment: Experiment, device: Device | None
 ) -> tuple[Experiment, tuple[str, ...]]:
-    """The experiment with the precision, sequence and preset of ordinary training where it names none, and a
-    remark on each; unchanged without a device."""
-    wide = _wide_base(model, experiment)
+    """The experiment with the precision, frozen base, sequence and preset of ordinary training where it names
+    none, and a remark on each; unchanged without a device."""
     if device is None:
-        return experiment, wide
+        return experiment, _wide_base(model, experiment)
     remarks = []
-    training, data = experiment.training, experiment.data
+    training, data, adapter = experiment.training, experiment.data, experiment.adapter
     if "precision" not in training.model_fields_set:
         precision = "bf16-mixed" if "bfloat16" in device.peak_flops else "fp16-mixed"
         training = training.model_copy(update={"precision": precision})
         remarks.append(f"training.precision={precision}, since none is given")
+    if (
+        adapter.is_present
+        and training.precision == "bf16-mixed"
+        and "base_dtype" not in adapter.model_fields_set
+    ):
+        adapter = adapter.model_copy(update={"base_dtype": "bf16"})
+        wide, narrow = _sizes_of_base(model)
+        remarks.append(
+            "adapter.base_dtype=bf16, since none is given, as fine-tuning scripts load the frozen base: "
+            f"{narrow} GB a copy (fp32: {wide})"
+        )
     if data.is_tokenized and "sequence_length" not in data.model_fields_set:
         context = model.config.get("max_position_embeddings")
         length = (
@@ -114,8 +124,15 @@ def with_training_defaults(
     if "preset" not in runtime.model_fields_set:
         runtime = runtime.model_copy(update={"preset": PRESET})
         remarks.append(f"runtime.preset={PRESET}, since none is given")
-    update = {"training": training, "data": data, "runtime": runtime}
-    return experiment.model_copy(update=update), (*remarks, *wide)
+    update = {"training": training, "adapter": adapter, "data": data, "runtime": runtime}
+    found = experiment.model_copy(update=update)
+    return found, (*remarks, *_wide_base(model, found))
+
+
+def _sizes_of_base(model: PlannedModel) -> tuple[str, str]:
+    """In GB, in fp32 and in bf16."""
+    wide, narrow = (gigabytes(size * model.parameters) for size in (4, 2))
+    return wide, narrow
 
 
 def _wide_base(model: PlannedModel, experiment: Experiment) -> tuple[str, ...]:
@@ -123,7 +140,7 @@ def _wide_base(model: PlannedModel, experiment: Experiment) -> tuple[str, ...]:
     adapter = experiment.adapter
     if not adapter.is_present or adapter.base_dtype is not None or experiment.training.precision == "bf16":
         return ()
-    wide, narrow = (gigabytes(size * model.parameters) for size in (4, 2))
+    wide, narrow = _sizes_of_base(model)
     return (
         f"adapter.base_dtype is not given, so all but DeepSpeed keep the frozen base in fp32: {wide} GB a "
         f"copy; adapter.base_dtype=bf16 makes it {narrow}",

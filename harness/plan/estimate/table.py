@@ -39,6 +39,7 @@ from harness.plan.leading import (
     figures,
     if_joined,
     in_order,
+    pointless,
     preference,
     rate,
 )
@@ -152,6 +153,7 @@ def leading(rows: Sequence[EstimateRow]) -> list[EstimateRow]:
     """
     distinct = {entry.name for entry in distinct_backends(rows[0].world_size if rows else None)[0]}
     known = [row for row in rows if row.scenario is not None and row.label.partition(":")[0] in distinct]
+    known = [row for row in known if not pointless(row.label, row.world_size)] or known
     if not any(row.verdict for row in known):
         return sorted(known, key=lambda row: USUAL.index(row.label) if row.label in USUAL else len(USUAL))
     fitting = in_order([row for row in known if row.verdict and row.verdict.fits])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any
 
 from harness.backends import registry
 from harness.backends.entry import Entry
@@ -15,7 +15,7 @@ from harness.forms.families import collectives
 from harness.forms.terms import STATE_KINDS
 from harness.plan.devices.limits import MemoryVerdict
 from harness.plan.fit.search import divisors, largest_predicted
-from harness.plan.leading import span
+from harness.plan.leading import offloads, pointless, span
 from harness.plan.memory import MemoryPrediction
 from harness.plan.prediction import Prediction, Predictors, predict, with_speed
 from harness.plan.recommend.question import RecommendRequest
@@ -43,10 +43,11 @@ def variants(entry: Entry, gpus: int, gpus_per_node: int) -> Iterator[str]:
     strategy = entry.strategy
     assert strategy is not None
     for size in _shard_sizes(gpus, gpus_per_node) if strategy.facts.has_replicas else [None]:
-        for offload in _offloads(entry):
-            for degrees in _degrees(entry, gpus, gpus_per_node, offload):
-                kept = None if offload == "none" else offload
-                yield _variant(entry, offload=kept, shard_size=size, **degrees)
+        for offload in offloads(entry):
+            for degrees in _degrees(entry, gpus, gpus_per_node, bool(offload)):
+                label = _variant(entry, shard_size=size, **offload, **degrees)
+                if not pointless(label, gpus):
+                    yield label
     for option in _second_copies(entry, gpus) if gpus > gpus_per_node and gpus % gpus_per_node == 0 else ():
         yield _variant(entry, **{option: gpus_per_node})
 
@@ -63,7 +64,7 @@ def _second_copies(entry: Entry, gpus: int) -> list[str]:
     return [name for name in SECOND_COPY if name in entry.options_class().model_fields]
 
 
-def _degrees(entry: Entry, gpus: int, gpus_per_node: int, offload: str) -> list[dict[str, Any]]:
+def _degrees(entry: Entry, gpus: int, gpus_per_node: int, is_offloaded: bool) -> list[dict[str, Any]]:
     """Options that say how many ranks divide layers, samples or blocks; one empty set where none do.
 
     What crosses in every layer stays within a node.
@@ -75,7 +76,7 @@ def _degrees(entry: Entry, gpus: int, gpus_per_node: int, offload: str) -> list[
         return [degrees for stages in powers[:MOST_STAGES] for degrees in _pipelines(stages)]
     for name in ("tensor", "sequence"):
         if name in fields:
-            return [{name: degree} for degree in inside] if offload == "none" else []
+            return [] if is_offloaded else [{name: degree} for degree in inside]
     return [{}]
 
 
@@ -89,17 +90,6 @@ def _shard_sizes(gpus: int, gpus_per_node: int) -> list[int]:
     """Sizes of shard groups with at least two replicas of at least two shards."""
     sizes = [gpus_per_node * nodes for nodes in GROUPS_OF_NODES] if gpus > gpus_per_node else [gpus // 2]
     return [size for size in sizes if size > 1 and gpus % size == 0 and gpus // size > 1]
-
-
-def _offloads(entry: Entry) -> list[str]:
-    field = entry.options_class().model_fields.get("offload")
-    offered = [str(value) for value in get_args(field.annotation)] if field else ["none"]
-    # How fast a disk is that NVMe offload would use, no question says.
-    offered = [v for v in offered if not v.startswith("nvme")]
-    strategy = entry.strategy
-    # Below stage 3 DeepSpeed keeps weights on the device in either case.
-    below_stage_3 = strategy is not None and strategy.zero_stage in (1, 2)
-    return [value for value in offered if not (below_stage_3 and value == "cpu")]
 
 
 OF_SAMPLES = ("activations", "data")

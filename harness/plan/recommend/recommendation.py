@@ -15,11 +15,11 @@ from harness.judge.wording import listed, percent
 from harness.plan.alternatives import CONTEXT, MORE_GPUS, OFFLOAD, Alternative, alternatives, bases
 from harness.plan.command_words import SITE, option_words, planned_settings, run_command, set_words, site_line
 from harness.plan.devices.limits import TIGHT_SHARE
-from harness.plan.leading import CLOSE_SHARE
+from harness.plan.leading import CLOSE_SHARE, USUAL
 from harness.plan.prediction import Predictors
 from harness.plan.recommend.best_variants import BestVariants, best_variants
 from harness.plan.recommend.guide import Advice, advise, fewer_tokens, guide_line
-from harness.plan.recommend.predict import Configuration
+from harness.plan.recommend.predict import Configuration, scenario_of
 from harness.plan.recommend.question import RecommendRequest
 from harness.plan.scenario import with_settings
 from harness.plan.time.speed import gpu_hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
@@ -228,8 +228,16 @@ def _instead(
     if roomy or not question.samples_per_rank:
         return ()
     asked = {"training.activation_checkpointing": question.checkpointing[0]}
-    found = [with_settings(c.scenario, asked) or c.scenario for c in variants.too_large]
-    return tuple(alternatives(bases(found), without=(OFFLOAD, MORE_GPUS, CONTEXT), by=predictors))
+    on_device = [c for c in (*variants.fitting, *variants.too_large) if c.offload == "none"]
+    found = [with_settings(c.scenario, asked) or c.scenario for c in on_device or variants.too_large]
+    without = [OFFLOAD, CONTEXT]
+    if (
+        question.gpus == 1
+    ):  # no strategy that shards was tried, from which the guide tells on how many it fits
+        found += [scenario_of(question, label, 1, checkpointing=question.checkpointing[0]) for label in USUAL]
+    else:
+        without.append(MORE_GPUS)
+    return tuple(alternatives(bases(found), without=without, by=predictors))
 
 
 def _is_plain(best: Sequence[Configuration]) -> bool:

@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from harness.cli.estimate import estimate
+from harness.cli.recommend import recommend
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.long(seconds=60)]
 BF16_BASE = "adapter.base_dtype=bf16"
@@ -24,7 +25,7 @@ def said(*words: str, settings: tuple[str, ...] = ()) -> list[str]:
     ("words", "settings", "without", "needed"),
     [
         (("--model", "llama-2-7b", "--gpu", "RTX-4090", "--world-size", "1"), ("adapter.kind=lora",),
-         "activation checkpointing", "16.9 of 25.4 GB"),
+         "activation checkpointing", "16.7 of 25.4 GB"),
         (("--model", "llama-2-13b", "--gpu", "A100-40"), (), "activation checkpointing", "33.9 of 42.4 GB"),
         (("--model", "llama-3.1-8b", "--gpu", "A100-40"), LONG, "a chunked loss", "35.2 of 42.4 GB"),
         (("--model", "llama-2-7b", "--gpu", "A100-40", "--backends", "zero1,zero2,zero3,fsdp"),
@@ -46,16 +47,40 @@ def test_the_first_line_has_what_changes_least_and_fits(
         assert not re.search(r"- LoRA\b", ways)
 
 
-def test_one_gpu_needs_no_library_and_the_runner_up_is_another_strategy() -> None:
+def test_one_gpu_needs_no_library() -> None:
     first, *_ = said("--model", "llama-3.2-1b", "--gpu", "A100-80", "--world-size", "1")
     assert first.startswith("1 rank, micro-batch 1, accumulation 1: use single, 32.7 of 85.1 GB, about ")
-    assert "Runner-up: zero1, " in first
+    assert "Runner-up" not in first
 
 
-def test_a_base_that_stays_in_fp32_is_said_with_what_bf16_takes() -> None:
+def test_one_gpu_on_which_nothing_fits_gets_ways_for_one_gpu_first() -> None:
+    words = ("--model", "llama-3.2-1b", "--gpu", "RTX-4090", "--world-size", "1")
+    first, *rest = said(*words)
+    assert ": nothing fits; offload: zero1:offload=optimizer on 1 rank, " in first
+    offers = re.findall(r"- ([^:]*): (\S+) on (\d) ranks?", " ".join(rest))
+    assert [name.partition(",")[0] for name, *_ in offers] == [
+        "offload", "8-bit AdamW", "bf16 without fp32 masters", "LoRA", "more GPUs"
+    ]  # fmt: skip
+    assert [ranks for *_, ranks in offers] == ["1", "1", "1", "1", "2"]
+    assert all(label == "single" or "offload" in label for _, label, ranks in offers if ranks == "1")
+    done = CliRunner().invoke(recommend, [*words])
+    ways = [line for line in done.stdout.splitlines() if re.match(r"- .* on \d ranks?, micro-batch", line)]
+    assert [way.removeprefix("- ").partition(",")[0].partition(":")[0] for way in ways] == [
+        "8-bit AdamW", "bf16 without fp32 masters", "LoRA", "more GPUs"
+    ]  # fmt: skip
+    assert all(": single on 1 rank, " in way for way in ways[:-1])
+
+
+def test_a_frozen_base_is_planned_in_bf16_and_said_so() -> None:
     words = ("--model", "meta-llama/Llama-2-7B", "--gpu", "A100-80", "--backends", "fsdp")
-    wide, narrow = (said(*words, settings=("adapter.kind=lora", *given)) for given in ((), (BF16_BASE,)))
+    default, wide, narrow = (
+        said(*words, settings=("adapter.kind=lora", *given))
+        for given in ((), ("adapter.base_dtype=null",), (BF16_BASE,))
+    )
     # 6.74e9 weights of 4 and of 2 bytes
+    assert default[0] == narrow[0] != wide[0]
+    assert "adapter.base_dtype=bf16, since none is given, " in " ".join(default)
+    assert "13.5 GB a copy (fp32: 27.0)" in " ".join(default)
     note = (
         "adapter.base_dtype is not given, so all but DeepSpeed keep the frozen base in fp32: 27.0 GB a copy; "
     )

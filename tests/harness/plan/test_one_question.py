@@ -84,7 +84,7 @@ def test_what_recommend_offers_where_nothing_fits_is_what_estimate_predicts(mode
         typed = shlex.split(one["command"])
         as_run = [word for pair in pairwise(typed) if pair[0] == "--set" for word in pair]
         for settings in (set_words(one["settings"]), as_run):
-            place = ["--backends", one["backend"], "--world-size", "1"]
+            place = ["--backends", one["backend"], "--world-size", str(one["world_size"])]
             done = CliRunner().invoke(harness, ["estimate", *words, *place, *settings])
             (row,) = json.loads(done.stdout)["rows"]
             assert row["device_bytes"] == one["device_bytes"], one
