@@ -73,6 +73,6 @@ def trace(
 
 def _write(shown: Document, output: Path) -> None:
     """The document with its pictures next to it, or in it."""
-    from harness.tell.loose import write_document
+    from harness.tell.report import write_document
 
     write_document(shown, output, "harness trace")

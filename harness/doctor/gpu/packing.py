@@ -33,9 +33,8 @@ from harness.run_directory.rank_state import read_log, shown_text
 from harness.safe_text import harmless
 from harness.snapshots.account import accounts, read_snapshot
 from harness.tell.document import Document
-from harness.tell.loose import write_document
 from harness.tell.narrow import fitted
-from harness.tell.report import write_report
+from harness.tell.report import write_document, write_report
 from harness.tell.snapshots import snapshot_document
 from harness.tell.terminal import finding_lines, terminal_table
 from harness.tell.traces import trace_document

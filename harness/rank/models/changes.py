@@ -21,7 +21,6 @@ from harness.backends.model.blocks import needed_blocks
 from harness.errors import JobError
 from harness.forms.model.activations import SELECTIVE, blocks_between
 from harness.rank.data.samples import IGNORED
-from harness.rank.models.outputs import logits_of
 
 KEPT_OPERATORS = (
     "mm", "addmm", "bmm", "baddbmm", "_scaled_mm",
@@ -226,3 +225,16 @@ def chunked_cross_entropy(module: nn.Module, inputs: dict[str, Any], targets: Te
             "out"
         )
     return losses.sum()
+
+
+def logits_of(output: Any) -> Tensor:
+    """What a model returned, or the `logits` of it. Raises JobError where there are none."""
+    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    if logits is None and isinstance(output, dict):
+        logits = output.get("logits")
+    if not isinstance(logits, Tensor):
+        raise JobError(
+            f"the model returned a {type(output).__name__} without logits; return logits or an object with "
+            "`.logits`, or give loss.factory"
+        )
+    return logits

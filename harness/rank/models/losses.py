@@ -18,8 +18,7 @@ from harness.errors import JobError
 from harness.job.job import Job
 from harness.rank.data.samples import IGNORED, LABELS, POSITIONS
 from harness.rank.factories import call_factory, configuration
-from harness.rank.models.changes import chunked_cross_entropy
-from harness.rank.models.outputs import logits_of
+from harness.rank.models.changes import chunked_cross_entropy, logits_of
 
 KEEP_APART = ("gpt2", "llama", "mistral", "qwen2")
 """Model types whose causal mask follows positions that restart (transformers 5.23, masking_utils.py,

@@ -20,9 +20,8 @@ from harness.forms.workload import part_length
 from harness.job.job import Job
 from harness.job.pairs import why_refused_along
 from harness.rank.data.samples import IGNORED, LABELS
-from harness.rank.models.changes import chunked_cross_entropy
+from harness.rank.models.changes import chunked_cross_entropy, logits_of
 from harness.rank.models.losses import ComputeLoss, token_cross_entropy
-from harness.rank.models.outputs import logits_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from harness.run_directory.simulation import SimulatedRank, Tensors
 
 pytestmark = [pytest.mark.long(seconds=90), pytest.mark.exhaustive]
 
-RUNS = Path(__file__).parents[2] / "reports" / "full-matrix" / "runs.tar.xz"
+RUNS = Path(__file__).parents[4] / "reports" / "full-matrix" / "runs.tar.xz"
 OF_FEW_RANKS = ("ddp", "fsdp", "fsdp1", "zero1", "zero2", "zero3")
 """Compared on 1 and 2 ranks; on 4 every backend is."""
 KERNELS_BYTES = 32
