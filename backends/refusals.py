@@ -17,6 +17,7 @@ LONGEST_INPUT = 200
 NO_VALUE = ("none", "nil", "off")
 """What people type for null, in small letters."""
 _QUOTED = re.compile("'([^']*)'")
+_THOUSANDS = re.compile(r"(\d{1,6})\s*[kK]")
 Elsewhere = Mapping[str, Sequence[str]]
 """Dotted settings by the name that a person may have given, in small letters."""
 
@@ -85,6 +86,9 @@ def _problem(found: Any, model: type[BaseModel], place: str, elsewhere: Elsewher
         close = suggestion(found["input"], _QUOTED.findall(found["ctx"]["expected"]))
         hint = did_you_mean(meant) if meant else close
         return f"{shown} was given {given}: {message}{f'. {hint}' if hint else ''}"
+    if found["type"] == "int_parsing" and (thousands := _THOUSANDS.fullmatch(str(found["input"]).strip())):
+        count = int(thousands[1])
+        return f"{shown} was given {given}: write {1024 * count}, or {1000 * count} if that is meant"
     if str(found["input"]).lower() in NO_VALUE and _may_be_null(model, location):
         return f"{shown} was given {given}: write null for no value"
     return f"{shown} was given {given}: {message}"

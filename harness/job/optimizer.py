@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, field_validator, model_validator
 
 from harness.backends.base import OptimizerImplementation, OptimizerKind
 from harness.backends.optimizer.kinds import LOW_BIT, OF_TORCH, NewtonSchulz
@@ -60,6 +60,35 @@ EFFECTIVE: dict[str, tuple[str, ...]] = {
 """Settings that only some kinds have."""
 
 
+SPELLINGS = {
+    "adam8bit": "adamw-8bit", "adamw8bit": "adamw-8bit", "adamwtorch8bit": "adamw-8bit",
+    "adamwbnb8bit": "adamw-8bit-bnb", "adamw8bitbnb": "adamw-8bit-bnb", "bnbadamw8bit": "adamw-8bit-bnb",
+    "adamwtorch": "adamw", "adamwhf": "adamw",
+}  # fmt: skip
+"""Of kinds, by what other tools call them, without case and separators."""
+NOT_OFFERED = {
+    "adafactor": "Adafactor", "lion": "Lion", "lion8bit": "Lion", "pagedlion8bit": "Lion", "lamb": "LAMB",
+    "adagrad": "Adagrad", "rmsprop": "RMSprop", "galore": "GaLore", "shampoo": "Shampoo", "soap": "SOAP",
+}  # fmt: skip
+"""What people ask for that no kind is, by its spelling without case and separators."""
+
+
+def kind_of(text: str) -> str:
+    """The kind that a name stands for, or the name. Raises ValueError for an optimizer that no kind is."""
+    plain = "".join(letter for letter in text.lower() if letter.isalnum())
+    if plain in NOT_OFFERED:
+        raise ValueError(
+            f"{NOT_OFFERED[plain]} is not among the optimizers; give one of your own with optimizer.kind=own "
+            "and optimizer.factory, whose states are measured and not predicted, or adamw-8bit"
+        )
+    if plain.startswith("paged"):
+        raise ValueError(
+            "paged states, which move to host memory where the device is full, are not offered; "
+            "adamw-8bit-bnb is bitsandbytes' without pages"
+        )
+    return SPELLINGS.get(plain, text)
+
+
 class OptimizerSection(SettingsSection):
     """AdamW or another optimizer, every constant explicit."""
 
@@ -107,6 +136,11 @@ class OptimizerSection(SettingsSection):
             "kernel (fused); default: torch's choice, foreach on CUDA and for-loop on the CPU"
         ),
     )
+
+    @field_validator("kind", mode="before")
+    @classmethod
+    def _as_spelled_elsewhere(cls, kind: object) -> object:
+        return kind_of(kind) if isinstance(kind, str) else kind
 
     @model_validator(mode="before")
     @classmethod

@@ -182,6 +182,9 @@ def _find(kind: str, given: str, entries: Mapping[str, Any], others: Any) -> str
     wanted = _plain(given)
     if wanted not in spellings or not wanted:
         described = {name: " ".join([name, *others(entry), entry.source]) for name, entry in entries.items()}
+        meant = _described(given, described)
+        if kind == "fabric" and len(meant) == 1 and meant[0][1]:
+            return meant[0][0]
         raise HarnessError(f"{kind} '{given}' is unknown. {_closest(given, described)}")
     return spellings[wanted]
 
@@ -197,15 +200,20 @@ def _closest(given: str, described: Mapping[str, str]) -> str:
     # Of 'A100' the kinds of it are meant, not the A10, which is spelled more like it.
     close = did_you_mean(begun[:4]) if begun else suggestion(given.lower(), list(known), most=3)
     if not close:
-        said = {name: set(_WORDS.findall(described[known[name]].lower())) for name in known}
-        typed = {SYNONYMS.get(word, word) for word in _WORDS.findall(given.lower())}
-        words = typed & set().union(*said.values())
-        meant = [name for name in known if words and words <= said[name]]
+        meant = [name.lower() for name, _ in _described(given, described)]
         close = did_you_mean(meant) if meant else ""
     for lower, name in known.items():
         close = close.replace(f"'{lower}'", f"'{name}'")
     listed = f"Known: {', '.join(known.values())}; add yours with --hardware FILE"
     return f"{close} {listed}".strip()
+
+
+def _described(given: str, described: Mapping[str, str]) -> list[tuple[str, bool]]:
+    """Names whose description has the words of what was given that any has, and whether those are all."""
+    said = {name: set(_WORDS.findall(text.lower())) for name, text in described.items()}
+    typed = {SYNONYMS.get(word, word) for word in _WORDS.findall(given.lower())}
+    words = typed & set().union(*said.values())
+    return [(name, words == typed) for name in described if words and words <= said[name]]
 
 
 def _tera(rate: float | None) -> str:

@@ -61,7 +61,6 @@ ADAM = "Did you mean 'optimizer.kind=adamw-8bit' or 'optimizer.kind=adamw-8bit-b
         ("qlora=true", f"Did you mean '{QLORA}'?"),
         ("adapter.kind=qlora", f"Did you mean '{QLORA}'?"),
         ("optimizer.kind=adam8", ADAM),
-        ("optimizer.kind=adamw_8bit", ADAM),
         ("optimizer.name=adamw_8bit", ADAM),
         ("optimizer.name=AdamW", "Did you mean 'optimizer.kind=adamw'?"),
         ("optimizer.name=mine", "'optimizer.name' is unknown. Allowed in optimizer: kind, "),
@@ -82,6 +81,32 @@ ADAM = "Did you mean 'optimizer.kind=adamw-8bit' or 'optimizer.kind=adamw-8bit-b
     ],
 )
 def test_word_that_people_type_is_refused_with_what_it_stands_for(given: str, said: str) -> None:
+    assert said in refused(given)
+
+
+@pytest.mark.parametrize(
+    ("typed", "kind"),
+    [
+        ("adamw_8bit", "adamw-8bit"), ("AdamW8bit", "adamw-8bit"), ("adamw_torch_8bit", "adamw-8bit"),
+        ("adamw_bnb_8bit", "adamw-8bit-bnb"), ("adamw_torch", "adamw"), ("sgd", "sgd"),
+    ],
+)  # fmt: skip
+def test_an_optimizer_by_the_name_that_other_tools_give_it(typed: str, kind: str) -> None:
+    assert load_experiment(None, (f"optimizer.kind={typed}",)).optimizer.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("optimizer.kind=adafactor", "Adafactor is not among the optimizers; give one of your own with"),
+        ("optimizer.kind=lion_8bit", "Lion is not among"),
+        ("optimizer.kind=paged_adamw_8bit", "adamw-8bit-bnb is bitsandbytes' without pages"),
+        ("offload=cpu", "Did you mean 'compare.backends=[zero3:offload=cpu]' or"),
+        ("data.sequence_length=32k", "was given '32k': write 32768, or 32000 if that is meant"),
+        ("loss.chunk_tokens=1K", "write 1024, or 1000"),
+    ],
+)
+def test_what_is_not_offered_says_what_is(given: str, said: str) -> None:
     assert said in refused(given)
 
 

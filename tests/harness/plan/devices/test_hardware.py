@@ -72,6 +72,17 @@ def test_spelling_does_not_matter(hardware: Hardware, text: str) -> None:
     assert hardware.device(text).name == "H100-80"
 
 
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("10GbE", "Ethernet-10"), ("25 GbE", "Ethernet-25"), ("100GE", "Ethernet-100"),
+        ("RoCE 400", "Ethernet-400"), ("IB 400", "NDR400"), ("25 Gb/s", "Ethernet-25"),
+    ],
+)  # fmt: skip
+def test_what_can_only_be_one_network_is_that(hardware: Hardware, text: str, meant: str) -> None:
+    assert hardware.fabric(text).name == meant
+
+
 def test_unknown_names_show_the_closest(hardware: Hardware) -> None:
     with pytest.raises(
         HarnessError, match=r"GPU 'A100-60' is unknown\. Did you mean 'A100-6?.*--hardware FILE"
@@ -88,7 +99,7 @@ def test_unknown_names_show_the_closest(hardware: Hardware) -> None:
     [
         ("infiniband", "Did you mean 'NDR400' or 'XDR800' or 'NDR200' or 'HDR200' or 'HDR100' or 'EDR100'?"),
         ("IB HDR", "Did you mean 'HDR200' or 'HDR100'?"),
-        ("10GbE", "Did you mean 'Ethernet-10'?"),
+        ("InfiniBand 200", "Did you mean 'NDR200' or 'HDR200'?"),
         ("RoCE", "Did you mean 'Ethernet-400' or 'Ethernet-100'?"),
     ],
 )
