@@ -71,12 +71,13 @@ def question(
 ) -> EstimateRequest:
     """Check what is asked. `backends`: names with their options, or 'all' for every built-in one.
 
-    Without any size of a batch, the micro-batch is 1. `remarks`: what was chosen before. Raises HarnessError
-    for an unknown or third party's backend, ranks that do not fill their nodes, a batch that does not divide,
-    or too long a sequence.
+    Without any size of a batch, or with accumulation steps alone, the micro-batch is 1. `remarks`: what was
+    chosen before. Raises HarnessError for an unknown or third party's backend, ranks that do not fill their
+    nodes, a batch that does not divide, or too long a sequence.
     """
     asked, experiment = experiment, _with_batch(experiment)
-    by_default = [] if experiment is asked else ["training.micro_batch_size=1, since no batch is given"]
+    what = "none" if asked.training.accumulation_steps else "no batch"
+    by_default = [] if experiment is asked else [f"training.micro_batch_size=1, since {what} is given"]
     on_cpu = experiment.runtime.device == "cpu"
     joined = fabric if on_cpu else joined_by(fabric, device, max(world_sizes))
     require_context(model, experiment)
@@ -117,7 +118,7 @@ def asked_of(
 
 def _with_batch(experiment: Experiment) -> Experiment:
     training: TrainingSection = experiment.training
-    if any((training.global_batch_size, training.micro_batch_size, training.accumulation_steps)):
+    if training.global_batch_size or training.micro_batch_size:
         return experiment
     one = training.model_copy(update={"micro_batch_size": 1})
     return experiment.model_copy(update={"training": one})

@@ -282,7 +282,8 @@ def _answer(
     if not fitting and barely:
         few = ", ".join(f"{row.label} barely ({figures(row, marked=False)})" for row in barely[:FEW_NAMED])
         return f"nothing fits with room for what the allocator adds, {few}" + (f"; {other}" if other else "")
-    if not fitting and len(judged) < len(rows):
+    of_states = len(judged) < len(rows) and not (other and any(row.memory for row in rows))
+    if not fitting and of_states:
         return _answer_of_states(rows, one)
     if not fitting:
         return other or "nothing fits"

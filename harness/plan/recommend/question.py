@@ -57,6 +57,8 @@ class RecommendRequest:
     """Choices of activation checkpointing: both, unless the job says which."""
     remarks: tuple[str, ...] = ()
     """What was chosen because nothing was given, or rounded."""
+    accumulates: bool = False
+    """Whether the job names accumulation steps, from which the tokens follow."""
 
     @property
     def sequence_length(self) -> int:
@@ -120,9 +122,37 @@ GPT_3_TOKENS = ((1.3e9, 500_000), (6.7e9, 1_000_000), (175e9, 2_000_000), (float
 """Parameters below -> tokens of a step: T. Brown et al., arXiv 2005.14165, table 2.1."""
 
 
-def default_tokens(model: PlannedModel, gpus: int, sequence: int) -> int:
-    """Of a step where nobody says: as GPT-3's models of that size had, at least one sample for each GPU."""
-    return max(next(t for below, t in GPT_3_TOKENS if model.parameters < below), gpus * sequence)
+FINE_TUNING_SAMPLES = 64
+"""Of a step of fine-tuning: Llama 2's, H. Touvron et al., arXiv 2307.09288, section 3.1."""
+
+
+def default_tokens(
+    model: PlannedModel, gpus: int, sequence: int, *, adapted: bool = False
+) -> tuple[int, str]:
+    """Of a step where nobody says, and why so many: at least one sample for each GPU.
+
+    Adapters, and a model on one GPU, as in fine-tuning; others as GPT-3's models of that size had.
+    """
+    if adapted or gpus == 1:
+        tokens = FINE_TUNING_SAMPLES * sequence
+        reason = f"{FINE_TUNING_SAMPLES} samples, as Llama 2 was fine-tuned"
+    else:
+        tokens = next(tokens for below, tokens in GPT_3_TOKENS if model.parameters < below)
+        reason = "as GPT-3 of this size had"
+    return (tokens, reason) if tokens > gpus * sequence else (gpus * sequence, "a sample for each GPU")
+
+
+def _given_tokens(experiment: Experiment, gpus: int, sequence: int) -> tuple[int, str] | None:
+    """Of a step, from the batch that the job names, and how; None: it names none."""
+    training = experiment.training
+    samples, steps, micro = training.global_batch_size, training.accumulation_steps, training.micro_batch_size
+    if samples is not None:
+        return samples * sequence, f"training.global_batch_size={samples}"
+    if steps is None:
+        return None
+    size = 1 if micro is None else micro
+    said = f"{steps} micro-steps of {counted(size, 'sample')} on {counted(gpus, 'GPU')}"
+    return steps * size * gpus * sequence, f"{said} (training.accumulation_steps)"
 
 
 def ask(
@@ -146,16 +176,18 @@ def ask(
         )
     if mixture_of_experts(model.config):
         raise HarnessError(_of_experts(model, experiment, device, fabric, gpus, per_node))
-    _require_open(experiment)
+    _require_open(experiment, tokens)
     chosen = experiment.training.model_fields_set
     experiment, defaults = with_training_defaults(model, experiment, device)
     require_context(model, experiment)
     remarks, job = [*defaults], experiment.job()
     sequence = job.data.sequence_length
+    if tokens is None and (given := _given_tokens(experiment, gpus, sequence)):
+        tokens, said = given
+        remarks.append(f"--tokens-per-step={tokens}, from {said}; how it is split is open")
     if tokens is None:
-        tokens = default_tokens(model, gpus, sequence)
-        size = "as GPT-3 of this size had" if tokens > gpus * sequence else "a sample for each GPU"
-        remarks.append(f"--tokens-per-step={tokens}, since none is given: {size}")
+        tokens, reason = default_tokens(model, gpus, sequence, adapted=job.adapter.is_present)
+        remarks.append(f"--tokens-per-step={tokens}, since none is given: {reason}")
     if tokens < sequence:
         raise HarnessError(
             f"--tokens-per-step {tokens} is less than one sample of {sequence} tokens; raise it, or lower "
@@ -173,11 +205,13 @@ def ask(
         checkpointing=(job.training.activation_checkpointing,)
         if "activation_checkpointing" in chosen
         else (False, True),
+        accumulates=job.training.accumulation_steps is not None,
     )
     remarks += of_network(asked.network)
     if asked.samples and asked.tokens_per_step != tokens:
         remarks.append(_rounded(asked))
-    training = job.training.model_copy(update={"global_batch_size": asked.samples or gpus})
+    open_split = {"micro_batch_size": None, "accumulation_steps": None}
+    training = job.training.model_copy(update={"global_batch_size": asked.samples or gpus, **open_split})
     return replace(asked, job=job.model_copy(update={"training": training}), remarks=tuple(remarks))
 
 
@@ -245,13 +279,22 @@ def _in_few_words(found: Sequence[Alternative]) -> list[str]:
     return [f"what leaves room: {listed(ways)}; `harness estimate` prints their commands"]
 
 
-def _require_open(experiment: Experiment) -> None:
-    for name in ("global_batch_size", "micro_batch_size", "accumulation_steps"):
-        if getattr(experiment.training, name) is not None:
-            raise HarnessError(
-                f"training.{name} would be ignored: --tokens-per-step decides the global batch, and the "
-                "recommendation its split; leave it out"
-            )
+BATCH = ("global_batch_size", "micro_batch_size", "accumulation_steps")
+"""What of a job says how many samples a step has, and how they are split."""
+
+
+def _require_open(experiment: Experiment, tokens: int | None) -> None:
+    given = [name for name in BATCH if getattr(experiment.training, name) is not None]
+    if given and tokens is not None:
+        raise HarnessError(
+            f"training.{given[0]} would be ignored: --tokens-per-step decides the global batch, and the "
+            "recommendation its split; leave one of them out"
+        )
+    if given == ["micro_batch_size"]:
+        raise HarnessError(
+            "training.micro_batch_size would be ignored: the recommendation chooses it; to say how many "
+            "tokens a step has, add training.accumulation_steps or give --tokens-per-step instead"
+        )
 
 
 def find_model(text: str) -> PlannedModel:

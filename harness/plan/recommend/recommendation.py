@@ -20,7 +20,7 @@ from harness.plan.prediction import Predictors
 from harness.plan.recommend.best_variants import BestVariants, best_variants
 from harness.plan.recommend.guide import Advice, advise, fewer_tokens, guide_line
 from harness.plan.recommend.predict import Configuration, scenario_of
-from harness.plan.recommend.question import RecommendRequest
+from harness.plan.recommend.question import BATCH, RecommendRequest
 from harness.plan.scenario import with_settings
 from harness.plan.time.speed import gpu_hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
 from harness.plan.trust import PUBLISHED, Trust, trust_in
@@ -179,7 +179,7 @@ def recommend(
     question: RecommendRequest, typed: Typed, predictors: Predictors | None = None
 ) -> Recommendation:
     """Rank what fits, and say what to measure. Raises HarnessError where nothing can be predicted."""
-    predictors = predictors or Predictors()
+    typed, predictors = _without_batch(typed, question), predictors or Predictors()
     variants = best_variants(question, predictors)
     if question.samples and not (variants.fitting or variants.too_large):
         reason = list(variants.left_out.values())[-1].removeprefix("no prediction: ")
@@ -215,6 +215,15 @@ def _rank_with(
     preset: Preset, question: RecommendRequest, variants: BestVariants, predictors: Predictors
 ) -> BestVariants:
     return best_variants(replace(question, preset=preset), predictors, variants.whatever_preset)
+
+
+def _without_batch(typed: Typed, question: RecommendRequest) -> Typed:
+    """Without the batch from which the tokens of a step follow: commands set how those are split."""
+    batch = tuple(f"training.{name}" for name in BATCH)
+    kept = [text for text in typed.assignments if text.partition("=")[0].strip() not in batch]
+    if question.accumulates and typed.config is not None:
+        kept.append("training.accumulation_steps=null")
+    return replace(typed, assignments=tuple(kept))
 
 
 def _instead(

@@ -40,6 +40,15 @@ def test_one_process_is_asked_of_one_gpu_alone() -> None:
     assert (2, "single") not in labels
 
 
+def test_with_accumulation_alone_the_micro_batch_is_one() -> None:
+    asked = ask("training.accumulation_steps=64")
+    assert "training.micro_batch_size=1, since none is given" in asked.remarks
+    (found,) = candidates(asked)
+    assert found.scenario is not None
+    assert (found.scenario.micro_batch_size, found.scenario.accumulation_steps) == (1, 64)
+    assert found.scenario.job.training.global_batch_size == 8 * 64
+
+
 def test_without_a_batch_the_micro_batch_is_one() -> None:
     scenario = row(world_sizes=(64,)).scenario
     assert scenario is not None

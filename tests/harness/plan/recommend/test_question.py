@@ -59,7 +59,34 @@ def test_what_the_job_names_stays() -> None:
 def test_tokens_of_a_step_have_a_default(parameters: float, gpus: int, tokens: int) -> None:
     weight = Tensor("w", (int(parameters),), "float32")
     model = replace(MODEL, layout=Layout(parameters=(weight,), decaying=frozenset()))
-    assert default_tokens(model, gpus, 4096) == tokens
+    assert default_tokens(model, gpus, 4096)[0] == tokens
+
+
+def test_fine_tuning_has_a_default_of_its_own() -> None:
+    for gpus, adapted in ((1, False), (1, True), (8, True)):
+        assert default_tokens(MODEL, gpus, 4096, adapted=adapted)[0] == 64 * 4096
+    assert default_tokens(MODEL, 128, 4096, adapted=True) == (128 * 4096, "a sample for each GPU")
+    found = asked(tokens=None, gpus=1)
+    assert "since none is given: 64 samples, as Llama 2 was fine-tuned" in found.remarks[-1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "samples"),
+    [
+        (["training.accumulation_steps=4"], 32),
+        (["training.accumulation_steps=4", "training.micro_batch_size=2"], 64),
+        (["training.global_batch_size=48"], 48),
+    ],
+)
+def test_tokens_follow_from_the_batch_of_the_job(settings: list[str], samples: int) -> None:
+    found = asked("data.sequence_length=100", *settings, tokens=None)
+    assert found.tokens_per_step == 100 * samples
+    training = found.job.training
+    assert (training.global_batch_size, training.accumulation_steps) == (samples, None)
+    assert training.micro_batch_size is None
+    assert any(f"--tokens-per-step={100 * samples}, from " in remark for remark in found.remarks)
+    with pytest.raises(HarnessError, match="would be ignored: --tokens-per-step decides"):
+        asked(*settings, tokens=3200)
 
 
 def test_the_default_tokens_are_said() -> None:
@@ -89,6 +116,7 @@ def test_fewer_samples_than_gpus_leave_none_a_rank_but_some_a_group() -> None:
     ("settings", "changes", "problem"),
     [
         (["training.micro_batch_size=2"], {}, "training.micro_batch_size would be ignored"),
+        (["training.micro_batch_size=2"], {"tokens": None}, "add training.accumulation_steps or give"),
         (["training.global_batch_size=2"], {}, "training.global_batch_size would be ignored"),
         (["data.sequence_length=4096"], {}, "longer than invented.s context of 2048 positions"),
         (["data.sequence_length=100"], {"tokens": 99}, "less than one sample of 100 tokens"),
