@@ -19,7 +19,7 @@ from harness.judge.agreement.noise import UNIT_ROUNDOFF, Tolerance, measure_nois
 from harness.judge.agreement.parity import has_dropout
 from harness.judge.agreement.resumed import aligned_runs, first_step, from_step
 from harness.judge.cell import CellName
-from harness.judge.distance import Series, Traces, distance, relative_distance, traces
+from harness.judge.distance import Series, StepPairs, distance, relative_distance, step_pairs
 from harness.judge.effective import setting_differences
 from harness.judge.wording import words
 from harness.launch.launcher import LocalLauncher, modules_to_preload
@@ -375,7 +375,7 @@ def find_partings(baseline: Record, other: Record, limits: Tolerance) -> list[Pa
         )  # fmt: skip
 
     _initial(baseline, other, max(_unit(baseline), _unit(other)), add)
-    both = traces(baseline, other)
+    both = step_pairs(baseline, other)
     for left, right, loss, norm in zip(
         baseline.steps, other.steps, both.loss_differences, both.norm_differences, strict=False
     ):
@@ -456,11 +456,11 @@ def _trial(
     return SettingTrial(
         setting=setting, parting_step=partings[0].step if partings else None,
         not_finite=next((one.step for one in partings if one.other == NOT_FINITE), None),
-        share=share_of(traces(start, again), traces(start, other), limits_of(start, other, noise)),
+        share=share_of(step_pairs(start, again), step_pairs(start, other), limits_of(start, other, noise)),
     )  # fmt: skip
 
 
-def share_of(part: Traces, whole: Traces, limits: Tolerance) -> float | None:
+def share_of(part: StepPairs, whole: StepPairs, limits: Tolerance) -> float | None:
     """How much of a difference between two runs another pair makes: its projection on it, over its size.
 
     Of losses, or of gradient norms where losses differ by no more than rounding; None where neither differs.

@@ -20,7 +20,7 @@ Norms: TypeAlias = Mapping[int, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traces:
+class StepPairs:
     """Losses and gradient norms of two runs over the steps that both have, the reference's first."""
 
     losses: tuple[Series, Series]
@@ -44,15 +44,15 @@ class Traces:
         return np.abs(right - left) / np.where(left == 0, np.nan, left)
 
 
-def traces(reference: Record, record: Record) -> Traces:
+def step_pairs(reference: Record, record: Record) -> StepPairs:
     """The two runs step by step."""
     return aligned(series(reference), series(record))
 
 
-def aligned(reference: tuple[Series, Series], other: tuple[Series, Series]) -> Traces:
+def aligned(reference: tuple[Series, Series], other: tuple[Series, Series]) -> StepPairs:
     """Losses and gradient norms of two runs over the steps that both have."""
     common = min(len(reference[0]), len(other[0]))
-    return Traces(
+    return StepPairs(
         losses=(reference[0][:common], other[0][:common]), norms=(reference[1][:common], other[1][:common])
     )
 
@@ -80,9 +80,9 @@ class Distance:
     """The same for each parameter, in units of how far this parameter of the reference moved."""
 
 
-def distance(reference: Record, record: Record, both: Traces | None = None) -> Distance:
+def distance(reference: Record, record: Record, both: StepPairs | None = None) -> Distance:
     """Distance over the steps that both have; `both` are their traces, if known."""
-    both = both or traces(reference, record)
+    both = both or step_pairs(reference, record)
     moved, other = movement(reference), movement(record)
     distances = sketch_distances(reference.final_weights, record.final_weights)
     total = _root_sum(moved.values())

@@ -103,7 +103,7 @@ def least_flops_per_second(run: Run) -> float | None:
     return least_flops_per_token(shape) * shape.sequence_length * samples
 
 
-def compute_dtype(record: Record) -> str | None:
+def peak_dtype(record: Record) -> str | None:
     """Dtype of the matrix products: 'tf32' where fp32 was allowed to become it."""
     effective = record.backend.effective
     if effective is None:
@@ -116,7 +116,7 @@ def compute_dtype(record: Record) -> str | None:
 
 def sheet_peak(record: Record) -> Peak | None:
     """Peak of all ranks' devices by data sheet; None where one of them is not in the table."""
-    dtype = compute_dtype(record)
+    dtype = peak_dtype(record)
     found = [find_peak(rank.device_name, dtype) for rank in record.ranks] if dtype else []
     known = [peak for peak in found if peak is not None]
     if not known or len(known) < len(record.ranks):
@@ -129,7 +129,7 @@ def sheet_peak(record: Record) -> Peak | None:
 
 def measured_peak(record: Record) -> Peak | None:
     """Peak of all ranks as their matrix products reached it; None where it was not asked for."""
-    dtype = compute_dtype(record)
+    dtype = peak_dtype(record)
     rates = [rank.matmul_flops_per_second.get(dtype or "") for rank in record.ranks]
     known = [rate for rate in rates if rate is not None]
     if not known or len(known) < len(record.ranks):

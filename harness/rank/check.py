@@ -29,9 +29,9 @@ from harness.rank.models.description import (
 from harness.rank.models.losses import loss_function
 from harness.rank.models.model import model_config
 from harness.rank.models.model_classes import from_config, in_fp32
+from harness.rank.models.module_uses import find_module_uses
 from harness.rank.models.optimizer import build_optimizer, frozen_names, update_groups
 from harness.rank.models.own_model import build_own_model, declare_blocks
-from harness.rank.models.tracing import trace_step
 from harness.record.workload import closed_form_layout
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def model_facts(job: Job, samples: Samples) -> dict[str, Any]:
     layout = describe_layout(
         model,
         update_groups(model, job.optimizer),
-        trace_step(job, model, config, samples.batch([0, 0])),
+        find_module_uses(job, model, config, samples.batch([0, 0])),
     )
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),

@@ -23,10 +23,10 @@ from harness.rank.models.changes import narrow_products
 from harness.rank.models.description import Built
 from harness.rank.models.losses import loss_function, returns_loss, targets_of
 from harness.rank.models.model import model_config
+from harness.rank.models.module_uses import Counting, find_module_uses
 from harness.rank.models.optimizer import frozen_names, try_own, update_groups
 from harness.rank.models.sequence_part import divide_sequence
 from harness.rank.models.splitting import split_dependence
-from harness.rank.models.tracing import Counting, trace_step
 from harness.run_directory.request import RunRequest
 
 
@@ -53,7 +53,7 @@ def prepare_engine(
     def note(model: nn.Module) -> None:
         note_parameters(model)
         updated.append(update_groups(model, job.optimizer))
-        traced = trace_step(job, model, config, example)
+        traced = find_module_uses(job, model, config, example)
         built.describe(model, updated[-1], traced, whole)
         counting = None
         if first_batches is not None:

@@ -18,8 +18,8 @@ from harness.job.optimizer import UpdateGroup
 from harness.rank.loading.source import JobModelSource
 from harness.rank.models.description import Built
 from harness.rank.models.losses import loss_function
+from harness.rank.models.module_uses import Counting, find_module_uses
 from harness.rank.models.optimizer import build_optimizer, frozen_names, update_groups
-from harness.rank.models.tracing import Counting, trace_step
 from harness.rank.probes.communication import CommunicationCounter
 from harness.rank.probes.device_memory import AllocatorProbe, live_bytes_by_kind
 from harness.record import LayoutPart, ModelPart
@@ -260,7 +260,7 @@ def _count(backend: Backend, world: World, case: Irregular) -> CountedStep:
         updated.append(update_groups(model, job.optimizer))
         frozen.append(frozen_names(model))
         loss.append(loss_function(job, model))
-        built.describe(model, updated[-1], trace_step(job, model, None, example))
+        built.describe(model, updated[-1], find_module_uses(job, model, None, example))
         counted.append(_reference_counts(job, model))
 
     folder = Path(os.environ[FOLDER]) / f"irregular-{next(_folders)}"

@@ -32,7 +32,7 @@ from harness.judge.quantities.model_states import rank_states
 from harness.judge.quantities.volume import volume_differences
 from harness.judge.rows import reason
 from harness.judge.run import Run
-from harness.judge.speed import compute_dtype, model_flops_per_second, share_of, sheet_peak
+from harness.judge.speed import model_flops_per_second, peak_dtype, share_of, sheet_peak
 from harness.record import RankPart, Record
 
 
@@ -305,7 +305,7 @@ MOST_LATENCY_SECONDS = 1e-3
 def products_reach_the_sheet(evidence: Evidence) -> Finding:
     """Matrix products alone on each rank."""
     record = evidence.records[SHARDED]
-    dtype = compute_dtype(record) or ""
+    dtype = peak_dtype(record) or ""
     shares = []
     for rank in record.ranks:
         rate, sheet = rank.matmul_flops_per_second.get(dtype), find_peak(rank.device_name, dtype)

@@ -12,7 +12,7 @@ from harness.forms.terms import STEP_PHASES
 from harness.judge.agreement.job_equivalence import Difference, job_differences
 from harness.judge.agreement.noise import Noise, Tolerance, measure_noise
 from harness.judge.agreement.resumed import aligned_runs
-from harness.judge.distance import Distance, Traces, aligned, distance, traces
+from harness.judge.distance import Distance, StepPairs, aligned, distance, step_pairs
 from harness.judge.effective import SettingDifference, setting_differences
 from harness.judge.run import Run
 from harness.record import Record
@@ -80,7 +80,7 @@ def judge(
     if has_dropout(expected) or has_dropout(record):
         return _unjudged("dropout is active: runs differ by chance")
     noise = noise or measure_noise(expected, ())
-    both = traces(expected, record) if run.record.resumed else aligned(reference.series, run.series)
+    both = step_pairs(expected, record) if run.record.resumed else aligned(reference.series, run.series)
     found = distance(expected, record, both)
     widest = noise.widest(record)
     level = _level(expected, record, found, noise)
@@ -157,10 +157,10 @@ def _level(reference: Record, record: Record, found: Distance, noise: Noise) -> 
 
 def first_divergent_step(reference: Record, record: Record, limits: Tolerance) -> int | None:
     """First step whose loss or gradient norm lies beyond the limits; None: only weights do, or nothing."""
-    return first_step_beyond(reference, traces(reference, record), limits)
+    return first_step_beyond(reference, step_pairs(reference, record), limits)
 
 
-def first_step_beyond(reference: Record, both: Traces, limits: Tolerance) -> int | None:
+def first_step_beyond(reference: Record, both: StepPairs, limits: Tolerance) -> int | None:
     """The same, of two runs whose traces are known."""
     losses = ~np.isnan(both.losses[0]) & ~(both.loss_differences <= limits.loss)
     beyond = np.flatnonzero(losses | (both.norm_differences > limits.norm))

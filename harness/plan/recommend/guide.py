@@ -96,7 +96,7 @@ def memory_remedies(
     yield from (r for r in _model_parallel(question, smallest) if r.tool not in tried)
 
 
-def power_of_two(value: float) -> int:
+def next_power_of_two(value: float) -> int:
     """The smallest power of two that is not below `value`."""
     power = 1
     while power < value:
@@ -174,8 +174,8 @@ def _model_parallel(question: RecommendRequest, smallest: Configuration) -> Iter
     if question.gpus == 1:
         return
     overhead = smallest.needed_bytes - smallest.memory.peak_bytes
-    degree = power_of_two(smallest.memory.peak_bytes / (smallest.memory_bytes - overhead))
-    inside = min(degree, power_of_two(question.gpus_per_node / 2 + 0.5))
+    degree = next_power_of_two(smallest.memory.peak_bytes / (smallest.memory_bytes - overhead))
+    inside = min(degree, next_power_of_two(question.gpus_per_node / 2 + 0.5))
     left = smallest.memory.peak_bytes / inside
     yield Remedy(
         tool="tensor",
@@ -373,7 +373,7 @@ def _faster(question: RecommendRequest, best: Configuration, ratio: float) -> li
             f"computing lasts as long as communication at {needed:,} tokens a GPU and {per}, not {tokens:,}"
         )
         found.append(Remedy(tool="larger batch", degree=None, reason=reason))
-    degree = min(power_of_two(max(ratio, 2.0)), question.gpus_per_node)
+    degree = min(next_power_of_two(max(ratio, 2.0)), question.gpus_per_node)
     if degree > 1:
         ranks = question.gpus // degree
         reason = (
@@ -382,7 +382,7 @@ def _faster(question: RecommendRequest, best: Configuration, ratio: float) -> li
         )
         found.append(Remedy(tool="tensor", degree=degree, reason=reason))
     if ratio > question.gpus_per_node and question.nodes > 1:
-        stages = min(power_of_two(ratio / question.gpus_per_node), question.nodes)
+        stages = min(next_power_of_two(ratio / question.gpus_per_node), question.nodes)
         reason = "stages on different nodes send activations between them instead of weights"
         found.append(Remedy(tool="pipeline", degree=stages, reason=reason))
     return found

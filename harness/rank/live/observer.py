@@ -35,6 +35,7 @@ from harness.rank.live.passes import PassWatch
 from harness.rank.live.update_audit import HeldTensor, UpdateAudit
 from harness.rank.models.changes import compiler_facts, is_compiled, narrow_layers
 from harness.rank.models.losses import ComputeLoss, summed_cross_entropy
+from harness.rank.models.module_uses import Counting
 from harness.rank.models.optimizer import (
     MOMENTS,
     MOMENTUM_KEY,
@@ -44,7 +45,6 @@ from harness.rank.models.optimizer import (
     stored_dtype,
     wide_bytes,
 )
-from harness.rank.models.tracing import Counting
 from harness.rank.process.environment import is_deterministic
 from harness.record.model import ModelLossPart
 from harness.run_directory.rank_state import ModuleWriter

@@ -13,8 +13,8 @@ from harness.backends.model.precision import dtype_name
 from harness.job.optimizer import UpdateGroup
 from harness.rank.factories import configuration
 from harness.rank.models.changes import uses_checkpointing
+from harness.rank.models.module_uses import REGULAR, ModuleUses
 from harness.rank.models.optimizer import frozen_names
-from harness.rank.models.tracing import REGULAR, TracedStep
 from harness.record import AttentionPart, GeometryPart, LayoutPart, ModelPart, SplitPart, TensorPart
 
 
@@ -31,7 +31,7 @@ class Built:
         self,
         model: nn.Module,
         updated: Sequence[UpdateGroup],
-        traced: TracedStep = REGULAR,
+        traced: ModuleUses = REGULAR,
         whole_because: str | None = None,
     ) -> None:
         """Note a model as it was built."""
@@ -93,7 +93,7 @@ def is_decoder(architecture: str) -> bool:
 def describe_layout(
     model: nn.Module,
     updated: Sequence[UpdateGroup],
-    traced: TracedStep = REGULAR,
+    traced: ModuleUses = REGULAR,
 ) -> LayoutPart:
     """The tensors of a bare model and its blocks, and what one step does with them."""
 

@@ -279,16 +279,16 @@ class Step:
         share = None
         if applied is not None:
             squares, count = applied
-            share = AppliedGradients(squares=finite(squares), share=count / max(1, trained))
+            share = AppliedGradients(squares=finite_or_none(squares), share=count / max(1, trained))
         norm, is_partial = (None, False) if self.norm is None else number(self.norm)
         hashes = [batch.hash_sum() for batch in self.batches]
         total = f"{sum(hashes) % 2**64:016x}" if hashes else None
         event = StepEvent(
             step=self.number,
             window=self.window,
-            loss_sum=finite(loss.value) if loss else None,
+            loss_sum=finite_or_none(loss.value) if loss else None,
             loss_weight=loss.weight if loss else None,
-            gradient_norm=None if norm is None else finite(norm),
+            gradient_norm=None if norm is None else finite_or_none(norm),
             norm_is_partial=is_partial,
             learning_rate=self.rate or 0.0,
             applied_learning_rate=self.rate,
@@ -312,7 +312,7 @@ class Step:
         return event, loss
 
 
-def finite(value: float) -> float | None:
+def finite_or_none(value: float) -> float | None:
     """The value; None where it is not finite."""
     return value if math.isfinite(value) else None
 

@@ -125,7 +125,7 @@ class Tracer:
         stopped, self._profile = self._profile, None
         stopped.stop()
         results: Any = stopped.profiler.kineto_results  # type: ignore[union-attr]
-        rows, self.missing = read_trace(results.events(), self._device, self._accounts)
+        rows, self.missing = counted_steps(results.events(), self._device, self._accounts)
         self.rows += rows
         if self._trace_file is not None:
             stopped.export_chrome_trace(str(self._trace_file))
@@ -149,7 +149,7 @@ Accounts = Mapping[int, StepAccounts]
 """By step."""
 
 
-def read_trace(
+def counted_steps(
     events: Any, device: str, accounts: Accounts | None = None
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Rows of the steps that count, and why there is none: without events of the GPU it would look idle."""

@@ -102,7 +102,7 @@ def _utilisations(cell: CellRuns) -> list[object]:
     sheet, measured = sheets[0], reached[0]
     return [
         *cell.cell,
-        speed.compute_dtype(cell.record),
+        speed.peak_dtype(cell.record),
         median_known(model),
         median_known(hardware),
         sheet.flops_per_second if sheet else None,

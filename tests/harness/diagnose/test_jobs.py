@@ -22,7 +22,7 @@ from harness.diagnose.jobs import (
 from harness.diagnose.pair import LoadedRun
 from harness.errors import HarnessError
 from harness.judge.agreement.resumed import from_step
-from harness.judge.distance import traces
+from harness.judge.distance import step_pairs
 from harness.record import Record, ResumedPart
 from harness.record.run import ObservationPart
 from harness.record.store import write_record
@@ -154,7 +154,7 @@ def test_a_share_is_of_whole_curves_and_of_norms_where_losses_agree() -> None:
     start = record()
 
     def share(part: Record, whole: Record) -> float | None:
-        return share_of(traces(start, part), traces(start, whole), limits_of(start, whole))
+        return share_of(step_pairs(start, part), step_pairs(start, whole), limits_of(start, whole))
 
     assert share(record(loss=0.05), record(loss=0.2, norm=0.1)) == pytest.approx(0.25)
     # Losses differ by less than rounding: their ratio of 9 says nothing.

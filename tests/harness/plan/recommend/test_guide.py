@@ -4,7 +4,7 @@ from typing import Any
 from harness.plan.memory import MemoryPrediction, Moment
 from harness.plan.prediction import Predictors
 from harness.plan.recommend.best_variants import best_variants
-from harness.plan.recommend.guide import Advice, advise, guide_line, power_of_two
+from harness.plan.recommend.guide import Advice, advise, guide_line, next_power_of_two
 from harness.plan.recommend.question import RecommendRequest
 from harness.plan.scenario import Scenario
 from tests.harness.plan.recommend.invented import predictors, question, speed, term
@@ -141,4 +141,4 @@ def test_the_guides_ratio_stands_beside_the_exposed_share() -> None:
 
 
 def test_powers_of_two() -> None:
-    assert [power_of_two(value) for value in (0.1, 1, 1.01, 2, 3, 4.5)] == [1, 1, 2, 2, 4, 8]
+    assert [next_power_of_two(value) for value in (0.1, 1, 1.01, 2, 3, 4.5)] == [1, 1, 2, 2, 4, 8]

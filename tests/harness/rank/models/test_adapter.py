@@ -10,7 +10,7 @@ from harness.job.model import AdapterSection
 from harness.rank.data.samples import DataFacts
 from harness.rank.models.adapter import add_adapters, initial_values, is_adapter
 from harness.rank.models.model import build_model, model_config
-from harness.rank.models.tracing import trace_step
+from harness.rank.models.module_uses import find_module_uses
 from tests.harness.rank.loading.models import CONFIGS, LLAMA, VOCABULARY, job_of, source_of
 from tests.harness.rank.loading.test_source import assert_equal, filled
 
@@ -82,7 +82,7 @@ def test_the_model_without_an_adapter_is_left_alone() -> None:
 def test_no_gradient_flows_through_what_runs_before_the_first_adapter() -> None:
     job = lora(LLAMA, adapter={"targets": ["v_proj"]})
     config = model_config(job, DataFacts(vocabulary_size=VOCABULARY))
-    without = trace_step(job, nn.Linear(1, 1), config, None).without_gradient
+    without = find_module_uses(job, nn.Linear(1, 1), config, None).without_gradient
     assert without is not None
     assert {"model.embed_tokens", "model.layers.0.input_layernorm", "model.layers.0.self_attn.q_proj"} < {
         *without

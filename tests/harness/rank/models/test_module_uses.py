@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from harness.job.job import Job
-from harness.rank.models.tracing import REGULAR, UNKNOWN, Counting, TracedStep, trace_step
+from harness.rank.models.module_uses import REGULAR, UNKNOWN, Counting, ModuleUses, find_module_uses
 
 IDS = {"input_ids": torch.tensor([[1, 2, 3], [3, 2, 1]]), "labels": torch.tensor([0, 1])}
 
@@ -41,8 +41,8 @@ def job(task: str = "classification") -> Job:
     })  # fmt: skip
 
 
-def traced(model: nn.Module, task: str = "classification") -> TracedStep:
-    return trace_step(job(task), model, None, IDS)
+def traced(model: nn.Module, task: str = "classification") -> ModuleUses:
+    return find_module_uses(job(task), model, None, IDS)
 
 
 def test_uses_are_in_the_order_of_the_forward_pass_with_what_the_backward_pass_sees() -> None:
@@ -86,7 +86,7 @@ class Chain(nn.Sequential):
 
 def test_other_models_are_regular() -> None:
     assert traced(Chain()) == REGULAR
-    assert trace_step(Job(), Shared(), None, None) == REGULAR
+    assert find_module_uses(Job(), Shared(), None, None) == REGULAR
 
 
 def penalised(coefficient: float = 1.0) -> Callable[..., Tensor]:
@@ -103,7 +103,7 @@ def penalised(coefficient: float = 1.0) -> Callable[..., Tensor]:
 def test_weights_that_the_loss_reads_beside_the_model_are_named() -> None:
     loss = {"factory": f"{__name__}:penalised", "reduction": "mean", "targets": "samples"}
     own = job("custom").model_dump() | {"loss": loss}
-    found = trace_step(Job.model_validate(own), Chain(), None, IDS)
+    found = find_module_uses(Job.model_validate(own), Chain(), None, IDS)
     assert (found.read_outside, found.unreached, found.uses) == (["1.weight"], [], {})
 
 

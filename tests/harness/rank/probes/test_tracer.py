@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.rank.probes.time import ThreadAccount
-from harness.rank.probes.tracer import NOTHING_SEEN, StepAccounts, divide_steps, read_trace
+from harness.rank.probes.tracer import NOTHING_SEEN, StepAccounts, counted_steps, divide_steps
 
 
 @dataclass
@@ -187,14 +187,14 @@ TWO_STEPS = [note("step 5", 0, 100), note("step 6", 100, 200)]
 
 
 def test_a_gpu_of_which_nothing_was_seen_is_not_idle() -> None:
-    assert read_trace([*TWO_STEPS, launch(30, 11)], "cuda") == ([], NOTHING_SEEN)
+    assert counted_steps([*TWO_STEPS, launch(30, 11)], "cuda") == ([], NOTHING_SEEN)
 
 
 def test_the_first_traced_step_on_a_gpu_only_starts_the_profiler() -> None:
-    rows, missing = read_trace([*TWO_STEPS, kernel("gemm", 110, 150)], "cuda")
+    rows, missing = counted_steps([*TWO_STEPS, kernel("gemm", 110, 150)], "cuda")
     assert ([row["step"] for row in rows], missing) == ([6], None)
 
 
 def test_on_the_cpu_every_traced_step_counts() -> None:
-    rows, missing = read_trace([*TWO_STEPS, Event("aten::mm", 110, 150)], "cpu")
+    rows, missing = counted_steps([*TWO_STEPS, Event("aten::mm", 110, 150)], "cpu")
     assert ([row["step"] for row in rows], missing) == ([5, 6], None)

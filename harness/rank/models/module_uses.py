@@ -1,4 +1,4 @@
-"""One step of the bare model before a library touches it: which modules run, how often, where gradients go.
+"""What a step of the bare model uses, before a library touches it: modules, how often, where gradients go.
 
 On the meta device, so that it costs neither memory nor arithmetic and knows nothing of the judged run. Where
 values decide, the reference counts in its own steps.
@@ -50,7 +50,7 @@ Uses = dict[str, list[Use]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TracedStep:
+class ModuleUses:
     """What one step does, as `LayoutPart` has it; None: not known."""
 
     uses: Uses | None = field(default_factory=dict)
@@ -61,9 +61,9 @@ class TracedStep:
     evaluates_alike: bool | None = True
 
 
-REGULAR = TracedStep()
+REGULAR = ModuleUses()
 """Every module runs once, tied weights at each of their names, and every parameter gets a gradient."""
-UNKNOWN = TracedStep(
+UNKNOWN = ModuleUses(
     uses=None, without_gradient=None, unreached=None, unit_calls=None, read_outside=None, evaluates_alike=None
 )
 
@@ -72,7 +72,7 @@ class ValuesDecide(Exception):
     """What runs hangs on values, which tensors on the meta device lack."""
 
 
-def trace_step(job: Job, model: nn.Module, config: Any, example: Batch | None) -> TracedStep:
+def find_module_uses(job: Job, model: nn.Module, config: Any, example: Batch | None) -> ModuleUses:
     """Forward and backward pass of a loss of `example`, two samples or more, on a copy of the bare model.
 
     Causal language models of transformers whose every weight is trained are regular; those with adapters are
@@ -81,7 +81,7 @@ def trace_step(job: Job, model: nn.Module, config: Any, example: Batch | None) -
     """
     if job.task == DEFAULT_TASK and job.model.factory is None and job.loss.factory is None:
         if job.adapter.is_present:
-            return TracedStep(without_gradient=_adapters_without_gradient(job, config))
+            return ModuleUses(without_gradient=_adapters_without_gradient(job, config))
         if all(parameter.requires_grad for parameter in model.parameters()):
             return REGULAR
     if example is None:
@@ -107,7 +107,7 @@ class Counting:
     def __init__(self, job: Job, model: nn.Module) -> None:
         self._job, self._model = job, model
         self._elements = sum(parameter.numel() for parameter in model.parameters())
-        self._found: TracedStep | None = None
+        self._found: ModuleUses | None = None
         self._passed = 0
         self._is_over = False
 
@@ -126,12 +126,12 @@ class Counting:
         except Exception:  # code of the user's own: the run itself says what is wrong
             self._is_over = True
 
-    def _trace(self, batch: Batch) -> TracedStep:
+    def _trace(self, batch: Batch) -> ModuleUses:
         return _trace(self._job, _copy(self._model), batch)
 
-    def _add(self, traced: TracedStep) -> None:
+    def _add(self, traced: ModuleUses) -> None:
         found, other = asdict(self._found or traced), asdict(traced)
-        self._found = TracedStep(**{n: value if value == other[n] else None for n, value in found.items()})
+        self._found = ModuleUses(**{n: value if value == other[n] else None for n, value in found.items()})
 
     @property
     def part(self) -> CountedPart | None:
@@ -141,7 +141,7 @@ class Counting:
         )
 
 
-def _settled(trace: Callable[[], TracedStep]) -> TracedStep:
+def _settled(trace: Callable[[], ModuleUses]) -> ModuleUses:
     """What a step does, whatever random numbers it draws.
 
     Few draws do not show what runs with a small probability, as a layer that LayerDrop leaves out: the least
@@ -213,7 +213,7 @@ class _Drawing(TorchFunctionMode):
         return low + (high - low) * self._drawn(*([] if size is None else numpy.atleast_1d(size)))
 
 
-def _with_values(job: Job, model: nn.Module, example: Batch) -> TracedStep:
+def _with_values(job: Job, model: nn.Module, example: Batch) -> ModuleUses:
     """What holds whatever the data: the units if they run, and no parameter left out if none is here."""
     parameters = list(model.parameters())
     if any(p.is_meta for p in parameters) or sum(p.numel() for p in parameters) > MOST_REAL_PARAMETERS:
@@ -224,8 +224,8 @@ def _with_values(job: Job, model: nn.Module, example: Batch) -> TracedStep:
         return UNKNOWN
 
 
-def _whatever_the_data(traced: TracedStep) -> TracedStep:
-    return TracedStep(
+def _whatever_the_data(traced: ModuleUses) -> ModuleUses:
+    return ModuleUses(
         uses=None,
         without_gradient=None,
         unreached=None if traced.unreached else [],
@@ -376,7 +376,7 @@ def _copy(model: nn.Module, device: str | None = None) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
-def _steady(job: Job, model: nn.Module, example: Batch) -> TracedStep:
+def _steady(job: Job, model: nn.Module, example: Batch) -> ModuleUses:
     """What two steps do, one after the other, if they do the same: a model may count its passes."""
     traced = _trace(job, model, example)
     model.train()
@@ -384,7 +384,7 @@ def _steady(job: Job, model: nn.Module, example: Batch) -> TracedStep:
     return traced if _trace(job, model, example) == traced else UNKNOWN
 
 
-def _trace(job: Job, model: nn.Module, example: Batch) -> TracedStep:
+def _trace(job: Job, model: nn.Module, example: Batch) -> ModuleUses:
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     batch = {name: value.to(device) for name, value in example.items()}
     with AnswersForMeta(trusts_yes=job.model.factory is None and job.loss.factory is None) as answers:
@@ -402,7 +402,7 @@ def _trace(job: Job, model: nn.Module, example: Batch) -> TracedStep:
     hidden = {call.name for call in calls.made if call.reached}.intersection(_without_backward(forward))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     trained = [p for p in model.parameters() if p.requires_grad]
-    return TracedStep(
+    return ModuleUses(
         uses=None if recomputed else _irregular_uses(model, forward, names),
         without_gradient=_without_backward([*forward, *calls.made]),
         unreached=[names[id(p)] for p in trained if p.grad is None],
