@@ -72,6 +72,21 @@ def module_command(module: str) -> list[str]:
     return [sys.executable, "-P", "-m", module]
 
 
+def ask_module(  # type: ignore[no-untyped-def]  # typing is not loaded yet
+    module: str, *words: str, request: str | None = None, seconds: float | None = None, **environment: str
+):
+    """What a module does in a process of its own with `request` as its input: subprocess's CompletedProcess.
+
+    environment: variables besides `safe_environment`. Raises subprocess.TimeoutExpired after `seconds`.
+    """
+    import subprocess  # not before the first question
+
+    return subprocess.run(
+        [*module_command(module), *words], input=request, capture_output=True, text=True, timeout=seconds,
+        env=safe_environment() | environment, check=False,
+    )  # fmt: skip
+
+
 def put_before_packages(folder: str) -> None:
     """Have a folder searched after the standard library and before installed packages."""
     put_last(folder)

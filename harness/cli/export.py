@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ from harness.cli.options.shared import (
 )
 from harness.cli.terminal.output import View, echo
 from harness.errors import HarnessError
-from harness.import_path import module_command, safe_environment
+from harness.import_path import ask_module
 from harness.run_directory.checkpoint import DESCRIPTION
 from harness.run_directory.request import checkpoint_folder
 
@@ -164,15 +163,7 @@ def export_adapter(run: Path, output: Path, *, merged: bool) -> int:
             f"'{run}' has no checkpoint; run with measure.checkpoint=neutral and measure.keep_checkpoint=true"
         )
     request = {"checkpoint": str(folder), "output": str(output), "merged": merged}
-    command = module_command("harness.rank.models.adapter_export")
-    done = subprocess.run(
-        command,
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        check=False,
-        env=safe_environment(),
-    )
+    done = ask_module("harness.rank.models.adapter_export", request=json.dumps(request))
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:]
         raise HarnessError("".join(last) or "exporting the adapters failed without a message")

@@ -20,7 +20,7 @@ from typing import Any
 
 from harness.errors import HarnessError
 from harness.files import write_atomically
-from harness.import_path import module_command, safe_environment
+from harness.import_path import ask_module
 from harness.imported.reading import LIBRARY, Fixed, OfPreset, Rule, ToOption
 from harness.record import FileKind
 
@@ -69,10 +69,7 @@ def _filled(rule: Rule, default: Any) -> Rule:
 
 def _asked(kind: FileKind) -> str:
     try:
-        ran = subprocess.run(
-            [*module_command(QUESTION), kind], capture_output=True, text=True, timeout=SECONDS,
-            env=safe_environment() | {"CUDA_VISIBLE_DEVICES": ""}, check=False,
-        )  # fmt: skip
+        ran = ask_module(QUESTION, kind, seconds=SECONDS, CUDA_VISIBLE_DEVICES="")
     except OSError as error:
         raise HarnessError(f"no process can be started to read the defaults of {kind}: {error}") from error
     except subprocess.TimeoutExpired as error:

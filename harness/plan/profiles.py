@@ -34,7 +34,7 @@ from harness.forms.model.layout import Layout
 from harness.forms.part import local_workload, samples_at_once
 from harness.forms.tensor import ranks_of
 from harness.forms.workload import Workload
-from harness.import_path import module_command, safe_environment
+from harness.import_path import ask_module, module_command, safe_environment
 from harness.job.model import AdapterSection, ModelSection
 from harness.launch.launcher import EVERY_RANK, require_libraries
 from harness.plan.adapters import (
@@ -128,12 +128,8 @@ def _file(request: str) -> Path:
 
 
 def _trace(request: str) -> str:
-    command = module_command(TRACER)
-    environment = safe_environment() | {"CUDA_VISIBLE_DEVICES": ""}
     try:
-        ran = subprocess.run(
-            command, input=request, capture_output=True, text=True, timeout=TRACING_SECONDS, env=environment
-        )
+        ran = ask_module(TRACER, request=request, seconds=TRACING_SECONDS, CUDA_VISIBLE_DEVICES="")
     except subprocess.TimeoutExpired as error:
         raise HarnessError(f"tracing the model's activations took over {TRACING_SECONDS} s") from error
     if ran.returncode:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +18,7 @@ from torch import nn
 from harness.backends.model.precision import COMPUTE_DTYPES
 from harness.errors import HarnessError, JobError
 from harness.files import locked, refusing, write_atomically
-from harness.import_path import module_command, safe_environment
+from harness.import_path import ask_module
 from harness.job.job import Job
 from harness.job.model import AdapterSection
 from harness.rank.data.samples import DataFacts
@@ -224,15 +223,7 @@ def _provide_whole(job: Job, facts: DataFacts, shapes: Mapping[str, Sequence[int
 def _build_in_another_process(job: Job, path: Path, facts: DataFacts) -> None:
     """Have a process that is no rank build the whole model and write it."""
     request = {"job": job.model_dump(mode="json"), "path": str(path), "facts": asdict(facts)}
-    command = module_command("harness.rank.loading")
-    done = subprocess.run(
-        command,
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        check=False,
-        env=safe_environment(),
-    )
+    done = ask_module("harness.rank.loading", request=json.dumps(request))
     if done.returncode:
         last = "".join(done.stderr.strip().splitlines()[-1:])
         kind, _, message = last.partition(": ")
