@@ -29,7 +29,7 @@ def _one(request: str) -> str:
         return profile_text(request)
 
 
-def _several(requests: Sequence[str], each: Callable[[], object]) -> None:
+def _several(_: int, requests: Sequence[str], each: Callable[[], object]) -> None:
     for request in requests:
         with suppress(HarnessError):  # it comes with the profile that is asked for
             profiles._keep(request, _one(request))

@@ -10,13 +10,13 @@ import re
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import version
 from math import prod
 from pathlib import Path
-from threading import Timer
+from threading import Lock, Timer
 from typing import Any
 
 from harness.backends.presets import ACCELERATOR_PRECISION, preset_changes
@@ -49,6 +49,8 @@ from harness.plan.part import local_config, local_profile
 from harness.plan.scenario import Scenario
 
 TRACER = "harness.rank.probes.activation_trace"
+TRACERS = "harness.rank.probes.activation_server"
+"""The same, for many requests."""
 TRACING_SECONDS = 300
 MOST_TRACERS, WORTH_A_PROCESS = 4, 6
 """Processes at most, and the profiles that pay for the import of torch in one more."""
@@ -78,29 +80,83 @@ def trace_ahead(requests: Iterable[str], each: Callable[[], object] = lambda: No
     if not missing:
         return
     with ThreadPoolExecutor(tracers) as pool:
-        list(pool.map(lambda index: _trace_all(missing[index::tracers], each), range(tracers)))
+        list(pool.map(lambda index: _trace_all(index, missing[index::tracers], each), range(tracers)))
 
 
-def _trace_all(requests: Sequence[str], each: Callable[[], object]) -> None:
-    """One process that answers with a line for each request."""
-    environment = safe_environment() | {"CUDA_VISIBLE_DEVICES": ""}
-    with subprocess.Popen(
-        module_command(TRACER), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        text=True, env=environment,
-    ) as process:  # fmt: skip
-        assert process.stdin is not None
-        assert process.stdout is not None
-        watch = Timer(TRACING_SECONDS + len(requests), process.kill)
-        watch.start()
-        try:
-            with suppress(BrokenPipeError), process.stdin:
-                process.stdin.write("[" + ",".join(requests) + "]")
-            for request, line in zip(requests, process.stdout, strict=False):
-                if (text := json.loads(line)) is not None:
-                    _keep(request, text)
-                each()
-        finally:
-            watch.cancel()
+class _Tracer:
+    """A process that traces what it is asked, one request after the other, and imports torch once."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._one_at_a_time = Lock()
+
+    def answer(self, request: str) -> str | None:
+        """The profile as JSON; None: it cannot be traced, or not in time."""
+        with self._one_at_a_time:
+            process = self._process = self._process or self._started()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            watch = Timer(TRACING_SECONDS, process.kill)
+            watch.start()
+            try:
+                process.stdin.write(request + "\n")
+                process.stdin.flush()
+                line = process.stdout.readline()
+            except BrokenPipeError:
+                line = ""
+            finally:
+                watch.cancel()
+            if not line:
+                self.end()
+                return None
+            answer: str | None = json.loads(line)
+            return answer
+
+    @staticmethod
+    def _started() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            module_command(TRACERS), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True, env=safe_environment() | {"CUDA_VISIBLE_DEVICES": ""},
+        )  # fmt: skip
+
+    def end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            with self._process:  # closes its pipes and waits
+                self._process = None
+
+
+_kept: list[_Tracer] = []
+"""Those that a command keeps; empty: each batch has its own."""
+
+
+@contextmanager
+def kept_tracers() -> Iterator[None]:
+    """Keep the processes that trace, so that later requests do not import torch again."""
+    nested = bool(_kept)
+    if not nested:
+        _kept.extend(_Tracer() for _ in range(MOST_TRACERS))
+    try:
+        yield
+    finally:
+        if not nested:
+            tracers = list(_kept)
+            _kept.clear()
+            for tracer in tracers:
+                tracer.end()
+
+
+def _trace_all(index: int, requests: Sequence[str], each: Callable[[], object]) -> None:
+    """One after the other in one process. index: of the process, among those that are kept."""
+    tracer = _kept[index] if _kept else _Tracer()
+    try:
+        for request in requests:
+            if (text := tracer.answer(request)) is not None:
+                _keep(request, text)
+            each()
+    finally:
+        if tracer not in _kept:
+            tracer.end()
 
 
 @lru_cache(maxsize=256)
@@ -128,6 +184,8 @@ def _file(request: str) -> Path:
 
 
 def _trace(request: str) -> str:
+    if _kept and (text := _kept[0].answer(request)) is not None:
+        return text
     try:
         ran = ask_module(TRACER, request=request, seconds=TRACING_SECONDS, CUDA_VISIBLE_DEVICES="")
     except subprocess.TimeoutExpired as error:

@@ -79,10 +79,10 @@ def counting_predictors(constants: TimeConstants | None = None) -> Iterator[Pred
     """What predicts, with the number of what was traced and predicted so far."""
     from harness.plan.memory import predict_memory
     from harness.plan.prediction import Predictors
-    from harness.plan.profiles import trace_scenarios
+    from harness.plan.profiles import kept_tracers, trace_scenarios
     from harness.plan.time.speed import predict_speed
 
-    with counting("prediction", PREDICTING) as count:
+    with counting("prediction", PREDICTING) as count, kept_tracers():
 
         def each(predict: Callable[[Scenario], T]) -> Callable[[Scenario], T]:
             def predicted(scenario: Scenario) -> T:

@@ -591,23 +591,8 @@ def profile_text(request_text: str) -> str:
 
 
 def main() -> None:
-    """Read a request from standard input, write the profile; of a list of requests a line for each."""
-    text = sys.stdin.read()
-    requests = json.loads(text)
-    if not isinstance(requests, list):
-        sys.stdout.write(profile_text(text))
-        return
-    for request in requests:
-        sys.stdout.write(json.dumps(_text_or_none(json.dumps(request))) + "\n")
-        sys.stdout.flush()
-
-
-def _text_or_none(request: str) -> str | None:
-    """None for what cannot be traced, which must not cost the others."""
-    try:
-        return profile_text(request)
-    except Exception:
-        return None
+    """Read a request from standard input, write the profile."""
+    sys.stdout.write(profile_text(sys.stdin.read()))
 
 
 if __name__ == "__main__":

@@ -90,7 +90,13 @@ def test_new_processes_trace_what_this_one_does(monkeypatch: pytest.MonkeyPatch,
     )
     unknown = request_text({"model_type": "no such model"}, {})
     done: list[None] = []
-    SEVERAL([plain, unknown, recomputed], lambda: done.append(None))
+    with profiles.kept_tracers():
+        SEVERAL(0, [plain, unknown], lambda: done.append(None))
+        process = profiles._kept[0]._process
+        SEVERAL(0, [recomputed], lambda: done.append(None))
+        assert profiles._kept[0]._process is process  # torch is imported once
+    assert process is not None
+    assert process.returncode is not None
     assert len(done) == 3
     for request in (plain, recomputed):
         assert to_json(traced(request)) == json.loads(profile_text(request))
