@@ -16,12 +16,12 @@ from harness.backends.libraries.facts import traps_of
 from harness.cli.options.arguments import split_backends
 from harness.cli.options.shared import PATH, common, json_option
 from harness.cli.terminal.output import echo
-from harness.doctor.check import SelfCheck, cover, document, self_check
 from harness.doctor.gpu.all_checks import answer_all
 from harness.doctor.gpu.check import Answer, Evidence
 from harness.doctor.gpu.matrices import AT_SIZE, Compared, compare_all, matrices
 from harness.doctor.gpu.packing import PACKED, check_bundle, write_bundle
 from harness.doctor.gpu.runs import gather, ranks_on
+from harness.doctor.self_check import SelfCheck, cover, document, self_check
 from harness.errors import HarnessError
 from harness.fabric.result import FABRIC_NAME, OPERATIONS, write_result
 from harness.gpus.found import Gpus, find_gpus

@@ -113,7 +113,7 @@ class LocalLauncher:
 
     def check(self, job_json: str) -> dict[str, Any]:
         """Facts about a job, from a process of its own. Raises JobError if it cannot run."""
-        facts: dict[str, Any] = self._ask("harness.rank.check:check_text", job_json, "checking the job")
+        facts: dict[str, Any] = self._ask("harness.rank.job_check:check_text", job_json, "checking the job")
         return facts
 
     def trace(self, request: str) -> str:

@@ -50,13 +50,13 @@ def job_model(job: Job, named: str | None = None) -> PlannedModel:
 
 def _built(job: Job) -> PlannedModel:
     require_libraries("plans of a job whose model or data must be built first")
-    from harness.rank.check import read_model_facts  # loads torch and transformers
+    from harness.rank.job_check import read_model_facts  # loads torch and transformers
 
     return planned_model(read_model_facts(job), job)
 
 
 def planned_model(facts: Mapping[str, Any], job: Job) -> PlannedModel:
-    """The model of a job. `facts`: what the check of the job returned (`rank.check`)."""
+    """The model of a job. `facts`: what the check of the job returned (`rank.job_check`)."""
     model, layout = ModelPart(**facts["model"]), closed_form_layout(LayoutPart(**facts["layout"]))
     config: dict[str, Any] = facts["configuration"]
     geometry = model.geometry

@@ -14,7 +14,7 @@ from harness.forms.peak_memory.step_timeline import TRACED, PeakMoment, Phase
 from harness.forms.terms import Term, by_kind
 from harness.forms.zero.zero3.gathering import own_settings
 from harness.plan.coverage import neighbours, require_activations, require_timeline
-from harness.plan.part import part_of
+from harness.plan.model_part import part_of
 from harness.plan.profiles import Trace, activation_profile
 from harness.plan.scenario import Scenario
 

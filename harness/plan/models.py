@@ -180,6 +180,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _on_meta_device(config: Mapping[str, Any], name: str, source: str) -> PlannedModel:
     require_libraries(f"models of a type without a closed form, such as {name},")
-    from harness.rank.check import describe_on_meta  # loads torch and transformers
+    from harness.rank.job_check import describe_on_meta  # loads torch and transformers
 
     return PlannedModel(name=name, source=source, **vars(describe_on_meta(config, source)))

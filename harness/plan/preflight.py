@@ -301,7 +301,7 @@ def of_cells(
     torch_device: str,
     limits: MemoryLimits,
 ) -> list[PlannedCell]:
-    """Cells of this machine. `facts`: by job id, what the check of the job returned (`rank.check`).
+    """Cells of this machine. `facts`: by job id, what the check of the job returned (`rank.job_check`).
 
     Of a job that was not checked its configuration says what the model is, and its samples do not count.
     """

@@ -23,7 +23,7 @@ from harness.backends.tensor import plan as tensor_plan
 from harness.forms.families import model_states
 from harness.forms.model.activations import LogitBytes, recomputed_until
 from harness.forms.model.layout import Layout
-from harness.forms.peak_memory.rank import peak_rank
+from harness.forms.peak_memory.peak_rank import peak_rank
 from harness.forms.terms import ModelStates
 from harness.forms.workload import Workload
 from harness.job.job import Job

@@ -24,7 +24,7 @@ import harness.backends.ddp  # noqa: E402
 import harness.backends.fsdp.fsdp1  # noqa: E402
 import harness.backends.fsdp.fsdp2  # noqa: E402
 import harness.backends.zero.backend  # noqa: E402
-import harness.rank.check  # noqa: E402
+import harness.rank.job_check  # noqa: E402
 import harness.rank.rank  # noqa: E402
 import harness.record.provenance  # noqa: E402
 

@@ -9,7 +9,7 @@ import pytest
 
 from harness.backends import registry
 from harness.backends.registry import Entry
-from harness.doctor.check import ABOUT_TIME
+from harness.doctor.self_check import ABOUT_TIME
 from harness.job.config import load_experiment
 from harness.judge.comparison import Comparison
 from harness.launch.cells import plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.backends import registry
-from harness.doctor.check import ABOUT_TIME
+from harness.doctor.self_check import ABOUT_TIME
 from harness.judge.comparison import Comparison
 from harness.judge.findings.finding import Finding
 from tests.built_in import SEQUENCE, strategy

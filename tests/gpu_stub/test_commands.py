@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from harness.cli.doctor import doctor
-from harness.doctor import check
+from harness.doctor import self_check
 from harness.fabric.result import OPERATIONS, read_fabric
 from harness.record.store import read_runs
 from tests.gpu_stub.launcher import launcher
@@ -70,7 +70,7 @@ def test_fabric(machine: Machine) -> None:
 
 
 def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "LocalLauncher", lambda *_: launcher())
+    monkeypatch.setattr(self_check, "LocalLauncher", lambda *_: launcher())
     with launcher().environment(TWO):
         monkeypatch.setenv("CUDA_STUB_DEVICES", "2")
         done = CliRunner().invoke(doctor, ["--backends", "ddp,zero2,fsdp", "--json"])

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.doctor.check import ABOUT_TIME
+from harness.doctor.self_check import ABOUT_TIME
 from harness.judge.comparison import Comparison
 from harness.judge.findings.finding import Finding
 from tests.traps.matrix import Matrix, planted_matrix

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness.backends import registry
-from harness.doctor.check import ABOUT_TIME
+from harness.doctor.self_check import ABOUT_TIME
 from harness.files import write_atomically
 from harness.job.batch import batch_layout, reference_layout
 from harness.job.config import load_experiment

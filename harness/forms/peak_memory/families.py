@@ -10,8 +10,8 @@ from harness.forms.model.layout import Tensor
 from harness.forms.part import local_workload
 from harness.forms.peak_memory.fsdp1 import Fsdp1Timeline
 from harness.forms.peak_memory.fsdp2 import Fsdp2Timeline
+from harness.forms.peak_memory.peak_rank import peak_rank
 from harness.forms.peak_memory.pipeline import pipeline_moments
-from harness.forms.peak_memory.rank import peak_rank
 from harness.forms.peak_memory.replay import Replay, hooks_modules
 from harness.forms.peak_memory.step_timeline import GRADIENTS, Ledger, PeakMoment, Phase, StepTimeline
 from harness.forms.peak_memory.zero0 import Zero0Timeline

@@ -24,7 +24,7 @@ from harness.record import Record
 class LargestBatches:
     """Cuts the global batch for each backend; what is computed stays the same.
 
-    `facts`: by job id, what the check of the job returned (`rank.check`).
+    `facts`: by job id, what the check of the job returned (`rank.job_check`).
     """
 
     experiment: Experiment

@@ -28,7 +28,7 @@ from harness.forms.textbook import textbook_collectives
 from harness.forms.workload import Workload
 from harness.forms.zero import stages as zero
 from harness.plan.model import Decoder, PlannedModel, Weight, decoder
-from harness.plan.part import part_of
+from harness.plan.model_part import part_of
 from harness.plan.scenario import Scenario
 
 FURTHER = {FORWARD: FURTHER_FORWARD, BACKWARD: FURTHER_BACKWARD, GRADIENTS: FURTHER_GRADIENTS}

@@ -16,7 +16,7 @@ def answer_all(directory: Path) -> None:
     gc.disable()  # what is imported stays: collecting meanwhile takes time
     import transformers.modeling_utils  # noqa: F401
 
-    from harness.rank.simulation.rank import simulate
+    from harness.rank.simulation.simulated_rank import simulate
 
     gc.freeze()
     gc.enable()

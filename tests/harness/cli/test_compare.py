@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.doctor.check import ABOUT_TIME
+from harness.doctor.self_check import ABOUT_TIME
 from harness.record.store import read_record, write_record
 from tests.harness.judge.test_rows import COMPARED_KEYS
 

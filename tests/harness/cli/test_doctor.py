@@ -9,7 +9,7 @@ import pytest
 from harness.backends import registry
 from harness.backends.libraries import installed
 from harness.cli import doctor
-from harness.doctor import check
+from harness.doctor import self_check
 from tests.forkserver import launcher
 from tests.representatives import first
 
@@ -77,7 +77,7 @@ def test_a_missing_library_is_named_and_the_rest_is_tried(monkeypatch: pytest.Mo
 
 @pytest.mark.costly
 def test_what_two_minutes_do_not_hold_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "BUDGET_SECONDS", 0.0)
+    monkeypatch.setattr(self_check, "BUDGET_SECONDS", 0.0)
     only_ddp = {
         name: replace(entry, in_short_check=name == "ddp") for name, entry in registry.BUILT_IN.items()
     }

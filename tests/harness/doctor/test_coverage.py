@@ -1,6 +1,6 @@
 """What the self-check tries on which machine."""
 
-from harness.doctor.check import BETWEEN_RANKS, ON_ONE_RANK, cover
+from harness.doctor.self_check import BETWEEN_RANKS, ON_ONE_RANK, cover
 from tests.built_in import MULTIPLYING
 
 ALL = ("torch", "deepspeed", "accelerate", "transformers")

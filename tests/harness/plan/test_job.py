@@ -8,7 +8,7 @@ from harness.job.config import load_experiment
 from harness.launch.cells import make_cell
 from harness.plan.job import planned_model, scenario_of
 from harness.plan.scenario import Scenario
-from harness.rank.check import check_job
+from harness.rank.job_check import check_job
 
 EXPERIMENT = load_experiment(None, ["training.global_batch_size=8", "training.micro_batch_size=1"])
 

@@ -16,7 +16,7 @@ from harness.plan.simulation import (
     simulated_peaks,
     with_model,
 )
-from harness.rank.check import check_job
+from harness.rank.job_check import check_job
 from harness.record import CommunicationPart, MemoryPart
 from harness.run_directory.simulation import SimulatedRank
 from harness.tell.narrow import WIDTH

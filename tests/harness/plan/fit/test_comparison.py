@@ -11,7 +11,7 @@ from harness.plan.fit.comparison import LargestBatches, cut_lines, require_limit
 from harness.plan.memory import MemoryPrediction, Moment
 from harness.plan.prediction import Predictors
 from harness.plan.scenario import Scenario
-from harness.rank.check import check_job
+from harness.rank.job_check import check_job
 from tests.records import make_record
 
 EXPERIMENT = load_experiment(None, ["training.global_batch_size=48", "runtime.memory_limit=10MB"])

@@ -1,6 +1,6 @@
 """What a simulated library raises, in one line that says what to do."""
 
-from harness.rank.simulation.rank import in_words
+from harness.rank.simulation.simulated_rank import in_words
 
 
 def test_experts_in_another_dtype_than_their_kernel_s_say_which_to_set() -> None:

@@ -1,7 +1,7 @@
 import json
 
 from harness.backends.libraries.facts import traps_of
-from harness.doctor.check import BETWEEN_RANKS, SelfCheck, conclude, document
+from harness.doctor.self_check import BETWEEN_RANKS, SelfCheck, conclude, document
 from harness.record import ErrorPart, Record
 from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights
 
