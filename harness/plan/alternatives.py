@@ -292,7 +292,7 @@ def _sharing(scenarios: Sequence[Scenario]) -> list[Scenario]:
 
 def _offloaded(scenario: Scenario) -> Iterator[Scenario]:
     """The same with each offload of its strategy."""
-    for added in offloads(registry.parse(scenario.label)[0]):
+    for added in offloads(registry.parse(scenario.label)[0], scenario.job):
         if added:
             options = ",".join(f"{key}={value}" for key, value in added.items())
             text = f"{scenario.label}{',' if ':' in scenario.label else ':'}{options}"

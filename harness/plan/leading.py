@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar, get_args
 from harness.backends import registry
 from harness.backends.entry import Entry
 from harness.backends.strategy import StrategyKind
+from harness.job.job import Job
 from harness.judge.wording import percent
 from harness.plan.devices.limits import MemoryVerdict
 from harness.plan.prediction import Prediction
@@ -68,16 +69,23 @@ def distinct_backends(gpus: int | None = None) -> tuple[list[Entry], dict[str, s
     return list(chosen.values()), left_out
 
 
-def offloads(entry: Entry) -> list[dict[str, str]]:
-    """Options of each offload of a backend that differs and whose speed is known, the first without."""
-    field = entry.options_class().model_fields.get("offload")
-    offered = [str(value) for value in get_args(field.annotation)] if field else ["none"]
+def offloads(entry: Entry, job: Job) -> list[dict[str, str]]:
+    """Options of each offload of a backend that differs and whose speed is known, the first without.
+
+    DeepSpeed updates what it offloads by its own Adam where the job's is AdamW, as it does by itself.
+    """
+    fields = entry.options_class().model_fields
+    offered = (
+        [str(value) for value in get_args(fields["offload"].annotation)] if "offload" in fields else ["none"]
+    )
     # How fast a disk is that NVMe offload would use, no question says.
     offered = [value for value in offered if not value.startswith("nvme")]
-    strategy = entry.strategy
+    strategy, optimizer = entry.strategy, job.optimizer
     if strategy is not None and strategy.zero_stage in (1, 2):  # DeepSpeed keeps weights on the device
         offered.remove("cpu")
-    return [{} if value == "none" else {"offload": value} for value in offered]
+    is_plain = optimizer.kind == "adamw" and optimizer.implementation == "default"
+    own = {"adam": "deepspeed"} if "adam" in fields and is_plain else {}
+    return [{} if value == "none" else {**own, "offload": value} for value in offered]
 
 
 def pointless(label: str, gpus: int) -> bool:
@@ -118,14 +126,12 @@ def preference(predicted: Predicted) -> tuple[bool, bool, bool, int]:
 
 
 def leader(ranked: Sequence[P]) -> P | None:
-    """The one to take: ranks share samples only where no strategy fits without that, and without offload.
+    """The one to take: offload, and ranks that share samples, only where nothing fits without either.
 
     `ranked`: `by_speed`. None: there are none.
     """
-    if ranked and _shares_samples(ranked[0]):
-        alone = [one for one in ranked if not (_barely_fits(one) or _shares_samples(one) or _offloads(one))]
-        return simplest_close(alone) or simplest_close(ranked)
-    return simplest_close(ranked)
+    alone = [one for one in ranked if not (_barely_fits(one) or _shares_samples(one) or _offloads(one))]
+    return simplest_close(alone) or simplest_close(ranked)
 
 
 def in_order(found: Sequence[P]) -> list[P]:

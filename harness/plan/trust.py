@@ -18,6 +18,7 @@ from harness.plan import coverage
 from harness.plan.devices.constants import SUSTAINED_SHARES, TimeConstants, default_constants
 from harness.plan.memory import device_overhead
 from harness.plan.scenario import Scenario
+from harness.plan.time.computing import host_update_rate
 
 ERRORS = Path(__file__).with_name("data") / "published-errors.json"
 """By run, relative, without those that a constant is from; `python -m benchmarks.published` writes it."""
@@ -262,8 +263,11 @@ def largest_assumption(
         return f"constants of {scenario.constants.origin}"
     offloads = scenario.options.get("offload", "none") != "none" and scenario.torch_device != "cpu"
     if offloads and (update_share is None or update_share > HOST_SHARE):
-        rate = default_constants(device).host_bytes_per_second / 1e9
-        return f"host memory gives each rank {rate:.0f} GB/s"
+        rate = host_update_rate(scenario, default_constants(device)) / 1e9
+        return (
+            f"host memory gives the update of each rank {rate:.0f} GB/s, of which few cores or many ranks a "
+            "node leave a fraction"
+        )
     if scenario.job.model.compile != "none":
         return "compiled code is as fast as eager code, which is the least: fused kernels read and write less"
     kept = f"{100 * default_constants(device).sustained_share:.0f} %"

@@ -164,7 +164,7 @@ def _tried(
     """
     found, scenarios = [], []
     for entry in backends:
-        if not (of_entry := list(variants(entry, question.gpus, question.gpus_per_node))):
+        if not (of_entry := list(variants(entry, question.gpus, question.gpus_per_node, question.job))):
             left_out[entry.name] = f"{question.gpus} GPUs do not make its groups"
         for label in of_entry:
             reason = _why_not_tried(question, label)

@@ -13,6 +13,7 @@ from harness.backends.options import parts_of
 from harness.errors import HarnessError
 from harness.forms.families import collectives
 from harness.forms.terms import STATE_KINDS
+from harness.job.job import Job
 from harness.plan.devices.limits import MemoryVerdict
 from harness.plan.fit.search import divisors, largest_predicted
 from harness.plan.leading import offloads, pointless, span
@@ -35,7 +36,7 @@ GROUPS_OF_NODES = (1, 2, 4)
 """Shard groups of hybrid strategies, in nodes; on one node half of its ranks."""
 
 
-def variants(entry: Entry, gpus: int, gpus_per_node: int) -> Iterator[str]:
+def variants(entry: Entry, gpus: int, gpus_per_node: int, job: Job) -> Iterator[str]:
     """Labels of a backend with each of its offloads, degrees and groups of ranks that the world allows.
 
     A second copy of the weights is tried within a node only: what crosses its links is gathered once.
@@ -43,7 +44,7 @@ def variants(entry: Entry, gpus: int, gpus_per_node: int) -> Iterator[str]:
     strategy = entry.strategy
     assert strategy is not None
     for size in _shard_sizes(gpus, gpus_per_node) if strategy.facts.has_replicas else [None]:
-        for offload in offloads(entry):
+        for offload in offloads(entry, job):
             for degrees in _degrees(entry, gpus, gpus_per_node, bool(offload)):
                 label = _variant(entry, shard_size=size, **offload, **degrees)
                 if not pointless(label, gpus):

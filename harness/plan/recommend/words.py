@@ -128,10 +128,8 @@ def _why_not_fastest(best: Configuration, fastest: Configuration) -> str:
     """What the one to take has over a faster one."""
     more = percent(fastest.tokens_per_second_per_gpu / best.tokens_per_second_per_gpu - 1)
     if best.tokens_per_second_per_gpu < (1 - CLOSE_SHARE) * fastest.tokens_per_second_per_gpu:
-        return (
-            f"Fewest moving parts of what fits: {fastest.label}, whose ranks share samples, is predicted "
-            f"{more} faster"
-        )
+        why = "whose ranks share samples" if fastest.offload == "none" else "which offloads"
+        return f"Fewest moving parts of what fits: {fastest.label}, {why}, is predicted {more} faster"
     has = "Leaves room" if fastest.is_tight and not best.is_tight else "Fewest moving parts"
     return (
         f"{has} within {percent(CLOSE_SHARE)} of the fastest: {_shortly(fastest)} is predicted {more} "

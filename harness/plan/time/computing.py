@@ -18,6 +18,7 @@ from harness.plan.devices.constants import TimeConstants, TimeTerm
 from harness.plan.devices.device import Device
 from harness.plan.model import PlannedModel, Weight
 from harness.plan.profiles import AUTOCAST
+from harness.plan.scenario import Scenario
 from harness.plan.time.work import Work
 
 EAGER_ONLY = frozenset({"BloomForCausalLM", "Gemma2ForCausalLM", "MptForCausalLM"})
@@ -164,14 +165,14 @@ def host_terms(work: Work, constants: TimeConstants) -> list[TimeTerm]:
     if workload.offload == "none" or workload.device == "cpu":
         return []
     per_element = update_bytes(workload)
-    update = elements * per_element / constants.host_bytes_per_second
+    update = elements * per_element / host_update_rate(work.scenario, constants)
     moved, link = host_link_bytes(workload, work.scenario.states), constants.host_link_bytes_per_second
     return [
         TimeTerm(
             name=UPDATE_ON_HOST,
             seconds=update,
             formula=f"{per_element} bytes x elements that a rank updates / host memory",
-            source="torch/optim/adamw.py, passes counted",
+            source="torch/optim/adamw.py, passes counted; their rate: DeepSpeed, pull request 735",
         ),
         TimeTerm(
             name=HOST_LINK,
@@ -180,6 +181,15 @@ def host_terms(work: Work, constants: TimeConstants) -> list[TimeTerm]:
             source="FSDPParam.all_gather_inputs, partition_grads and their like, counted",
         ),
     ]
+
+
+def host_update_rate(scenario: Scenario, constants: TimeConstants) -> float:
+    """Bytes per second of host memory that the update of each rank reaches."""
+    is_fused = implementation(scenario.workload()) == "fused"
+    alone = constants.fused_host_bytes_per_second if is_fused else constants.host_bytes_per_second
+    return min(
+        alone, constants.node_host_bytes_per_second / min(scenario.ranks_per_node, scenario.world_size)
+    )
 
 
 UPDATE_ON_HOST, HOST_LINK = "optimizer step on the host", "between device and host"

@@ -56,7 +56,7 @@ def test_one_gpu_needs_no_library() -> None:
 def test_one_gpu_on_which_nothing_fits_gets_ways_for_one_gpu_first() -> None:
     words = ("--model", "llama-3.2-1b", "--gpu", "RTX-4090", "--world-size", "1")
     first, *rest = said(*words)
-    assert ": nothing fits; offload: zero1:offload=optimizer on 1 rank, " in first
+    assert ": nothing fits; offload: zero1:adam=deepspeed,offload=optimizer on 1 rank, " in first
     offers = re.findall(r"- ([^:]*): (\S+) on (\d) ranks?", " ".join(rest))
     assert [name.partition(",")[0] for name, *_ in offers] == [
         "offload", "8-bit AdamW", "bf16 without fp32 masters", "LoRA", "more GPUs"

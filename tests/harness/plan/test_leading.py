@@ -65,3 +65,10 @@ def test_room_alone_calls_neither_for_offload_nor_for_ranks_that_share_samples()
     tight = Row("fsdp", 1000, 95)
     for label in ("zero2:offload=optimizer", "tp:tensor=2"):
         assert order(Row(label, 1000, 50), tight) == ["fsdp", label]
+
+
+def test_neither_offload_nor_ranks_that_share_samples_lead_where_anything_else_fits() -> None:
+    for label in ("zero2:offload=optimizer", "tp:tensor=2"):
+        fast, slow = Row(label, 2000, 50), Row("fsdp", 1000, 95)
+        assert order(fast, slow) == ["fsdp", label]
+        assert order(fast, replace(slow, used=99)) == [label, "fsdp"]  # which barely fits

@@ -42,7 +42,7 @@ def test_recommend_plans_what_estimate_estimates(preset: str | None) -> None:
         tokens=4_000_000,
     )  # fmt: skip
     assert asked.preset == (preset or PRESET)
-    every = [label for entry in distinct_backends()[0] for label in variants(entry, GPUS, 8)]
+    every = [label for entry in distinct_backends()[0] for label in variants(entry, GPUS, 8, asked.job)]
     tried = [label for label in every if not label.startswith("pp:")]
     batch = [f"training.global_batch_size={asked.samples}", "training.activation_checkpointing=true"]
     for label in tried:

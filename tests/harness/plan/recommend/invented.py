@@ -48,6 +48,7 @@ DEVICE = Device(
     peak_flops={"float32": 1e12, "bfloat16": 2e12}, link_bandwidth=1e11, link="wire", watts=100.0,
     source="a test",
 )  # fmt: skip
+JOB = load_experiment(None, []).job()
 FABRIC = Fabric(name="net", bandwidth_per_gpu=1e10, latency_seconds=1e-6, source="a test")
 
 

@@ -11,6 +11,7 @@ from harness.plan.recommend.best_variants import BestVariants, best_variants, wh
 from harness.plan.recommend.predict import near_largest, variants
 from harness.plan.scenario import Scenario
 from tests.harness.plan.recommend.invented import (
+    JOB,
     THREE_BLOCKS,
     memory,
     predictors,
@@ -175,7 +176,7 @@ def test_what_is_simpler_but_clearly_slower_does_not_lead() -> None:
 
 
 def test_every_strategy_that_is_tried_has_its_place() -> None:
-    every = [label for entry in distinct_backends()[0] for label in variants(entry, 8, 8)]
+    every = [label for entry in distinct_backends()[0] for label in variants(entry, 8, 8, JOB)]
     found = {label: moving_parts(label) for label in every}
     order = [
         "ddp",
@@ -187,7 +188,7 @@ def test_every_strategy_that_is_tried_has_its_place() -> None:
         "fsdp-hybrid:shard_size=4",
         "tp:tensor=2",
     ]
-    order += ["fsdp-cp:sequence=2", "pp:micro_batches=2,stages=2", "zero1:offload=optimizer"]
+    order += ["fsdp-cp:sequence=2", "pp:micro_batches=2,stages=2", "zero1:adam=deepspeed,offload=optimizer"]
     assert [label for label in order if label not in found] == []
     places = [found[label] for label in order]
     assert places == sorted(places)

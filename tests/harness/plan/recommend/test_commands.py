@@ -15,7 +15,7 @@ from harness.plan.leading import distinct_backends
 from harness.plan.recommend.best_variants import best_variants
 from harness.plan.recommend.predict import micro_batch_sizes, scenario_of, variants
 from harness.plan.recommend.recommendation import Typed, commands
-from tests.harness.plan.recommend.invented import FABRIC, predictors, question
+from tests.harness.plan.recommend.invented import FABRIC, JOB, predictors, question
 
 ASKED = question("optimizer.learning_rate=0.1")
 BEST = best_variants(ASKED, predictors()).best_by_backend()[:3]
@@ -82,7 +82,7 @@ def test_without_a_configuration_there_is_nothing_to_measure() -> None:
 
 def divided(gpus: int, gpus_per_node: int) -> list[str]:
     """Every variant that is tried whose ranks share samples, or keep a second copy within a group."""
-    every = (label for entry in distinct_backends()[0] for label in variants(entry, gpus, gpus_per_node))
+    every = (label for entry in distinct_backends()[0] for label in variants(entry, gpus, gpus_per_node, JOB))
     return [
         label
         for label in every

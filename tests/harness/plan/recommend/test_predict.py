@@ -7,6 +7,7 @@ from harness.plan.recommend.predict import best_configuration, variants
 from harness.plan.scenario import Scenario
 from tests.harness.plan.recommend.invented import (
     DEVICE,
+    JOB,
     THREE_BLOCKS,
     memory,
     predictors,
@@ -17,7 +18,7 @@ from tests.harness.plan.recommend.invented import (
 
 
 def first(name: str, gpus: int = 8):
-    return next(iter(variants(registry.BUILT_IN[name], gpus, 8)))
+    return next(iter(variants(registry.BUILT_IN[name], gpus, 8, JOB)))
 
 
 def test_the_largest_micro_batch_that_fits_is_the_fastest_here() -> None:

@@ -1,12 +1,14 @@
 import pytest
 
 from harness.backends import registry
+from harness.job.config import load_experiment
 from harness.plan.leading import distinct_backends
 from harness.plan.recommend.predict import variants
+from tests.harness.plan.recommend.invented import JOB
 
 
 def labels(name: str, gpus: int, gpus_per_node: int = 8) -> list[str]:
-    return list(variants(registry.BUILT_IN[name], gpus, gpus_per_node))
+    return list(variants(registry.BUILT_IN[name], gpus, gpus_per_node, JOB))
 
 
 def test_every_built_in_backend_is_looked_at_or_named_with_the_reason() -> None:
@@ -22,8 +24,11 @@ def test_every_built_in_backend_is_looked_at_or_named_with_the_reason() -> None:
 
 def test_offload_is_tried_where_it_differs() -> None:
     assert labels("ddp", 8) == ["ddp"]
-    assert labels("zero2", 8) == ["zero2", "zero2:offload=optimizer"]
-    assert labels("zero3", 8) == ["zero3", "zero3:offload=optimizer", "zero3:offload=cpu"]
+    assert labels("zero2", 8) == ["zero2", "zero2:adam=deepspeed,offload=optimizer"]
+    own = "zero3:adam=deepspeed,offload"
+    assert labels("zero3", 8) == ["zero3", f"{own}=optimizer", f"{own}=cpu"]
+    sgd = load_experiment(None, ["optimizer.kind=sgd"]).job()
+    assert list(variants(registry.BUILT_IN["zero2"], 8, 8, sgd)) == ["zero2", "zero2:offload=optimizer"]
     assert labels("fsdp", 8) == ["fsdp", "fsdp:offload=cpu"]
 
 
@@ -39,7 +44,7 @@ def test_a_second_copy_within_a_node_is_tried_on_several_nodes() -> None:
     ("gpus", "sizes"), [(64, [8, 16, 32]), (16, [8]), (8, [4]), (24, [8]), (4, [2]), (2, []), (1, [])]
 )
 def test_shard_groups_are_nodes_with_at_least_two_replicas(gpus: int, sizes: list[int]) -> None:
-    found = variants(registry.BUILT_IN["fsdp-hybrid"], gpus, min(gpus, 8))
+    found = variants(registry.BUILT_IN["fsdp-hybrid"], gpus, min(gpus, 8), JOB)
     options = [registry.parse(label)[1] for label in found]
     without_offload = [o for o in options if getattr(o, "offload", None) == "none"]
     assert [getattr(o, "shard_size", None) for o in without_offload] == sizes
