@@ -26,6 +26,7 @@ from harness.cli.options.shared import (
     set_option,
 )
 from harness.cli.terminal.output import begin, echo
+from harness.cli.terminal.predicting import PREDICTING, PredictionCount, counting
 from harness.cli.terminal.progress import Progress
 from harness.errors import HarnessError
 from harness.launch.cells import Cell, canonical_label
@@ -44,7 +45,7 @@ from harness.plan.fit.answer import (
 )
 from harness.plan.fit.limit import Limit, find_limit
 from harness.plan.fit.runner import Runner
-from harness.plan.fit.search import micro_batches, sequences
+from harness.plan.fit.search import Trial, micro_batches, sequences
 from harness.record.store import Store
 
 
@@ -54,7 +55,10 @@ from harness.record.store import Store
 @model_option
 @click.option("--nproc", type=click.IntRange(1), help="Ranks on this machine.")
 @click.option(
-    "--limit", help="Memory of a rank: bytes such as 2GB, or a GPU such as A100-40; default: that of the GPU."
+    "--limit",
+    "--gpu",
+    "limit",
+    help="Memory of a rank: bytes such as 2GB, or a GPU such as A100-40; default: that of the GPU.",
 )
 @click.option("--hardware", type=PATH, metavar="FILE", help="YAML file with GPUs of your own, for --limit.")
 @click.option("--sequence", is_flag=True, help="Also find the longest sequence at the job's micro-batch.")
@@ -98,23 +102,43 @@ def fit(
     )
     store = Store(runs)
     store.prepare()
-    runner = Runner(
-        experiment=experiment, label=label, world_size=world_size, limit=memory,
-        launcher=LocalLauncher(device, modules_to_preload(experiment, [label])), store=store,
-        command=command_line(), most_runs=most_runs, fresh=fresh, on_event=_following,
-        on_trial=lambda trial: echo(trial_line(trial), err=True),
-    )  # fmt: skip
     asked = experiment.training.micro_batch_size
-    found = [find_micro_batch(runner, sizes, asked)]
-    if sequence:
-        length = experiment.data.sequence_length
-        lengths = sequences(runner.model.config.get("max_position_embeddings"), length)
-        found.append(find_sequence(runner, lengths, asked or sizes.sizes[0], length))
     words = option_words(
         {"--config": config, "--model": model, "--limit": limit, "--hardware": hardware}, assignments
     )
-    _present(runner, memory, found, words, as_json)
+    with counting("prediction", "checking the job and its model") as count:
+        runner = Runner(
+            experiment=experiment, label=label, world_size=world_size, limit=memory,
+            launcher=LocalLauncher(device, modules_to_preload(experiment, [label])), store=store,
+            command=command_line(), most_runs=most_runs, fresh=fresh, **_followed_by(count),
+        )  # fmt: skip
+        found = [find_micro_batch(runner, sizes, asked)]
+        if sequence:
+            length = experiment.data.sequence_length
+            lengths = sequences(runner.model.config.get("max_position_embeddings"), length)
+            found.append(find_sequence(runner, lengths, asked or sizes.sizes[0], length))
+        count.doing = PREDICTING
+        instead = [] if all(search.largest for search in found) else runner.alternatives()
+    _present(runner, memory, found, instead, words, as_json)
     return 0
+
+
+def _followed_by(count: PredictionCount) -> dict[str, Any]:
+    """What a `Runner` calls: predictions are counted, runs show themselves."""
+
+    def on_event(cell: Cell) -> EventHandler:
+        count.doing = ""
+        return _following(cell)
+
+    def on_trial(trial: Trial) -> None:
+        count.doing = PREDICTING
+        echo(trial_line(trial), err=True)
+
+    def on_prediction() -> None:
+        count.doing = PREDICTING
+        count()
+
+    return {"on_event": on_event, "on_trial": on_trial, "on_prediction": on_prediction}
 
 
 def _following(cell: Cell) -> EventHandler:
@@ -122,13 +146,19 @@ def _following(cell: Cell) -> EventHandler:
     return Progress(name, cell.data_size, sys.stderr, plain_lines=False)
 
 
-def _present(runner: Runner, limit: Limit, found: list[Found], words: Sequence[str], as_json: bool) -> None:
+def _present(
+    runner: Runner,
+    limit: Limit,
+    found: list[Found],
+    instead: list[Alternative],
+    words: Sequence[str],
+    as_json: bool,
+) -> None:
     def command(one: Alternative) -> str:
         place = ["--backend", one.label, "--nproc", str(one.scenario.world_size)]
         return shlex.join(["harness", "fit", *place, *words, *set_words(one.settings)])
 
     lines = [line for search in found for line in answer_lines(search, limit)]
-    instead = [] if all(search.largest for search in found) else runner.alternatives()
     if instead:
         lines += ["", *alternative_lines(instead, command)]
     error, trust = error_line(runner.trials), runner.trust()

@@ -34,7 +34,7 @@ class PredictionCount:
     def __init__(self, noun: str, doing: str, each: Callable[[], object]) -> None:
         self._noun, self._each, self._number = noun, each, 0
         self.doing = doing
-        """What is done until the next one is there."""
+        """What is done until the next one is there; empty: something else, which speaks for itself."""
 
     def __call__(self) -> None:
         """Another one is there."""
@@ -58,10 +58,13 @@ def counting(noun: str, doing: str) -> Iterator[PredictionCount]:
 
         def tick() -> None:
             while not ended.wait(EVERY_SECONDS):
-                bar.set_description_str(count.doing)
+                if count.doing:
+                    bar.set_description_str(count.doing)
 
         def say() -> None:
             while not ended.wait(LINE_EVERY_SECONDS):
+                if not count.doing:
+                    continue
                 with suppress(OSError):
                     click.echo(f"harness: {time.monotonic() - begun:.0f} s, {count.text}", err=True)
 

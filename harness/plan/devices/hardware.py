@@ -185,11 +185,17 @@ def _find(kind: str, given: str, entries: Mapping[str, Any], others: Any) -> str
         meant = _described(given, described)
         if kind == "fabric" and len(meant) == 1 and meant[0][1]:
             return meant[0][0]
+        if kind == "GPU" and _SIZE.fullmatch(given.strip()):
+            raise HarnessError(
+                f"GPU '{given}' is a size: give a name such as H100-80 (`harness estimate --list-hardware`) "
+                "or add a GPU with --hardware FILE"
+            )
         raise HarnessError(f"{kind} '{given}' is unknown. {_closest(given, described)}")
     return spellings[wanted]
 
 
 SYNONYMS = {"ib": "infiniband"}
+_SIZE = re.compile(r"[\d.,]+\s*([kmgt]i?b)?", re.IGNORECASE)
 _WORDS = re.compile(r"[a-z]+|\d+")
 
 

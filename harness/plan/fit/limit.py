@@ -10,6 +10,7 @@ from harness.gpus.found import find_gpus
 from harness.job.experiment import read_bytes
 from harness.plan.devices.hardware import load_hardware
 from harness.record.provenance import host_memory_bytes
+from harness.tell.formats import gigabytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +44,11 @@ def typed_limit(text: str, hardware: Path | None = None) -> Limit:
 def require_host_memory(limit: Limit, world_size: int, host_bytes: int) -> None:
     """Raise HarnessError if the ranks of a CPU run together could outgrow the machine."""
     if limit.limit_bytes * world_size > host_bytes:
+        together = gigabytes(limit.limit_bytes * world_size)
         raise HarnessError(
-            f"--limit {limit.origin} on {world_size} ranks is {limit.limit_bytes * world_size / 1e9:.3g} GB, "
-            f"but this machine has {host_bytes / 1e9:.3g} GB; lower --limit or --nproc"
+            f"--limit {limit.origin} on {world_size} ranks is {together} GB, but this machine has "
+            f"{gigabytes(host_bytes)} GB; lower --limit or --nproc, or plan for GPUs that are not here with "
+            "`harness estimate --gpu NAME`"
         )
 
 

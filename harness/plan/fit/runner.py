@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ from harness.plan.coverage import why_memory_unknown
 from harness.plan.fit.limit import Limit
 from harness.plan.fit.search import FITTING, OutOfTrials, Trial, trial_experiment, trial_of
 from harness.plan.job import data_bytes, planned_model, scenario_of
+from harness.plan.memory import MemoryPrediction
 from harness.plan.model import PlannedModel
 from harness.plan.prediction import Predictors, predict
 from harness.plan.preflight import UNKNOWN_STRATEGY
@@ -43,6 +44,7 @@ class Runner:
     on_event: Callable[[Cell], EventHandler]
     """Given a cell, returns what follows the events of its run."""
     on_trial: Callable[[Trial], None]
+    on_prediction: Callable[[], object] = lambda: None
     trials: list[Trial] = field(default_factory=list)
     _runs: int = 0
 
@@ -57,7 +59,7 @@ class Runner:
 
     def predicted_bytes(self, micro_batch_size: int, sequence_length: int | None = None) -> int | None:
         """Predicted peak of the allocator; None where nothing is known of the backend's strategy, and for a
-        job with adapters or whose activations are not predicted."""
+        job whose activations are not predicted."""
         found = self._peaks(micro_batch_size, sequence_length)
         return found[0] if len(found) == 1 else None
 
@@ -72,7 +74,7 @@ class Runner:
         """The peak, its two bounds, or nothing."""
         cell = self._cell(self._trial_experiment(micro_batch_size, sequence_length))
         scenario = scenario_of(cell, self.model, self.launcher.device)
-        if scenario is None or scenario.job.adapter.is_present:
+        if scenario is None:
             return []
         data = data_bytes(self._facts, cell.job, self.launcher.device)
         found = predict(scenario, self._predictors, timed=False)
@@ -81,23 +83,29 @@ class Runner:
             raise HarnessError(str(found.memory_unknown))
         return [memory.peak_bytes + data for memory in known]
 
-    @property
+    @cached_property
     def _predictors(self) -> Predictors:
-        return Predictors.traced_by(self.launcher.trace)
+        traced = Predictors.traced_by(self.launcher.trace)
+
+        def memory(scenario: Scenario) -> MemoryPrediction:
+            self.on_prediction()
+            return traced.memory(scenario)
+
+        return replace(traced, memory=memory)
 
     def why_unpredicted(self) -> str | None:
         """Why no size has a prediction; None: they have."""
-        return UNKNOWN_STRATEGY if self._smallest is None else _why_unpredicted(self._smallest)
+        return UNKNOWN_STRATEGY if self._smallest is None else why_memory_unknown(self._smallest)
 
     def trust(self) -> Trust | None:
         """How wrong such predictions have been; None: nothing is predicted."""
-        if self._smallest is None or _why_unpredicted(self._smallest):
+        if self._smallest is None or why_memory_unknown(self._smallest):
             return None
         return trust_in(self._smallest, speed=False)
 
     def alternatives(self) -> list[Alternative]:
         """What people do where not even one sample fits, by prediction; empty where nothing is predicted."""
-        if self._smallest is None or _why_unpredicted(self._smallest):
+        if self._smallest is None or why_memory_unknown(self._smallest):
             return []
         return alternatives([self._smallest], limit_bytes=self.limit.limit_bytes, by=self._predictors)
 
@@ -146,9 +154,3 @@ class Runner:
     def _cell(self, experiment: Experiment) -> Cell:
         layout = batch_layout(experiment.training, self.world_size)
         return make_cell(experiment, self.label, self.world_size, layout, 0, self.launcher.device)
-
-
-def _why_unpredicted(scenario: Scenario) -> str | None:
-    if scenario.job.adapter.is_present:
-        return "sizes of jobs with adapters are tried from the smallest on"
-    return why_memory_unknown(scenario)

@@ -4,9 +4,13 @@ import json
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from harness.cli.fit import _followed_by
+from harness.cli.terminal.predicting import PREDICTING, PredictionCount
 
 from .command_line import SMALL, harness, records, refused
 
@@ -86,3 +90,24 @@ def test_asking_again_runs_nothing(fit: Fit) -> None:
 )
 def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], problem: str) -> None:
     assert problem in refused(tmp_path, "fit", *arguments)
+
+
+@pytest.mark.costly
+def test_adapters_are_predicted(tmp_path: Path) -> None:
+    asked = [*ARGUMENTS[:-2], "--set", "adapter.kind=lora", "--set", "adapter.targets=[q_proj,v_proj]"]
+    done = harness(*asked, "--gpu", "3MB", "--most-runs", "1", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (trial,) = json.loads(done.stdout)["trials"]
+    assert abs(trial["prediction_error"]) < 0.005
+
+
+def test_predictions_are_counted_and_runs_speak_for_themselves() -> None:
+    count = PredictionCount("prediction", "asking", lambda: None)
+    called = _followed_by(count)
+    called["on_prediction"]()
+    called["on_prediction"]()
+    assert count.text == f"{PREDICTING}: 2 predictions so far"
+    called["on_event"](
+        SimpleNamespace(backend="ddp", layout=SimpleNamespace(micro_batch_size=1), data_size=1)
+    )
+    assert count.doing == ""

@@ -83,6 +83,12 @@ def test_what_can_only_be_one_network_is_that(hardware: Hardware, text: str, mea
     assert hardware.fabric(text).name == meant
 
 
+@pytest.mark.parametrize("text", ["675 GB", "80GiB", "24"])
+def test_a_size_is_no_gpu(hardware: Hardware, text: str) -> None:
+    with pytest.raises(HarnessError, match=f"GPU '{text}' is a size: give a name such as H100-80"):
+        hardware.device(text)
+
+
 def test_unknown_names_show_the_closest(hardware: Hardware) -> None:
     with pytest.raises(
         HarnessError, match=r"GPU 'A100-60' is unknown\. Did you mean 'A100-6?.*--hardware FILE"

@@ -37,7 +37,9 @@ def test_the_cpu_needs_a_limit() -> None:
 def test_ranks_must_fit_into_the_machine_together() -> None:
     limit = Limit(limit_bytes=3 * 10**9, origin="3GB", imposed=True)
     require_host_memory(limit, 2, 6 * 10**9)
-    with pytest.raises(HarnessError, match="on 3 ranks is 9 GB, but this machine has 6 GB"):
+    with pytest.raises(
+        HarnessError, match=r"is 9.00 GB, but this machine has 6.00 GB; .*harness estimate --gpu"
+    ):
         require_host_memory(limit, 3, 6 * 10**9)
 
 
