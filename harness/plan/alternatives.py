@@ -308,6 +308,12 @@ def _changes_of(job: Job) -> dict[str, Mapping[str, Any]]:
     return {**STATES, **(OF_ADAPTED if job.adapter.is_present else LORA)}
 
 
+def logits_bytes(scenario: Scenario) -> int:
+    """One copy in fp32 of what a micro-step has; 0: it has no vocabulary."""
+    tokens = scenario.micro_batch_size * scenario.job.data.sequence_length
+    return 4 * tokens * (scenario.model.config.get("vocab_size") or 0)
+
+
 def _reliefs(scenario: Scenario, limit_bytes: int | None, without: Collection[str]) -> list[tuple[str, ...]]:
     """Sets of reliefs to try, the smaller first, without those that the job has or that are not worth it.
 
@@ -323,9 +329,7 @@ def _reliefs(scenario: Scenario, limit_bytes: int | None, without: Collection[st
         and relieved is not scenario
     ]
     there = limit_bytes or (scenario.device.memory_bytes if scenario.device else 0)
-    logits = 4 * scenario.micro_batch_size * scenario.job.data.sequence_length
-    logits *= scenario.model.config.get("vocab_size") or 0
-    if CHUNKED in open_ones and logits < CHUNKED_SHARE * there:
+    if CHUNKED in open_ones and logits_bytes(scenario) < CHUNKED_SHARE * there:
         open_ones.remove(CHUNKED)
     return [chosen for count in range(len(open_ones) + 1) for chosen in combinations(open_ones, count)]
 

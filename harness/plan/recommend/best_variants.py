@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
@@ -93,14 +93,18 @@ class BestVariants:
 
 
 def best_variants(
-    question: RecommendRequest, predictors: Predictors, known: Choices | None = None
+    question: RecommendRequest,
+    predictors: Predictors,
+    known: Choices | None = None,
+    *,
+    only: Collection[str] | None = None,
 ) -> BestVariants:
     """Predict every variant with and without checkpointing and rank the best configuration of each.
 
-    known: of another preset, `whatever_preset`.
+    known: of another preset, `whatever_preset`. `only`: labels to predict; None: all.
     """
     backends, left_out = distinct_backends(question.gpus)
-    tried = _tried(question, backends if question.samples else [], left_out, predictors)
+    tried = _tried(question, backends if question.samples else [], left_out, predictors, only)
     left_out |= NOT_TRIED
     every: dict[str, list[Configuration]] = {}
     whatever = dict(known or {})
@@ -156,7 +160,11 @@ def _has_preset(question: RecommendRequest, label: str) -> bool:
 
 
 def _tried(
-    question: RecommendRequest, backends: Sequence[Entry], left_out: dict[str, str], predictors: Predictors
+    question: RecommendRequest,
+    backends: Sequence[Entry],
+    left_out: dict[str, str],
+    predictors: Predictors,
+    only: Collection[str] | None,
 ) -> list[str]:
     """Every variant that can run the job; why the others cannot goes to `left_out`.
 
@@ -166,7 +174,7 @@ def _tried(
     for entry in backends:
         if not (of_entry := list(variants(entry, question.gpus, question.gpus_per_node, question.job))):
             left_out[entry.name] = f"{question.gpus} GPUs do not make its groups"
-        for label in of_entry:
+        for label in (one for one in of_entry if only is None or one in only):
             reason = _why_not_tried(question, label)
             if reason is not None:
                 left_out[label] = reason

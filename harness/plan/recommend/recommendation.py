@@ -12,7 +12,18 @@ from harness.backends import registry
 from harness.backends.base import Preset
 from harness.errors import HarnessError
 from harness.judge.wording import listed, percent
-from harness.plan.alternatives import CONTEXT, MORE_GPUS, OFFLOAD, Alternative, alternatives, bases
+from harness.plan.alternatives import (
+    CHUNKED,
+    CHUNKED_SHARE,
+    CONTEXT,
+    MORE_GPUS,
+    OFFLOAD,
+    RELIEFS,
+    Alternative,
+    alternatives,
+    bases,
+    logits_bytes,
+)
 from harness.plan.command_words import SITE, option_words, planned_settings, run_command, set_words, site_line
 from harness.plan.devices.limits import TIGHT_SHARE
 from harness.plan.leading import CLOSE_SHARE, USUAL
@@ -116,6 +127,8 @@ class Recommendation:
     other_preset: Preset
     other_best: Configuration | None
     """What would be recommended if that preset planned."""
+    chunked: Configuration | None = None
+    """What would be recommended of the usual strategies with a chunked loss, if that gains speed or room."""
     instead: tuple[Alternative, ...] = ()
     """What people do where nothing fits, or only with offload."""
     fewer_tokens: tuple[str, ...] = ()
@@ -141,6 +154,9 @@ class Recommendation:
                 "preset": self.other_preset,
                 "best": _as_json(question, self.other_best) if self.other_best else None,
             },
+            "chunked_loss": {**RELIEFS[CHUNKED], "best": _as_json(question, self.chunked)}
+            if self.chunked
+            else None,
             "remarks": list(question.remarks),
             "with_room": _as_json(question, variants.with_room) if variants.with_room else None,
             "best": [_as_json(question, c) for c in self.best],
@@ -202,6 +218,7 @@ def recommend(
         guide=guide_line(question, _data_parallel(question, variants.fitting)),
         uncertain=tuple(_uncertain(variants)),
         commands=commands(question, best, typed),
+        chunked=_chunked(question, best, predictors),
         instead=_instead(question, variants, predictors),
         fewer_tokens=() if _is_plain(best) else tuple(fewer_tokens(question, predictors)),
         words=tuple(_given(typed)),
@@ -215,6 +232,35 @@ def _rank_with(
     preset: Preset, question: RecommendRequest, variants: BestVariants, predictors: Predictors
 ) -> BestVariants:
     return best_variants(replace(question, preset=preset), predictors, variants.whatever_preset)
+
+
+LOGITS_HELD = 2
+"""Copies in fp32 that a loss holds at least, and a chunked one does not: logits and their log-softmax."""
+
+
+def _chunked(
+    question: RecommendRequest, best: Sequence[Configuration], predictors: Predictors
+) -> Configuration | None:
+    """The best of the usual strategies with a chunked loss; None: it gains neither speed nor room."""
+    if not best or not _is_worth_chunking(best[0]):
+        return None
+    changed = with_settings(best[0].scenario, RELIEFS[CHUNKED])
+    if changed is None or changed is best[0].scenario:
+        return None
+    asked = replace(question, job=question.job.model_copy(update={"loss": changed.job.loss}))
+    one = next(iter(_best(best_variants(asked, predictors, only=(registry.REFERENCE, *USUAL)))), None)
+    if one is None or one.verdict.barely_fits:
+        return None
+    rate, before = one.tokens_per_second_per_gpu, best[0].tokens_per_second_per_gpu
+    gives_room = best[0].is_tight and not one.is_tight and rate >= (1 - CLOSE_SHARE) * before
+    return one if gives_room or rate * (1 - CLOSE_SHARE) > before else None
+
+
+def _is_worth_chunking(best: Configuration) -> bool:
+    """Whether logits are much of the memory, or what keeps it from leaving room."""
+    logits = logits_bytes(best.scenario)
+    without = best.held_against_limit(best.needed_bytes - LOGITS_HELD * logits)
+    return logits >= CHUNKED_SHARE * best.memory_bytes or (best.is_tight and without.leaves_room)
 
 
 def _without_batch(typed: Typed, question: RecommendRequest) -> Typed:

@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from harness.judge.wording import listed
 from harness.plan.alternatives import (
+    CHUNKED,
+    RELIEFS,
     alternative_lines,
     more_than_least_change,
     nothing_fits,
     reaches_more,
 )
-from harness.plan.command_words import run_command
+from harness.plan.command_words import run_command, set_words
 from harness.plan.devices.limits import TIGHT_SHARE
 from harness.plan.leading import CLOSE_SHARE, figures, if_joined, rate
 from harness.plan.recommend.guide import Remedy
@@ -117,6 +119,9 @@ def _beside(answer: Recommendation) -> Iterator[str]:
         )
     if fastest := answer.variants.fastest:
         yield _why_not_fastest(best, fastest)
+    if answer.chunked:
+        (setting,) = set_words(RELIEFS[CHUNKED])[1:]
+        yield f"With a chunked loss ({setting}): {_in_words(answer.chunked)}"
     yield from answer.fewer_tokens
     if answer.other_best is None:
         yield f"With runtime.preset={answer.other_preset} nothing fits"

@@ -1,5 +1,6 @@
 """What `harness estimate` says first, as an engineer asks it, and that what follows says the same."""
 
+import json
 import re
 
 import pytest
@@ -125,3 +126,29 @@ def test_several_nodes_without_a_network_get_that_of_machines_of_the_gpu_by_name
     assert named == first.replace(", if nodes are joined by HDR200 (--fabric)", "")
     first, *_ = said("--model", "llama-3.1-70b", "--gpu", "A100-80", "--world-size", "64")
     assert first.count("if nodes are joined by HDR200") == 1
+
+
+def test_recommend_offers_a_chunked_loss_that_gives_room_and_that_estimate_predicts_the_same() -> None:
+    words = ["--model", "llama-3.1-8b", "--gpu", "A100-80", "--gpus", "8"]
+    done = CliRunner().invoke(recommend, [*words, "--json"])
+    document = json.loads(done.stdout)
+    best, offer = document["best"][0], document["chunked_loss"]
+    assert (best["backend"], best["tight"]) == ("zero1", True)
+    assert (offer["loss.chunk_tokens"], offer["best"]["backend"], offer["best"]["tight"]) == (
+        1024,
+        "zero1",
+        False,
+    )
+    # logits of 4,096 tokens x 128,256: 2.1 GB a copy in fp32
+    assert 2 * 2.1e9 < best["device_bytes"] - offer["best"]["device_bytes"] < 4 * 2.1e9
+    assert "\nWith a chunked loss (loss.chunk_tokens=1024): zero1, micro-batch 1, " in done.stderr
+    batch = ["--set", "training.micro_batch_size=1", "--set", "training.accumulation_steps=61"]
+    chunked = [*words, *batch, "--set", "loss.chunk_tokens=1024", "--backends", "zero1", "--json"]
+    (row,) = json.loads(CliRunner().invoke(estimate, chunked).stdout)["rows"]
+    assert row["device_bytes"] == offer["best"]["device_bytes"]
+    assert row["tokens_per_second_per_gpu"] == offer["best"]["tokens_per_second_per_gpu"]
+
+
+def test_recommend_offers_no_chunked_loss_where_logits_decide_nothing() -> None:
+    words = ["--model", "llama-2-7b", "--gpu", "A100-40", "--gpus", "8", "--json"]
+    assert json.loads(CliRunner().invoke(recommend, words).stdout)["chunked_loss"] is None
