@@ -119,7 +119,7 @@ def _known_terms() -> dict[str, dict[str, Any]]:
 
 
 def named_terms(family: str, names: str) -> list[Term]:
-    """The parts of memory of `peaks/terms.toml` under these names, given as words; without their sizes."""
+    """Parts of memory of `peak_memory/terms.toml` under these names, given as words; without their sizes."""
     return [Term(**_known_terms()[family][name]) for name in names.split()]
 
 
