@@ -258,7 +258,8 @@ def advise(
         if faster:
             return _outrun(on_device[0], faster)
         return _communication_bound(question, on_device[0], tried={tool_of(c) for c in shared})
-    smallest = smallest_need(c for c in too_large if c.offload == "none")
+    without_offload = [c for c in too_large if c.offload == "none"]
+    smallest = smallest_need(without_offload or (*too_large, *fitting))
     remedies = tuple(memory_remedies(question, smallest, predictors, shared))
     figures = _needs(smallest)
     if fitting:

@@ -2,6 +2,8 @@ import json
 from dataclasses import replace
 
 from harness.backends import registry
+from harness.errors import HarnessError
+from harness.plan.memory import MemoryPrediction
 from harness.plan.prediction import Predictors
 from harness.plan.recommend.recommendation import Typed, recommend
 from harness.plan.recommend.words import recommendation_lines
@@ -96,6 +98,21 @@ def test_what_leaves_room_says_how_much_faster_the_fuller_one_is() -> None:
     assert lines[3].startswith(
         f"Leaves room within 5 % of the fastest: {fastest.label} with micro-batch 4 is"
     )
+
+
+def test_one_gpu_on_which_only_offload_has_a_prediction_is_answered() -> None:
+    def refuses_single(scenario: Scenario) -> MemoryPrediction:
+        if scenario.label == "single":
+            raise HarnessError("no form")
+        found: MemoryPrediction = memory()(scenario)
+        return found
+
+    given = Predictors(memory=refuses_single, speed=speed(), ahead=trace_nothing)
+    answer = recommend(question(gpus=1, tokens=400), Typed(), given)
+    assert answer.best
+    assert all(c.offload != "none" for c in answer.best)
+    assert answer.advice is not None
+    assert answer.advice.case == "only offload fits"
 
 
 def test_what_barely_fits_is_not_among_the_best() -> None:
