@@ -176,6 +176,8 @@ def trust_in(
     }
     speeds = [run for run in alike if (run["tokens"] < SHORT_TOKENS) == short] if speed else []
     known_speed = _known(speeds, "speed", first, of=median)
+    if known_speed and first.device and _is_unseen(first):
+        known_speed = replace(known_speed, unlike=(*known_speed.unlike, f"none on {first.device.name}"))
     own = [one for one in kinds if one in seen]
     unseen = [] if REFERENCE in seen and first.world_size == 1 else [one for one in kinds if one not in seen]
     words = ["adapters" if adapted else "full training", f"under {listed(_named(own or kinds))}"]
@@ -285,12 +287,23 @@ def largest_assumption(
         )
     if scenario.job.adapter.is_quantised:
         return "weights of 4 bits are unpacked at the speed of the memory"
-    if not any(device.name.startswith(name) for name in SUSTAINED_SHARES):
+    if _is_unseen(scenario):
         return f"training sustains {kept} of the best matmul rate, though no run on {device.name} shows it"
     if scenario.nodes > 1 and scenario.fabric is not None:
         joined = f"nodes are joined by {scenario.fabric.name}, which" if scenario.fabric.assumed else None
         return f"{joined or scenario.fabric.name} gives its line rate to every node at once"
     return f"training sustains {kept} of the best matmul rate of {device.name}"
+
+
+def _is_unseen(scenario: Scenario) -> bool:
+    """Whether no run shows which share of its rates a GPU sustains."""
+    is_fitted = scenario.constants is not None and scenario.constants.fitted
+    device = scenario.device
+    return (
+        device is not None
+        and not is_fitted
+        and not any(device.name.startswith(name) for name in SUSTAINED_SHARES)
+    )
 
 
 @cache

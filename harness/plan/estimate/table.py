@@ -83,17 +83,21 @@ MEMORY = (
     ("comm.", ("communication",)), ("temp.", ("temporary", "buffers", "data")),
 )  # fmt: skip
 """Column -> kinds of terms at the decisive moment."""
-MOMENTS = {"forward/backward": "f/b", "gradient reduction": "red", "optimizer step": "upd"}
+MOMENTS = {"forward/backward": "passes", "gradient reduction": "reduction", "optimizer step": "update"}
 LEGEND = (
-    "each row shows memory at its fullest moment (at: forward/backward, gradient reduction or update); "
-    "-: nothing of the kind then, or less than the last digit; gath.: weights of other ranks; mast.: fp32 "
-    "masters; temp.: temporaries, model buffers and data"
+    "each row shows memory at its fullest moment (at: in the passes, as gradients are reduced, or in the "
+    "update); -: nothing of the kind then, or less than the last digit; gath.: weights of other ranks; "
+    "mast.: fp32 masters; temp.: temporaries, model buffers and data"
 )
-OUTSIDE = "left: the GPU's memory less the peak and {} outside of the allocator (CUDA context, NCCL)"
+OUTSIDE = (
+    "left: the GPU's memory less the peak and {} outside of the allocator (CUDA context, NCCL), which the "
+    "first lines count"
+)
 ABSENT = "-"
 STEP_LEGEND = (
     "nodes: GB of it to other nodes; exposed: seconds of communication that nothing hides; "
-    "tok/s: per GPU; h and kWh: for 1e9 tokens on all GPUs, at their power limit"
+    "tok/s: per GPU; MFU: attention in full, its masked half too; h and kWh: for 1e9 tokens on all GPUs, at "
+    "their power limit"
 )
 VERDICTS = {"does not fit": "no", "barely fits": "barely"}
 IN_WORDS = {"close": "is close to the limit"}
@@ -295,7 +299,9 @@ def _answer(
         reached = about(close[0].tokens_per_second_per_gpu)
         fastest = f"; fastest {listed([row.label for row in close])}{equal}, about {reached} tokens/s a GPU"
     tight = f"; {listed([row.label for row in barely])} barely" if barely else ""
-    return f"{_names(fitting, rows)} fit{fastest}{tight}"
+    untimed = {row.speed_unknown for row in fitting}
+    unknown = [(reason or "").partition(";")[0] for reason in untimed if len(untimed) == 1 and reason]
+    return f"{_names(fitting, rows)} fit{fastest}{tight}" + "".join(f"; no speed: {why}" for why in unknown)
 
 
 def _are_few(asked: EstimateRequest, rows: Sequence[EstimateRow]) -> bool:
@@ -405,7 +411,9 @@ def _step_table(asked: EstimateRequest, rows: Sequence[EstimateRow]) -> list[str
     for row in rows:
         cells = [row.label, _size(row.sent_bytes, unit), _size(row.between_bytes, unit)]
         table.append([*cells, *_speed_cells(row)] if asked.device is not None else cells)
+    too_large = any(row.speed and row.verdict and not row.verdict.fits for row in rows)
     legend = STEP_LEGEND if asked.device is not None else STEP_LEGEND.partition(";")[0]
+    legend += f"; {ABSENT}: it does not fit" if too_large else ""
     return [*_tabulated(table, headers), *_wrapped(legend), *map(_on_host, filter(_offloads, rows))]
 
 
@@ -428,6 +436,8 @@ def _speed_cells(row: EstimateRow) -> list[str]:
     speed = row.speed
     if speed is None:
         return [NOT_AVAILABLE] * 8
+    if row.verdict is not None and not row.verdict.fits:
+        return [ABSENT] * 8
     seconds = (
         speed.computing_seconds,
         speed.communication_seconds,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from harness.judge.wording import listed
+from harness.judge.wording import counted, listed
 from harness.plan.alternatives import (
     CHUNKED,
     RELIEFS,
@@ -36,6 +36,8 @@ HEADERS = (
     "", "backend", "batch", "accum.", "ckpt", "GB", "free GB", "fit", "host GB", "tokens/s", "MFU", "step s",
     "exposed", "GPU h", "kWh",
 )  # fmt: skip
+SAME = ("shards like ", "the same strategy through ", "on one GPU the same as ")
+"""Begins of why a backend is left out whose strategy another one has."""
 MEGABYTE = 10**6
 """Less on the host is counters, not states."""
 TOOLS = {
@@ -60,7 +62,8 @@ def recommendation_lines(answer: Recommendation) -> Iterator[str]:
         yield table(question, shown, len(answer.best))
         yield (
             "batch: micro-batch; accum.: accumulation; ckpt: activation checkpointing; GB: of a GPU; "
-            "host GB: of a node; tokens/s: per GPU; GPU h, kWh: per billion tokens, kWh at the power limit "
+            "host GB: of a node; tokens/s: per GPU; MFU: attention in full, its masked half too; GPU h, kWh: "
+            "per billion tokens, kWh at the power limit "
             "of the boards"
         )
     rejected = answer.variants.rejected(answer.best)
@@ -159,8 +162,14 @@ def _in_words(configuration: Configuration) -> str:
     return (
         f"{configuration.label}, micro-batch {configuration.micro_batch_size}, accumulation "
         f"{configuration.accumulation_steps}{checkpointing}: {figures(configuration)}"
-        + ("" if configuration.speed else ", no speed predicted")
+        + ("" if configuration.speed else f", no speed predicted{_why_untimed(configuration)}")
     )
+
+
+def _why_untimed(configuration: Configuration) -> str:
+    """' (fp8 products are emulated, ...)': what of the reason is said first."""
+    reason = (configuration.speed_unknown or "").partition(";")[0]
+    return f" ({reason})" if reason else ""
 
 
 def table(question: RecommendRequest, configurations: Sequence[Configuration], best: int) -> str:
@@ -215,9 +224,15 @@ def _count(parameters: int) -> str:
 
 def _left_out(answer: Recommendation) -> str:
     by_reason: dict[str, list[str]] = {}
+    same = 0
     for name, reason in answer.variants.left_out.items():
-        by_reason.setdefault(reason, []).append(name)
-    return "; ".join(f"{listed(names, 10)} ({reason})" for reason, names in by_reason.items())
+        if reason.startswith(SAME):
+            same += 1
+        else:
+            by_reason.setdefault(reason, []).append(name)
+    said = [f"{listed(names, 10)} ({reason})" for reason, names in by_reason.items()]
+    others = [f"{counted(same, 'backend')} that shard as others do (--json names them)"] if same else []
+    return "; ".join([*others, *said])
 
 
 def _other_parallelism(answer: Recommendation) -> Iterator[str]:

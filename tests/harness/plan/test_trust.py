@@ -173,6 +173,14 @@ def test_the_largest_assumption_is_the_one_of_the_question() -> None:
     assert "NCCL" in (trust_in(replace(plain, device=None)).assumption or "")
 
 
+def test_speeds_of_other_gpus_say_that_none_is_of_this_one() -> None:
+    plain = scenario("zero1", 8)
+    assert plain.device is not None
+    other = replace(plain, device=replace(plain.device, name="MI300X"))
+    assert "; none on MI300X)" in trust_in(other).lines()[0]
+    assert "none on A100" not in trust_in(plain).lines()[0]
+
+
 @pytest.mark.parametrize(
     ("device", "place"), [("cuda", "outside of it lie "), ("cpu", "gloo gives its buffers")]
 )

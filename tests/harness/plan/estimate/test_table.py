@@ -46,6 +46,14 @@ def test_peak_left_and_what_lies_outside_add_up_to_the_gpu() -> None:
     assert abs(float(peak) + float(left) + outside - 85.1) < 0.15
 
 
+def test_what_does_not_fit_has_no_speed_and_what_has_none_says_why() -> None:
+    shown = text(*MIXED, "training.micro_batch_size=64", backends="ddp", gpu="A100-80")
+    assert cells(shown[shown.index("per step") :], "ddp")[3:] == ["-"] * 8
+    assert "-: it does not fit" in " ".join(shown.split())
+    emulated = text("training.precision=fp8", backends="all", gpu="H100-80", whole=False)
+    assert "; no speed: fp8 products are emulated" in " ".join(emulated.split("\n\n")[0].split())
+
+
 def test_rows_through_accelerate_fold_where_all_figures_agree() -> None:
     shown = text(backends="ddp accelerate-ddp zero1 accelerate-zero1", gpu="A100-80")
     assert "accelerate-ddp as ddp, accelerate-zero1 as zero1: the same in all figures" in shown
