@@ -36,7 +36,7 @@ from harness.imported.reading import (
     ToOption,
 )
 from harness.imported.values import alike
-from harness.job.config import settings_by_name
+from harness.job.config import FOREIGN_KEYS, settings_by_name
 from harness.job.experiment import Experiment
 from harness.job.model import SettingsSection
 from harness.job.optimizer import EFFECTIVE
@@ -220,14 +220,14 @@ AS_GIVEN = "-as-given"
 
 
 YAML_SUFFIXES = (".yaml", ".yml")
-OWN_KEYS: dict[FileKind, str] = {"accelerate": "distributed_type", "deepspeed": "zero_optimization"}
-"""A key by which a file is known."""
 AT_THE_TOP = {
     kind: {key.partition(".")[0] for key in (*keys, *SECTIONS[kind])} for kind, keys in KEYS.items()
 }
 MOST_TYPING_ERRORS = 2
 """In the keys of a file, each of which is named with the closest one; more are another tool's."""
 NAMES: dict[FileKind, str] = {"accelerate": "Accelerate", "deepspeed": "DeepSpeed"}
+OWN_KEYS: dict[FileKind, str] = {kind: FOREIGN_KEYS[name] for kind, name in NAMES.items()}
+"""A key by which a file is known."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -144,6 +144,10 @@ def _seen_from(given: str) -> str:
     return "" if os.path.isabs(given) else f" in {Path.cwd()}"
 
 
+FOREIGN_KEYS = {"Accelerate": "distributed_type", "DeepSpeed": "zero_optimization"}
+"""A key by which the configuration of another tool is known."""
+
+
 def load_experiment(path: Path | None, assignments: Sequence[str] = ()) -> Experiment:
     """Read the YAML file, apply 'a.b=c' assignments in order, validate.
 
@@ -225,6 +229,12 @@ def _read(path: Path) -> dict[str, Any]:
             f"configuration {path} holds a {type(document).__name__}; it must be a mapping of "
             f"{choices('', Experiment.model_fields)}"
         )
+    for tool, key in FOREIGN_KEYS.items():
+        if key in document:
+            raise HarnessError(
+                f"configuration {path} has '{key}', so it is one of {tool}: run and compare take it with "
+                f"--from-{tool.lower()}; --config takes {choices('', Experiment.model_fields)}"
+            )
     return document
 
 

@@ -199,20 +199,28 @@ def fewer_tokens(question: RecommendRequest, predictors: Predictors) -> Iterator
     for label in PLAIN:
         checkpointing = question.checkpointing[-1]
         step, length = question.gpus * question.sequence_length, question.sequence_length
-        asked = [(replace(question, tokens_asked=step), f"--tokens-per-step {step}: one sample a GPU")]
+        asked = [
+            (
+                replace(question, tokens_asked=step),
+                "fewer tokens a step",
+                f"--tokens-per-step {step}: one sample a GPU",
+            )
+        ]
         while length // 2 >= LEAST_LENGTH:
             length //= 2
             shorter = question.with_length(length)
-            asked.append((shorter, f"--set data.sequence_length={length}, as many tokens a step"))
             asked.append(
-                (replace(shorter, tokens_asked=question.gpus * length),
+                (shorter, "shorter samples", f"--set data.sequence_length={length}, as many tokens a step")
+            )
+            asked.append(
+                (replace(shorter, tokens_asked=question.gpus * length), "shorter samples, one a GPU",
                  f"--set data.sequence_length={length} --tokens-per-step {question.gpus * length}")
             )  # fmt: skip
-        for smaller, words in asked:
+        for smaller, what, words in asked:
             with suppress(HarnessError):
                 found = best_configuration(smaller, label, predictors, checkpointing=checkpointing)
                 if found.fits and not found.verdict.barely_fits:
-                    yield f"With fewer tokens ({words}): {_fits_with(found)}"
+                    yield f"With {what} ({words}): {_fits_with(found)}"
                     return
 
 

@@ -137,12 +137,12 @@ def _why_not_fastest(best: Configuration, fastest: Configuration) -> str:
     more = percent(fastest.tokens_per_second_per_gpu / best.tokens_per_second_per_gpu - 1)
     if best.tokens_per_second_per_gpu < (1 - CLOSE_SHARE) * fastest.tokens_per_second_per_gpu:
         why = "whose ranks share samples" if fastest.offload == "none" else "which offloads"
-        return f"Fewest moving parts of what fits: {fastest.label}, {why}, is predicted {more} faster"
-    has = "Leaves room" if fastest.is_tight and not best.is_tight else "Fewest moving parts"
-    return (
-        f"{has} within {percent(CLOSE_SHARE)} of the fastest: {_shortly(fastest)} is predicted {more} "
-        "faster, which only a measurement can tell"
-    )
+        parts = f"{best.label} has the fewest moving parts of what fits"
+        return f"{parts}: {fastest.label}, {why}, is predicted {more} faster"
+    leaves_room = best.backend == fastest.backend or (fastest.is_tight and not best.is_tight)
+    has = "leaves more room" if leaves_room else "has the fewest moving parts"
+    faster = f"{_shortly(fastest)} is predicted {more} faster"
+    return f"{best.label} {has}: {faster}, which only a measurement can tell"
 
 
 def _shortly(configuration: Configuration) -> str:

@@ -1,10 +1,13 @@
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import pytest
 
 from harness.backends import registry
 from harness.backends.registry import moving_parts
 from harness.errors import HarnessError
 from harness.forms.families import model_states
-from harness.plan.leading import CLOSE_SHARE, distinct_backends, simplest_close
+from harness.plan.devices.limits import MemoryVerdict
+from harness.plan.leading import CLOSE_SHARE, by_speed, distinct_backends, leader, simplest_close
 from harness.plan.memory import MemoryPrediction, Moment
 from harness.plan.prediction import Predictors
 from harness.plan.recommend.best_variants import BestVariants, best_variants, why_slower
@@ -131,12 +134,12 @@ def test_of_what_predictions_cannot_tell_apart_the_fewest_moving_parts_lead() ->
 
 def test_the_runner_up_is_the_simplest_of_those_close_to_the_fastest_that_is_left() -> None:
     found = found_variants(communication=0.01)
-    leader, *left = found.best_by_backend()
+    first, *left = found.best_by_backend()
     runner_up, rates = left[0], [c.tokens_per_second_per_gpu for c in left]
     close = [c for c in left if c.tokens_per_second_per_gpu >= (1 - CLOSE_SHARE) * max(rates)]
     assert runner_up.tokens_per_second_per_gpu < max(rates)  # a faster one has more moving parts
     assert moving_parts(runner_up.label) == min(moving_parts(c.label) for c in close)
-    assert leader.label == "zero1"
+    assert first.label == "zero1"
 
 
 def test_of_what_predictions_cannot_tell_apart_what_leaves_room_leads() -> None:
@@ -170,9 +173,33 @@ def test_what_is_simpler_but_clearly_slower_does_not_lead() -> None:
     for share, leads in ((0.96, simple), (0.94, rival)):
         rate = rival.tokens_per_second_per_gpu * share
         slower = replace(simple, speed=replace(simple.speed, tokens_per_second_per_gpu=rate))
-        leader = simplest_close([rival, slower])
-        assert leader is not None
-        assert leader.label == leads.label
+        first = simplest_close([rival, slower])
+        assert first is not None
+        assert first.label == leads.label
+
+
+@dataclass(frozen=True)
+class Candidate:
+    label: str
+    verdict: MemoryVerdict
+    tokens_per_second_per_gpu: float
+
+
+@pytest.mark.parametrize(
+    ("is_full", "shared_rate", "leads"),
+    [(True, 120.0, "ulysses-zero3"), (True, 104.0, "zero3"), (False, 120.0, "zero3")],
+)
+def test_what_is_close_to_its_limit_gives_way_to_shared_samples_that_are_faster_and_leave_room(
+    is_full: bool, shared_rate: float, leads: str
+) -> None:
+    room = found_variants(per_token=1_000, communication=0.0).fitting[0].verdict
+    full = found_variants(per_token=19_000, communication=0.0, small=1.0).fitting[0].verdict
+    assert (room.leaves_room, full.said) == (True, "close")
+    alone = Candidate("zero3", full if is_full else room, 100.0)
+    shared = Candidate("ulysses-zero3:sequence=8", room, shared_rate)
+    first = leader(sorted([alone, shared], key=by_speed))
+    assert first is not None
+    assert first.label.partition(":")[0] == leads
 
 
 def test_every_strategy_that_is_tried_has_its_place() -> None:
@@ -197,11 +224,11 @@ def test_every_strategy_that_is_tried_has_its_place() -> None:
 
 def test_a_faster_one_that_is_close_is_no_loser() -> None:
     found = found_variants(communication=0.01)
-    leader = found.fitting[0]
-    assert leader.speed is not None
-    rate = leader.tokens_per_second_per_gpu * 1.02
-    faster = replace(found.fitting[1], speed=replace(leader.speed, tokens_per_second_per_gpu=rate))
-    assert why_slower(faster, leader) == (
+    first = found.fitting[0]
+    assert first.speed is not None
+    rate = first.tokens_per_second_per_gpu * 1.02
+    faster = replace(found.fitting[1], speed=replace(first.speed, tokens_per_second_per_gpu=rate))
+    assert why_slower(faster, first) == (
         "faster by 2.0 %, within what predictions can tell, with more moving parts"
     )
 
