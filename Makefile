@@ -78,7 +78,7 @@ test-cluster: $(READY)
 test-cluster-exhaustive:
 	$(MAKE) test-cluster WHICH=exhaustive
 
-# A CUDA machine without a GPU: torch's CUDA wheel over a stub of the driver and of NCCL (docs/gpu-stub.md). g++ is
+# A CUDA machine without a GPU: torch's CUDA wheel over a stub of the driver and of NCCL (CONTRIBUTING.md). g++ is
 # needed, and 4.7 GB for the environment, whose packages come from PyPI whatever build of torch pip prefers here. It
 # has no bitsandbytes: importing that initialises CUDA in the server from which these tests fork their ranks.
 STUB ?= .stub
@@ -161,7 +161,7 @@ reports: $(READY)
 	$(BIN)/python -m benchmarks.publishing reports
 	$(BIN)/python -m tests.traps.gallery reports/traps --page
 	$(BIN)/python -m tests.gpu_stub.gallery reports/gpu-stub --page
-	$(BIN)/python -m benchmarks.routes_table docs/trainer-routes.md
+	$(BIN)/python -m benchmarks.routes_table docs/your-configuration.md
 	$(BIN)/python -m benchmarks.errors_table docs/planning.md
 	$(BIN)/python -m benchmarks.defaults_table
 	$(BIN)/python -m benchmarks.equivalences

@@ -1,6 +1,6 @@
-"""The table of docs/trainer-routes.md: losses of each route against the native backend's, from records.
+"""The table of docs/your-configuration.md: losses of each route against the native backend's, from records.
 
-Usage: python -m benchmarks.routes_table docs/trainer-routes.md
+Usage: python -m benchmarks.routes_table docs/your-configuration.md
 """
 
 from __future__ import annotations

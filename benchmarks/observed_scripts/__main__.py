@@ -3,7 +3,7 @@
 `python -m benchmarks.observed_scripts CLONES FOLDER [NAME...]` prints a table. CLONES holds a clone
 OWNER+NAME (or OWNER+NAME/repo) of each repository that `cases.yaml` names; FOLDER receives everything else;
 NAME is one of a script, such as nlp_example.py. Scripts that need GPUs run on the CUDA stub
-(docs/gpu-stub.md), the others elsewhere.
+(CONTRIBUTING.md), the others elsewhere.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ TOPICS = {
 HEAD = """\
 # Python API
 
-Generated from the docstrings. The command line and [`import harness`](../python.md) stay; other modules are
-what they are made of, and what a backend or an analysis of your own imports. To compare records:
+Generated from the docstrings. The command line and [`import harness`](../commands.md#python) stay; other
+modules are what they are made of, and what a backend or an analysis of your own imports. To compare records:
 
 ```python
 from pathlib import Path

@@ -3,7 +3,7 @@ from pathlib import Path
 from benchmarks.routes_table import PRECISIONS, routes, with_table
 from tests.contract.test_contract import LOSS_TOLERANCE
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "trainer-routes.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "your-configuration.md"
 
 
 def test_the_page_has_the_table_of_the_published_records_and_routes_are_within_the_contract() -> None:

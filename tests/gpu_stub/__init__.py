@@ -1,6 +1,6 @@
 """Tests on a CUDA machine without a GPU: torch's CUDA wheel over a stub of the runtime and of NCCL.
 
-`make test-gpu-stub` sets the machine up and runs them. docs/gpu-stub.md says what they show and what not, and
+`make test-gpu-stub` sets the machine up and runs them. CONTRIBUTING.md says what they show and what not, and
 lists the variables that give the machine its size and its faults. A test takes the fixture `machine`:
 
     def test_memory_that_does_not_suffice(machine: Machine) -> None:

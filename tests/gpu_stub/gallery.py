@@ -38,9 +38,9 @@ PAGE = """\
 {answer}
 
 No GPU took part: torch's CUDA wheel ran over a stub of the driver and of NCCL, and operators of CUDA
-tensors ran on the CPU ([what that shows and what not](../../docs/gpu-stub.md)). The job is a Llama of two
-blocks, 6 steps. Speeds mean nothing there and are left out; peaks are those of the caching allocator, without
-what kernels allocate.
+tensors ran on the CPU ([what that shows and what not](../../CONTRIBUTING.md#cuda-stub)). The job is a Llama
+of two blocks, 6 steps. Speeds mean nothing there and are left out; peaks are those of the caching
+allocator, without what kernels allocate.
 
 'closed form' is what the strategy should hold and send; 'stub' is what the stub of NCCL counted itself in
 the same windows, all ranks together (`{counts}`). [The report of fp32]({reported}/report.md) has pictures and

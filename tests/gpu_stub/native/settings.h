@@ -1,5 +1,5 @@
 // What the environment says of the machine that the stub stands for, and which faults it has.
-// Every variable is documented in docs/gpu-stub.md.
+// Every variable is documented in CONTRIBUTING.md.
 #pragma once
 #include <cstdlib>
 #include <cstring>

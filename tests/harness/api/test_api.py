@@ -89,7 +89,7 @@ def test_estimate_has_the_rows_of_the_command() -> None:
 
 @pytest.mark.parametrize("text", ['harness.load("reports/default")', 'harness.estimate("llama-3.1-8b"'])
 def test_the_documented_lines_run(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = (ROOT / "docs" / "python.md").read_text(encoding="utf-8").split("```python\n")[1:]
+    blocks = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8").split("```python\n")[1:]
     (block,) = (found.partition("```")[0] for found in blocks if text in found)
     monkeypatch.chdir(ROOT)
     exec(block, {"harness": harness})
