@@ -33,7 +33,7 @@ GATHERED_AGAIN = {
 COUNTED = "idle expert"
 """Where values decide what runs, alike for each sample."""
 UNKNOWN = {
-    ("zero3", "parameters"): "'scales.in' is read by a module that does not own it",
+    ("zero3", "parameters"): "'scales.in' is read outside of the module that owns it",
     ("zero3", "idle expert"): "which modules of the model run",
     ("fsdp1", "four passes"): " runs 4 times",
     ("fsdp1", "one unit, four passes"): "the model runs 4 times",

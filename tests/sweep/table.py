@@ -282,7 +282,7 @@ SHAPES = [
           settings=(*further("adapters"), ACCUMULATED), true=("frozen-weights-reduced of fsdp1",),
           labels=("ddp", "zero2", "zero3", "fsdp", "fsdp1")),
     Shape(name="two tasks that weigh themselves", fault="ScheduleOncePerProcess",
-          settings=further("tasks", "of_tasks"), labels=("ddp", "zero1", "zero2")),
+          settings=further("tasks", "of_tasks"), labels=("ddp", "zero1", "zero2", "zero3")),
     # ZeRO and FSDP pass through copies of the weights: what passes do to these no update sees.
     Shape(name="weights that passes clamp", fault="GradientsSummed", settings=further("clamped"),
           labels=("ddp",)),

@@ -21,7 +21,7 @@ Use = Literal[
 ]
 """One run of a module in a forward pass, by what the backward pass sees of it; forward only: nothing; an
 earlier run: as with gradient, but the module runs again in this pass; read by another module: a gradient
-comes although its own module does not run."""
+comes although its own module does not run, or a module returns it as it is, to another or to the loss."""
 UnitCall = tuple[str, Use]
 """One run of a block, or of the whole model, whose name is ''."""
 

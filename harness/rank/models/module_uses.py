@@ -289,6 +289,8 @@ class ModuleCall:
     outputs: bool = False
     reached: bool = False
     """Whether a gradient came back to its outputs."""
+    returned: list[int] = field(default_factory=list)
+    """Parameters that it returns as they are, by identity."""
 
     @property
     def use(self) -> Use:
@@ -345,6 +347,8 @@ class _Calls:
         call = self._open.pop()
         for tensor in tensors_with_gradient(output):
             call.outputs = True
+            if isinstance(tensor, nn.Parameter):
+                call.returned.append(id(tensor))
             tensor.register_hook(lambda _, call=call: setattr(call, "reached", True))
 
 
@@ -431,8 +435,8 @@ def _without_backward(calls: Sequence[ModuleCall]) -> list[str]:
 
 
 def _irregular_uses(model: nn.Module, calls: Sequence[ModuleCall], names: Mapping[int, str]) -> Uses:
-    """Of each parameter that several modules share, or whose module does not run exactly once: its uses in
-    the order of a forward pass."""
+    """Of each parameter that several modules share, that one returns, or whose module does not run exactly
+    once: its uses in the order of a forward pass."""
     every = [names[id(p)] for module in model.modules() for p in module.parameters(recurse=False)]
     owners, runs = Counter(every), Counter(id(call.module) for call in calls)
     once = {
@@ -453,7 +457,8 @@ def _irregular_uses(model: nn.Module, calls: Sequence[ModuleCall], names: Mappin
     for name, parameter in model.named_parameters():
         if found.get(name) == [] and parameter.grad is not None:
             found[name] = [READ_ELSEWHERE]
-    return found
+    returned = (names[key] for call in calls for key in call.returned if key in names)
+    return found | {name: [READ_ELSEWHERE] for name in returned}
 
 
 def _unit_calls(model: nn.Module, calls: Sequence[ModuleCall]) -> list[UnitCall] | None:

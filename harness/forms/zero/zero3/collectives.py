@@ -50,8 +50,8 @@ def uses_unknown(workload: Workload) -> str | None:
     elsewhere = [name for name, uses in layout.uses.items() if READ_ELSEWHERE in uses]
     if elsewhere:
         return (
-            f"'{elsewhere[0]}' is read by a module that does not own it; when ZeRO-3 gathers such a "
-            "parameter is not modelled"
+            f"'{elsewhere[0]}' is read outside of the module that owns it, by another or by the loss; when "
+            "ZeRO-3 gathers such a parameter is not modelled"
         )
     names = Counter(layout.tied.values())
     for first, further in names.items():

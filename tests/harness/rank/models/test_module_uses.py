@@ -57,6 +57,29 @@ def test_uses_are_in_the_order_of_the_forward_pass_with_what_the_backward_pass_s
     assert not any(parameter.is_meta for parameter in model.parameters())
 
 
+class Weighed(nn.Module):
+    """Returns a weight as it is, for the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.weight = nn.Embedding(4, 2), nn.Parameter(torch.zeros(2))
+
+    def forward(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+        return self.table(input_ids)[:, 0], self.weight
+
+
+def test_a_parameter_that_a_module_returns_is_read_elsewhere() -> None:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        hidden, weight = model(batch["input_ids"])
+        return (hidden * weight.exp()).sum()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harness.rank.models.module_uses.loss_function", lambda *_: loss)
+        found = traced(Weighed())
+    assert found.uses == {"weight": ["read by another module"]}
+    assert found.read_outside == ["weight"]
+
+
 def test_frozen_weights_have_no_backward_pass() -> None:
     model = Shared()
     for module in (model.unused, model.once):
