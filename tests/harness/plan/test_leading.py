@@ -67,8 +67,17 @@ def test_room_alone_calls_neither_for_offload_nor_for_ranks_that_share_samples()
         assert order(Row(label, 1000, 50), tight) == ["fsdp", label]
 
 
-def test_neither_offload_nor_ranks_that_share_samples_lead_where_anything_else_fits() -> None:
-    for label in ("zero2:offload=optimizer", "tp:tensor=2"):
-        fast, slow = Row(label, 2000, 50), Row("fsdp", 1000, 95)
-        assert order(fast, slow) == ["fsdp", label]
-        assert order(fast, replace(slow, used=99)) == [label, "fsdp"]  # which barely fits
+def test_offload_does_not_lead_where_anything_else_fits() -> None:
+    label = "zero2:offload=optimizer"
+    fast, slow = Row(label, 2000, 50), Row("fsdp", 1000, 95)
+    assert order(fast, slow) == ["fsdp", label]
+    assert order(fast, replace(slow, used=99)) == [label, "fsdp"]  # which barely fits
+
+
+def test_ranks_that_share_samples_lead_what_is_close_to_its_limit_if_faster_and_with_room() -> None:
+    fast, full = Row("tp:tensor=2", 2000, 50), Row("fsdp", 1000, 95)
+    assert order(fast, full) == ["tp:tensor=2", "fsdp"]
+    assert order(replace(fast, tokens_per_second_per_gpu=1040), full) == ["fsdp", "tp:tensor=2"]
+    assert order(replace(fast, used=95), full) == ["fsdp", "tp:tensor=2"]
+    assert order(fast, replace(full, used=80)) == ["fsdp", "tp:tensor=2"]
+    assert order(fast, replace(full, used=99)) == ["tp:tensor=2", "fsdp"]  # which barely fits

@@ -1,13 +1,10 @@
-from dataclasses import dataclass, replace
-
-import pytest
+from dataclasses import replace
 
 from harness.backends import registry
 from harness.backends.registry import moving_parts
 from harness.errors import HarnessError
 from harness.forms.families import model_states
-from harness.plan.devices.limits import MemoryVerdict
-from harness.plan.leading import CLOSE_SHARE, by_speed, distinct_backends, leader, simplest_close
+from harness.plan.leading import CLOSE_SHARE, distinct_backends, simplest_close
 from harness.plan.memory import MemoryPrediction, Moment
 from harness.plan.prediction import Predictors
 from harness.plan.recommend.best_variants import BestVariants, best_variants, why_slower
@@ -176,30 +173,6 @@ def test_what_is_simpler_but_clearly_slower_does_not_lead() -> None:
         first = simplest_close([rival, slower])
         assert first is not None
         assert first.label == leads.label
-
-
-@dataclass(frozen=True)
-class Candidate:
-    label: str
-    verdict: MemoryVerdict
-    tokens_per_second_per_gpu: float
-
-
-@pytest.mark.parametrize(
-    ("is_full", "shared_rate", "leads"),
-    [(True, 120.0, "ulysses-zero3"), (True, 104.0, "zero3"), (False, 120.0, "zero3")],
-)
-def test_what_is_close_to_its_limit_gives_way_to_shared_samples_that_are_faster_and_leave_room(
-    is_full: bool, shared_rate: float, leads: str
-) -> None:
-    room = found_variants(per_token=1_000, communication=0.0).fitting[0].verdict
-    full = found_variants(per_token=19_000, communication=0.0, small=1.0).fitting[0].verdict
-    assert (room.leaves_room, full.said) == (True, "close")
-    alone = Candidate("zero3", full if is_full else room, 100.0)
-    shared = Candidate("ulysses-zero3:sequence=8", room, shared_rate)
-    first = leader(sorted([alone, shared], key=by_speed))
-    assert first is not None
-    assert first.label.partition(":")[0] == leads
 
 
 def test_every_strategy_that_is_tried_has_its_place() -> None:
