@@ -4,6 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Some images of containers set this. Hundreds of processes of the tests would each compile all sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Ranks of a test wait for each other much of their time, so three tests share two cores. All tests of a module
 # run in one process, whose fork server imports the libraries once. Long modules come first (tests/conftest.py).
 WORKERS ?= 3
