@@ -32,7 +32,8 @@ from harness.job.config import load_experiment
 @calibrate_options
 @click.option(
     "--tokens-per-step", metavar="T",
-    help="Of the global batch: 4194304, or 4M for 4e6; default: of the job's batch, else as GPT-3 of the "
+    help="Of the global batch: 4194304, or 4M for 4e6; taken as given if the GPUs divide it, else one within "
+    "5 % that micro-batches divide, else the nearest. Default: of the job's batch, else as GPT-3 of the "
     "model's size (0.5M to 3.2M), 64 samples for LoRA or one GPU, at least a sample a GPU.",
 )  # fmt: skip
 @config_option

@@ -46,8 +46,9 @@ RECEIVED = "where activations and their gradients arrive"
 
 
 def options_of(workload: Workload) -> PipelineOptions:
-    """The backend's options as typed."""
-    return PipelineOptions.model_validate(dict(workload.options))
+    """The backend's options as typed; those of `OtherCode` are none of its own."""
+    own = PipelineOptions.model_fields
+    return PipelineOptions.model_validate({k: v for k, v in workload.options.items() if k in own})
 
 
 def ranks_of(workload: Workload) -> int:

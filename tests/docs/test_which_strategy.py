@@ -57,7 +57,7 @@ def test_what_the_page_says_in_words_holds() -> None:
     assert shard_size(World.planned(8, 8, "cuda"), None) == 4
     assert kept_gigabytes() > 1.5 * given.gigabytes("llama-3.1-8b", 64, "zero1")
     recommended = re.search(
-        r"zero1, micro-batch 1, accumulation 15: ([\d.]+) of", (ROOT / "README.md").read_text()
+        r"zero1, micro-batch 1, accumulation 16: ([\d.]+) of", (ROOT / "README.md").read_text()
     )
     assert recommended is not None
     assert float(recommended[1]) == pytest.approx(kept_gigabytes(), abs=0.05)

@@ -120,11 +120,13 @@ def _enough_gpus(
     """The number of GPUs, doubled, on which it fits with the same tokens per step, and what is predicted
     there; None: there is none."""
     gpus = question.gpus * 2
-    while gpus <= min(MOST_GPUS, question.samples_asked):
+    while gpus <= min(MOST_GPUS, question.samples):
         sold = question.device.gpus_per_node
         per_node = question.gpus_per_node if question.nodes > 1 else min(gpus, sold)
         joined = joined_by(question.fabric, question.device, gpus)
-        larger = replace(question, gpus=gpus, gpus_per_node=per_node, fabric=joined)
+        larger = replace(
+            question, gpus=gpus, gpus_per_node=per_node, fabric=joined, tokens_asked=question.tokens_per_step
+        )
         there = _there(larger, smallest, predictors, with_speed=True)
         if there.fits:
             return gpus, there

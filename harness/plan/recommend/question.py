@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil
 from pathlib import Path
 
 from harness.backends import registry
@@ -36,7 +38,10 @@ from harness.tell.formats import gigabytes
 MOST_SHARING = 16
 """GPUs that share samples: stages of the longest pipeline that is tried."""
 POWERS = (2, 4, 8, 16)
+NEAR_SHARE = 0.05
+"""Of the batch asked for: so near one is taken that halves more often, as 2^20 tokens for a million."""
 _COUNT = re.compile(r"(\d+(?:\.\d+)?(?:[eE]\d+)?)\s*([kKmM]?)")
+_THOUSANDS = re.compile(r"\d{1,3}(?:[,_]\d{3})+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,27 +76,29 @@ class RecommendRequest:
 
     @property
     def samples_asked(self) -> int:
-        """Samples that the tokens of a step make."""
+        """Whole samples that the tokens of a step make."""
         return self.tokens_asked // self.sequence_length
 
     @property
     def samples_per_rank(self) -> int:
-        """0: there are fewer samples than GPUs."""
-        return self.samples_asked // self.gpus
+        """0: GPUs share samples, since there are fewer."""
+        return self.samples // self.gpus
 
-    @property
+    @cached_property
     def samples(self) -> int:
-        """Samples of a step: a multiple of the GPUs, or of groups of GPUs that share them if fewer.
+        """Samples of a step, for every strategy: near those asked for, and a multiple of the GPUs.
 
-        Groups within a node if there are enough samples for those, else of up to MOST_SHARING; 0: too few.
+        Where those are nearer, of groups of GPUs that share each sample: within a node if there are enough
+        samples for such groups, else of up to MOST_SHARING; 0: too few.
         """
-        if self.samples_per_rank:
-            return self.samples_per_rank * self.gpus
-        for most in (self.gpus_per_node, MOST_SHARING):
+        asked = self.tokens_asked / self.sequence_length
+        found = [_near(asked, self.gpus)]
+        for most in (self.gpus_per_node, MOST_SHARING) if asked < self.gpus else ():
             groups = [self.gpus // n for n in POWERS if n <= most and self.gpus % n == 0]
-            if found := max((self.samples_asked // n * n for n in groups), default=0):
-                return found
-        return 0
+            if any(asked >= count for count in groups):
+                found += [_near(asked, count) for count in groups]
+                break
+        return min(filter(None, found), key=lambda n: (abs(n - asked), n % self.gpus != 0, n), default=0)
 
     @property
     def tokens_per_step(self) -> int:
@@ -107,9 +114,23 @@ class RecommendRequest:
         return self.fabric if self.nodes > 1 or not (self.fabric and self.fabric.assumed) else None
 
 
+def _near(asked: float, ranks: int) -> int:
+    """A multiple of ranks: what is asked for, else the one within NEAR_SHARE that halves most often.
+
+    Micro-batches divide the samples of a rank: 61 have none but 1 and 61. Else the nearest, of two the less.
+    """
+    each = asked / ranks
+    if each.is_integer():
+        return int(each) * ranks
+    powers = (2**n for n in range(int(each).bit_length(), -1, -1))
+    near = (ceil(each / power - 0.5) * power for power in powers)
+    return next((n for n in near if abs(n - each) <= NEAR_SHARE * each), ceil(each - 0.5)) * ranks
+
+
 def read_count(text: str) -> int:
-    """Tokens of '4194304', '4M' or '5e5'; K and M are 10^3 and 10^6. Raises HarnessError."""
-    match = _COUNT.fullmatch(text.strip())
+    """Tokens of '4194304', '1,000,000', '4M' or '5e5'; K and M are 10^3 and 10^6. Raises HarnessError."""
+    text = text.strip()
+    match = _COUNT.fullmatch(re.sub("[,_]", "", text) if _THOUSANDS.fullmatch(text) else text)
     value = float(match[1]) * {"": 1.0, "k": 1e3, "m": 1e6}[match[2].lower()] if match else 0.0
     if not 1 <= value < 1e15:
         raise HarnessError(
@@ -216,10 +237,11 @@ def ask(
 
 
 def _rounded(asked: RecommendRequest) -> str:
-    whose = counted(asked.gpus, "GPU") if asked.samples_per_rank else "groups of GPUs that share each"
+    each = asked.samples_per_rank
+    whose = f"{each:,} for each of {counted(asked.gpus, 'GPU')}" if each else "shared by groups of GPUs"
     return (
         f"{asked.tokens_per_step:,} tokens per step instead of {asked.tokens_asked:,}: {asked.samples:,} "
-        f"samples of {asked.sequence_length:,}, a multiple of {whose}"
+        f"samples of {asked.sequence_length:,}, {whose}"
     )
 
 

@@ -28,7 +28,7 @@ def test_a_model_that_fits_many_times_over_is_not_sharded(document: dict[str, An
     assert document["remarks"] == [
         "data.sequence_length=4096, since none is given",
         "runtime.preset=library-defaults, since none is given",
-        "32,768 tokens per step instead of 40,000: 8 samples of 4,096, a multiple of 4 GPUs",
+        "32,768 tokens per step instead of 40,000: 8 samples of 4,096, 2 for each of 4 GPUs",
     ]
     assert {row["backend"] for row in document["fitting"]} >= {"zero1", "zero3", "fsdp"}
 

@@ -67,6 +67,13 @@ def test_another_optimizer_has_its_states_and_at_most_so_many_copies(
     assert (ratio > 1) == (kind == "adam")
 
 
+def test_a_pipeline_has_the_bounds_of_another_optimizers_update() -> None:
+    pipeline = "pp:schedule=interleaved,stages=2,micro_batches=2"
+    asked = {"backends": pipeline, "gpu": "H200", "model": "llama-3.2-3b"}
+    found = row(*LONG, "optimizer.kind=adamw-8bit", "training.micro_batch_size=2", **asked)
+    assert found.peak_bytes_between is not None or found.memory is not None
+
+
 def test_text_and_document_have_the_bounds_and_how_wrong_their_like_were() -> None:
     question = ask(*LONG, COMPILED, backends="fsdp", gpu="A100-80", model="llama-3.1-8b")
     rows = estimate(question)

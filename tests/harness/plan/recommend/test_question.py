@@ -16,13 +16,21 @@ def asked(*settings: str, **changes: Any):
 
 
 @pytest.mark.parametrize(
-    ("text", "tokens"), [("4194304", 4194304), ("4M", 4_000_000), ("1.5k", 1500), ("5e5", 500_000)]
+    ("text", "tokens"),
+    [
+        ("4194304", 4194304),
+        ("1,000,000", 1_000_000),
+        ("4M", 4_000_000),
+        ("1.5k", 1500),
+        ("5e5", 500_000),
+        ("100_000", 100_000),
+    ],
 )
 def test_tokens_are_read_as_people_write_them(text: str, tokens: int) -> None:
     assert read_count(text) == tokens
 
 
-@pytest.mark.parametrize("text", ["", "many", "0", "-4M", "4MB", "1e99"])
+@pytest.mark.parametrize("text", ["", "many", "0", "-4M", "4MB", "1e99", "1,00"])
 def test_what_is_no_number_of_tokens_is_refused(text: str) -> None:
     with pytest.raises(HarnessError, match="--tokens-per-step was given"):
         read_count(text)
@@ -96,11 +104,29 @@ def test_the_default_tokens_are_said() -> None:
     assert asked(tokens=None, gpus=1024).remarks[-1].endswith("since none is given: a sample for each GPU")
 
 
-def test_tokens_are_rounded_down_to_whole_samples_of_every_rank() -> None:
-    found = question(tokens=32 * 100 + 799)
-    assert (found.samples_per_rank, found.tokens_per_step) == (4, 3200)
-    assert found.job.training.global_batch_size == 32
-    assert found.remarks[-1].startswith("3,200 tokens per step instead of 3,999")
+@pytest.mark.parametrize(
+    ("samples", "taken"),
+    [
+        (4.0, 4),
+        (61.0, 61),  # as asked, though its micro-batches have 1 and 61 samples only
+        (3.81, 4),
+        (3.5, 3),
+        (0.95, 1),
+        (30.52, 32),  # a million tokens on 8 GPUs in samples of 4,096: 2^20
+        (61.03, 64),
+        (81.4, 80),
+        (9.4, 9),
+    ],
+)
+def test_the_global_batch_is_near_what_is_asked_for(samples: float, taken: int) -> None:
+    found = question(tokens=round(samples * 800))
+    assert (found.samples_per_rank, found.tokens_per_step) == (taken, taken * 800)
+    assert found.job.training.global_batch_size == 8 * taken
+    if taken != samples:
+        said = (
+            f"{taken * 800:,} tokens per step instead of {round(samples * 800):,}: {8 * taken} samples of 100"
+        )
+        assert found.remarks[-1].startswith(said)
 
 
 def test_fewer_samples_than_gpus_leave_none_a_rank_but_some_a_group() -> None:
