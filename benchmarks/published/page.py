@@ -8,6 +8,8 @@ from typing import Any
 
 from tabulate import tabulate
 
+from benchmarks.published import aims, collectives
+from benchmarks.published.aims import LARGE_GROUP
 from benchmarks.published.judge import (
     FULLY_SPECIFIED,
     Judged,
@@ -47,6 +49,15 @@ settings. `benchmarks/published/*.csv` hold the figures with repository, commit,
 - Rows of tier A say everything that decides memory and speed, those of tier B lack one of the two or link a
   setting, and those of tier C leave something open, so that only order and ratios count.
 """
+AIMS = """\
+Runs that no constant was estimated from, except in the first line and in the order of strategies. A group is
+ten runs or more of one GPU, strategy, length, or of compiled or eager code. Causes of what is missed stand
+under "Missed".
+"""
+COLLECTIVES = """\
+Times of nccl-tests (`benchmarks/published/nccl_tests.csv`) on H100, H200, A100, B200 and GH200; networks are
+InfiniBand, EFA and Slingshot.
+"""
 SOURCES_TITLE = "## By source"
 
 
@@ -57,11 +68,17 @@ def render(judged: Sequence[Judged], ordered: Sequence[Judged] = (), *, pictures
         INTRODUCTION,
         "## Summary\n",
         _summary(judged),
+        "## Aims\n",
+        AIMS,
+        _aims(judged, ordered),
         "## By group\n",
         "Error: predicted over published, less one; bias: its median. Groups of ten rows and more.\n",
         _groups(judged),
         "## Order of strategies\n",
         _order([*judged, *ordered]),
+        "## Collectives\n",
+        COLLECTIVES,
+        collectives.table(collectives.read_measured()),
         "## Missed\n",
         _misses(covered),
     ]
@@ -120,23 +137,37 @@ GROUPINGS: dict[str, Grouping] = {
     "memory is": lambda one: one.row.statistic,
     "source": lambda one: one.row.source,
 }
-LARGE_GROUP = 10
+NAMED = ("GPU", "strategy", "tokens of a sample", "code")
+"""Groups whose bias has an aim."""
 
 
 def _length(tokens: int) -> str:
     return "below 1,024" if tokens < 1024 else "1,024 to 4,096" if tokens <= 4096 else "above 4,096"
 
 
+def _aims(judged: Sequence[Judged], ordered: Sequence[Judged]) -> str:
+    found = {f"{kind} {name}": runs for (kind, name), runs in _grouped(judged).items() if kind in NAMED}
+    errors = [one.error for one in collectives.read_measured()]
+    return aims.table(list(aims.aims_of(judged, ordered, found, errors)))
+
+
+def _grouped(judged: Sequence[Judged]) -> dict[tuple[str, str], list[Judged]]:
+    """Runs with a scenario by what they are grouped by and the group's name."""
+    covered = [j for j in judged if j.mapped.scenario is not None]
+    return {
+        (kind, name): [one for one in covered if of(one) == name]
+        for kind, of in GROUPINGS.items()
+        for name in sorted({of(one) for one in covered})
+    }
+
+
 def _groups(judged: Sequence[Judged]) -> str:
     table = []
-    covered = [j for j in judged if j.mapped.scenario is not None]
-    for kind, of in GROUPINGS.items():
-        for name in sorted({of(one) for one in covered}):
-            found = [one for one in covered if of(one) == name]
-            memory = [j.memory_error for j in found if j.memory_error is not None]
-            speed = [j.speed_error for j in found if j.speed_error is not None]
-            if max(len(memory), len(speed)) >= LARGE_GROUP:
-                table.append([kind, name, *_bias(memory), *_bias(speed)])
+    for (kind, name), found in _grouped(judged).items():
+        memory = [j.memory_error for j in found if j.memory_error is not None]
+        speed = [j.speed_error for j in found if j.speed_error is not None]
+        if max(len(memory), len(speed)) >= LARGE_GROUP:
+            table.append([kind, name, *_bias(memory), *_bias(speed)])
     heads = ["by", "group", "memory: rows", "bias", "mean", "speed: rows", "bias", "mean"]
     return tabulate(table, heads, tablefmt="github", disable_numparse=True) + "\n"
 

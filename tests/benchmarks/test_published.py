@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.published import losses
+from benchmarks.published import collectives, losses
 from benchmarks.published.__main__ import REPORT, main
+from benchmarks.published.aims import aims_of, largest_bias
+from benchmarks.published.collectives import read_measured
 from benchmarks.published.judge import Judged, by_source, judge, order, pairs, summarize
 from benchmarks.published.left_out import HERE, PAGE, fitted_share, left_out, runs_of, text
 from benchmarks.published.mapping import Mapped, completed, map_row
@@ -390,6 +392,39 @@ def test_the_pages_of_predictions_and_of_planning_state_the_same_shares() -> Non
     assert f"right for {float(summary[3]) / 100 * judged:.0f} of {judged} " in told
     shares = {name: f"{float(share):.0f} %" for name, share in orders}
     assert f"right for {shares['speed']} of the pairs in speed, {shares['memory']} in memory" in told
+
+
+AIM = re.compile(r"^\| (.+?) +\| at (?:most|least) .*\| (yes|no) +\|$", re.MULTILINE)
+
+
+def test_what_misses_an_aim_is_named_with_its_cause() -> None:
+    page = (REPORT / "README.md").read_text()
+    reached = dict(AIM.findall(page))
+    assert len(reached) == 10
+    assert {name for name, held in reached.items() if held == "no"} <= {"memory, worst"}
+    missed = page.partition("## Missed")[2].partition("## By source")[0]
+    assert "the cause is not known" not in [line for line in missed.splitlines() if ", memory, " in line]
+
+
+def test_an_aim_is_a_bound_from_below_or_above() -> None:
+    rows = [judged("one", memory=44, tokens=4000), judged("other", memory=40, tokens=4000)]
+    found = {one.name: one for one in aims_of(rows, (), {"GPU H100": rows}, [-0.2, 0.1, 0.3])}
+    assert found["runs that can be asked"].is_reached
+    assert found["memory, worst"].found == pytest.approx(0.1)
+    assert found["collectives, median"].found == 0.2
+    assert not found["collectives, median"].is_reached
+    assert found["bias in speed of any group, most"].found is None  # under ten runs
+    many = [judged(str(place), memory=40, tokens=3000) for place in range(10)]
+    name, bias = largest_bias({"few": rows, "GPU H100": many})
+    assert (name, bias) == ("GPU H100: 10 runs", pytest.approx(abs(many[0].speed_error or 0)))
+
+
+def test_the_page_s_collectives_are_those_of_this_code() -> None:
+    measured = read_measured()
+    assert len(measured) == 37
+    assert collectives.table(measured) in (REPORT / "README.md").read_text()
+    told = (Path(__file__).parents[2] / "docs" / "planning.md").read_text()
+    assert f"the median error is {100 * collectives.median_error(measured):.0f} %" in told
 
 
 @pytest.mark.exhaustive

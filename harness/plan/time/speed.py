@@ -92,13 +92,11 @@ def _transfer(collective: Collective, work: Work, device: Device, constants: Tim
     calls = _calls(collective, workload)
     sent = transport_sent_bytes(scenario.transport, collective.op, collective.payload_bytes, path.ranks)
     op = EMULATED.get(scenario.transport, {}).get(collective.op, collective.op)
-    latency = call_latency(op, path, constants) if path.ranks > 1 else 0.0
-    wire = sent / path.bandwidth
     if scenario.transport == "nccl":
-        wire = min(wire, wire_seconds(op, collective.payload_bytes, path))
-        small = low_latency(op, path), sent / (path.bandwidth * LOW_LATENCY_SHARE)
-        if path.ranks > 1 and not constants.fitted and calls * small[0] + small[1] < calls * latency + wire:
-            latency, wire = small
+        latency, wire = nccl_seconds(op, collective.payload_bytes, calls, path, constants)
+    else:
+        latency = call_latency(op, path, constants) if path.ranks > 1 else 0.0
+        wire = sent / path.bandwidth
     if scenario.transport in LATENCY_HIDES and calls:
         shares = _shares(collective, work, calls)
         seconds, sign = sum(max(latency, share * wire) for share in shares), "or, if longer,"
@@ -109,6 +107,16 @@ def _transfer(collective: Collective, work: Work, device: Device, constants: Tim
         formula=f"{calls} x {latency * 1e6:.0f} us {sign} {sent / 1e6:,.1f} MB / "
         f"{(sent / wire if wire else path.bandwidth) / 1e9:.2f} GB/s",
     )  # fmt: skip
+
+
+def nccl_seconds(op: str, size: int, calls: int, path: Path, constants: TimeConstants) -> tuple[float, float]:
+    """Seconds of each of `calls` and of their `size` bytes together, by the faster of two protocols."""
+    sent = ring_sent_bytes(op, size, path.ranks)
+    plain = call_latency(op, path, constants) if path.ranks > 1 else 0.0, wire_seconds(op, size, path)
+    if path.ranks == 1 or constants.fitted:
+        return plain
+    small = low_latency(op, path), sent / (path.bandwidth * LOW_LATENCY_SHARE)
+    return min(plain, small, key=lambda way: calls * way[0] + way[1])
 
 
 def wire_seconds(op: str, size: int, path: Path) -> float:

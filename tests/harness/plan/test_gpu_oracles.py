@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.published import collectives
+from benchmarks.published.collectives import Measured
 from harness.api.runs import estimate
-from harness.forms.terms import ring_sent_bytes
-from harness.plan.devices.constants import default_constants
 from harness.plan.devices.hardware import load_hardware
 from harness.plan.memory import nccl_bytes
-from harness.plan.time.speed import LOW_LATENCY_SHARE, call_latency, low_latency, path_of, wire_seconds
 from tests.harness.plan.plans import scenario
 
 GIB = 2**30
@@ -49,14 +48,12 @@ TWO_NODES = [
 def predicted_microseconds(
     gpu: str, operation: str, size: int, *, nodes: int = 1, each: int = 8, network: str | None = None
 ) -> float:
-    hardware = load_hardware(None)
-    device, fabric = hardware.device(gpu), hardware.fabric(network) if network else None
-    constants, ranks = default_constants(device), nodes * each
-    whole = replace(scenario("ddp", ranks, device=device), ranks_per_node=each, fabric=fabric)
-    path = path_of(range(ranks), whole, device, constants)
-    plain = call_latency(operation, path, constants) + wire_seconds(operation, size, path)
-    sent = ring_sent_bytes(operation, size, ranks)
-    return 1e6 * min(plain, low_latency(operation, path) + sent / (path.bandwidth * LOW_LATENCY_SHARE))
+    return collectives.predicted_microseconds(
+        Measured(
+            source="", gpu=gpu, nodes=nodes, gpus_per_node=each, network=network, operation=operation,
+            bytes=size, microseconds=1,
+        )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("gpu", "operation", "size", "microseconds"), RINGS)
