@@ -20,11 +20,11 @@ from harness.backends.base import (
 from harness.backends.ddp import DdpEngine
 from harness.backends.fsdp.fsdp1 import Fsdp1Engine, fsdp1_mixed_precision, refuse_fused
 from harness.backends.fsdp.fsdp2 import mixed_precision
-from harness.backends.fsdp.prepared import PreparedFsdpBackend
+from harness.backends.fsdp.prepared import PreparedFsdpBackend, syncs_each_batch
 from harness.backends.model.blocks import first_trained, parameter_count
 from harness.backends.model.precision import autocast_dtype, scaler_arguments
 from harness.backends.optimizer.groups import set_rates
-from harness.backends.options import NoOptions
+from harness.backends.options import ReductionOptions, reduces_each
 from harness.backends.presets import (
     ACCELERATOR_PRECISION,
     accelerate_fsdp_changes,
@@ -92,7 +92,7 @@ class AccelerateZeroEngine(ZeroEngine):
 class AccelerateDdpBackend(Backend):
     """`Accelerator` without a plugin: DDP."""
 
-    Options = NoOptions
+    Options = ReductionOptions
     packages = ("torch", "accelerate")
 
     def prepare(
@@ -104,6 +104,7 @@ class AccelerateDdpBackend(Backend):
         accelerator = make_accelerator(
             context,
             cpu=context.world.device == "cpu",
+            each=reduces_each(self.options),
             handlers=[DistributedDataParallelKwargs(**arguments)],
         )
         model = build_model()
@@ -149,6 +150,7 @@ def ddp_strategy(
         offload=[],
         library_autocast=autocast_dtype(context.precision),
         details={"autocast": "inside the prepared forward"},
+        reduces_each=syncs_each_batch(accelerator),
         **({"skip_synchronisation": prepared.no_sync} if is_ddp else {}),
     )
 
@@ -219,7 +221,10 @@ class AccelerateFsdpBackend(PreparedFsdpBackend):
         from accelerate.utils import FullyShardedDataParallelPlugin
 
         accelerator = make_accelerator(
-            context, cpu=False, fsdp_plugin=FullyShardedDataParallelPlugin(**settings)
+            context,
+            cpu=False,
+            each=reduces_each(self.options),
+            fsdp_plugin=FullyShardedDataParallelPlugin(**settings),
         )
         self._require_fsdp(accelerator)
         optimizer = build_optimizer(model.named_parameters())
@@ -243,11 +248,19 @@ def forget_accelerator() -> None:
 
 
 def make_accelerator(
-    context: SetupContext, *, cpu: bool, handlers: list[Any] | None = None, **plugins: Any
+    context: SetupContext,
+    *,
+    cpu: bool,
+    each: bool = False,
+    handlers: list[Any] | None = None,
+    **plugins: Any,
 ) -> Any:
-    """Build the Accelerator; its own accumulation stays at 1, since the loop normalises."""
+    """Build the Accelerator; its own accumulation stays at 1, since the loop normalises.
+
+    each: reduce gradients in every micro-step.
+    """
     from accelerate import Accelerator
-    from accelerate.utils import GradScalerKwargs
+    from accelerate.utils import GradientAccumulationPlugin, GradScalerKwargs
 
     handlers = list(handlers or [])
     if context.precision == "fp16-mixed" and "deepspeed_plugin" not in plugins:
@@ -257,6 +270,8 @@ def make_accelerator(
         for change in accelerate_fsdp_changes(context.precision, context.preset):
             if change.setting == ACCELERATOR_PRECISION:
                 autocast = change.value
+    if each:
+        plugins["gradient_accumulation_plugin"] = GradientAccumulationPlugin(sync_each_batch=True)
     accelerator = Accelerator(
         cpu=cpu,
         mixed_precision=autocast,
@@ -264,7 +279,7 @@ def make_accelerator(
         kwargs_handlers=handlers,
         **plugins,
     )
-    if not plugins:
+    if not plugins.keys() & {"deepspeed_plugin", "fsdp_plugin"}:
         refuse_without_autocast(accelerator, context)
     return accelerator
 

@@ -66,7 +66,8 @@ def _prepared_zero(route: Route) -> list[Entry]:
 
 def _prepared_ddp(route: Route, summary: str) -> Entry:
     kind = StrategyKind(family="ddp", route=route)
-    return _entry(f"{ROUTES[route].prefix}ddp", f"{MODULES[route][0]}DdpBackend", "NoOptions", summary, kind)
+    target = f"{MODULES[route][0]}DdpBackend"
+    return _entry(f"{ROUTES[route].prefix}ddp", target, "ReductionOptions", summary, kind)
 
 
 def _prepared_fsdp(route: Route) -> list[Entry]:

@@ -21,7 +21,7 @@ from harness.backends.base import (
 from harness.backends.model.blocks import first_trained, parameter_count
 from harness.backends.model.loading import this_device
 from harness.backends.model.precision import grad_scaler
-from harness.backends.options import DdpOptions
+from harness.backends.options import DdpOptions, reduces_each
 from harness.backends.presets import ddp_changes
 from harness.backends.torch_engine import TorchEngine, TorchStrategy
 
@@ -34,10 +34,11 @@ class DdpBackend(Backend):
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
     ) -> Engine:
-        if getattr(self.options, "static_graph", False) and context.accumulation_steps > 1:
+        each = reduces_each(self.options)
+        if getattr(self.options, "static_graph", False) and context.accumulation_steps > 1 and not each:
             raise Unsupported(
                 f"static_graph with accumulation: a first micro-step under no_sync fails in DDP's reducer "
-                f"(torch {torch.__version__}); leave static_graph out, or set training.accumulation_steps=1"
+                f"(torch {torch.__version__}); leave static_graph out, or set sync_each_batch=true"
             )
         model = build_model()
         count = parameter_count(model)
@@ -63,6 +64,7 @@ class DdpBackend(Backend):
                 "gradient_as_bucket_view": ddp.gradient_as_bucket_view,
             },
             skip_synchronisation=ddp.no_sync,
+            reduces_each=each,
         )
         optimizer = build_optimizer(model.named_parameters())
         return self._engine_class()(ddp, optimizer, context, strategy, grad_scaler(context))
@@ -94,7 +96,8 @@ class DdpEngine(TorchEngine):
         ddp = self.module
         if not isinstance(ddp, DistributedDataParallel):
             return {}
-        reduced = self._micro_steps == 0 and any(p.grad is not None for p in ddp.parameters())
+        in_buckets = self._micro_steps == 0 or self.strategy.reduces_each
+        reduced = in_buckets and any(p.grad is not None for p in ddp.parameters())
         if ddp.gradient_as_bucket_view and reduced:
             return {}
         sizes = str(ddp._get_ddp_logging_data()["bucket_sizes"]).split(",")

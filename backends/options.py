@@ -20,7 +20,7 @@ COST_ALONE = frozenset(
         "use_multi_rank_bucket_allreduce", "stage3_max_live_parameters", "stage3_prefetch_bucket_size",
         "stage3_max_reuse_distance", "stage3_param_persistence_threshold", "leaf_module",
         "memory_efficient_linear", "forward_prefetch", "backward_prefetch", "limit_all_gathers", "prefetch",
-        "find_unused_parameters", "static_graph",
+        "find_unused_parameters", "static_graph", "sync_each_batch",
     }
 )  # fmt: skip
 """Options that decide when and how bytes move: losses may change with them by the order of sums only."""
@@ -30,7 +30,17 @@ class NoOptions(BackendOptions):
     """This backend has no options of its own."""
 
 
-class DdpOptions(BackendOptions):
+class ReductionOptions(BackendOptions):
+    """When gradients of micro-steps are reduced."""
+
+    sync_each_batch: bool = Field(
+        False,
+        description="true: reduce gradients in every micro-step, not in the last one alone (Accelerate's "
+        "sync_each_batch): FSDP then adds up shards of them, not whole gradients",
+    )
+
+
+class DdpOptions(ReductionOptions):
     """Arguments of DistributedDataParallel for models that do not use every parameter in every step."""
 
     find_unused_parameters: bool = Field(
@@ -87,7 +97,7 @@ class SingleOptions(BackendOptions):
         return value
 
 
-class ShardedOptions(BackendOptions):
+class ShardedOptions(ReductionOptions):
     """FSDP without replicas."""
 
     offload: Literal["none", "cpu"] = Field(
@@ -272,6 +282,11 @@ class Zero3Options(ZeroOptions):
 def gathers_blocks(options: ZeroOptions) -> bool:
     """Whether stage 3 gathers each transformer block at once."""
     return isinstance(options, Zero3Options) and options.leaf_module == "blocks"
+
+
+def reduces_each(options: BackendOptions) -> bool:
+    """Whether gradients are reduced in every micro-step although the library could wait for the last one."""
+    return isinstance(options, ReductionOptions) and options.sync_each_batch
 
 
 class SequenceOptions(BackendOptions):

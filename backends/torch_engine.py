@@ -65,6 +65,8 @@ class TorchStrategy:
     """Context of a micro-step that is not the last."""
     set_synchronisation: Callable[[bool], None] | None = None
     """Alternative to the context: called with whether this micro-step is the last."""
+    reduces_each: bool = False
+    """Whether gradients are reduced in every micro-step, so that neither of these is used."""
     gathers_anew: bool = False
     """Whether what `named_full_parameters` yields belongs to nobody else."""
     named_full_parameters: Callable[[], Iterator[tuple[str, Tensor]]] | None = None
@@ -96,9 +98,10 @@ class TorchEngine(Engine):
         if torch.is_grad_enabled():
             last = self._micro_steps == self.context.accumulation_steps - 1
             # DDP and FSDP1 decide in the forward pass whether the backward pass will reduce.
-            if not last:
+            each = self.strategy.reduces_each
+            if not (last or each):
                 self._micro_step_stack.enter_context(self.strategy.skip_synchronisation())
-            if self.strategy.set_synchronisation is not None:
+            if self.strategy.set_synchronisation is not None and not each:
                 self.strategy.set_synchronisation(last)
         with self._autocast():
             return self.context.compute_loss(self.module, batch)
@@ -152,6 +155,8 @@ class TorchEngine(Engine):
         trained = next(updated_tensors(self.optimizer), parameter)
         reduce_dtype = self.strategy.reduce_dtype
         gathered = self.strategy.gather_dtype
+        # Shards of gradients add up in the dtype of the weights that the optimizer updates.
+        whole = gathered is not None and not self.strategy.reduces_each
         autocast = self.strategy.library_autocast
         if self.strategy.autocast:
             autocast = autocast_dtype(self.context.precision)
@@ -167,13 +172,13 @@ class TorchEngine(Engine):
             optimizer_groups=describe_groups(self.optimizer),
             gradient_clipping=self.context.gradient_clipping,
             accumulation_steps=self.context.accumulation_steps,
-            gradient_synchronisation="last micro-step",
+            gradient_synchronisation="every micro-step" if self.strategy.reduces_each else "last micro-step",
             loss_scale=float(self.scaler.get_scale()) if self.scaler else None,
             offload=self.strategy.offload,
             parameter_count=self.strategy.parameter_count,
             requested_strategy=self.strategy.requested_name,
             gather_dtype=dtype_name(gathered) if gathered else None,
-            accumulation_dtype=dtype_name(reduce_dtype if gathered and reduce_dtype else parameter.dtype),
+            accumulation_dtype=dtype_name(reduce_dtype if whole and reduce_dtype else parameter.dtype),
             reduce_bucket_bytes=self.strategy.reduce_bucket_bytes,
             prefetch=self.strategy.prefetch,
             optimizer_implementation=optimizer_implementation(optimizer, [trained]),

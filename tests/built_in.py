@@ -33,5 +33,11 @@ THROUGH_ACCELERATE = tuple(
     name for name in _of_route("accelerate") if not strategy(name).of_family.overlaps_on_streams
 )
 """The same; Accelerate's FSDP needs a device."""
+EACH_MICRO_STEP = tuple(
+    f"{name}:sync_each_batch=true"
+    for name in (*NATIVE, *HYBRID, *THROUGH_ACCELERATE, "trainer-ddp")
+    if "sync_each_batch" in type(registry.create(name).options).model_fields
+)
+"""They reduce gradients in every micro-step, and could wait for the last one."""
 DATA_PARALLEL = tuple(name for name in registry.BUILT_IN if name not in (*PIPELINED, *TENSOR))
 """Ranks hold the same layers, or shards of them, and samples of their own; the reference too."""

@@ -34,7 +34,7 @@ from ..model.precision import cast_parameters, compute_dtype, dtype_name, grad_s
 from ..model_source import model_source
 from ..optimizer.gradients import local_shard
 from ..optimizer.groups import held_tensors
-from ..options import Fsdp2Options
+from ..options import Fsdp2Options, reduces_each
 from ..piece import Piece
 from ..presets import ROOT_RESHARD, fsdp2_changes, reduce_dtype_changes
 from ..strategy import SHARDINGS, Sharding
@@ -164,6 +164,7 @@ class Fsdp2Backend(Backend):
             details=strategy.details | resharded_to(units, mesh.shape[-1]),
             norm_group=mesh.get_group(mesh.ndim - 1),
             set_synchronisation=partial(synchronise, model),
+            reduces_each=reduces_each(self.options),
             gathers_anew=mesh.shape[-1] > 1,
             named_full_parameters=partial(fsdp2_full_parameters, model, mesh.device_type),
         )

@@ -22,7 +22,7 @@ from harness.backends.base import (
     Unsupported,
     World,
 )
-from harness.backends.fsdp.fsdp1 import fsdp1_full_parameters, fsdp1_unit_names
+from harness.backends.fsdp.fsdp1 import fsdp1_full_parameters, fsdp1_unit_names, refuse_shards_on_host
 from harness.backends.fsdp.fsdp2 import fsdp2_full_parameters, fsdp2_unit_names, synchronise
 from harness.backends.fsdp.prefetch import describe_fsdp1_prefetch, describe_fsdp2_prefetch
 from harness.backends.libraries.extensions import offloads
@@ -73,6 +73,8 @@ class PreparedFsdpBackend(Backend):
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
     ) -> Engine:
+        if self.version == 1:
+            refuse_shards_on_host(self.options, context)
         model, loading = initial_model(build_model, self.options, context.world)
         count = parameter_count(model)
         settings = self._settings(model, context)
@@ -193,9 +195,15 @@ def fsdp_strategy(
         offload=["weights", "gradients", "optimizer"] if offloads(options) else [],
         gather_dtype=getattr(in_force, "param_dtype", None) or dtype,
         details={"mixed_precision_policy": str(in_force), **_prefetch(prepared)},
+        reduces_each=syncs_each_batch(accelerator),
         norm_group=torch.distributed.group.WORLD,
         **of_version,
     )
+
+
+def syncs_each_batch(accelerator: Any) -> bool:
+    """Whether `Accelerator.accumulate`, or Trainer in its place, leaves `no_sync` out (accelerate 1.15)."""
+    return bool(accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False))
 
 
 def _prefetch(prepared: nn.Module) -> dict[str, Any]:

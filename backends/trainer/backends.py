@@ -13,7 +13,7 @@ from ..base import Backend, BuildModel, BuildOptimizer, Engine, SetupContext, Un
 from ..fsdp.prepared import PreparedFsdpBackend
 from ..libraries.extensions import offloads
 from ..model.blocks import parameter_count
-from ..options import NoOptions
+from ..options import ReductionOptions
 from ..presets import trainer_ddp_changes
 from ..torch_engine import TorchEngine
 from ..zero.engine import ZeroEngine
@@ -23,19 +23,20 @@ from ..zero.prepared import PreparedZeroBackend
 class TrainerDdpBackend(Backend):
     """Trainer on several ranks, without `fsdp` and `deepspeed`: DDP."""
 
-    Options = NoOptions
+    Options = ReductionOptions
     packages = ("torch", "accelerate", "transformers")
 
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
     ) -> Engine:
         from harness.backends.trainer.engines import TrainerDdpEngine, details_of
-        from harness.backends.trainer.held import HeldTrainer, training_arguments
+        from harness.backends.trainer.held import HeldTrainer, reduced_as, training_arguments
 
         given: dict[str, Any] = {c.setting: c.value for c in trainer_ddp_changes(context.preset)}
         model = build_model()
         count = parameter_count(model)
-        trainer = HeldTrainer(model, training_arguments(context, **given), context, build_optimizer)
+        arguments = training_arguments(context, **given, **reduced_as(self.options))
+        trainer = HeldTrainer(model, arguments, context, build_optimizer)
         refuse_without_autocast(trainer.accelerator, context)
         trainer.start()
         prepared: Any = trainer.model_wrapped
@@ -105,14 +106,16 @@ class TrainerFsdpBackend(PreparedFsdpBackend):
         build_optimizer: BuildOptimizer,
         context: SetupContext,
     ) -> tuple[Any, Any, Any, Any]:
-        from harness.backends.trainer.held import HeldTrainer, training_arguments
+        from harness.backends.trainer.held import HeldTrainer, reduced_as, training_arguments
 
         if offloads(self.options) and self.version == 2:
             raise Unsupported(
                 f"transformers {version('transformers')}: Trainer reduces the norm of offloaded gradients on "
                 "the CPU, which NCCL cannot reach"
             )
-        arguments = training_arguments(context, fsdp=True, fsdp_config=dict(settings))
+        arguments = training_arguments(
+            context, fsdp=True, fsdp_config=dict(settings), **reduced_as(self.options)
+        )
         trainer = HeldTrainer(model, arguments, context, build_optimizer)
         self._require_fsdp(trainer.accelerator)
         trainer.start()

@@ -17,8 +17,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
-from ..base import BuildOptimizer, SetupContext
+from ..base import BackendOptions, BuildOptimizer, SetupContext
 from ..model.precision import scaler_arguments
+from ..options import reduces_each
 
 
 class Ended(BaseException):
@@ -228,6 +229,12 @@ class HeldTrainer(Trainer):
         constants = scaler_arguments(self._context.loss_scale)
         scaler = self.accelerator.scaler
         scaler.load_state_dict(scaler.state_dict() | constants | {"scale": constants["init_scale"]})
+
+
+def reduced_as(options: BackendOptions) -> dict[str, Any]:
+    """Trainer's argument by which it reduces gradients in every micro-step; nothing where it need not."""
+    each = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+    return {"accelerator_config": each} if reduces_each(options) else {}
 
 
 def training_arguments(context: SetupContext, **more: Any) -> TrainingArguments:

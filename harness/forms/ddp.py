@@ -9,13 +9,13 @@ from harness.forms.loading import with_pickled_plans
 from harness.forms.model.layout import Tensor, elements
 from harness.forms.terms import (
     BUFFERS,
-    GRADIENTS,
     Collective,
     ModelStates,
     Term,
     Volume,
     gathered,
     over_steps,
+    reducing_passes,
     states,
 )
 from harness.forms.workload import Workload
@@ -63,7 +63,8 @@ def wraps(workload: Workload) -> bool:
 
 
 def collectives(workload: Workload) -> Volume:
-    """Gradients all-reduced once per step in the dtype of the weights, buffers broadcast before it.
+    """Gradients all-reduced once per step in the dtype of the weights, buffers broadcast before it; or both
+    in every micro-step.
 
     `torch/nn/parallel/distributed.py`: under `no_sync` neither gradients nor buffers cross the wire
     (`_pre_forward`, `_post_forward`, `will_sync_module_buffers`), so accumulation changes nothing.
@@ -109,21 +110,18 @@ def _step(workload: Workload, step: int) -> list[Collective]:
     found = _rebuilt_buckets(workload) if rebuilds else []
     # `require_forward_param_sync` is left true by the last forward pass that synchronised; the forward
     # passes of an evaluation leave it false.
-    if not workload.window.follows_evaluation(step):
-        found += _buffers(workload, "forward") * reductions
+    broadcasts = reductions - workload.window.follows_evaluation(step)
+    found += _buffers(workload, "forward") * broadcasts
     for dtype, size in _by_dtype(workload.layout.trained).items():
-        one_bucket = step == 0 or size <= FIRST_BUCKET_BYTES
-        found.append(
+        # Before the buckets are rebuilt there is one of unlimited size.
+        one_bucket = (step == 0 and reductions == 1) or size <= FIRST_BUCKET_BYTES
+        found += [
             Collective(
-                phase="backward",
-                op="all_reduce",
-                dtype=dtype,
-                term=GRADIENTS,
-                payload_bytes=size * reductions,
-                # Before the buckets are rebuilt there is one of unlimited size.
-                calls=reductions if one_bucket else None,
+                phase="backward", op="all_reduce", dtype=dtype, term=term, payload_bytes=size * passes,
+                calls=passes if one_bucket else None,
             )
-        )
+            for term, passes in reducing_passes(reductions)
+        ]  # fmt: skip
     return found + _used_parameters(workload, step)
 
 
@@ -141,7 +139,7 @@ def _reductions(workload: Workload) -> int:
     `Accelerator.no_sync` (accelerate 1.15) does nothing for one process, though on the CPU DDP wraps it.
     """
     alone = workload.world_size == 1 and workload.strategy.route == "trainer"
-    return workload.accumulation_steps if alone else 1
+    return workload.accumulation_steps if alone else workload.reductions
 
 
 def _used_parameters(workload: Workload, step: int) -> list[Collective]:
@@ -155,7 +153,8 @@ def _used_parameters(workload: Workload, step: int) -> list[Collective]:
     if not (by_trainer or _searches(workload) or first_of_static):
         return []
     count = len(workload.layout.trained)
-    return gathered("backward", USED_PARAMETERS, [(count, count)], "int32", op="all_reduce")
+    passes = 1 if first_of_static else _reductions(workload)
+    return gathered("backward", USED_PARAMETERS, [(count, count)], "int32", op="all_reduce", passes=passes)
 
 
 def _rebuilt_buckets(workload: Workload) -> list[Collective]:

@@ -26,15 +26,16 @@ def host_link_bytes(workload: Workload, expected: ModelStates) -> float:
     """Bytes that cross the link of a rank in a step, in both directions; 0 without offload.
 
     FSDP: weights up at each gather, frozen ones too, in the dtype in which they are held; reduced gradients
-    down once. DeepSpeed: gradients down and, where micro-steps add them up on the host, up again; updated
-    weights up in the compute dtype, or, where weights too are offloaded, at each gather instead.
+    down as often as they are reduced. DeepSpeed: gradients down and, where micro-steps add them up on the
+    host, up again; updated weights up in the compute dtype, or, where weights too are offloaded, at each
+    gather instead.
     """
     if workload.offload == "none":
         return 0.0
     inner = replace(local_workload(workload), window=Window())
     if inner.strategy.zero_stage is None:
         reads = fsdp1.host_reads if inner.strategy.family == "fsdp1" else fsdp2.host_reads
-        return reads(inner) + _gradients_on_host(expected)
+        return reads(inner) + inner.reductions * _gradients_on_host(expected)
     elements = host_elements(workload, expected)
     moved = elements * workload.master_bytes + _added_up(inner, expected, elements)
     return moved + (

@@ -269,6 +269,12 @@ def over_steps(workload: Workload, one_step: Callable[[Workload, int], list[Coll
     return [collective for step in workload.window.steps for collective in one_step(workload, step)]
 
 
+def reducing_passes(reductions: int) -> list[tuple[str, int]]:
+    """Terms of the gradients of a step that so many micro-steps reduce, and how many each stands for."""
+    further = reductions - 1
+    return [(GRADIENTS, 1), *([(FURTHER_GRADIENTS, further)] if further else [])]
+
+
 Sizes = Sequence[tuple[int, int]]
 
 

@@ -230,6 +230,16 @@ class Workload(Derivations):
         return self.shard_size or self.world_size
 
     @property
+    def reduces_each(self) -> bool:
+        """Whether gradients of torch's strategies are reduced in every micro-step, not in the last one."""
+        return bool(self.options.get("sync_each_batch"))
+
+    @property
+    def reductions(self) -> int:
+        """Micro-steps of a step that reduce gradients, under torch's strategies."""
+        return self.accumulation_steps if self.reduces_each else 1
+
+    @property
     def second_copy_ranks(self) -> int | None:
         """Ranks of a group that keeps a second copy of the weights between their uses in a step and gathers
         from it: of hpZ, or those to which FSDP2 reshards; None: there is none."""

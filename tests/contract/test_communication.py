@@ -15,7 +15,7 @@ from harness.forms.terms import GRADIENTS
 from harness.judge.comparison import Comparison
 from harness.judge.quantities.volume import textbook_differences, volume_differences, volume_of
 from harness.record import BackendPart, CommunicationPart, DimensionPart, Record, WindowsPart
-from tests.built_in import HYBRID, NATIVE
+from tests.built_in import EACH_MICRO_STEP, HYBRID, NATIVE
 from tests.contract.cases import GLOBAL_BATCH, LENGTH
 from tests.contract.communication import (
     FIRST_STEPS,
@@ -127,6 +127,24 @@ def test_stages_1_and_2_send_what_the_textbook_says_where_gradients_are_reduced_
         terms = textbook_differences(record)
         assert terms is not None
         assert GRADIENTS not in {difference.term for difference in terms}, case
+
+
+# FSDP1 refuses one of the cases under NO_SHARD.
+@pytest.mark.parametrize(
+    "label",
+    first(
+        ["fsdp:sync_each_batch=true"],
+        [label for label in EACH_MICRO_STEP if not label.startswith("fsdp1-no-shard")],
+    ),
+)
+def test_payload_of_reductions_in_every_micro_step_is_as_expected_to_the_byte(
+    label: str, tmp_path: Path
+) -> None:
+    name = label.partition(":")[0]
+    per_rank = on_ranks("volumes", label, 4 if name in HYBRID else 2, tmp_path)
+    for case, parts in zip(VOLUME_CASES, zip(*per_rank, strict=True), strict=True):
+        record = as_record(name, case, list(parts), label)
+        assert volume_differences(record) == [], case
 
 
 FEW = ("ddp", "zero3", "fsdp")

@@ -8,7 +8,7 @@ import pytest
 
 from harness.backends import registry
 from harness.backends.base import World
-from tests.built_in import HYBRID, SEQUENCE, TENSOR
+from tests.built_in import EACH_MICRO_STEP, HYBRID, SEQUENCE, TENSOR
 from tests.contract.cases import CASES, HARDEST, Case
 from tests.contract.ranks import traces
 from tests.representatives import first
@@ -87,9 +87,12 @@ The clean matrix (tests/traps/test_clean.py) has every backend, and groups of ra
 IN_EVERY_CASE = ("fsdp",)
 """Others in the hardest cases, natives in every case where all are asked for."""
 OF_PARTS = ("accelerate-", "trainer-", *HYBRID, *SECOND_COPY)
+REPRESENTATIVES += ["fsdp:sync_each_batch=true"]
+"""Nor in which micro-steps gradients are reduced."""
+ALL = [*runnable(), *PREFETCH, *SECOND_COPY, *EACH_MICRO_STEP]
 
 
-@pytest.mark.parametrize("name", [*first(REPRESENTATIVES, [*runnable(), *PREFETCH, *SECOND_COPY]), *CPU_ADAM])
+@pytest.mark.parametrize("name", [*first(REPRESENTATIVES, ALL), *CPU_ADAM])
 def test_backend_trains_as_one_process_does(name, reference, tmp_path, contract_table) -> None:
     assert_trains(name, reference, tmp_path, contract_table, name in IN_EVERY_CASE)
 
@@ -108,7 +111,7 @@ def test_backend_trains_as_one_process_does_in_every_case(name, reference, tmp_p
 
 
 def assert_trains(name: str, reference: list, tmp_path: Path, contract_table: list, every_case: bool) -> None:
-    size = 4 if name in (*HYBRID, *SECOND_COPY) else 2
+    size = 4 if name in SECOND_COPY or name.partition(":")[0] in HYBRID else 2
     cases, which = (CASES, "cases") if every_case else (HARDEST, "hardest")
     found = []
     of_reference = reference[-len(cases) :]

@@ -11,7 +11,7 @@ from harness.backends import registry
 from harness.forms.families import model_states
 from harness.forms.workload import Workload
 from harness.record.workload import closed_form_layout
-from tests.built_in import HYBRID, NATIVE
+from tests.built_in import EACH_MICRO_STEP, HYBRID, NATIVE
 from tests.contract.communication import VolumeCase
 from tests.contract.ranks import on_ranks
 from tests.contract.states import FEW_CASES, STATE_CASES, Held
@@ -52,6 +52,14 @@ def test_states_with_options_are_the_closed_form_to_the_byte(label: str, tmp_pat
     assert_closed_forms(label, 2, tmp_path, "states_of_few", FEW_CASES)
 
 
+@pytest.mark.exhaustive  # of peaks, with the shards that add up: tests/memory/test_accumulation.py
+@pytest.mark.parametrize("label", EACH_MICRO_STEP)
+def test_states_of_reductions_in_every_micro_step_are_the_closed_form_to_the_byte(
+    label: str, tmp_path: Path
+) -> None:
+    assert_closed_forms(label, 4 if label.partition(":")[0] in HYBRID else 2, tmp_path)
+
+
 GROUPS = (*HYBRID, "fsdp-hybrid:master_dtype=compute", *SECOND_COPY)
 
 
@@ -84,7 +92,7 @@ def is_unsupported(label: str, case: VolumeCase) -> bool:
         offloads = label.startswith("zero") and "offload" in label
         return label == "zero0" or (offloads and "adam=deepspeed" not in label)
     # Tied gradients of several micro-steps are not added up.
-    no_shard = label == "fsdp1-no-shard"
+    no_shard = label.startswith("fsdp1-no-shard")
     return no_shard and case.precision == "bf16-mixed" and case.accumulation_steps > 1
 
 

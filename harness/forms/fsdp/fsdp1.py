@@ -36,6 +36,7 @@ from harness.forms.terms import (
     Volume,
     gathered,
     over_steps,
+    reducing_passes,
     states,
 )
 from harness.forms.workload import Workload
@@ -132,18 +133,19 @@ def updated_tensors(workload: Workload) -> list[list[int]]:
 
 def collectives(workload: Workload) -> Volume:
     """Sharded: units are gathered and reduce-scattered. NO_SHARD all-reduces the flat gradient of each
-    unit once per step (`_reduce_grad_no_shard`).
+    unit (`_reduce_grad_no_shard`).
 
     Under `no_sync` nothing is reduced, and `_should_free_in_backward` (_runtime_utils.py) frees the
     weights only where the strategy reshards after forward: the others gather once per step.
     """
     reshards = workload.strategy.facts.reshards
     units = _units(workload, reshards=reshards)
+    kept = not (reshards or workload.reduces_each)
     if not is_sharded(workload):
         return with_pickled_plans(workload, _not_sharded(workload, units))
 
     def step(workload: Workload, index: int) -> list[Collective]:
-        moved = gathers_and_reductions(workload, units, index, kept_within_step=not reshards)
+        moved = gathers_and_reductions(workload, units, index, kept_within_step=kept)
         return [*moved, norm(workload), *_overflow(workload)]
 
     found = loading_collectives(workload) + over_steps(workload, step) + evaluation(workload, units)
@@ -239,9 +241,12 @@ def _units(workload: Workload, *, reshards: bool) -> list[GatherUnit]:
 
 def _not_sharded(workload: Workload, units: Sequence[GatherUnit]) -> Volume:
     def step(workload: Workload, _: int) -> list[Collective]:
-        reduced = gathered(
-            "backward", GRADIENTS, reduced_sizes(units), reduce_dtype(workload), op="all_reduce"
-        )
+        sizes, dtype = reduced_sizes(units), reduce_dtype(workload)
+        reduced = [
+            collective
+            for term, passes in reducing_passes(workload.reductions)
+            for collective in gathered("backward", term, sizes, dtype, op="all_reduce", passes=passes)
+        ]
         return reduced + _overflow(workload)
 
     return Volume(collectives=tuple(over_steps(workload, step)))

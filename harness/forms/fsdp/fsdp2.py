@@ -138,7 +138,7 @@ def collectives(workload: Workload) -> Volume:
 
     Weights are gathered in every micro-step, since the backward pass gives them back
     (`FSDPParamGroup.post_backward`), gradients reduced in the last one only
-    (`set_requires_gradient_sync`). In a group of one rank nothing is gathered or reduced
+    (`set_requires_gradient_sync`), or in each. In a group of one rank nothing is gathered or reduced
     (`FSDPParamGroup.unshard`); the norm is.
     """
     reshards = workload.strategy.facts.reshards
@@ -189,7 +189,7 @@ def host_reads(workload: Workload) -> int:
 def _reduced_again(workload: Workload, named: Mapping[str, GatherUnit]) -> list[GatherUnit]:
     """Units that run more than once, where micro-steps add up: in the last, the first `post_backward`
     reduces what was added up (`unsharded_accumulated_grad`), the last one the gradient that just came."""
-    if workload.accumulation_steps == 1:
+    if workload.accumulation_steps == 1 or workload.reduces_each:
         return []
     calls = workload.layout.unit_calls or ()
     runs = Counter(name for name, use in calls if use == "inputs with gradient")
@@ -222,14 +222,15 @@ def reshards_root(workload: Workload) -> bool:
 def _units(workload: Workload, *, reshards: bool, reshards_root: bool) -> list[GatherUnit]:
     named = workload.layout.units()
     found = [(tensors, not reshards, False) for name, tensors in named if name]
-    if found and len(found) == len(named) and workload.strategy.route != "trainer":
+    # Trainer, and a loop that reduces in each micro-step, leave `set_is_last_backward` alone: each backward
+    # pass gives back what it gathered.
+    tells_last = workload.strategy.route != "trainer" and not workload.reduces_each
+    if found and len(found) == len(named) and tells_last:
         # No root that stays gathered to the end comes after the last block.
         found[-1] = (found[-1][0], not reshards, reshards)
     if workload.strategy.through_accelerate:
-        # Trainer leaves `set_is_last_backward` alone: each backward pass gives back what it gathered.
-        by_trainer = workload.strategy.route == "trainer"
         around = units_around_blocks(workload.layout)
-        found += [(tensors, kept, astray and not by_trainer) for tensors, kept, astray in around]
+        found += [(tensors, kept, astray and tells_last) for tensors, kept, astray in around]
     else:
         found += [(tensors, not reshards_root, False) for name, tensors in named if not name]
     return [_unit(workload, tensors, kept=kept, astray=astray) for tensors, kept, astray in found]

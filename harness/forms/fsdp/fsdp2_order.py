@@ -99,7 +99,7 @@ def in_order(workload: Workload, units: Mapping[str, GatherUnit], step: int) -> 
         order.forward()
     found: list[Collective] = []
     for micro_step in range(workload.accumulation_steps):
-        last = micro_step == workload.accumulation_steps - 1
+        last = workload.reduces_each or micro_step == workload.accumulation_steps - 1
         forward, backward = (FURTHER_FORWARD, FURTHER_BACKWARD) if micro_step else (FORWARD, BACKWARD)
         found += _gathers(workload, "forward", forward, units, order.forward())
         found += _gathers(workload, "backward", backward, units, order.backward(last=last))

@@ -18,6 +18,7 @@ from harness.forms.terms import (
     REPLICAS,
     Collective,
     gathered,
+    reducing_passes,
 )
 from harness.forms.workload import Role, Workload
 
@@ -136,7 +137,7 @@ def reduction_remarks(workload: Workload) -> list[tuple[str, str]]:
 def gathers_and_reductions(
     workload: Workload, units: Sequence[GatherUnit], step: int, *, kept_within_step: bool
 ) -> list[Collective]:
-    """One step: weights gathered in every micro-step, gradients reduced in the last one.
+    """One step: weights gathered in every micro-step, gradients reduced in the last one or in each.
 
     The backward pass gives weights back; `kept_within_step`: it does so in the last micro-step only.
     """
@@ -160,15 +161,20 @@ def gathers_and_reductions(
 
 
 def reductions(workload: Workload, units: Sequence[GatherUnit]) -> list[Collective]:
-    """Gradients of one step, reduced in its last micro-step."""
-    role = shard_role(workload)
-    found = gathered(
-        "backward", GRADIENTS, reduced_sizes(units), reduce_dtype(workload), op="reduce_scatter", role=role
-    )
-    return found + (_across_replicas(workload, units) if role == "shard" else [])
+    """Gradients of one step, reduced in its last micro-step or in each."""
+    role, sizes, dtype = shard_role(workload), reduced_sizes(units), reduce_dtype(workload)
+    found: list[Collective] = []
+    for term, passes in reducing_passes(workload.reductions):
+        found += gathered("backward", term, sizes, dtype, op="reduce_scatter", role=role, passes=passes)
+        if role == "shard":
+            across = REPLICAS if term == GRADIENTS else term
+            found += _across_replicas(workload, units, across, passes)
+    return found
 
 
-def _across_replicas(workload: Workload, units: Sequence[GatherUnit]) -> list[Collective]:
+def _across_replicas(
+    workload: Workload, units: Sequence[GatherUnit], term: str, passes: int
+) -> list[Collective]:
     """Each rank all-reduces its reduced shard of every unit with the ranks that hold the same.
 
     `_reduce_grad` over `_inter_node_pg` (FSDP1, _runtime_utils.py), `foreach_reduce` (FSDP2).
@@ -176,12 +182,12 @@ def _across_replicas(workload: Workload, units: Sequence[GatherUnit]) -> list[Co
     dtype, shards = reduce_dtype(workload), workload.shards
     width = DTYPE_BYTES[dtype]
     reduced = reduced_sizes(units)
-    total = sum(padded for _, padded in reduced) // shards * width
-    exact = sum(count for count, _ in reduced) * width // shards
+    total = passes * (sum(padded for _, padded in reduced) // shards * width)
+    exact = passes * (sum(count for count, _ in reduced) * width // shards)
     found = [
         Collective(
-            phase="backward", op="all_reduce", dtype=dtype, role="replica", term=REPLICAS,
-            payload_bytes=exact, calls=len(reduced),
+            phase="backward", op="all_reduce", dtype=dtype, role="replica", term=term,
+            payload_bytes=exact, calls=passes * len(reduced),
         )
     ]  # fmt: skip
     if total > exact:

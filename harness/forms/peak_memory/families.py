@@ -37,9 +37,9 @@ class DdpTimeline(StepTimeline):
 
     def gradient_ready(self, parameter: Tensor) -> None:
         # Under `no_sync` gradients add up beside the buckets; the last micro-step copies them in.
-        if not self._views or not self.last_micro_step:
+        if not self._views or not self.reduces:
             super().gradient_ready(parameter)
-        elif self.micro_step:
+        elif self.adds_up_whole:
             self.ledger.drop(GRADIENTS, parameter.numel * self.gradient_bytes)
 
     @property

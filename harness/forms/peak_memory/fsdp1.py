@@ -109,14 +109,14 @@ class Fsdp1Timeline(StepTimeline):
         self.ledger.add(JOINED, size)
         self.ledger.look()
         self.ledger.drop(GRADIENTS, unit.elements * self._width)
-        if self.last_micro_step or self.workload.strategy.facts.reshards or not self._sharded:
+        if self.reduces or self.workload.strategy.facts.reshards or not self._sharded:
             self._free(unit)
-        if not self.last_micro_step:
+        if not self.reduces:
             if self.micro_step == 0:
                 self.ledger.add(ACCUMULATED, size)
             self.ledger.drop(JOINED)
             return
-        if self.micro_step:
+        if self.adds_up_whole:
             self.ledger.drop(JOINED)  # added to what the micro-steps before left, in its place
             self.ledger.drop(ACCUMULATED, size)
             self.ledger.add(JOINED, size)

@@ -70,7 +70,7 @@ class Fsdp2Timeline(StepTimeline):
     @property
     def _keeps_fresh(self) -> bool:
         """Whether a gradient is a tensor of its own; later micro-steps add to it where dtypes agree."""
-        return self.micro_step == 0 or self._reduce_bytes != self.workload.compute_bytes
+        return not self.adds_up_whole or self._reduce_bytes != self.workload.compute_bytes
 
     def _drop_fresh(self, unit: Unit) -> None:
         """The root's gradients stay while blocks give back theirs."""
@@ -157,7 +157,7 @@ class Fsdp2Timeline(StepTimeline):
         self.ledger.drop(GATHERED, self._size(unit))
 
     def _reduce(self, unit: Unit) -> None:
-        if not self.last_micro_step:
+        if not self.reduces:
             self._accumulate(unit)
             return
         with self.ledger.during("reduction"):
@@ -171,7 +171,7 @@ class Fsdp2Timeline(StepTimeline):
 
     def _drop_gradients(self, unit: Unit) -> None:
         self._drop_fresh(unit)
-        if self.workload.accumulation_steps > 1:
+        if self.adds_up_whole:
             self.ledger.drop(ACCUMULATED, self._trained(unit) * self._reduce_bytes)
 
     def _accumulate(self, unit: Unit) -> None:

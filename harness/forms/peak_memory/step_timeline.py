@@ -220,6 +220,16 @@ class StepTimeline:
     def last_micro_step(self) -> bool:
         return self.micro_step == self.workload.accumulation_steps - 1
 
+    @property
+    def reduces(self) -> bool:
+        """Whether this micro-step reduces gradients, under torch's strategies."""
+        return self.last_micro_step or self.workload.reduces_each
+
+    @property
+    def adds_up_whole(self) -> bool:
+        """Whether gradients of micro-steps before this one are there and were not reduced."""
+        return self.micro_step > 0 and not self.workload.reduces_each
+
     def begin(self) -> None:
         """What is there as every ordinary step begins: all states but gradients."""
         for term in model_states(self.workload).terms:
@@ -307,7 +317,8 @@ class StepTimeline:
     def scatter(
         self, padded: int, pieces: int, width: int, reduced: Term, low: Term, *, sends: bool = True
     ) -> None:
-        """FSDP's reduce-scatter of `padded` elements in a dtype of `width` bytes, of which a piece stays."""
+        """FSDP's reduce-scatter of `padded` elements in a dtype of `width` bytes, of which a piece stays, or,
+        where one of the micro-step before is there, is added to that."""
         own, master = padded // pieces, self.workload.master_bytes
         self.ledger.add(low if width != master else reduced, own * width)
         self.ledger.briefly(reduce_scattering(self.workload, padded * width if sends else 0))
@@ -315,6 +326,8 @@ class StepTimeline:
             self.ledger.add(reduced, own * master)
             self.ledger.look()
             self.ledger.drop(low)
+        if self.micro_step > 0 and self.workload.reduces_each:
+            self.ledger.drop(reduced, own * master)
 
     def largest_gradient(self) -> int:
         """Elements of the largest tensor of gradients that this rank holds."""
