@@ -12,7 +12,7 @@ from harness.backends import registry
 from harness.backends.base import BackendOptions, Preset, SetupContext, World
 from harness.backends.hybrid import shard_size
 from harness.backends.libraries.extensions import offloads
-from harness.backends.options import ZeroOptions, gathers_blocks
+from harness.backends.options import ZeroOptions, gathers_blocks, reduces_each
 from harness.backends.presets import ROOT_RESHARD, ddp_changes, fsdp2_changes, reduce_dtype_changes
 from harness.backends.strategy import FSDP1_STRATEGIES, StrategyKind
 from harness.backends.zero.config import zero_config
@@ -74,7 +74,8 @@ def torch_values(label: str, job: Job, world_size: int, blocks: list[str], prese
     _, options = registry.parse(label)
     strategy, low = exported_strategy(label), LOW_DTYPES.get(job.training.precision)
     if strategy.family == "ddp":
-        return {"arguments": {c.setting: c.value for c in ddp_changes(preset)}, "autocast": low}
+        arguments = {c.setting: c.value for c in ddp_changes(preset)}
+        return {"arguments": arguments, "autocast": low, "sync_each_batch": reduces_each(options)}
     reduces_in_fp32 = bool(reduce_dtype_changes(job.training.held_precision, preset))
     values: dict[str, Any] = {
         "blocks": blocks if getattr(options, "auto_wrap", None) is None else [],
@@ -82,6 +83,7 @@ def torch_values(label: str, job: Job, world_size: int, blocks: list[str], prese
         "reduce_dtype": "float32" if reduces_in_fp32 else None,
         "offload": offloads(options),
         "shard_size": _shard_size(options, strategy, world_size),
+        "sync_each_batch": reduces_each(options),
     }
     if strategy.family == "fsdp1":
         names = ("backward_prefetch", "forward_prefetch", "limit_all_gathers")
@@ -212,7 +214,10 @@ def exported_files(
         found["accelerate.yaml"] = _json(document)  # JSON is YAML, and what its readers disagree on is quoted
         on_cpu = document.get("use_cpu", False)
         kind = "MULTI_CPU" if on_cpu else document["distributed_type"]
-        values = {"arguments": values.get("arguments", {}), "distributed_type": kind}
+        each = values.get("sync_each_batch", False)
+        values = {
+            "arguments": values.get("arguments", {}), "distributed_type": kind, "sync_each_batch": each,
+        }  # fmt: skip
         found["strategy.py"] = _part("accelerate_strategy")
     elif strategy.zero_stage is not None:
         found["strategy.py"] = _part("deepspeed_strategy")

@@ -114,8 +114,8 @@ def test_unknown_option_is_refused_with_suggestion() -> None:
     assert "Did you mean 'offload'?" in message
 
 
-def test_backend_without_options_of_its_own_says_so() -> None:
-    assert refused("accelerate-ddp:offload=cpu").endswith("Allowed: preset, row")
+def test_an_unknown_option_names_those_that_there_are() -> None:
+    assert refused("accelerate-ddp:offload=cpu").endswith("Allowed: preset, row, sync_each_batch")
 
 
 @pytest.mark.parametrize("label", ["zero3:offload", "zero3:offload=", "zero3:offload= "])

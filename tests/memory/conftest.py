@@ -9,7 +9,8 @@ from tests.made_once import MadeOnce
 from .runs import LLAMA, Outcome, compare
 
 MICRO_STEPS = 4
-BACKENDS = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp1")
+EACH = "fsdp:sync_each_batch=True"
+BACKENDS = ("ddp", "zero1", "zero2", "zero3", "fsdp", EACH, "fsdp1")
 
 
 @pytest.fixture(scope="session")

@@ -6,14 +6,14 @@ import pytest
 
 from harness.judge.quantities.model_states import rank_states
 from harness.record import Record
-from tests.memory.conftest import MICRO_STEPS
+from tests.memory.conftest import EACH, MICRO_STEPS
 from tests.memory.runs import LLAMA, Outcome, compare
 
 pytestmark = pytest.mark.long(seconds=10)
 
 UNNAMED_BYTES = 4096
 """The loss, a batch of 16 tokens, and counters of the libraries."""
-SHARDED = ("zero2", "zero3")
+SHARDED = ("zero2", "zero3", EACH)
 """Reduce in every micro-step and keep their part; the others keep the whole gradient until the last one."""
 
 

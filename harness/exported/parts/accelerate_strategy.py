@@ -6,7 +6,12 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, DistributedType, GradScalerKwargs
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    DistributedType,
+    GradientAccumulationPlugin,
+    GradScalerKwargs,
+)
 from torch import Tensor, nn
 
 BuildModel = Callable[[], nn.Module]
@@ -25,7 +30,11 @@ class Strategy:
             import deepspeed
 
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else compiled at first
-        self.accelerator = Accelerator(cpu=wanted == "MULTI_CPU", kwargs_handlers=handlers)
+        self.reduces_each = settings["strategy"]["sync_each_batch"]
+        plugin = {"gradient_accumulation_plugin": GradientAccumulationPlugin(sync_each_batch=True)}
+        self.accelerator = Accelerator(
+            cpu=wanted == "MULTI_CPU", kwargs_handlers=handlers, **(plugin if self.reduces_each else {})
+        )
         if (found := self.accelerator.distributed_type.value) != wanted:
             if wanted == "FSDP" and not torch.cuda.is_available():
                 raise SystemExit(f"Accelerate runs {found}, not FSDP: that it runs on GPUs only")
@@ -46,9 +55,9 @@ class Strategy:
 
     @contextmanager
     def micro_step(self, last: bool) -> Iterator[None]:
-        """Gradients are reduced in the last micro-step alone."""
+        """Gradients are reduced in the last micro-step alone, or in each."""
         self.accelerator.gradient_state._set_sync_gradients(last)
-        if last or self.is_deepspeed:
+        if last or self.is_deepspeed or self.reduces_each:
             yield
         else:
             with self.accelerator.no_sync(self.model):

@@ -28,6 +28,7 @@ class Strategy:
                  for name, parameter in self.model.named_parameters())  # fmt: skip
         self.optimizer = build_optimizer(names)
         self.largest_norm = settings["gradient_clipping"] or float("inf")
+        self.reduces_each = settings["strategy"]["sync_each_batch"]
         autocast = settings["strategy"].get("autocast")
         self.autocast_dtype = getattr(torch, autocast) if autocast else None
         self.scaler = grad_scaler(self.device, settings["loss_scale"]) if settings["loss_scale"] else None
@@ -38,10 +39,10 @@ class Strategy:
 
     @contextmanager
     def micro_step(self, last: bool) -> Iterator[None]:
-        """Gradients are reduced in the last micro-step alone."""
+        """Gradients are reduced in the last micro-step alone, or in each."""
         dtype = self.autocast_dtype
         cast = torch.autocast(self.device.type, dtype) if dtype is not None else nullcontext()
-        with synchronise(self.model, last), cast:
+        with synchronise(self.model, last or self.reduces_each), cast:
             yield
 
     def backward(self, loss: Tensor) -> None:

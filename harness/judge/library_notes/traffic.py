@@ -44,6 +44,7 @@ BY_TERM: dict[tuple[str, str], str] = {
        for term in (FURTHER_FORWARD, FURTHER_BACKWARD, FURTHER_GRADIENTS)},
     **{(family, term): "gathered-every-micro-step"
        for family in ("fsdp1", "fsdp2") for term in (FURTHER_FORWARD, FURTHER_BACKWARD)},
+    **{(family, FURTHER_GRADIENTS): "sync-each-batch" for family in ("ddp", "fsdp1", "fsdp2")},
 }  # fmt: skip
 """Facts by family and term of the closed form; other terms are shown with the remark of the closed form."""
 

@@ -61,6 +61,19 @@ def test_each_tool_has_its_files(tool: Any, label: str, names: set[str]) -> None
             json.loads(text)
 
 
+@pytest.mark.parametrize("tool", ["torchrun", "accelerate"])
+@pytest.mark.parametrize("each", [True, False])
+def test_the_program_reduces_in_every_micro_step_if_the_backend_does(tool: Any, each: bool) -> None:
+    experiment = load_experiment(None)
+    label = canonical_label(f"ddp:sync_each_batch={each}")
+    found = exported_files(
+        tool, label, experiment, batch_layout(experiment.training, 4), world_size=4, device="cpu",
+        preset="like-for-like", facts=FACTS, example=EXAMPLE,
+    )  # fmt: skip
+    assert json.loads(found["settings.json"])["strategy"]["sync_each_batch"] is each
+    assert "self.reduces_each" in found["strategy.py"]
+
+
 @pytest.mark.parametrize(
     ("tool", "label", "assignments", "says"),
     [

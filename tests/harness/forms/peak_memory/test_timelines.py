@@ -100,6 +100,21 @@ def test_further_micro_steps_keep_whole_gradients_under_fsdp() -> None:
     assert held(found["forward"], "gradients") == 4 * 4 * BLOCK
 
 
+@pytest.mark.parametrize("backend", ["fsdp", "fsdp-grad-op", "fsdp1", "fsdp1-grad-op"])
+def test_fsdp_that_reduces_in_every_micro_step_holds_no_whole_gradients(backend: str) -> None:
+    found = moments(backend, MODEL, 2, accumulation_steps=3, options={"sync_each_batch": True})
+    one = moments(backend, MODEL, 2)
+    shards = 4 * 4 * BLOCK // 2
+    assert held(found["forward"], "gradients") == held(found["step"], "gradients") == shards
+    assert held(one["forward"], "gradients") == 0
+    assert found["step"].bytes - one["step"].bytes <= 16  # a batch more
+
+
+def test_buckets_of_ddp_that_reduces_in_every_micro_step_are_all_its_gradients() -> None:
+    found = moments("ddp", MODEL, 2, accumulation_steps=3, options={"sync_each_batch": True})
+    assert held(found["backward"], "gradients") == 4 * 4 * BLOCK
+
+
 @pytest.mark.parametrize(("options", "width"), [({}, 2), ({"reduce_dtype": "fp32"}, 4)])
 def test_micro_steps_add_up_in_the_dtype_in_which_gradients_are_reduced(
     options: dict[str, str], width: int
