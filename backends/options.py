@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
 from harness.backends.base import BackendOptions, Preset
-from harness.backends.libraries.extensions import extensions
+from harness.backends.libraries.extensions import extensions, offloads
 from harness.backends.libraries.facts import fact
 from harness.backends.mesh import Mesh
 from harness.backends.refusals import Unsupported
@@ -287,6 +287,19 @@ def gathers_blocks(options: ZeroOptions) -> bool:
 def reduces_each(options: BackendOptions) -> bool:
     """Whether gradients are reduced in every micro-step although the library could wait for the last one."""
     return isinstance(options, ReductionOptions) and options.sync_each_batch
+
+
+def unmet_shards_on_host(options: BackendOptions) -> list[str]:
+    """Why FSDP1 cannot add up shards of gradients on the host; empty: it need not.
+
+    torch 2.13 says so of itself (`FlatParamHandle.prepare_gradient_for_backward`, _flat_param.py).
+    """
+    if not (reduces_each(options) and offloads(options)):
+        return []
+    return [
+        "FSDP1 (torch 2.13) cannot add the gradient of a micro-step to one that lies in host memory; leave "
+        "sync_each_batch or offload out, or use fsdp"
+    ]
 
 
 class SequenceOptions(BackendOptions):

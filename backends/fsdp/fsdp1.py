@@ -39,7 +39,7 @@ from harness.backends.model.floating_inputs import refuse_complex, takes_tokens
 from harness.backends.model.loading import fill_fsdp1, hybrid_mesh, reserve_parameters, this_device
 from harness.backends.model.precision import compute_dtype, dtype_name, scaler_arguments
 from harness.backends.model_source import model_source
-from harness.backends.options import Fsdp1Options, reduces_each
+from harness.backends.options import Fsdp1Options, reduces_each, unmet_shards_on_host
 from harness.backends.piece import Piece
 from harness.backends.presets import reduce_dtype_changes
 from harness.backends.strategy import FSDP1_STRATEGIES, SHARDINGS, Sharding
@@ -67,7 +67,7 @@ class Fsdp1Backend(Backend):
             unmet.append(
                 f"CPUOffload of FSDP1 needs an accelerator to offload from (torch {torch.__version__})"
             )
-        return unmet
+        return unmet + unmet_shards_on_host(self.options)
 
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
@@ -97,7 +97,6 @@ class Fsdp1Backend(Backend):
                 f"torch {torch.__version__}: FSDP1 NO_SHARD at mixed precision cannot accumulate gradients "
                 "of tied parameters; under no_sync it shares a low-precision gradient with an fp32 parameter"
             )
-        refuse_shards_on_host(self.options, context)
         strategy = replace(
             fsdp1_strategy(fsdp, {key: _plain(value) for key, value in arguments.items()}, count),
             requested_name=self.strategy.name,
@@ -204,16 +203,6 @@ def refuse_several_dtypes(model: nn.Module) -> None:
         raise Unsupported(
             f"torch {torch.__version__}: FSDP1 flattens the parameters of a unit into one tensor of one "
             f"dtype; this model has {' and '.join(dtypes)}: set adapter.base_dtype=null, or use fsdp"
-        )
-
-
-def refuse_shards_on_host(options: BackendOptions, context: SetupContext) -> None:
-    """Raise Unsupported where shards of gradients would add up on the host, which torch 2.13 says does not
-    work (`FlatParamHandle.prepare_gradient_for_backward`, _flat_param.py)."""
-    if reduces_each(options) and offloads(options) and context.accumulation_steps > 1:
-        raise Unsupported(
-            f"torch {torch.__version__}: FSDP1 cannot add the gradient of a micro-step to one that lies in "
-            "host memory; leave sync_each_batch or offload out, or use fsdp"
         )
 
 

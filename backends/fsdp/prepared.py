@@ -22,7 +22,7 @@ from harness.backends.base import (
     Unsupported,
     World,
 )
-from harness.backends.fsdp.fsdp1 import fsdp1_full_parameters, fsdp1_unit_names, refuse_shards_on_host
+from harness.backends.fsdp.fsdp1 import fsdp1_full_parameters, fsdp1_unit_names
 from harness.backends.fsdp.fsdp2 import fsdp2_full_parameters, fsdp2_unit_names, synchronise
 from harness.backends.fsdp.prefetch import describe_fsdp1_prefetch, describe_fsdp2_prefetch
 from harness.backends.libraries.extensions import offloads
@@ -30,7 +30,7 @@ from harness.backends.model.blocks import first_trained, parameter_count, transf
 from harness.backends.model.loading import reserve_parameters
 from harness.backends.model.precision import autocast_dtype
 from harness.backends.model_source import Loading, model_source
-from harness.backends.options import AccelerateFsdpOptions
+from harness.backends.options import AccelerateFsdpOptions, unmet_shards_on_host
 from harness.backends.torch_engine import TorchEngine, TorchStrategy
 
 
@@ -50,7 +50,8 @@ class PreparedFsdpBackend(Backend):
         self.version = version
 
     def unmet_requirements(self, world: World) -> list[str]:
-        return [f"{self._installed} {self.on_the_cpu}"] if world.device == "cpu" else []
+        on_the_cpu = [f"{self._installed} {self.on_the_cpu}"] if world.device == "cpu" else []
+        return on_the_cpu + (unmet_shards_on_host(self.options) if self.version == 1 else [])
 
     @abstractmethod
     def _settings(self, model: nn.Module, context: SetupContext) -> dict[str, Any]:
@@ -73,8 +74,6 @@ class PreparedFsdpBackend(Backend):
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
     ) -> Engine:
-        if self.version == 1:
-            refuse_shards_on_host(self.options, context)
         model, loading = initial_model(build_model, self.options, context.world)
         count = parameter_count(model)
         settings = self._settings(model, context)

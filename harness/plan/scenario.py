@@ -15,7 +15,7 @@ from harness.backends.hybrid import shard_size as shard_group
 from harness.backends.hybrid import unmet_hybrid, unmet_second_copy
 from harness.backends.libraries.extensions import runs_cpu_adam, unmet_cpu_adam, unmet_files
 from harness.backends.mesh import Mesh
-from harness.backends.options import PipelineOptions
+from harness.backends.options import PipelineOptions, unmet_shards_on_host
 from harness.backends.pipeline.cut import PIPELINED_MODELS, not_whole, why_not_cut, why_not_scheduled
 from harness.backends.refusals import Unsupported
 from harness.backends.strategy import StrategyKind
@@ -325,6 +325,8 @@ def why_unsupported(
         return _zero(strategy.zero_stage, precision, offload=offload, own_adam=runs_cpu_adam(options))
     if world.device == "cpu" and strategy.through_accelerate and strategy.family != "ddp":
         return "accelerate ignores an FSDP plugin without an accelerator"
+    if strategy.family == "fsdp1" and (unmet := unmet_shards_on_host(options)):
+        return unmet[0]
     if world.device == "cpu" and strategy.family == "fsdp1" and offload:
         return "CPUOffload of FSDP1 needs an accelerator to offload from"
     if precision == "fp16-mixed" and offload and strategy.family == "fsdp2" and world.device == "cuda":

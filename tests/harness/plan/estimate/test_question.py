@@ -103,6 +103,7 @@ def test_a_sequence_beyond_the_context_is_refused() -> None:
         ("fsdp:offload=cpu", ("training.precision=fp16-mixed",), "gradient scaler"),
         ("accelerate-fsdp", ("runtime.device=cpu",), "ignores an FSDP plugin"),
         ("fsdp1:offload=cpu", ("runtime.device=cpu",), "needs an accelerator"),
+        ("fsdp1:offload=cpu,sync_each_batch=true", (), "cannot add the gradient of a micro-step"),
     ],
 )
 def test_what_a_strategy_cannot_do_stands_in_its_row(
