@@ -179,6 +179,8 @@ def rate(tokens_per_second: float) -> str:
     )
 
 
+IN_WORDS = {"close": "is close to the limit"}
+"""Of a verdict, what is no verb."""
 MARKS = {"barely fits": " (barely fits)", "close": " (close to the limit)"}
 ON_HOST = 10**9
 """Bytes from which host memory is worth a word."""

@@ -109,6 +109,13 @@ STATES_SHARE = 0.7
 """Of a device's memory: model states that leave room for activations that are not predicted."""
 
 
+VERDICT_LEGEND = (
+    f"fits: {1 - TIGHT_SHARE:.0%} of the memory or more is left; close: {1 - BARELY_SHARE:.0%} or more; "
+    "barely: less"
+).replace("%", " %")
+"""What `MemoryVerdict.word` means."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class MemoryVerdict:
     """What a rank needs of its device, beside what the device has."""
@@ -152,3 +159,8 @@ class MemoryVerdict:
     def said(self) -> str:
         """The answer for people."""
         return "barely fits" if self.barely_fits else self.answer
+
+    @property
+    def word(self) -> str:
+        """The same for a table: 'fits', 'close', 'barely' or 'no'."""
+        return {"does not fit": "no", "barely fits": "barely"}.get(self.said, self.said)

@@ -24,12 +24,13 @@ from harness.plan.alternatives import (
 )
 from harness.plan.architectures import mixture_of_experts
 from harness.plan.command_words import estimate_command
-from harness.plan.devices.limits import STATES_SHARE
+from harness.plan.devices.limits import STATES_SHARE, VERDICT_LEGEND
 from harness.plan.estimate.document import formulae
 from harness.plan.estimate.question import EstimateRequest
 from harness.plan.estimate.row import EstimateRow, trust_of
 from harness.plan.leading import (
     CLOSE_SHARE,
+    IN_WORDS,
     USUAL,
     about,
     between,
@@ -89,18 +90,13 @@ LEGEND = (
     "update); -: nothing of the kind then, or less than the last digit; gath.: weights of other ranks; "
     "mast.: fp32 masters; temp.: temporaries, model buffers and data"
 )
-OUTSIDE = (
-    "left: the GPU's memory less the peak and {} outside of the allocator (CUDA context, NCCL), which the "
-    "first lines count"
-)
+TOTAL = "total: with {} outside of torch's allocator (CUDA context, NCCL)"
 ABSENT = "-"
 STEP_LEGEND = (
     "nodes: GB of it to other nodes; exposed: seconds of communication that nothing hides; "
     "tok/s: per GPU; MFU: attention in full, its masked half too; h and kWh: for 1e9 tokens on all GPUs, at "
     "their power limit"
 )
-VERDICTS = {"does not fit": "no", "barely fits": "barely"}
-IN_WORDS = {"close": "is close to the limit"}
 INDENT = " " * 4
 MEGA, GIGA = 1e6, 1e9
 
@@ -157,13 +153,19 @@ def leading(rows: Sequence[EstimateRow]) -> list[EstimateRow]:
     """
     distinct = {entry.name for entry in distinct_backends(rows[0].world_size if rows else None)[0]}
     known = [row for row in rows if row.scenario is not None and row.label.partition(":")[0] in distinct]
-    known = [row for row in known if not pointless(row.label, row.world_size)] or known
+    sensible = [row for row in known if not pointless(row.label, row.world_size)]
+    if any(_is_roomy(row) for row in sensible) or not any(_is_roomy(row) for row in known):
+        known = sensible or known
     if not any(row.verdict for row in known):
         return sorted(known, key=lambda row: USUAL.index(row.label) if row.label in USUAL else len(USUAL))
     fitting = in_order([row for row in known if row.verdict and row.verdict.fits])
     rest = [row for row in known if row not in fitting]
     rest.sort(key=lambda row: -row.verdict.margin_bytes if row.verdict else 0)
     return [*fitting, *rest]
+
+
+def _is_roomy(row: EstimateRow) -> bool:
+    return row.verdict is not None and row.verdict.is_roomy
 
 
 def _header(asked: EstimateRequest) -> list[str]:
@@ -346,21 +348,21 @@ def _memory_table(asked: EstimateRequest, rows: Sequence[EstimateRow]) -> list[s
     peaks += [row.state_bytes(*STATE_KINDS) or 0 for row in rows if not peaks]
     unit, name = (MEGA, "MB") if max(peaks, default=0) < GIGA else (GIGA, "GB")
     judged = asked.device is not None
-    headers = [f"{name} per rank", *(title for title, _ in MEMORY), "peak", "at"]
-    headers += ["left", "fits"] if judged else []
+    headers = [f"{name} per rank", *(title for title, _ in MEMORY)]
+    headers += ["total", "at", "left", "fits"] if judged else ["peak", "at"]
     table = []
     for row in rows:
-        cells = [row.label, *_memory_cells(row, unit)]
+        cells = [row.label, *_memory_cells(row, unit, judged)]
         if judged:
             verdict = row.verdict
-            cells += [NOT_AVAILABLE] * 2 if verdict is None else [
-                _size(verdict.margin_bytes, unit), VERDICTS.get(verdict.said, verdict.said)
-            ]  # fmt: skip
+            cells += (
+                [NOT_AVAILABLE] * 2 if verdict is None else [_size(verdict.margin_bytes, unit), verdict.word]
+            )
         table.append(cells)
     host = [row for row in rows if row.memory is not None and row.host_bytes_per_node > GIGA]
     return [
         *_tabulated(table, headers),
-        *_wrapped("; ".join([LEGEND, *_outside(rows)] if judged else [LEGEND])),
+        *_wrapped("; ".join([LEGEND, *_outside(rows), VERDICT_LEGEND] if judged else [LEGEND])),
         *(f"{row.label}: {row.host_bytes_per_node / GIGA:,.0f} GB of host memory per node" for row in host),
         *(part for row in rows if row.swapped_per_node for part in _wrapped(_swapped(row))),
     ]
@@ -373,32 +375,31 @@ def _swapped(row: EstimateRow) -> str:
 
 
 def _outside(rows: Sequence[EstimateRow]) -> list[str]:
-    """What peak and left do not count, of the rows together."""
-    memories = [row.memory for row in rows if row.memory is not None]
-    found = sorted({memory.device_bytes - memory.peak_bytes for memory in memories})
+    """What the kinds of memory do not count, of the rows together."""
+    known = [memory for row in rows for memory in (row.memory, *(row.near_bounds or ())) if memory]
+    found = sorted({memory.device_bytes - memory.peak_bytes for memory in known})
     ends = dict.fromkeys(f"{count / GIGA:.2f}" for count in (found[:1] + found[-1:]))
-    return [OUTSIDE.format(f"{' to '.join(ends)} GB")] if found else []
+    return [TOTAL.format(f"{' to '.join(ends)} GB")] if found else []
 
 
-def _memory_cells(row: EstimateRow, unit: float) -> list[str]:
+def _memory_cells(row: EstimateRow, unit: float, judged: bool) -> list[str]:
+    """By kind, then the allocator's peak, or `judged` what the GPU must have; and when."""
     if row.memory is None:
         kinds = ("weights", "gathered", "gradients", "masters", "optimizer")
+        needed = [bound.device_bytes if judged else bound.peak_bytes for bound in row.near_bounds or ()]
+        between = " to ".join(dict.fromkeys(_size(count, unit) for count in needed)) or NOT_AVAILABLE
         return [
-            *(_kind(row.state_bytes(kind), unit) for kind in kinds), *[NOT_AVAILABLE] * 3,
-            _between_cell(row, unit), NOT_AVAILABLE,
+            *(_kind(row.state_bytes(kind), unit) for kind in kinds),
+            *[NOT_AVAILABLE] * 3, between, NOT_AVAILABLE,
         ]  # fmt: skip
-    terms = [term for term in row.memory.decisive.terms if not term.host]
+    memory = row.memory
+    terms = [term for term in memory.decisive.terms if not term.host]
     sums = [sum(term.bytes for term in terms if term.kind in kinds) for _, kinds in MEMORY]
     return [
         *(_kind(value, unit) for value in sums),
-        _size(row.memory.peak_bytes, unit),
-        MOMENTS[row.memory.decisive.name],
+        _size(memory.device_bytes if judged else memory.peak_bytes, unit),
+        MOMENTS[memory.decisive.name],
     ]
-
-
-def _between_cell(row: EstimateRow, unit: float) -> str:
-    bounds = row.peak_bytes_between or ()
-    return " to ".join(dict.fromkeys(_size(bound, unit) for bound in bounds)) or NOT_AVAILABLE
 
 
 def _step_table(asked: EstimateRequest, rows: Sequence[EstimateRow]) -> list[str]:

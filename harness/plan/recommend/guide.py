@@ -16,7 +16,7 @@ from typing import Literal
 from harness.errors import HarnessError
 from harness.judge.wording import percent
 from harness.plan.devices.device import joined_by
-from harness.plan.leading import CLOSE_SHARE, rate
+from harness.plan.leading import CLOSE_SHARE, IN_WORDS, rate
 from harness.plan.prediction import Predictors
 from harness.plan.recommend.predict import Configuration, best_configuration, smallest_need
 from harness.plan.recommend.question import RecommendRequest
@@ -163,12 +163,13 @@ def _there(
 
 
 def _fits_with(configuration: Configuration) -> str:
-    """'zero3 fits at micro-batch 1: 30.1 GB, 2,100 tokens/s per GPU'."""
+    """'zero3 fits at micro-batch 1: 30.1 GB, 2,100 tokens/s per GPU', or 'barely fits'."""
     speed = (
         f", {rate(configuration.tokens_per_second_per_gpu)} tokens/s per GPU" if configuration.speed else ""
     )
+    fits = IN_WORDS.get(configuration.verdict.said, configuration.verdict.said)
     size = gigabytes(configuration.needed_bytes)
-    return f"{configuration.label} fits at micro-batch {configuration.micro_batch_size}: {size} GB{speed}"
+    return f"{configuration.label} {fits} at micro-batch {configuration.micro_batch_size}: {size} GB{speed}"
 
 
 def _model_parallel(question: RecommendRequest, smallest: Configuration) -> Iterator[Remedy]:

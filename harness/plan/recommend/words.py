@@ -14,7 +14,7 @@ from harness.plan.alternatives import (
     reaches_more,
 )
 from harness.plan.command_words import run_command, set_words
-from harness.plan.devices.limits import TIGHT_SHARE
+from harness.plan.devices.limits import TIGHT_SHARE, VERDICT_LEGEND
 from harness.plan.leading import CLOSE_SHARE, figures, if_joined, rate
 from harness.plan.recommend.guide import Remedy
 from harness.plan.recommend.predict import Configuration
@@ -62,9 +62,8 @@ def recommendation_lines(answer: Recommendation) -> Iterator[str]:
         yield table(question, shown, len(answer.best))
         yield (
             "batch: micro-batch; accum.: accumulation; ckpt: activation checkpointing; GB: of a GPU; "
-            "host GB: of a node; tokens/s: per GPU; MFU: attention in full, its masked half too; GPU h, kWh: "
-            "per billion tokens, kWh at the power limit "
-            "of the boards"
+            f"{VERDICT_LEGEND}; host GB: of a node; tokens/s: per GPU; MFU: attention in full, its masked "
+            "half too; GPU h, kWh: per billion tokens, kWh at the power limit of the boards"
         )
     rejected = answer.variants.rejected(answer.best)
     if rejected:
@@ -190,7 +189,7 @@ def _row(question: RecommendRequest, configuration: Configuration) -> list[str]:
         "yes" if configuration.checkpointing else "no",
         configuration.needed_text,
         gigabytes(configuration.margin_bytes),
-        configuration.verdict.said,
+        configuration.verdict.word,
         gigabytes(memory.host_bytes_per_node if memory.host_bytes_per_node >= MEGABYTE else 0),
     ]
     if speed is None:

@@ -39,11 +39,18 @@ def test_what_is_absent_at_the_deciding_moment_is_no_zero() -> None:
     assert "0.00" not in shown
 
 
-def test_peak_left_and_what_lies_outside_add_up_to_the_gpu() -> None:
-    shown = text(backends="ddp", gpu="A100-80")
-    *_, peak, _, left, _ = cells(shown, "ddp")
-    outside = float(" ".join(shown.split()).split("less the peak and ")[1].split(" GB")[0])
-    assert abs(float(peak) + float(left) + outside - 85.1) < 0.15
+def test_kinds_and_what_lies_outside_add_up_to_the_total_of_the_first_line() -> None:
+    shown = text(*MIXED, backends="ddp", gpu="A100-80")
+    *kinds, total, _, left, word = cells(shown[shown.index("per rank") :], "ddp")
+    outside = float(" ".join(shown.split()).split("total: with ")[1].split(" GB")[0])
+    held = sum(float(kind) for kind in kinds[1:] if kind != "-")
+    assert abs(held + outside - float(total)) < 0.05
+    assert abs(float(total) + float(left) - 85.1) < 0.1
+    assert f"ddp fits, {total} of 85.1 GB" in " ".join(shown.split())
+    assert word == "fits"
+    assert "fits: 10 % of the memory or more is left; close: 2 % or more; barely: less" in " ".join(
+        shown.split()
+    )
 
 
 def test_what_does_not_fit_has_no_speed_and_what_has_none_says_why() -> None:
