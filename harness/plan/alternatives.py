@@ -243,18 +243,28 @@ def nothing_fits(found: Sequence[Alternative]) -> str | None:
 
 
 def reaches_more(found: Sequence[Alternative], than: float) -> list[str]:
-    """'LoRA reaches more: zero3 on 8 ranks, ...' of the fastest way that fits; empty: none is faster.
+    """'8-bit AdamW reaches more: zero3 on 8 ranks, ...' of the fastest way that fits; empty: none is faster.
 
+    Of those that are faster by more than predictions can tell, only the kind that changes the training least.
     than: tokens per second and GPU of the answer.
     """
-    ways = [one for one in found if one.fits and one.name != MORE_GPUS]
-    fastest = min(
-        close_to_first(sorted(ways, key=by_speed)), key=lambda one: not one.leaves_room, default=None
-    )
-    if fastest is None or fastest.tokens_per_second_per_gpu * (1 - CLOSE_SHARE) <= than:
+    faster = [
+        one
+        for one in found
+        if one.fits and one.name != MORE_GPUS and one.tokens_per_second_per_gpu * (1 - CLOSE_SHARE) > than
+    ]
+    least = min(map(_change, faster), default=None)
+    ways = sorted((one for one in faster if _change(one) == least), key=by_speed)
+    fastest = min(close_to_first(ways), key=lambda one: not one.leaves_room, default=None)
+    if fastest is None:
         return []
     way = f"{fastest.called}," if fastest.name and fastest.reliefs else fastest.called
     return [f"{'' if fastest.name else 'With '}{way} reaches more: {fastest.figures}"]
+
+
+def _change(one: Alternative) -> int:
+    """How much of the training a way changes: nothing, what is kept of the weights, or what is trained."""
+    return 0 if one.name in ("", OFFLOAD, CONTEXT) else 1 if one.name in STATES else 2
 
 
 def more_than_least_change(found: Sequence[Alternative]) -> list[str]:

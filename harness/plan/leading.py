@@ -125,19 +125,20 @@ def preference(predicted: Predicted) -> tuple[bool, bool, bool, int]:
 
 
 def leader(ranked: Sequence[P]) -> P | None:
-    """The one to take: offload, and ranks that share samples, only where nothing fits without either.
+    """The one to take: `simplest_close` of the first class that there is. `ranked`: `by_speed`; None: none.
 
-    What then is close to its limit gives way to ranks that share samples, where these leave room and are
-    faster by more than predictions can tell. `ranked`: `by_speed`. None: there are none.
+    What barely fits comes last. Where ranks with samples of their own fit without offload, neither offload
+    nor shared samples lead; if none of those leaves room, shared samples with room are of the same class.
     """
     alone = [one for one in ranked if not (_barely_fits(one) or _shares_samples(one) or _offloads(one))]
-    first = simplest_close(alone)
-    if first is None:
-        return simplest_close(ranked)
-    roomy = simplest_close([one for one in ranked if not (_offloads(one) or _is_tight(one))])
-    least = first.tokens_per_second_per_gpu / (1 - CLOSE_SHARE)
-    is_faster = roomy is not None and roomy.tokens_per_second_per_gpu > least
-    return roomy if _is_tight(first) and is_faster else first
+    has_room = not all(map(_is_tight, alone))
+
+    def later(one: P) -> tuple[bool, bool]:
+        shares = _shares_samples(one) and (has_room or _is_tight(one))
+        return _barely_fits(one), bool(alone) and (_offloads(one) or shares)
+
+    first = min(map(later, ranked), default=None)
+    return simplest_close([one for one in ranked if later(one) == first])
 
 
 def in_order(found: Sequence[P]) -> list[P]:

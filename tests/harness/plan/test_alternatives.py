@@ -11,6 +11,7 @@ from harness.plan.alternatives import (
     CONTEXT,
     MORE_GPUS,
     OFFLOAD,
+    STATES,
     Alternative,
     alternative_lines,
     alternatives,
@@ -137,6 +138,16 @@ def test_what_reaches_more_than_the_answer_is_named() -> None:
     assert reaches_more([slow, fast], 290.0) == []
     (line,) = reaches_more([slow, fast], 250.0)
     assert line == f"{fast.name} reaches more: {fast.figures}"
+
+
+def test_of_ways_that_reach_more_the_one_is_named_that_changes_least() -> None:
+    lora = replace(two_ways()[1], speed=timed(500.0))
+    eight_bit, pure = (replace(lora, name=name, speed=timed(300.0)) for name in STATES)
+    for found in ([lora, eight_bit, pure], [eight_bit, pure, lora]):
+        assert reaches_more(found, 200.0)[0].startswith(f"{eight_bit.name} reaches more: ")
+        assert reaches_more(found, 290.0)[0].startswith("QLoRA reaches more: ")
+    faster = replace(pure, speed=timed(400.0))
+    assert reaches_more([lora, eight_bit, faster], 200.0)[0].startswith(f"{pure.name} reaches more: ")
 
 
 def two_ways() -> list[Alternative]:

@@ -81,3 +81,11 @@ def test_ranks_that_share_samples_lead_what_is_close_to_its_limit_if_faster_and_
     assert order(replace(fast, used=95), full) == ["fsdp", "tp:tensor=2"]
     assert order(fast, replace(full, used=80)) == ["fsdp", "tp:tensor=2"]
     assert order(fast, replace(full, used=99)) == ["tp:tensor=2", "fsdp"]  # which barely fits
+
+
+def test_where_a_rank_with_samples_of_its_own_leaves_room_none_are_shared() -> None:
+    fast, full, roomy = Row("tp:tensor=2", 2000, 50), Row("fsdp-grad-op", 1000, 95), Row("fsdp", 900, 80)
+    assert order(fast, full, roomy)[0] == "fsdp-grad-op"
+    offload = Row("zero2:offload=optimizer", 3000, 50)
+    assert order(fast, full, offload)[0] == "tp:tensor=2"
+    assert order(fast, offload)[0] == "zero2:offload=optimizer"  # of those that share or offload the fastest
