@@ -11,7 +11,6 @@ from typing import Any
 from harness.backends import registry
 from harness.backends.base import World
 from harness.errors import HarnessError
-from harness.job.job import Job
 from harness.judge.wording import listed, ranks
 from harness.plan.architectures import mixture_of_experts
 from harness.plan.coverage import why_memory_unknown
@@ -52,6 +51,10 @@ LORA: Mapping[str, Mapping[str, Any]] = {
     "LoRA": {"adapter.kind": "lora", "adapter.base_dtype": "bf16"},
     "QLoRA": {"adapter.kind": "lora", "adapter.base_dtype": "nf4"},
 }
+LORA_OF_EXPERTS: Mapping[str, Mapping[str, Any]] = {
+    "LoRA": {**LORA["LoRA"], "adapter.targets": ["q_proj", "v_proj"]},
+}
+"""peft has no choice for every mixture, and 4 bits are for linear layers, which experts are not."""
 OF_ADAPTED: Mapping[str, Mapping[str, Any]] = {
     "a frozen base in bf16": {"adapter.base_dtype": "bf16"},
     "a frozen base in nf4 (QLoRA)": {"adapter.base_dtype": "nf4"},
@@ -161,6 +164,7 @@ def alternatives(
     limit_bytes: int | None = None,
     without: Collection[str] = (),
     by: Predictors | None = None,
+    keeps_batch: bool = False,
 ) -> list[Alternative]:
     """Ways out, the one that changes least first; of each the best of the scenarios that it leads to.
 
@@ -169,11 +173,12 @@ def alternatives(
     nothing else of the training is changed. One GPU alone shards nothing, and more GPUs come last there.
     `limit_bytes`: for the allocator's peak; None: the memory of the scenarios' device, for all that is on it.
     Ways that the job takes already, that no strategy takes or that have no prediction are left out.
+    `keeps_batch`: more GPUs accumulate less, rather than as often.
     """
     by = by or Predictors()
     if not scenarios:
         return []
-    helps, trial = _reliefs(scenarios[0], limit_bytes, without), _Trial(limit_bytes, by)
+    helps, trial = _reliefs(scenarios[0], limit_bytes, without), _Trial(limit_bytes, by, keeps_batch)
     sensible = [one for one in scenarios if not pointless(one.label, one.world_size)] or list(scenarios)
     found = _fewest([trial.best("", relief, {}, sensible) for relief in helps[1:]])
     is_enough = any(one.leaves_room for one in found)
@@ -189,7 +194,7 @@ def alternatives(
     if OFFLOAD not in without:
         offloaded = [new for one in scenarios for new in _offloaded(one)]
         found += trial.first_fit(OFFLOAD, helps, {}, offloaded)
-    for name, given in _changes_of(scenarios[0].job).items():
+    for name, given in _changes_of(scenarios[0]).items():
         found += [] if name in without else trial.first_fit(name, helps, given, sensible)
     return _worthwhile(found + last)
 
@@ -311,11 +316,13 @@ def _offloaded(scenario: Scenario) -> Iterator[Scenario]:
             yield replace(scenario, label=label, options=given)
 
 
-def _changes_of(job: Job) -> dict[str, Mapping[str, Any]]:
+def _changes_of(scenario: Scenario) -> dict[str, Mapping[str, Any]]:
     """Changes of what is trained or kept, the smaller first."""
-    if job.adapter.is_quantised:
+    adapter = scenario.job.adapter
+    if adapter.is_quantised:
         return dict(STATES)
-    return {**STATES, **(OF_ADAPTED if job.adapter.is_present else LORA)}
+    lora = LORA_OF_EXPERTS if mixture_of_experts(scenario.model.config) else LORA
+    return {**STATES, **(OF_ADAPTED if adapter.is_present else lora)}
 
 
 def logits_bytes(scenario: Scenario) -> int:
@@ -396,6 +403,7 @@ class _Trial:
 
     limit_bytes: int | None
     by: Predictors
+    keeps_batch: bool
 
     def best(
         self,
@@ -452,7 +460,8 @@ class _Trial:
         found: list[Alternative] = []
         times = 2
         while times <= MOST_TIMES and not any(one.fits for one in found):
-            larger = [one for base in scenarios if (one := _on(base, base.world_size * times))]
+            on = ((base, base.world_size * times) for base in scenarios)
+            larger = [one for base, gpus in on if (one := _on(base, gpus, self.keeps_batch))]
             most = self.best(MORE_GPUS, helps[-1], {}, larger)
             found = [most] if most else []
             if most and most.fits:
@@ -461,14 +470,16 @@ class _Trial:
         return found
 
 
-def _on(scenario: Scenario, gpus: int) -> Scenario | None:
+def _on(scenario: Scenario, gpus: int, keeps_batch: bool) -> Scenario | None:
     sold = ranks_per_node(scenario.device, None)
     per_node = scenario.ranks_per_node if scenario.nodes > 1 else min(gpus, sold)
+    steps = scenario.accumulation_steps
+    if keeps_batch:
+        steps = max(1, steps * scenario.world_size // gpus)
     return Scenario.of(
         scenario.label, scenario.model, scenario.job, world_size=gpus, ranks_per_node=per_node,
         preset=scenario.preset, micro_batch_size=scenario.micro_batch_size,
-        accumulation_steps=scenario.accumulation_steps, torch_device=scenario.torch_device,
-        device=scenario.device,
+        accumulation_steps=steps, torch_device=scenario.torch_device, device=scenario.device,
         fabric=scenario.fabric and joined_by(scenario.fabric, scenario.device, gpus),
         constants=scenario.constants,
     )  # fmt: skip

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from harness.errors import HarnessError
 from harness.forms.dtypes import DTYPE_BYTES
+from harness.forms.fsdp.units import reduce_dtype
 from harness.forms.terms import STATE_KINDS
 from harness.plan.architectures import mixture_of_experts
 from harness.plan.coverage import neighbours, why_between, why_memory_unknown
@@ -127,14 +128,18 @@ class Prediction:
 
     @property
     def held_beside_activations(self) -> int:
-        """Bytes of model states; where FSDP keeps weights gathered after the forward pass, of these too."""
+        """Bytes of model states; where FSDP keeps weights gathered after the forward pass, or adds up
+        gradients between micro-steps, of these too, whole."""
         assert self.scenario is not None
         states, strategy = self.scenario.held_states, self.scenario.strategy
         held = self.state_bytes(*STATE_KINDS) or 0
-        if strategy.sharding not in ("grad-op", "hybrid-grad-op") or strategy.zero_stage is not None:
+        if strategy.family not in ("fsdp1", "fsdp2"):
             return held
-        workload = self.scenario.workload()
-        whole = workload.layout.parameter_count * DTYPE_BYTES[workload.compute_dtype]
+        workload, whole = self.scenario.workload(), 0
+        if strategy.sharding in ("grad-op", "hybrid-grad-op"):
+            whole += workload.layout.parameter_count * DTYPE_BYTES[workload.compute_dtype]
+        if workload.accumulation_steps > workload.reductions:
+            whole += workload.layout.trained_count * DTYPE_BYTES[reduce_dtype(workload)]
         return max(held, held - states.get("gradients", 0) + whole)
 
     @property

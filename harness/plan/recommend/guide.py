@@ -234,6 +234,7 @@ EXPOSED_SHARE = 0.2
 
 Case = Literal[
     "too few samples", "does not fit", "barely fits", "only offload fits", "communication-bound", "slower",
+    "mixture of experts",
 ]  # fmt: skip
 
 

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
 from pathlib import Path
 
-from harness.backends import registry
 from harness.backends.base import Preset
 from harness.errors import HarnessError
-from harness.forms.terms import STATE_KINDS
 from harness.job.experiment import Experiment
 from harness.job.job import Job
-from harness.judge.wording import counted, listed, ranks
-from harness.plan.alternatives import Alternative, alternatives
-from harness.plan.architectures import mixture_of_experts
+from harness.judge.wording import counted
 from harness.plan.devices.device import (
     Device,
     Fabric,
@@ -26,14 +21,9 @@ from harness.plan.devices.device import (
     require_context,
     with_training_defaults,
 )
-from harness.plan.devices.limits import STATES_SHARE
-from harness.plan.leading import ON_HOST, USUAL
-from harness.plan.mixtures import COVERED, MIXTURE, OTHER_TOOL, why_uneven
+from harness.plan.mixtures import COVERED, MIXTURE, OTHER_TOOL
 from harness.plan.model import PlannedModel
 from harness.plan.models import NOT_COVERED, find_entry, load_model
-from harness.plan.prediction import Prediction
-from harness.plan.scenario import Scenario
-from harness.tell.formats import gigabytes
 
 MOST_SHARING = 16
 """GPUs that share samples: stages of the longest pipeline that is tried."""
@@ -195,8 +185,6 @@ def ask(
         raise HarnessError(
             f"--gpus {gpus} is not a multiple of --gpus-per-node {per_node}; change one of them"
         )
-    if mixture_of_experts(model.config):
-        raise HarnessError(_of_experts(model, experiment, device, fabric, gpus, per_node))
     _require_open(experiment, tokens)
     chosen = experiment.training.model_fields_set
     experiment, defaults = with_training_defaults(model, experiment, device)
@@ -243,62 +231,6 @@ def _rounded(asked: RecommendRequest) -> str:
         f"{asked.tokens_per_step:,} tokens per step instead of {asked.tokens_asked:,}: {asked.samples:,} "
         f"samples of {asked.sequence_length:,}, {whose}"
     )
-
-
-def _of_experts(
-    model: PlannedModel,
-    experiment: Experiment,
-    device: Device,
-    fabric: Fabric | None,
-    gpus: int,
-    gpus_per_node: int,
-) -> str:
-    """What to take for a mixture of experts, of which only model states are known, and why."""
-    experiment, _ = with_training_defaults(model, experiment, device)
-    found = [
-        Prediction(scenario=scenario)
-        for label in USUAL
-        if (scenario := Scenario.of(
-            label, model, experiment.job(), world_size=gpus, ranks_per_node=gpus_per_node,
-            preset=experiment.runtime.preset, micro_batch_size=1, accumulation_steps=1, device=device,
-            fabric=joined_by(fabric, device, gpus),
-        ))
-    ]  # fmt: skip
-    held = {one.scenario.label: one.state_bytes(*STATE_KINDS) or 0 for one in found if one.scenario}
-    least = min(reversed(USUAL), key=lambda label: held[label])
-    scenarios = [one.scenario for one in found if one.scenario]
-    room = [one.scenario.label for one in found if one.scenario and one.states_leave_room]
-    label = min(room, key=registry.moving_parts, default=least)
-    size = f"{gigabytes(held[label])} of {gigabytes(device.memory_bytes)} GB"
-    said = (
-        [f"use {label}, assuming that activations fit in the rest: its model states take {size}"]
-        if room
-        else [
-            f"nothing fits: model states take {size} under {label}, which needs least, and above "
-            f"{STATES_SHARE:.0%} activations have little room",
-            *_in_few_words(alternatives(scenarios)),
-        ]
-    )
-    why = why_uneven(held, model.config)
-    last = (
-        f"activations and speed of a {MIXTURE} are not predicted: they depend on which tokens go to which "
-        f"expert; {OTHER_TOOL}"
-    )
-    return "; ".join([f"{model.name}, {model.counted}: {said[0]}", *said[1:], *([why] if why else []), last])
-
-
-def _in_few_words(found: Sequence[Alternative]) -> list[str]:
-    """'what leaves room: more GPUs (zero3 on 16 ranks: 46.7 GB) and ...; `harness estimate` prints ...'."""
-    ways = []
-    for one in (one for one in found if one.fits):
-        host = one.host_bytes_per_node
-        size = f"{gigabytes(one.needed_bytes)} GB" + (
-            f", {host / 1e9:,.0f} on each host" if host > ON_HOST else ""
-        )
-        ways.append(f"{one.called} ({one.label} on {ranks(one.scenario.world_size)}: {size})")
-    if not ways:
-        return ["nor does any of the usual alternatives leave room"]
-    return [f"what leaves room: {listed(ways)}; `harness estimate` prints their commands"]
 
 
 BATCH = ("global_batch_size", "micro_batch_size", "accumulation_steps")

@@ -24,15 +24,24 @@ from harness.plan.alternatives import (
     bases,
     logits_bytes,
 )
+from harness.plan.architectures import mixture_of_experts
 from harness.plan.command_words import SITE, option_words, planned_settings, run_command, set_words, site_line
 from harness.plan.devices.limits import TIGHT_SHARE
-from harness.plan.leading import CLOSE_SHARE, USUAL
+from harness.plan.leading import CLOSE_SHARE, USUAL, distinct_backends
 from harness.plan.prediction import Predictors
 from harness.plan.recommend.best_variants import BestVariants, best_variants
 from harness.plan.recommend.guide import Advice, advise, fewer_tokens, guide_line
+from harness.plan.recommend.of_experts import (
+    OfExperts,
+    advice_of_experts,
+    of_experts,
+    scenario_in,
+    scenarios_in,
+    states_as_json,
+)
 from harness.plan.recommend.predict import Configuration, scenario_of
 from harness.plan.recommend.question import BATCH, RecommendRequest
-from harness.plan.scenario import with_settings
+from harness.plan.scenario import Scenario, with_settings
 from harness.plan.time.speed import gpu_hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
 from harness.plan.trust import PUBLISHED, Trust, trust_in
 
@@ -56,16 +65,15 @@ class Commands:
     slurm: tuple[str, ...]
 
 
-def commands(question: RecommendRequest, chosen: Sequence[Configuration], typed: Typed) -> Commands:
-    """A comparison, and a Slurm matrix, for each set of settings among the chosen configurations.
+def commands(question: RecommendRequest, chosen: Sequence[Scenario], typed: Typed) -> Commands:
+    """A comparison, and a Slurm matrix, for each set of settings among the chosen scenarios.
 
     Backends of equal micro-batch and checkpointing share one; all of them record into one folder of runs.
     """
-    groups: dict[tuple[int, bool | str], list[Configuration]] = {}
-    for configuration in chosen:
-        groups.setdefault((configuration.micro_batch_size, configuration.checkpointing), []).append(
-            configuration
-        )
+    groups: dict[tuple[int, bool | str], list[Scenario]] = {}
+    for one in chosen:
+        key = one.micro_batch_size, one.job.training.activation_checkpointing
+        groups.setdefault(key, []).append(one)
     compare, slurm = [], []
     for number, group in enumerate(groups.values(), start=1):
         shared = [*option_words(_named(typed)), "--backends", ",".join(c.label for c in group)]
@@ -97,9 +105,9 @@ def _named(typed: Typed) -> dict[str, object]:
     return {"--config": typed.config, "--model": typed.model}
 
 
-def _settings(configuration: Configuration, typed: Typed) -> list[str]:
+def _settings(scenario: Scenario, typed: Typed) -> list[str]:
     decided = {
-        **planned_settings(configuration.scenario),
+        **planned_settings(scenario),
         # Repetitions of a reference that one GPU cannot hold tell nothing.
         "compare.noise_runs": False,
     }
@@ -135,6 +143,8 @@ class Recommendation:
     """How few let full sharding fit, where it does not."""
     trust: Trust | None = None
     """How wrong such answers have been; None: nothing fits."""
+    experts: OfExperts | None = None
+    """Of a mixture of experts, in place of variants."""
 
     def as_json(self) -> dict[str, Any]:
         question, variants = self.question, self.variants
@@ -159,16 +169,9 @@ class Recommendation:
             else None,
             "remarks": list(question.remarks),
             "with_room": _as_json(question, variants.with_room) if variants.with_room else None,
-            "best": [_as_json(question, c) for c in self.best],
-            "fitting": [_as_json(question, c) for c in variants.fitting],
-            "not_chosen": [
-                {
-                    "backend": one.configuration.label,
-                    "fits": one.configuration.fits,
-                    "reason": one.reason,
-                }
-                for one in variants.rejected(self.best)
-            ],
+            "best": [_as_json(question, c) for c in self.best] + self._of_states()[:TOP],
+            "fitting": [_as_json(question, c) for c in variants.fitting] + self._of_states(),
+            "not_chosen": self._not_chosen(),
             "left_out": variants.left_out,
             "data_parallel_is_right": self.advice is None,
             "advice": None
@@ -190,12 +193,26 @@ class Recommendation:
             "commands": {"compare": list(self.commands.compare), "slurm": list(self.commands.slurm)},
         }
 
+    def _of_states(self) -> list[dict[str, Any]]:
+        return [states_as_json(one) for one in self.experts.roomy] if self.experts else []
+
+    def _not_chosen(self) -> list[dict[str, Any]]:
+        if self.experts:
+            found = self.experts.reasons()
+            return [{"backend": scenario_in(one).label, "fits": False, "reason": why} for one, why in found]
+        return [
+            {"backend": one.configuration.label, "fits": one.configuration.fits, "reason": one.reason}
+            for one in self.variants.rejected(self.best)
+        ]
+
 
 def recommend(
     question: RecommendRequest, typed: Typed, predictors: Predictors | None = None
 ) -> Recommendation:
     """Rank what fits, and say what to measure. Raises HarnessError where nothing can be predicted."""
     typed, predictors = _without_batch(typed, question), predictors or Predictors()
+    if mixture_of_experts(question.model.config):
+        return _of_experts(question, typed, predictors)
     variants = best_variants(question, predictors)
     if question.samples and not (variants.fitting or variants.too_large):
         reason = list(variants.left_out.values())[-1].removeprefix("no prediction: ")
@@ -203,7 +220,7 @@ def recommend(
             f"no strategy can be recommended: {reason}; `harness estimate` gives its states and traffic"
         )
     best = _best(variants)
-    (other,) = (preset for preset in get_args(Preset) if preset != question.preset)
+    other = _other(question)
     return Recommendation(
         question=question,
         variants=variants,
@@ -217,7 +234,7 @@ def recommend(
         ),
         guide=guide_line(question, _data_parallel(question, variants.fitting)),
         uncertain=tuple(_uncertain(variants)),
-        commands=commands(question, best, typed),
+        commands=commands(question, [c.scenario for c in best], typed),
         chunked=_chunked(question, best, predictors),
         instead=_instead(question, variants, predictors),
         fewer_tokens=() if _is_plain(best) else tuple(fewer_tokens(question, predictors)),
@@ -226,6 +243,33 @@ def recommend(
         other_best=next(iter(_best(_rank_with(other, question, variants, predictors))), None),
         trust=_trust(best[0]) if best else None,
     )
+
+
+def _of_experts(question: RecommendRequest, typed: Typed, predictors: Predictors) -> Recommendation:
+    found = of_experts(question, predictors)
+    shown = {scenario.label for scenario in scenarios_in(found.shown)}
+    backends, left_out = distinct_backends(question.gpus)
+    others = [entry.name for entry in backends if entry.name not in shown]
+    left_out |= dict.fromkeys(others, "of a mixture of experts the usual strategies alone are compared")
+    return Recommendation(
+        question=question,
+        variants=BestVariants(fitting=(), too_large=(), left_out=left_out),
+        best=(),
+        advice=advice_of_experts(),
+        guide=None,
+        uncertain=(found.uneven,) if found.uneven else (),
+        commands=commands(question, scenarios_in(found.roomy[:TOP]), typed),
+        words=tuple(_given(typed)),
+        other_preset=_other(question),
+        other_best=None,
+        instead=found.instead,
+        experts=found,
+    )
+
+
+def _other(question: RecommendRequest) -> Preset:
+    (other,) = (preset for preset in get_args(Preset) if preset != question.preset)
+    return other
 
 
 def _rank_with(
@@ -292,7 +336,7 @@ def _instead(
         found += [scenario_of(question, label, 1, checkpointing=question.checkpointing[0]) for label in USUAL]
     else:
         without.append(MORE_GPUS)
-    return tuple(alternatives(bases(found), without=without, by=predictors))
+    return tuple(alternatives(bases(found), without=without, by=predictors, keeps_batch=True))
 
 
 def _is_plain(best: Sequence[Configuration]) -> bool:
@@ -378,6 +422,7 @@ def _as_json(question: RecommendRequest, configuration: Configuration) -> dict[s
         "activation_checkpointing": configuration.checkpointing,
         "offload": configuration.offload,
         "shard_size": configuration.scenario.options.get("shard_size"),
+        "state_bytes": configuration.held_beside_activations,
         "peak_bytes": None if configuration.memory_bounds else memory.peak_bytes,
         "peak_bytes_between": between,
         "device_bytes": configuration.needed_bytes,

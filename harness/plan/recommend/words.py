@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from harness.judge.wording import counted, listed
 from harness.plan.alternatives import (
     CHUNKED,
+    LORA,
     RELIEFS,
     alternative_lines,
     more_than_least_change,
@@ -14,9 +15,11 @@ from harness.plan.alternatives import (
     reaches_more,
 )
 from harness.plan.command_words import run_command, set_words
-from harness.plan.devices.limits import TIGHT_SHARE, VERDICT_LEGEND
+from harness.plan.devices.limits import STATES_SHARE, TIGHT_SHARE, VERDICT_LEGEND
 from harness.plan.leading import CLOSE_SHARE, figures, if_joined, rate
+from harness.plan.prediction import Prediction
 from harness.plan.recommend.guide import Remedy
+from harness.plan.recommend.of_experts import OfExperts, scenario_in
 from harness.plan.recommend.predict import Configuration
 from harness.plan.recommend.question import RecommendRequest
 from harness.plan.recommend.recommendation import Recommendation
@@ -65,11 +68,15 @@ def recommendation_lines(answer: Recommendation) -> Iterator[str]:
             f"{VERDICT_LEGEND}; host GB: of a node; tokens/s: per GPU; MFU: attention in full, its masked "
             "half too; GPU h, kWh: per billion tokens, kWh at the power limit of the boards"
         )
-    rejected = answer.variants.rejected(answer.best)
+    if answer.experts:
+        yield from ("", _states_table(answer.experts), ROOM)
+    rejected = [(one.configuration.label, one.reason) for one in answer.variants.rejected(answer.best)]
+    if answer.experts:
+        rejected = [(scenario_in(one).label, reason) for one, reason in answer.experts.reasons()]
     if rejected:
         yield ""
         yield "Why not the others"
-        yield from (f"- {one.configuration.label}: {one.reason}" for one in rejected)
+        yield from (f"- {label}: {reason}" for label, reason in rejected)
     yield f"- not considered: {_left_out(answer)}"
     yield ""
     yield from alternative_lines(answer.instead, lambda one: run_command(one, answer.words))
@@ -83,6 +90,9 @@ def recommendation_lines(answer: Recommendation) -> Iterator[str]:
 
 def _what_to_use(answer: Recommendation) -> Iterator[str]:
     """The answer in a sentence, what reaches more by another training, and the runner-up."""
+    if answer.experts:
+        yield from _states_to_use(answer, answer.experts)
+        return
     if not answer.best:
         without = "nothing fits" if answer.variants.too_large else "no configuration can be ranked"
         yield (nothing_fits(answer.instead) if answer.variants.too_large else None) or without
@@ -92,6 +102,41 @@ def _what_to_use(answer: Recommendation) -> Iterator[str]:
     yield f"Use {_in_words(best)}, {SHORTLY[answer.question.preset]}{if_joined(best.scenario)}"
     yield from reaches_more(answer.instead, best.tokens_per_second_per_gpu)
     yield f"Runner-up: {_in_words(others[0])}" if others else f"No runner-up: {_why_alone(answer)}"
+
+
+def _states_to_use(answer: Recommendation, found: OfExperts) -> Iterator[str]:
+    """The same of a mixture of experts: if none leaves room, the way that changes least, and adapters."""
+    if not found.roomy:
+        yield nothing_fits(answer.instead) or "nothing fits"
+        adapted = [one for one in answer.instead if one.fits and one.name in LORA]
+        yield from (f"{one.called}: {one.figures}" for one in adapted if one is not answer.instead[0])
+        return
+    first, *others = found.roomy
+    yield f"Use {_states(first)}, {SHORTLY[answer.question.preset]}{if_joined(first.scenario)}"
+    yield (f"Runner-up: {_states(others[0])}" if others else "No runner-up: no other leaves room")
+
+
+def _states(one: Prediction) -> str:
+    scenario = scenario_in(one)
+    batch = f"micro-batch {scenario.micro_batch_size}, accumulation {scenario.accumulation_steps}"
+    return f"{scenario.label}, {batch}: {figures(one)}"
+
+
+ROOM = (
+    "states GB: with weights and gradients that FSDP keeps whole between passes; room: they leave "
+    f"{1 - STATES_SHARE:.0%} of the memory for activations"
+).replace("%", " %")
+
+
+def _states_table(found: OfExperts) -> str:
+    """States of the usual strategies."""
+    rows = []
+    for one in found.shown:
+        held, there = one.held_beside_activations, one.there_bytes
+        room = "yes" if one in found.roomy else "no"
+        rows.append([scenario_in(one).label, gigabytes(held), gigabytes(there - held), room])
+    headers = ("backend", "states GB", "free GB", "room")
+    return fitted(rows, headers, alignments=dict.fromkeys(headers[1:], "right"))
 
 
 def _why_alone(answer: Recommendation) -> str:
@@ -242,6 +287,7 @@ def _other_parallelism(answer: Recommendation) -> Iterator[str]:
             "slower": "Data parallelism alone fits, but is slower",
             "barely fits": "Data parallelism alone barely fits",
             "only offload fits": "Data parallelism alone fits with offload only",
+            "mixture of experts": "Of a mixture of experts only model states are predicted",
         }
         yield fits.get(answer.advice.case, f"Data parallelism alone is the wrong tool: {answer.advice.case}")
         yield f"- {answer.advice.figures}"

@@ -46,12 +46,6 @@ def test_commands_name_the_model_as_it_was_named(document: dict[str, Any]) -> No
             {"--model": "llama-3.1-9b"},
             "model 'llama-3.1-9b' is neither in the catalogue nor a folder or file",
         ),
-        ({"--model": "mixtral"}, "under fsdp, which needs least"),
-        ({"--model": "mixtral", "--gpus": "8"}, "what leaves room: more GPUs (zero3 on 16 ranks: 46.7 GB)"),
-        (
-            {"--model": "mixtral", "--gpus": "64", "--fabric": "NDR400"},
-            "fsdp holds 90.6 GB of states and zero3 11.7: FSDP2 cuts",
-        ),
         ({"--model": "bert-base"}, "`harness estimate` gives its states"),
         ({"--gpu": "H100-81"}, "Did you mean 'H100-80'"),
         ({"--gpus": "12"}, "--gpus 12 is not a multiple of --gpus-per-node 8"),
@@ -64,3 +58,26 @@ def test_commands_name_the_model_as_it_was_named(document: dict[str, Any]) -> No
 def test_bad_input_is_one_line(tmp_path: Path, changes: dict[str, str], problem: str) -> None:
     given = {"--model": "llama-3.1-8b", **dict(zip(MACHINE[::2], MACHINE[1::2], strict=True))} | changes
     assert problem in refused(tmp_path, "recommend", *(word for pair in given.items() for word in pair))
+
+
+def test_a_mixture_of_experts_is_answered_by_its_states(document: dict[str, Any], tmp_path: Path) -> None:
+    words = ("recommend", "--model", "mixtral", "--gpu", "H100-80", "--fabric", "NDR400", "--json")
+    few, many = (harness(*words, "--gpus", gpus, cwd=tmp_path) for gpus in ("8", "64"))
+    assert (few.returncode, many.returncode) == (0, 0)
+    lines = [line for line in few.stderr.splitlines() if not line.startswith("harness")]  # without progress
+    first, second, *rest = lines
+    assert first.startswith(
+        "nothing fits; more GPUs: zero3 on 16 ranks, micro-batch 1: model states take 46.7 of"
+    )
+    assert second.startswith("LoRA: fsdp on 8 ranks, micro-batch 1: model states take 11.7 of 84.9 GB")
+    assert "- zero3: does not fit: model states take 93.4 of 84.9 GB" in rest
+    assert any("adapter.targets=" in one["command"] for one in json.loads(few.stdout)["alternatives"])
+    assert (
+        "Use zero3, micro-batch 1, accumulation 8: model states take 11.7 of 84.9 GB, activations"
+        in many.stderr
+    )
+    assert "fsdp holds 90.6 GB of states and zero3 11.7: FSDP2 cuts" in many.stderr
+    answer = json.loads(many.stdout)
+    assert answer.keys() == document.keys()
+    assert answer["best"][0].keys() == document["best"][0].keys()
+    assert (answer["best"][0]["backend"], answer["best"][0]["tokens_per_second_per_gpu"]) == ("zero3", None)

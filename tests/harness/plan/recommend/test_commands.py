@@ -15,15 +15,20 @@ from harness.plan.leading import distinct_backends
 from harness.plan.recommend.best_variants import best_variants
 from harness.plan.recommend.predict import micro_batch_sizes, scenario_of, variants
 from harness.plan.recommend.recommendation import Typed, commands
+from harness.plan.scenario import Scenario
 from tests.harness.plan.recommend.invented import FABRIC, JOB, predictors, question
 
 ASKED = question("optimizer.learning_rate=0.1")
-BEST = best_variants(ASKED, predictors()).best_by_backend()[:3]
+BEST = [one.scenario for one in best_variants(ASKED, predictors()).best_by_backend()[:3]]
 TYPED = Typed(
     config=Path("job.yaml"),
     assignments=("optimizer.learning_rate=0.1", "training.precision=fp32", "data.sequence_length=100"),
     model="llama-3.2-1b",
 )
+
+
+def checkpointing(one: Scenario) -> bool | str:
+    return one.job.training.activation_checkpointing
 
 
 def settings(line: str) -> list[str]:
@@ -33,7 +38,7 @@ def settings(line: str) -> list[str]:
 
 def test_backends_of_equal_settings_share_a_comparison() -> None:
     found = commands(ASKED, BEST, TYPED)
-    assert len({(c.micro_batch_size, c.checkpointing) for c in BEST}) == 1
+    assert len({(c.micro_batch_size, checkpointing(c)) for c in BEST}) == 1
     (line, report) = found.compare
     words = shlex.split(line)
     assert words[:8] == [
@@ -48,7 +53,7 @@ def test_the_settings_are_a_job_of_the_recommendation() -> None:
     (line, _) = commands(ASKED, BEST, TYPED).compare
     job = load_experiment(None, settings(line))
     assert job.training.micro_batch_size == BEST[0].micro_batch_size
-    assert job.training.activation_checkpointing == BEST[0].checkpointing
+    assert job.training.activation_checkpointing == checkpointing(BEST[0])
     assert (job.training.global_batch_size, job.data.sequence_length) == (32, 100)
     assert (job.training.precision, job.optimizer.learning_rate) == ("bf16-mixed", 0.1)
 
@@ -56,7 +61,7 @@ def test_the_settings_are_a_job_of_the_recommendation() -> None:
 def test_another_checkpointing_is_another_comparison() -> None:
     first = BEST[1]
     again = scenario_of(ASKED, first.label, first.micro_batch_size, checkpointing=True)
-    mixed = [BEST[0], replace(first, scenario=again)]
+    mixed = [BEST[0], again]
     lines = commands(ASKED, mixed, TYPED).compare
     assert len(lines) == 3
     assert BEST[1].label in lines[1]
@@ -102,8 +107,7 @@ def test_printed_commands_name_every_divided_variant_as_the_registry_spells_it(
     asked = question(gpus=gpus, tokens=gpus * 64 * 100)
     for label in tried:
         (size, *_) = micro_batch_sizes(asked, label)
-        scenario = scenario_of(asked, label, size, checkpointing=BEST[0].checkpointing)
-        chosen = replace(BEST[0], scenario=scenario)
+        chosen = scenario_of(asked, label, size, checkpointing=checkpointing(BEST[0]))
         found = commands(asked, [chosen, BEST[1]], Typed())
         words = shlex.split((found.compare or found.slurm[1:])[0])
         labels = split_backends(words[words.index("--backends") + 1])
