@@ -31,6 +31,14 @@ def test_every_page_is_in_the_navigation_once(named: list[str]) -> None:
     assert {name for name in named if not name.startswith("reports/")} == written | GENERATED.keys()
 
 
+def test_contributors_find_the_subject_of_every_page() -> None:
+    table = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("| subject | page |\n")[2]
+    rows = table.partition("\n\n")[0].splitlines()[1:]
+    elsewhere = ("reports/", "docs/labs/", "docs/decisions/")
+    pages_of_a_subject = sorted(name for name in NAMES if not name.startswith(elsewhere))
+    assert sorted(row.split("`")[1] for row in rows) == pages_of_a_subject
+
+
 def test_every_report_is_in_the_navigation_or_linked_from_a_page_that_is(named: list[str]) -> None:
     reached = {name for name in named if name.startswith("reports/")}
     for name in list(reached):
