@@ -2,7 +2,7 @@
 
 Exits 1 if a fault goes unnoticed, or if tests cannot tell: they fail without one, or cannot begin with it.
 
-Usage: python -m tests.mutants [-k NAME ...] [--jobs N]
+Usage: python -m tests.mutants [-k NAME ...] [--jobs N] [--list]
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.util import cache_from_source
 from pathlib import Path
 from queue import Queue
 
-from tests.mutants.table import MUTANTS, ROOT, Mutant
+from tests.mutants.mutant import ROOT, Mutant
+from tests.mutants.table import MUTANTS
 
 SECONDS_AT_MOST = 1800.0
 """For the tests of one fault, or all without one. A test that waits for ever has noticed its fault."""
@@ -38,8 +39,12 @@ def main() -> int:
     )
     parser.add_argument("-k", "--only", nargs="+", default=[""], help="parts of names or files")
     parser.add_argument("--jobs", type=int, default=1, help="faults at a time, each in a copy of its own")
+    parser.add_argument("--list", action="store_true", help="print what is guaranteed; plant nothing")
     options = parser.parse_args()
     chosen = [m for m in MUTANTS if any(part in f"{m.name} {m.file}" for part in options.only)]
+    if options.list:
+        say("\n".join(guarantees(chosen)))
+        return 0
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copies: Queue[Path] = Queue()
         for index in range(options.jobs):
@@ -62,6 +67,14 @@ def main() -> int:
             noticed = list(pool.map(attempt, chosen))
     say(f"\n{len(noticed)} faults, {noticed.count(True)} noticed")
     return 0 if all(noticed) else 1
+
+
+def guarantees(mutants: Iterable[Mutant]) -> Iterator[str]:
+    """A table in Markdown: what is guaranteed of each subsystem, the fault that breaks it, who notices."""
+    yield "| subsystem | guarantee | fault | test |\n| --- | --- | --- | --- |"
+    for mutant in sorted(mutants, key=lambda mutant: mutant.subsystem):
+        fault = f"{mutant.name} in {mutant.file}"
+        yield f"| {mutant.subsystem} | {mutant.guarantee} | {fault} | {mutant.tests} |"
 
 
 def say(text: str) -> None:

@@ -2,44 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import NamedTuple
-
-ROOT = Path(__file__).resolve().parent.parent.parent
-
-
-class Mutant(NamedTuple):
-    """One fault: a text of a file that becomes another."""
-
-    name: str
-    file: str
-    before: str
-    after: str
-    guarantee: str
-    tests: str
-    """Functions by their node ids below `tests`, separated by spaces."""
-
-    @property
-    def nodes(self) -> list[str]:
-        return [f"tests/{test}" for test in self.tests.split()]
-
-    @property
-    def subsystem(self) -> str:
-        """The folder of `harness`, 'backends', or 'harness' for its own modules."""
-        top, folder, *below = self.file.split("/")
-        return folder if top == "harness" and below else top
-
-    def stale(self, given: str) -> str | None:
-        """Why the file is another than the one that this fault was made for; None: it is that one."""
-        count = given.count(self.before)
-        return None if count == 1 else f"{self.before!r} stands {count} times in {self.file}"
-
-    def applied(self, given: str) -> str:
-        return given.replace(self.before, self.after)
-
+from tests.mutants.mutant import Mutant
+from tests.mutants.of_backends import OF_BACKENDS
 
 # fmt: off
 MUTANTS = (
+    *OF_BACKENDS,
+
     Mutant("adam-moments", "harness/forms/common_states.py",
            "ADAM_MOMENTS = 2", "ADAM_MOMENTS = 1",
            "Adam keeps two moments of each parameter",
@@ -109,6 +78,11 @@ MUTANTS = (
            "        for holding, count in holdings:\n            self.drop(holding, count)", "        pass",
            "What lives for a while is freed in the ledger of a step",
            "harness/forms/peak_memory/test_ledger.py::test_the_fullest_state_of_a_phase_names_its_causes"),
+    Mutant("shards-add-up", "harness/forms/peak_memory/step_timeline.py",
+           "        if self.micro_step > 0 and self.workload.reduces_each:\n", "        if False:\n",
+           "Shards of gradients of several micro-steps are added up, not kept",
+           "harness/forms/peak_memory/test_timelines.py"
+           "::test_fsdp_that_reduces_in_every_micro_step_holds_no_whole_gradients"),
     Mutant("micro-batch-tokens", "harness/forms/model/activations.py",
            "*(self.block.saved * layers)", "*self.block.saved",
            "Each block saves activations of its own",
@@ -151,6 +125,23 @@ MUTANTS = (
            "Of what predictions cannot tell apart the one with the fewest moving parts is recommended",
            "harness/plan/recommend/test_best_variants.py"
            "::test_of_what_predictions_cannot_tell_apart_the_fewest_moving_parts_lead"),
+    Mutant("one-gpu-tokens", "harness/plan/recommend/question.py",
+           "if adapted or gpus == 1:", "if adapted:",
+           "A model on one GPU is fine-tuned unless the job says how many tokens a step has",
+           "harness/plan/recommend/test_question.py::test_fine_tuning_has_a_default_of_its_own"),
+    Mutant("whole-samples", "harness/plan/recommend/question.py",
+           "return self.samples_per_rank * self.gpus", "return self.samples_asked",
+           "A recommended step has as many samples on every rank",
+           "harness/plan/recommend/test_question.py"
+           "::test_tokens_are_rounded_down_to_whole_samples_of_every_rank"),
+    Mutant("degrees-within-node", "harness/plan/recommend/predict.py",
+           "inside = [power for power in powers if power <= gpus_per_node]", "inside = powers",
+           "Ranks that divide layers are recommended within a node only",
+           "harness/plan/recommend/test_variants.py::test_degrees_are_powers_of_two_within_a_node"),
+    Mutant("own-gpu", "harness/plan/devices/hardware.py",
+           "devices |= document.devices", "devices = document.devices | devices",
+           "A GPU of the user's file replaces the one that ships",
+           "harness/plan/devices/test_hardware.py::test_a_file_adds_and_replaces"),
     Mutant("loosest-group", "harness/plan/devices/limits.py",
            "return min(found, default=None)", "return max(found, default=None)",
            "The tightest control group limits a process",
@@ -503,45 +494,6 @@ MUTANTS = (
            "Targets never include the prompt",
            "harness/rank/data/test_samples.py::test_targets_never_include_the_prompt"),
 
-    Mutant("norm-of-shards", "backends/optimizer/gradients.py",
-           "        dist.all_reduce(total, group=group)\n", "",
-           "The gradient norm is that of all shards",
-           "contract/test_contract.py::test_backend_trains_as_one_process_does[fsdp]"),
-    Mutant("clipping", "backends/optimizer/gradients.py",
-           "if coefficient < 1.0 and gradients:", "if coefficient > 1.0 and gradients:",
-           "A gradient beyond the largest norm is scaled to it",
-           "contract/test_contract.py::test_a_wrong_engine_is_rejected"),
-    Mutant("every-micro-step", "backends/torch_engine.py",
-           "            if not (last or each):\n", "            if False:\n",
-           "DDP reduces gradients in the last micro-step alone",
-           "contract/test_communication.py::test_payload_is_as_expected_to_the_byte[ddp]"),
-    Mutant("each-micro-step", "backends/torch_engine.py",
-           "            each = self.strategy.reduces_each\n", "            each = False\n",
-           "With sync_each_batch gradients are reduced in every micro-step",
-           "contract/test_communication.py::test_payload_of_reductions_in_every_micro_step_is_as_expected"
-           "_to_the_byte[fsdp:sync_each_batch=true]"),
-    Mutant("shards-add-up", "harness/forms/peak_memory/step_timeline.py",
-           "        if self.micro_step > 0 and self.workload.reduces_each:\n", "        if False:\n",
-           "Shards of gradients of several micro-steps are added up, not kept",
-           "harness/forms/peak_memory/test_timelines.py"
-           "::test_fsdp_that_reduces_in_every_micro_step_holds_no_whole_gradients"),
-    Mutant("even-bucket", "backends/presets.py",
-           "parameter_count + parameter_count % 2)", "parameter_count)",
-           "DeepSpeed's buckets are even and no larger than the model",
-           "backends/test_presets.py::test_buckets_are_no_larger_than_the_model_and_even"),
-    Mutant("fp32-reduction", "backends/presets.toml",
-           'value = "float32"', 'value = "bfloat16"',
-           "FSDP reduces gradients in fp32 like for like",
-           "backends/test_presets.py::test_sharded_backends_reduce_in_fp32"),
-    Mutant("samples-once", "backends/mesh.py",
-           "for name in place if name not in SPLITTING)", "for name in place if name in SPLITTING)",
-           "Of ranks that share samples one counts them",
-           "backends/test_mesh.py::test_every_sample_and_every_loss_counts_once"),
-    Mutant("partial-bias", "backends/single.py",
-           "return output if layer.bias is None else output + layer.bias.to(output.dtype)", "return output",
-           "A layer in parts computes what the whole one does",
-           "backends/test_partial_sums.py::test_in_fp32_only_the_last_bits_differ"),
-
     Mutant("api-same-job", "harness/api/results.py",
            '"same_job": row.is_comparable', '"same_job": True',
            "A frame says which runs are not the same job",
@@ -550,6 +502,10 @@ MUTANTS = (
            "if len(by_job) < 2:", "if len(by_job) < 3:",
            "Records of two jobs are warned of",
            "harness/api/test_api.py::test_records_of_several_jobs_are_named_in_one_line"),
+    Mutant("notebook-markup", "harness/api/results.py",
+           "<li>{escape(line)}</li>", "<li>{line}</li>",
+           "A notebook shows the words of a record, and executes none",
+           "harness/api/test_api.py::test_a_notebook_shows_the_table_and_escapes_findings"),
 
     Mutant("offloaded-weights", "harness/imported/deepspeed.py",
            'if weights != "none" and stage != 3:', 'if weights != "none" and stage != 2:',
@@ -560,6 +516,10 @@ MUTANTS = (
            "A library's default stands only for a key that the file does not give",
            "harness/imported/test_rows.py"
            "::test_a_given_key_keeps_its_value_beside_the_defaults_of_absent_ones"),
+    Mutant("hybrid-size", "harness/imported/accelerate.py",
+           'asked["dp_shard_size"] if name == "dp_replicate_size" else size', "size",
+           "A file that shards within groups of ranks keeps their size",
+           "harness/imported/test_rows.py::test_what_this_version_has_is_run"),
     Mutant("yaml-no", "harness/imported/values.py",
            '"no": False, ', "",
            "'no' of a file is false",
@@ -604,6 +564,14 @@ MUTANTS = (
            "        if verdict.parts:\n            break\n", "",
            "The first step in which two runs part is named",
            "harness/diagnose/test_verdict.py::test_the_first_step_that_parts_is_taken"),
+    Mutant("finer-precision", "harness/diagnose/jobs.py",
+           "finer = min(baseline, other, key=_unit)", "finer = max(baseline, other, key=_unit)",
+           "Runs of two precisions are held to the rounding of the finer one",
+           "harness/diagnose/test_jobs.py::test_two_precisions_are_judged_alike_whichever_is_the_baseline"),
+    Mutant("share-of-itself", "harness/diagnose/jobs.py",
+           "size = float(wanted[known] @ wanted[known])", "size = float(made[known] @ made[known])",
+           "A setting's share is of the difference between both runs",
+           "harness/diagnose/test_jobs.py::test_a_share_is_of_whole_curves_and_of_norms_where_losses_agree"),
 
     Mutant("doctor-peak", "harness/doctor/gpu/all_checks.py",
            "return held(share < 1.0,", "return held(share > 0.0,",
@@ -617,15 +585,20 @@ MUTANTS = (
            'if record.status != "oom":', 'if record.status == "ok":',
            "A lack of memory that is recorded as a failure fails the examination",
            "harness/doctor/test_gpu_checks.py::test_a_fault_fails_its_check"),
+    Mutant("doctor-nothing-ran", "harness/doctor/self_check.py",
+           "return bool(self.tried) and not (", "return not (",
+           "An installation in which nothing ran is not trusted",
+           "harness/doctor/test_self_check.py::test_where_nothing_ran_nothing_is_trusted"),
+    Mutant("doctor-unsupported", "harness/doctor/self_check.py",
+           'r.status not in ("ok", "unsupported")', 'r.status != "ok"',
+           "What a machine does not support is no fault of its installation",
+           "harness/doctor/test_self_check.py"
+           "::test_a_backend_that_fails_is_off_and_one_that_is_unsupported_is_not"),
 
     Mutant("exported-adapter", "harness/exported/folder.py",
            "if job.adapter.is_present:", "if False:",
            "A job that a program cannot have is not exported",
            "harness/exported/test_files.py::test_what_cannot_be_exported_says_so"),
-    Mutant("exported-sharding", "backends/strategy.py",
-           '"grad-op": "SHARD_GRAD_OP",', '"grad-op": "FULL_SHARD",',
-           "An exported FSDP program shards as the run did",
-           "harness/exported/test_files.py::test_a_program_shards_as_the_backend_of_its_run_does"),
     Mutant("exported-offload", "harness/exported/folder.py",
            '"fsdp_offload_params": offloads(options)',
            '"fsdp_offload_params": False',
@@ -644,6 +617,10 @@ MUTANTS = (
            "if measured >= required:", "if measured <= required:",
            "A network below the required bandwidth closes the gate",
            "harness/fabric/test_result.py::test_a_threshold_is_missed_with_causes_of_the_transport"),
+    Mutant("fabric-batch", "harness/fabric/result.py",
+           "return min(self.seconds, default=None)", "return max(self.seconds, default=None)",
+           "The bandwidth of a network is that of the fastest batch",
+           "harness/fabric/test_result.py::test_bandwidth_is_of_the_fastest_batch"),
 
     Mutant("gpu-kernels", "harness/gpus/found.py",
            "if own <= capability and", "if own >= capability and",
@@ -718,6 +695,11 @@ MUTANTS = (
            "            jobs[run.request.run_id] = job\n", "            pass\n",
            "A job that began before it could be noted is not submitted twice",
            "harness/slurm/test_runs.py::test_a_job_that_began_unnoted_is_not_submitted_twice"),
+    Mutant("slurm-one-rank", "harness/slurm/site.py",
+           "return (self.one_rank_time_limit if world_size == 1 else None) or self.time_limit",
+           "return self.time_limit",
+           "The reference, which trains alone, has the time limit that a site gives one rank",
+           "harness/slurm/test_script.py::test_one_rank_has_a_time_limit_of_its_own"),
 
     Mutant("snapshot-peak", "harness/snapshots/account.py",
            "if allocated > found.allocated:", "if allocated < found.allocated:",
@@ -728,6 +710,16 @@ MUTANTS = (
            "Blocks that other streams hold are active and not allocated",
            "harness/snapshots/test_account.py"
            "::test_blocks_that_other_streams_hold_are_active_and_not_allocated"),
+    Mutant("snapshot-code", "harness/snapshots/account.py",
+           'raise pickle.UnpicklingError(f"it names {module_name}.{global_name}")',
+           "return super().find_class(module_name, global_name)",
+           "Reading a memory snapshot executes nothing",
+           "harness/snapshots/test_account.py"
+           "::test_what_is_no_snapshot_is_refused_in_one_line_and_runs_nothing"),
+    Mutant("snapshot-gradients", "harness/snapshots/account.py",
+           "(death is None or death > update)", "death is None",
+           "What lives from the backward pass into the update is a gradient",
+           "harness/snapshots/test_account.py::test_blocks_belong_to_whom_stacks_and_sizes_prove"),
 
     Mutant("exposed", "harness/traces/overlap.py",
            "exposed = subtract(talking, busy)", "exposed = talking",
@@ -752,6 +744,19 @@ MUTANTS = (
            "    due = before.weight + step\n",
            "An update that its gradient, moments and constants explain is not called another",
            "harness/rank/live/test_update_audit.py::test_sound_updates_are_not_odd"),
+    Mutant("observed-items", "harness/rank/observing/step.py",
+           "count if loss.items is None else loss.items for loss", "count for loss",
+           "The loss of a script that divides by given items is summed by these",
+           "harness/rank/observing/test_losses.py"
+           "::test_a_loss_that_the_model_divided_by_given_items_is_summed_again"),
+    Mutant("observed-guess", "harness/rank/observing/step.py",
+           "if found is None and micro_steps == 1:", "if found is None:",
+           "Whether a script divides the losses of its micro-steps is not guessed",
+           "harness/rank/observing/test_losses.py::test_scalars_of_several_micro_steps_are_not_guessed_at"),
+    Mutant("simulated-chunks", "harness/rank/simulation/fake_tensors.py",
+           "-(-tensor.size(dim) // count)", "tensor.size(dim) // count",
+           "A simulated rank cuts tensors as torch does",
+           "harness/rank/simulation/test_chunks.py::test_chunks_are_those_of_torch"),
     Mutant("audit-of-the-reference", "harness/judge/agreement/divergence_causes.py",
            "if elsewhere or any(part.odd_update for part in reference.ranks):", "if elsewhere:",
            "What the reference does as well is no fault of a backend",

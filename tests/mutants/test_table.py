@@ -3,13 +3,16 @@
 import re
 import tomllib
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from tests.mutants.table import MUTANTS, ROOT, Mutant
+from tests.mutants.mutant import ROOT, Mutant
+from tests.mutants.of_backends import OF_BACKENDS
+from tests.mutants.table import MUTANTS
 
-LEAST = 80
-LEAST_OF_A_SUBSYSTEM = 2
+LEAST = 190
+LEAST_OF_A_SUBSYSTEM = 3
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
@@ -36,3 +39,8 @@ def test_every_subsystem_has_faults() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
     few = {folder for folder in {*folders, "harness"} if counts[folder] < LEAST_OF_A_SUBSYSTEM}
     assert few == set()
+
+
+def test_every_folder_of_adapters_has_faults() -> None:
+    folders = {path.parent.name for path in (ROOT / "backends").glob("*/[a-z]*.py")}
+    assert folders <= {Path(mutant.file).parent.name for mutant in OF_BACKENDS}
