@@ -102,7 +102,7 @@ OF_BACKENDS = (
     Mutant("trainer-last-round", "backends/trainer/alone.py",
            "elif accelerator.even_batches:", "elif not accelerator.even_batches:",
            "What Trainer does with an incomplete last round is told as it is",
-           "backends/trainer/test_alone.py::test_ranks_take_batches_in_turn_and_the_last_round_is_filled_up"),
+           "backends/trainer/test_alone.py::test_another_model_gets_the_mean_of_micro_batches"),
     Mutant("checkpoint-start", "backends/checkpoints/portable.py",
            "files.read(piece.name, piece.start,", "files.read(piece.name, 0,",
            "Each rank reads its own part of a checkpoint",
