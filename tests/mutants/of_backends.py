@@ -80,7 +80,7 @@ OF_BACKENDS = (
            "ZeroEngine.backward(self, loss, last", "ZeroEngine.backward(self, loss * self._shared, last",
            "Ulysses can be corrected for the gradients that stages 1 and 2 multiply",
            "contract/test_sequence.py::test_ranks_that_divide_samples_train_as_one_process_does"
-           "[ulysses-zero2:correct_gradients=true-2]"),
+           "[ulysses-zero2:correct_gradients=true-2_0]"),
     Mutant("ring-refusal", "backends/sequence/context_parallel.py",
            'if kernel != "sdpa":', "if kernel is None:",
            "Attention that would stay within each rank's part is refused",

@@ -11,7 +11,7 @@ from harness.api.results import Results
 from harness.api.runs import answer, assignments, several_jobs
 from tests.docs.markdown import ROOT
 from tests.harness.cli.command_line import harness as command
-from tests.records import make_record, make_weights
+from tests.records import make_record, make_steps, make_weights
 
 PUBLISHED = ROOT / "reports" / "default"
 HEAVY = ("torch", "transformers", "pandas", "pydantic", "click", "deepspeed")
@@ -77,6 +77,11 @@ def test_a_notebook_shows_the_table_and_escapes_findings() -> None:
     html = results._repr_html_()
     assert html.startswith("<table>")
     assert html.count("<li>") > 0
+    named = make_record(label="<img>", steps=make_steps([9.0, 9.0, 9.0, 9.0], [2.0, 1.5, 1.25, 1.0]))
+    html = Results([(Path("a"), make_record(label="single")), (Path("b"), named)])._repr_html_()
+    assert "diverged" in html
+    assert "&lt;img&gt;" in html
+    assert "<img>" not in html
 
 
 def test_estimate_has_the_rows_of_the_command() -> None:
