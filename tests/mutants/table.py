@@ -130,10 +130,10 @@ MUTANTS = (
            "A model on one GPU is fine-tuned unless the job says how many tokens a step has",
            "harness/plan/recommend/test_question.py::test_fine_tuning_has_a_default_of_its_own"),
     Mutant("whole-samples", "harness/plan/recommend/question.py",
-           "return self.samples_per_rank * self.gpus", "return self.samples_asked",
+           "found = [_near(asked, self.gpus)]", "found = [round(asked)]",
            "A recommended step has as many samples on every rank",
            "harness/plan/recommend/test_question.py"
-           "::test_tokens_are_rounded_down_to_whole_samples_of_every_rank"),
+           "::test_the_global_batch_is_near_what_is_asked_for"),
     Mutant("degrees-within-node", "harness/plan/recommend/predict.py",
            "inside = [power for power in powers if power <= gpus_per_node]", "inside = powers",
            "Ranks that divide layers are recommended within a node only",
