@@ -4,35 +4,43 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.plan.prediction import Prediction, Predictors, predict
+from harness.backends import registry
+from harness.plan.leading import figures
+from harness.plan.prediction import Predictors, predict
 from harness.plan.scenario import Scenario
-from harness.tell.formats import gigabytes
 
+ACCELERATE = "sync_each_batch=True of Accelerate's GradientAccumulationPlugin"
 HOW = {
-    "fsdp1": "no `no_sync()`, or Accelerate's sync_each_batch=True",
-    "fsdp2": "no `set_requires_gradient_sync(False)`, or Accelerate's sync_each_batch=True",
+    "fsdp1": f"a loop without `no_sync()`, or {ACCELERATE}",
+    "fsdp2": f"a loop without `set_requires_gradient_sync(False)`, or {ACCELERATE}",
 }
 """Family -> how a program reduces in every micro-step (torch 2.13, accelerate 1.15)."""
+OPTION = "sync_each_batch"
+
+
+def reducing_each(label: str) -> str | None:
+    """The label of the same strategy that reduces in every micro-step, so that no whole gradients add up;
+    None: FSDP has no such option there, or takes it already."""
+    entry, options = registry.parse(label)
+    given = options.model_dump()
+    strategy = entry.strategy
+    if strategy is None or strategy.family not in HOW or strategy.stage < 2 or given.get(OPTION) is not False:
+        return None
+    return registry.canonical_label(f"{label}{',' if ':' in label else ':'}{OPTION}=true")
 
 
 def reduced_each_time(scenario: Scenario, by: Predictors) -> str | None:
-    """What a step of these micro-batches takes if each of them reduces its gradients; None: as much, or it
-    does not fit either.
-
-    At most: as one micro-step, and with the shard of the gradients that add up.
-    """
-    how = HOW.get(scenario.strategy.family)
-    if how is None or scenario.accumulation_steps == 1 or scenario.device is None:
+    """What a step of these micro-batches takes if each of them reduces its gradients; None: it does, or does
+    not fit either, or cannot be predicted."""
+    label = reducing_each(scenario.label)
+    if label is None or scenario.accumulation_steps == 1 or scenario.device is None:
         return None
-    once = replace(scenario, accumulation_steps=1)
-    found: Prediction = predict(once, by, timed=False)
-    if found.memory is None:
-        return None
-    needed = found.memory.device_bytes + once.held_states.get("gradients", 0)
-    if not found.held_against_limit(needed).is_roomy:
+    each = replace(scenario, label=label, options={**scenario.options, OPTION: True})
+    found = predict(each, by)
+    if found.memory is None or not found.held_against_limit(found.memory.device_bytes).is_roomy:
         return None
     return (
-        f"gradients add up unsharded between micro-steps; reduced in each ({how}; the harness has no such "
-        f"option) it takes at most {gigabytes(needed)} of {gigabytes(found.there_bytes)} GB, and they are "
-        f"sent {scenario.accumulation_steps:,} times"
+        f"gradients add up unsharded between micro-steps; {label} reduces them in each "
+        f"({HOW[scenario.strategy.family]}): {figures(found)}, and they are sent "
+        f"{scenario.accumulation_steps:,} times"
     )

@@ -18,7 +18,7 @@ from harness.forms.workload import Role, Workload
 from harness.forms.zero import stages as zero
 from harness.job.batch import BatchLayout, cell_layout, job_layout, with_global_batch
 from harness.judge.wording import ranks
-from harness.plan.accumulation import reduced_each_time
+from harness.plan.accumulation import reduced_each_time, reducing_each
 from harness.plan.alternatives import Alternative, alternatives, bases
 from harness.plan.architectures import mixture_of_experts
 from harness.plan.estimate.question import EstimateRequest
@@ -290,7 +290,24 @@ def estimate(asked: EstimateRequest, by: Predictors | None = None) -> list[Estim
         )
     by = by or Predictors()
     by.prepare(row.scenario for row in rows if row.scenario)
-    return [_predicted(row, by) for row in rows]
+    return [found for row in rows for found in _predicted_variants(asked, row, by)]
+
+
+def _predicted_variants(asked: EstimateRequest, row: EstimateRow, by: Predictors) -> Iterator[EstimateRow]:
+    """A row; and, if every strategy was asked for, the same one that reduces in every micro-step, where whole
+    gradients that add up leave no room."""
+    predicted = _predicted(row, by)
+    each = reducing_each(row.label) if asked.names_all and _accumulates_too_much(predicted) else None
+    if each is None:
+        yield predicted
+        return
+    yield replace(predicted, reduced_each_time=None)
+    yield _predicted(_planned(asked, each, row.world_size), by)
+
+
+def _accumulates_too_much(row: EstimateRow) -> bool:
+    several = row.scenario is not None and row.scenario.accumulation_steps > 1
+    return several and row.verdict is not None and not row.verdict.leaves_room
 
 
 def trust_of(rows: Sequence[Prediction], answer: Prediction | None = None) -> Trust | None:

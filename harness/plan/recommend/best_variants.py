@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import get_args
 
 from harness.backends import registry
@@ -12,7 +12,7 @@ from harness.backends.entry import Entry
 from harness.backends.presets import preset_changes
 from harness.errors import HarnessError
 from harness.judge.wording import percent
-from harness.plan.accumulation import reduced_each_time
+from harness.plan.accumulation import HOW, OPTION, reducing_each
 from harness.plan.leading import by_speed, distinct_backends, in_order, leader, simplest_close
 from harness.plan.prediction import Predictors
 from harness.plan.recommend.predict import (
@@ -20,12 +20,13 @@ from harness.plan.recommend.predict import (
     Configuration,
     micro_batch_sizes,
     near_largest,
+    samples_of,
     scenario_of,
     smallest_need,
     variants,
 )
 from harness.plan.recommend.question import RecommendRequest
-from harness.plan.scenario import Scenario, why_not_planned
+from harness.plan.scenario import why_not_planned
 from harness.tell.formats import gigabytes
 
 SMALL_SHARE = 0.02
@@ -57,8 +58,6 @@ class BestVariants:
     """The fastest that does not barely fit, if that is not the one to take."""
     with_room: Configuration | None = None
     """The one to take of those that are not tight, whichever micro-batch and checkpointing that takes."""
-    reduced_each_time: Mapping[str, str] = field(default_factory=dict)
-    """By label, what one that is too large takes otherwise, where gradients that add up unsharded decide."""
     whatever_preset: Choices = field(default_factory=dict)
     """By label, what was predicted of strategies that have no setting of a preset."""
 
@@ -85,10 +84,7 @@ class BestVariants:
             if configuration.backend not in fit:
                 nearest.setdefault(configuration.backend, configuration)
         reasons = [(c, why_slower(c, self.fitting[0])) for c in slower]
-        reasons += [
-            (c, "; ".join([why_too_large(c), *filter(None, [self.reduced_each_time.get(c.label)])]))
-            for c in nearest.values()
-        ]
+        reasons += [(c, why_too_large(c)) for c in nearest.values()]
         return [Rejected(configuration=configuration, reason=reason) for configuration, reason in reasons]
 
 
@@ -108,12 +104,15 @@ def best_variants(
     left_out |= NOT_TRIED
     every: dict[str, list[Configuration]] = {}
     whatever = dict(known or {})
-    for label in tried:
+    for label in tried:  # which grows
         try:
             choices = whatever[label] if label in whatever else _choices(question, label, predictors)
             if not _has_preset(question, label):
                 whatever[label] = choices
             every[label] = [c for c in choices if c.fits] or [smallest_need(choices)]
+            each = reducing_each(label) if _accumulates_too_much(question, choices) else None
+            if each is not None and _why_not_tried(question, each) is None:
+                tried.append(each)
         except Exception as error:  # one that cannot be predicted must not cost the others
             reason = str(error) if isinstance(error, HarnessError) else f"{type(error).__name__}: {error}"
             left_out[label] = f"no prediction: {reason}"
@@ -128,9 +127,6 @@ def best_variants(
         left_out=left_out,
         fastest=choices[0] if first and _is_faster(choices[0], first) else None,
         with_room=leader([c for c in choices if not c.is_tight]),
-        reduced_each_time={
-            c.label: text for c in too_large if (text := reduced_each_time(_one_by_one(c), predictors))
-        },
         whatever_preset=whatever,
     )
 
@@ -146,10 +142,23 @@ def _is_faster(one: Configuration, other: Configuration) -> bool:
     return one.tokens_per_second_per_gpu > other.tokens_per_second_per_gpu
 
 
-def _one_by_one(configuration: Configuration) -> Scenario:
-    """Its step in micro-batches of one sample."""
-    scenario = configuration.scenario
-    return replace(scenario, micro_batch_size=1, accumulation_steps=scenario.samples)
+def _accumulates_too_much(question: RecommendRequest, choices: Sequence[Configuration]) -> bool:
+    """Whether a step could be cut into micro-steps, and no way to cut it leaves room: shards of gradients in
+    place of whole ones may."""
+    roomy = any(c.verdict.leaves_room for c in choices if c.fits)
+    return not roomy and samples_of(question, choices[0].label) > 1
+
+
+def accumulated_sharded(variants: BestVariants) -> str | None:
+    """What the option of the one to take is for; None: it does not reduce in every micro-step."""
+    first = variants.fitting[0]
+    if not first.scenario.options.get(OPTION) or first.accumulation_steps == 1:
+        return None
+    how = HOW[first.scenario.strategy.family]
+    return (
+        f"{OPTION}: gradients are reduced in each of the {first.accumulation_steps:,} micro-steps ({how}); "
+        "whole ones that add up between micro-steps do not fit, or leave no room"
+    )
 
 
 def _has_preset(question: RecommendRequest, label: str) -> bool:

@@ -18,6 +18,7 @@ from harness.plan.command_words import run_command, set_words
 from harness.plan.devices.limits import STATES_SHARE, TIGHT_SHARE, VERDICT_LEGEND
 from harness.plan.leading import CLOSE_SHARE, figures, if_joined, rate
 from harness.plan.prediction import Prediction
+from harness.plan.recommend.best_variants import accumulated_sharded
 from harness.plan.recommend.guide import Remedy
 from harness.plan.recommend.of_experts import OfExperts, scenario_in
 from harness.plan.recommend.predict import Configuration
@@ -157,6 +158,8 @@ def _beside(answer: Recommendation) -> Iterator[str]:
         yield from answer.fewer_tokens
         return
     best, with_room = answer.best[0], answer.variants.with_room
+    if sharded := accumulated_sharded(answer.variants):
+        yield sharded
     if best.is_tight:
         share = percent(1 - TIGHT_SHARE)
         yield (

@@ -192,7 +192,10 @@ def test_405_billion_on_4096_gpus_needs_no_torch_and_little_memory() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     rows = json.loads(done.stdout)["rows"]
-    assert len(rows) == len(BUILT_IN) - 1  # all but `single`
+    # All but `single`, and of those whose gradients do not fit how they do.
+    each = [row["backend"] for row in rows if "sync_each_batch" in row["backend"]]
+    assert each == ["fsdp-cp:sync_each_batch=True"]
+    assert len(rows) - len(each) == len(BUILT_IN) - 1
     assert all(row["weights_bytes"] or row["unsupported"] for row in rows)
     last = done.stderr.splitlines()[-1]
     assert last.startswith("[] ")

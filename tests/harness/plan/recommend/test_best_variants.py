@@ -7,7 +7,12 @@ from harness.forms.families import model_states
 from harness.plan.leading import CLOSE_SHARE, distinct_backends, simplest_close
 from harness.plan.memory import MemoryPrediction, Moment
 from harness.plan.prediction import Predictors
-from harness.plan.recommend.best_variants import BestVariants, best_variants, why_slower
+from harness.plan.recommend.best_variants import (
+    BestVariants,
+    accumulated_sharded,
+    best_variants,
+    why_slower,
+)
 from harness.plan.recommend.predict import near_largest, variants
 from harness.plan.scenario import Scenario
 from tests.harness.plan.recommend.invented import (
@@ -213,3 +218,35 @@ def test_a_choice_without_a_prediction_costs_no_other_one() -> None:
     assert {"zero3", "fsdp"} <= labels
     assert not any(c.checkpointing for c in found.fitting)
     assert all(c.memory_bounds for c in found.fitting)
+
+
+def accumulating(scenario: Scenario) -> MemoryPrediction:
+    """Whole gradients of several micro-steps do not fit, nor does a step in one."""
+    whole = scenario.accumulation_steps > 1 and not scenario.options.get("sync_each_batch")
+    kept = 20_000_000 if whole or scenario.strategy.family != "fsdp2" else 3_000_000
+    moment = Moment(name="backward", terms=(term("gradients", kept * scenario.micro_batch_size),))
+    return MemoryPrediction(moments=(moment,), host_bytes_per_node=0)
+
+
+def test_where_whole_gradients_do_not_fit_they_are_reduced_in_every_micro_step() -> None:
+    found = best_variants(question(), Predictors(memory=accumulating, speed=speed()))
+    assert all(c.scenario.options["sync_each_batch"] for c in found.fitting)
+    assert found.fitting[0].label == "fsdp-grad-op:sync_each_batch=True"
+    text = accumulated_sharded(found)
+    assert text is not None
+    assert text.startswith("sync_each_batch: gradients are reduced in each of the ")
+    assert "a loop without `set_requires_gradient_sync(False)`" in text
+
+
+def test_where_whole_gradients_leave_room_they_add_up() -> None:
+    found = found_variants()
+    assert not any("sync_each_batch" in c.label for c in found.fitting)
+    assert accumulated_sharded(found) is None
+
+
+def test_a_step_of_one_sample_has_no_micro_steps_to_reduce_in() -> None:
+    found = best_variants(question(tokens=8 * 100), Predictors(memory=accumulating, speed=speed()))
+    assert found.fitting
+    labels = {c.label for c in (*found.fitting, *found.too_large)}
+    assert "fsdp" in labels
+    assert "fsdp:sync_each_batch=True" not in labels
