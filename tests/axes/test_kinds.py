@@ -27,7 +27,7 @@ ADAM = ["optimizer.kind=adam"]
     ("settings", "name", "states", "strategies"),
     [
         (MOMENTUM, "torch.optim.sgd.SGD", 1, SHARDED),
-        (ADAM, "torch.optim.adam.Adam", 2, ("ddp", "fsdp")),
+        pytest.param(ADAM, "torch.optim.adam.Adam", 2, ("ddp", "fsdp"), marks=pytest.mark.costly),
         *(
             pytest.param(settings, f"torch.optim.{name}", states, STRATEGIES, marks=EXHAUSTIVE)
             for settings, name, states in (

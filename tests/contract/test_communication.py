@@ -27,7 +27,7 @@ from tests.contract.communication import (
 )
 from tests.contract.ranks import on_ranks
 from tests.records import make_record
-from tests.representatives import EXHAUSTIVE, first
+from tests.representatives import COSTLY, EXHAUSTIVE, first
 
 pytestmark = pytest.mark.long(seconds=30)
 
@@ -234,11 +234,12 @@ def test_weights_are_gathered_again_within_the_group_that_keeps_a_second_copy(
         pytest.param(
             "fsdp-hybrid", "ReplicasApart", 4, ["never reduces across replicas"] * 3, marks=EXHAUSTIVE
         ),
-        (
+        pytest.param(
             "fsdp-hybrid",
             "OtherReplicas",
             4,
             ["all_reduce in backward runs in ranks 0, 3, expected the replica group"] * 3,
+            marks=COSTLY,
         ),
     ],
 )

@@ -16,6 +16,7 @@ from tests.contract.communication import PROBED_STEP, VolumeCase
 from tests.contract.pipelines import CASES, Trained
 from tests.contract.ranks import on_ranks
 from tests.contract.test_contract import LOSS_TOLERANCE, NORM_TOLERANCE, WEIGHT_TOLERANCE
+from tests.representatives import COSTLY, EXHAUSTIVE
 
 pytestmark = pytest.mark.long(seconds=10)
 
@@ -32,7 +33,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int],
 
 @pytest.fixture(
     scope="module",
-    params=[2, pytest.param(4, marks=pytest.mark.exhaustive)],
+    params=[pytest.param(2, marks=COSTLY), pytest.param(4, marks=EXHAUSTIVE)],
 )
 def pipelines(request, tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, int], Trained]]:
     """By rank."""

@@ -15,7 +15,7 @@ from tests.built_in import EACH_MICRO_STEP, HYBRID, NATIVE
 from tests.contract.communication import VolumeCase
 from tests.contract.ranks import on_ranks
 from tests.contract.states import FEW_CASES, STATE_CASES, Held
-from tests.representatives import first
+from tests.representatives import cheap, first
 
 pytestmark = pytest.mark.long(seconds=15)
 
@@ -42,12 +42,19 @@ def test_states_of_one_process_are_the_closed_form_to_the_byte(label: str, tmp_p
     assert_closed_forms(label, 1, tmp_path)
 
 
-@pytest.mark.parametrize("label", [*first(FEW, [*NATIVE, *WITH_OPTIONS, "trainer-ddp"]), *CPU_ADAM])
+@pytest.mark.parametrize(
+    "label",
+    [
+        *cheap(FEW[:1], FEW),
+        *first([], [name for name in (*NATIVE, *WITH_OPTIONS, "trainer-ddp") if name not in FEW]),
+        *CPU_ADAM,
+    ],
+)
 def test_states_are_the_closed_form_to_the_byte(label: str, tmp_path: Path) -> None:
     assert_closed_forms(label, 2, tmp_path)
 
 
-@pytest.mark.parametrize("label", FEW_OPTIONS)
+@pytest.mark.parametrize("label", cheap(FEW_OPTIONS[:1], FEW_OPTIONS))
 def test_states_with_options_are_the_closed_form_to_the_byte(label: str, tmp_path: Path) -> None:
     assert_closed_forms(label, 2, tmp_path, "states_of_few", FEW_CASES)
 

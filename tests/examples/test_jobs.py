@@ -22,7 +22,7 @@ JOBS = {
     "resnet": ("zero3",),
     "own-model": ("zero2",),
 }
-ALWAYS = {"t5": JOBS["t5"], "own-model": JOBS["own-model"]}
+ALWAYS = {"own-model": JOBS["own-model"]}
 WIDE = {
     "vit": ("ddp", "zero2", "zero3", "fsdp", "fsdp1", "trainer-ddp"),
     "t5": ("ddp", "zero2", "zero3", "fsdp", "fsdp1", "trainer-zero2"),

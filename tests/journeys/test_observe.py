@@ -15,7 +15,7 @@ from tests.harness.rank.observing.test_scripts import ARGUMENTS, EXAMPLES, JOB, 
 from tests.journeys.conftest import PLAIN, VARIABLES, WINDOWS
 from tests.journeys.journey import Journey
 from tests.observed import run_script
-from tests.representatives import first
+from tests.representatives import cheap, first
 
 pytestmark = pytest.mark.long(seconds=15)
 AS_ON_GPUS = PLAIN.with_name("as_on_gpus.py")
@@ -116,6 +116,7 @@ OTHERS = {
 }
 SCRIPTS = FIRST | OTHERS
 FEW = (ON_RANKS, BARE)
+"""The first is costly."""
 
 
 class Observations:
@@ -169,8 +170,8 @@ def observations(shared_journey: Journey, bare_model_observed: Path) -> Observat
 
 
 def cases() -> list[object]:
-    """Two scripts always, the others where all combinations are asked for."""
-    return first(FEW, SCRIPTS)
+    """One script always, another in continuous integration, the rest where all combinations are asked for."""
+    return [*cheap(FEW[1:], FEW), *first((), [name for name in SCRIPTS if name not in FEW])]
 
 
 @pytest.mark.parametrize("name", cases())
@@ -188,7 +189,7 @@ def test_every_command_reads_the_record_of_a_script(observations: Observations, 
 
 
 def test_a_script_is_reported_beside_our_run_of_its_job(observations: Observations) -> None:
-    journey, name = observations.journey, FEW[0]
+    journey, name = observations.journey, BARE
     records, number = (observations.observed(name), observations.own(name)), list(SCRIPTS).index(name)
     said = journey.harness("report", f"observed-{number}", f"own-{number}", "-o", "both.md")
     assert "skipped" not in said.stderr

@@ -9,7 +9,7 @@ import pytest
 from tests.harness.cli.command_line import SHORT
 from tests.journeys.journey import Journey
 
-pytestmark = pytest.mark.long(seconds=10)
+pytestmark = [pytest.mark.long(seconds=10), pytest.mark.costly]
 MODEL = {
     "model_type": "llama", "vocab_size": 384, "hidden_size": 32, "intermediate_size": 64,
     "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64,

@@ -7,7 +7,7 @@ import pytest
 from tests.harness.cli.command_line import SMALL
 from tests.journeys.journey import Journey
 
-pytestmark = pytest.mark.long(seconds=10)
+pytestmark = [pytest.mark.long(seconds=10), pytest.mark.costly]
 QUIET = ["--set", "compare.noise_runs=false"]
 JOB = [
     *SMALL, "--set", "training.steps=6", "--set", "measure.warmup_steps=1", "--set", "measure.probed_steps=2",

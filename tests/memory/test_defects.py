@@ -10,7 +10,8 @@ import pytest
 from tests.memory.defects import HOARDED_BYTES, LEAKED_BYTES
 from tests.memory.runs import LLAMA, Outcome, compare
 
-pytestmark = pytest.mark.long(seconds=20)
+pytestmark = [pytest.mark.long(seconds=20), pytest.mark.costly]
+"""`tests/harness/judge/findings/test_memory.py` finds each in a record without ranks."""
 
 MEMORY = {"memory-differs", "memory-grows", "memory-spikes", "memory-imbalance", "one-wrap-unit"}
 LATER = {"leaking-later": "LeakingLater", "spiking": "Spiking"}
@@ -80,7 +81,6 @@ def test_the_hoard_has_its_size(outcome: Outcome) -> None:
     assert last - first == pytest.approx(HOARDED_BYTES, rel=0.01)
 
 
-@pytest.mark.costly
 def test_defects_that_begin_after_the_probed_steps_are_named(tmp_path: Path) -> None:
     points = {name: f"tests.memory.defects:{target}" for name, target in LATER.items()}
     steps = ("training.steps=14", "measure.probed_steps=2", f"model.config={LLAMA}")

@@ -26,6 +26,7 @@ def test_the_allocators_peak_is_that_of_torchs_own_profiler(name: str, ranks: in
 @pytest.mark.parametrize(
     ("name", "ranks"), first([("zero3", 2)], [ALONE, ("zero2", 2), ("zero3", 2), ("fsdp", 2)])
 )
+@pytest.mark.costly
 def test_the_allocators_peak_is_that_of_the_memory_tracker(name: str, ranks: int, tmp_path) -> None:
     for ours, theirs in on_ranks("tests.memory.peaks:tracked_peak", name, ranks, tmp_path):
         assert ours == pytest.approx(theirs, rel=TOLERANCE)

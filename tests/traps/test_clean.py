@@ -6,7 +6,9 @@ from itertools import product
 
 import pytest
 
-from .clean import ACCUMULATIONS, AFTER_TRACE, PRECISIONS, assert_clean, assert_no_finding
+from tests.representatives import COSTLY, EXHAUSTIVE
+
+from .clean import ACCUMULATIONS, AFTER_TRACE, FEW, PRECISIONS, assert_clean, assert_no_finding
 from .matrix import Matrix
 
 pytestmark = pytest.mark.long(seconds=75)
@@ -16,14 +18,15 @@ ALWAYS = (2, "bf16-mixed", 2)
 """The others are exhaustive, but for some backends on one rank."""
 
 
+def test_a_family_each_has_no_finding(matrix: Matrix, tally) -> None:
+    assert_no_finding(*ALWAYS, matrix, tally, FEW)
+
+
 @pytest.mark.parametrize(
     ("world_size", "precision", "accumulation"),
     [
-        ALWAYS,
-        *(
-            pytest.param(*case, marks=pytest.mark.exhaustive)
-            for case in product((1, 2), PRECISIONS, ACCUMULATIONS)
-        ),
+        pytest.param(*ALWAYS, marks=COSTLY),
+        *(pytest.param(*case, marks=EXHAUSTIVE) for case in product((1, 2), PRECISIONS, ACCUMULATIONS)),
     ],
 )
 def test_a_clean_matrix_has_no_finding(
@@ -32,6 +35,7 @@ def test_a_clean_matrix_has_no_finding(
     assert_no_finding(world_size, precision, accumulation, matrix, tally)
 
 
+@COSTLY
 def test_groups_of_ranks_and_cut_layers_on_four_ranks_have_no_finding(matrix: Matrix, tally) -> None:
     labels = ("fsdp-hybrid", "zero3:hpz=2", "autotp-zero2")
     settings = (

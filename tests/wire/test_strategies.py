@@ -18,7 +18,7 @@ FEW = ("ddp", "fsdp", "fsdp1", "zero2", "zero3")
 @pytest.mark.parametrize(
     ("ranks", "precision", "backends"),
     [
-        (2, "fp32", FEW),
+        pytest.param(2, "fp32", FEW, marks=pytest.mark.costly),
         pytest.param(2, "fp32", NATIVE, marks=pytest.mark.exhaustive),
         pytest.param(2, "bf16-mixed", FEW, marks=pytest.mark.exhaustive),
         (4, "fp32", HYBRID[:1]),

@@ -35,6 +35,7 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> Fit:
     return Fit(folder, done, json.loads(done.stdout))
 
 
+@pytest.mark.costly
 def test_the_largest_fits_and_the_next_runs_out_of_memory(fit: Fit) -> None:
     found = fit.answer["micro_batch"]
     sizes = [1, 2, 3, 4, 6, 8, 12, 16, 24, 48]
@@ -45,6 +46,7 @@ def test_the_largest_fits_and_the_next_runs_out_of_memory(fit: Fit) -> None:
     assert {trial["global_batch_size"] for trial in fit.answer["trials"]} == {96}
 
 
+@pytest.mark.costly
 def test_every_trial_is_a_record_with_its_limit(fit: Fit) -> None:
     found = {record.run_id: record for record in records(fit.folder / "runs")}
     assert found.keys() == {trial["run_id"] for trial in fit.answer["trials"]}
@@ -54,6 +56,7 @@ def test_every_trial_is_a_record_with_its_limit(fit: Fit) -> None:
     assert all(f"of a limit of {LIMIT_BYTES} bytes" in message for message in refusals)
 
 
+@pytest.mark.costly
 def test_how_wrong_such_predictions_were_is_said(fit: Fit) -> None:
     known = fit.answer["trust"]
     assert known["speed"] is None
@@ -62,12 +65,14 @@ def test_how_wrong_such_predictions_were_is_said(fit: Fit) -> None:
     assert f"largest assumption: {known['assumption']}" in fit.done.stderr
 
 
+@pytest.mark.costly
 def test_the_fastest_is_one_of_several(fit: Fit) -> None:
     rates = {trial["micro_batch_size"]: trial["tokens_per_second"] or 0 for trial in fit.answer["trials"]}
     assert len([rate for rate in rates.values() if rate]) > 1
     assert fit.answer["micro_batch"]["fastest"]["tokens_per_second"] == max(rates.values())
 
 
+@pytest.mark.costly
 def test_asking_again_runs_nothing(fit: Fit) -> None:
     before = set((fit.folder / "runs").iterdir())
     done = harness(*ARGUMENTS, "--limit", str(LIMIT_BYTES), cwd=fit.folder)

@@ -110,6 +110,7 @@ def pid_of_rank(runs: Path, family: list[psutil.Process], rank: int) -> int:
     return places[str(log)]
 
 
+@pytest.mark.costly
 def test_interrupts_stop_all_ranks_and_keep_what_was_done_however_many_come(start: Start) -> None:
     running = start()
     family = running.family()

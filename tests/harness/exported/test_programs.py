@@ -61,7 +61,7 @@ def trained(folder: Path, tool: str, backend: str, *words: str) -> list[dict[str
         ("torchrun", "fsdp", LOW_PRECISION),
         pytest.param("torchrun", "fsdp1-grad-op", [], marks=pytest.mark.exhaustive),
         pytest.param("torchrun", "fsdp:sync_each_batch=true", [], marks=pytest.mark.exhaustive),
-        ("deepspeed", "zero3", LOW_PRECISION),
+        pytest.param("deepspeed", "zero3", LOW_PRECISION, marks=pytest.mark.costly),
         pytest.param("accelerate", "zero2", [], marks=pytest.mark.exhaustive),
     ],
 )

@@ -11,7 +11,7 @@ from harness.record.store import write_record
 from harness.tell.narrow import WIDTH, fitted, folded
 from tests.harness.cli.command_line import harness
 from tests.records import make_record, make_steps
-from tests.representatives import EXHAUSTIVE
+from tests.representatives import COSTLY, EXHAUSTIVE
 
 LLAMA = ("--model", "llama-3.1-8b", "--gpu", "H100-80", "--fabric", "NDR400")
 OPTIONS = "fsdp1:auto_wrap=none,backward_prefetch=post,forward_prefetch=true"
@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["estimate", *LLAMA, "--world-size", "8,64"], ["estimate", "--list-models"],
         ["estimate", *LLAMA, "--world-size", "8", "--backends", "zero3,fsdp1", "--details"],
         ["estimate", "--list-hardware"],
-        ["recommend", *LLAMA, "--gpus", "8", "--tokens-per-step", "4M"],
+        pytest.param(["recommend", *LLAMA, "--gpus", "8", "--tokens-per-step", "4M"], marks=COSTLY),
         pytest.param(["recommend", *LLAMA, "--gpus", "64", "--tokens-per-step", "4M"], marks=EXHAUSTIVE),
     ],
     ids=" ".join,

@@ -10,7 +10,7 @@ from harness.cli import harness
 from harness.record import Record
 from harness.record.store import read_record
 from tests.observed import ScriptRun, run_script
-from tests.representatives import first
+from tests.representatives import cheap, first
 
 EXAMPLES = Path(__file__).parents[4] / "examples" / "observe"
 pytestmark = pytest.mark.long(seconds=25)
@@ -166,9 +166,12 @@ CASES = {
     ),
 }  # fmt: skip
 """By framework: the backend that runs the same, the script, its arguments, what differs in the job."""
+ALWAYS, LONG = ("torch DDP", "torch FSDP2", "Accelerate", "DeepSpeed"), ("torch FSDP1",)
 
 
-@pytest.mark.parametrize("case", first([case for case in CASES if case != "torch FSDP1"], CASES))
+@pytest.mark.parametrize(
+    "case", [*cheap(ALWAYS, [case for case in CASES if case not in LONG]), *first([], LONG)]
+)
 def test_figures_of_a_script_equal_those_of_the_harness(runs: Runs, case: str) -> None:
     backend, script, arguments, settings = CASES[case]
     own, seen = runs.own(backend, settings), runs.observed(script, *arguments)
