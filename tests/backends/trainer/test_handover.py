@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from harness.backends.trainer.held import GivenRates, Handover
+from harness.backends.trainer.handover import GivenRates, Handover
 
 
 class Doubling:

@@ -1,7 +1,6 @@
 from math import ceil
 
 import pytest
-from peft.utils import constants
 
 from harness.backends.registry import BUILT_IN
 from harness.errors import HarnessError
@@ -55,6 +54,8 @@ def test_targets_must_be_named_and_exist() -> None:
 
 
 def test_targets_that_are_not_named_are_peft_s() -> None:
+    from peft.utils import constants
+
     of_peft = constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
     assert {kind: of_peft[kind] for kind in DEFAULT_TARGETS} == DEFAULT_TARGETS
     layout = model_layout(LLAMA_SMALL)
