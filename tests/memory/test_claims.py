@@ -8,6 +8,8 @@ from harness.judge.quantities.model_states import expected_model_state_bytes
 from harness.judge.quantities.volume import expected_sent_bytes_per_step, volume_differences
 from tests.memory.runs import LLAMA, Outcome, compare
 
+pytestmark = pytest.mark.costly
+
 BACKENDS = {
     "honest": "Honest",
     "hidden-copy": "HiddenCopy",
@@ -30,7 +32,6 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     )  # fmt: skip
 
 
-@pytest.mark.costly
 def test_lies_are_named_and_nothing_else(outcome: Outcome) -> None:
     assert {record.status for record in outcome.records.values()} == {"ok"}
     found = {(f["id"], *f["backends"]) for f in outcome.document["findings"] if f["id"] in JUDGED}

@@ -11,7 +11,7 @@ from harness.record import Record
 from harness.record.workload import of_record
 from tests.memory.runs import LLAMA, compare
 
-pytestmark = pytest.mark.long(seconds=12)
+pytestmark = [pytest.mark.long(seconds=12), pytest.mark.costly]
 
 BACKENDS = ("single", "ddp", "fsdp", "fsdp1", "zero2", "zero3")
 FEW = ("single", "fsdp", "zero3")
@@ -38,7 +38,6 @@ def records(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return found
 
 
-@pytest.mark.costly
 def test_the_library_runs_the_implementation_that_was_asked_for(records: Records) -> None:
     for (name, backend), record in records.items():
         effective = record.backend.effective

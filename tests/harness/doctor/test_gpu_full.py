@@ -132,6 +132,7 @@ def test_its_comparisons_are_those_of_compare_under_six_strategies() -> None:
     assert small.backends == large.backends == ("ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp")
 
 
+@pytest.mark.costly
 def test_predictions_stand_beside_measurements(sent: tuple[Result, Path]) -> None:
     files = dict(unpacked(sent[1].read_bytes()))
     rows = json.loads(files["doctor/default/predictions.json"])
@@ -140,6 +141,7 @@ def test_predictions_stand_beside_measurements(sent: tuple[Result, Path]) -> Non
         assert all(row[figure] > 0 for figure in FIGURES), row
 
 
+@pytest.mark.costly
 def test_it_ends_by_itself_once_all_is_done(sent: tuple[Result, Path]) -> None:
     """Its last comparison has minutes left."""
     document = json.loads(sent[0].stdout)["comparisons"]["default"]
@@ -148,6 +150,7 @@ def test_it_ends_by_itself_once_all_is_done(sent: tuple[Result, Path]) -> None:
     assert json.loads(files["doctor/doctor.json"])["comparisons"]["default"] == document
 
 
+@pytest.mark.costly
 def test_at_the_limit_what_exists_is_written(sent: tuple[Result, Path]) -> None:
     result, bundle = sent
     compared = json.loads(result.stdout)["comparisons"]["at-size"]
@@ -158,6 +161,7 @@ def test_at_the_limit_what_exists_is_written(sent: tuple[Result, Path]) -> None:
     assert "doctor/at-size/report.md" in files
 
 
+@pytest.mark.costly
 def test_no_host_user_or_folder_is_in_it(sent: tuple[Result, Path]) -> None:
     """Looked for in every file, those within archives too"""
     folders = {Path.home(), Path.cwd(), ROOT, Path(tempfile.gettempdir()), Path(sys.prefix), sent[1].parent}
@@ -170,6 +174,7 @@ def test_no_host_user_or_folder_is_in_it(sent: tuple[Result, Path]) -> None:
             assert not found, f"{name}: {found}"
 
 
+@pytest.mark.costly
 def test_its_reports_can_be_verified(sent: tuple[Result, Path], tmp_path: Path) -> None:
     with tarfile.open(sent[1]) as tar:
         tar.extractall(tmp_path, filter="data")

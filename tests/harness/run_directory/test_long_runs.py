@@ -12,7 +12,7 @@ from harness.run_directory.assemble import Outcome, assemble
 from harness.run_directory.request import RunRequest, rank_file
 from tests.harness.cli.command_line import harness
 
-pytestmark = pytest.mark.long(seconds=10)
+pytestmark = [pytest.mark.long(seconds=10), pytest.mark.costly]
 
 RANKS = 64
 STEPS = 1000
@@ -43,7 +43,6 @@ def record(scaled: tuple[Path, RunRequest]) -> Record:
     return assemble(*scaled, Outcome(exit_codes=dict.fromkeys(range(RANKS), 0)))
 
 
-@pytest.mark.costly
 def test_a_record_of_64_ranks_and_1000_steps_is_small(record: Record, tmp_path: Path) -> None:
     path = write_record(tmp_path, record)
     assert (record.status, len(record.ranks), len(record.steps)) == ("ok", RANKS, STEPS)
