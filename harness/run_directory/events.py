@@ -164,6 +164,8 @@ class ObservationEvent(Part):
     threads: int
     micro_batch_size: int | None
     accumulation_steps: int
+    options: dict[str, Any] = {}
+    """Of the built-in backend that runs the same strategy, as the script gave them to a library."""
 
 
 class TurnEvent(Part):

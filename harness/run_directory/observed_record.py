@@ -237,7 +237,7 @@ def _backend(
     effective = _effective(setup.effective, events) if setup else None
     if effective is not None:  # an epoch's last step may have fewer micro-steps, even the first
         effective = replace(effective, accumulation_steps=seen.accumulation_steps)
-    own: dict[str, Any] = {"label": name, "name": name, "effective": effective}
+    own: dict[str, Any] = {"label": name, "name": name, "effective": effective, "options": seen.options}
     if not seen.observation.has_form:
         own["claim"] = None
     return BackendPart(**BackendPart.shared(setup) | own | versions_of(setup))

@@ -187,6 +187,17 @@ def recognise(
     return _single(root, optimizers, context)
 
 
+def asked_options(live: Live | None, frameworks: Iterable[str]) -> dict[str, Any]:
+    """Options of the built-in backend `live.base` that the script gave to Accelerate."""
+    of_torch = live is not None and live.base is not None and not isinstance(live.engine, ZeroEngine)
+    if not of_torch or "accelerate" not in frameworks:
+        return {}
+    from accelerate.state import GradientState
+
+    each = GradientState().plugin_kwargs.get("sync_each_batch", False)
+    return {"sync_each_batch": True} if each else {}
+
+
 def effective_of(
     live: Live, optimizers: Optimizers, accumulation: int, frameworks: Iterable[str]
 ) -> Effective:

@@ -35,7 +35,7 @@ from harness.rank.observing.facts import (
     trained_elements,
     world_here,
 )
-from harness.rank.observing.live import Live, Optimizers, effective_of, recognise
+from harness.rank.observing.live import Live, Optimizers, asked_options, effective_of, recognise
 from harness.rank.observing.probing import Probing
 from harness.rank.observing.step import Step
 from harness.rank.placement import placement
@@ -327,6 +327,7 @@ class Writing:
             threads=torch.get_num_threads(),
             micro_batch_size=size,
             accumulation_steps=micro_steps,
+            options=asked_options(live, self._seen.frameworks),
         )
         self._events.write(event)
 

@@ -557,3 +557,31 @@ def test_of_a_sum_of_scaled_losses_no_part_is_told_and_of_clipping_by_parts_the_
     assert [step.gradient_norm for step in record.steps] == pytest.approx(norms)
     assert record.backend.effective is not None
     assert record.backend.effective.gradient_clipping == 0.5
+
+
+ACCUMULATED = """
+from accelerate import Accelerator
+from accelerate.utils import GradientAccumulationPlugin
+plugin = GradientAccumulationPlugin(num_steps=4, sync_each_batch={each}, sync_with_dataloader=False)
+accelerator = Accelerator(gradient_accumulation_plugin=plugin)
+optimizer = torch.optim.AdamW(model.parameters())
+model, optimizer = accelerator.prepare(model, optimizer)
+for micro_step in range(32):
+    with accelerator.accumulate(model):
+        loss = loss_of(model)
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.exhaustive  # its own way through Accelerate: tests/contract/test_contract.py
+@pytest.mark.parametrize("each", [True, False])
+def test_reductions_that_accelerate_was_asked_for_are_expected(tmp_path: Path, each: bool) -> None:
+    record, _ = observed(tmp_path, ACCUMULATED.format(each=each), ranks=2)
+    assert record.world.accumulation_steps == 4
+    assert record.backend.options == ({"sync_each_batch": True} if each else {})
+    assert record.backend.effective is not None
+    synchronised = "every micro-step" if each else "last micro-step"
+    assert record.backend.effective.gradient_synchronisation == synchronised
+    assert "communication-differs" not in found(record)
