@@ -352,7 +352,7 @@ class TensorOptions(BackendOptions):
         return Mesh.of(world_size, {"data": None, "tensor": self.tensor or world_size})
 
 
-class FsdpTensorOptions(BackendOptions):
+class FsdpTensorOptions(ReductionOptions):
     """FSDP2 of a model whose layers are cut."""
 
     tensor: int = Field(2, ge=2, description="ranks that cut each layer; the others shard what these hold")

@@ -10,10 +10,10 @@ from harness.plan.prediction import Predictors, predict
 from harness.plan.scenario import Scenario
 
 ACCELERATE = "sync_each_batch=True of Accelerate's GradientAccumulationPlugin"
+OF_FSDP2 = f"a loop without `set_requires_gradient_sync(False)`, or {ACCELERATE}"
 HOW = {
-    "fsdp1": f"a loop without `no_sync()`, or {ACCELERATE}",
-    "fsdp2": f"a loop without `set_requires_gradient_sync(False)`, or {ACCELERATE}",
-}
+    "fsdp1": f"a loop without `no_sync()`, or {ACCELERATE}", "fsdp2": OF_FSDP2, "fsdp2-tensor": OF_FSDP2,
+}  # fmt: skip
 """Family -> how a program reduces in every micro-step (torch 2.13, accelerate 1.15)."""
 OPTION = "sync_each_batch"
 

@@ -18,6 +18,7 @@ from tests.contract.test_states import KINDS, expected_kinds
 MATRIX = [
     pytest.param("tp", 2),
     pytest.param("fsdp-tp", 4, marks=pytest.mark.exhaustive),
+    pytest.param("fsdp-tp:sync_each_batch=true", 4, marks=pytest.mark.exhaustive),
     pytest.param("tp:tensor=2", 4, marks=pytest.mark.exhaustive),
     pytest.param("autotp-zero1", 2, marks=pytest.mark.exhaustive),
     pytest.param("autotp-zero3", 2, marks=pytest.mark.exhaustive),

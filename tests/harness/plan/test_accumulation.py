@@ -22,6 +22,7 @@ SETTINGS = ("training.micro_batch_size=1", "training.accumulation_steps=16", "tr
         ("fsdp:reshard=2", "fsdp:reshard=2,sync_each_batch=True"),
         ("fsdp1-hybrid:shard_size=4", "fsdp1-hybrid:shard_size=4,sync_each_batch=True"),
         ("fsdp:sync_each_batch=true", None),
+        ("fsdp-tp:tensor=2", "fsdp-tp:sync_each_batch=True,tensor=2"),
         ("fsdp1-no-shard", None),
         ("ddp", None),
         ("zero3", None),
