@@ -54,6 +54,15 @@ def put(document: dict[str, Any], keys: Keys, value: Any) -> None:
     document[keys[-1]] = value
 
 
+def removed(document: dict[str, Any], keys: Keys) -> bool:
+    """Take out the value to which these keys lead; False: they lead nowhere."""
+    inner = value_at(document, keys[:-1])
+    if not isinstance(inner, dict) or keys[-1] not in inner:
+        return False
+    del inner[keys[-1]]
+    return True
+
+
 def finite(value: Any) -> Any:
     """Replace floats that are not finite by None, within dicts, lists and tuples."""
     if isinstance(value, float):

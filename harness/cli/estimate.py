@@ -15,6 +15,7 @@ from harness.cli.options.hardware import (
     gpus_per_node_option,
     named_fabric,
 )
+from harness.cli.options.imported import GivenFiles, planned_options
 from harness.cli.options.shared import (
     MODEL,
     PATH,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 @set_option
 @json_option
 @common
+@planned_options
 def estimate(
     model: str | None,
     config: Path | None,
@@ -76,6 +78,7 @@ def estimate(
     list_hardware: bool,
     assignments: tuple[str, ...],
     as_json: bool,
+    given: GivenFiles,
 ) -> int:
     """Predict memory, communication, speed and cost of a job by strategy, without GPUs.
 
@@ -95,10 +98,12 @@ def estimate(
         return _list(known, models=list_models)
     begin("tracing the model's activations")
     device = None if gpu is None else known.device(gpu)
+    job = given.planned(load_experiment(config, assignments), assignments)
     asked = asked_of(
-        load_experiment(config, assignments),
+        job.experiment,
         model,
-        backends=split_backends(backends) if backends is not None else ["all"],
+        remarks=job.remarks,
+        backends=[*(split_backends(backends) if backends is not None else ()), *job.backends] or ["all"],
         world_sizes=numbers(world_size, "--world-size", "ranks"),
         ranks_per_node=ranks_per_node(device, gpus_per_node), device=device,
         fabric=named_fabric(known, fabric),
@@ -109,15 +114,19 @@ def estimate(
             "--model": model, "--config": config, "--gpu": gpu, "--gpus-per-node": gpus_per_node,
             "--fabric": fabric, "--hardware": hardware,
         },
-        assignments,
+        job.assignments,
     )  # fmt: skip
     rows = _answer(asked, words, details=details, whole=whole, as_json=as_json)
     if plot is not None:
-        from harness.plan.estimate.picture import write_picture
-
-        write_picture(asked, rows, plot)
-        click.echo(f"picture: {plot}", err=True)
+        _draw(asked, rows, plot)
     return 0
+
+
+def _draw(asked: EstimateRequest, rows: list[EstimateRow], plot: Path) -> None:
+    from harness.plan.estimate.picture import write_picture
+
+    write_picture(asked, rows, plot)
+    click.echo(f"picture: {plot}", err=True)
 
 
 def _list(known: Hardware, *, models: bool) -> int:

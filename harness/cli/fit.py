@@ -15,6 +15,7 @@ from harness.backends import registry
 from harness.backends.options import parts_of
 from harness.cli.options.arguments import command_line, default_ranks, require_gpus
 from harness.cli.options.device import resolve_device
+from harness.cli.options.imported import GivenFiles, planned_options
 from harness.cli.options.shared import (
     PATH,
     config_option,
@@ -50,7 +51,9 @@ from harness.record.store import Store
 
 
 @click.command()
-@click.option("--backend", required=True, help="Name, with options after a colon: zero3:offload=cpu.")
+@click.option(
+    "--backend", help="Name, with options after a colon: zero3:offload=cpu; default: that of a file."
+)
 @config_option
 @model_option
 @click.option("--nproc", type=click.IntRange(1), help="Ranks on this machine.")
@@ -68,8 +71,9 @@ from harness.record.store import Store
 @runs_option
 @json_option
 @measuring
+@planned_options
 def fit(
-    backend: str,
+    backend: str | None,
     config: Path | None,
     model: str | None,
     nproc: int | None,
@@ -81,6 +85,7 @@ def fit(
     assignments: tuple[str, ...],
     runs: Path,
     as_json: bool,
+    given: GivenFiles,
 ) -> int:
     """Find the largest micro-batch that fits, and the fastest one.
 
@@ -89,7 +94,10 @@ def fit(
     if started_as_rank():
         raise HarnessError("fit starts its own ranks: run it without torchrun")
     begin("checking the job, its data and this machine")
-    experiment = load_job(config, assignments, model)
+    job = given.planned(load_job(config, assignments, model), assignments)
+    experiment, backend = job.experiment, backend or next(iter(job.backends), None)
+    if backend is None:
+        raise click.UsageError("Give --backend, or a file with --from-accelerate or --from-deepspeed.")
     label = canonical_label(backend)
     device = resolve_device(experiment.runtime.device)
     world_size = 1 if registry.parse(label)[0].name == registry.REFERENCE else nproc or default_ranks(device)
@@ -104,7 +112,7 @@ def fit(
     store.prepare()
     asked = experiment.training.micro_batch_size
     words = option_words(
-        {"--config": config, "--model": model, "--limit": limit, "--hardware": hardware}, assignments
+        {"--config": config, "--model": model, "--limit": limit, "--hardware": hardware}, job.assignments
     )
     with counting("prediction", "checking the job and its model") as count:
         runner = Runner(
@@ -119,7 +127,7 @@ def fit(
             found.append(find_sequence(runner, lengths, asked or sizes.sizes[0], length))
         count.doing = PREDICTING
         instead = [] if all(search.largest for search in found) else runner.alternatives()
-    _present(runner, memory, found, instead, words, as_json)
+    _present(runner, memory, found, instead, words, job.remarks, as_json)
     return 0
 
 
@@ -152,6 +160,7 @@ def _present(
     found: list[Found],
     instead: list[Alternative],
     words: Sequence[str],
+    remarks: Sequence[str],
     as_json: bool,
 ) -> None:
     def command(one: Alternative) -> str:
@@ -163,6 +172,7 @@ def _present(
         lines += ["", *alternative_lines(instead, command)]
     error, trust = error_line(runner.trials), runner.trust()
     lines += [*([error] if error else []), *(trust.lines() if trust else [])]
+    lines += [f"note: {remark}" for remark in remarks]
     text = "\n".join([*lines, "", trial_table(runner.trials)])
     echo(text, err=as_json)
     if as_json:
@@ -174,6 +184,7 @@ def _present(
             **{search.what.replace("-", "_"): search.as_json() for search in found},
             "alternatives": [{**one.as_json(), "command": command(one)} for one in instead],
             "trust": trust.as_json() if trust else None,
+            "remarks": list(remarks),
             "trials": [trial.as_json() for trial in runner.trials],
         }
         echo(json.dumps(document, indent=1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -13,6 +14,7 @@ from harness.cli.options.hardware import (
     gpus_per_node_option,
     named_fabric,
 )
+from harness.cli.options.imported import GivenFiles, PlannedJob, planned_options
 from harness.cli.options.shared import MODEL, PATH, common, config_option, json_option, set_option
 from harness.cli.terminal.output import begin, echo
 from harness.cli.terminal.predicting import counting_predictors
@@ -40,6 +42,7 @@ from harness.job.config import load_experiment
 @set_option
 @json_option
 @common
+@planned_options
 def recommend(
     model: str,
     gpus: int,
@@ -53,6 +56,7 @@ def recommend(
     config: Path | None,
     assignments: tuple[str, ...],
     as_json: bool,
+    given: GivenFiles,
 ) -> int:
     """Rank strategies, batches, checkpointing and offload for a model on GPUs.
 
@@ -71,18 +75,38 @@ def recommend(
     device = known.device(gpu)
     constants = calibrated_constants(calibrate, save_calibration, device)
     with counting_predictors(constants) as predictors:
+        job = given.planned(load_experiment(config, assignments), assignments)
+        if job.backends:
+            job = _with_open_batch(job, tokens=tokens_per_step is not None)
         question = ask(
             find_model(model),
-            load_experiment(config, assignments),
+            job.experiment,
             gpus=gpus,
             gpus_per_node=ranks_per_node(device, gpus_per_node),
             device=device,
             fabric=named_fabric(known, fabric),
             tokens=None if tokens_per_step is None else read_count(tokens_per_step),
+            remarks=job.remarks,
         )
-        typed = Typed(config=config, assignments=assignments, model=model)
+        typed = Typed(config=config, assignments=job.assignments, model=model)
         answer = recommended(question, typed, predictors)
     echo("\n".join(recommendation_lines(answer)), err=as_json)
     if as_json:
         echo(json.dumps(answer.as_json(), indent=1))
     return 0
+
+
+def _with_open_batch(job: PlannedJob, *, tokens: bool) -> PlannedJob:
+    """A file's job, whose strategy and split of the batch are open. `tokens`: those of a step are given."""
+    from harness.plan.recommend.question import BATCH, with_open_batch
+
+    experiment, left_open = with_open_batch(job.experiment, tokens=tokens)
+    cut = tuple(f"training.{name}" for name in BATCH)
+    (backend,) = job.backends
+    any_strategy = f"the file runs {backend}; all strategies are compared, with options of their own"
+    return replace(
+        job,
+        experiment=experiment,
+        assignments=tuple(text for text in job.assignments if text.partition("=")[0] not in cut),
+        remarks=(*job.remarks, *left_open, any_strategy),
+    )

@@ -142,8 +142,11 @@ class Refusals:
 
     def __init__(self) -> None:
         self.found: list[str] = []
+        self.keys: list[str] = []
+        """Those of `add` and `unknown`, dotted."""
 
     def add(self, key: str, given: Any, reason: str) -> None:
+        self.keys.append(key)
         self.found.append(f"'{key}' was given {capped(repr(given), MOST_SHOWN)}: {reason}")
 
     def read(self, convert: Callable[[Any], Value], key: str, given: Any, otherwise: Value) -> Value:
@@ -164,6 +167,7 @@ class Refusals:
 
     def unknown(self, key: str, known: Iterable[str]) -> None:
         """Name the first part of a dotted key that is unknown, and what may stand in its place."""
+        self.keys.append(key)
         parts, names = key.split("."), [name.split(".") for name in known]
         below = sorted(".".join(name) for name in names if name[: len(parts)] == parts)
         if below:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -40,6 +41,7 @@ from harness.job.config import FOREIGN_KEYS, settings_by_name
 from harness.job.experiment import Experiment
 from harness.job.model import SettingsSection
 from harness.job.optimizer import EFFECTIVE
+from harness.nested import leaves, removed
 from harness.record import FileKind, GivenMode, GivenPart, GivenSettingPart
 from harness.safe_text import capped
 
@@ -250,10 +252,17 @@ class ReadFile:
     """That of its row."""
     file: GivenFile
     imported: Imported
+    refused: tuple[str, ...] = ()
+    """Why keys were left out that no row can have."""
 
 
-def read_files(accelerate: Sequence[Path], deepspeed: Sequence[Path]) -> list[ReadFile]:
-    """Raises HarnessError for a file that asks for what no row can have; it names every such key."""
+def read_files(
+    accelerate: Sequence[Path], deepspeed: Sequence[Path], *, leaves_out: bool = False
+) -> list[ReadFile]:
+    """Raises HarnessError for a file that asks for what no row can have; it names every such key.
+
+    `leaves_out`: such keys are left out where the rest of the file can be read without them.
+    """
     found: list[ReadFile] = []
     files: list[tuple[FileKind, Path]] = [("accelerate", path) for path in accelerate]
     files += [("deepspeed", path) for path in deepspeed]
@@ -266,18 +275,34 @@ def read_files(accelerate: Sequence[Path], deepspeed: Sequence[Path]) -> list[Re
         else:
             file = read_toml(path, what) if path.suffix == ".toml" else read_yaml(path, what)
         _require_kind(kind, file)
-        imported = (
-            read_deepspeed(file.document, refusals)
-            if kind == "deepspeed"
-            else read_accelerate(file.document, path.parent, refusals)
-        )
+        imported = _read(kind, file.document, path.parent, refusals)
+        refused = tuple(refusals.found)
+        if imported is None and leaves_out:
+            imported = _read_without(kind, file.document, path.parent, refusals)
         if imported is None:
             listed = refusals.found
             numbered = (f"({n}) {text}" for n, text in enumerate(listed, 1)) if len(listed) > 1 else listed
             raise HarnessError(f"{what} {path}: {'; '.join(numbered)}")
         name = _row_name(path, [other.name for other in found])
-        found.append(ReadFile(kind=kind, name=name, file=file, imported=imported))
+        found.append(ReadFile(kind=kind, name=name, file=file, imported=imported, refused=refused))
     return found
+
+
+def _read(kind: FileKind, document: Mapping[str, Any], folder: Path, refusals: Refusals) -> Imported | None:
+    if kind == "deepspeed":
+        return read_deepspeed(document, refusals)
+    return read_accelerate(document, folder, refusals)
+
+
+def _read_without(
+    kind: FileKind, document: Mapping[str, Any], folder: Path, refusals: Refusals
+) -> Imported | None:
+    """The file without its refused keys; None: they are not keys alone, or their section is needed."""
+    kept = deepcopy(dict(document))
+    known = all(removed(kept, tuple(key.split("."))) for key in refusals.keys)
+    if not known or len(refusals.keys) < len(refusals.found):
+        return None
+    return _read(kind, kept, folder, Refusals())
 
 
 def _require_kind(kind: FileKind, file: GivenFile) -> None:
@@ -337,6 +362,41 @@ def exactly_as_given(file: ReadFile, experiment: Experiment) -> GivenRow:
     given = explicit(experiment)
     preset = experiment.runtime.preset if "runtime.preset" in given else "library-defaults"
     return _row(file, own, "exactly-as-given", preset)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedFile:
+    """What a plan takes from a file."""
+
+    backend: str
+    """Canonical, with options."""
+    experiment: Experiment
+    settings: dict[str, Any]
+    """What the file changes of the job, dotted; None: it is left to follow from the rest."""
+    part: GivenPart
+    refused: tuple[str, ...]
+
+
+def planned_file(file: ReadFile, experiment: Experiment) -> PlannedFile:
+    """Backend and job of a file, as it is run exactly as given; the preset is that of the job."""
+    row = exactly_as_given(file, experiment)
+    name, _, options = row.label.partition(":")
+    kept = [text for text in options.split(",") if text.partition("=")[0] not in ("row", "preset", "")]
+    preset = registry.parse(row.label)[1].preset
+    job = with_settings(row.experiment, {"runtime.preset": preset}, file.file.path.name)
+    before, after = (_dotted(one.model_dump(mode="json", exclude_unset=True)) for one in (experiment, job))
+    left = {name: None for name in CUT if name in before and name not in after}
+    return PlannedFile(
+        backend=registry.canonical_label(f"{name}:{','.join(kept)}" if kept else name),
+        experiment=job,
+        settings={name: value for name, value in after.items() if before.get(name) != value} | left,
+        part=row.part,
+        refused=file.refused,
+    )
+
+
+def _dotted(document: dict[str, Any]) -> dict[str, Any]:
+    return {".".join(keys): value for keys, value in leaves(document)}
 
 
 def _row(file: ReadFile, job: Experiment, mode: GivenMode, preset: Preset) -> GivenRow:

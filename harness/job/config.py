@@ -232,7 +232,7 @@ def _read(path: Path) -> dict[str, Any]:
     for tool, key in FOREIGN_KEYS.items():
         if key in document:
             raise HarnessError(
-                f"configuration {path} has '{key}', so it is one of {tool}: run and compare take it with "
+                f"configuration {path} has '{key}', so it is one of {tool}: give it with "
                 f"--from-{tool.lower()}; --config takes {choices('', Experiment.model_fields)}"
             )
     return document

@@ -45,12 +45,15 @@ def option_words(given: Mapping[str, object], assignments: Sequence[str] = ()) -
     return words + [word for text in assignments for word in ("--set", text)]
 
 
+def set_texts(settings: Mapping[str, Any]) -> list[str]:
+    """'SECTION.KEY=VALUE' for each, its values as YAML reads them."""
+    texts = ((key, value if isinstance(value, str) else json.dumps(value)) for key, value in settings.items())
+    return [f"{key}={text}" for key, text in texts]
+
+
 def set_words(settings: Mapping[str, Any]) -> list[str]:
-    """`--set` for each, its values as YAML reads them."""
-    texts = (
-        f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()
-    )
-    return [word for text in texts for word in ("--set", text)]
+    """`--set` for each."""
+    return [word for text in set_texts(settings) for word in ("--set", text)]
 
 
 def run_command(one: Alternative, words: Sequence[str]) -> str:

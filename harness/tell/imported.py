@@ -6,10 +6,14 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from harness.judge.wording import listed
 from harness.record import GivenPart, GivenSettingPart
 from harness.tell.document import Table
 from harness.tell.narrow import fitted, line_width
 from harness.tell.tables import table_columns
+
+MOST_KEYS = 30
+"""That a sentence names."""
 
 
 def summary(label: str, part: GivenPart) -> str:
@@ -50,6 +54,22 @@ def _wrapped(line: str) -> list[str]:
     return textwrap.wrap(
         line, line_width(), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     )  # fmt: skip
+
+
+def planned_lines(part: GivenPart, refused: Sequence[str]) -> list[str]:
+    """What a plan takes from a file, what it does not, and what it did not understand: a sentence each."""
+    given = [setting for setting in part.settings if setting.given is not None]
+    taken = [s for s in given if s.handling == "taken" and s.given != "auto"]
+    left = [s.key for s in given if s.handling == "taken" and s.given == "auto"]
+    said = list(dict.fromkeys(f"{s.key}={text(s.given)}" for s in taken))
+    lines = [f"from {part.file}: {listed(said, MOST_KEYS)}"] if said else []
+    lines += [f"auto in {part.file}, so left to the job: {listed(left, MOST_KEYS)}"] if left else []
+    for reason, settings in _by_reason(_pinned(part)).items():
+        keys = [f"{s.key} {text(s.used)} instead of {text(s.given)}" for s in settings if s.given is not None]
+        lines += [f"not as in {part.file} ({reason}): {listed(keys, MOST_KEYS)}"] if keys else []
+    idle = [s.key for s in _idle(part) if s.given is not None]
+    lines += [f"without effect on a run, in {part.file}: {listed(idle, MOST_KEYS)}"] if idle else []
+    return lines + [f"not understood in {part.file}, and left out: {reason}" for reason in refused]
 
 
 def given_table(part: GivenPart, number: int) -> Table:

@@ -22,6 +22,19 @@ MODES = ("exactly-as-given", "like-for-like", "both")
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlannedJob:
+    """What is planned, with a file of another tool or without."""
+
+    experiment: Experiment
+    assignments: tuple[str, ...]
+    """As `--set` takes them, with those of the file."""
+    backends: tuple[str, ...] = ()
+    """The file's."""
+    remarks: tuple[str, ...] = ()
+    """What was taken from the file, and what was not."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class GivenFiles:
     """Files that a command line names, and how their rows are run."""
 
@@ -51,6 +64,28 @@ class GivenFiles:
             rows += [exactly_as_given(file, experiment) for file in files]
         _show(rows, view)
         return job, rows
+
+    def planned(self, experiment: Experiment, assignments: tuple[str, ...]) -> PlannedJob:
+        """The job of a plan, with what it takes from the only file. Raises HarnessError for several.
+
+        `assignments`: as typed.
+        """
+        if not self.count:
+            return PlannedJob(experiment=experiment, assignments=assignments)
+        if self.count > 1:
+            raise HarnessError(f"{self.count} files are given; a plan takes one, compare takes several")
+        from harness.imported.rows import planned_file, read_files
+        from harness.plan.command_words import set_texts
+        from harness.tell.imported import planned_lines
+
+        (read,) = read_files(self.accelerate, self.deepspeed, leaves_out=True)
+        file = planned_file(read, experiment)
+        return PlannedJob(
+            experiment=file.experiment,
+            assignments=(*assignments, *set_texts(file.settings)),
+            backends=(file.backend,),
+            remarks=tuple(planned_lines(file.part, file.refused)),
+        )
 
     def only_row(self, backend: str | None, experiment: Experiment, view: View) -> GivenRow | None:
         """The row that `harness run` runs; None: that of --backend. Raises HarnessError."""
@@ -97,6 +132,27 @@ def given_options(command: Callable[..., int]) -> Callable[..., int]:
             raise click.UsageError(f"--like-for-like and --from-mode {from_mode} exclude each other")
         mode = "like-for-like" if like_for_like else from_mode or MODES[0]
         given = GivenFiles(accelerate=from_accelerate, deepspeed=from_deepspeed, mode=mode)
+        return command(given=given, **arguments)
+
+    return with_files
+
+
+def planned_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command that plans --from-accelerate and --from-deepspeed, and pass them as `given`."""
+
+    @click.option(
+        "--from-accelerate", multiple=True, type=PATH, metavar="FILE",
+        help="Plan with the settings of an Accelerate configuration.",
+    )  # fmt: skip
+    @click.option(
+        "--from-deepspeed", multiple=True, type=PATH, metavar="FILE",
+        help="Plan with the settings of a DeepSpeed configuration.",
+    )  # fmt: skip
+    @wraps(command)
+    def with_files(
+        from_accelerate: tuple[Path, ...], from_deepspeed: tuple[Path, ...], **arguments: Any
+    ) -> int:
+        given = GivenFiles(accelerate=from_accelerate, deepspeed=from_deepspeed, mode=MODES[0])
         return command(given=given, **arguments)
 
     return with_files

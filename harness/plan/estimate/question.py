@@ -105,15 +105,20 @@ def question(
 
 
 def asked_of(
-    experiment: Experiment, model: str | None, *, device: Device | None, **where: Any
+    experiment: Experiment,
+    model: str | None,
+    *,
+    device: Device | None,
+    remarks: Sequence[str] = (),
+    **where: Any,
 ) -> EstimateRequest:
     """What a command asks of a model by name, or of the job's; `where` as of `question`.
 
     A GPU brings the precision, sequence and preset of ordinary training where the job names none.
     """
     planned = job_model(experiment.job(), model)
-    experiment, remarks = with_training_defaults(planned, experiment, device)
-    return question(planned, experiment, device=device, remarks=remarks, **where)
+    experiment, defaults = with_training_defaults(planned, experiment, device)
+    return question(planned, experiment, device=device, remarks=(*remarks, *defaults), **where)
 
 
 def _with_batch(experiment: Experiment) -> Experiment:

@@ -187,7 +187,7 @@ def _header(asked: EstimateRequest) -> list[str]:
         f"{sequence}{training.precision}, {clipping}, {checkpointing}, attention: {kernel}, "
         f"{experiment.runtime.preset}; "
         + ", ".join([*where, f"{counted(asked.gpus_per_node, 'GPU')} per node"]),
-        *([f"note: {'; '.join(asked.remarks)}"] if asked.remarks else []),
+        *(f"note: {remark}" for remark in asked.remarks),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
@@ -12,7 +13,7 @@ from harness.backends.base import Preset
 from harness.errors import HarnessError
 from harness.job.experiment import Experiment
 from harness.job.job import Job
-from harness.judge.wording import counted
+from harness.judge.wording import counted, listed
 from harness.plan.devices.device import (
     Device,
     Fabric,
@@ -162,7 +163,7 @@ def _given_tokens(experiment: Experiment, gpus: int, sequence: int) -> tuple[int
     if steps is None:
         return None
     size = 1 if micro is None else micro
-    said = f"{steps} micro-steps of {counted(size, 'sample')} on {counted(gpus, 'GPU')}"
+    said = f"{counted(steps, 'micro-step')} of {counted(size, 'sample')} on {counted(gpus, 'GPU')}"
     return steps * size * gpus * sequence, f"{said} (training.accumulation_steps)"
 
 
@@ -175,8 +176,11 @@ def ask(
     device: Device,
     fabric: Fabric | None,
     tokens: int | None,
+    remarks: Sequence[str] = (),
 ) -> RecommendRequest:
     """The question for a job and a machine. `tokens`: of a step; None: `default_tokens`.
+
+    `remarks`: what was chosen before.
 
     Raises HarnessError for what contradicts itself.
     """
@@ -189,7 +193,7 @@ def ask(
     chosen = experiment.training.model_fields_set
     experiment, defaults = with_training_defaults(model, experiment, device)
     require_context(model, experiment)
-    remarks, job = [*defaults], experiment.job()
+    remarks, job = [*remarks, *defaults], experiment.job()
     sequence = job.data.sequence_length
     if tokens is None and (given := _given_tokens(experiment, gpus, sequence)):
         tokens, said = given
@@ -249,6 +253,19 @@ def _require_open(experiment: Experiment, tokens: int | None) -> None:
             "training.micro_batch_size would be ignored: the recommendation chooses it; to say how many "
             "tokens a step has, add training.accumulation_steps or give --tokens-per-step instead"
         )
+
+
+def with_open_batch(experiment: Experiment, *, tokens: bool) -> tuple[Experiment, list[str]]:
+    """A file's job without what the recommendation decides of its batch, and what that is.
+
+    tokens: whether those of a step are given, which then decide all of it.
+    """
+    named = {name: value for name in BATCH if (value := getattr(experiment.training, name)) is not None}
+    if not named or (set(named) != {"micro_batch_size"} and not tokens):
+        return experiment, []
+    training = experiment.training.model_copy(update=dict.fromkeys(named))
+    said = listed([f"training.{name}={value}" for name, value in named.items()])
+    return experiment.model_copy(update={"training": training}), [f"the file's {said} is left open"]
 
 
 def find_model(text: str) -> PlannedModel:

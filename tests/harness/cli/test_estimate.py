@@ -155,7 +155,7 @@ def test_a_configuration_without_a_needed_value_is_one_line(tmp_path: Path) -> N
 def test_with_a_gpu_the_defaults_are_those_of_recommend() -> None:
     _, text, _ = run("--model", "bloom-560m", "--backends", "ddp", "--gpu", "A100-80")
     assert "sequence 4096, bf16-mixed" in text
-    assert "note: training.precision=bf16-mixed, since none is given; data.sequence_length=4096" in text
+    assert "note: training.precision=bf16-mixed, since none is given\nnote: data.sequence_length=4096" in text
     _, plain, _ = run("--model", "bloom-560m", "--backends", "ddp")
     assert "sequence 128, fp32" in plain
 

@@ -51,7 +51,7 @@ def test_file_that_holds_no_mapping_is_refused(tmp_path: Path, text: str, kind: 
 )  # fmt: skip
 def test_a_configuration_of_another_tool_is_known(tmp_path: Path, text: str, tool: str, option: str) -> None:
     message = refused_file(tmp_path, text)
-    assert f"so it is one of {tool}: run and compare take it with {option}; " in message
+    assert f"so it is one of {tool}: give it with {option}; " in message
 
 
 def test_empty_file_is_the_default_job(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,3 +92,43 @@ def test_a_typing_error_is_one_line(folder: Path) -> None:
 def test_largest_batches_exclude_files(folder: Path) -> None:
     text = refused(folder, "compare", "--from-deepspeed", "ds.json", "--batch", "largest")
     assert "exclude each other" in text
+
+
+def planned(folder: Path, *words: str) -> dict[str, Any]:
+    done = harness(*words, "--model", "bloom-560m", "--gpu", "A100-80", "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_plan_takes_a_file_and_says_what_it_leaves_out(folder: Path) -> None:
+    zero = {**DEEPSPEED["zero_optimization"], "overlap_com": True}  # type: ignore[dict-item]
+    document = {**DEEPSPEED, "zero_optimization": zero, "train_micro_batch_size_per_gpu": 2}
+    (folder / "ds.json").write_text(json.dumps(document))
+    found = planned(folder, "estimate", "--from-deepspeed", "ds.json")
+    (row,) = found["rows"]
+    assert row["backend"] == "zero1:overlap_comm=True,reduce_bucket_size=1000"
+    assert row["micro_batch_size"] == 2
+    assert (found["job"]["gradient_clipping"], found["job"]["precision"]) == (0.25, "fp32")
+    assert found["job"]["preset"] == "library-defaults"
+    taken, idle, left, *_ = found["remarks"]
+    assert taken.startswith("from ds.json: zero_optimization.stage=1, zero_optimization.overlap_comm=true, ")
+    assert idle == "without effect on a run, in ds.json: steps_per_print"
+    assert left.startswith(
+        "not understood in ds.json, and left out: 'zero_optimization.overlap_com' is unknown"
+    )
+    assert "overlap_com' is unknown" in refused(folder, "compare", "--from-deepspeed", "ds.json")
+
+
+def test_a_recommendation_takes_the_job_of_a_file_and_leaves_its_strategy_open(folder: Path) -> None:
+    (folder / "ds.json").write_text(json.dumps({**DEEPSPEED, "train_micro_batch_size_per_gpu": 2}))
+    found = planned(folder, "recommend", "--gpus", "2", "--from-deepspeed", "ds.json")
+    assert any("from 1 micro-step of 2 samples on 2 GPUs" in remark for remark in found["remarks"])
+    assert len({one["backend"] for one in found["fitting"]}) > 3
+    (line, *_) = found["commands"]["compare"]
+    assert "--set training.gradient_clipping=0.25" in line
+
+
+def test_a_plan_takes_one_file(folder: Path) -> None:
+    two = ("--from-deepspeed", "ds.json", "--from-accelerate", "fsdp.yaml")
+    assert "2 files are given; a plan takes one" in refused(folder, "estimate", "--model", "gpt2", *two)
