@@ -95,7 +95,7 @@ OF_BACKENDS = (
            "output_width: int\n    scale_grads: bool = True",
            "A pipeline does not divide gradients of sums by its micro-batches",
            "contract/test_pipeline.py::test_pipelines_train_as_one_process_does"),
-    Mutant("trainer-ended", "backends/trainer/held.py",
+    Mutant("trainer-ended", "backends/trainer/handover.py",
            'raise RuntimeError("the library\'s loop ended before its last step")', "return",
            "A loop of Trainer that ends early is an error",
            "backends/trainer/test_handover.py::test_a_loop_that_ends_by_itself_is_an_error"),
