@@ -184,7 +184,8 @@ def render(
         command=["harness", *sys.argv[1:]],
     )  # fmt: skip
     write_matrix(output, matrix, scripts)
-    echo(f"{output}: {len(matrix.runs)} runs in {len(scripts)} scripts", err=True)
+    on_cpu = "" if where.gpus_per_node else f" for CPU ranks: gpus_per_node of site '{where.name}' is 0"
+    echo(f"{output}: {len(matrix.runs)} runs in {len(scripts)} scripts{on_cpu}", err=True)
     return 0
 
 

@@ -39,6 +39,10 @@ def checkout(path: Path, folder: Path, compared: Path) -> None:
     (folder / "corpus.txt").write_text("A line of a corpus, as long as it must be.\n" * 200, encoding="utf-8")
     job = (ROOT / "docs" / "quick-start.md").read_text(encoding="utf-8")
     (folder / "my-job.yaml").write_text(job.partition("```yaml\n")[2].partition("```")[0], encoding="utf-8")
+    site = (ROOT / "slurm" / "sites" / "generic.yaml").read_text(encoding="utf-8")
+    (folder / "my-site.yaml").write_text(
+        site.replace("gpus_per_node: 0", "gpus_per_node: 4"), encoding="utf-8"
+    )
     if path != ROOT / FROM_NOTHING:
         shutil.copytree(compared, folder, dirs_exist_ok=True)
         for name in ("old", "new", "runs/before", "runs/after"):
