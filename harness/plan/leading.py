@@ -60,7 +60,7 @@ def distinct_backends(gpus: int | None = None) -> tuple[list[Entry], dict[str, s
             left_out[entry.name] = f"the same strategy through {library}"
         elif strategy.multiplies_gradients:
             left_out[entry.name] = (
-                "its gradients are too large by the number of ranks that share a sample, unless corrected"
+                "gradients too large by the number of ranks that share a sample, unless corrected"
             )
         elif (key := _kind(strategy)) in chosen:
             left_out[entry.name] = f"shards like {chosen[key].name}"

@@ -27,7 +27,7 @@ NOT_TRIED = {
     "tensor and sequence across nodes": "they communicate in every layer",
     "pipelines of more than 16 stages": "not tried",
     "offload where ranks share samples": "not tried",
-    "tensor, sequence and pipeline at once": "no backend combines them",
+    "tensor, sequence and pipeline at once": "combined by no backend",
 }
 """Further ways to divide a model, and why they are left out."""
 MOST_STAGES = 4
@@ -222,7 +222,7 @@ def micro_batch_sizes(question: RecommendRequest, label: str) -> list[int]:
     parts = parts_of(registry.parse(label)[1], question.gpus)
     sizes = [size for size in divisors(samples) if size % parts == 0]
     if not sizes:
-        raise HarnessError(f"its micro-batches do not divide the {samples} samples of a pipeline")
+        raise HarnessError("its micro-batches do not divide the samples of a pipeline")
     return sizes
 
 

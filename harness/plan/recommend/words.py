@@ -42,6 +42,8 @@ HEADERS = (
 )  # fmt: skip
 SAME = ("shards like ", "the same strategy through ", "on one GPU the same as ")
 """Begins of why a backend is left out whose strategy another one has."""
+NAMED = 4
+"""Backends that a reason names."""
 MEGABYTE = 10**6
 """Less on the host is counters, not states."""
 TOOLS = {
@@ -78,8 +80,7 @@ def recommendation_lines(answer: Recommendation) -> Iterator[str]:
         yield ""
         yield "Why not the others"
         yield from (f"- {label}: {reason}" for label, reason in rejected)
-    yield f"- not considered: {_left_out(answer)}"
-    yield ""
+    yield from ("", "Not considered", *(f"- {line}" for line in _left_out(answer)), "")
     yield from alternative_lines(answer.instead, lambda one: run_command(one, answer.words))
     yield from _other_parallelism(answer)
     if answer.uncertain:
@@ -269,7 +270,8 @@ def _count(parameters: int) -> str:
     return f"{parameters / 1e9:.3g}e9" if parameters >= 1e6 else f"{parameters:,}"
 
 
-def _left_out(answer: Recommendation) -> str:
+def _left_out(answer: Recommendation) -> Iterator[str]:
+    """A line for each reason."""
     by_reason: dict[str, list[str]] = {}
     same = 0
     for name, reason in answer.variants.left_out.items():
@@ -277,9 +279,9 @@ def _left_out(answer: Recommendation) -> str:
             same += 1
         else:
             by_reason.setdefault(reason, []).append(name)
-    said = [f"{listed(names, 10)} ({reason})" for reason, names in by_reason.items()]
-    others = [f"{counted(same, 'backend')} that shard as others do (--json names them)"] if same else []
-    return "; ".join([*others, *said])
+    if same:
+        yield f"{counted(same, 'backend')} that shard as others do (--json names them)"
+    yield from (f"{listed(names, NAMED)}: {reason}" for reason, names in by_reason.items())
 
 
 def _other_parallelism(answer: Recommendation) -> Iterator[str]:
