@@ -27,7 +27,7 @@ from tests.contract.communication import (
 )
 from tests.contract.ranks import on_ranks
 from tests.records import make_record
-from tests.representatives import COSTLY, EXHAUSTIVE, first
+from tests.representatives import EXHAUSTIVE, first
 
 pytestmark = pytest.mark.long(seconds=30)
 
@@ -239,7 +239,7 @@ def test_weights_are_gathered_again_within_the_group_that_keeps_a_second_copy(
             "OtherReplicas",
             4,
             ["all_reduce in backward runs in ranks 0, 3, expected the replica group"] * 3,
-            marks=COSTLY,
+            marks=EXHAUSTIVE,
         ),
     ],
 )

@@ -19,7 +19,6 @@ SHORT = (
 JOBS = {
     "vit": ("zero3", "fsdp1"),
     "t5": ("fsdp",),
-    "resnet": ("zero3",),
     "own-model": ("zero2",),
 }
 ALWAYS = {"own-model": JOBS["own-model"]}

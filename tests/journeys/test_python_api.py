@@ -70,7 +70,7 @@ def test_a_comparison_has_its_unsupported_cell(compared: harness.Results, job: P
     assert frame.step_seconds["ddp"] > 0
 
 
-@pytest.mark.costly
+@pytest.mark.exhaustive
 def test_one_run_is_read_alone(compared: harness.Results, job: Path) -> None:
     ran = harness.run("ddp", job, nproc=2, settings=SETTINGS, runs=job.parent / "single", quiet=True)
     assert [step.loss for step in ran.record.steps] == pytest.approx(

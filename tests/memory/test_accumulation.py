@@ -8,7 +8,7 @@ from harness.judge.quantities.model_states import rank_states
 from harness.record import Record
 from tests.memory.conftest import EACH, MICRO_STEPS
 from tests.memory.runs import LLAMA, Outcome, compare
-from tests.representatives import cheap, first
+from tests.representatives import first
 
 pytestmark = pytest.mark.long(seconds=10)
 
@@ -20,7 +20,7 @@ SHARDED = ("zero2", "zero3", EACH)
 
 @pytest.fixture(
     scope="module",
-    params=["like-for-like", *cheap([], ["ddp,fsdp"]), *first([], ["ddp,fsdp1"])],
+    params=first(["like-for-like"], ["like-for-like", "ddp,fsdp", "ddp,fsdp1"]),
 )
 def accumulated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """Backends named so run with their libraries' own settings; ZeRO would keep buckets of 2 GB."""
