@@ -94,7 +94,7 @@ OF_BACKENDS = (
            "output_width: int\n    scale_grads: bool = False",
            "output_width: int\n    scale_grads: bool = True",
            "A pipeline does not divide gradients of sums by its micro-batches",
-           "contract/test_pipeline.py::test_pipelines_train_as_one_process_does"),
+           "contract/test_pipeline.py::test_pipelines_train_as_one_process_does[2]"),
     Mutant("trainer-ended", "backends/trainer/handover.py",
            'raise RuntimeError("the library\'s loop ended before its last step")', "return",
            "A loop of Trainer that ends early is an error",
