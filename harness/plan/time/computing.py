@@ -498,5 +498,7 @@ def _gradients_and_casts(work: Work, rates: Rates) -> float:
     if local_workload(workload).strategy.family in AUTOCAST and workload.compute_bytes < master:
         moved += 2 * (workload.compute_bytes + master)
     if work.passes > 1:
-        moved += 3 * master * (work.passes - 1) // work.passes
+        sums = 3 * master * (work.passes - 1) // work.passes
+        sharded = workload.reduces_each and workload.strategy.stage >= 2  # then shards add up
+        moved += sums // workload.shards if sharded else sums
     return count * moved / rates.bytes
