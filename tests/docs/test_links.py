@@ -37,7 +37,7 @@ def broken(path: Path, target: str) -> str | None:
         ("memory.md#no-such-heading", "names no heading"),
         ("../../outside.md", "leaves the repository"),
         ("http://nowhere", "is no web address"),
-        ("memory.md#before-a-run", None),
+        ("memory.md#expected", None),
         # Generated pages exist in the site only.
         ("reference/commands.md", "is no file"),
     ],
