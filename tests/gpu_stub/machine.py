@@ -18,9 +18,9 @@ from harness.record import Record
 from harness.record.store import Store
 from harness.run_directory.resume import find_checkpoint
 from tests.gpu_stub.launcher import FORKS, launcher
-from tests.traps.matrix import TINY
+from tests.traps.matrix import TINY, UNTRACED
 
-SETTINGS = (*TINY, "runtime.device=cuda", "measure.warmup_steps=2")
+SETTINGS = (*TINY, UNTRACED, "runtime.device=cuda", "measure.warmup_steps=2")
 """A Llama of two blocks, six steps. In the first two, stage 3 compares its trace of modules between ranks,
 for which there is no closed form."""
 DEVICES = 8

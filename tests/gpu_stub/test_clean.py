@@ -1,6 +1,7 @@
 """The clean matrix: backends on devices of the stub equal the reference.
 
-Each in bf16-mixed on 2 ranks, some in fp16-mixed, and those that group 4 ranks; the rest is exhaustive.
+One of each family and library in bf16-mixed on 2 ranks, some in fp16-mixed, and those that group 4 ranks; the
+rest is exhaustive. `tests/traps/test_clean.py` has all that run on the CPU.
 A class for each, so that they can run side by side.
 """
 
@@ -23,9 +24,11 @@ from tests.gpu_stub.log import (
 from tests.gpu_stub.machine import Machine
 from tests.gpu_stub.matrix import HYBRID, RANKS, clean_comparison, findings, labels, settings, unsupported
 from tests.representatives import EXHAUSTIVE
+from tests.traps.clean import FEW
 
 pytestmark = pytest.mark.long(seconds=200)
 
+ON_CUDA_ALONE = ("accelerate-fsdp", "accelerate-fsdp1")
 FORMS = (
     ("model_state_bytes", "expected_model_state_bytes"),
     ("sent_bytes_per_step", "expected_sent_bytes_per_step"),
@@ -104,31 +107,34 @@ class Clean:
         assert all(row.run.step_seconds == [] for row in comparison.rows)
 
 
-class TestBf16Mixed(Clean):
+class FewClean(Clean):
+    nproc = 2
+
+    @pytest.fixture
+    def comparison(self, machine: Machine) -> Comparison:
+        return machine.compare(self.few, self.nproc, settings(self.precision), log=True)
+
+
+class TestFewBf16Mixed(FewClean):
     precision = "bf16-mixed"
-
-    @pytest.fixture(params=[2, pytest.param(4, marks=EXHAUSTIVE)])
-    def comparison(self, request: pytest.FixtureRequest, machine: Machine) -> Comparison:
-        return clean_comparison(machine, request.param, self.precision)
+    few = (*FEW, "fsdp-grad-op", *ON_CUDA_ALONE, "accelerate-zero2", "trainer-zero3", "autotp-zero2")
 
 
-class TestFewFp16Mixed(Clean):
+class TestFewFp16Mixed(FewClean):
     precision = "fp16-mixed"
     few = ("ddp", "zero2", "fsdp")
 
-    @pytest.fixture
-    def comparison(self, machine: Machine) -> Comparison:
-        return machine.compare(self.few, 2, settings(self.precision), log=True)
 
-
-class TestGroupsOfFourRanks(Clean):
+class TestGroupsOfFourRanks(FewClean):
     precision = "fp32"
     parity = frozenset({"exact", "tight"})
     few = (*HYBRID, "fsdp-tp")
+    nproc = 4
 
-    @pytest.fixture
-    def comparison(self, machine: Machine) -> Comparison:
-        return machine.compare(self.few, 4, settings(self.precision), log=True)
+
+@EXHAUSTIVE
+class TestBf16Mixed(Clean):
+    precision = "bf16-mixed"
 
 
 @EXHAUSTIVE
