@@ -220,6 +220,8 @@ def fewer_tokens(question: RecommendRequest, predictors: Predictors) -> Iterator
                  f"--set data.sequence_length={length} --tokens-per-step {question.gpus * length}")
             )  # fmt: skip
         for smaller, what, words in asked:
+            if smaller.tokens_per_step > question.tokens_per_step:
+                continue  # shared samples are fewer than the GPUs
             with suppress(HarnessError):
                 found = best_configuration(smaller, label, predictors, checkpointing=checkpointing)
                 if found.fits and not found.verdict.barely_fits:

@@ -10,7 +10,7 @@ from harness.backends import registry
 from harness.forms.terms import STATE_KINDS
 from harness.plan.alternatives import Alternative, alternatives
 from harness.plan.devices.limits import STATES_SHARE
-from harness.plan.leading import USUAL
+from harness.plan.leading import USUAL, pointless
 from harness.plan.mixtures import why_uneven
 from harness.plan.prediction import Prediction, Predictors
 from harness.plan.recommend.guide import Advice, Remedy
@@ -46,9 +46,9 @@ class OfExperts:
 def of_experts(question: RecommendRequest, by: Predictors) -> OfExperts:
     """States of the usual strategies at micro-batches of one sample, and what leaves room if none does."""
     checkpointing = question.checkpointing[0]
-    labels = USUAL if question.gpus > 1 else (registry.REFERENCE,)
-    scenarios = [scenario_of(question, label, 1, checkpointing=checkpointing) for label in labels]
-    found = [Prediction(scenario=scenario) for scenario in scenarios]
+    labels = USUAL if question.gpus > 1 else (registry.REFERENCE, *USUAL)
+    tried = [scenario_of(question, label, 1, checkpointing=checkpointing) for label in labels]
+    found = [Prediction(scenario=one) for one in tried if not pointless(one.label, question.gpus)]
     roomy = sorted(
         (one for one in found if one.states_leave_room), key=lambda one: registry.moving_parts(_label(one))
     )
@@ -57,7 +57,7 @@ def of_experts(question: RecommendRequest, by: Predictors) -> OfExperts:
     return OfExperts(
         roomy=tuple(roomy),
         others=tuple(sorted(others, key=lambda one: one.held_beside_activations)),
-        instead=() if roomy else tuple(alternatives(scenarios, by=by, keeps_batch=True)),
+        instead=() if roomy else tuple(alternatives(tried, by=by, keeps_batch=True)),
         uneven=why_uneven(held, question.model.config),
     )
 

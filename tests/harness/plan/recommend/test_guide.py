@@ -4,7 +4,7 @@ from typing import Any
 from harness.plan.memory import MemoryPrediction, Moment
 from harness.plan.prediction import Predictors
 from harness.plan.recommend.best_variants import best_variants
-from harness.plan.recommend.guide import Advice, advise, guide_line, next_power_of_two
+from harness.plan.recommend.guide import Advice, advise, fewer_tokens, guide_line, next_power_of_two
 from harness.plan.recommend.question import RecommendRequest
 from harness.plan.scenario import Scenario
 from tests.harness.plan.recommend.invented import predictors, question, speed, term
@@ -142,3 +142,11 @@ def test_the_guides_ratio_stands_beside_the_exposed_share() -> None:
 
 def test_powers_of_two() -> None:
     assert [next_power_of_two(value) for value in (0.1, 1, 1.01, 2, 3, 4.5)] == [1, 1, 2, 2, 4, 8]
+
+
+def test_fewer_tokens_are_fewer_than_those_of_shared_samples() -> None:
+    plenty, shared = (
+        list(fewer_tokens(question(gpus=16, tokens=tokens), predictors())) for tokens in (6400, 700)
+    )
+    assert any("--tokens-per-step 1600: one sample a GPU" in line for line in plenty)
+    assert not any("--tokens-per-step 1600" in line for line in shared)  # 600 are compared
