@@ -31,7 +31,7 @@ model:
             num_key_value_heads: 2}}
 data: {{sequence_length: 32}}
 training: {{steps: {steps}}}
-measure: {{warmup_steps: 1, probed_steps: 2}}
+measure: {{warmup_steps: 1, probed_steps: 2, traced_steps: 0}}
 compare: {{noise_runs: false}}
 """
 ENDLESS = 1_000_000

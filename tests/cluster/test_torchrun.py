@@ -17,7 +17,7 @@ model:
            num_key_value_heads: 2}
 data: {sequence_length: 32}
 training: {steps: 4}
-measure: {warmup_steps: 1, probed_steps: 1}
+measure: {warmup_steps: 1, probed_steps: 1, traced_steps: 0}
 """
 
 

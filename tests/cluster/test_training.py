@@ -13,7 +13,8 @@ from tests.representatives import EXHAUSTIVE, first
 
 pytestmark = pytest.mark.long(seconds=300)
 
-FEW, OTHERS = "ddp,zero3,fsdp-hybrid", "zero1,zero2,fsdp"
+FEW, OTHERS = "zero3,fsdp-hybrid", "ddp,zero1,zero2,fsdp"
+"""`test_endings.py` trains DDP on two nodes."""
 
 
 @pytest.fixture(scope="module", params=first([FEW], [FEW, OTHERS]))
@@ -102,7 +103,8 @@ def test_rendering_again_finds_nothing_missing(
         "slurm", "render", "--site", "site.yaml", "--config", "job.yaml", "--backends", backends, "--nodes",
         "2", "--nproc", "2", "-o", "again", cwd=matrix.folder,
     )  # fmt: skip
-    assert "4 of 4 cells have a record" in done.stderr
+    cells = 1 + len(backends.split(","))
+    assert f"{cells} of {cells} cells have a record" in done.stderr
     assert not (matrix.folder / "again").exists()
 
 
