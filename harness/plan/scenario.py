@@ -71,6 +71,9 @@ class OtherCode:
     """FSDP wraps every module with parameters of its own, each layer and norm, rather than blocks."""
     update_copies: int | None = None
     """Copies of what an update works on at once, in the dtype of the masters; None: as AdamW makes."""
+    copies_weights_first: bool = False
+    """Masters are widened from a copy of the weights in their own dtype, not copied once they are wide:
+    DeepSpeed's stage3.py before 0.19 (`clone().float()`)."""
     emulates_fp8: bool = False
     """Layers of blocks hold their operands rounded and widened beside the job's own, while they multiply."""
 
@@ -81,6 +84,7 @@ class OtherCode:
             "reduce_dtype": "fp32" if self.reduces_in_fp32 else None,
             "reshards_root": self.reshards_root or None,
             "update_copies": self.update_copies,
+            "copied_first": 2 if self.copies_weights_first else None,
         }
         return {name: value for name, value in found.items() if value is not None}
 

@@ -55,6 +55,12 @@ def implementation(workload: Workload) -> Implementation:
     return "foreach" if workload.device == "cuda" and not workload.offloads_optimizer else "for-loop"
 
 
+def update_copies(workload: Workload) -> int:
+    """Of a flat tensor that is updated at once, the copies that AdamW makes."""
+    said: int | None = workload.options.get("update_copies")
+    return {"for-loop": 2, "foreach": 1, "fused": 0}[implementation(workload)] if said is None else said
+
+
 def step_temporary(workload: Workload) -> StepTemporary:
     """What the update of one rank allocates beyond states and gradients.
 

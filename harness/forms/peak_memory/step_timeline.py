@@ -9,7 +9,7 @@ from typing import Literal
 
 from harness.forms.families import model_states
 from harness.forms.model.layout import Layout, Tensor, elements
-from harness.forms.optimizer.step import implementation, step_temporary, updated_tensors
+from harness.forms.optimizer.step import step_temporary, update_copies, updated_tensors
 from harness.forms.terms import Term, named_terms
 from harness.forms.workload import Workload
 from harness.forms.zero.stages import gradient_accumulation_bytes
@@ -106,6 +106,20 @@ class Ledger:
         """The fullest state of each phase."""
         reserved = sum(self._most.values())
         return {phase: replace(fullest, reserved=reserved) for phase, fullest in self.peaks.items()}
+
+    @property
+    def all_held(self) -> int:
+        """Bytes without activations, on the stream that computes."""
+        return self._total - self._elsewhere
+
+    @property
+    def kept(self) -> int:
+        """What the allocator keeps on the stream that computes, as far as is known."""
+        return self._most[""]
+
+    def keep(self, count: int) -> None:
+        """It keeps so many bytes there at least."""
+        self._most[""] = max(self._most[""], count)
 
     def look(self) -> None:
         """Compare the present state with the fullest of its phase."""
@@ -306,9 +320,7 @@ class StepTimeline:
             self.ledger.add(widened, flattened * master)
             self.ledger.look()
             self.ledger.drop(flat)
-        times = workload.options.get("update_copies")
-        if times is None:
-            times = {"for-loop": 2, "foreach": 1, "fused": 0}[implementation(workload)]
+        times = update_copies(workload)
         on_device = workload.offload == "none" or workload.device == "cpu"
         self.ledger.briefly((update, times * piece * master if on_device else 0))
         self.ledger.drop(flat)

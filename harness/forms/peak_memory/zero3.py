@@ -9,7 +9,8 @@ from harness.backends.presets import ZERO3_DEFAULTS, ZERO3_PREFETCH_ELEMENTS
 from harness.backends.tensor.plan import autotp_cut_dimension
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.model.layout import Tensor, ceil_to, elements
-from harness.forms.optimizer.step import updated_tensors
+from harness.forms.optimizer.step import update_copies, updated_tensors
+from harness.forms.peak_memory.cached_blocks import FlatUpdate, kept
 from harness.forms.peak_memory.step_timeline import (
     GRADIENTS,
     STATE_SOURCE,
@@ -291,9 +292,37 @@ class Zero3Timeline(StepTimeline):
     def _update_all(self) -> None:
         offloads = self.workload.offload != "none"
         largest = max(-(-t.numel // self.workload.world_size) for t in self.workload.layout.trained)
-        self.ledger.briefly(deepspeed_norm(self.workload, 0 if offloads else largest))
+        norm = deepspeed_norm(self.workload, 0 if offloads else largest)
+        if not offloads and self.workload.device != "cpu":
+            self._keep_blocks(norm[1])
+        self.ledger.briefly(norm)
         for (piece,) in updated_tensors(self.workload):
             self.update_flat(piece, 0 if offloads else piece, FLAT, WIDENED, UPDATE)
+
+    def _keep_blocks(self, norm: int) -> None:
+        """What the allocator keeps for tensors that are flat over a whole sub-group."""
+        workload, held = self.workload, self.ledger.held
+        states = {
+            kind: sum(
+                count for term, count in held.items() if term.kind == kind and term.source == STATE_SOURCE
+            )
+            for kind in ("masters", "optimizer", "gradients")
+        }
+        if not states["masters"]:
+            return
+        pieces = [piece for (piece,) in updated_tensors(workload)]
+        update = FlatUpdate(
+            pieces=pieces,
+            master=workload.master_bytes,
+            gradient=self._accumulated,
+            moments=states["optimizer"] // sum(pieces),
+            copies=update_copies(workload),
+            norm=norm,
+            small=max(t.numel for t in workload.layout.trained) * self._width,
+            copied_first=workload.options.get("copied_first", workload.master_bytes),
+        )
+        others = self.ledger.all_held - sum(states.values())
+        self.ledger.keep(others + kept(update, self.ledger.kept - self.ledger.all_held))
 
 
 class Zero3TensorTimeline(Zero3Timeline):

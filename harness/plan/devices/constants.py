@@ -21,6 +21,7 @@ class Constant:
 MAMF = "maximum achievable matmul FLOPS, S. Bekman, 'Machine Learning Engineering', compute/accelerator"
 MM = "torch.mm in bf16, best of 1,024 to 10,240 columns, github.com/zzc0721/torch-performance-test-data"
 BOOST = "clocks rise above the data sheet's"
+TRAINED = "alpharomercoma/MI300X-vs-H200: H200 trains an 8B model in bf16 1.32 to 1.40 times as fast"
 MATRIX_SHARES: dict[str, Constant] = {
     "A100": Constant(value=0.859, source=f"{MAMF}: 267.9 of 312 TFLOP/s"),
     "H100": Constant(value=0.801, source=f"{MAMF}: 792.1 of 989 TFLOP/s"),
@@ -46,6 +47,9 @@ ATTENTION_SHARES: dict[str, Constant] = {
     "A100": Constant(value=0.60, source="FlashAttention-2, T. Dao, arXiv 2307.08691: 50 to 73 % of the peak"),
     "H100": Constant(value=0.34, source="the same, section 4.1: 335 TFLOP/s of 989 on H100"),
     "H200": Constant(value=0.34, source="as H100, the same chip"),
+    "MI300X": Constant(value=0.19, source=f"H200's 336 TFLOP/s over 1.36: {TRAINED}"),
+    "MI325X": Constant(value=0.19, source="as MI300X, the same chip"),
+    "MI355X": Constant(value=0.19, source="as MI300X, an estimate"),
     "RTX-4090": Constant(
         value=0.80,
         source="FlashAttention-2 at 162 TFLOP/s forward (arXiv 2410.02367: 340, 2.1 times as fast), 0.98 of "
@@ -62,6 +66,12 @@ SUSTAINED_SHARES: dict[str, Constant] = {
 }
 """Of the best matrix rate, that training keeps up: clocks fall under lasting load, and most shapes are not
 the best one. Estimated once from the rows named here; no accuracy is claimed for these rows."""
+COMPARED_SHARES: dict[str, Constant] = {
+    "MI300X": Constant(value=0.60, source=f"H200's 634 TFLOP/s over 1.36: {TRAINED}"),
+    "MI325X": Constant(value=0.60, source="as MI300X, the same chip"),
+    "MI355X": Constant(value=0.60, source="as MI300X, an estimate"),
+}
+"""The same, by how much faster another GPU trained."""
 OTHER_SUSTAINED_SHARE = Constant(value=0.85, source="between A100 and H100")
 OTHER_ATTENTION_SHARE = Constant(value=0.50, source="between the devices of FlashAttention-2's paper")
 
@@ -106,8 +116,9 @@ class TimeConstants:
     parameters (DeepSpeed, pull request 735), 17 GB/s of the passes that are counted here."""
     fused_host_bytes_per_second: float = 40e9
     """The same in one vectorised kernel: DeepSpeed's CPUAdam took 8.2 s there."""
-    node_host_bytes_per_second: float = 160e9
-    """Of a node's memory, that the updates of all its ranks reach together: an assumption."""
+    node_host_bytes_per_second: float = 50e9
+    """Of a node's memory, that the updates of all its ranks reach together: 10 s for 72e9 parameters on four
+    nodes of 8 A100 (DeepSpeed, issue 6834). 7.65 s for 7.2e9 on one node (issue 3901) would be half of it."""
     step_overhead_seconds: float = 0.0
     """Per step, whatever its work."""
     origin: str = "published measurements"
@@ -118,7 +129,7 @@ class TimeConstants:
 def default_constants(device: Device) -> TimeConstants:
     """Constants for a device by its name, before any calibration."""
     matrix = _of(device, MATRIX_SHARES, OTHER_MATRIX_SHARE)
-    sustained = _of(device, SUSTAINED_SHARES, OTHER_SUSTAINED_SHARE)
+    sustained = _of(device, SUSTAINED_SHARES | COMPARED_SHARES, OTHER_SUSTAINED_SHARE)
     attention = _of(device, ATTENTION_SHARES, OTHER_ATTENTION_SHARE)
     return TimeConstants(
         matrix_share=matrix.value,

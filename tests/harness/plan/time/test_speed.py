@@ -198,9 +198,16 @@ def test_the_host_updates_as_fast_as_published() -> None:
 
     assert seconds(1) == pytest.approx(56, rel=0.2)
     assert seconds(1, adam="deepspeed") == pytest.approx(8.2, rel=0.02)
-    # Eight ranks share 160 GB/s: 20 each, as fast as torch's passes alone and half of one fused kernel.
-    assert seconds(8) == pytest.approx(seconds(1))
-    assert seconds(8, adam="deepspeed") == pytest.approx(2 * seconds(1, adam="deepspeed"))
+    # Eight ranks share 50 GB/s, where one reaches 20 with torch's passes and 40 with one fused kernel.
+    assert seconds(8) == pytest.approx(8 * 20 / 50 * seconds(1))
+    assert seconds(8, adam="deepspeed") == pytest.approx(8 * 40 / 50 * seconds(1, adam="deepspeed"))
+
+
+def test_the_ranks_of_a_node_update_together_as_fast_as_published() -> None:
+    """DeepSpeed, issue 6834: about 10 s for 72e9 parameters on four nodes of eight A100."""
+    speed = predicted("zero3", 32, options={"offload": "cpu", "adam": "deepspeed"})
+    update = next(term.seconds for term in speed.computing if term.name == UPDATE_ON_HOST)
+    assert update * 72.3e9 / llama().layout.parameter_count == pytest.approx(10, rel=0.05)
 
 
 def test_a_model_of_405_billion_on_4096_gpus_takes_moments() -> None:
