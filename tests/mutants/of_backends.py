@@ -106,7 +106,7 @@ OF_BACKENDS = (
     Mutant("checkpoint-start", "backends/checkpoints/portable.py",
            "files.read(piece.name, piece.start,", "files.read(piece.name, 0,",
            "Each rank reads its own part of a checkpoint",
-           "contract/test_checkpoints.py::test_training_goes_on_from_a_checkpoint_as_if_never_stopped[zero3]"),
+           "resume/test_runs.py::test_every_backend_goes_on_like_the_uninterrupted_reference[4]"),
     Mutant("faulty-versions", "backends/libraries/facts.toml",
            'versions = ">=0.17.6,<0.18.3"', 'versions = ">=0.17.6,<0.18.2"',
            "A library of a version that trains something else is named",
