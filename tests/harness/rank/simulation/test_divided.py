@@ -19,8 +19,9 @@ PEAK_SHARE = 0.03
 """Of a peak, that a prediction may be off."""
 
 
-def simulated(labels: tuple[str, ...]) -> list[SimulatedRow]:
-    experiment = load_experiment(None, ("training.micro_batch_size=4", "data.sequence_length=64"))
+def simulated(labels: tuple[str, ...], *settings: str) -> list[SimulatedRow]:
+    given = ("training.micro_batch_size=4", "data.sequence_length=64", *settings)
+    experiment = load_experiment(None, given)
     asked = [plan_simulation(experiment, label, RANKS, ranks_per_node=2, rank=RANK) for label in labels]
     results = run_simulations([one.request for one in asked])
     return [compare_with_closed_forms(one, result) for one, result in zip(asked, results, strict=True)]
@@ -50,4 +51,21 @@ def test_ranks_that_share_samples_agree_with_closed_forms() -> None:
 @pytest.mark.long(seconds=120)
 def test_all_of_them_agree_with_closed_forms() -> None:
     for row in simulated(WIDE):
+        assert_agrees(row)
+
+
+EACH_MICRO_STEP = tuple(
+    f"{label}sync_each_batch=true"
+    for label in (
+        "ddp:", "fsdp:", "fsdp-grad-op:", "fsdp1:", "fsdp1-grad-op:", "fsdp-hybrid:shard_size=2,",
+        "fsdp-tp:tensor=2,",
+    )
+)  # fmt: skip
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+def test_reductions_in_every_micro_step_agree_with_closed_forms(precision: str) -> None:
+    settings = ("training.accumulation_steps=3", f"training.precision={precision}")
+    for row in simulated(EACH_MICRO_STEP, *settings):
         assert_agrees(row)
