@@ -22,8 +22,8 @@ from harness.rank.probes.activation_trace import Variant, trace_profile
 
 CUT = SHIPPED.with_name("activations-cut.json.xz")
 CUT_MODELS = (
-    "llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "llama-3.1-70b", "qwen2.5-7b", "qwen2.5-14b",
-    "qwen2.5-32b",
+    "llama-2-7b", "llama-2-13b", "llama-2-70b", "llama-3-8b", "llama-3.1-8b", "llama-3.1-70b", "llama-3.2-1b",
+    "llama-3.2-3b", "mistral-7b-v0.1", "mistral-7b-v0.3", "qwen2.5-7b", "qwen2.5-14b", "qwen2.5-32b",
 )  # fmt: skip
 """Also traced as one rank along 'tensor' computes them."""
 CUT_RANKS = (2, 4, 8)
