@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
+import subprocess
+import sys
 import traceback
 from pathlib import Path
 
 from harness.backends import registry
 from harness.backends.mesh import Mesh
+from harness.backends.zero.extension_builds import build_folder
 from tests import kept
 from tests.forkserver import held_port, run_ranks
 
@@ -42,6 +46,9 @@ def on_ranks(what: str, label: str, world_size: int, folder: Path) -> list:
 def _done(what: str, label: str, world_size: int, folder: Path) -> list:
     import torch
 
+    if not _is_class(label):
+        for extension in registry.parse(label)[1].extensions():
+            _compile(extension)
     with held_port() as port:
         run_ranks(
             _rank,
@@ -51,6 +58,18 @@ def _done(what: str, label: str, world_size: int, folder: Path) -> list:
             JOIN_SECONDS,
         )
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world_size)]
+
+
+def _compile(extension: str) -> None:
+    """Compile a C++ extension into the tests' cache unless it is there, before ranks whose time is limited.
+
+    One session at a time does it, so that a folder with DeepSpeed's lock was left by a build that was killed.
+    """
+    with kept.runs().place(f"extension-{extension}"):
+        if (folder := build_folder(extension)).joinpath("lock").exists():
+            shutil.rmtree(folder)
+        code = f"from harness.backends.zero.extension_builds import build; assert not build({extension!r})"
+        subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def _merge(parts: list, mesh: Mesh) -> object:

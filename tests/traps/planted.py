@@ -309,7 +309,7 @@ CLIPPED = [
     for suffix, where in (("OfDdp", "DDP"), ("OfFsdp", "FSDP"))
 ] + [
     Trap(name=f"embedding scaled, {where}", label=f"planted-EmbeddingScaled{suffix}",
-         finding="gradient-differs", says="; model.embed_tokens.weight ends farthest from the reference's",
+         finding="gradient-differs", says="gradients of model.embed_tokens.weight are",
          what="gradients of the embedding divided by how often a batch holds each token")
     for suffix, where in (("OfDdp", "DDP"), ("OfFsdp", "FSDP"), ("AtStage1", "ZeRO-1"),
                           ("AtStage3", "ZeRO-3"))
