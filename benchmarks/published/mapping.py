@@ -186,7 +186,8 @@ BEFORE_0_19 = {"copies_weights_first": True}
 
 def _other_code(row: Row) -> OtherCode:
     """What the run's program did otherwise than our job."""
-    own = BEFORE_0_19 | _own(row).get("other", {})
+    of_fsdp1 = {"keeps_reduced_shards": True} if _strategy(_backend(row)).family == "fsdp1" else {}
+    own = BEFORE_0_19 | of_fsdp1 | _own(row).get("other", {})
     modules = {name: tuple(own.pop(name, ())) for name in ("recomputed", "caches")}
     return OtherCode(**modules, **own)
 

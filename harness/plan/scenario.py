@@ -74,6 +74,8 @@ class OtherCode:
     copies_weights_first: bool = False
     """Masters are widened from a copy of the weights in their own dtype, not copied once they are wide:
     DeepSpeed's stage3.py before 0.19 (`clone().float()`)."""
+    keeps_reduced_shards: bool = False
+    """A shard that is copied to the host stays on the device until the backward pass is over (FSDP1)."""
     emulates_fp8: bool = False
     """Layers of blocks hold their operands rounded and widened beside the job's own, while they multiply."""
 
@@ -85,6 +87,7 @@ class OtherCode:
             "reshards_root": self.reshards_root or None,
             "update_copies": self.update_copies,
             "copied_first": 2 if self.copies_weights_first else None,
+            "keeps_reduced_shards": self.keeps_reduced_shards or None,
         }
         return {name: value for name, value in found.items() if value is not None}
 

@@ -225,7 +225,8 @@ def test_a_program_s_code_completes_its_page() -> None:
     one_rank = map_row(replace(ROW, source="kempnerforge", strategy="single", n_gpus="1", gpus_per_node="1"))
     assert one_rank.scenario is not None
     assert one_rank.scenario.label == "fsdp"
-    assert one_rank.scenario.workload().options == {"reduce_dtype": "fp32", "reshards_root": True}
+    options = one_rank.scenario.workload().options
+    assert options == {"reduce_dtype": "fp32", "reshards_root": True, "copied_first": 2}
     tied = replace(ROW, source="litgpt-hub", method="finetune, lora", model="llama-3.2-1b", params="")
     own, packed = (map_row(replace(tied, method=f"finetune, {kind}")).scenario for kind in ("lora", "qlora"))
     assert own is not None

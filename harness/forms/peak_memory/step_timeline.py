@@ -338,7 +338,8 @@ class StepTimeline:
             self.ledger.add(reduced, own * master)
             self.ledger.look()
             self.ledger.drop(low)
-        if self.micro_step > 0 and self.workload.reduces_each:
+        if self.shards_leave or (self.micro_step > 0 and self.workload.reduces_each):
+            self.ledger.look()
             self.ledger.drop(reduced, own * master)
 
     def largest_gradient(self) -> int:
@@ -355,6 +356,11 @@ class StepTimeline:
         )  # fmt: skip
         on_device = not found.host or self.workload.device == "cpu"
         return holding, found.bytes if on_device else 0
+
+    @property
+    def shards_leave(self) -> bool:
+        """Whether each reduced shard is moved to the host at once, so that the device keeps none."""
+        return False
 
     @property
     def gradient_bytes(self) -> int:

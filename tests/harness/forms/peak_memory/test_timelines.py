@@ -162,6 +162,21 @@ def test_offloaded_states_lie_on_the_host_on_cuda_alone() -> None:
     assert held(on_cpu["step"], "optimizer") == 2 * 2 * 4 * BLOCK
 
 
+def test_shards_of_gradients_that_are_copied_to_the_host_leave_the_gpu_under_fsdp2_alone() -> None:
+    """Of four blocks between two ranks: FSDP1 has all shards there until the backward pass is over."""
+    options = {"offload": "cpu"}
+    left, kept, of_fsdp1 = (
+        moments("fsdp", MODEL, 2, options=options),
+        moments("fsdp", MODEL, 2, options=options | {"keeps_reduced_shards": True}),
+        moments("fsdp1", MODEL, 2, options=options),
+    )
+    assert held(left["backward"], "gradients", without="so far") == 0
+    assert held(left["step"], "gradients") == 0
+    assert held(kept["step"], "gradients") == held(of_fsdp1["step"], "gradients") == 4 * 2 * BLOCK
+    shards_before = 2 * 2 * BLOCK  # when the fullest moment comes, of the third block
+    assert kept["backward"].bytes - left["backward"].bytes == shards_before
+
+
 def test_what_a_strategy_needs_without_activations_includes_what_lies_there_while_it_computes() -> None:
     """In weights of one of four blocks; states in fp32 are weights, gradients and twice as much."""
     model, ranks = layout(4, 1024), 4
