@@ -29,18 +29,26 @@ def reducing_each(label: str) -> str | None:
     return registry.canonical_label(f"{label}{',' if ':' in label else ':'}{OPTION}=true")
 
 
+def each_reduced(scenario: Scenario) -> Scenario | None:
+    """The same step with its gradients reduced in every micro-step; None: FSDP has no such option there, it
+    is taken already, or there is a single micro-step."""
+    label = reducing_each(scenario.label) if scenario.accumulation_steps > 1 else None
+    if label is None:
+        return None
+    return replace(scenario, label=label, options={**scenario.options, OPTION: True})
+
+
 def reduced_each_time(scenario: Scenario, by: Predictors) -> str | None:
     """What a step of these micro-batches takes if each of them reduces its gradients; None: it does, or does
     not fit either, or cannot be predicted."""
-    label = reducing_each(scenario.label)
-    if label is None or scenario.accumulation_steps == 1 or scenario.device is None:
+    each = each_reduced(scenario)
+    if each is None or scenario.device is None:
         return None
-    each = replace(scenario, label=label, options={**scenario.options, OPTION: True})
     found = predict(each, by)
     if found.memory is None or not found.held_against_limit(found.memory.device_bytes).is_roomy:
         return None
     return (
-        f"gradients add up unsharded between micro-steps; {label} reduces them in each "
+        f"gradients add up unsharded between micro-steps; {each.label} reduces them in each "
         f"({HOW[scenario.strategy.family]}): {figures(found)}, and they are sent "
         f"{scenario.accumulation_steps:,} times"
     )

@@ -12,6 +12,7 @@ from harness.backends import registry
 from harness.backends.base import World
 from harness.errors import HarnessError
 from harness.judge.wording import listed, ranks
+from harness.plan.accumulation import each_reduced
 from harness.plan.architectures import mixture_of_experts
 from harness.plan.coverage import why_memory_unknown
 from harness.plan.devices.device import joined_by, ranks_per_node
@@ -65,6 +66,7 @@ ROOM_SHARE = 0.1
 COMMAND = "  "
 """Begins a line to type."""
 OFFLOAD, MORE_GPUS, CONTEXT = "offload", "more GPUs", "context parallelism"
+EACH_REDUCED = "gradients reduced in every micro-step"
 SHARING = {"fsdp": "fsdp-cp", "zero3": "ulysses-zero3"}
 """The same strategies with ranks of a node that share each sample."""
 LONG_TOKENS = 8192
@@ -186,6 +188,9 @@ def alternatives(
         scenarios, helps[:1] if any(one.fits for one in found) else helps
     )  # fmt: skip
     last = more if scenarios[0].world_size == 1 else []
+    if not is_enough:
+        each = [new for one in scenarios if (new := each_reduced(one))]
+        found += trial.first_fit(EACH_REDUCED, helps, {}, each)
     if CONTEXT not in without and not is_enough:
         found += trial.first_fit(CONTEXT, helps, {}, _sharing(scenarios))
     found += [] if last else more
@@ -306,9 +311,11 @@ def _sharing(scenarios: Sequence[Scenario]) -> list[Scenario]:
 
 
 def _offloaded(scenario: Scenario) -> Iterator[Scenario]:
-    """The same with each offload of its strategy."""
-    for added in offloads(registry.parse(scenario.label)[0], scenario.job):
-        if added:
+    """The same with each offload of its strategy, unless it has one."""
+    entry, own = registry.parse(scenario.label)
+    for each in offloads(entry, scenario.job):
+        added = {key: value for key, value in each.items() if key not in own.model_fields_set}
+        if "offload" in added:
             options = ",".join(f"{key}={value}" for key, value in added.items())
             text = f"{scenario.label}{',' if ':' in scenario.label else ':'}{options}"
             label = registry.canonical_label(text)

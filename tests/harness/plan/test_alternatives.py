@@ -9,6 +9,7 @@ from harness.forms.terms import Term
 from harness.plan.alternatives import (
     CHECKPOINTED,
     CONTEXT,
+    EACH_REDUCED,
     MORE_GPUS,
     OFFLOAD,
     STATES,
@@ -37,6 +38,13 @@ def states_only(asked: Scenario) -> MemoryPrediction:
     assert why_memory_unknown(asked) is None
     term = Term(kind="weights", name="states", bytes=held(asked), formula="", source="a test")
     return MemoryPrediction(moments=(Moment(name="forward/backward", terms=(term,)),))
+
+
+def replace_states(asked: Scenario, count: int) -> MemoryPrediction:
+    """As if the job's states had that many bytes."""
+    (moment,) = states_only(asked).moments
+    (term,) = moment.terms
+    return MemoryPrediction(moments=(replace(moment, terms=(replace(term, bytes=count),)),))
 
 
 STATES_ONLY = Predictors(memory=states_only, speed=lambda _: None, ahead=lambda _: None)
@@ -89,6 +97,30 @@ def test_more_gpus_are_the_fewest_that_do() -> None:
     assert one.scenario.world_size > 2
     half = plan("fsdp", one.scenario.world_size // 2)
     assert held(one.scenario) <= SMALL.memory_bytes < held(half)
+
+
+def test_of_a_job_that_offloads_no_second_offload_is_tried() -> None:
+    for label in ("fsdp:offload=cpu", "zero3:adam=deepspeed,offload=cpu"):
+        like = plan(label.partition(":")[0], 2)
+        offloading = replace(like, label=label, options={**like.options, "offload": "cpu"})
+        by = replace(STATES_ONLY, memory=lambda asked: replace_states(asked, 10 * SMALL.memory_bytes))
+        found = alternatives([offloading], by=by)
+        assert found
+        assert OFFLOAD not in {one.name or one.called for one in found}
+
+
+def test_gradients_that_add_up_whole_may_be_reduced_in_every_micro_step() -> None:
+    whole = replace(plan("fsdp", 8), accumulation_steps=4)
+
+    def memory(asked: Scenario) -> MemoryPrediction:
+        return replace_states(asked, (30 if asked.label == "fsdp" else 20) * 10**9)
+
+    by = replace(STATES_ONLY, memory=memory)
+    first, *_ = alternatives([whole], by=by, without=("LoRA", "QLoRA", MORE_GPUS, OFFLOAD))
+    assert first.words().startswith(f"{EACH_REDUCED}: fsdp:sync_each_batch=True on 8 ranks, micro-batch 1: ")
+    assert first.fits
+    single_step = alternatives([plan("fsdp", 8)], by=by, without=("LoRA", "QLoRA", MORE_GPUS, OFFLOAD))
+    assert all(EACH_REDUCED not in one.words() for one in single_step)
 
 
 def test_a_way_that_the_job_takes_is_no_other_one() -> None:
