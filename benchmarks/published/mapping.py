@@ -180,22 +180,24 @@ def _loss(row: Row, strategy: StrategyKind) -> LogitBytes | None:
     return replace(found, kept=own["kept"]) if "kept" in own else found
 
 
-BEFORE_0_19 = {"copies_weights_first": True}
+BEFORE_0_19: dict[str, Any] = {"copies_weights_first": True}
 """What DeepSpeed did when these runs were published."""
 
 
 def _other_code(row: Row) -> OtherCode:
     """What the run's program did otherwise than our job."""
     of_fsdp1 = {"keeps_reduced_shards": True} if _strategy(_backend(row)).family == "fsdp1" else {}
-    own = BEFORE_0_19 | of_fsdp1 | _own(row).get("other", {})
-    modules = {name: tuple(own.pop(name, ())) for name in ("recomputed", "caches")}
+    own: dict[str, Any] = BEFORE_0_19 | of_fsdp1 | _own(row).get("other", {})
+    modules: dict[str, Any] = {name: tuple(own.pop(name, ())) for name in ("recomputed", "caches")}
     return OtherCode(**modules, **own)
 
 
 def _own(row: Row) -> dict[str, Any]:
     """What the program did, and what it did for this model and under this strategy."""
     own = settings().get(row.source, {})
-    of_model = next((of for word, of in own.get("of_model", {}).items() if word in row.model), {})
+    of_model: dict[str, Any] = next(
+        (of for word, of in own.get("of_model", {}).items() if word in row.model), {}
+    )
     of_strategies = own.get("of_strategy", {})
     of_strategy = of_strategies.get(row.strategy) or of_strategies.get(_backend(row), {})
     other = (one.get("other", {}) for one in (own, of_model, of_strategy))
