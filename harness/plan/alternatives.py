@@ -196,11 +196,15 @@ def alternatives(
     found += [] if last else more
     if is_enough:
         return _worthwhile(found + last)
+    offloaded = [new for one in scenarios for new in _offloaded(one)]
     if OFFLOAD not in without:
-        offloaded = [new for one in scenarios for new in _offloaded(one)]
         found += trial.first_fit(OFFLOAD, helps, {}, offloaded)
-    for name, given in _changes_of(scenarios[0]).items():
-        found += [] if name in without else trial.first_fit(name, helps, given, sensible)
+    changes = {name: given for name, given in _changes_of(scenarios[0]).items() if name not in without}
+    for name, given in changes.items():
+        found += trial.first_fit(name, helps, given, sensible)
+    if not any(one.fits and one.name in changes for one in found):
+        for name, given in changes.items():
+            found += [] if name in STATES else trial.first_fit(name, helps, given, offloaded)
     return _worthwhile(found + last)
 
 

@@ -206,6 +206,8 @@ def _answers(
     known, _ = without_equal_estimates([row for row in rows if row.scenario is not None])
     cut = next((row.scenario for row in known if row.scenario), None)
     batch = f", micro-batch {cut.micro_batch_size}, accumulation {cut.accumulation_steps}" if cut else ""
+    if asked.experiment.training.precision == "fp8":
+        batch += ", fp8 emulated (not what fp8 hardware takes)"
     answer, joined = _answer(asked, known, compared, instead), if_joined(cut)
     place = f"{ranks(world_size)}{batch}{'' if joined in answer else joined}"
     fitting = [

@@ -190,7 +190,8 @@ def _why_not_fastest(best: Configuration, fastest: Configuration) -> str:
     leaves_room = best.backend == fastest.backend or (fastest.is_tight and not best.is_tight)
     has = "leaves more room" if leaves_room else "has the fewest moving parts"
     faster = f"{_shortly(fastest)} is predicted {more} faster"
-    return f"{best.label} {has}: {faster}, which only a measurement can tell"
+    this = _shortly(best) if best.label == fastest.label else best.label
+    return f"{this} {has}: {faster}, which only a measurement can tell"
 
 
 def _shortly(configuration: Configuration) -> str:

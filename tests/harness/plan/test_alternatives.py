@@ -109,6 +109,15 @@ def test_of_a_job_that_offloads_no_second_offload_is_tried() -> None:
         assert OFFLOAD not in {one.name or one.called for one in found}
 
 
+def test_adapters_are_offloaded_where_they_fit_no_other_way() -> None:
+    def memory(asked: Scenario) -> MemoryPrediction:
+        is_small = asked.job.adapter.is_present and asked.options.get("offload", "none") != "none"
+        return replace_states(asked, (10 if is_small else 30) * 10**9)
+
+    found = alternatives([plan("fsdp", 1)], by=replace(STATES_ONLY, memory=memory), without=(MORE_GPUS,))
+    assert [(one.name, one.label) for one in found] == [("LoRA", "fsdp:offload=cpu")]
+
+
 def test_gradients_that_add_up_whole_may_be_reduced_in_every_micro_step() -> None:
     whole = replace(plan("fsdp", 8), accumulation_steps=4)
 

@@ -100,6 +100,11 @@ def test_what_leaves_room_says_how_much_faster_the_fuller_one_is() -> None:
     assert lines[3].startswith(
         f"{best.label} leaves more room: {fastest.label} with micro-batch 4 is predicted"
     )
+    alike = replace(best, scenario=replace(best.scenario, micro_batch_size=4))
+    of_one = replace(answer, variants=replace(answer.variants, fastest=alike))
+    assert list(recommendation_lines(of_one))[3].startswith(
+        f"{best.label} with micro-batch 2 leaves more room: {best.label} with micro-batch 4 is predicted"
+    )
 
 
 def test_one_gpu_on_which_only_offload_has_a_prediction_is_answered() -> None:
