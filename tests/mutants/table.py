@@ -79,10 +79,16 @@ MUTANTS = (
            "What lives for a while is freed in the ledger of a step",
            "harness/forms/peak_memory/test_ledger.py::test_the_fullest_state_of_a_phase_names_its_causes"),
     Mutant("shards-add-up", "harness/forms/peak_memory/step_timeline.py",
-           "        if self.micro_step > 0 and self.workload.reduces_each:\n", "        if False:\n",
+           "if self.shards_leave or (self.micro_step > 0 and self.workload.reduces_each):",
+           "if self.shards_leave:",
            "Shards of gradients of several micro-steps are added up, not kept",
            "harness/forms/peak_memory/test_timelines.py"
            "::test_fsdp_that_reduces_in_every_micro_step_holds_no_whole_gradients"),
+    Mutant("shards-on-host", "harness/forms/peak_memory/fsdp2.py",
+           "moved = self.workload.offload ==", "moved = False and self.workload.offload ==",
+           "A shard of gradients that FSDP2 copies to the host takes no memory of the GPU",
+           "harness/forms/peak_memory/test_timelines.py"
+           "::test_shards_of_gradients_that_are_copied_to_the_host_leave_the_gpu_under_fsdp2_alone"),
     Mutant("micro-batch-tokens", "harness/forms/model/activations.py",
            "*(self.block.saved * layers)", "*self.block.saved",
            "Each block saves activations of its own",

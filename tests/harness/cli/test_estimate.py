@@ -194,7 +194,7 @@ def test_405_billion_on_4096_gpus_needs_no_torch_and_little_memory() -> None:
     rows = json.loads(done.stdout)["rows"]
     # All but `single`, and of those whose gradients do not fit how they do.
     each = [row["backend"] for row in rows if "sync_each_batch" in row["backend"]]
-    assert each == ["fsdp-cp:sync_each_batch=True"]
+    assert each == ["fsdp-cp:sync_each_batch=True", "fsdp-tp:sync_each_batch=True"]
     assert len(rows) - len(each) == len(BUILT_IN) - 1
     assert all(row["weights_bytes"] or row["unsupported"] for row in rows)
     last = done.stderr.splitlines()[-1]
