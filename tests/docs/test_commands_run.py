@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import patience
 from tests.docs.commands import Command, commands, tiny
 from tests.docs.markdown import ROOT
 from tests.harness.cli.command_line import SHORT, environment, harness
@@ -73,7 +74,7 @@ def run(command: Command, words: list[str], folder: Path) -> None:
         launched = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "harness"]
         given = subprocess.run(
             [*launched, *words], cwd=folder, env=environment(PYTHONPATH=str(ROOT)),
-            capture_output=True, text=True, timeout=240, check=False,
+            capture_output=True, text=True, timeout=4 * patience.SECONDS, check=False,
         )  # fmt: skip
     else:
         expanded = [name for word in words for name in globbed(word, folder)]

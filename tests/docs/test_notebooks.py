@@ -8,6 +8,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests import patience
 from tests.docs.markdown import ROOT
 from tests.harness.cli.command_line import environment
 
@@ -24,7 +25,8 @@ def test_there_is_a_notebook_and_none_has_outputs() -> None:
 
 def test_the_notebook_compares_ddp_with_fsdp(tmp_path: Path) -> None:
     notebook = nbformat.read(ROOT / "docs" / "notebooks" / "compare.ipynb", as_version=4)
-    client = NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}})
+    seconds = int(4 * patience.SECONDS)
+    client = NotebookClient(notebook, timeout=seconds, resources={"metadata": {"path": str(tmp_path)}})
     with patch.dict(os.environ, environment(PYTHONPATH=str(ROOT)), clear=True):
         client.execute()
     shown = {cell.source: text(cell) for cell in notebook.cells if cell.cell_type == "code"}
