@@ -291,8 +291,8 @@ def largest_assumption(
         return f"training sustains {kept} of the best matmul rate, though no run on {device.name} shows it"
     if scenario.nodes > 1 and scenario.fabric is not None:
         joined = f"nodes are joined by {scenario.fabric.name}, which" if scenario.fabric.assumed else None
-        rate = f"its line rate, {scenario.fabric.bandwidth_per_gpu / 1e9:.3g} GB/s for each GPU,"
-        return f"{joined or scenario.fabric.name} gives {rate} to every node at once"
+        line_rate = f"its line rate, {scenario.fabric.bandwidth_per_gpu / 1e9:.3g} GB/s for each GPU,"
+        return f"{joined or scenario.fabric.name} gives {line_rate} to every node at once"
     return f"training sustains {kept} of the best matmul rate of {device.name}"
 
 
