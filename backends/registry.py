@@ -211,6 +211,12 @@ def canonical_label(label: str) -> str:
     return f"{entry.name}:{text}" if text else entry.name
 
 
+def label_with(label: str, **options: object) -> str:
+    """The one spelling of a label with further options. Raises UnknownBackend for one that it has."""
+    added = ",".join(f"{key}={value}" for key, value in options.items())
+    return canonical_label(f"{label}{',' if ':' in label else ':'}{added}")
+
+
 def _spelled(value: Any) -> str:
     """What is read as the same value again: text that looks like a number keeps its quotes."""
     text = str(value)

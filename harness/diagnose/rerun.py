@@ -103,9 +103,7 @@ def label_on_one_machine(record: Record) -> str:
     label = record.backend.label
     _, options = registry.parse(label)
     if record.world.nodes > 1 and getattr(options, "shard_size", 0) is None:
-        return registry.canonical_label(
-            f"{label}{',' if ':' in label else ':'}shard_size={record.world.ranks_per_node}"
-        )
+        return registry.label_with(label, shard_size=record.world.ranks_per_node)
     return label
 
 

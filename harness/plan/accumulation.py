@@ -26,7 +26,7 @@ def reducing_each(label: str) -> str | None:
     strategy = entry.strategy
     if strategy is None or strategy.family not in HOW or strategy.stage < 2 or given.get(OPTION) is not False:
         return None
-    return registry.canonical_label(f"{label}{',' if ':' in label else ':'}{OPTION}=true")
+    return registry.label_with(label, **{OPTION: "true"})
 
 
 def each_reduced(scenario: Scenario) -> Scenario | None:

@@ -320,9 +320,7 @@ def _offloaded(scenario: Scenario) -> Iterator[Scenario]:
     for each in offloads(entry, scenario.job):
         added = {key: value for key, value in each.items() if key not in own.model_fields_set}
         if "offload" in added:
-            options = ",".join(f"{key}={value}" for key, value in added.items())
-            text = f"{scenario.label}{',' if ':' in scenario.label else ':'}{options}"
-            label = registry.canonical_label(text)
+            label = registry.label_with(scenario.label, **added)
             given = registry.parse(label)[1].model_dump(mode="json")
             yield replace(scenario, label=label, options=given)
 
