@@ -8,6 +8,8 @@ from typing import get_args
 from harness.job.experiment import ReportFocus
 
 QUESTIONS = get_args(ReportFocus)
+MOST_MEGABYTES = 8
+"""Of all files below reports/ together."""
 
 
 @dataclass(frozen=True, kw_only=True)

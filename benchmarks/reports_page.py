@@ -9,12 +9,12 @@ import re
 import sys
 from pathlib import Path
 
-from benchmarks.published_reports import PUBLISHED, Published
+from benchmarks.published_reports import MOST_MEGABYTES, PUBLISHED, Published
 from benchmarks.sent_packages import section
 from harness.errors import HarnessError
 
 TEMPLATE = Path(__file__).with_name("reports_page.template")
-HERE = "<!-- gallery -->"
+HERE, MOST = "<!-- gallery -->", "<!-- most megabytes -->"
 BEGIN, END = "<!-- results of reports/default -->", "<!-- end of results -->"
 FIRST_PICTURE = "report.communication.svg"
 COLUMNS = {
@@ -42,7 +42,8 @@ def main() -> None:
 def page(folder: Path) -> str:
     """The page of a folder of published reports; those that are not there are left out."""
     entries = [_entry(folder, published) for published in PUBLISHED if (folder / published.name).is_dir()]
-    return TEMPLATE.read_text(encoding="utf-8").replace(HERE, "\n\n".join([*entries, section(folder)]))
+    text = TEMPLATE.read_text(encoding="utf-8").replace(MOST, str(MOST_MEGABYTES))
+    return text.replace(HERE, "\n\n".join([*entries, section(folder)]))
 
 
 def with_results(readme: str, folder: Path) -> str:

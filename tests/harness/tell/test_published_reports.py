@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.published_reports import MOST_MEGABYTES
 from benchmarks.publishing import REPORTS, render_again
 from harness.record.record_files import ARCHIVE_NAME, RECORD_NAME, read_archive
 from harness.tell.short.outline import MOST_PICTURES, MOST_WORDS
@@ -14,10 +15,9 @@ from tests.gpu_stub.gallery import page as stub_page
 from tests.harness.cli.command_line import harness
 from tests.traps.gallery import page
 
-pytestmark = [pytest.mark.long(seconds=80), pytest.mark.exhaustive]
+pytestmark = pytest.mark.long(seconds=80)
 
 ROOT = Path(__file__).resolve().parents[3]
-MOST_BYTES = 8_000_000
 PUBLISHED = sorted(path.parent for path in (ROOT / "reports").rglob("report.md"))
 
 
@@ -33,7 +33,7 @@ def test_records_lie_beside_a_published_report_and_git_keeps_them(folder: Path) 
 
 def test_published_reports_are_small_and_hold_each_picture_once() -> None:
     files = [path for path in (ROOT / "reports").rglob("*") if path.is_file() and "runs" not in path.parts]
-    assert sum(path.stat().st_size for path in files) <= MOST_BYTES
+    assert sum(path.stat().st_size for path in files) <= MOST_MEGABYTES * 1_000_000
     assert {path.suffix for path in files} == {".md", ".html", ".svg", ".json", ".xz"}
 
 
@@ -52,6 +52,7 @@ def test_published_reports_have_titles_of_their_own() -> None:
     assert sorted(set(titles)) == sorted(titles)
 
 
+@pytest.mark.exhaustive
 def test_a_report_that_is_rendered_again_has_the_same_bytes(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(ROOT / "reports" / "traps" / "1-rank", tmp_path / "copy"))
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -59,6 +60,7 @@ def test_a_report_that_is_rendered_again_has_the_same_bytes(tmp_path: Path) -> N
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("folder", PUBLISHED, ids=lambda folder: str(folder.relative_to(ROOT / "reports")))
 def test_a_published_report_holds(folder: Path) -> None:
     for report in (name for name in REPORTS if (folder / name).is_file()):
@@ -66,12 +68,14 @@ def test_a_published_report_holds(folder: Path) -> None:
         assert done.returncode == 0, f"{report}: `make reports` renders it again: {done.stdout}{done.stderr}"
 
 
+@pytest.mark.exhaustive
 def test_the_gallery_is_what_its_records_give() -> None:
     """Every trap is still named, in the words that are published."""
     folder = ROOT / "reports" / "traps"
     assert (folder / "README.md").read_text(encoding="utf-8") == page(folder)
 
 
+@pytest.mark.exhaustive
 def test_the_page_of_the_cuda_stub_is_what_its_records_and_counts_give() -> None:
     """Made only if the stub of NCCL counted the bytes that every record says."""
     folder = ROOT / "reports" / "gpu-stub"
