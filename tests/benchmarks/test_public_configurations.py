@@ -13,7 +13,7 @@ CLONES = "PUBLIC_CLONES"
 """Variable with a folder of clones, OWNER+NAME each."""
 KINDS: dict[str, list[dict[str, str]]] = YAML(typ="safe", pure=True).load(LIST.read_text())
 ENTRIES = [entry for of_kind in KINDS.values() for entry in of_kind]
-PAGE = Path(__file__).parents[2] / "docs" / "your-configuration.md"
+PAGE = Path(__file__).parents[2] / "benchmarks" / "README.md"
 
 
 def start_of_row(entry: dict[str, str]) -> str:
