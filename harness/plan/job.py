@@ -36,7 +36,7 @@ def job_model(job: Job, named: str | None = None) -> PlannedModel:
     if job.task != DEFAULT_TASK or own or job.optimizer.freezes:
         return _built(job)
     if job.model.name is not None:
-        return load_model(job.model.name)
+        return load_model(job.model.name, by_known_type=False)  # as a run, which would need its code
     config = job.model.config_values()
     if "vocab_size" not in config:
         if job.data.tokenizer != "bytes":

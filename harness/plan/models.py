@@ -18,6 +18,7 @@ from harness.launch.launcher import require_libraries
 from harness.plan.architectures import find_architecture, mixture_of_experts
 from harness.plan.architectures.architecture import Architecture, Tensors
 from harness.plan.architectures.llama import head_size
+from harness.plan.architectures.own_code import as_known_type
 from harness.plan.catalogue import read_entries
 from harness.plan.mixtures import COVERED, MIXTURE
 from harness.plan.model import PlannedModel
@@ -27,10 +28,11 @@ NOT_COVERED = "reason"
 """Key of an entry that says why no closed form covers the model."""
 
 
-def load_model(text: str) -> PlannedModel:
+def load_model(text: str, *, by_known_type: bool = True) -> PlannedModel:
     """The model that `--model` names: catalogue entry, folder with config.json, or configuration file.
 
-    Raises HarnessError: unknown, not covered, unreadable, or without a value that decides shapes.
+    by_known_type: one that brings its own code is that of transformers with the same tensors, as in the
+    catalogue. Raises HarnessError: unknown, not covered, unreadable, or without a value that decides shapes.
     """
     path = Path(text)
     if path.is_dir():
@@ -39,10 +41,15 @@ def load_model(text: str) -> PlannedModel:
             raise HarnessError(
                 f"--model {text}: the folder has no config.json; give a model's folder, or its name"
             )
-        return from_config(_read(file), name=path.resolve().name, source=str(file))
-    if path.is_file():
-        return from_config(_read(path), name=path.stem, source=text)
-    return _from_catalogue(text)
+    elif path.is_file():
+        file = path
+    else:
+        return _from_catalogue(text)
+    config, source = _read(file), str(file)
+    if by_known_type and (known := as_known_type(config)) is not None:
+        source += f", {config['model_type']} with the code of {known['model_type']} in transformers"
+        config = known
+    return from_config(config, name=path.resolve().name if path.is_dir() else path.stem, source=source)
 
 
 def model_settings(text: str) -> tuple[str, ...]:
@@ -52,10 +59,11 @@ def model_settings(text: str) -> tuple[str, ...]:
     """
     path = Path(text)
     own = ("factory=null", "arguments={}", "revision=null", "trust_remote_code=false", "block_class=null")
-    if path.is_dir():
+    file = path / "config.json"
+    if path.is_dir() and not (file.is_file() and as_known_type(_read(file))):
         found = ("config=null", f"name={text}", "weights=random")
     else:
-        config = load_model(text).config if path.is_file() else find_entry(text)[1]["config"]
+        config = load_model(text).config if path.exists() else find_entry(text)[1]["config"]
         found = ("name=null", "weights=null", f"config={json.dumps(config, default=str)}")
     return tuple(f"model.{assignment}" for assignment in (*own, *found))
 
@@ -142,8 +150,9 @@ def find_entry(text: str) -> tuple[str, dict[str, Any]]:
         wanted = plain.get(_plain(wanted), wanted)
     if wanted not in spellings:
         close = suggestion(wanted.rpartition("/")[2], sorted(spellings), most=3)
+        where = "" if Path(text).is_absolute() else f" in {Path.cwd()}"
         raise HarnessError(
-            f"model '{text}' is neither in the catalogue nor a folder or file. {close or ''} ".rstrip()
+            f"model '{text}' is neither in the catalogue nor a folder or file{where}. {close or ''} ".rstrip()
             + " `harness estimate --list-models` lists the catalogue"
         )
     name = spellings[wanted]

@@ -131,7 +131,8 @@ def describe_on_meta(config: Mapping[str, Any], source: str) -> MetaModel:
     if model_type not in CONFIG_MAPPING and values.get("auto_map"):
         raise HarnessError(
             f"{source}: model_type '{model_type}' needs custom code (auto_map), which does not run for "
-            f"--model; give a job with --config that sets model.name and {CODE_SWITCH}: true"
+            f"--model; give a job with --config that sets model.name and {CODE_SWITCH}: true, or a model of "
+            "the catalogue with the same shapes (`harness estimate --list-models`)"
         )
     if model_type not in CONFIG_MAPPING:
         raise HarnessError(

@@ -9,9 +9,10 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.job.job import Job
+from harness.plan.architectures.own_code import as_known_type
 from harness.plan.catalogue import read_entries
 from harness.plan.job import job_model
-from harness.plan.models import catalogue_names, find_entry, from_config, load_model
+from harness.plan.models import catalogue_names, find_entry, from_config, load_model, model_settings
 from harness.rank.data.tokens import ByteTokenizer
 
 UNITS = {"M": 1e6, "B": 1e9}
@@ -111,6 +112,79 @@ def test_a_folder_and_a_file_are_read(tmp_path: Path) -> None:
     assert from_folder.name == tmp_path.name
     assert from_folder.layout == from_file.layout
     assert from_folder.parameters == 2 * 97 * 16 + 2 * (4 * 16 * 16 + 3 * 16 * 40 + 2 * 16) + 16
+
+
+QWEN_7B = {
+    "model_type": "qwen", "auto_map": {"AutoConfig": "configuration_qwen.QWenConfig"}, "hidden_size": 4096,
+    "intermediate_size": 22016, "kv_channels": 128, "layer_norm_epsilon": 1e-06, "no_bias": True,
+    "max_position_embeddings": 32768, "num_attention_heads": 32, "num_hidden_layers": 32, "seq_length": 8192,
+    "tie_word_embeddings": False, "vocab_size": 151936,
+}  # fmt: skip
+INTERNLM2_7B = {
+    "model_type": "internlm2", "auto_map": {}, "bias": False, "hidden_size": 4096, "intermediate_size": 14336,
+    "max_position_embeddings": 32768, "num_attention_heads": 32, "num_hidden_layers": 32,
+    "num_key_value_heads": 8, "rope_scaling": {"type": "dynamic", "factor": 2.0}, "vocab_size": 92544,
+}  # fmt: skip
+BAICHUAN2_13B = {
+    "model_type": "baichuan", "auto_map": {}, "hidden_size": 5120, "intermediate_size": 13696,
+    "model_max_length": 4096, "num_attention_heads": 40, "num_hidden_layers": 40, "vocab_size": 125696,
+}  # fmt: skip
+CHATGLM3_6B = {
+    "model_type": "chatglm", "auto_map": {}, "add_bias_linear": False, "add_qkv_bias": True, "rmsnorm": True,
+    "ffn_hidden_size": 13696, "hidden_size": 4096, "kv_channels": 128, "multi_query_attention": True,
+    "multi_query_group_num": 2, "num_attention_heads": 32, "num_layers": 28, "padded_vocab_size": 65024,
+    "seq_length": 8192, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters", "context"),
+    [
+        (QWEN_7B, 7_721_324_544, 32768),
+        (INTERNLM2_7B, 7_737_708_544, 32768),
+        (BAICHUAN2_13B, 13_896_668_160, 4096),
+        (CHATGLM3_6B, 6_243_584_000, 8192),
+    ],
+)
+def test_a_model_with_its_own_code_is_read_as_the_known_type_with_its_tensors(
+    config: dict[str, object], parameters: int, context: int, tmp_path: Path
+) -> None:
+    """Parameters of the published weights."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = load_model(str(tmp_path))
+    assert (found.parameters, found.config["max_position_embeddings"]) == (parameters, context)
+    assert f"{config['model_type']} with the code of {found.config['model_type']} in tr" in found.source
+    run = dict(text.split("=", 1) for text in model_settings(str(tmp_path)))
+    assert (run["model.name"], run["model.trust_remote_code"]) == ("null", "false")
+    assert load_model_of(json.loads(run["model.config"])) == found.layout
+
+
+def load_model_of(config: dict[str, object]) -> object:
+    return from_config(config, name="run", source="model.config", given_whole=False).layout
+
+
+def test_qwen_1_is_the_entry_of_the_catalogue(tmp_path: Path) -> None:
+    file = tmp_path / "qwen.json"
+    file.write_text(json.dumps(QWEN_7B))
+    assert load_model(str(file)).layout == load_model("Qwen/Qwen-7B").layout
+
+
+@pytest.mark.parametrize(
+    "config",
+    [QWEN_7B | {"no_bias": False}, QWEN_7B | {"kv_channels": 64}, CHATGLM3_6B | {"add_bias_linear": True}],
+)
+def test_own_code_without_a_counterpart_is_not_guessed(config: dict[str, object]) -> None:
+    assert as_known_type(config) is None
+
+
+def test_a_path_that_is_not_there_is_shown_with_the_folder_it_was_looked_up_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(HarnessError, match=f"nor a folder or file in {tmp_path}"):
+        load_model("models/mine")
+    with pytest.raises(HarnessError, match=r"nor a folder or file\. "):
+        load_model("/models/mine")
 
 
 def test_a_folder_without_a_configuration_is_named(tmp_path: Path) -> None:
