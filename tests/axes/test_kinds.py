@@ -26,7 +26,7 @@ ADAM = ["optimizer.kind=adam"]
 @pytest.mark.parametrize(
     ("settings", "name", "states", "strategies"),
     [
-        (MOMENTUM, "torch.optim.sgd.SGD", 1, SHARDED),
+        pytest.param(MOMENTUM, "torch.optim.sgd.SGD", 1, SHARDED, marks=pytest.mark.costly),
         pytest.param(ADAM, "torch.optim.adam.Adam", 2, ("ddp", "fsdp"), marks=pytest.mark.costly),
         *(
             pytest.param(settings, f"torch.optim.{name}", states, STRATEGIES, marks=EXHAUSTIVE)

@@ -40,8 +40,8 @@ AGAIN = [
 ]
 """What is found in fp32 too, or of another trap of its kind."""
 ALWAYS = (
-    "T01", "T02", "T05", "T07", "T13", "T16", "T17 never", "T22", "T28 stage 2", "T33 tensor", "T35",
-    "late gradients of a rank dropped", "unseen beta2", "unseen micro-step skipped",
+    "T01", "T17 never", "T22", "T28 stage 2", "T33 tensor", "late gradients of a rank dropped",
+    "unseen beta2",
 )  # fmt: skip
 """One of each family: batches, gradients, settings, precision, optimizer, divided models."""
 ONCE = [trap for trap in (*TRAPS, *DIVIDED) if trap not in AGAIN]

@@ -21,7 +21,8 @@ FEW = ("ddp", "fsdp", "fsdp1", "zero2", "zero3")
         pytest.param(2, "fp32", FEW, marks=pytest.mark.costly),
         pytest.param(2, "fp32", NATIVE, marks=pytest.mark.exhaustive),
         pytest.param(2, "bf16-mixed", FEW, marks=pytest.mark.exhaustive),
-        (4, "fp32", HYBRID[:1]),
+        (2, "fp32", FEW[1:2]),
+        pytest.param(4, "fp32", HYBRID[:1], marks=pytest.mark.costly),
         pytest.param(4, "fp32", HYBRID, marks=pytest.mark.exhaustive),
     ],
 )

@@ -86,6 +86,7 @@ def test_gradients_divided_by_the_accumulation_steps_again(matrix) -> None:
     assert "all gradients x 0.25: divided by the 4 accumulation steps again" in text(said)
 
 
+@pytest.mark.costly
 def test_one_frozen_parameter(matrix) -> None:
     said = beside_reference(matrix, "planted-Frozen")
     name = "model.layers.1.mlp.up_proj.weight"
@@ -94,6 +95,7 @@ def test_one_frozen_parameter(matrix) -> None:
     assert f"updates: 1 of 21 tensors differ: {name} has none" in text(said)
 
 
+@pytest.mark.costly
 def test_another_beta2_is_named_as_a_setting_and_parts_in_the_second_update(matrix) -> None:
     said = beside_reference(matrix, "planted-WrongBeta2")
     assert "suspected setting: optimizer constants: betas [0.9, 0.999] in planted-WrongBeta2" in text(said)
@@ -101,6 +103,7 @@ def test_another_beta2_is_named_as_a_setting_and_parts_in_the_second_update(matr
     assert (said["step"], said["tensors"]["gradients"]["beyond"]) == (1, [])
 
 
+@pytest.mark.costly
 def test_the_loss_of_rank_0_is_wrong_while_the_training_is_right(matrix) -> None:
     said = beside_reference(matrix, "planted-LossOfRankZero")
     assert "the loss is that of rank 0 only" in text(said)

@@ -13,7 +13,7 @@ from harness.traces.analysis import RankTrace, read_traces
 from harness.traces.skew import skew_of
 from harness.traces.strategy import likeness_of
 from tests.harness.cli.command_line import SMALL, harness, records
-from tests.representatives import first
+from tests.representatives import cheap, first
 
 pytestmark = pytest.mark.long(seconds=10)
 
@@ -38,7 +38,7 @@ class Traced(NamedTuple):
     ranks: list[RankTrace]
 
 
-@pytest.fixture(scope="module", params=first(["ddp", "fsdp"], LOOKS_LIKE))
+@pytest.fixture(scope="module", params=["fsdp", *cheap([], ["ddp"]), *first([], ["zero3"])])
 def traced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Traced:
     folder = tmp_path_factory.mktemp(request.param)
     assignments = [part for setting in SETTINGS for part in ("--set", setting)]

@@ -166,7 +166,7 @@ CASES = {
     ),
 }  # fmt: skip
 """By framework: the backend that runs the same, the script, its arguments, what differs in the job."""
-ALWAYS, LONG = ("torch DDP", "torch FSDP2", "Accelerate", "DeepSpeed"), ("torch FSDP1",)
+ALWAYS, LONG = ("torch FSDP2", "DeepSpeed"), ("torch FSDP1",)
 
 
 @pytest.mark.parametrize(
