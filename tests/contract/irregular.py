@@ -129,6 +129,26 @@ class IdleExpert(Plain):
         return super().forward(self.experts[chosen](features))
 
 
+class Returned(Plain):
+    """Modules return weights of theirs, to the model and to the loss."""
+
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.ones(9)), nn.Parameter(torch.zeros(8))
+
+        def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+            return features * self.weight[:8] + self.bias, self.weight
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.log_variance = self.Scale(), nn.Parameter(torch.zeros(3))
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        scaled, weight = self.scale(features)
+        return super().forward(scaled) * weight[8], self.log_variance
+
+
 class Recurrent(nn.Module):
     """No list of equal modules: one unit of FSDP."""
 
@@ -157,6 +177,13 @@ def mean_square(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return nn.functional.mse_loss(model(features=batch["features"]), batch["target"])
 
 
+def weighed(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """Over a variance that the model returns."""
+    predicted, log_variance = model(features=batch["features"])
+    weight = log_variance.sum()
+    return nn.functional.mse_loss(predicted, batch["target"]) * torch.exp(-weight) + weight
+
+
 def preference(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """Four forward passes, of which two have no backward pass, as in DPO."""
     good, bad = batch["features"], -batch["features"]
@@ -166,7 +193,7 @@ def preference(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 
 def losses(name: str = "mean_square") -> Callable[..., Tensor]:
-    return {"mean_square": mean_square, "preference": preference}[name]
+    return {"mean_square": mean_square, "weighed": weighed, "preference": preference}[name]
 
 
 def samples() -> list[dict[str, Tensor]]:
@@ -191,16 +218,21 @@ CASES = {
     "shared block, accumulated": Irregular(SharedBlock, accumulation_steps=2),
     "unused head": Irregular(UnusedHead),
     "parameters": Irregular(Parameters),
+    "returned weights": Irregular(Returned, loss="weighed"),
+    "returned weights, accumulated": Irregular(Returned, loss="weighed", accumulation_steps=2),
     "four passes": Irregular(Plain, loss="preference"),
     "idle expert": Irregular(IdleExpert),
     "recurrent": Irregular(Recurrent, accumulation_steps=2),
     "convolutions": Irregular(Convolutions),
     "one unit, four passes": Irregular(Convolutions, loss="preference"),
 }
+RETURNED = {"returned weights", "returned weights, accumulated"}
 REFUSED = {
     "Ddp": {"unused head", "idle expert"},  # without find_unused_parameters
+    "find_unused_parameters": RETURNED,
     "Fsdp1": {"shared block", "shared block, accumulated"},
-    "static_graph": {"frozen encoder, accumulated", "shared block, accumulated", "recurrent"},
+    "Fsdp2": RETURNED,
+    "static_graph": {"frozen encoder, accumulated", "shared block, accumulated", "recurrent", *RETURNED},
 }
 """By the class of the backend, or its option: cases that the library cannot run."""
 UNUSED = ("find_unused_parameters", "static_graph")

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.long(seconds=30)
 
 FINDING, STATIC = "ddp:find_unused_parameters=true", "ddp:static_graph=true"
 BACKENDS = ("ddp", FINDING, STATIC, "zero1", "zero2", "zero3", "fsdp", "fsdp1")
-OPTION = {FINDING: "find_unused_parameters", STATIC: "static_graph"}
+REFUSED_AS = {FINDING: "find_unused_parameters", STATIC: "static_graph", "fsdp": "Fsdp2"}
 GATHERED_AGAIN = {
     # Nothing of the frozen encoder (27,912 with it); the head's 33 elements are padded to 34.
     ("zero3", "frozen encoder"): 17_800,
@@ -99,7 +99,7 @@ def test_traffic_and_states_follow_what_runs(name: str, tmp_path: Path) -> None:
                 if row.rank == 0 and row.phase == "backward" and row.op == "all_gather"
             ]
             assert sum(row.payload_bytes for row in rows) == wanted
-    assert set(per_rank[0]) == set(CASES) - REFUSED.get(OPTION.get(name, name.title()), set())
+    assert set(per_rank[0]) == set(CASES) - REFUSED.get(REFUSED_AS.get(name, name.title()), set())
 
 
 def _is_as_the_reference_counted(record: Record, ranks: list[CountedStep]) -> None:

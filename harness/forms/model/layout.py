@@ -12,16 +12,19 @@ from harness.forms.dtypes import DTYPE_BYTES
 
 T = TypeVar("T")
 READ_ELSEWHERE: Final = "read by another module"
+RETURNED: Final = "returned by its module"
 Use = Literal[
     "inputs with gradient",
     "inputs without gradient",
     "forward only",
     "earlier run of its module",
     "read by another module",
+    "returned by its module",
 ]
 """One run of a module in a forward pass, by what the backward pass sees of it; forward only: nothing; an
 earlier run: as with gradient, but the module runs again in this pass; read by another module: a gradient
-comes although its own module does not run, or a module returns it as it is, to another or to the loss."""
+comes although its own module does not run, or another module returns it; returned: its module returns it
+as it is, to another or to the loss."""
 UnitCall = tuple[str, Use]
 """One run of a block, or of the whole model, whose name is ''."""
 

@@ -27,7 +27,7 @@ from harness.backends.base import Batch
 from harness.backends.model.blocks import transformer_blocks
 from harness.backends.optimizer.groups import tensors_in
 from harness.errors import JobError
-from harness.forms.model.layout import READ_ELSEWHERE, UnitCall, Use
+from harness.forms.model.layout import READ_ELSEWHERE, RETURNED, UnitCall, Use
 from harness.job.job import DEFAULT_TASK, Job
 from harness.rank.factories import described_error
 from harness.rank.models.adapter import add_adapters
@@ -289,8 +289,9 @@ class ModuleCall:
     outputs: bool = False
     reached: bool = False
     """Whether a gradient came back to its outputs."""
-    returned: list[int] = field(default_factory=list)
-    """Parameters that it returns as they are, by identity."""
+    returned: dict[int, bool] = field(default_factory=dict)
+    """Parameters that it returns as they are, by identity -> whether not in a container within another, into
+    which DeepSpeed does not look (`_post_forward_module_hook`, parameter_offload.py)."""
 
     @property
     def use(self) -> Use:
@@ -345,10 +346,12 @@ class _Calls:
 
     def _end(self, module: nn.Module, inputs: Any, keywords: Mapping[str, Any], output: Any) -> None:
         call = self._open.pop()
+        items = output.values() if isinstance(output, Mapping) else output
+        seen = [id(one) for one in (items if isinstance(output, (Mapping, list, tuple)) else [output])]
+        given = (tensor for tensor in tensors_in(output) if isinstance(tensor, nn.Parameter))
+        call.returned = {id(parameter): id(parameter) in seen for parameter in given}
         for tensor in tensors_with_gradient(output):
             call.outputs = True
-            if isinstance(tensor, nn.Parameter):
-                call.returned.append(id(tensor))
             tensor.register_hook(lambda _, call=call: setattr(call, "reached", True))
 
 
@@ -439,12 +442,13 @@ def _irregular_uses(model: nn.Module, calls: Sequence[ModuleCall], names: Mappin
     once: its uses in the order of a forward pass."""
     every = [names[id(p)] for module in model.modules() for p in module.parameters(recurse=False)]
     owners, runs = Counter(every), Counter(id(call.module) for call in calls)
+    returned = {key for call in calls for key in call.returned if key in names}
     once = {
         names[id(p)]
         for module in model.modules()
         if runs[id(module)] == 1
         for p in module.parameters(recurse=False)
-        if owners[names[id(p)]] == 1
+        if owners[names[id(p)]] == 1 and id(p) not in returned
     }
     found: Uses = {name: [] for name in every if name not in once}
     left = Counter(runs)
@@ -453,12 +457,13 @@ def _irregular_uses(model: nn.Module, calls: Sequence[ModuleCall], names: Mappin
         earlier = call.use == "inputs with gradient" and left[id(call.module)] > 0
         for parameter in call.module.parameters(recurse=False):
             if (name := names[id(parameter)]) in found:
-                found[name].append("earlier run of its module" if earlier else call.use)
+                use: Use = "earlier run of its module" if earlier else call.use
+                found[name].append(RETURNED if call.returned.get(id(parameter)) else use)
     for name, parameter in model.named_parameters():
         if found.get(name) == [] and parameter.grad is not None:
             found[name] = [READ_ELSEWHERE]
-    returned = (names[key] for call in calls for key in call.returned if key in names)
-    return found | {name: [READ_ELSEWHERE] for name in returned}
+    unseen = (names[key] for key in returned if RETURNED not in found[names[key]])
+    return found | {name: [READ_ELSEWHERE] for name in unseen}
 
 
 def _unit_calls(model: nn.Module, calls: Sequence[ModuleCall]) -> list[UnitCall] | None:

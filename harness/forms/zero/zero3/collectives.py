@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from harness.forms.loading import loading_collectives
 from harness.forms.model.activations import SELECTIVE, blocks_between
-from harness.forms.model.layout import READ_ELSEWHERE, Layout, Tensor, Use, ceil_to
+from harness.forms.model.layout import READ_ELSEWHERE, RETURNED, Layout, Tensor, Use, ceil_to
 from harness.forms.terms import (
     BACKWARD,
     DIGEST,
@@ -53,6 +53,11 @@ def uses_unknown(workload: Workload) -> str | None:
             f"'{elsewhere[0]}' is read outside of the module that owns it, by another or by the loss; when "
             "ZeRO-3 gathers such a parameter is not modelled"
         )
+    early = [name for name, uses in layout.uses.items() if RETURNED in uses and uses[0] != RETURNED]
+    if early and 0 in workload.window.steps:
+        return (
+            f"how often the first forward pass gathers '{early[0]}', which a module returns, is not modelled"
+        )
     names = Counter(layout.tied.values())
     for first, further in names.items():
         if further > 1 and first not in layout.uses:
@@ -66,6 +71,13 @@ def uses_unknown(workload: Workload) -> str | None:
     return None
 
 
+def stays_gathered(layout: Layout, tensor: Tensor) -> bool:
+    """Whether ZeRO-3 keeps a weight from its first use until the update: its module returns it, and whoever
+    it is given to may read it at any time (`is_external_param`, `_post_forward_module_hook` in
+    parameter_offload.py, `release_sub_module`; released by `partition_all_parameters`)."""
+    return RETURNED in (uses_of(layout, tensor) or ())
+
+
 def shared_gathers(
     workload: Workload, phase: str, fetched: Sequence[Tensor], passes: int, *, first: Role = "world"
 ) -> list[Collective]:
@@ -74,7 +86,9 @@ def shared_gathers(
     counted: set[str] = set()
     for tensor in fetched:
         uses = uses_of(layout, tensor)
-        times = 0 if uses is None else _gathers(uses, backward=phase == "backward")
+        if uses is None or stays_gathered(layout, tensor):
+            continue
+        times = _gathers(uses, backward=phase == "backward")
         if not times:
             continue
         module = tensor.name.rpartition(".")[0]
@@ -229,13 +243,15 @@ def _pass(
         return  # `_no_gather_coalesced`
     layout, how = workload.layout, fetching(workload)
     fetched = [t for t in layout.parameters if not how.is_persistent(t) and uses_of(layout, t) != ()]
+    kept = [t for t in fetched if stays_gathered(layout, t)] if anew else []
+    fetched = [t for t in fetched if not stays_gathered(layout, t)]
     again = workload.regathered_in
     first: Role = "world" if anew else again
     if how.gathers_each_use:
         found += shared_gathers(workload, phase, fetched, passes, first=first)
         fetched = [t for t in fetched if uses_of(layout, t) is None]
         uses = [t for t in fetched if phase != "backward" or _in_backward(workload, t.name)]
-        found += _gathered(workload, phase, term, uses, passes, role=first)
+        found += _gathered(workload, phase, term, uses + kept, passes, role=first)
         # A tied weight is fetched for every module that uses it, and released after each.
         tied = [
             t
@@ -250,8 +266,8 @@ def _pass(
         return
     # Everything is used again within the reuse distance, so that forward fetches it and backward finds
     # it. The prefetcher joins what modules need, so the number of calls is not the modules'.
-    if phase != "backward" and fetched:
-        moved = _gathered(workload, phase, term, fetched, passes, role=first)
+    if phase != "backward" and (fetched or kept):
+        moved = _gathered(workload, phase, term, fetched + kept, passes, role=first)
         found += [c if not c.calls else _without_calls(c) for c in moved]
 
 

@@ -8,7 +8,7 @@ import pytest
 from harness.backends.registry import BUILT_IN
 from harness.forms.families import collectives
 from harness.forms.model.layout import Layout, Tensor, Use
-from harness.forms.workload import Workload
+from harness.forms.workload import Window, Workload
 from harness.forms.zero.zero3.collectives import SHARED_TERM, shared_gathers, uses_unknown
 
 SEEN: Use = "inputs with gradient"
@@ -54,6 +54,34 @@ def test_a_module_that_runs_twice_gathers_all_that_it_has_in_one_call() -> None:
     found = shared_gathers(asked, "forward", LAYOUT.parameters, 1)
     assert sum(one.calls or 0 for one in found) == 2
     assert sum(one.payload_bytes for one in found) == 2 * 4 * (12 + 4)
+
+
+KEPT: Use = "returned by its module"
+
+
+@pytest.mark.parametrize("preset", ["like-for-like", "library-defaults"])
+def test_a_weight_that_its_module_returns_is_gathered_once_until_the_update(preset: str) -> None:
+    large = replace(TABLE, shape=(200_000, 3))  # above the threshold of the defaults
+    layout = {"parameters": (large, *LAYER), "uses": {TABLE.name: (KEPT,)}, "tied": {}}
+    asked = workload(layout=layout, preset=preset, accumulation_steps=3)
+    kept = volume_of(asked) - volume_of(replace(asked, layout=replace(asked.layout, parameters=LAYER)))
+    assert kept == 4 * 600_000
+
+
+def volume_of(asked: Workload) -> int:
+    volume = collectives(asked)
+    assert volume.unknown is None
+    return sum(
+        one.payload_bytes
+        for one in volume.collectives
+        if one.op == "all_gather" and one.phase in ("forward", "backward")
+    )
+
+
+def test_what_the_first_pass_gathers_before_a_weight_is_returned_is_not_known() -> None:
+    layout = {"uses": {TABLE.name: (IDS, KEPT)}, "tied": {}}
+    assert uses_unknown(workload(layout=layout)) is None
+    assert "first forward pass" in str(uses_unknown(workload(layout=layout, window=Window(steps=(0, 2)))))
 
 
 def test_uses_replace_what_names_say() -> None:

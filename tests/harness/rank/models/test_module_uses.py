@@ -68,7 +68,7 @@ class Weighed(nn.Module):
         return self.table(input_ids)[:, 0], self.weight
 
 
-def test_a_parameter_that_a_module_returns_is_read_elsewhere() -> None:
+def test_a_parameter_that_its_module_returns_is_known_as_such() -> None:
     def loss(model: nn.Module, batch: Any) -> Tensor:
         hidden, weight = model(batch["input_ids"])
         return (hidden * weight.exp()).sum()
@@ -76,8 +76,31 @@ def test_a_parameter_that_a_module_returns_is_read_elsewhere() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("harness.rank.models.module_uses.loss_function", lambda *_: loss)
         found = traced(Weighed())
-    assert found.uses == {"weight": ["read by another module"]}
+    assert found.uses == {"weight": ["returned by its module"]}
     assert found.read_outside == ["weight"]
+
+
+class Lends(nn.Module):
+    """Returns a weight of another module, and one of its own in a container within another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.weight = nn.Embedding(4, 2), nn.Parameter(torch.zeros(2))
+
+    def forward(self, input_ids: Tensor) -> Any:
+        return self.table(input_ids)[:, 0], self.table.weight, [self.weight]
+
+
+def test_what_another_module_returns_or_a_container_hides_is_read_elsewhere() -> None:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        hidden, table, (weight,) = model(batch["input_ids"])
+        return (hidden * weight.exp()).sum() + table.sum()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harness.rank.models.module_uses.loss_function", lambda *_: loss)
+        found = traced(Lends())
+    elsewhere = ["read by another module"]
+    assert found.uses == {"table.weight": elsewhere, "weight": elsewhere}
 
 
 def test_frozen_weights_have_no_backward_pass() -> None:
