@@ -15,7 +15,7 @@ from harness.gpus.found import find_gpus
 from harness.job.batch import BatchLayout, reference_layout
 from harness.job.experiment import Experiment, MeasureSection, RuntimeSection
 from harness.judge.rows import reason
-from harness.launch.cells import make_cell, noise_labels, same_split_labels
+from harness.launch.cells import make_cell, noise_labels, same_split_labels, samples_of_cuts
 from harness.launch.launcher import LocalLauncher, run_cell, whole
 from harness.record import Record
 from harness.record.run_id import run_folder
@@ -129,6 +129,8 @@ def reference_labels(reference: Record | None, records: Sequence[Record]) -> lis
     experiment = experiment_of(records[0])
     parts = {record.world.mesh.size("tensor") for record in records}
     if reference is None or not any(is_another_computation(record, reference) for record in records):
+        if reference is not None and (cuts := samples_of_cuts(reference, records)):
+            return [REFERENCE, *same_split_labels(cuts[0], experiment, parts)[1:]]
         return [REFERENCE, *noise_labels(_reference_layout(records[0]), experiment, parts)]
     samples = {samples_at_once(record) for record in records if record.backend.label != REFERENCE}
     if len(samples) > 1:
@@ -137,10 +139,11 @@ def reference_labels(reference: Record | None, records: Sequence[Record]) -> lis
             f"the loss depends on how the batch is split, and these runs take other numbers of samples at "
             f"once: {taken}; give two runs with one"
         )
-    if reference.split is not None and reference.split.is_random:
+    if reference.split is not None and reference.split.varies:
         raise HarnessError(
-            "the loss depends on how the batch is split and draws random numbers for each part, so two runs "
-            "differ by chance; fix the numbers, or make them depend on the sample alone"
+            "the loss depends on how the batch is split and draws random numbers for each part, or keeps a "
+            "state that each pass changes, so two runs differ by chance; fix the numbers, make them depend "
+            "on the sample alone, or give runs with training.accumulation_steps passes a step"
         )
     return same_split_labels(samples.pop(), experiment, parts)
 

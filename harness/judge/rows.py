@@ -60,7 +60,7 @@ class References:
     def _cut(self, samples: int) -> Yardstick | None:
         """The reference with as many samples at once; None: it did not run, or chance decides its losses."""
         split = self.plain.record.split
-        if split is not None and split.is_random:
+        if split is not None and split.varies:
             return None
         label = f"{REFERENCE}:micro_batch_size={samples}"
         cuts = [r for r in self.repetitions if r.record.backend.label == label and r.record.status == "ok"]
@@ -101,7 +101,7 @@ def _why(record: Record, reference: Record) -> str:
     alike = mine is not None and other is not None and mine != other and f"{mine:.5g}" == f"{other:.5g}"
     digits = 9 if alike else 5
     text = f"{SPLIT}: {_last(record, mine, digits)}, {_last(reference, other, digits)} in the reference"
-    if reference.split is not None and reference.split.is_random:
+    if reference.split is not None and reference.split.varies:
         return f"{text}; it draws random numbers for each part, or keeps a state that each pass changes"
     samples = samples_at_once(record)
     return f"{text}; no record of {REFERENCE}:micro_batch_size={samples}, which 'compare' runs for this"

@@ -323,14 +323,12 @@ def with_same_split(
     added: dict[str, Cell] = {}
     for cell in cells:
         record = records.get(cell.key)
-        if cell.backend != registry.REFERENCE or record is None or not _can_be_cut(record):
+        if cell.backend != registry.REFERENCE or record is None or record.status != "ok":
             continue
         own = experiment.model_copy(update=dict(cell.job))
         of_job = [other for other in cells if other.job_id == cell.job_id]
         runs = [records[other.key] for other in of_job if other.key in records]
-        for samples in sorted(
-            {samples_at_once(run) for run in runs if run.backend.name != registry.REFERENCE}
-        ):
+        for samples in samples_of_cuts(record, runs):
             parts = {run.world.mesh.size("tensor") for run in runs}
             for label in same_split_labels(samples, own, parts):
                 made = make_cell(own, label, 1, cell.layout, 0, device, measure=own.measure.losses_alone())
@@ -339,10 +337,14 @@ def with_same_split(
     return [*cells, *(cell for key, cell in added.items() if key not in present)]
 
 
-def _can_be_cut(reference: Record) -> bool:
-    """Whether the split decides the loss, and nothing random does."""
-    is_random = reference.split is not None and reference.split.is_random
-    return reference.status == "ok" and depends_on_split(reference) and not is_random
+def samples_of_cuts(reference: Record, runs: Iterable[Record]) -> list[int]:
+    """How many samples at once repetitions of the reference take where the loss hangs on that: as many as
+    ranks do, or its own where the count of passes decides it. Empty where it does not, or chance decides."""
+    if not depends_on_split(reference) or (reference.split is not None and reference.split.is_random):
+        return []
+    if reference.split is not None and reference.split.counts_passes:
+        return [samples_at_once(reference)]
+    return sorted({samples_at_once(run) for run in runs if run.backend.name != registry.REFERENCE})
 
 
 def make_request(

@@ -77,6 +77,9 @@ class LayoutPart(Part):
     read_outside: list[str] | None = []
     """Names of the parameters that the loss reads while no module runs, such as for a penalty; None: not
     known."""
+    changed_in_passes: list[str] | None = []
+    """Names of the parameters that forward passes of training write to in place, as to clamp them; None: not
+    known."""
     evaluates_alike: bool | None = True
     """Whether an evaluation runs the same modules in the same order; None: not known."""
 
@@ -195,16 +198,31 @@ class SplitPart(Part):
     forward pass changes what the next one reads."""
     rounding: float
     """What rounding explains at most."""
+    by_samples: float | None = None
+    """Where one batch has another gradient each time: how far samples or chance change it, relative. The
+    larger of two distances: of the sum over halves that find the same state, and of the batch after other
+    samples. None: not measured."""
 
     @property
-    def is_random(self) -> bool:
+    def varies(self) -> bool:
         """Whether one batch has another gradient each time."""
         return not self.repetition <= self.rounding
 
     @property
+    def counts_passes(self) -> bool:
+        """Whether that hangs on how many passes there were alone, as in the power iteration of a spectral
+        norm."""
+        return self.varies and self.by_samples is not None and self.by_samples <= self.rounding
+
+    @property
+    def is_random(self) -> bool:
+        """Whether it hangs on chance, or on the samples that there were."""
+        return self.varies and not self.counts_passes
+
+    @property
     def depends(self) -> bool:
         """Whether the loss is no sum over samples."""
-        return self.is_random or not self.difference <= self.rounding
+        return self.varies or not self.difference <= self.rounding
 
 
 class ModelLossPart(Part):

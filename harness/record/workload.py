@@ -171,8 +171,16 @@ def batch_statistics(record: Record) -> list[str]:
 
 
 def is_another_computation(record: Record, reference: Record) -> bool:
-    """Whether a loss that is no sum over samples is taken over others at once than in the reference."""
+    """Whether a loss that is no sum over samples is taken over others at once than in the reference, or one
+    that a count of passes changes after others."""
+    if reference.split is not None and reference.split.counts_passes:
+        return _passes_of_step(record) != _passes_of_step(reference)
     return depends_on_split(reference) and samples_at_once(record) != samples_at_once(reference)
+
+
+def _passes_of_step(record: Record) -> int:
+    """Forward passes of a rank."""
+    return record.world.accumulation_steps * micro_batches(record)
 
 
 def depends_on_split(reference: Record) -> bool:

@@ -26,13 +26,13 @@ from harness.launch.cells import (
     make_cell,
     noise_labels,
     same_split_labels,
+    samples_of_cuts,
     tensor_sizes,
 )
 from harness.launch.launcher import run_cell
 from harness.record import Record
 from harness.record.record_files import RECORD_NAME
 from harness.record.store import Store, read_record
-from harness.record.workload import depends_on_split, samples_at_once
 from tests import kept
 from tests.adapters import planted
 from tests.forkserver import launcher
@@ -109,9 +109,9 @@ class Matrix:
         references = [registry.REFERENCE, *noise_labels(layout, experiment, parts)]
         records = [self._reference(label, world_size, settings) for label in references]
         runs = [self.record(label, world_size, settings) for label in labels]
-        if depends_on_split(records[0]):
-            wanted = [x for run in runs for x in same_split_labels(samples_at_once(run), experiment, parts)]
-            records += [self._reference(label, world_size, settings) for label in dict.fromkeys(wanted)]
+        for samples in samples_of_cuts(records[0], runs):
+            cuts = same_split_labels(samples, experiment, parts)
+            records += [self._reference(label, world_size, settings) for label in cuts]
         return Comparison([*{record.run_id: record for record in records}.values(), *runs])
 
     def findings(self, labels: Sequence[str], world_size: int, settings: Sequence[str] = ()) -> list[Finding]:

@@ -59,10 +59,14 @@ def split_dependence(
             with torch.random.fork_rng(devices=[]), double_precision(on=double):
                 found = [_measured(job, model, parts, rounding, double=double) for parts in cuts]
             known = [part for part in found if part is not None]
-            return max(known, key=lambda part: (part.is_random, part.difference)) if known else None
+            return max(known, key=_how_far) if known else None
         except Exception:  # code of the user's own: the run itself says what is wrong
             continue
     return None
+
+
+def _how_far(part: SplitPart) -> tuple[bool, bool, float]:
+    return part.is_random, part.varies, part.difference
 
 
 @contextmanager
@@ -85,20 +89,30 @@ def doubled(batch: Batch) -> Batch:
 def _measured(
     job: Job, model: nn.Module, parts: Sequence[Batch], rounding: float, *, double: bool
 ) -> SplitPart | None:
-    model = copy.deepcopy(model)
-    model = (model.double() if double else model.float()).train()
-    _nudge(model)
-    compute = loss_function(job, model)
     batch, *halves = [doubled(part) for part in parts] if double else parts
     of = _gradient if sum(p.numel() for p in model.parameters()) <= MOST_WITH_GRADIENTS else _loss
-    whole = of(model, compute, [batch])
+
+    def passed(*passes: list[Batch]) -> list[Tensor]:
+        """What a fresh copy gives for some batches, then for others."""
+        own = copy.deepcopy(model)
+        own = (own.double() if double else own.float()).train()
+        _nudge(own)
+        compute = loss_function(job, own)
+        return [of(own, compute, batches) for batches in passes]
+
+    whole, again, cut = passed([batch], [batch], halves)
     size = float(whole.norm())
     if not size or not torch.isfinite(whole).all():
         return None
-    again, cut = of(model, compute, [batch]), of(model, compute, halves)
-    return SplitPart(
+    found = SplitPart(
         difference=_share(cut - whole, size), repetition=_share(again - whole, size), rounding=rounding
     )
+    if not found.varies:
+        return found
+    first = [passed([half])[0] for half in halves]
+    later = [passed([half], [batch])[1] for half in halves]
+    apart = [torch.stack(first).sum(0) - whole, *(one - again for one in later)]
+    return found.model_copy(update={"by_samples": max(_share(one, size) for one in apart)})
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ from tests.records import LOSSES, make_record, make_steps, make_weights
 
 DEPENDS = SplitPart(difference=0.3, repetition=0.0, rounding=1e-5)
 RANDOM = SplitPart(difference=0.3, repetition=0.2, rounding=1e-5)
+COUNTS = SplitPart(difference=0.3, repetition=0.2, rounding=1e-5, by_samples=1e-9)
 ADDS_UP = SplitPart(difference=2e-7, repetition=0.0, rounding=1e-5)
 CUT, EXACT = "single:micro_batch_size=4", "single:micro_batch_size=4,precision=fp64"
 HALF = 0.5
@@ -75,6 +76,28 @@ def test_random_parts_are_unjudged_whatever_ran() -> None:
     assert "draws random numbers" in str(row.judgement.reason)
     near = row_of(RANDOM, [loss - 1e-6 for loss in LOSSES])
     assert near.judgement.parity == "tight", "a state that each pass changes may matter to no loss"
+
+
+def test_where_the_count_of_passes_decides_runs_with_as_many_are_judged() -> None:
+    """The whole batch in one pass is such a run's reference, and its repetitions of one pass are noise."""
+    repeated = "single:micro_batch_size=8,norm=fp32,backward=reordered"
+
+    def row(losses: Sequence[float], passes: int = 1) -> JudgedRun:
+        halves = [loss - HALF for loss in LOSSES]
+        records = [of_reference("single", LOSSES, 8, split=COUNTS), of_reference(CUT, halves, 4)]
+        records.append(of_reference(repeated, [loss + 1e-6 for loss in LOSSES], 8))
+        run = make_record(label="ddp", steps=make_steps(losses), final_weights=make_weights("c" * 64))
+        world = run.world.model_copy(update={"accumulation_steps": passes})
+        return Comparison([*records, run.model_copy(update={"world": world})]).rows[-1]
+
+    sound, faulty = row([loss - 1e-6 for loss in LOSSES]), row([loss - 1e-3 for loss in LOSSES])
+    assert sound.judgement.parity == "tight"
+    assert faulty.judgement.parity == "diverged"
+    assert faulty.noise is not None
+    assert faulty.noise.levels[0].repetitions == (repeated,)
+    other = row([loss - 1e-3 for loss in LOSSES], passes=2).judgement
+    assert other.parity == "unjudged"
+    assert "a state that each pass changes" in str(other.reason)
 
 
 def test_losses_that_would_read_alike_are_told_in_full() -> None:

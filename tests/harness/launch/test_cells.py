@@ -2,7 +2,8 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
-from harness.launch.cells import in_rounds, make_request, plan, reusable
+from harness.launch.cells import in_rounds, make_request, plan, reusable, samples_of_cuts
+from harness.record import SplitPart
 from tests.records import make_record
 
 WITHOUT_NOISE_RUNS = "compare.noise_runs=false"
@@ -275,3 +276,22 @@ def test_no_cell_runs_twice_on_gpus_unless_both_kinds_of_kernels_are_asked(
         ("single", 0), ("ddp", 0), ("single", 1), ("ddp", 1)
     ]  # fmt: skip
     assert {cell.job.training.deterministic for cell in cells} == {are_deterministic}
+
+
+@pytest.mark.parametrize(
+    ("split", "samples"),
+    [
+        (None, []),
+        (SplitPart(difference=1e-9, repetition=0.0, rounding=1e-5), []),
+        (SplitPart(difference=0.3, repetition=0.0, rounding=1e-5), [4]),
+        (SplitPart(difference=0.3, repetition=0.2, rounding=1e-5, by_samples=0.1), []),
+        (SplitPart(difference=0.3, repetition=0.2, rounding=1e-5, by_samples=1e-9), [8]),
+    ],
+)
+def test_the_reference_is_cut_as_ranks_are_or_repeated_with_as_many_passes(
+    split: SplitPart | None, samples: list[int]
+) -> None:
+    reference = make_record(split=split)
+    world = reference.world.model_copy(update={"micro_batch_size": 8})
+    reference = reference.model_copy(update={"world": world})
+    assert samples_of_cuts(reference, [reference, make_record(label="ddp")]) == samples

@@ -86,28 +86,46 @@ def test_random_numbers_are_told_from_the_split() -> None:
 
 
 class Student(nn.Module):
-    """Learns from a running mean of its own weights, which each forward pass moves."""
+    """Learns from a running mean of its own weights, which each forward pass moves, or its samples too."""
 
-    def __init__(self, follows: float) -> None:
+    def __init__(self, follows: float, by_samples: bool = False) -> None:
         super().__init__()
-        self.layer, self.follows = nn.Linear(8, 4), follows
+        self.layer, self.follows, self.by_samples = nn.Linear(8, 4), follows, by_samples
         self.register_buffer("teacher", self.layer.weight.detach().clone())
 
     def forward(self, left: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            self.teacher.lerp_(self.layer.weight, self.follows)
+            self.teacher.lerp_(self.layer.weight, self.follows * (left.mean() if self.by_samples else 1))
         return (self.layer(left) - left @ self.teacher.T).square().mean()
 
 
-@pytest.mark.parametrize(("follows", "is_random"), [(0.004, True), (0.0, False)])
+@pytest.mark.parametrize(
+    ("follows", "by_samples", "found_as"),
+    [(0.004, False, "counts_passes"), (0.2, True, "is_random"), (0.0, False, None)],
+)
 def test_a_mean_of_weights_that_each_pass_moves_is_told(
-    monkeypatch: pytest.MonkeyPatch, follows: float, is_random: bool
+    monkeypatch: pytest.MonkeyPatch, follows: float, by_samples: bool, found_as: str | None
 ) -> None:
     """Though it begins as the weights, with which no pass would move it."""
-    monkeypatch.setattr(own_jobs, "student", lambda: Student(follows), raising=False)
+    monkeypatch.setattr(own_jobs, "student", lambda: Student(follows, by_samples), raising=False)
     monkeypatch.setattr(own_jobs, "taught", lambda: lambda model, batch: model(batch["left"]), raising=False)
     found = measured("taught", "student")
-    assert found.is_random == is_random
+    names = ("counts_passes", "is_random")
+    assert [name for name in names if getattr(found, name)] == ([found_as] if found_as else [])
+
+
+def test_a_spectral_norm_counts_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def normed() -> nn.Module:
+        return nn.utils.parametrizations.spectral_norm(nn.Linear(8, 4))
+
+    monkeypatch.setattr(own_jobs, "normed", normed, raising=False)
+    monkeypatch.setattr(
+        own_jobs, "squares", lambda: lambda model, batch: model(batch["left"]).square().mean(), raising=False
+    )
+    found = measured("squares", "normed")
+    assert found.counts_passes
+    assert found.depends
+    assert found.repetition > 100 * found.rounding
 
 
 def test_code_that_takes_fp32_only_is_measured_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
