@@ -266,6 +266,9 @@ SHAPES = [
     Shape(name="weight norm of hooks", fault="GradientsSummed", settings=further("oldnorm"), labels=SIMPLE),
     Shape(name="spectral norm", fault="GradientsOfOneRankDropped", settings=further("spectral"),
           labels=SIMPLE),
+    # ZeRO and FSDP cast its weights and not its vectors, which torch then refuses to multiply.
+    Shape(name="spectral norm, bf16, accumulated", fault="GradientsSummed", labels=SIMPLE[:1],
+          settings=(*further("spectral"), BF16, ACCUMULATED)),
     Shape(name="tied in a ModuleDict", fault="SameBatchOnEveryRank", settings=further("dictionary", *WORDS)),
     Shape(name="convolution and GRU", fault="GradientsSummed", settings=further("convolvedgru", *WORDS)),
     Shape(name="packed sequences", fault="LossOfRankZero",
@@ -285,12 +288,13 @@ SHAPES = [
           settings=further("tasks", "of_tasks"), labels=("ddp", "zero1", "zero2", "zero3")),
     # ZeRO and FSDP pass through copies of the weights: what passes do to these no update sees.
     Shape(name="weights that passes clamp", fault="GradientsSummed", settings=further("clamped"),
-          labels=("ddp",)),
+          labels=("ddp", "zero2", "fsdp"),
+          true=where("zero2", "fsdp", kinds=("diverged", "weights-changed-in-passes"))),
     # Each rank shortens the rows that it reads.
     Shape(name="an embedding whose rows passes shorten", fault="GradientsOfOneRankDropped",
           settings=further("renormed", *WORDS), labels=("ddp", "zero2"),
           true=(*where("ddp", kinds=("diverged", "replicas-differ")),
-                *where("zero2", kinds=("diverged", "gradient-differs")))),
+                *where("zero2", kinds=("diverged", "weights-changed-in-passes")))),
     Shape(name="triplets, the hardest of a batch", fault="GradientsOfOneRankDropped",
           settings=further("mlp", "of_triplets")),
     Shape(name="a mean without the hardest sample", fault="StaleWeightsOnOneRank",

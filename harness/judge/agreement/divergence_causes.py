@@ -228,7 +228,8 @@ def explain_divergence(
     index = _first_beyond(reference, record, limits)
     if index is None:
         unnamed = shifted(shift) if not settings else None
-        return unnamed or _update(reference, record, limits, settings, None)
+        found = unnamed or _update(reference, record, limits, settings, None)
+        return _changed_in_passes(reference, record, limits, None, found)
     left, right = reference.steps[index], record.steps[index]
     if left.loss is None or right.loss is None:
         return Explanation(kind="diverged", text=f"the loss is not finite {_from(record, index)}")
@@ -245,7 +246,37 @@ def explain_divergence(
             or _gradient(reference, record, ratio, before, index, limits)
             or shifted(shift)
         )
-    return cause or _update(reference, record, limits, settings, index)
+    cause = cause or _update(reference, record, limits, settings, index)
+    return _changed_in_passes(reference, record, limits, index, cause)
+
+
+WITHOUT_CAUSE = ("gradient-differs", "update-differs", "diverged")
+"""Kinds of explanations that may name no setting, factor or rank."""
+
+
+def _changed_in_passes(
+    reference: Record, record: Record, limits: Tolerance, index: int | None, found: Explanation
+) -> Explanation:
+    """Weights that passes write to, where ranks pass through copies of what they update; else `found`."""
+    strategy, layout = known_strategy(record), record.layout
+    names = (layout.changed_in_passes or []) if layout is not None else []
+    if not names or strategy is None or not strategy.facts.stage or strategy.facts.cuts_layers:
+        return found
+    # In the first step passes change both alike, but for a backward pass that gathers weights again.
+    kinds = WITHOUT_CAUSE if index != 0 else WITHOUT_CAUSE[:1] if strategy.facts.reshards else ()
+    if found.kind not in kinds:
+        return found
+    beyond = parameters_beyond(reference, record, limits)
+    if beyond and not set(names) & set(beyond):
+        return found
+    differ = "final weights differ" if index is None else "losses or gradient norms differ"
+    since = "" if index is None else f" {_from(record, index)}"
+    return Explanation(
+        kind="weights-changed-in-passes",
+        text=f"{differ}{since}: forward passes change {a_few(names)} in place, and {record.backend.label} "
+        "makes them with copies, whose changes no update keeps",
+        values={"parameters": names} | _step(record, index),
+    )
 
 
 def _first_beyond(reference: Record, record: Record, limits: Tolerance) -> int | None:

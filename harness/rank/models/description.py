@@ -123,6 +123,7 @@ def describe_layout(
         unreached=traced.unreached,
         unit_calls=traced.unit_calls,
         read_outside=traced.read_outside,
+        changed_in_passes=traced.changed_in_passes,
         evaluates_alike=traced.evaluates_alike,
     )
 

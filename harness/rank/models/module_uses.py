@@ -58,14 +58,16 @@ class ModuleUses:
     unreached: list[str] | None = field(default_factory=list)
     unit_calls: list[UnitCall] | None = field(default_factory=list)
     read_outside: list[str] | None = field(default_factory=list)
+    changed_in_passes: list[str] | None = field(default_factory=list)
     evaluates_alike: bool | None = True
 
 
 REGULAR = ModuleUses()
 """Every module runs once, tied weights at each of their names, and every parameter gets a gradient."""
 UNKNOWN = ModuleUses(
-    uses=None, without_gradient=None, unreached=None, unit_calls=None, read_outside=None, evaluates_alike=None
-)
+    uses=None, without_gradient=None, unreached=None, unit_calls=None, read_outside=None,
+    changed_in_passes=None, evaluates_alike=None,
+)  # fmt: skip
 
 
 class ValuesDecide(Exception):
@@ -231,6 +233,7 @@ def _whatever_the_data(traced: ModuleUses) -> ModuleUses:
         unreached=None if traced.unreached else [],
         unit_calls=traced.unit_calls,
         read_outside=traced.read_outside,
+        changed_in_passes=traced.changed_in_passes,
         evaluates_alike=traced.evaluates_alike,
     )
 
@@ -372,6 +375,33 @@ class _ReadsOutside(TorchFunctionMode):
         return result
 
 
+class _Writes(TorchDispatchMode):
+    """Notes which parameters something writes to, by itself or through their `data`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._of_storage = {_storage(parameter): name for name, parameter in model.named_parameters()}
+        self._model = model
+        self._written: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                found = (self._of_storage.get(_storage(tensor)) for tensor in tensors_in(value))
+                self._written.update(filter(None, found))
+        return func(*args, **(kwargs or {}))
+
+    @property
+    def names(self) -> list[str]:
+        """Sorted; those that were given other data among them."""
+        given = {n for n, p in self._model.named_parameters() if self._of_storage.get(_storage(p)) != n}
+        return sorted(self._written | given)
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
 def _copy(model: nn.Module, device: str | None = None) -> nn.Module:
     """A copy, so that what its forward pass changes in the model is changed in the copy; on meta without
     memory. Hooks on its tensors stay behind."""
@@ -395,7 +425,7 @@ def _trace(job: Job, model: nn.Module, example: Batch) -> ModuleUses:
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     batch = {name: value.to(device) for name, value in example.items()}
     with AnswersForMeta(trusts_yes=job.model.factory is None and job.loss.factory is None) as answers:
-        with _Calls(model) as calls, _ReadsOutside(model, calls) as outside:
+        with _Calls(model) as calls, _ReadsOutside(model, calls) as outside, _Writes(model) as writes:
             loss = loss_function(job, model)(model, batch)
         if answers.has_guessed:
             raise ValuesDecide
@@ -415,6 +445,7 @@ def _trace(job: Job, model: nn.Module, example: Batch) -> ModuleUses:
         unreached=[names[id(p)] for p in trained if p.grad is None],
         unit_calls=None if recomputed and hidden else _unit_calls(model, forward),
         read_outside=sorted(outside.names),
+        changed_in_passes=writes.names,
         evaluates_alike=_evaluated(job, model, batch) == [call.name for call in forward],
     )
 

@@ -112,6 +112,7 @@ def observed_layout(live: Live, optimizers: Optimizers) -> LayoutPart:
         unreached=None if frozen else [],
         unit_calls=None if frozen else [],
         read_outside=None,
+        changed_in_passes=None,
     )
 
 

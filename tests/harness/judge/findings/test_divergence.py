@@ -95,6 +95,33 @@ def test_a_loss_that_reads_cut_weights_beside_the_model_is_the_cause() -> None:
         assert ("replicas-differ" in [finding.id for finding in findings]) == told
 
 
+def test_weights_that_passes_change_are_the_cause_where_passes_use_copies() -> None:
+    def found(
+        label: str, losses: list[float], names: tuple[str, ...] = ("head.weight",), norms: list[float] = NORMS
+    ) -> dict[str, str]:
+        layout = LayoutPart(parameters=[], decaying=[], buffers=[], blocks=[], changed_in_passes=list(names))
+        run = make_record(label=label, steps=make_steps(losses, norms), layout=layout)
+        return {finding.id: finding.text for finding in find_diverged(Comparison([make_record(), run]))}
+
+    later = [LOSSES[0], *(loss - 0.5 for loss in LOSSES[1:])]
+    for label in ("fsdp", "fsdp1", "zero2"):
+        text = found(label, later)["weights-changed-in-passes"]
+        assert "forward passes change head.weight in place" in text
+    first_norm = [1.066 * NORMS[0], *NORMS[1:]]
+    assert "weights-changed-in-passes" in found("fsdp", LOSSES, norms=first_norm), "gathered again"
+    at_once = [LOSSES[0] - 0.5, *LOSSES[1:]]
+    of_others = (
+        found("ddp", later),
+        found("fsdp", later, ()),
+        found("fsdp", at_once),
+        found("zero2", LOSSES, norms=first_norm),
+        found("fsdp", LOSSES, norms=[2 * norm for norm in NORMS]),
+    )
+    for others in of_others:
+        assert "weights-changed-in-passes" not in others
+        assert "diverged" in others
+
+
 @pytest.mark.parametrize("kind", ["frozen", "unreached"])
 def test_what_nothing_updates_has_not_lost_its_updates(kind: str) -> None:
     still, moved = [1.0] * 9, [2.0, *range(2, 10)]

@@ -80,6 +80,35 @@ def test_a_parameter_that_its_module_returns_is_known_as_such() -> None:
     assert found.read_outside == ["weight"]
 
 
+def clamp(model: Any) -> None:
+    with torch.no_grad():
+        model[1].weight.clamp_(-0.1, 0.1)
+
+
+def clamp_data(model: Any) -> None:
+    model[1].weight.data.clamp_(-0.1, 0.1)
+
+
+def give_data(model: Any) -> None:
+    model[1].weight.data = model[1].weight.data / 2
+
+
+def read_only(model: Any) -> None:
+    model[1].weight.detach().clone().clamp_(-0.1, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [(clamp, ["1.weight"]), (clamp_data, ["1.weight"]), (give_data, ["1.weight"]), (read_only, [])],
+)
+def test_weights_that_passes_write_to_are_named(change: Callable[[Any], None], names: list[str]) -> None:
+    model = Chain()
+    model.before = lambda _: change(running[0])
+    running: list[nn.Module] = []
+    model.register_forward_pre_hook(lambda module, _: running.insert(0, module))
+    assert traced(model).changed_in_passes == names
+
+
 class Lends(nn.Module):
     """Returns a weight of another module, and one of its own in a container within another."""
 
