@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import audit_cost
 import compare_speed
 import estimate_speed
 import help_speed
@@ -22,6 +23,7 @@ def main() -> int:
     results += report_speed.measure()
     results += estimate_speed.measure()
     results += record_size.measure()
+    results += audit_cost.measure()
     results += probe_cost.measure(pairs=options.pairs)
     return measuring.present(results, as_json=options.json)
 
