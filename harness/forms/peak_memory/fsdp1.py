@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.fsdp.fsdp1 import flat_unit, is_sharded
 from harness.forms.fsdp.units import reduce_dtype
-from harness.forms.model.layout import Tensor
+from harness.forms.model.layout import Tensor, elements
 from harness.forms.peak_memory.step_timeline import GRADIENTS, StepTimeline, Unit, gathering
 from harness.forms.terms import named_terms
 
@@ -105,12 +105,16 @@ class Fsdp1Timeline(StepTimeline):
             self._join(self.root)
 
     def _join(self, unit: Unit) -> None:
-        size = self._lengths[unit.name] * self._width
+        """The gradient of a flat parameter has its whole length; one that is frozen whole has none."""
+        trained = elements(unit.trained(self.workload.layout))
+        size = self._lengths[unit.name] * self._width if trained else 0
         self.ledger.add(JOINED, size)
         self.ledger.look()
-        self.ledger.drop(GRADIENTS, unit.elements * self._width)
+        self.ledger.drop(GRADIENTS, trained * self._width)
         if self.reduces or self.workload.strategy.facts.reshards or not self._sharded:
             self._free(unit)
+        if not trained:
+            return
         if not self.reduces:
             if self.micro_step == 0:
                 self.ledger.add(ACCUMULATED, size)

@@ -7,7 +7,7 @@ import pytest
 from harness.backends.registry import strategy_of
 from harness.forms.model.activations import no_activations
 from harness.forms.model.layout import Layout, Tensor
-from harness.forms.peak_memory.families import without_activations
+from harness.forms.peak_memory.families import peak_moments, without_activations
 from harness.forms.peak_memory.fsdp2 import Fsdp2Timeline
 from harness.forms.peak_memory.step_timeline import Ledger
 from harness.forms.terms import Term
@@ -224,3 +224,30 @@ def test_modules_and_gradients_of_a_step_without_activations_are_those_of_the_mo
     assert {
         size.bytes(8, 128) for size in (profile.kept, profile.head.held, profile.head.forward_growth)
     } == {0}
+
+
+@pytest.mark.parametrize(
+    "label", ["ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp1", "fsdp1-no-shard"]
+)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_frozen_parameters_leave_no_gradients(label: str, steps: int) -> None:
+    """Of each of four blocks a matrix of 4,096 elements is frozen beside an adapter of 64; so is the root."""
+    names = [f"layers.{index}.{of}.weight" for index in range(4) for of in ("mlp", "adapter")]
+    shapes = {name: (4096, 1) if "mlp" in name else (64, 1) for name in names} | {"head.weight": (8192, 1)}
+    model = Layout(
+        parameters=tuple(Tensor(name, shape, "float32") for name, shape in shapes.items()),
+        decaying=frozenset(shapes), blocks=tuple(f"layers.{index}" for index in range(4)),
+        frozen=frozenset(name for name in shapes if "adapter" not in name),
+    )  # fmt: skip
+    strategy = strategy_of(label)
+    assert strategy
+    workload = Workload(
+        layout=model, strategy=strategy, world_size=4, device="cuda", transport="nccl", sequence_length=0,
+        gradient_clipping=None, accumulation_steps=steps, precision="bf16-mixed",
+    )  # fmt: skip
+    for moment in peak_moments(workload, no_activations(model)).values():
+        assert min(moment.held.values()) >= 0
+    # FSDP1 reduces blocks whole, in pieces of a quarter, but nothing of the root.
+    update = peak_moments(workload, no_activations(model))["step"]
+    kept = sum(count for term, count in update.held.items() if term.name == "reduced gradients")
+    assert kept == {"fsdp": 4 * 64, "fsdp-grad-op": 4 * 64, "fsdp1": 4 * 4160}.get(label, kept)
