@@ -109,8 +109,8 @@ class TimeConstants:
     slowdown of computing on A100, H100, MI250 and MI210."""
     host_factor: float = 1.0
     """Of what the host takes to start operators, over the processors that the defaults were measured on."""
-    host_link_bytes_per_second: float = 25e9
-    """Between device and host memory for each rank: PCIe 4.0 x16, 31.5 GB/s by its standard less protocol."""
+    host_link_share: float = 0.78
+    """Of the link between a device and host memory: 25 of the 32 GB/s of PCIe 4.0 x16, less its protocol."""
     host_bytes_per_second: float = 20e9
     """Of host memory that one rank's update reaches pass by pass, rounded: torch's Adam took 56 s for 11.6e9
     parameters (DeepSpeed, pull request 735), 17 GB/s of the passes that are counted here."""

@@ -31,6 +31,10 @@ class Device:
     watts: float | None
     """Board power limit."""
     source: str
+    host_link: str = "PCIe 4"
+    """What joins it and host memory."""
+    host_link_bandwidth: float = 32e9
+    """Bytes per second in one direction for each GPU."""
     gpus_per_node: int = 8
     """Of a machine in which it is sold."""
     capability: tuple[int, int] | None = None

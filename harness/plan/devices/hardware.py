@@ -39,6 +39,12 @@ class DeviceEntry(TypedValues):
     link_gb_per_second: PositiveFloat = Field(
         description="one direction, to all GPUs of the node, 1e9 bytes/s"
     )
+    host_link: str | None = Field(
+        None, description="what joins a GPU and host memory; default: `link` if that is PCIe, else PCIe 4"
+    )
+    host_link_gb_per_second: PositiveFloat | None = Field(
+        None, description="one direction for each GPU, 1e9 bytes/s; default: by `link`, likewise"
+    )
     gpus_per_node: PositiveInt = Field(Device.gpus_per_node, description="of a machine in which it is sold")
     watts: PositiveFloat | None = Field(None, description="board power limit")
     capability: str | None = Field(
@@ -56,6 +62,8 @@ class DeviceEntry(TypedValues):
                 raise ValueError(
                     f"`peak_teraflops` has no dtype '{dtype}'; allowed: {', '.join(PEAK_DTYPES)}"
                 )
+        if (self.host_link is None) != (self.host_link_gb_per_second is None):
+            raise ValueError("give `host_link` and `host_link_gb_per_second` both, or neither")
         if not self.peaks():
             raise ValueError("give `peak_teraflops`, or a `torch_name` whose peak rates are known")
         return self
@@ -65,6 +73,15 @@ class DeviceEntry(TypedValues):
         known = {dtype: find_peak(self.torch_name or "", dtype) for dtype in PEAK_DTYPES}
         of_sheet = {dtype: peak[0] for dtype, peak in known.items() if peak is not None}
         return of_sheet | {dtype: rate * 1e12 for dtype, rate in self.peak_teraflops.items()}
+
+    @property
+    def to_host(self) -> tuple[str, float]:
+        """The link to host memory, and its bytes per second in one direction."""
+        if self.host_link is not None and self.host_link_gb_per_second is not None:
+            return self.host_link, self.host_link_gb_per_second * 1e9
+        if self.link.startswith("PCIe"):
+            return self.link.partition(",")[0], self.link_gb_per_second * 1e9
+        return Device.host_link, Device.host_link_bandwidth
 
 
 class FabricEntry(TypedValues):
@@ -97,7 +114,8 @@ class Hardware:
             [
                 device.name, f"{device.memory_bytes / 2**30:.1f}", f"{device.memory_bandwidth / 1e9:,.0f}",
                 *(_tera(device.peak_flops.get(dtype)) for dtype in PEAK_DTYPES[:4]),
-                f"{device.link_bandwidth / 1e9:,.0f}", device.link, str(device.gpus_per_node),
+                f"{device.link_bandwidth / 1e9:,.0f}", device.link,
+                f"{device.host_link_bandwidth / 1e9:,.0f}", str(device.gpus_per_node),
                 f"{device.watts:g}" if device.watts else "n/a",
             ]
             for device in map(self.device, self.devices)
@@ -112,7 +130,7 @@ class Hardware:
             for fabric in map(self.fabric, self.fabrics)
         ]
         headers = ["GPU", "GiB", "GB/s", "fp32", "tf32", "bf16", "fp16 TF/s", "link GB/s", "link"]
-        headers += ["a node", "watts"]
+        headers += ["to host", "a node", "watts"]
         return [
             *fitted(devices, headers).splitlines(),
             "",
@@ -131,6 +149,8 @@ class Hardware:
             peak_flops=entry.peaks(),
             link_bandwidth=entry.link_gb_per_second * 1e9,
             link=entry.link,
+            host_link=entry.to_host[0],
+            host_link_bandwidth=entry.to_host[1],
             gpus_per_node=entry.gpus_per_node,
             watts=entry.watts,
             capability=_capability(entry.capability),

@@ -166,7 +166,8 @@ def host_terms(work: Work, constants: TimeConstants) -> list[TimeTerm]:
         return []
     per_element = update_bytes(workload)
     update = elements * per_element / host_update_rate(work.scenario, constants)
-    moved, link = host_link_bytes(workload, work.scenario.states), constants.host_link_bytes_per_second
+    moved, device = host_link_bytes(workload, work.scenario.states), work.scenario.device
+    assert device is not None
     return [
         TimeTerm(
             name=UPDATE_ON_HOST,
@@ -176,8 +177,9 @@ def host_terms(work: Work, constants: TimeConstants) -> list[TimeTerm]:
         ),
         TimeTerm(
             name=HOST_LINK,
-            seconds=moved / link,
-            formula="gradients down, updated weights up, or all offloaded weights at each gather / host link",
+            seconds=moved / (constants.host_link_share * device.host_link_bandwidth),
+            formula="gradients down, updated weights up, or all offloaded weights at each gather / "
+            f"{device.host_link}",
             source="FSDPParam.all_gather_inputs, partition_grads and their like, counted",
         ),
     ]

@@ -53,6 +53,24 @@ def test_a_node_has_the_gpus_of_a_machine_in_which_they_are_sold(hardware: Hardw
     assert hardware.fabric("NVL72").bandwidth_per_gpu == gb200.link_bandwidth
 
 
+@pytest.mark.parametrize(
+    ("name", "link", "gb_per_second"),
+    [
+        ("A100-80", "PCIe 4", 32),  # of nothing said
+        ("T4", "PCIe 3", 16),  # as its other links
+        ("RTX-4090", "PCIe 4", 32),
+        ("H100-80", "PCIe 5", 64),
+        ("GH200", "NVLink-C2C", 450),
+        ("GB200", "NVLink-C2C, 2 GPUs", 225),  # a Grace's 450 between two
+    ],
+)
+def test_a_device_has_a_link_to_host_memory(
+    hardware: Hardware, name: str, link: str, gb_per_second: float
+) -> None:
+    device = hardware.device(name)
+    assert (device.host_link, device.host_link_bandwidth) == (link, gb_per_second * 1e9)
+
+
 @pytest.mark.parametrize("name", FABRICS)
 def test_a_shipped_fabric_has_every_number(hardware: Hardware, name: str) -> None:
     fabric = hardware.fabric(name)

@@ -8,7 +8,7 @@ import pytest
 from harness.errors import HarnessError
 from harness.job.job import Job
 from harness.plan.devices.constants import default_constants
-from harness.plan.time.computing import UPDATE_ON_HOST, host_launches
+from harness.plan.time.computing import HOST_LINK, UPDATE_ON_HOST, host_launches
 from harness.plan.time.speed import (
     SpeedPrediction,
     gpu_hours_per_billion_tokens,
@@ -186,6 +186,17 @@ def test_offload_does_not_update_on_the_device() -> None:
     update = {t.name: t.seconds for t in offloaded.computing}
     assert "optimizer step" not in update
     assert offloaded.step_seconds > plain.step_seconds
+
+
+def test_what_is_offloaded_crosses_the_device_s_own_link_to_the_host() -> None:
+    def crossing(gb_per_second: float) -> float:
+        device = replace(A100, host_link_bandwidth=gb_per_second * 1e9)
+        speed = predicted("zero2", 4, options={"offload": "optimizer"}, device=device)
+        return next(term.seconds for term in speed.computing if term.name == HOST_LINK)
+
+    # Gradients down in fp32 and updated weights up in bf16, at 0.78 of the link's rate.
+    assert crossing(32) == pytest.approx(6 * llama().layout.parameter_count / 4 / (0.78 * 32e9), rel=0.01)
+    assert crossing(32) == pytest.approx(crossing(450) * 450 / 32)
 
 
 def test_the_host_updates_as_fast_as_published() -> None:
