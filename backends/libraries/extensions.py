@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from harness.backends.base import BackendOptions
+    from harness.backends.base import BackendOptions, OptimizerKind
 
 CPU_ADAM = "cpu_adam"
 ASYNC_IO = "async_io"
@@ -65,3 +65,13 @@ def unmet_cpu_adam(options: BackendOptions) -> list[str]:
     if not runs_cpu_adam(options) or getattr(options, "offload", "none") != "none":
         return []
     return ["adam=deepspeed updates states in host memory: it needs offload=optimizer, cpu, nvme or nvme-all"]
+
+
+def why_not_replaced(options: BackendOptions, kind: OptimizerKind) -> str | None:
+    """Why DeepSpeed's Adam cannot take the place of the job's optimizer; None: it can, or is not asked for.
+
+    Of a user's own optimizer only the object says whether it is an AdamW.
+    """
+    if not runs_cpu_adam(options) or kind in ("adamw", "own"):
+        return None
+    return f"adam=deepspeed replaces AdamW, not optimizer.kind={kind}; leave adam out, or use adamw"

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -40,7 +39,7 @@ from ..model.loading import fill_zero3, reserve_parameters, this_device
 from ..model.precision import cast_parameters, compute_dtype
 from ..model_source import Loading, ModelSource, model_source
 from ..optimizer.groups import CONSTANTS, set_rates
-from ..optimizer.kinds import BLOCK_ELEMENTS, is_quantised
+from ..optimizer.kinds import why_not_narrowed
 from ..options import ZeroOptions, gathers_blocks
 from .config import zero_config
 from .engine import ZeroEngine, forget_dummy_step
@@ -81,25 +80,15 @@ def _show_shape(parameter: Any, gather: Any, several: Sequence[Any] | None = Non
     return None
 
 
-def require_whole_blocks(optimizer: Any, kind: str, version: str) -> None:
+def require_whole_blocks(optimizer: Any, kind: str) -> None:
     """Raise Unsupported, on all ranks alike, where a parameter ends within a block of torchao's.
 
-    optimizer: DeepSpeed's of stage 1 or 2. With its first step it narrows the moments of a partition to
-    each parameter (`set_optim_state_fragment`, utils/tensor_fragment.py of DeepSpeed 0.19.8), which torchao
-    does at borders of blocks only (`aten.slice`, optim/subclass_8bit.py of 0.18).
+    optimizer: DeepSpeed's of stage 1 or 2.
     """
-    if kind != "adamw-8bit":
-        return
-    for parameters, partition in zip(
-        optimizer.bit16_groups, optimizer.single_partition_of_fp32_groups, strict=True
-    ):
-        ends = accumulate(parameter.numel() for parameter in parameters)
-        if is_quantised(partition.numel(), kind) and any(end % BLOCK_ELEMENTS for end in ends):
-            raise Unsupported(
-                f"DeepSpeed {version} narrows 8-bit moments to each parameter at stages 1 and 2, which "
-                f"torchao does in blocks of {BLOCK_ELEMENTS} elements only, and a parameter ends within one; "
-                "use stage 3, optimizer.kind=adamw-8bit-bnb, or sizes that are multiples"
-            )
+    partitions = zip(optimizer.bit16_groups, optimizer.single_partition_of_fp32_groups, strict=True)
+    sizes = (([each.numel() for each in group], partition.numel()) for group, partition in partitions)
+    if kind == "adamw-8bit" and (reason := why_not_narrowed(sizes)) is not None:
+        raise Unsupported(reason)
 
 
 def cpu_adam(optimizer: torch.optim.Optimizer, *, fp32_states: bool) -> torch.optim.Optimizer:
@@ -197,7 +186,7 @@ class ZeroBackend(Backend):
         if self.stage == 0:
             forget_dummy_step(optimizer)
         if self.stage in (1, 2):
-            require_whole_blocks(engine.optimizer, context.optimizer, deepspeed.__version__)
+            require_whole_blocks(engine.optimizer, context.optimizer)
         engine_class = SwappingEngine if swaps_into_files(self.zero_options) else self._engine_class()
         return engine_class(engine, context, config, self.stage, count, loading)
 

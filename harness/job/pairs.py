@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from harness.backends import registry
+from harness.backends.libraries.extensions import why_not_replaced
 from harness.backends.mesh import Dimension
 from harness.forms.optimizer.other_kinds import why_not
 from harness.job.job import Job
@@ -81,7 +82,7 @@ REFUSALS = tuple(_refusals())
 
 def why_refused(label: str, world_size: int, job: Job) -> str | None:
     """Why a built-in backend refuses a setting of the job, which is named; None: it refuses none of them."""
-    entry, _ = registry.parse(label)
+    entry, options = registry.parse(label)
     if entry.is_third_party:
         return None
     strategy = entry.strategy
@@ -89,6 +90,7 @@ def why_refused(label: str, world_size: int, job: Job) -> str | None:
     reasons = [why_refused_along(name, job, family) for name, _ in registry.mesh_of(label, world_size).sizes]
     if strategy is not None:
         reasons.append(why_not(job.optimizer.kind, strategy, job.training.precision))
+        reasons.append(why_not_replaced(options, job.optimizer.kind))
     return next((reason for reason in reasons if reason is not None), None)
 
 

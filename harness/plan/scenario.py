@@ -13,8 +13,9 @@ from harness.backends import registry
 from harness.backends.base import BackendOptions, Precision, Preset, World
 from harness.backends.hybrid import shard_size as shard_group
 from harness.backends.hybrid import unmet_hybrid, unmet_second_copy
-from harness.backends.libraries.extensions import runs_cpu_adam, unmet_cpu_adam, unmet_files
+from harness.backends.libraries.extensions import runs_cpu_adam, unmet_buffers, unmet_cpu_adam, unmet_files
 from harness.backends.mesh import Mesh
+from harness.backends.optimizer.kinds import why_not_narrowed
 from harness.backends.options import PipelineOptions, unmet_shards_on_host
 from harness.backends.pipeline.cut import PIPELINED_MODELS, not_whole, why_not_cut, why_not_scheduled
 from harness.backends.refusals import Unsupported
@@ -22,10 +23,11 @@ from harness.backends.strategy import StrategyKind
 from harness.backends.tensor import plan as tensor_plan
 from harness.forms.families import model_states
 from harness.forms.model.activations import LogitBytes, recomputed_until
-from harness.forms.model.layout import Layout
+from harness.forms.model.layout import Layout, ceil_to, elements
 from harness.forms.peak_memory.peak_rank import peak_rank
 from harness.forms.terms import ModelStates
 from harness.forms.workload import Workload
+from harness.forms.zero.zero12 import START_ALIGNMENT_ELEMENTS
 from harness.job.job import Job
 from harness.job.optimizer import OptimizerSection
 from harness.job.pairs import why_refused as why_pair_refused
@@ -180,23 +182,7 @@ class Scenario:
 
     @cached_property
     def _layout(self) -> Layout:
-        """The model's tensors as this job builds and decays them: one for all scenarios that say so alike."""
-        job, config, other = self.job, self.model.config, self.other
-        said = (job.training.precision, job.adapter.model_dump_json(), job.optimizer.model_dump_json())
-        known = (str(config.get("model_type")), heads_of(config), other.nested_scales, other.packs_head)
-        return self.model.layout.once((*said, *known), self._laid_out)
-
-    def _laid_out(self) -> Layout:
-        layout = self.model.layout
-        if layout.attention is None:
-            layout = replace(layout, attention=heads_of(self.model.config))
-        if self.job.training.precision == "bf16":
-            layout = layout.in_dtype("bfloat16")
-        layout = with_adapters(
-            layout, self.job.adapter, str(self.model.config.get("model_type")),
-            nested_scales=self.other.nested_scales, packs_head=self.other.packs_head,
-        )  # fmt: skip
-        return _with_groups(layout, self.job.optimizer)
+        return layout_of(self.model, self.job, self.other)
 
     @cached_property
     def mesh(self) -> Mesh:
@@ -260,6 +246,29 @@ class Scenario:
         )
 
 
+def layout_of(model: PlannedModel, job: Job, other: OtherCode = OtherCode()) -> Layout:
+    """The model's tensors as a job builds and decays them: one for all scenarios that say so alike.
+
+    Raises HarnessError as `with_adapters`, JobError for a group of the optimizer without any parameter.
+    """
+    config, kind = model.config, str(model.config.get("model_type"))
+    said = (job.training.precision, job.adapter.model_dump_json(), job.optimizer.model_dump_json())
+    known = (kind, heads_of(config), other.nested_scales, other.packs_head)
+
+    def laid_out() -> Layout:
+        layout = model.layout
+        if layout.attention is None:
+            layout = replace(layout, attention=heads_of(config))
+        if job.training.precision == "bf16":
+            layout = layout.in_dtype("bfloat16")
+        layout = with_adapters(
+            layout, job.adapter, kind, nested_scales=other.nested_scales, packs_head=other.packs_head
+        )
+        return _with_groups(layout, job.optimizer)
+
+    return model.layout.once((*said, *known), laid_out)
+
+
 def with_settings(scenario: Scenario | None, settings: Mapping[str, Any]) -> Scenario | None:
     """The scenario of another job; None: the job's own settings contradict it."""
     if scenario is None:
@@ -304,7 +313,20 @@ def why_not_planned(
         return reason
     if model is None:
         return why_not_micro_batched(options, world.world_size, samples)
-    return why_not_divided(options, model, world.world_size, samples, precision)
+    return why_not_divided(options, model, world.world_size, samples, precision) or _why_not_in_blocks(
+        entry.strategy, model, job, world.world_size
+    )
+
+
+def _why_not_in_blocks(strategy: StrategyKind, model: PlannedModel, job: Job, ranks: int) -> str | None:
+    """As a rank would say that has built its optimizer (`why_not_narrowed`)."""
+    if job.optimizer.kind != "adamw-8bit" or strategy.family != "zero12":
+        return None
+    groups = layout_of(model, job).groups()
+    alignment = START_ALIGNMENT_ELEMENTS * ranks
+    return why_not_narrowed(
+        ([tensor.numel for tensor in group], ceil_to(elements(group), alignment) // ranks) for group in groups
+    )
 
 
 def why_unsupported(
@@ -326,6 +348,7 @@ def why_unsupported(
         *unmet_second_copy(world, options),
         *unmet_cpu_adam(options),
         *unmet_files(options, strategy.zero_stage or 0),
+        *unmet_buffers(options),
     ]:
         return unmet[0]
     if strategy.zero_stage is not None:

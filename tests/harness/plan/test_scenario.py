@@ -2,11 +2,15 @@
 
 from dataclasses import replace
 
+import pytest
+
+from harness.backends.base import World
 from harness.backends.strategy import StrategyKind
 from harness.forms.families import model_states
 from harness.job.job import Job
-from harness.plan.models import load_model
-from harness.plan.scenario import Scenario
+from harness.job.pairs import why_refused
+from harness.plan.models import from_config, load_model
+from harness.plan.scenario import Scenario, why_not_planned
 
 
 def scenario(**job: object) -> Scenario:
@@ -43,3 +47,44 @@ def test_the_workload_is_that_of_the_fullest_rank() -> None:
     every = [model_states(zero2.workload(rank)).model_state_bytes for rank in range(16)]
     assert fullest == max(every)
     assert zero2.workload().rank == every.index(max(every)) != 15
+
+
+WORLD = World.planned(8, 8, "cuda")
+
+
+@pytest.mark.parametrize("kind", ["adam", "sgd", "adamw-8bit", "adamw-8bit-bnb"])
+@pytest.mark.parametrize(
+    "label", ["zero1:adam=deepspeed,offload=optimizer", "zero3:adam=deepspeed,offload=cpu"]
+)
+def test_deepspeed_s_adam_beside_another_optimizer_is_refused_as_a_run_is(label: str, kind: str) -> None:
+    """A run asks `why_refused` before it starts ranks."""
+    job = Job.model_validate({"optimizer": {"kind": kind}})
+    reason = why_refused(label, 8, job)
+    assert reason == (
+        f"adam=deepspeed replaces AdamW, not optimizer.kind={kind}; leave adam out, or use adamw"
+    )
+    assert why_not_planned(label, job, WORLD, 1, load_model("opt-125m")) == reason
+    assert why_not_planned(label, Job(), WORLD, 1, load_model("opt-125m")) is None
+
+
+@pytest.mark.parametrize(
+    ("label", "kind", "inner", "layers", "is_refused"),
+    [
+        ("zero1", "adamw-8bit", 100, 4, True),  # a matrix of 9,600 elements is 37.5 blocks
+        ("zero2", "adamw-8bit", 100, 4, True),
+        ("zero3", "adamw-8bit", 100, 4, False),
+        ("zero1", "adamw-8bit-bnb", 100, 4, False),
+        ("zero1", "adamw-8bit", 128, 2, False),
+    ],
+)
+def test_moments_that_deepspeed_cannot_narrow_are_refused(
+    label: str, kind: str, inner: int, layers: int, is_refused: bool
+) -> None:
+    """Runs of the first and the last are in tests/axes/test_low_bit.py."""
+    config = {
+        "model_type": "llama", "vocab_size": 320, "hidden_size": 96, "intermediate_size": inner,
+        "num_hidden_layers": layers, "num_attention_heads": 2,
+    }  # fmt: skip
+    model, job = from_config(config, name="small", source="here"), {"optimizer": {"kind": kind}}
+    reason = why_not_planned(label, Job.model_validate(job), World.planned(2, 2, "cpu"), 1, model)
+    assert ("a parameter ends within one" in (reason or "")) == is_refused

@@ -100,6 +100,7 @@ def test_a_sequence_beyond_the_context_is_refused() -> None:
         ("zero2:offload=optimizer", ("training.precision=bf16",), "only if it is its own"),
         ("zero2:adam=deepspeed", (), "needs offload=optimizer, cpu, nvme or nvme-all"),
         ("zero2:offload=nvme", (), "at stage 3 only, not 2"),
+        ("zero3:buffer_count=4", (), "without offload=nvme-all"),
         ("fsdp:offload=cpu", ("training.precision=fp16-mixed",), "gradient scaler"),
         ("accelerate-fsdp", ("runtime.device=cpu",), "ignores an FSDP plugin"),
         ("fsdp1:offload=cpu", ("runtime.device=cpu",), "needs an accelerator"),
