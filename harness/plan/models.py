@@ -150,7 +150,11 @@ def find_entry(text: str) -> tuple[str, dict[str, Any]]:
         wanted = plain.get(_plain(wanted), wanted)
     if wanted not in spellings:
         close = suggestion(wanted.rpartition("/")[2], sorted(spellings), most=3)
-        where = "" if Path(text).is_absolute() else f" in {Path.cwd()}"
+        path = Path(text)
+        is_path = not path.is_absolute() and (
+            len(path.parts) > 1 or path.suffix in (".json", ".yaml", ".yml")
+        )
+        where = f" in {Path.cwd()}" if is_path else ""
         raise HarnessError(
             f"model '{text}' is neither in the catalogue nor a folder or file{where}. {close or ''} ".rstrip()
             + " `harness estimate --list-models` lists the catalogue"

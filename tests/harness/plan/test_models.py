@@ -183,8 +183,9 @@ def test_a_path_that_is_not_there_is_shown_with_the_folder_it_was_looked_up_in(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(HarnessError, match=f"nor a folder or file in {tmp_path}"):
         load_model("models/mine")
-    with pytest.raises(HarnessError, match=r"nor a folder or file\. "):
-        load_model("/models/mine")
+    for text in ("/models/mine", "lama"):
+        with pytest.raises(HarnessError, match=r"nor a folder or file\. "):
+            load_model(text)
 
 
 def test_a_folder_without_a_configuration_is_named(tmp_path: Path) -> None:
