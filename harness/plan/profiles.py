@@ -263,6 +263,8 @@ def _of_other_code(found: ActivationProfile, scenario: Scenario) -> ActivationPr
         found = found.beside_blocks(_of_emulated_fp8(scenario.model.layout))
     if other.caches:
         found = found.with_caches(width * _outputs(scenario.model.layout, other.caches))
+    if scenario.strategy.family == "fsdp1" and scenario.job.adapter.is_present and not other.wraps_layers:
+        inputs |= _of_views(scenario)
     if scenario.job.adapter.is_quantised:
         layout, model_type = scenario.model.layout, str(scenario.model.config.get("model_type"))
         if other.keeps_packed_inputs:
@@ -284,6 +286,17 @@ def _of_other_code(found: ActivationProfile, scenario: Scenario) -> ActivationPr
     if not more and not recomputed:
         return found
     return found.with_block(more=more, recomputed=recomputed, until_backward=checkpointing is not True)
+
+
+def _of_views(scenario: Scenario) -> dict[str, int]:
+    """Values a token that frozen layers of a block keep where they are views of a flat parameter that has
+    adapters too, and so have gradients: inputs of products, and what RMS norms scale."""
+    layout, config = scenario.model.layout, scenario.model.config
+    inside = [tensor for name, tensors in layout.units() if name == layout.blocks[0] for tensor in tensors]
+    scales = {t.name.rpartition(".")[0]: t.numel for t in inside if "norm" in t.name and len(t.shape) == 1}
+    biased = {t.name.rpartition(".")[0] for t in inside if t.name.endswith(".bias")}
+    norms = {name: width for name, width in scales.items() if name not in biased}
+    return packed_inputs(layout, scenario.job.adapter, str(config.get("model_type"))) | norms
 
 
 EMULATED_BYTES = 9

@@ -88,6 +88,7 @@ class OtherCode:
             "reduce_dtype": "fp32" if self.reduces_in_fp32 else None,
             "reshards_root": self.reshards_root or None,
             "update_copies": self.update_copies,
+            "wraps_layers": self.wraps_layers or None,
             "copied_first": 2 if self.copies_weights_first else None,
             "keeps_reduced_shards": self.keeps_reduced_shards or None,
         }

@@ -20,13 +20,16 @@ class Fsdp1Timeline(StepTimeline):
     def begin(self) -> None:
         super().begin()
         workload = self.workload
+        units = (*self.units, *([self.root] if self.root else []))
         self._sharded = is_sharded(workload)
         self._pieces = workload.shards if self._sharded else 1
         ranks = workload.shards if self._sharded else workload.world_size
         self._lengths = {
-            unit.name: flat_unit(unit.parameters, workload.compute_dtype, ranks).length
-            for unit in (*self.units, *([self.root] if self.root else []))
+            unit.name: flat_unit(unit.parameters, workload.compute_dtype, ranks).length for unit in units
         }
+        self._owners = {tensor.name: unit.name for unit in units for tensor in unit.parameters}
+        self._ready: dict[str, int] = {}
+        """Bytes of the gradients of a unit that autograd has handed over."""
         self._reduced = DTYPE_BYTES[reduce_dtype(workload)]
         self._width = workload.compute_bytes
         self.looks_ahead = 1
@@ -95,7 +98,10 @@ class Fsdp1Timeline(StepTimeline):
 
     def gradient_ready(self, parameter: Tensor) -> None:
         # Views of the flat parameter: their gradients wait until all of the unit are there.
-        self.ledger.add(GRADIENTS, parameter.numel * self._width)
+        size = parameter.numel * self._width
+        self.ledger.add(GRADIENTS, size)
+        name = self._owners[parameter.name]
+        self._ready[name] = self._ready.get(name, 0) + size
 
     def after_backward(self, unit: Unit) -> None:
         self._join(unit)
@@ -105,12 +111,16 @@ class Fsdp1Timeline(StepTimeline):
             self._join(self.root)
 
     def _join(self, unit: Unit) -> None:
-        """The gradient of a flat parameter has its whole length; one that is frozen whole has none."""
+        """A flat parameter with any trained part has a gradient of its whole length, and its frozen weights
+        have one too, since they are views of it (`_use_unsharded_views`, _flat_param.py)."""
         trained = elements(unit.trained(self.workload.layout))
-        size = self._lengths[unit.name] * self._width if trained else 0
+        shares = trained > 0 and not self.workload.options.get("wraps_layers")
+        views = (unit.elements if shares else trained) * self._width
+        size = self._lengths[unit.name] * self._width if shares else views
+        self.ledger.add(GRADIENTS, views - self._ready.pop(unit.name, 0))
         self.ledger.add(JOINED, size)
         self.ledger.look()
-        self.ledger.drop(GRADIENTS, trained * self._width)
+        self.ledger.drop(GRADIENTS, views)
         if self.reduces or self.workload.strategy.facts.reshards or not self._sharded:
             self._free(unit)
         if not trained:
@@ -125,7 +135,7 @@ class Fsdp1Timeline(StepTimeline):
             self.ledger.drop(ACCUMULATED, size)
             self.ledger.add(JOINED, size)
         with self.ledger.during("reduction"):
-            self._reduce(self._lengths[unit.name])
+            self._reduce(size // self._width)
         self.ledger.drop(JOINED)
 
     def _reduce(self, length: int) -> None:

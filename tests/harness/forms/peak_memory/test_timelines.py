@@ -247,7 +247,27 @@ def test_frozen_parameters_leave_no_gradients(label: str, steps: int) -> None:
     )  # fmt: skip
     for moment in peak_moments(workload, no_activations(model)).values():
         assert min(moment.held.values()) >= 0
-    # FSDP1 reduces blocks whole, in pieces of a quarter, but nothing of the root.
+    # Frozen weights of FSDP1's units are views of what has a gradient: blocks are reduced whole, in pieces of
+    # a quarter, but nothing of the root.
     update = peak_moments(workload, no_activations(model))["step"]
     kept = sum(count for term, count in update.held.items() if term.name == "reduced gradients")
     assert kept == {"fsdp": 4 * 64, "fsdp-grad-op": 4 * 64, "fsdp1": 4 * 4160}.get(label, kept)
+
+
+def test_adapters_under_fsdp1_hold_the_gradients_of_a_whole_block_and_its_flat_one() -> None:
+    """Unless a program wraps layers by themselves."""
+    names = ("layers.0.mlp.weight", "layers.0.adapter.weight")
+    model = Layout(
+        parameters=(Tensor(names[0], (4096, 1), "float32"), Tensor(names[1], (64, 1), "float32")),
+        decaying=frozenset(names), blocks=("layers.0",), frozen=frozenset(names[:1]),
+    )  # fmt: skip
+    strategy = strategy_of("fsdp1")
+    assert strategy
+    for options, elements in (({}, 4160), ({"wraps_layers": True}, 64)):
+        workload = Workload(
+            layout=model, strategy=strategy, world_size=2, device="cuda", transport="nccl", sequence_length=0,
+            gradient_clipping=None, options=options,
+        )  # fmt: skip
+        fullest = peak_moments(workload, no_activations(model))["backward"]
+        assert held(fullest, "gradients") + held(fullest, "communication") >= 2 * 4 * elements, options
+        assert (held(fullest, "gradients") + held(fullest, "communication") >= 2 * 4 * 4160) == (not options)
