@@ -79,8 +79,7 @@ MUTANTS = (
            "What lives for a while is freed in the ledger of a step",
            "harness/forms/peak_memory/test_ledger.py::test_the_fullest_state_of_a_phase_names_its_causes"),
     Mutant("shards-add-up", "harness/forms/peak_memory/step_timeline.py",
-           "if self.shards_leave or (self.micro_step > 0 and self.workload.reduces_each):",
-           "if self.shards_leave:",
+           "return self.micro_step == 0 or not self.workload.reduces_each", "return True",
            "Shards of gradients of several micro-steps are added up, not kept",
            "harness/forms/peak_memory/test_timelines.py"
            "::test_fsdp_that_reduces_in_every_micro_step_holds_no_whole_gradients"),

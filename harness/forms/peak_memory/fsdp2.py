@@ -88,11 +88,11 @@ class Fsdp2Timeline(StepTimeline):
         return self.workload.compute_bytes
 
     @property
-    def shards_leave(self) -> bool:
+    def shard_stays(self) -> bool:
         """`foreach_reduce` (_fsdp_collectives.py) lets go of a shard that it copies to the host; FSDP1 keeps
         `_saved_grad_shard` until the backward pass is over."""
         moved = self.workload.offload == "cpu" and self.workload.device != "cpu"
-        return moved and not self.workload.options.get("keeps_reduced_shards")
+        return super().shard_stays and not (moved and not self.workload.options.get("keeps_reduced_shards"))
 
     @property
     def _root_reshards(self) -> bool:

@@ -329,8 +329,8 @@ class StepTimeline:
     def scatter(
         self, padded: int, pieces: int, width: int, reduced: Term, low: Term, *, sends: bool = True
     ) -> None:
-        """FSDP's reduce-scatter of `padded` elements in a dtype of `width` bytes, of which a piece stays, or,
-        where one of the micro-step before is there, is added to that."""
+        """FSDP's reduce-scatter of `padded` elements in a dtype of `width` bytes, of which each rank gets a
+        piece."""
         own, master = padded // pieces, self.workload.master_bytes
         self.ledger.add(low if width != master else reduced, own * width)
         self.ledger.briefly(reduce_scattering(self.workload, padded * width if sends else 0))
@@ -338,7 +338,7 @@ class StepTimeline:
             self.ledger.add(reduced, own * master)
             self.ledger.look()
             self.ledger.drop(low)
-        if self.shards_leave or (self.micro_step > 0 and self.workload.reduces_each):
+        if not self.shard_stays:
             self.ledger.look()
             self.ledger.drop(reduced, own * master)
 
@@ -358,9 +358,9 @@ class StepTimeline:
         return holding, found.bytes if on_device else 0
 
     @property
-    def shards_leave(self) -> bool:
-        """Whether each reduced shard is moved to the host at once, so that the device keeps none."""
-        return False
+    def shard_stays(self) -> bool:
+        """Whether a reduced shard stays on the device, and is not added to one that is there."""
+        return self.micro_step == 0 or not self.workload.reduces_each
 
     @property
     def gradient_bytes(self) -> int:

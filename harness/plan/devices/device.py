@@ -99,7 +99,7 @@ def with_training_defaults(
     """The experiment with the precision, frozen base, sequence and preset of ordinary training where it names
     none, and a remark on each; unchanged without a device."""
     if device is None:
-        return experiment, _wide_base(model, experiment)
+        return experiment, _of_base(model, experiment)
     remarks = []
     training, data, adapter = experiment.training, experiment.data, experiment.adapter
     if "precision" not in training.model_fields_set:
@@ -130,7 +130,7 @@ def with_training_defaults(
         remarks.append(f"runtime.preset={PRESET}, since none is given")
     update = {"training": training, "adapter": adapter, "data": data, "runtime": runtime}
     found = experiment.model_copy(update=update)
-    return found, (*remarks, *_wide_base(model, found))
+    return found, (*remarks, *_of_base(model, found))
 
 
 def _sizes_of_base(model: PlannedModel) -> tuple[str, str]:
@@ -139,9 +139,15 @@ def _sizes_of_base(model: PlannedModel) -> tuple[str, str]:
     return wide, narrow
 
 
-def _wide_base(model: PlannedModel, experiment: Experiment) -> tuple[str, ...]:
-    """That a frozen base lies in fp32 because the job names no dtype, and what one would save."""
+def _of_base(model: PlannedModel, experiment: Experiment) -> tuple[str, ...]:
+    """That a frozen base lies in fp32 because the job names no dtype, and what one would save; how its 4 bits
+    are counted."""
     adapter = experiment.adapter
+    if adapter.is_present and adapter.is_quantised:
+        return (
+            "adapter.base_dtype=nf4 is planned with double quantisation, as it runs: 4.13 bits a value of "
+            "linear layers (4.5 without)",
+        )
     if not adapter.is_present or adapter.base_dtype is not None or experiment.training.precision == "bf16":
         return ()
     wide, narrow = _sizes_of_base(model)

@@ -191,6 +191,8 @@ def _header(asked: EstimateRequest) -> list[str]:
     ]
 
 
+AT_THIS_BATCH = "at this batch and checkpointing; harness recommend chooses them"
+"""Why the two commands may name different strategies."""
 LOGITS_SHARE = 0.1
 """Of the activations, from which one copy of the logits is worth a word."""
 
@@ -217,7 +219,7 @@ def _answers(
     ]
     if not fitting or _are_few(asked, known):
         return [f"{place}: {answer}", *more_than_least_change(instead)]
-    said = [f"{place}: use {fitting[0].label}, {figures(fitting[0])}"]
+    said = [f"{place}: use {fitting[0].label}, {figures(fitting[0])} ({AT_THIS_BATCH})"]
     said += [f"Runner-up: {row.label}, {figures(row)}" for row in fitting[1:2]]
     others = [row for row in known if row.verdict and row.verdict.fits and row is not fitting[0]]
     return [*said, answer if others else "nothing else fits"]

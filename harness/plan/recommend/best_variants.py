@@ -13,7 +13,7 @@ from harness.backends.presets import preset_changes
 from harness.errors import HarnessError
 from harness.judge.wording import percent
 from harness.plan.accumulation import HOW, OPTION, reducing_each
-from harness.plan.leading import by_speed, distinct_backends, in_order, leader, simplest_close
+from harness.plan.leading import TIE, by_speed, distinct_backends, in_order, leader, simplest_close
 from harness.plan.prediction import Predictors
 from harness.plan.recommend.predict import (
     NOT_TRIED,
@@ -240,7 +240,7 @@ def why_slower(configuration: Configuration, best: Configuration) -> str:
     slower = 1 - configuration.tokens_per_second_per_gpu / best.tokens_per_second_per_gpu
     if slower <= 0:
         price = "less room" if configuration.is_tight and not best.is_tight else "more moving parts"
-        return f"faster by {percent(-slower)}, within what predictions can tell, with {price}"
+        return f"faster by {percent(-slower)}, {TIE}, with {price}"
     step = configuration.speed.step_seconds
     exposed = (configuration.speed.exposed_seconds - best.speed.exposed_seconds) / step
     computing = (configuration.speed.computing_seconds - best.speed.computing_seconds) / step
@@ -250,7 +250,7 @@ def why_slower(configuration: Configuration, best: Configuration) -> str:
     if computing > SMALL_SHARE:
         reasons.append((computing, _more_computing(configuration, best)))
     text = " and ".join(reason for _, reason in sorted(reasons, key=lambda pair: -pair[0]))
-    return f"slower by {percent(slower)}" + (f": {text}" if text else ", within what predictions can tell")
+    return f"slower by {percent(slower)}" + (f": {text}" if text else f", {TIE}")
 
 
 def _exposed(configuration: Configuration) -> str:

@@ -27,7 +27,7 @@ from harness.plan.alternatives import (
 from harness.plan.architectures import mixture_of_experts
 from harness.plan.command_words import SITE, option_words, planned_settings, run_command, set_words, site_line
 from harness.plan.devices.limits import TIGHT_SHARE
-from harness.plan.leading import CLOSE_SHARE, USUAL, distinct_backends
+from harness.plan.leading import CLOSE_SHARE, TIE, USUAL, distinct_backends
 from harness.plan.prediction import Predictors
 from harness.plan.recommend.best_variants import BestVariants, best_variants
 from harness.plan.recommend.guide import Advice, advise, fewer_tokens, guide_line
@@ -384,7 +384,7 @@ def _uncertain(variants: BestVariants) -> list[str]:
         if close:
             lines.append(
                 f"speed: {listed(close)} {'is' if len(close) == 1 else 'are'} within "
-                f"{percent(CLOSE_SHARE)} of {fitting[0].label}; only a measurement ranks them"
+                f"{percent(CLOSE_SHARE)} of {fitting[0].label}, {TIE}"
             )
     tight = [c.label for c in fitting if c.is_tight]
     if tight:

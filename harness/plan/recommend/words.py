@@ -16,7 +16,7 @@ from harness.plan.alternatives import (
 )
 from harness.plan.command_words import run_command, set_words
 from harness.plan.devices.limits import STATES_SHARE, TIGHT_SHARE, VERDICT_LEGEND
-from harness.plan.leading import CLOSE_SHARE, figures, if_joined, rate
+from harness.plan.leading import CLOSE_SHARE, TIE, figures, if_joined, rate
 from harness.plan.prediction import Prediction
 from harness.plan.recommend.best_variants import accumulated_sharded
 from harness.plan.recommend.guide import Remedy
@@ -191,7 +191,7 @@ def _why_not_fastest(best: Configuration, fastest: Configuration) -> str:
     has = "leaves more room" if leaves_room else "has the fewest moving parts"
     faster = f"{_shortly(fastest)} is predicted {more} faster"
     this = _shortly(best) if best.label == fastest.label else best.label
-    return f"{this} {has}: {faster}, which only a measurement can tell"
+    return f"{this} {has}: {faster}, {TIE}"
 
 
 def _shortly(configuration: Configuration) -> str:

@@ -7,9 +7,12 @@ from harness.errors import HarnessError
 from harness.forms.families import collectives, model_states
 from harness.forms.model.layout import Layout
 from harness.forms.workload import Workload
+from harness.job.experiment import Experiment
 from harness.job.model import AdapterSection
 from harness.job.optimizer import OptimizerSection
 from harness.plan.adapters import DEFAULT_TARGETS, packed_head, packed_inputs, with_adapters
+from harness.plan.devices.device import with_training_defaults
+from harness.plan.models import load_model
 from harness.rank.data.samples import DataFacts
 from harness.rank.models.description import describe_layout
 from harness.rank.models.model import build_model, model_config
@@ -74,6 +77,10 @@ def test_packed_weights_take_half_a_byte_and_scales_lie_beside_them() -> None:
     assert sum(t.bytes for t in packed) == sum(t.numel for t in linear) // 2
     scales = sum(t.bytes for t in layout.buffers) - sum(t.bytes for t in plain.buffers)
     assert scales == sum(ceil(t.numel / 64) + 4 * ceil(t.numel / 64 / 256) for t in linear)
+    experiment = Experiment.model_validate({"adapter": {"kind": "lora", "base_dtype": "nf4"}})
+    (remark,) = with_training_defaults(load_model("llama-3.2-1b"), experiment, None)[1]
+    assert "double quantisation" in remark
+    assert f"{4 + 8 / 64 + 32 / 16384:.2f} bits a value of linear layers ({4 + 32 / 64:g} without)" in remark
     plainly = with_adapters(plain, section(["q_proj"], base_dtype="nf4"), "llama", nested_scales=False)
     scales = sum(t.bytes for t in plainly.buffers) - sum(t.bytes for t in plain.buffers)
     assert scales == sum(4 * ceil(t.numel / 64) for t in linear)

@@ -8,7 +8,7 @@ from typing import Any
 from harness.backends.registry import moving_parts
 from harness.plan.estimate.document import document
 from harness.plan.estimate.row import EstimateRow, alternatives_of_rows, estimate
-from harness.plan.estimate.table import estimate_lines, without_equal_estimates
+from harness.plan.estimate.table import AT_THIS_BATCH, estimate_lines, without_equal_estimates
 from harness.plan.leading import USUAL
 from tests.harness.plan.estimate.asking import ask
 from tests.harness.plan.test_alternatives import STATES_ONLY
@@ -88,7 +88,7 @@ def test_the_first_line_is_what_to_use_and_the_second_the_runner_up() -> None:
     one, other, *_ = labels(shown)
     answers = " ".join(shown.partition("\n\n")[0].split())
     assert answers.startswith(f"8 ranks, micro-batch 1, accumulation 1: use {one}, ")
-    assert f" tokens/s a GPU Runner-up: {other}, " in answers
+    assert f" tokens/s a GPU ({AT_THIS_BATCH}) Runner-up: {other}, " in answers
     assert "64 ranks, micro-batch 1, accumulation 1: use " in answers
     assumed = next(n for n, line in enumerate(rest) if line.startswith("Llama-3.1-8B: 8,030,261,248 param"))
     assert assumed > max(n for n, line in enumerate(rest) if line.startswith("per step"))

@@ -33,7 +33,7 @@ def test_the_best_come_first_and_then_why_not_the_others() -> None:
 
 def test_what_is_close_or_tight_is_uncertain() -> None:
     answer = recommend(question(), Typed(), predictors(per_token=19_000, communication=0.01, small=1.0))
-    assert any("only a measurement ranks them" in line for line in answer.uncertain)
+    assert any("which only a measurement can tell" in line for line in answer.uncertain)
     assert any("less than 10 % of the device free" in line for line in answer.uncertain)
 
 
