@@ -73,7 +73,7 @@ def record_of(name: str, case: str, ranks: list[CountedStep]) -> Record:
     return record.model_copy(update={"steps": steps, "world": world, "model": ranks[0].model, "job": job})
 
 
-@pytest.mark.parametrize("name", first([FINDING, "zero3", "fsdp"], BACKENDS))
+@pytest.mark.parametrize("name", first([FINDING, "zero3"], BACKENDS))
 @pytest.mark.costly
 def test_traffic_and_states_follow_what_runs(name: str, tmp_path: Path) -> None:
     per_rank = on_ranks("tests.contract.irregular:count_irregular", name, 2, tmp_path)

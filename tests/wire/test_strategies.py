@@ -18,7 +18,7 @@ FEW = ("ddp", "fsdp", "fsdp1", "zero2", "zero3")
 @pytest.mark.parametrize(
     ("ranks", "precision", "backends"),
     [
-        pytest.param(2, "fp32", FEW, marks=pytest.mark.costly),
+        pytest.param(2, "fp32", FEW, marks=pytest.mark.exhaustive),
         pytest.param(2, "fp32", NATIVE, marks=pytest.mark.exhaustive),
         pytest.param(2, "bf16-mixed", FEW, marks=pytest.mark.exhaustive),
         (2, "fp32", FEW[1:2]),
