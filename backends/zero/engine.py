@@ -109,10 +109,14 @@ def forget_dummy_step(optimizer: torch.optim.Optimizer) -> None:
 
     `FP16_UnfusedOptimizer.initialize_optimizer_states` (DeepSpeed 0.19) steps once on zero gradients, so that
     Adam would begin at t = 2: the first updates come out wrong. Of Adam and SGD that add weight decay to
-    gradients the moments would be those of the decay.
+    gradients the moments would be those of the decay. bitsandbytes keeps the tables of its 8-bit codes among
+    the states (`Optimizer2State.init_state`, 0.50): they stay.
     """
+    tables = {id(table) for table in getattr(optimizer, "name2qmap", {}).values()}
     for state in optimizer.state.values():
         for key, value in state.items():
+            if id(value) in tables:
+                continue
             if isinstance(value, Tensor):
                 value.zero_()
             elif key == "step":
