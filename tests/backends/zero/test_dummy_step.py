@@ -22,7 +22,7 @@ NEEDS = {"torchao": "torchao", "bitsandbytes": "bitsandbytes"}
 
 
 def updated(settings: dict[str, object], *, is_forgetting: bool) -> torch.Tensor:
-    """Weights of 64 x 128 after three updates; before them a step at rate 0 on zero gradients that is forgotten."""
+    """Weights of 64 x 128 after three updates; before them a step on zero gradients that is forgotten."""
     torch.manual_seed(0)
     model = torch.nn.Linear(128, 64, bias=False)
     section = OptimizerSection.model_validate({"learning_rate": RATE, **settings})
