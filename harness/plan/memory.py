@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from harness.errors import HarnessError
 from harness.forms.model.activations import ActivationProfile
 from harness.forms.part import samples_at_once
-from harness.forms.peak_memory.families import peak_moments
+from harness.forms.peak_memory.families import least_peak, peak_moments
 from harness.forms.peak_memory.step_timeline import TRACED, PeakMoment, Phase
 from harness.forms.terms import Term, by_kind
 from harness.forms.zero.zero3.gathering import own_settings
@@ -75,7 +76,7 @@ class Moment:
     name: MomentName
     terms: tuple[Term, ...]
 
-    @property
+    @cached_property
     def kinds(self) -> dict[str, int]:
         """Bytes on the device by kind."""
         return by_kind(term for term in self.terms if not term.host)
@@ -98,7 +99,7 @@ class MemoryPrediction:
     reserved_bytes: int = 0
     """What torch's allocator keeps of the device, at least."""
 
-    @property
+    @cached_property
     def decisive(self) -> Moment:
         """The moment with the highest peak."""
         return max(self.moments, key=lambda moment: moment.device_bytes)
@@ -122,12 +123,7 @@ def predict_memory(
 
     Raises HarnessError where a model has to be traced and cannot be, and for settings that no one modelled.
     """
-    require_timeline(scenario)
-    require_activations(scenario)
-    workload = scenario.workload()
-    if scenario.strategy.zero_stage == 3 and (own := own_settings(workload)):
-        raise HarnessError(f"a step of ZeRO-3 with {', '.join(own)} is not modelled")
-    profile = activation_profile(scenario, trace)
+    profile = _profile(scenario, trace)
     peaks = max(
         (
             peak_moments(scenario.workload(rank), profile)
@@ -149,6 +145,24 @@ def predict_memory(
         host_bytes_per_node=host_bytes(scenario),
         reserved_bytes=max(max(moment.bytes, moment.reserved) for moment in peaks.values()),
     )
+
+
+def least_memory(scenario: Scenario, trace: Trace | None = None) -> int:
+    """Bytes of the device below which no prediction lies: much sooner known; 0 where none is made."""
+    try:
+        least = least_peak(scenario.workload(), _profile(scenario, trace))
+    except HarnessError:
+        return 0
+    return least + sum(term.bytes for term in device_overhead(scenario) if not term.host)
+
+
+def _profile(scenario: Scenario, trace: Trace | None) -> ActivationProfile:
+    """Raises HarnessError where the memory of a scenario has no prediction."""
+    require_timeline(scenario)
+    require_activations(scenario)
+    if scenario.strategy.zero_stage == 3 and (own := own_settings(scenario.workload())):
+        raise HarnessError(f"a step of ZeRO-3 with {', '.join(own)} is not modelled")
+    return activation_profile(scenario, trace)
 
 
 def memory_bounds(

@@ -32,6 +32,8 @@ class Predictors:
 
     memory: Callable[[Scenario], MemoryPrediction] = predict_memory
     speed: Callable[[Scenario], SpeedPrediction | None] = predict_speed
+    least: Callable[[Scenario], int] = lambda _: 0
+    """Bytes of the device below which `memory` does not lie, sooner known than that."""
     ahead: Callable[[Iterable[Scenario]], None] = trace_scenarios
     """Told what will be asked, so that profiles are traced together."""
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import version
+from itertools import count
 from math import prod
 from pathlib import Path
 from threading import Lock, Timer
@@ -70,15 +71,25 @@ def traced(request: str, trace: Trace | None = None) -> ActivationProfile:
     return _traced(request, trace or _trace)
 
 
-def trace_ahead(requests: Iterable[str], each: Callable[[], object] = lambda: None) -> None:
+Progress = Callable[[int, int], object]
+"""Told how many are done, of how many."""
+
+
+def trace_ahead(requests: Iterable[str], tell: Progress = lambda *_: None) -> None:
     """Trace what is not kept yet in a few processes, which import torch once; failures come with `traced`.
 
-    `each` is called for every one that is done.
+    `tell` is called before the first one and after every one.
     """
     missing = [request for request in dict.fromkeys(requests) if not _file(request).exists()]
     tracers = min(MOST_TRACERS, os.cpu_count() or 1, -(-len(missing) // WORTH_A_PROCESS))
     if not missing:
         return
+    done = count(1)
+    tell(0, len(missing))
+
+    def each() -> None:
+        tell(next(done), len(missing))
+
     with ThreadPoolExecutor(tracers) as pool:
         list(pool.map(lambda index: _trace_all(index, missing[index::tracers], each), range(tracers)))
 
@@ -410,9 +421,9 @@ def find_profile(
     return traced(found, trace) if isinstance(found, str) else found
 
 
-def trace_scenarios(scenarios: Iterable[Scenario], each: Callable[[], object] = lambda: None) -> None:
+def trace_scenarios(scenarios: Iterable[Scenario], tell: Progress = lambda *_: None) -> None:
     """Trace the profiles of scenarios that are not there yet, together."""
-    trace_ahead(missing_profiles(scenarios), each)
+    trace_ahead(missing_profiles(scenarios), tell)
 
 
 def missing_profiles(scenarios: Iterable[Scenario]) -> list[str]:
@@ -455,7 +466,7 @@ def _shipped_or_request(config: Mapping[str, Any], asked: Mapping[str, Any]) -> 
 @lru_cache(maxsize=256)
 def _of_package(config: str, variant: str) -> ActivationProfile | None:
     """The one that is shipped; None: there is none."""
-    shipped = _shipped().get(config, {}).get(variant)
+    shipped = _of_config(config).get(variant)
     return None if shipped is None else from_json(shipped)
 
 
@@ -471,14 +482,20 @@ def variant_key(variant: Mapping[str, Any]) -> str:
     return " ".join([variant["device"], variant["route"], variant["attention"] or "auto", *flags])
 
 
-@lru_cache(maxsize=1)
-def _shipped() -> dict[str, dict[str, Any]]:
-    """Profiles by configuration and variant; `benchmarks/activation_profiles.py` writes the files.
+@lru_cache(maxsize=16)
+def _of_config(key: str) -> dict[str, Any]:
+    """Shipped profiles of a configuration by variant, of all files (`benchmarks/activation_profiles.py`).
 
-    Of a configuration that stands in several files, the variants of all of them.
+    Only what stands under the key is parsed: the files hold megabytes.
     """
-    document: dict[str, dict[str, Any]] = {}
-    for file in sorted(SHIPPED.parent.glob("activations*.json.xz")):
-        for key, variants in json.loads(lzma.decompress(file.read_bytes())).items():
-            document[key] = document.get(key, {}) | variants
-    return document
+    found: dict[str, Any] = {}
+    for text in _shipped_texts():
+        if (start := text.find(wanted := f'"{key}":')) >= 0:
+            found |= json.JSONDecoder().raw_decode(text, start + len(wanted))[0]
+    return found
+
+
+@lru_cache(maxsize=1)
+def _shipped_texts() -> tuple[str, ...]:
+    files = sorted(SHIPPED.parent.glob("activations*.json.xz"))
+    return tuple(lzma.decompress(file.read_bytes()).decode() for file in files)

@@ -80,7 +80,7 @@ def counting(noun: str, doing: str) -> Iterator[PredictionCount]:
 @contextmanager
 def counting_predictors(constants: TimeConstants | None = None) -> Iterator[Predictors]:
     """What predicts, with the number of what was traced and predicted so far."""
-    from harness.plan.memory import predict_memory
+    from harness.plan.memory import least_memory, predict_memory
     from harness.plan.prediction import Predictors
     from harness.plan.profiles import kept_tracers, trace_scenarios
     from harness.plan.time.speed import predict_speed
@@ -96,11 +96,15 @@ def counting_predictors(constants: TimeConstants | None = None) -> Iterator[Pred
 
         def trace(scenarios: Iterable[Scenario]) -> None:
             count.doing = TRACING
-            trace_scenarios(scenarios, count)
+            trace_scenarios(scenarios, tell)
             count.doing = PREDICTING
+
+        def tell(done: int, of: int) -> None:
+            count.doing = f"{TRACING}, {done} of {of} done"
 
         yield Predictors(
             memory=each(predict_memory),
             speed=each(partial(predict_speed, constants=constants)),
+            least=least_memory,
             ahead=trace,
         )

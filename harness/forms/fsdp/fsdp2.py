@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 
 from harness.forms.common_states import ADAM_MOMENTS, FROZEN, buffer_terms, step_counters
 from harness.forms.dtypes import DTYPE_BYTES
@@ -95,13 +94,11 @@ def model_states(workload: Workload) -> ModelStates:
     """
     width = workload.master_bytes
     host = workload.offload == "cpu"
-    own = sum(_own(workload, parameter) for parameter in workload.layout.trained)
-    padded = _padded(workload.layout.trained, workload.shards) // workload.shards
-    held = Share(own=own, padding=padded - own, padding_name="padding of the first dimension")
-    reached = workload.layout.reached
-    updated = sum(_own(workload, parameter) for parameter in reached)
-    in_shards = _padded(reached, workload.shards) // workload.shards
-    reduced = replace(held, own=updated, padding=in_shards - updated)
+    layout = workload.layout
+    held, reduced = layout.once(
+        ("rows", workload.shards, workload.shard_rank),
+        lambda: (_share(workload, layout.trained), _share(workload, layout.reached)),
+    )
     reduced = reduced.unpadded() if host and workload.device != "cpu" else reduced
     return states(
         [
@@ -111,19 +108,23 @@ def model_states(workload: Workload) -> ModelStates:
             *reduced.unpadded().terms(
                 "optimizer", "Adam's moments of own rows", ADAM_MOMENTS * width, host=host
             ),
-            step_counters(len(reached), workload),
+            step_counters(len(layout.reached), workload),
             *buffer_terms(workload),
         ]
     )
+
+
+def _share(workload: Workload, parameters: Sequence[Tensor]) -> Share:
+    own = sum(_own(workload, parameter) for parameter in parameters)
+    padding = _padded(parameters, workload.shards) // workload.shards - own
+    return Share(own=own, padding=padding, padding_name="padding of the first dimension")
 
 
 def _frozen(workload: Workload, *, host: bool) -> list[Term]:
     """Rows of weights that are not trained: cut as the others are, in their own dtype."""
     found: list[Term] = []
     for parameter in workload.layout.frozen_parameters:
-        own = _own(workload, parameter)
-        padding = _padded([parameter], workload.shards) // workload.shards - own
-        share = Share(own=own, padding=padding, padding_name="padding of the first dimension")
+        share = _share(workload, [parameter])
         found += share.terms("weights", FROZEN, workload.held_bytes(parameter), host=host)
     return merged(found)
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 from itertools import groupby
 from typing import Any
 
-from harness.forms.model.layout import Layout
+from harness.forms.model.layout import Derivations, Layout
 
 MONOMIALS = ("1", "b", "s", "b s", "s²", "b s²")
 """b: samples of a micro-batch, s: tokens of a sample."""
@@ -74,6 +74,8 @@ class Size:
 
 
 ChangeSize = Callable[[Size], Size]
+Passage = tuple[str, int]
+"""Through a module, or to a parameter's gradient, with the bytes of the segment at that moment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +109,18 @@ class Gradient:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Segment:
+class SegmentBytes:
+    """A segment of one micro-batch and sequence."""
+
+    forward: list[Passage]
+    backward: list[tuple[Passage | None, list[Passage]]]
+    """Gradients, each with the points up to the next one."""
+    forward_growth: int
+    held: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment(Derivations):
     """Embedding, block, head, or loss."""
 
     saved: tuple[Saved, ...]
@@ -129,7 +142,28 @@ class Segment:
                 max(run, key=lambda point: point.live.bytes(micro_batch, sequence)) for _, run in runs
             )
 
-        return replace(self, forward=kept(self.forward), backward=kept(self.backward))
+        def without() -> Segment:
+            return replace(self, forward=kept(self.forward), backward=kept(self.backward))
+
+        return self.once(("fullest", micro_batch, sequence), without)
+
+    def in_bytes(self, micro_batch: int, sequence: int) -> SegmentBytes:
+        """The same of one shape."""
+
+        def sized() -> SegmentBytes:
+            def of(size: Size) -> int:
+                return size.bytes(micro_batch, sequence)
+
+            backward: list[tuple[Passage | None, list[Passage]]] = [(None, [])]
+            backward += [((each.parameter, of(each.live)), []) for each in self.gradients]
+            for point in self.backward:
+                backward[point.ready][1].append((point.module, of(point.live)))
+            return SegmentBytes(
+                forward=[(point.module, of(point.live)) for point in self.forward],
+                backward=backward, forward_growth=of(self.forward_growth), held=of(self.held),
+            )  # fmt: skip
+
+        return self.once(("bytes", micro_batch, sequence), sized)
 
     def sized(
         self, saved: ChangeSize, forward: ChangeSize, backward: ChangeSize, beside: ChangeSize | None = None
@@ -264,6 +298,18 @@ class ActivationProfile:
             return size + beside
 
         return replace(self, head=self.head.sized(lambda size: size, more, more))
+
+    def forward_bytes(self, layers: int, micro_batch: int, sequence: int) -> int:
+        """The most that is there from the end of the blocks' forward pass to the loss."""
+        blocks = (self.block_at(index) for index in range(layers))
+        grown = (s.in_bytes(micro_batch, sequence).forward_growth for s in (self.embedding, *blocks))
+        below = self.lingering.bytes(micro_batch, sequence) + sum(grown)
+        most = below
+        for segment in (self.head, self.loss):
+            sized = segment.in_bytes(micro_batch, sequence)
+            most = max([most, *(below + there for _, there in sized.forward)])
+            below += sized.forward_growth
+        return most
 
     def saved_bytes(self, layers: int, micro_batch: int, sequence: int) -> int:
         """All that is held between forward and backward pass."""

@@ -70,16 +70,30 @@ def peak_moments(workload: Workload, profile: ActivationProfile) -> dict[Phase, 
     """The fullest moment of each phase of an ordinary step of one rank."""
     if workload.strategy.family == PIPELINE:
         return pipeline_moments(workload, profile)
+    timeline, samples, length = _timeline(workload)
+    if not hooks_modules(timeline):
+        profile = profile.fullest(samples, length)
+    Replay(timeline, profile, micro_batch=samples, sequence=length).run()
+    return timeline.ledger.moments()
+
+
+def _timeline(workload: Workload) -> tuple[StepTimeline, int, int]:
+    """Of one rank, before its step begins; with its samples and their tokens."""
     length = workload.part_length
     assert length is not None
-    of_cut_layers = TIMELINES.get(workload.strategy.family)
-    ledger, workload = Ledger(), local_workload(workload)
-    timeline = (of_cut_layers or TIMELINES.get(workload.strategy.family, StepTimeline))(workload, ledger)
-    if not hooks_modules(timeline):
-        profile = profile.fullest(workload.micro_batch_size, length)
-    replay = Replay(timeline, profile, micro_batch=workload.micro_batch_size, sequence=length)
-    replay.run()
-    return ledger.moments()
+    local = local_workload(workload)
+    of_family = TIMELINES.get(workload.strategy.family) or TIMELINES.get(local.strategy.family, StepTimeline)
+    return of_family(local, Ledger()), local.micro_batch_size, length
+
+
+def least_peak(workload: Workload, profile: ActivationProfile) -> int:
+    """Bytes below which the peak does not lie, known without the step: what is there as it begins, and what
+    its forward pass keeps; 0 of a pipeline."""
+    if workload.strategy.family == PIPELINE:
+        return 0
+    timeline, samples, length = _timeline(workload)
+    timeline.begin()
+    return timeline.ledger.all_held + profile.forward_bytes(len(timeline.units), samples, length)
 
 
 def without_activations(workload: Workload) -> int | None:

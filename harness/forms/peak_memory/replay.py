@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import accumulate
 
-from harness.forms.model.activations import ActivationProfile, Segment, Size
-from harness.forms.model.layout import Tensor
+from harness.forms.model.activations import ActivationProfile, Passage, Segment, Size
+from harness.forms.model.layout import Layout, Tensor
 from harness.forms.peak_memory.step_timeline import StepTimeline, Unit
-
-Passage = tuple[str, int]
-"""Through a module, or to a parameter's gradient, with the bytes of the segment at that moment."""
 
 
 class Replay:
@@ -23,12 +20,11 @@ class Replay:
         self._shape = (micro_batch, sequence)
         self._profile = profile
         self._ledger = timeline.ledger
-        self._sizes: dict[int, int] = {}
-        self._passes: dict[int, tuple[list[Passage], list[tuple[Passage | None, list[Passage]]]]] = {}
-        """Forward and backward pass of a segment: gradients, each with the points up to the next one."""
         self._hooked = hooks_modules(timeline)
         self._owned: dict[tuple[str, str], tuple[Tensor, ...]] = {}
-        self._parameters = {tensor.name: tensor for tensor in timeline.workload.layout.parameters}
+        layout = timeline.workload.layout
+        self._parameters = layout.once("by name", lambda: {t.name: t for t in layout.parameters})
+        self._modules = layout.once("by module", lambda: _by_module(layout))
 
     def run(self) -> None:
         """All micro-steps and the update."""
@@ -45,24 +41,7 @@ class Replay:
             self._timeline.step()
 
     def _bytes(self, size: Size) -> int:
-        # Every block has the same sizes; the profile keeps them alive, so that their ids stay theirs.
-        found = self._sizes.get(id(size))
-        if found is None:
-            found = self._sizes[id(size)] = size.bytes(*self._shape)
-        return found
-
-    def _passes_of(
-        self, segment: Segment
-    ) -> tuple[list[Passage], list[tuple[Passage | None, list[Passage]]]]:
-        found = self._passes.get(id(segment))
-        if found is None:
-            forward = [(point.module, self._bytes(point.live)) for point in segment.forward]
-            backward: list[tuple[Passage | None, list[Passage]]] = [(None, [])]
-            backward += [((each.parameter, self._bytes(each.live)), []) for each in segment.gradients]
-            for point in segment.backward:
-                backward[point.ready][1].append((point.module, self._bytes(point.live)))
-            found = self._passes[id(segment)] = forward, backward
-        return found
+        return size.bytes(*self._shape)
 
     def _go_through(self, unit: Unit | None, points: list[Passage], below: int, *, backward: bool) -> None:
         ledger = self._ledger
@@ -82,7 +61,7 @@ class Replay:
         timeline.before_model()
         held = self._pass_forward(None, profile.embedding, held)
         count = len(timeline.units)
-        growths = (self._bytes(profile.block_at(index).forward_growth) for index in range(count))
+        growths = (profile.block_at(index).in_bytes(*self._shape).forward_growth for index in range(count))
         before = list(accumulate(growths, initial=held))
 
         def block(index: int) -> None:
@@ -99,19 +78,20 @@ class Replay:
         self._pass_forward(None, profile.loss, held)
 
     def _pass_forward(self, unit: Unit | None, segment: Segment, held: int) -> int:
-        self._go_through(unit, self._passes_of(segment)[0], held, backward=False)
-        return held + self._bytes(segment.forward_growth)
+        sized = segment.in_bytes(*self._shape)
+        self._go_through(unit, sized.forward, held, backward=False)
+        return held + sized.forward_growth
 
     def _backward(self) -> None:
         timeline, profile = self._timeline, self._profile
         self._ledger.phase = "backward"
         blocks = len(timeline.units)
         embedding = self._bytes(profile.kept)
-        first = embedding + self._bytes(profile.embedding.held)
-        held = (self._bytes(profile.block_at(index).held) for index in range(blocks))
+        first = embedding + profile.embedding.in_bytes(*self._shape).held
+        held = (profile.block_at(index).in_bytes(*self._shape).held for index in range(blocks))
         below = list(accumulate(held, initial=first))
         head = below[blocks]
-        loss = head + self._bytes(profile.head.held)
+        loss = head + profile.head.in_bytes(*self._shape).held
         self._pass_backward(None, profile.loss, loss)
         self._ledger.compute(loss)
         timeline.before_backward_of_model()
@@ -187,7 +167,7 @@ class Replay:
         return ends
 
     def _pass_backward(self, unit: Unit | None, segment: Segment, below: int) -> None:
-        for gradient, points in self._passes_of(segment)[1]:
+        for gradient, points in segment.in_bytes(*self._shape).backward:
             if gradient:
                 name, here = gradient
                 self._ledger.compute(below, here)
@@ -204,18 +184,16 @@ class Replay:
             self._owned[key] = self._modules.get(".".join(filter(None, key)), ())
         return self._owned[key]
 
-    @property
-    def _modules(self) -> Mapping[str, tuple[Tensor, ...]]:
-        if not hasattr(self, "_by_module"):
-            by_module: dict[str, tuple[Tensor, ...]] = {}
-            for name, tensor in self._parameters.items():
-                owner = name.rpartition(".")[0]
-                by_module[owner] = (*by_module.get(owner, ()), tensor)
-            for name, first in self._timeline.workload.layout.tied.items():
-                owner = name.rpartition(".")[0]
-                by_module[owner] = (*by_module.get(owner, ()), self._parameters[first])
-            self._by_module = by_module
-        return self._by_module
+
+def _by_module(layout: Layout) -> Mapping[str, tuple[Tensor, ...]]:
+    """The parameters of each module itself, tied ones too."""
+    named = {tensor.name: tensor for tensor in layout.parameters}
+    named |= {name: named[first] for name, first in layout.tied.items()}
+    found: dict[str, tuple[Tensor, ...]] = {}
+    for name, tensor in named.items():
+        owner = name.rpartition(".")[0]
+        found[owner] = (*found.get(owner, ()), tensor)
+    return found
 
 
 def hooks_modules(timeline: StepTimeline) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -68,16 +68,16 @@ def _position(sizes: Sequence[int], size: int) -> int:
 
 
 def largest_predicted(
-    sizes: Sequence[int], fits: Callable[[int], bool], likely: int | None = None
+    sizes: Sequence[int], fits: Callable[[int], bool], likely: Collection[int] = ()
 ) -> int | None:
     """The largest of `sizes` that a prediction lets fit, by halving; None: not even the first.
 
-    The last is asked first: as it leaves no accumulation, it may need less than smaller ones. likely: the
-    one from which on others are looked for, if it fits.
+    The last is asked first: as it leaves no accumulation, it may need less than smaller ones. likely:
+    larger ones than the largest of these that fits are looked for.
     """
     if fits(sizes[-1]):
         return sizes[-1]
-    first = sizes.index(likely) if likely is not None and fits(likely) else 0
+    first = next((sizes.index(size) for size in sorted(likely, reverse=True) if fits(size)), 0)
     if not fits(sizes[first]):
         return None
     index = bisect_left(range(first, len(sizes)), True, key=lambda position: not fits(sizes[position]))

@@ -58,8 +58,8 @@ class BestVariants:
     """The fastest that does not barely fit, if that is not the one to take."""
     with_room: Configuration | None = None
     """The one to take of those that are not tight, whichever micro-batch and checkpointing that takes."""
-    whatever_preset: Choices = field(default_factory=dict)
-    """By label, what was predicted of strategies that have no setting of a preset."""
+    choices: Choices = field(default_factory=dict)
+    """By label, what was predicted of it."""
 
     def best_by_backend(self) -> tuple[Configuration, ...]:
         """The best configuration of each backend that fits, in the order in which they are recommended."""
@@ -97,18 +97,19 @@ def best_variants(
 ) -> BestVariants:
     """Predict every variant with and without checkpointing and rank the best configuration of each.
 
-    known: of another preset, `whatever_preset`. `only`: labels to predict; None: all.
+    known: `choices` of another preset. `only`: labels to predict; None: all.
     """
     backends, left_out = distinct_backends(question.gpus)
     tried = _tried(question, backends if question.samples else [], left_out, predictors, only)
     left_out |= NOT_TRIED
     every: dict[str, list[Configuration]] = {}
-    whatever = dict(known or {})
+    known, made = known or {}, dict[str, list[Configuration]]()
     for label in tried:  # which grows
         try:
-            choices = whatever[label] if label in whatever else _choices(question, label, predictors)
-            if not _has_preset(question, label):
-                whatever[label] = choices
+            before = known.get(label, ())
+            is_known = before and not _has_preset(question, label)
+            choices = list(before) if is_known else _choices(question, label, predictors, before)
+            made[label] = choices
             every[label] = [c for c in choices if c.fits] or [smallest_need(choices)]
             each = reducing_each(label) if _accumulates_too_much(question, choices) else None
             if each is not None and _why_not_tried(question, each) is None:
@@ -127,7 +128,7 @@ def best_variants(
         left_out=left_out,
         fastest=choices[0] if first and _is_faster(choices[0], first) else None,
         with_room=leader([c for c in choices if not c.is_tight]),
-        whatever_preset=whatever,
+        choices=made,
     )
 
 
@@ -276,22 +277,26 @@ def _more_computing(configuration: Configuration, best: Configuration) -> str:
     return f"'{most.name}' takes longer"
 
 
-def _choices(question: RecommendRequest, label: str, predictors: Predictors) -> list[Configuration]:
+def _choices(
+    question: RecommendRequest, label: str, predictors: Predictors, before: Sequence[Configuration]
+) -> list[Configuration]:
     """Without checkpointing and with it, those that fit; what needs least where none does.
 
-    Raises HarnessError where neither has a prediction.
+    before: the same of another preset, near which they are looked for. Raises HarnessError where neither has
+    a prediction.
     """
     choices: list[Configuration] = []
     unknown: HarnessError | None = None
-    likely: int | None = None  # what fits without checkpointing fits with it
+    likely: set[int] = set()  # what fits without checkpointing fits with it
     for checkpointing in question.checkpointing:
+        likely |= {c.micro_batch_size for c in before if c.fits and c.checkpointing == checkpointing}
         try:
             near = near_largest(question, label, predictors, checkpointing=checkpointing, likely=likely)
         except HarnessError as error:
             unknown = error
             continue
         choices += near
-        likely = near[0].micro_batch_size if near[0].fits else None
+        likely = {near[0].micro_batch_size} if near[0].fits else set()
         if any(c.fits and not c.is_tight for c in near) and near[0].accumulation_steps == 1:
             break  # recomputation would make no larger micro-batch fit
     if unknown and not choices:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from harness.backends import registry
@@ -255,7 +256,7 @@ def near_largest(
     *,
     checkpointing: bool | str,
     with_speed: bool = True,
-    likely: int | None = None,
+    likely: Collection[int] = (),
 ) -> list[Configuration]:
     """Splits of the global batch that fit, from the largest micro-batch down; if none does, what needs least.
 
@@ -263,17 +264,28 @@ def near_largest(
     of the next smaller ones that fit, and of the largest that leaves room. `with_speed` False: the largest.
     """
     sizes = micro_batch_sizes(question, label)
-    known: dict[int, Configuration] = {}
 
+    @cache
+    def scenario(size: int) -> Scenario:
+        return scenario_of(question, label, size, checkpointing=checkpointing)
+
+    @cache
     def predicted(size: int) -> Configuration:
-        if size not in known:
-            scenario = scenario_of(question, label, size, checkpointing=checkpointing)
-            known[size] = _configuration(predict(scenario, predictors, timed=False))
-        return known[size]
+        return _configuration(predict(scenario(size), predictors, timed=False))
 
-    largest = largest_predicted(sizes, lambda size: predicted(size).fits, likely)
+    @cache
+    def least(size: int) -> int:
+        return predictors.least(scenario(size))
+
+    def fits(size: int) -> bool:
+        return least(size) <= question.device.memory_bytes and predicted(size).fits
+
+    largest = largest_predicted(sizes, fits, likely)
     if largest is None:
-        return [smallest_need(predicted(size) for size in (sizes[0], sizes[-1]))]
+        smallest = predicted(sizes[0])
+        if least(sizes[-1]) >= smallest.needed_bytes:
+            return [smallest]
+        return [smallest_need((smallest, predicted(sizes[-1])))]
     if not with_speed:
         return [predicted(largest)]
     smaller = [size for size in reversed(sizes) if size <= largest]

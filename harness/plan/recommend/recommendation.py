@@ -275,7 +275,7 @@ def _other(question: RecommendRequest) -> Preset:
 def _rank_with(
     preset: Preset, question: RecommendRequest, variants: BestVariants, predictors: Predictors
 ) -> BestVariants:
-    return best_variants(replace(question, preset=preset), predictors, variants.whatever_preset)
+    return best_variants(replace(question, preset=preset), predictors, variants.choices)
 
 
 LOGITS_HELD = 2

@@ -116,3 +116,12 @@ def test_a_block_of_llama_saves_what_counting_by_hand_gives() -> None:
     norms = 2 * (4 * h + 4 + 2 * h + 2 * h)
     attention = 2 * h + 2 * keys + 2 * keys + 2 * h + 4 * heads
     assert str(profile.block.held) == f"{norms + attention + 4 * 2 * f} s"
+
+
+def test_how_many_profiles_are_traced_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(profiles, "_trace_all", lambda _, requests, each: [each() for _ in requests])
+    told: list[tuple[int, int]] = []
+    profiles.trace_ahead(["one", "two", "one"], lambda *done: told.append(done))
+    profiles.trace_ahead([], lambda *done: told.append(done))
+    assert told == [(0, 2), (1, 2), (2, 2)]

@@ -10,6 +10,7 @@ from harness.cli.terminal import predicting
 from harness.cli.terminal.predicting import counting_predictors
 from harness.cli.terminal.working import WORKING_AFTER
 from harness.plan import profiles
+from harness.plan.profiles import Progress
 from tests.harness.plan.plans import scenario
 from tests.patience import SECONDS
 
@@ -54,11 +55,16 @@ def test_the_bar_goes_on_while_nothing_is_predicted(monkeypatch: pytest.MonkeyPa
 
 
 def test_while_profiles_are_traced_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", pipe := Terminal("harness: 0 s, tracing the model's activations\n", 3,
-                                                        is_one=False))  # fmt: skip
+    text = "harness: 0 s, tracing the model's activations, 2 of 4 done\n"
+    monkeypatch.setattr(sys, "stderr", pipe := Terminal(text, 3, is_one=False))
     monkeypatch.setenv(WORKING_AFTER, "1")
     seen: list[bool] = []
-    monkeypatch.setattr(profiles, "trace_scenarios", lambda *_: seen.append(pipe.shown.wait(SECONDS)))
+
+    def trace(_: object, tell: Progress) -> None:
+        tell(2, 4)
+        seen.append(pipe.shown.wait(SECONDS))
+
+    monkeypatch.setattr(profiles, "trace_scenarios", trace)
     with counting_predictors() as predictors:
         predictors.ahead([])
     assert seen == [True]

@@ -1,4 +1,4 @@
-"""Blocks that a replay passes over leave every moment as it is."""
+"""What is known of a step without going through all of it: equal blocks, and bytes that it needs at least."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from harness.forms.peak_memory.replay import Replay
 from harness.job.config import load_experiment
-from harness.plan.memory import predict_memory
+from harness.plan.memory import least_memory, predict_memory
 from harness.plan.models import load_model
 from harness.plan.scenario import Scenario
 
@@ -35,6 +35,20 @@ def test_replay_that_passes_over_equal_blocks_finds_the_moments_of_one_that_does
     assert short == [predict_memory(scenario) for scenario in scenarios]
     if checkpointing != "every-3" and label != "zero2" and label != PIPELINE:
         assert few < (passed[0] - few) * 0.8
+
+
+OFFLOADED = ("zero1:offload=optimizer", "zero3:offload=cpu", "fsdp:offload=cpu", "fsdp1:offload=cpu")
+
+
+@pytest.mark.parametrize("label", [*LABELS, *OFFLOADED])
+def test_no_peak_lies_below_what_is_known_without_the_step(label: str) -> None:
+    for checkpointing in ("false", "true"):
+        for preset, steps in BOTH:
+            scenario = _scenario(label, checkpointing, preset, steps)
+            least, predicted = least_memory(scenario), predict_memory(scenario)
+            assert least <= predicted.device_bytes
+            states = sum(scenario.held_states.values()) - scenario.held_states.get("gradients", 0)
+            assert label == PIPELINE or least > states + sum(term.bytes for term in predicted.saved)
 
 
 BOTH = (("library-defaults", 3), ("like-for-like", 3), ("like-for-like", 1))

@@ -60,6 +60,10 @@ def test_the_largest_that_is_predicted_to_fit() -> None:
     assert largest_predicted([2, 4, 8], lambda size: size <= 5) == 4
     assert largest_predicted([2, 4, 8], lambda size: False) is None
     assert largest_predicted([2, 4, 8], lambda size: True) == 8
+    asked: list[int] = []
+    sizes = [2**n for n in range(10)]
+    assert largest_predicted(sizes, lambda size: asked.append(size) or size <= 40, {32, 64}) == 32  # type: ignore[func-returns-value]
+    assert min(asked) == 32
 
 
 def test_smaller_ones_are_a_half_and_a_quarter_or_the_next_below() -> None:

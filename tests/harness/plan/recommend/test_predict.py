@@ -1,9 +1,12 @@
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from harness.backends import registry
 from harness.plan.memory import MemoryPrediction, Moment
 from harness.plan.prediction import Predictors
-from harness.plan.recommend.predict import best_configuration, variants
+from harness.plan.recommend.predict import Configuration, best_configuration, variants
 from harness.plan.scenario import Scenario
 from tests.harness.plan.recommend.invented import (
     DEVICE,
@@ -66,6 +69,25 @@ def test_a_batch_without_accumulation_fits_where_smaller_ones_do_not() -> None:
         question(), first("fsdp"), Predictors(memory=accumulating, speed=speed()), checkpointing=False
     )
     assert (found.micro_batch_size, found.accumulation_steps, found.fits) == (4, 1, True)
+
+
+@pytest.mark.parametrize("per_token", [1000, 20_000, 200_000])
+def test_micro_batches_that_cannot_fit_are_not_predicted(per_token: int) -> None:
+    invented, asked = memory(per_token), list[Scenario]()
+
+    def counted(scenario: Scenario) -> MemoryPrediction:
+        asked.append(scenario)
+        return invented(scenario)
+
+    def best(**known: Any) -> Configuration:
+        by = Predictors(memory=counted, speed=speed(), **known)
+        return best_configuration(question(tokens=8 * 64 * 100), first("zero3"), by, checkpointing=False)
+
+    without = best()
+    asked.clear()
+    assert best(least=lambda scenario: invented(scenario).device_bytes) == without
+    too_large = [s for s in asked if invented(s).device_bytes > DEVICE.memory_bytes]
+    assert len(too_large) == (0 if without.fits else 1)
 
 
 def test_memory_is_grouped_by_what_divides_it() -> None:
