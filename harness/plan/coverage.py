@@ -55,6 +55,7 @@ def why_states_alone(
 
 CHECKPOINTING = "training.activation_checkpointing"
 OPTIMIZER = "optimizer.kind"
+FROZEN = "frozen optimizer.groups"
 COMPILED = "model.compile"
 """Whose speed is that of eager code, the least that it is: fused kernels read and write less."""
 MOST_COPIES = {"adam": 2, "sgd": 1, "adamw-8bit": 3, "adamw-8bit-bnb": 0}
@@ -74,10 +75,17 @@ def neighbours(scenario: Scenario) -> tuple[Scenario, Scenario] | None:
     eager ones keep: the compiler takes the cut with the fewest bytes (torch/_functorch/partitioners.py,
     `min_cut_rematerialization_partition`). Every n-th block keeps what all would, the others what none would.
     An optimizer other than AdamW has states in closed form; its update makes no copies, or `MOST_COPIES`.
-    Emulated fp8 keeps what fp32 does; while a layer multiplies, its operands lie there in fp8 too, and
-    widened (torchao 0.18, float8_linear.py and float8_ops.py).
+    Frozen parameters keep for the backward pass what trained ones do at most, and at least what follows from
+    where gradients go (`ActivationProfile.with_frozen`). Emulated fp8 keeps what fp32 does; while a layer
+    multiplies, its operands lie there in fp8 too, and widened (torchao 0.18, float8_linear.py and
+    float8_ops.py).
     """
     training, model = scenario.job.training, scenario.job.model
+    if scenario.job.optimizer.freezes and scenario.other.frozen_keep is None:
+        few, all_of_it = (
+            replace(scenario, other=replace(scenario.other, frozen_keep=keep)) for keep in ("least", "most")
+        )
+        return None if why_memory_unknown(few) else (few, all_of_it)
     copies = _most_copies(scenario)
     if copies is not None:
         least, most = (
@@ -106,6 +114,8 @@ def neighbours(scenario: Scenario) -> tuple[Scenario, Scenario] | None:
 def why_between(scenario: Scenario) -> str:
     """Why the peak of a scenario with `neighbours` is a range."""
     training, kind = scenario.job.training, scenario.job.optimizer.kind
+    if scenario.job.optimizer.freezes:
+        return "frozen layers keep at most what trained ones do, and at least nothing for their own gradients"
     if copies := _most_copies(scenario):
         return (
             f"the update of optimizer.kind={kind} copies what it works on up to {copies} times, or not at all"
@@ -135,8 +145,9 @@ def why_memory_unknown(scenario: Scenario) -> str | None:
 
 
 def _covered(scenario: Scenario) -> tuple[str, ...]:
-    """An optimizer whose update's temporaries are given is covered."""
-    return () if scenario.other.update_copies is None else (OPTIMIZER,)
+    """An optimizer whose update's temporaries are given is covered, as is what frozen parameters keep."""
+    optimizer = () if scenario.other.update_copies is None else (OPTIMIZER,)
+    return optimizer if scenario.other.frozen_keep is None else (*optimizer, FROZEN)
 
 
 def _without_timeline(scenario: Scenario) -> str | None:
@@ -174,7 +185,7 @@ def require_speed(scenario: Scenario, *, covered: tuple[str, ...]) -> None:
 def unpredicted_axes(job: Job, covered: tuple[str, ...] = ()) -> list[str]:
     """Settings of a job that change what a step keeps and computes, and that no profile covers."""
     given = [text for text in axes_of(job) if text.partition("=")[0] not in (*PREDICTED, *covered)]
-    return given + (["frozen optimizer.groups"] if job.optimizer.freezes else [])
+    return given + ([FROZEN] if job.optimizer.freezes and FROZEN not in covered else [])
 
 
 EMULATED = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -185,7 +186,8 @@ def _terms(peak: PeakMoment) -> tuple[Term, ...]:
 
 def _saved(profile: ActivationProfile, scenario: Scenario) -> tuple[Term, ...]:
     workload = scenario.workload()
-    layers = len(part_of(scenario.model, workload).layout.blocks)
+    blocks = [profile.block_at(n) for n in range(len(part_of(scenario.model, workload).layout.blocks))]
+    kinds, counts = {id(block): block for block in blocks}, Counter(map(id, blocks))
     b, s = samples_at_once(workload), workload.part_length or 0
     return tuple(
         Term(
@@ -197,7 +199,7 @@ def _saved(profile: ActivationProfile, scenario: Scenario) -> tuple[Term, ...]:
         )
         for where, segment, times in (
             ("embedding", profile.embedding, 1),
-            ("blocks", profile.block, layers),
+            *(("blocks", block, counts[key]) for key, block in kinds.items()),
             ("head", profile.head, 1),
             ("loss", profile.loss, 1),
         )

@@ -294,9 +294,23 @@ def _of_other_code(found: ActivationProfile, scenario: Scenario) -> ActivationPr
         unpacked = width * packed_elements(scenario.model.layout)
         more += (Saved(module="unpacked weights", size=Size((unpacked, 0, 0, 0, 0, 0))),)
     recomputed = other.recomputed if checkpointing == SELECTIVE else ()
-    if not more and not recomputed:
+    if more or recomputed:
+        found = found.with_block(more=more, recomputed=recomputed, until_backward=checkpointing is not True)
+    if other.frozen_keep is None:
         return found
-    return found.with_block(more=more, recomputed=recomputed, until_backward=checkpointing is not True)
+    return found.with_frozen(
+        _without_gradients(scenario), least=other.frozen_keep == "least",
+        recomputes=checkpointing is not False,
+    )  # fmt: skip
+
+
+def _without_gradients(scenario: Scenario) -> Layout:
+    """The layout, of whose frozen parameters those have a gradient that FSDP1 flattens with trained ones."""
+    layout = scenario.workload().layout
+    if scenario.strategy.family != "fsdp1":
+        return layout
+    whole = [tensors for _, tensors in layout.units() if all(map(layout.is_frozen, tensors))]
+    return replace(layout, frozen=frozenset(tensor.name for tensors in whole for tensor in tensors))
 
 
 def _of_views(scenario: Scenario) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -78,6 +78,8 @@ class OtherCode:
     DeepSpeed's stage3.py before 0.19 (`clone().float()`)."""
     keeps_reduced_shards: bool = False
     """A shard that is copied to the host stays on the device until the backward pass is over (FSDP1)."""
+    frozen_keep: Literal["least", "most"] | None = None
+    """What parameters that groups of the optimizer freeze keep of what trained ones do; None: not known."""
     emulates_fp8: bool = False
     """Layers of blocks hold their operands rounded and widened beside the job's own, while they multiply."""
 

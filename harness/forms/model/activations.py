@@ -3,10 +3,10 @@ sequence: a profile that tracing found and that needs no torch to be read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any
 
 from harness.forms.model.layout import Derivations, Layout
@@ -311,10 +311,83 @@ class ActivationProfile:
             below += sized.forward_growth
         return most
 
+    def with_frozen(self, layout: Layout, *, least: bool, recomputes: bool) -> ActivationProfile:
+        """The same of a model of which `layout` freezes parameters, at least or at most.
+
+        Nothing before the first trained parameter is kept, since no gradient goes there. Behind it frozen
+        layers keep what trained ones do at most, and at least nothing. recomputes: blocks do, so that this
+        decides about what lies there while they compute again.
+        """
+        units, found = dict(layout.units()), {}
+        root = units.pop("", [])
+        names = [tensor.name for tensor in layout.parameters]
+        begin = min((names.index(tensors[0].name) for tensors in units.values() if tensors), default=0)
+        reached = any(t.name not in layout.frozen and names.index(t.name) < begin for t in root)
+        frozen_root = frozenset(tensor.name for tensor in root) & layout.frozen
+        embedding = _frozen(self.embedding, frozen_root, least=least, all_of_it=not reached)
+        blocks: list[Segment] = []
+        for index, (name, tensors) in enumerate(units.items()):
+            frozen = frozenset(t.name.removeprefix(f"{name}.") for t in tensors if t.name in layout.frozen)
+            trains, block = len(frozen) < len(tensors), self.block_at(index)
+            key = id(block), frozen, reached
+            if key not in found:
+                found[key] = (
+                    _frozen(block, frozen, least=least, all_of_it=not reached, recomputes=recomputes)
+                    if reached or trains
+                    else _untouched(block, least=least)
+                )
+            blocks.append(found[key])
+            reached = reached or trains
+        head = _frozen(self.head, frozen_root, least=least, all_of_it=not reached)
+        return replace(self, embedding=embedding, head=head, blocks=tuple(blocks))
+
     def saved_bytes(self, layers: int, micro_batch: int, sequence: int) -> int:
         """All that is held between forward and backward pass."""
         sizes = [*self.embedding.saved, *(self.block.saved * layers), *self.head.saved, *self.loss.saved]
         return sum(saved.size.bytes(micro_batch, sequence) for saved in sizes)
+
+
+def _untouched(segment: Segment, *, least: bool) -> Segment:
+    """A segment that no gradient reaches: it computes, and keeps nothing."""
+    forward = tuple(replace(point, live=Size()) for point in segment.forward) if least else segment.forward
+    return Segment(saved=(), forward=forward, backward=(), gradients=(), forward_growth=Size(), held=Size())
+
+
+def _frozen(
+    segment: Segment, frozen: Collection[str], *, least: bool, all_of_it: bool, recomputes: bool = False
+) -> Segment:
+    """A segment without gradients of frozen parameters, which are named as in the segment.
+
+    least: without what layers keep all of whose parameters are frozen; all_of_it: of a segment whose input
+    needs no gradient, without all of it.
+    """
+    if not frozen and not (least and all_of_it):
+        return segment
+    trained = [gradient.parameter not in frozen for gradient in segment.gradients]
+    ready = list(accumulate(trained, initial=0))
+    found = replace(
+        segment,
+        backward=tuple(replace(point, ready=ready[point.ready]) for point in segment.backward),
+        gradients=tuple(g for g, is_trained in zip(segment.gradients, trained, strict=True) if is_trained),
+    )
+    if not least:
+        return found
+    modules = {name.rpartition(".")[0] for name in frozen}
+    modules -= {gradient.parameter.rpartition(".")[0] for gradient in found.gradients}
+    gone = [s for s in segment.saved if all_of_it or s.module in modules]
+    kept = tuple(saved for saved in segment.saved if saved not in gone)
+    size = sum((saved.size for saved in gone), Size())
+    if all_of_it or recomputes:
+        return replace(found.sized(*[_nothing] * 4), saved=kept, held=sum((s.size for s in kept), Size()))
+    return replace(found.sized(_same, *[lambda live: live - size] * 3), saved=kept)
+
+
+def _same(size: Size) -> Size:
+    return size
+
+
+def _nothing(size: Size) -> Size:
+    return Size()
 
 
 def no_activations(layout: Layout) -> ActivationProfile:

@@ -10,6 +10,7 @@ from harness.plan.estimate import row as of_row
 from harness.plan.estimate.document import document
 from harness.plan.estimate.row import EstimateRow, estimate
 from harness.plan.estimate.table import estimate_lines
+from harness.plan.memory import MemoryPrediction, memory_bounds, predict_memory
 
 from .asking import ask, row
 
@@ -105,6 +106,64 @@ def test_emulated_fp8_needs_what_fp32_does_and_operands_beside_it() -> None:
     assert wide == least <= most <= least + 9 * (inner * hidden + tokens * (inner + hidden))
     assert found.speed is None
     assert "emulated" in str(found.speed_unknown)
+
+
+EMBEDDING, HALF, MLPS, ALL_BLOCKS = (
+    f"{{parameters: '{pattern}', frozen: true}}"
+    for pattern in ("model.embed_tokens*", "model.layers.[0-9].*", "*.mlp.*", "model.layers.*")
+)
+
+
+def freezing(*groups: str) -> str:
+    return f"optimizer.groups=[{', '.join(groups)}]"
+
+
+def activations(bound: MemoryPrediction) -> int:
+    (passes,) = (moment for moment in bound.moments if moment.name == "forward/backward")
+    return passes.kinds["activations"]
+
+
+@pytest.mark.parametrize(
+    ("groups", "least", "most"),
+    [
+        ((EMBEDDING, HALF), 21 / 34, 24 / 34),  # ten of 32 blocks before all that is trained keep nothing
+        ((EMBEDDING, ALL_BLOCKS), 0.0, 2 / 34),  # nothing but the head and its loss
+        ((HALF,), 0.7, 1.0),  # the embedding is trained: gradients pass
+        ((MLPS,), 0.4, 1.0),
+    ],
+)
+def test_frozen_parameters_keep_what_gradients_need(
+    groups: tuple[str, ...], least: float, most: float
+) -> None:
+    """As shares of what blocks keep where all is trained, beyond head and loss, which every job has: the
+    block that computes holds about as much as two keep."""
+    asked = {"backends": "ddp", "gpu": "H200", "model": "llama-3.1-8b"}
+    whole, found, rest = (
+        row(*LONG, *settings, **asked).scenario
+        for settings in ((), (freezing(*groups),), (freezing(EMBEDDING, ALL_BLOCKS),))
+    )
+    assert whole is not None
+    assert found is not None
+    assert rest is not None
+    plain = activations(predict_memory(whole))
+    bounds, ends = memory_bounds(found), memory_bounds(rest)
+    assert bounds is not None
+    assert ends is not None
+    base = activations(ends[0])
+    low, high = ((activations(bound) - base) / (plain - base) for bound in bounds)
+    assert least <= low <= high <= most
+
+
+def test_a_range_of_frozen_parameters_has_their_states_and_says_why() -> None:
+    asked = {"backends": "fsdp", "gpu": "A100-80", "model": "llama-3.1-8b"}
+    plain, found = row(*LONG, **asked), row(*LONG, freezing(EMBEDDING, HALF), **asked)
+    assert found.peak_bytes_between is not None
+    low, high = found.peak_bytes_between
+    assert low < high < peak(plain)
+    assert high < 1.05 * low
+    assert "frozen layers keep at most what trained ones do" in (found.memory_unknown or "")
+    assert found.speed is None
+    assert "speed under frozen optimizer.groups is not predicted" in (found.speed_unknown or "")
 
 
 def test_bounds_that_are_far_apart_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
