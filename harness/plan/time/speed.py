@@ -110,30 +110,56 @@ def _transfer(collective: Collective, work: Work, device: Device, constants: Tim
 
 
 def nccl_seconds(op: str, size: int, calls: int, path: Path, constants: TimeConstants) -> tuple[float, float]:
-    """Seconds of each of `calls` and of their `size` bytes together, by the faster of two protocols."""
-    sent = ring_sent_bytes(op, size, path.ranks)
-    plain = call_latency(op, path, constants) if path.ranks > 1 else 0.0, wire_seconds(op, size, path)
-    if path.ranks == 1 or constants.fitted:
-        return plain
-    small = low_latency(op, path), sent / (path.bandwidth * LOW_LATENCY_SHARE)
-    return min(plain, small, key=lambda way: calls * way[0] + way[1])
-
-
-def wire_seconds(op: str, size: int, path: Path) -> float:
-    """Seconds that NCCL takes for the bytes of a collective, `size` of result, by its fastest algorithm.
-
-    All-reduce: a ring; within a node of switches that add (NVLS), src/graph/tuning.cc, nvlsEfficiency and
-    the 5 / 6 of its algorithm; over two nodes a tree, which sends each byte across once (the same file:
-    bwIntra up to two nodes).
-    """
+    """Seconds of each of `calls` and of their `size` bytes together, by the fastest of NCCL's ways."""
+    if path.ranks == 1:
+        return 0.0, 0.0
     ring = ring_sent_bytes(op, size, path.ranks) / path.bandwidth
-    if op != "all_reduce" or path.nodes > 2:
+    within = min(ring, _wire_in_node(op, size, path)) if path.nodes == 1 else ring
+    if constants.fitted:
+        return call_latency(op, path, constants), min(within, _wire_of_tree(op, size, path))
+    ways = [(_ring_latency(op, path, constants), ring), (low_latency(op, path), ring / LOW_LATENCY_SHARE)]
+    if path.nodes == 1:
+        ways.append((call_latency(op, path, constants), within))
+    elif op == "all_reduce" and calls:
+        share = _tree_share(size / calls)
+        ways.append((_tree_latency(path, constants), _wire_of_tree(op, size, path) / share))
+    return min(ways, key=lambda way: calls * way[0] + way[1])
+
+
+def _wire_in_node(op: str, size: int, path: Path) -> float:
+    """Seconds for the bytes of a collective within a node, `size` of result.
+
+    An all-reduce is added up by its switches (NVLS), if that is faster than by a ring: src/graph/tuning.cc,
+    nvlsEfficiency and the 5 / 6 of its algorithm.
+    """
+    ring = ring_sent_bytes(op, size, path.members_per_node) / path.inside
+    if op != "all_reduce" or not path.switched_share or path.members_per_node <= 2:
         return ring
-    members = path.members_per_node
-    within = ring_sent_bytes(op, size, members) / path.inside
-    if path.switched_share and members > 2:
-        within = min(within, size / (path.inside * path.switched_share))
-    return min(ring, within if path.nodes == 1 else max(within, size / path.between))
+    return min(ring, size / (path.inside * path.switched_share))
+
+
+def _wire_of_tree(op: str, size: int, path: Path) -> float:
+    """Of an all-reduce between nodes: up and down the tree; over two nodes each byte crosses once (the same
+    file: bwIntra up to two nodes)."""
+    if op != "all_reduce" or path.nodes == 1:
+        return math.inf
+    if path.nodes == 2:
+        return max(_wire_in_node(op, size, path), size / path.between)
+    return 2 * size / path.bandwidth
+
+
+TREE_SHARES = (
+    0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8,
+    0.9, 0.9,
+)  # fmt: skip
+"""Of its bandwidth, that a tree reaches with messages of 64 B, 128 B and so on to 256 MiB: chunks are small
+beside the way up and down (the same file, treeCorrectionFactor, protocol Simple)."""
+
+
+def _tree_share(size: float) -> float:
+    """Of a message of so many bytes."""
+    place = math.floor(math.log2(max(size, 64) / 64))
+    return TREE_SHARES[place] if place < len(TREE_SHARES) else 1.0
 
 
 SWITCHED = {9: 0.85 * 5 / 6, 10: 0.74 * 5 / 6}
@@ -184,28 +210,38 @@ def call_latency(op: str, path: Path, constants: TimeConstants) -> float:
     NCCL, src/graph/tuning.cc, ncclTopoTuneModel: (n - 1) steps per pass, of which (nodes - 1) cross; small
     all-reduces go over a tree: 2 (log2 nodes + ranks of a node - 1) steps.
     """
+    ring = _ring_latency(op, path, constants)
+    return min(ring, _tree_latency(path, constants)) if op == "all_reduce" else ring
+
+
+def _ring_latency(op: str, path: Path, constants: TimeConstants) -> float:
     passes = RING_PASSES.get(op, 1)
     between = passes * (path.nodes - 1)
     within = passes * (path.ranks - 1) - between
-    ring = within * path.link_step_seconds + between * path.fabric_step_seconds
-    tree = 2 * (
-        (path.members_per_node - 1) * path.link_step_seconds
-        + math.ceil(math.log2(path.nodes)) * path.fabric_step_seconds
-    )
-    return constants.call_seconds + (min(ring, tree) if op == "all_reduce" else ring)
+    return constants.call_seconds + within * path.link_step_seconds + between * path.fabric_step_seconds
+
+
+def _tree_latency(path: Path, constants: TimeConstants) -> float:
+    within = (path.members_per_node - 1) * path.link_step_seconds
+    return constants.call_seconds + 2 * (within + math.ceil(math.log2(path.nodes)) * path.fabric_step_seconds)
 
 
 LOW_LATENCY_SHARE = 1 / 4
 """Of a ring's bandwidth, that NCCL's protocol for small messages reaches (LL: every 4 bytes with a flag)."""
+NETWORK_SECONDS = 14e-6
+"""Of a step between nodes by NCCL's own table; what a network takes more, it takes by every protocol
+(src/graph/tuning.cc, latencyInter)."""
 
 
 def low_latency(op: str, path: Path) -> float:
     """Seconds of a call without bytes by that protocol: src/graph/tuning.cc, baseLat and hwLat of LL."""
+    more = max(0.0, path.fabric_step_seconds - NETWORK_SECONDS)
     passes, several = RING_PASSES.get(op, 1), path.nodes > 1
     between = several * (2 * path.nodes if op == "all_reduce" else path.nodes - 1)
     step = 1e-6 if several else 0.6e-6  # beside a network it posts, which takes longer
-    ring = 6.6e-6 + (passes * (path.ranks - 1) - between) * step + between * 2.7e-6
-    tree = 6.8e-6 + 2 * ((path.members_per_node - 1) * 0.6e-6 + math.ceil(math.log2(path.nodes)) * 5.0e-6)
+    ring = 6.6e-6 + (passes * (path.ranks - 1) - between) * step + between * (2.7e-6 + more)
+    levels = math.ceil(math.log2(path.nodes))
+    tree = 6.8e-6 + 2 * ((path.members_per_node - 1) * 0.6e-6 + levels * (5.0e-6 + more))
     return min(ring, tree) if op == "all_reduce" else ring
 
 

@@ -1,5 +1,6 @@
 """GPUs and networks: what ships, what a user adds, and names that nothing has."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -121,7 +122,7 @@ def test_unknown_names_show_the_closest(hardware: Hardware) -> None:
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        ("infiniband", "Did you mean 'NDR400' or 'XDR800' or 'NDR200' or 'HDR200' or 'HDR100' or 'EDR100'?"),
+        ("IB EDR", "Did you mean 'EDR100' or 'EDR50' or 'EDR33'?"),
         ("IB HDR", "Did you mean 'HDR200' or 'HDR100'?"),
         ("InfiniBand 200", "Did you mean 'NDR200' or 'HDR200'?"),
         ("RoCE", "Did you mean 'Ethernet-400' or 'Ethernet-100'?"),
@@ -139,6 +140,10 @@ def test_each_network_of_a_gpu_is_known_and_all_but_the_last_have_an_end(hardwar
     for device in map(hardware.device, hardware.devices):
         assert device.networks[-1].most_gpus is None
         assert all(one.most_gpus for one in device.networks[:-1])
+    v100 = joined_by(None, hardware.device("V100-32"), 16)
+    assert v100 == replace(hardware.fabric("DGX-1"), assumed=True)  # 4 ports of 100 Gb/s for 8 GPUs
+    assert v100.bandwidth_per_gpu == 4 * 12.5e9 / 8
+    assert hardware.fabric("Summit").bandwidth_per_gpu == pytest.approx(2 * 12.5e9 / 6, rel=0.001)
     for gpus, name in ((72, "NVL72"), (76, "NDR400")):
         found = joined_by(None, hardware.device("GB200"), gpus)
         assert found is not None
