@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = [one.memory_scenario for one in (*mapped, *ordered) if one.memory_scenario]
     profiles = missing_profiles(asked)
     with tqdm(total=len(profiles), unit="profile", desc="activations", disable=not profiles) as bar:
-        trace_ahead(profiles, lambda: bar.update() and None)
+        trace_ahead(profiles, lambda done, _: bar.update(done - bar.n))
     judged = [judge(one) for one in tqdm(mapped, unit="row")]
     others = [judge(one) for one in tqdm(ordered, unit="row of order")]
     ERRORS.write_text(errors_text(errors_of(judged)), encoding="utf-8")
