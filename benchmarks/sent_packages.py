@@ -14,7 +14,7 @@ from harness.tell.verify import verify
 FOLDER = "gpu"
 NONE = (
     "No figure of a GPU exists until somebody has sent one: `harness doctor --gpu --full --bundle FILE` "
-    "makes a package in ten minutes."
+    "makes a package in ten minutes at most."
 )
 
 

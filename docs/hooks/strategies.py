@@ -114,6 +114,11 @@ class Figures:
         """Fabrics on which one strategy is faster than another by more than the margin."""
         return [fabric for fabric in FABRICS if self.ratio(label, other, fabric, steps) > margin]
 
+    def faster_rows(self, label: str, other: str) -> str:
+        """'12 of 12': rows of the table of networks in which one strategy is faster than another."""
+        rows = [self.ratio(label, other, fabric, steps) > 1 for steps in STEPS for fabric in FABRICS]
+        return f"{sum(rows)} of {len(rows)}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Divided:
@@ -140,6 +145,10 @@ class Divided:
         speed = self.row(label, fabric).speed
         assert speed
         return speed.tokens_per_second_per_gpu
+
+    def slower_on(self, label: str, other: str) -> list[str]:
+        """Fabrics of the table on which one strategy is slower than another."""
+        return [fabric for fabric in ENDS if self.speed(label, fabric) < self.speed(other, fabric)]
 
 
 @cache

@@ -40,7 +40,7 @@ def observe(
     """Run a training script as it is, measure it from inside, and record it.
 
     OBSERVED is its command after `--`: torchrun, accelerate launch, deepspeed or python with their arguments.
-    The exit code is the command's, or 1 if it ended with 0 but trained nothing.
+    The exit code is the command's; 1 if it ended with 0 but trained nothing, 130 after Ctrl-C.
     """
     store = Store(runs)
     store.prepare()

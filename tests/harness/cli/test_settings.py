@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli.explain import VERDICTS, unknown
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
 from harness.job.experiment import INHERITS, Experiment
@@ -13,6 +14,8 @@ from harness.judge.findings.finders import kinds
 from harness.shipped import names, resolve
 from harness.slurm.site import load_site
 from harness.tell.narrow import WIDTH
+
+from tests.docs.markdown import ROOT
 
 from .command_line import harness, refused
 
@@ -71,7 +74,20 @@ def test_explain_has_cause_and_fix(tmp_path: Path) -> None:
     assert shown.startswith("gradient-scale: Gradients are scaled by a constant factor.\n  Cause: ")
     assert "\n  Fix: " in shown
     assert max(map(len, shown.splitlines())) <= WIDTH
-    assert "Did you mean 'gradient-scale'?" in refused(tmp_path, "explain", "gradient-scal")
+    assert "Did you mean 'gradient-scale'" in refused(tmp_path, "explain", "gradient-scal")
+
+
+def test_explain_hints_at_what_an_unknown_word_may_mean() -> None:
+    known = [*kinds()]
+    assert unknown("clipping", known) == (
+        f"finding 'clipping' is unknown. Did you mean 'clipping-differs'? `harness explain` lists all {len(known)}"
+    )
+    assert unknown("xyzzy", known) == f"finding 'xyzzy' is unknown. `harness explain` lists all {len(known)}"
+    glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    for verdict in VERDICTS:
+        assert f"\n| {verdict} | " in glossary
+        said = "is a verdict, not a finding: docs/glossary.md says what it means"
+        assert unknown(verdict.capitalize().replace(" ", "-"), known).endswith(said)
 
 
 def test_explain_lists_every_finding(tmp_path: Path) -> None:
