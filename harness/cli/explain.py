@@ -18,7 +18,6 @@ from harness.errors import HarnessError
 from harness.judge.findings.finders import kinds
 from harness.tell.narrow import line_width
 
-
 MOST = 5
 """Findings that a hint names."""
 VERDICTS = ("exact", "tight", "band", "diverged", "unjudged", "not comparable")

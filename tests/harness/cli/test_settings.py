@@ -14,7 +14,6 @@ from harness.judge.findings.finders import kinds
 from harness.shipped import names, resolve
 from harness.slurm.site import load_site
 from harness.tell.narrow import WIDTH
-
 from tests.docs.markdown import ROOT
 
 from .command_line import harness, refused
