@@ -78,10 +78,10 @@ def test_explain_has_cause_and_fix(tmp_path: Path) -> None:
 
 def test_explain_hints_at_what_an_unknown_word_may_mean() -> None:
     known = [*kinds()]
-    assert unknown("clipping", known) == (
-        f"finding 'clipping' is unknown. Did you mean 'clipping-differs'? `harness explain` lists all {len(known)}"
-    )
-    assert unknown("xyzzy", known) == f"finding 'xyzzy' is unknown. `harness explain` lists all {len(known)}"
+    listed = f"`harness explain` lists all {len(known)}"
+    meant = unknown("clipping", known)
+    assert meant == f"finding 'clipping' is unknown. Did you mean 'clipping-differs'? {listed}"
+    assert unknown("xyzzy", known) == f"finding 'xyzzy' is unknown. {listed}"
     glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
     for verdict in VERDICTS:
         assert f"\n| {verdict} | " in glossary
