@@ -1,6 +1,7 @@
 """An observed script, every command that reads its record, and our run of its job."""
 
 import shutil
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from functools import cache
@@ -34,6 +35,8 @@ ACCELERATE_FSDP = (
     "--fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP", "--fsdp_version",
 )  # fmt: skip
 ACCELERATE_ZERO = (*LAUNCH, "--use_deepspeed", "--zero_stage", "2", "--gradient_clipping", "1.0")
+BUILD = "from deepspeed.ops.op_builder import ShareMemCommBuilder as Builder; Builder().load(verbose=False)"
+"""What DeepSpeed's ranks on the CPU compile where it is not there yet."""
 ONE_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
 """DeepSpeed looks for MPI where nobody sets these."""
 
@@ -135,11 +138,13 @@ class Observations:
             return self.journey.record(runs)
         if script.starts == FORKED:
             return self._on_ranks(script, runs)
-        words = (*script.starts, script.script, *script.arguments)
         variables = dict(VARIABLES)
         if script.starts == ACCELERATE_ZERO:
             variables["ACCELERATE_USE_CPU"] = "false"  # with it Accelerate runs DDP
+            subprocess.run([sys.executable, "-c", BUILD], check=True)  # a busy machine takes minutes
         with held_port() as port:
+            launched = ("--main_process_port", str(port)) if script.starts[: len(LAUNCH)] == LAUNCH else ()
+            words = (*script.starts, *launched, script.script, *script.arguments)
             if script.script.name == "deepspeed_zero.py" and script.starts == PYTHON:
                 variables |= ONE_RANK | {"MASTER_PORT": str(port)}
             self.journey.harness("observe", "--runs", runs, *WINDOWS, *words, **variables)
