@@ -1,4 +1,4 @@
-"""The table of docs/planning.md that says how wrong predictions were, from the pages in reports/predictions.
+"""The part of docs/planning.md that says how wrong predictions were, from the pages in reports/predictions.
 
 Usage: python -m benchmarks.errors_table docs/planning.md
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,6 +19,7 @@ from benchmarks.packed_page import between
 from harness.plan.trust import ERRORS, OFFLOADED, SHORT_TOKENS
 
 REPORTS = Path(__file__).resolve().parents[1] / "reports" / "predictions"
+FULL, ADAPTED = "of these full training, fully specified (tier A)", "of these LoRA and QLoRA"
 BEGIN, END = "<!-- errors: python -m benchmarks.errors_table -->", "<!-- end of errors -->"
 
 
@@ -26,7 +27,23 @@ def table() -> str:
     """A row for each kind of prediction: what it was held against, and by how much it was off."""
     published = _text("published/README.md")
     heads = ["prediction", "held against", "error"]
-    return tabulate([*_of_cpu(), *_of_published(published)], heads, tablefmt="pipe", disable_numparse=True)
+    rows = [*_of_cpu(), *_of_published(published)]
+    return f"{summary(published)}\n\n{tabulate(rows, heads, tablefmt='pipe', disable_numparse=True)}"
+
+
+def summary(published: str) -> str:
+    """What a reader who plans needs of the table: three lines."""
+    full, adapted = (_row(published, name) for name in (FULL, ADAPTED))
+    speeds = _errors_of_speed()
+    speed, adapted_speed = (_median_and_worst(speeds[name]) for name in ("full training", "LoRA and QLoRA"))
+    worst = _whole(full[4])
+    return "\n".join([
+        f"- Memory of full training whose settings are all known: mean {_whole(full[3])}, worst {worst}; leave "
+        f"{worst} of the GPU free.",
+        f"- Speed of full training: {speed}.",
+        f"- LoRA and QLoRA: memory mean {_whole(adapted[3])}, worst {_whole(adapted[4])}; speed "
+        f"{adapted_speed}. Measure with [`harness fit`](#fit) first.",
+    ])  # fmt: skip
 
 
 def with_table(page: str) -> str:
@@ -52,12 +69,7 @@ def _of_cpu() -> Iterable[list[str]]:
 
 
 def _of_published(page: str) -> Iterable[list[str]]:
-    everything, full, adapted = (
-        _row(page, name)
-        for name in (
-            "all rows", "of these full training, fully specified (tier A)", "of these LoRA and QLoRA"
-        )
-    )  # fmt: skip
+    everything, full, adapted = (_row(page, name) for name in ("all rows", FULL, ADAPTED))
     covered, rows = everything[1].split(" of ")
     share = f"{int(covered) / int(rows):.0%}".replace("%", " %")
     yield [
@@ -99,6 +111,18 @@ def _of_published(page: str) -> Iterable[list[str]]:
 
 def _speeds() -> str:
     """Medians of the errors that answers cite."""
+    return "; ".join(
+        f"{name}: {_median_and_worst(errors)} ({len(errors)} runs)"
+        for name, errors in _errors_of_speed().items()
+    )
+
+
+def _median_and_worst(errors: Sequence[float]) -> str:
+    return f"median {100 * median(errors):.0f} %, worst {100 * max(errors):.0f} %"
+
+
+def _errors_of_speed() -> dict[str, list[float]]:
+    """By kind of training, absolute errors of the predictions that answers cite."""
     runs = [one for one in json.loads(ERRORS.read_text()) if one["speed"] is not None]
     kinds: dict[str, Callable[[dict[str, Any]], bool]] = {
         "all": lambda one: True,
@@ -107,11 +131,7 @@ def _speeds() -> str:
         "offload, with LoRA": lambda one: one["kind"].endswith(OFFLOADED),
         f"samples of under {SHORT_TOKENS:,} tokens": lambda one: one["tokens"] < SHORT_TOKENS,
     }
-    found = {name: [abs(one["speed"]) for one in runs if is_one(one)] for name, is_one in kinds.items()}
-    return "; ".join(
-        f"{name}: median {100 * median(errors):.0f} %, worst {100 * max(errors):.0f} % ({len(errors)} runs)"
-        for name, errors in found.items()
-    )
+    return {name: [abs(one["speed"]) for one in runs if is_one(one)] for name, is_one in kinds.items()}
 
 
 def _text(name: str) -> str:
