@@ -38,8 +38,8 @@ def summary(published: str) -> str:
     speed, adapted_speed = (_median_and_worst(speeds[name]) for name in ("full training", "LoRA and QLoRA"))
     worst = _whole(full[4])
     return "\n".join([
-        f"- Memory of full training whose settings are all known: mean {_whole(full[3])}, worst {worst}; leave "
-        f"{worst} of the GPU free.",
+        f"- Memory of full training whose settings are all known: mean {_whole(full[3])}, worst {worst}; "
+        f"leave {worst} of the GPU free.",
         f"- Speed of full training: {speed}.",
         f"- LoRA and QLoRA: memory mean {_whole(adapted[3])}, worst {_whole(adapted[4])}; speed "
         f"{adapted_speed}. Measure with [`harness fit`](#fit) first.",
