@@ -67,7 +67,10 @@ from harness.run_directory.request import Resume, RunRequest
 @config_option
 @model_option
 @click.option("--nproc", type=click.IntRange(1), help="Ranks on this machine.")
-@click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Machines.")
+@click.option(
+    "--nodes", type=click.IntRange(1), default=1, show_default=True,
+    help="Machines: only 1. Several start by `harness slurm render` or torchrun.",
+)  # fmt: skip
 @set_option
 @runs_option
 @port_option
