@@ -1,7 +1,7 @@
 """Traces the activation profiles of the catalogue's models and writes the file that ships with the package.
 
-Usage: python -m benchmarks.activation_profiles     (about an hour; profiles that the file has are kept, so
-delete it after an update of torch or transformers)
+Usage: python -m benchmarks.activation_profiles     (about five seconds a model; profiles that the files have
+are kept, so delete them after an update of torch or transformers)
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from harness.plan.models import catalogue_names, load_model
 from harness.plan.profiles import SHIPPED, config_key, variant_key
 from harness.rank.probes.activation_trace import Variant, trace_profile
 
-CUT = SHIPPED.with_name("activations-cut.json.xz")
+CUT, FURTHER = (SHIPPED.with_name(f"activations-{name}.json.xz") for name in ("cut", "further"))
+"""Of ranks that divide blocks; of models that the catalogue lists since the other files were written."""
 CUT_MODELS = (
     "llama-2-7b", "llama-2-13b", "llama-2-70b", "llama-3-8b", "llama-3.1-8b", "llama-3.1-70b", "llama-3.2-1b",
     "llama-3.2-3b", "mistral-7b-v0.1", "mistral-7b-v0.3", "qwen2.5-7b", "qwen2.5-14b", "qwen2.5-32b",
@@ -33,15 +34,17 @@ ROUTES = ("cast", "autocast", "fp32", "autocast+outputs")
 
 def main() -> None:
     """Trace what is missing, model by model."""
+    further = _read(FURTHER)
     document: dict[str, dict[str, Any]] = {}
-    if SHIPPED.exists():
-        document = json.loads(lzma.decompress(SHIPPED.read_bytes()))
-    for file in SHIPPED.parent.glob("activations-*.json.xz"):  # profiles traced apart
-        document = json.loads(lzma.decompress(file.read_bytes())) | document
+    for file in SHIPPED.parent.glob("activations*.json.xz"):
+        for key, profiles in _read(file).items():
+            document.setdefault(key, {}).update(profiles)
     for name in catalogue_names():
-        if _trace_missing(document, name, load_model(name).config, ROUTES):
-            _write(document, SHIPPED)
-    cut: dict[str, dict[str, Any]] = json.loads(lzma.decompress(CUT.read_bytes())) if CUT.exists() else {}
+        config = load_model(name).config
+        if _trace_missing(document, name, config, ROUTES):
+            further[config_key(config)] = document[config_key(config)]
+            _write(further, FURTHER)
+    cut = _read(CUT)
     for name in CUT_MODELS:
         for ranks in CUT_RANKS:
             model = load_model(name)
@@ -50,6 +53,11 @@ def main() -> None:
             config = local_config(model.config, ranks)
             if _trace_missing(cut, f"{name} over {ranks}", config, CUT_ROUTES):
                 _write(cut, CUT)
+
+
+def _read(file: Path) -> dict[str, dict[str, Any]]:
+    """Profiles by configuration and variant; none of a file that is not there."""
+    return json.loads(lzma.decompress(file.read_bytes())) if file.exists() else {}
 
 
 def _trace_missing(

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks.activation_profiles import ROUTES
 from harness.backends.registry import strategy_of
 from harness.forms.model.activations import to_json
 from harness.forms.model.layout import Layout
 from harness.forms.workload import Workload
 from harness.plan import profiles
-from harness.plan.models import load_model
+from harness.plan.models import catalogue_names, load_model
 from harness.plan.profiles import config_key, find_profile, precision_route, request_text, traced
 from harness.rank.probes.activation_trace import Variant, profile_text, trace_profile
 from tests.tracing import ONE, SEVERAL
@@ -55,6 +56,14 @@ def test_low_precision_comes_about_as_the_backend_has_it(label: str, precision: 
 def test_accelerate_puts_autocast_on_top_of_fsdp1_with_library_defaults(label: str, route: str) -> None:
     given = workload(label, precision="bf16-mixed", preset="library-defaults")
     assert precision_route(given) == route
+
+
+def test_every_model_of_the_catalogue_ships_with_its_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -m benchmarks.activation_profiles` traces what is missing."""
+    monkeypatch.setattr(profiles, "traced", lambda request: pytest.fail(f"not shipped: {request}"))
+    for name in catalogue_names():
+        for route in ROUTES:
+            find_profile(load_model(name).config, **SHIPPED, route=route)
 
 
 def test_the_number_of_blocks_does_not_change_a_profile() -> None:
