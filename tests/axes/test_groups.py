@@ -29,6 +29,7 @@ FROZEN = (
 )
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("strategies", [FEW, pytest.param(STRATEGIES, marks=EXHAUSTIVE)])
 def test_groups_with_rates_and_decay_of_their_own_train_the_same(strategies: tuple[str, ...], matrix) -> None:
     records = assert_parity(matrix, [RATES], strategies)

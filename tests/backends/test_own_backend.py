@@ -49,6 +49,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> dict:
     return json.loads(done.stdout) | {"runs": folder / "runs"}
 
 
+@pytest.mark.costly
 def test_it_is_the_same_training(compared: dict) -> None:
     own = [row for row in compared["rows"] if row["backend"].startswith("all-reduce")]
     assert len(own) == 2
@@ -56,6 +57,7 @@ def test_it_is_the_same_training(compared: dict) -> None:
     assert {row["parity"] for row in own} <= {"exact", "tight"}
 
 
+@pytest.mark.costly
 def test_its_gradients_take_what_those_of_ddp_take(compared: dict) -> None:
     reduced = {
         record.backend.label: sum(
@@ -66,11 +68,13 @@ def test_its_gradients_take_what_those_of_ddp_take(compared: dict) -> None:
     assert reduced["all-reduce"] == reduced["all-reduce:order=backward"] == reduced["ddp"] > 0
 
 
+@pytest.mark.costly
 def test_nothing_is_found_against_it(compared: dict) -> None:
     about = [f for f in compared["findings"] if any("all-reduce" in name for name in f["backends"])]
     assert [f for f in about if f["id"] not in ABOUT_TIME] == []
 
 
+@pytest.mark.costly
 def test_rows_without_a_closed_form_say_that_bytes_and_memory_are_not_judged(
     compared: dict, tmp_path: Path
 ) -> None:

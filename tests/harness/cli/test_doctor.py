@@ -38,6 +38,7 @@ def test_an_unknown_backend_is_one_line() -> None:
 
 
 @pytest.mark.parametrize("ranks", first([2], [1, 2]))
+@pytest.mark.costly
 def test_an_installation_that_can_be_trusted(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As much of it as one backend: three planted defects are found on one rank as on two."""
     monkeypatch.setattr(doctor, "RANKS", ranks)

@@ -58,7 +58,7 @@ def trained(folder: Path, tool: str, backend: str, *words: str) -> list[dict[str
 @pytest.mark.parametrize(
     ("tool", "backend", "words"),
     [
-        ("torchrun", "fsdp", LOW_PRECISION),
+        pytest.param("torchrun", "fsdp", LOW_PRECISION, marks=pytest.mark.costly),
         pytest.param("torchrun", "fsdp1-grad-op", [], marks=pytest.mark.exhaustive),
         pytest.param("torchrun", "fsdp:sync_each_batch=true", [], marks=pytest.mark.exhaustive),
         pytest.param("deepspeed", "zero3", LOW_PRECISION, marks=pytest.mark.costly),

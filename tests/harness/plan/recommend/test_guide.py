@@ -1,6 +1,8 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from harness.plan.memory import MemoryPrediction, Moment
 from harness.plan.prediction import Predictors
 from harness.plan.recommend.best_variants import best_variants
@@ -51,6 +53,7 @@ def test_a_sample_that_is_too_long_needs_context_parallelism() -> None:
     assert remedies(longer)["tensor"] == 8
 
 
+@pytest.mark.costly
 def test_gradients_that_accumulate_need_fewer_tokens() -> None:
     def accumulating(scenario: Scenario) -> MemoryPrediction:
         kept = 20_000_000 if scenario.accumulation_steps > 1 else 3_000_000 * scenario.micro_batch_size
