@@ -129,7 +129,7 @@ MUTANTS = (
            "return min(close_to_first(ranked), key=lambda _: 0, default=None)",
            "Of what predictions cannot tell apart the one with the fewest moving parts is recommended",
            "harness/plan/recommend/test_best_variants.py"
-           "::test_of_what_predictions_cannot_tell_apart_the_fewest_moving_parts_lead"),
+           "::test_what_is_simpler_but_clearly_slower_does_not_lead"),
     Mutant("one-gpu-tokens", "harness/plan/recommend/question.py",
            "if adapted or gpus == 1:", "if adapted:",
            "A model on one GPU is fine-tuned unless the job says how many tokens a step has",
@@ -264,7 +264,8 @@ MUTANTS = (
     Mutant("sides-in-turns", "harness/judge/ranking.py",
            "if first >= ended:", "if number not in found:",
            "A side that ran as a whole before the other shares no round with it",
-           "harness/judge/test_changes.py::test_sides_that_overlap_are_inconclusive_and_still_fail_a_condition"),
+           "harness/judge/test_ranking.py"
+           "::test_a_cell_that_joins_later_shares_no_rounds_with_those_that_ran_before"),
     Mutant("waiting-for-ranks", "harness/judge/quantities/timings.py",
            "min(part.waiting_seconds, max(0.0, busy - ranks))", "part.waiting_seconds",
            "Ranks that wait for each other lose nothing to others",
