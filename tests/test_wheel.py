@@ -45,8 +45,8 @@ def test_the_marker_of_types_is_shipped(names: set[str]) -> None:
     assert "harness/py.typed" in names
 
 
-def test_the_page_of_findings_is_shipped(names: set[str]) -> None:
-    assert "harness/judge/findings/findings.md" in names
+def test_the_pages_of_explain_are_shipped(names: set[str]) -> None:
+    assert {"harness/judge/findings/findings.md", "harness/cli/glossary.md"} <= names
 
 
 def test_every_file_of_the_packages_is_shipped(names: set[str]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.explain import VERDICTS, unknown
+from harness.cli.explain import glossary, unknown, word_of
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
 from harness.job.experiment import INHERITS, Experiment
@@ -77,16 +77,23 @@ def test_explain_has_cause_and_fix(tmp_path: Path) -> None:
 
 
 def test_explain_hints_at_what_an_unknown_word_may_mean() -> None:
-    known = [*kinds()]
-    listed = f"`harness explain` lists all {len(known)}"
-    meant = unknown("clipping", known)
-    assert meant == f"finding 'clipping' is unknown. Did you mean 'clipping-differs'? {listed}"
-    assert unknown("xyzzy", known) == f"finding 'xyzzy' is unknown. {listed}"
-    glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
-    for verdict in VERDICTS:
-        assert f"\n| {verdict} | " in glossary
-        said = "is a verdict, not a finding: docs/glossary.md says what it means"
-        assert unknown(verdict.capitalize().replace(" ", "-"), known).endswith(said)
+    known = kinds()
+    listed = f"`harness explain` lists all {len(known)} findings"
+    assert unknown("clipping", known) == f"'clipping' is unknown. Did you mean 'clipping-differs'? {listed}"
+    assert unknown("payloads", known) == f"'payloads' is unknown. Did you mean 'payload'? {listed}"
+    assert unknown("xyzzy", known) == f"'xyzzy' is unknown. {listed}"
+
+
+def test_explain_has_the_words_of_the_glossary(tmp_path: Path) -> None:
+    assert harness("explain", "Not-Comparable", cwd=tmp_path).stdout.startswith("not comparable: the run ")
+    shown = json.loads(harness("explain", "payload", "--json", cwd=tmp_path).stdout)
+    assert shown == {"word": "payload", "meaning": glossary()["payload"]}
+    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| ")][2:]
+    assert len(set(glossary().values())) == len(rows)
+    assert all("](" not in meaning and meaning for meaning in glossary().values())
+    for verdict in ("exact", "tight", "band", "diverged", "unjudged"):
+        assert word_of(verdict) == verdict
 
 
 def test_explain_lists_every_finding(tmp_path: Path) -> None:
