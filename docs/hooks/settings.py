@@ -44,17 +44,19 @@ def settings_page() -> str:
             for item in models_within(setting.annotation):
                 inner = item.model_fields if issubclass(item, SettingsSection) else {}
                 named |= {f"{name}[].{key}": found for key, found in inner.items()}
-        rows = [_row(name, setting) for name, setting in (named or {section: field}).items()]
+        rows = [setting_row(name, setting) for name, setting in (named or {section: field}).items()]
         head = ["setting", "type", "default", "unit", "meaning"]
         parts += [f"## {section}", (model.__doc__ if model else None) or "", table(head, rows)]
     return "\n\n".join(parts) + "\n"
 
 
-def _row(name: str, setting: FieldInfo) -> list[str]:
+def setting_row(name: str, setting: FieldInfo) -> list[str]:
+    """Cells of a key of a file: name, type, default, unit, meaning."""
+    default = setting.get_default(call_default_factory=True)
     return [
         code(name),
         " ".join(part for part in (in_words(setting.annotation), bounds(setting.metadata)) if part),
-        code(yaml_value(setting.get_default(call_default_factory=True))),
+        "required" if setting.is_required() else code(yaml_value(default)),
         unit(name),
         setting.description or "",
     ]

@@ -82,11 +82,11 @@ class Site(Stored):
     """One cluster, or one partition of it: frozen, unknown keys refused."""
 
     name: Word = Field(description="name of the site; cells of different sites are different cells")
-    partition: Word | None = Field(None, description="--partition")
-    account: Word | None = Field(None, description="--account")
-    qos: Word | None = Field(None, description="--qos")
-    constraint: Word | None = Field(None, description="--constraint")
-    reservation: Word | None = Field(None, description="--reservation")
+    partition: Word | None = Field(None, description="sbatch's --partition")
+    account: Word | None = Field(None, description="sbatch's --account")
+    qos: Word | None = Field(None, description="sbatch's --qos")
+    constraint: Word | None = Field(None, description="sbatch's --constraint")
+    reservation: Word | None = Field(None, description="sbatch's --reservation")
     time_limit: Annotated[str, AfterValidator(_time)] = Field(
         "00:30:00", description="time limit of one cell: minutes, HH:MM:SS or D-HH:MM:SS"
     )
@@ -96,7 +96,7 @@ class Site(Stored):
         "alone; default: time_limit",
     )
     notice_seconds: PositiveInt = Field(
-        60, description="seconds before the time limit at which a run is stopped and recorded"
+        60, description="seconds before the time limit at which a run is asked to save its measurements"
     )
     gpus_per_node: int = Field(0, ge=0, description="GPUs of a node, one rank each; 0: ranks on the CPU")
     gpu_type: Word | None = Field(None, description="type of the GPUs as Slurm names it: a100, v100")
@@ -105,13 +105,16 @@ class Site(Stored):
         description="how sbatch is asked for GPUs: --gpus-per-node=a100:4 or --gres=gpu:a100:4",
     )
     gpu: Word | None = Field(
-        None, description="the GPU as `harness estimate --gpu` names it, for predictions of memory: A100-64"
+        None,
+        description="the GPU as `harness estimate --gpu` names it, such as A100-64; `submit` refuses runs "
+        "that cannot fit, and a torch without kernels for it",
     )
     cpus_per_rank: PositiveInt = Field(1, description="CPU cores of a rank")
     memory_per_node: Annotated[Word, AfterValidator(_memory)] | None = Field(
-        None, description="--mem, such as 120G; 0: all of the node"
+        None,
+        description="sbatch's --mem, such as 120G; 0: all of the node. Runs that need more are not queued",
     )
-    exclusive: bool = Field(False, description="--exclusive: use the nodes alone")
+    exclusive: bool = Field(False, description="sbatch's --exclusive: use the nodes alone")
     requeue: bool = Field(True, description="Slurm may start a job anew after a node failed or was preempted")
     modules: list[Word] = Field([], description="environment modules to load, in order")
     virtual_environment: Word | None = Field(None, description="Python virtual environment to activate")
@@ -119,7 +122,9 @@ class Site(Stored):
         [], description="words put in front of python: [apptainer, exec, --nv, image.sif]"
     )
     python: Word = Field("python3", description="the interpreter that has the harness")
-    environment: dict[str, str] = Field({}, description="variables of the ranks")
+    environment: dict[str, str] = Field(
+        {}, description="variables of the ranks; not `SLURM_*`, `MASTER_*` and those that the job script uses"
+    )
     interface: Word | None = Field(
         None, description="network interface of the collectives: set for gloo and for NCCL's bootstrap"
     )
