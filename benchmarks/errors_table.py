@@ -20,29 +20,41 @@ from harness.plan.trust import ERRORS, OFFLOADED, SHORT_TOKENS
 
 REPORTS = Path(__file__).resolve().parents[1] / "reports" / "predictions"
 FULL, ADAPTED = "of these full training, fully specified (tier A)", "of these LoRA and QLoRA"
+PUBLISHED = "[published GPU runs](../reports/predictions/published/README.md)"
+LINKS = "[CPU ranks over links of known speed](../reports/predictions/step-times/README.md)"
+FOOTNOTE = """\
+Medians and means are of absolute errors. Speeds of published runs are those from which no constant was
+estimated. Orders are of two strategies that differ by over 5 %, with equal model, batch and GPUs; those of
+published runs are means of the sources."""
 BEGIN, END = "<!-- errors: python -m benchmarks.errors_table -->", "<!-- end of errors -->"
 
 
 def table() -> str:
-    """A row for each kind of prediction: what it was held against, and by how much it was off."""
+    """Errors of each kind of prediction, and how often answers of yes or no were right."""
     published = _text("published/README.md")
-    heads = ["prediction", "held against", "error"]
-    rows = [*_of_cpu(), *_of_published(published)]
-    return f"{summary(published)}\n\n{tabulate(rows, heads, tablefmt='pipe', disable_numparse=True)}"
+    errors = ["predicted", "compared with", "cases", "median, %", "mean, %", "worst, %"]
+    shares = ["right answers", "compared with", "right", "of", "%"]
+    tables = (
+        _aligned([*_errors_on_cpu(), *_errors_of_published(published)], errors),
+        _aligned(_shares(published), shares),
+    )
+    return "\n\n".join([summary(published), *tables, FOOTNOTE])
 
 
 def summary(published: str) -> str:
-    """What a reader who plans needs of the table: three lines."""
+    """What a reader who plans needs of the table: four lines."""
     full, adapted = (_row(published, name) for name in (FULL, ADAPTED))
     speeds = _errors_of_speed()
     speed, adapted_speed = (_median_and_worst(speeds[name]) for name in ("full training", "LoRA and QLoRA"))
     worst = _whole(full[4])
     return "\n".join([
-        f"- Memory of full training whose settings are all known: mean {_whole(full[3])}, worst {worst}; "
-        f"leave {worst} of the GPU free.",
+        f"- Memory of full training whose settings are all known: mean {_whole(full[3])} %, worst {worst} %; "
+        f"leave {worst} % of the GPU free.",
         f"- Speed of full training: {speed}.",
-        f"- LoRA and QLoRA: memory mean {_whole(adapted[3])}, worst {_whole(adapted[4])}; speed "
+        f"- LoRA and QLoRA: memory mean {_whole(adapted[3])} %, worst {_whole(adapted[4])} %; speed "
         f"{adapted_speed}. Measure with [`harness fit`](#fit) first.",
+        "- Model states and bytes sent, on CPU ranks under every backend that runs there: no error "
+        "([memory](memory.md), [communication](communication.md)).",
     ])  # fmt: skip
 
 
@@ -51,70 +63,68 @@ def with_table(page: str) -> str:
     return between(page, BEGIN, END, table())
 
 
-def _of_cpu() -> Iterable[list[str]]:
-    backends = "every backend that runs there ([memory](memory.md), [communication](communication.md))"
-    yield ["model states, bytes sent", f"CPU ranks, {backends}", "none"]
+def _aligned(rows: Iterable[Sequence[str]], heads: Sequence[str]) -> str:
+    """Two columns of words, the others of numbers."""
+    aligned = ["left", "left", *["right"] * (len(heads) - 2)]
+    return tabulate([*rows], heads, tablefmt="pipe", disable_numparse=True, colalign=aligned)
+
+
+def _errors_on_cpu() -> Iterable[list[str]]:
     divided = "CPU ranks that divide the model or share samples"
     for name, where in (("cpu", "CPU ranks"), ("divided", divided)):
         count, mean, worst = _row(_text(f"{name}.md"), "all")[1:4]
-        link = f"[{count} configurations](../reports/predictions/{name}.md)"
-        yield ["peak", f"{where}, {link}", f"mean {_spaced(mean)}, worst {_spaced(worst)}"]
-    cells = _found(
-        r"(\d+ of \d+) cells within 10%, median error ([\d.]+%); order right in (\d+ of \d+) pairs",
-        _text("step-times/README.md"),
-    )
-    links = "[CPU ranks over links of known speed](../reports/predictions/step-times/README.md)"
-    error = f"median {_spaced(cells[2])}, {cells[1]} cells within 10 %, {cells[3]} orders right"
-    yield ["step time, after calibration", links, error]
+        link = f"[{where}](../reports/predictions/{name}.md)"
+        yield ["peak", link, count, "", mean.rstrip("%"), worst.rstrip("%")]
+    cells = _steps()
+    yield ["step time, after calibration", LINKS, cells["cells"], cells["median"], "", ""]
 
 
-def _of_published(page: str) -> Iterable[list[str]]:
-    everything, full, adapted = (_row(page, name) for name in ("all rows", FULL, ADAPTED))
-    covered, rows = everything[1].split(" of ")
-    share = f"{int(covered) / int(rows):.0%}".replace("%", " %")
-    yield [
-        "peak",
-        f"[{rows} published GPU runs](../reports/predictions/published/README.md), of which {covered} can be "
-        f"predicted ({share})",
-        "; ".join(
-            f"{name}: mean {_whole(row[3])}, worst {_whole(row[4])}"
-            for name, row in (
-                ("all", everything), ("full training that is fully specified", full),
-                ("LoRA and QLoRA", adapted),
-            )
-        ) + "; mean of " + ", ".join(
-            f"{name} {_whole(_row(page, 'memory is', name)[4])}"
-            for name in ("allocated", "reserved", "device")
-        ),
-    ]  # fmt: skip
-    right, of = _found(r"([\d.]+)% of (\d+)", everything[5]).groups()
-    yield [
-        "what fits", "the same, where the source says it",
-        f"right for {float(right) / 100 * int(of):.0f} of {of}",
-    ]  # fmt: skip
-    yield ["speed", "the same, where no constant was estimated from a run", _speeds()]
+def _errors_of_published(page: str) -> Iterable[list[str]]:
+    peaks = (
+        (PUBLISHED, _row(page, "all rows")), ("full training, fully specified", _row(page, FULL)),
+        ("LoRA and QLoRA", _row(page, ADAPTED)),
+    )  # fmt: skip
+    for name, row in peaks:
+        yield ["peak", name, row[2], "", _whole(row[3]), _whole(row[4])]
+    for name in ("allocated", "reserved", "device"):
+        row = _row(page, "memory is", name)
+        yield ["peak", f"published as {name} memory", row[2], "", _whole(row[4]), ""]
+    for name, errors in _errors_of_speed().items():
+        middle, worst = (f"{100 * share:.0f}" for share in (median(errors), max(errors)))
+        yield ["speed", PUBLISHED if name == "all" else name, f"{len(errors)}", middle, "", worst]
     left = _row(_text("published/left-out.md"), "all")
-    yield [
-        "speed, constants of all other sources",
-        f"[{left[2]} runs of full training](../reports/predictions/published/left-out.md) on A100, H100 and "
-        "H200",
-        f"median {_whole(left[7])}, {_whole(left[5])} with the shipped constants",
-    ]
-    orders = dict(re.findall(r"^- (speed|memory): ([\d.]+)% right", page, re.MULTILINE))
-    yield [
-        "order of two strategies that differ by over 5 %",
-        "the same, equal model, batch and GPUs",
-        f"right for {float(orders['speed']):.0f} % of the pairs in speed, {float(orders['memory']):.0f} % in "
-        "memory, mean of the sources",
-    ]
+    for name, error in (("constants of all other sources", left[7]), ("shipped constants", left[5])):
+        where = "[full training on A100, H100 and H200](../reports/predictions/published/left-out.md)"
+        yield [f"speed, {name}", where, left[2], _whole(error), "", ""]
 
 
-def _speeds() -> str:
-    """Medians of the errors that answers cite."""
-    return "; ".join(
-        f"{name}: {_median_and_worst(errors)} ({len(errors)} runs)"
-        for name, errors in _errors_of_speed().items()
+def _shares(page: str) -> Iterable[list[str]]:
+    covered, rows = _row(page, "all rows")[1].split(" of ")
+    yield _share("a prediction is possible", PUBLISHED, covered, rows)
+    right, of = _found(r"([\d.]+)% of (\d+)", _row(page, "all rows")[5]).groups()
+    yield _share(
+        "fits or not", "published runs whose source says it", f"{float(right) / 100 * int(of):.0f}", of
     )
+    for name in ("speed", "memory"):
+        pattern = rf"(?m)^- {name}: ([\d.]+)% right, mean of \d+ sources, (\d+) pairs"
+        share, pairs = _found(pattern, page).groups()
+        yield [f"order in {name}", "pairs of published runs", "", pairs, f"{float(share):.0f}"]
+    cells = _steps()
+    yield _share("step time within 10 %", LINKS, cells["within"], cells["cells"])
+    yield _share("order in step time", "pairs of these cells", cells["right"], cells["pairs"])
+
+
+def _share(question: str, where: str, right: str, of: str) -> list[str]:
+    return [question, where, right, of, f"{100 * int(right) / int(of):.0f}"]
+
+
+def _steps() -> dict[str, str]:
+    """What the page on step times comes to, by name."""
+    return _found(
+        r"(?P<within>\d+) of (?P<cells>\d+) cells within 10%, median error (?P<median>[\d.]+)%; "
+        r"order right in (?P<right>\d+) of (?P<pairs>\d+) pairs",
+        _text("step-times/README.md"),
+    ).groupdict()
 
 
 def _median_and_worst(errors: Sequence[float]) -> str:
@@ -150,13 +160,9 @@ def _found(pattern: str, text: str) -> re.Match[str]:
     return found
 
 
-def _spaced(share: str) -> str:
-    return share.replace("%", " %")
-
-
 def _whole(share: str) -> str:
-    """'6 %' of '5.9%'."""
-    return f"{float(share.rstrip('%')):.0f} %"
+    """'6' of '5.9%'."""
+    return f"{float(share.rstrip('%')):.0f}"
 
 
 def main() -> None:
