@@ -55,7 +55,7 @@ def test_contract(name: str, reference: list, tmp_path) -> None:
     assert set(found) == affected, found
 
 
-def test_clipping_trap(matrix: Matrix) -> None:
+def test_default_clipping(matrix: Matrix) -> None:
     """DeepSpeed left to its default in a job without clipping: a difference exactly where versions clip."""
     findings = matrix.findings(["zero1:default_clipping=true"], 2, (UNCLIPPED,))
     named = [f for f in findings if f.id == "clipping-differs"]

@@ -17,7 +17,7 @@ def table(files: Iterable[Path]) -> str:
     tests = list(dict.fromkeys(test for suite in lanes.values() for test in _outcomes(suite)))
     notes: list[str] = []
     lines = [
-        f"| lane | {' | '.join(_LIBRARIES)} | {' | '.join(map(_shown, tests))} |",
+        f"| environment | {' | '.join(_LIBRARIES)} | {' | '.join(map(_shown, tests))} |",
         "|" + " --- |" * (1 + len(_LIBRARIES) + len(tests)),
     ]
     for lane, suite in lanes.items():
@@ -68,4 +68,4 @@ def _cell(outcome: str, notes: list[str]) -> str:
 
 def _shown(test: str) -> str:
     found = re.fullmatch(r"test_contract\[(.+)\]", test)
-    return f"contract {found[1]}" if found else test.removeprefix("test_").replace("_", " ")
+    return found[1] if found else test.removeprefix("test_").replace("_", " ")

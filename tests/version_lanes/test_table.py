@@ -32,7 +32,7 @@ def test_a_lane_is_a_line_with_versions_and_outcomes(
     (tmp_path / "old.xml").write_text(JUNIT.format(version="0.18.0", outcome=outcome))
     (tmp_path / "pinned.xml").write_text(JUNIT.format(version="0.19.8", outcome=""))
     head, _, old, pinned, *rest = table(sorted(tmp_path.glob("*.xml"))).splitlines()
-    assert head.endswith("| contract ddp | contract trainer-ddp |")
+    assert head.endswith("| ddp | trainer-ddp |")
     assert old == f"| old | 2.13.0 | 0.18.0 | n/a | n/a | n/a | pass | {cell} |"
     assert pinned == "| pinned | 2.13.0 | 0.19.8 | n/a | n/a | n/a | pass | pass |"
     assert rest == (["", f"[1] {note}"] if note else [])
