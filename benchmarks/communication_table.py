@@ -123,10 +123,9 @@ def document(records: dict[Cut, dict[str, Record]]) -> list[str]:
     first = records[CUTS[0]]
     parts = [
         f"{len(ran) - len(differing)} of {len(ran)} runs send the bytes of their closed form, on every rank, "
-        "in every phase (setup, weight digest, forward, backward, step), collective, dtype and group. "
-        "`harness/rank/probes/communication.py` counts the payload, the size of the complete tensors that a "
-        "rank passes to collectives; `harness/forms` derives it from the job alone. "
-        "[The list](communication/payload.csv) has both for every run.",
+        "in every phase (setup, weight digest, forward, backward, step), collective, dtype and group "
+        "([list of all](communication/payload.csv)). `harness/rank/probes/communication.py` counts, "
+        "`harness/forms` derives from the job alone.",
         f"{CUTS[0].geometry}, {CUTS[0].world_size} ranks, {CUTS[0].precision}, no accumulation: traffic "
         "per rank and step in bytes (ring algorithm), and what the textbook counts otherwise.",
         _beside_textbook(first.values()),
@@ -136,12 +135,11 @@ def document(records: dict[Cut, dict[str, Record]]) -> list[str]:
         parts += ["### Runs that differ", _differences(differing)]
     parts += [
         "### What was run",
-        f"`python -m benchmarks.communication_table RUNS` on CPU ranks over gloo: {_origin(ran)}.",
+        f"CPU ranks over gloo, {_origin(ran)}.",
         "Models: " + "; ".join(f"{name}: `{config}`" for name, config in GEOMETRIES.items()) + ". The odd "
         "width of the second requires every kind of padding. On 2 and 4 ranks, fp32 and bf16-mixed, with 1 "
         "and 4 micro-steps, like for like; with the libraries' defaults bf16-mixed, 4 micro-steps, on 2 "
-        "ranks. Settings: "
-        + ", ".join(f"`{s}`" for s in COMMON) + ".",
+        "ranks. Four steps, two of them probed; micro-batches of one sample of 16 tokens.",
         RECOMPUTATION, CHECKPOINTS, "Not run:", _failures(everything),
     ]  # fmt: skip
     return parts
@@ -160,13 +158,13 @@ def listed(records: dict[Cut, dict[str, Record]]) -> str:
 
 
 def _origin(ran: list[tuple[Cut, Record]]) -> str:
-    """Dates, versions and code of the runs; several of each if earlier runs were reused."""
+    """Dates and versions of the runs, and in a comment their code; several if earlier runs were reused."""
     days = sorted({record.created_at[:10] for _, record in ran})
     environments = [record.environment for _, record in ran]
     versions = {f"Python {e.python}" for e in environments}
     versions |= {f"{name} {version}" for e in environments for name, version in e.packages.items()}
     code = sorted({f"code {e.code}{commit_words(e)}" for e in environments})
-    return "; ".join([", ".join(days), ", ".join(sorted(versions, key=str.lower)), *code])
+    return f"{', '.join(days)}; {', '.join(sorted(versions, key=str.lower))}<!-- {'; '.join(code)} -->"
 
 
 def _payload(record: Record) -> tuple[int, int]:

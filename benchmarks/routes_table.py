@@ -36,7 +36,7 @@ def table(folder: Path = RECORDS) -> str:
         [f"`{route}`", f"`{_native(route)}`", *(_difference(by_precision[p], route) for p in PRECISIONS)]
         for route in routes()
     ]
-    return tabulate(body, headers=["route", "native", *PRECISIONS], tablefmt="pipe", disable_numparse=True)
+    return tabulate(body, headers=["backend", "native", *PRECISIONS], tablefmt="pipe", disable_numparse=True)
 
 
 def with_table(page: str) -> str:

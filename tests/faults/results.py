@@ -18,7 +18,7 @@ from tests.faults.scene import PHASE_SECONDS, STUCK_SECONDS, Seen
 
 LONGEST_MESSAGE = 150
 PAGE = """\
-{count} faults were planted in real ranks: {kinds} kinds in ddp, zero3 and fsdp, {repeats} times each, at a
+{count} faults were injected into real ranks: {kinds} kinds in ddp, zero3 and fsdp, {repeats} times each, at a
 rank, phase and step drawn with the seed {seed}. {truthful} records are truthful, {hangs} commands hung,
 {left} injections left something behind, and for {complete} of {compared} within comparisons all other cells
 are complete.

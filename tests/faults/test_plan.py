@@ -101,6 +101,6 @@ def test_the_page_counts_what_is_truthful() -> None:
     sound = judged(seen())
     wrong = replace(judged(seen(ERROR.model_copy(update={"rank": 0}))), name="killed-ddp-1")
     text = section([sound, wrong], 20, "torch 2.13")
-    assert "2 faults were planted in real ranks: 1 kinds" in text
+    assert "2 faults were injected into real ranks: 1 kinds" in text
     assert "1 records are truthful, 0 commands hung" in text
     assert "no: rank 0" in table_of_all([sound, wrong])
