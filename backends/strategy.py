@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from harness.backends.model_source import Loading
+
 Sharding = Literal["single", "none", "grad-op", "full-shard", "hybrid", "hybrid-grad-op", "pipeline"]
 """What is divided among ranks: there is one rank; nothing; optimizer states and gradients; weights too;
 weights too, within groups of ranks that replicate one another; as grad-op, within such groups; layers, in
@@ -63,13 +65,24 @@ class FamilyFacts:
     """Whether it overlaps communication on streams of a device only, so not on a CPU."""
     shards_one_rank: bool = True
     """Whether it takes its sharding on one rank too."""
+    fills_parts: bool = False
+    """Whether its ranks build the model without weights and fill the parts that they keep."""
 
 
 FAMILIES: dict[str, FamilyFacts] = {
     "ddp": FamilyFacts(has_buckets=True),
-    "fsdp1": FamilyFacts(has_reduce_dtype=True, overlaps_on_streams=True, shards_one_rank=False),
-    "fsdp2": FamilyFacts(has_reduce_dtype=True, overlaps_on_streams=True, has_root_reshard=True),
-    "fsdp2-tensor": FamilyFacts(has_reduce_dtype=True, overlaps_on_streams=True, has_root_reshard=True),
+    "zero3": FamilyFacts(fills_parts=True),
+    "fsdp1": FamilyFacts(
+        has_reduce_dtype=True, overlaps_on_streams=True, shards_one_rank=False, fills_parts=True
+    ),
+    "fsdp2": FamilyFacts(
+        has_reduce_dtype=True, overlaps_on_streams=True, has_root_reshard=True, fills_parts=True
+    ),
+    "fsdp2-tensor": FamilyFacts(
+        has_reduce_dtype=True, overlaps_on_streams=True, has_root_reshard=True, fills_parts=True
+    ),
+    "tensor": FamilyFacts(fills_parts=True),
+    "pipeline": FamilyFacts(fills_parts=True),
 }
 """Those that are not the default."""
 
@@ -135,6 +148,17 @@ class StrategyKind:
     def sets_reduce_dtype(self) -> bool:
         """Whether one can say in which dtype its mixed precision reduces gradients."""
         return self.of_family.has_reduce_dtype and self.of_route.sets_reduce_dtype
+
+    def loading(self, asked: Loading, *, ranks: int, efficient: bool = False) -> Loading:
+        """How initial weights reach its ranks if `asked` is asked for: `Effective.loading` of a run.
+
+        efficient: `cpu_ram_efficient_loading` of Accelerate and Trainer.
+        """
+        if self.through_accelerate:
+            return "broadcast" if efficient else "full"
+        whole = self.family == "fsdp1" and self.sharding == "none"
+        one_rank = ranks == 1 and not self.of_family.shards_one_rank
+        return asked if self.of_family.fills_parts and not whole and not one_rank else "full"
 
     @property
     def stage(self) -> int:

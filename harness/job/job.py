@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from harness.backends.base import Precision
+from harness.backends.model_source import Loading
 from harness.forms.model.activations import PARTIAL_CHECKPOINTING
 from harness.job.data import IMAGES, ROWS, DataSection
 from harness.job.model import AdapterSection, LossSection, ModelSection, SettingsSection, later_setting
@@ -226,6 +227,22 @@ class Job(SettingsSection):
         if most is not None and most >= self.data.sequence_length:
             raise ValueError("`evaluation.answer_tokens` must leave room for the question in a sequence")
         return self
+
+    def why_whole(self, asked: Loading) -> str | None:
+        """What of the job has every rank build the whole model although `asked` is not 'full'; None: nothing.
+
+        A model of the user's own may do so too (`rank.loading.skeleton`).
+        """
+        if asked == "full":
+            return None
+        if self.adapter.is_quantised:
+            return "bitsandbytes packs 4-bit weights from whole ones"
+        if asked == "broadcast" and self.model.factory is not None:
+            return (
+                "buffers of a custom model reach the ranks through a file, "
+                "which runtime.loading=slices writes"
+            )
+        return None
 
     def job_id(self, content_digests: dict[str, str] | None = None) -> str:
         """Hash of what is trained: 12 hexadecimal digits.

@@ -129,6 +129,11 @@ class ModelSection(SettingsSection):
         return self
 
     @property
+    def reads_checkpoint(self) -> bool:
+        """Whether the initial weights are those of a checkpoint."""
+        return self.name is not None and self.weights != "random"
+
+    @property
     def block_classes(self) -> tuple[str, ...]:
         """Names of the classes that are wrapped; none: as the model declares."""
         return tuple(name.strip() for name in (self.block_class or "").split(",") if name.strip())

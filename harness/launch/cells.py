@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.backends import registry
 from harness.backends.base import Preset
+from harness.backends.model_source import Loading
 from harness.errors import HarnessError
 from harness.files import require_plain_input
 from harness.job.batch import (
@@ -111,6 +112,7 @@ class Cell:
     measure: MeasureSection
     preset: Preset
     """The one that its label names, else the experiment's."""
+    loading: Loading = "slices"
     nodes: int = 1
     memory_limit_bytes: int | None = None
     """What torch's allocator may serve each rank; None: all that there is."""
@@ -294,7 +296,7 @@ def make_cell(
     return Cell(
         backend=label, job=job, job_id=job_id, layout=layout, world_size=world_size, repeat=repeat,
         key=key if given is None else _key(key + given.model_dump_json()), given=given,
-        measure=measure, preset=preset, nodes=nodes, resume=resume,
+        measure=measure, preset=preset, loading=experiment.runtime.loading, nodes=nodes, resume=resume,
         memory_limit_bytes=_in_force(limit, measure, device),
     )  # fmt: skip
 
@@ -387,7 +389,7 @@ def make_request(
         or max(1, (os.cpu_count() or 1) // ranks_per_node),
         micro_batch_size=cell.layout.micro_batch_size,
         accumulation_steps=cell.layout.accumulation_steps,
-        loading=experiment.runtime.loading,
+        loading=cell.loading,
         memory_limit_bytes=cell.memory_limit_bytes,
         resume=cell.resume,
         given=cell.given,

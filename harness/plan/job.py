@@ -94,7 +94,7 @@ def scenario_of(
         cell.backend, model, cell.job, world_size=cell.world_size,
         ranks_per_node=cell.world_size // cell.nodes, preset=cell.preset,
         micro_batch_size=cell.layout.micro_batch_size, accumulation_steps=cell.layout.accumulation_steps,
-        torch_device=torch_device, device=device,
+        loading=cell.loading, torch_device=torch_device, device=device,
     )  # fmt: skip
 
 
@@ -106,5 +106,5 @@ def scenario_of_request(
         request.backend, model, request.job, world_size=request.world_size,
         ranks_per_node=request.ranks_per_node, preset=request.preset,  # type: ignore[arg-type]
         micro_batch_size=request.micro_batch_size, accumulation_steps=request.accumulation_steps,
-        torch_device=request.device, device=device,
+        loading=request.loading, torch_device=request.device, device=device,
     )  # fmt: skip

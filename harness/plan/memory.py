@@ -37,7 +37,7 @@ def nccl_bytes(scenario: Scenario) -> int:
     """
     link = scenario.device.link if scenario.device else "NVLink"
     channels = next((n for kind, n in NCCL_CHANNELS.items() if link.startswith(kind)), OTHER_CHANNELS)
-    ranks = min(scenario.ranks_per_node, scenario.world_size)
+    ranks = scenario.ranks_of_node
     return round(channels * NCCL_NEIGHBOUR_BYTES * (1 + 2 * (ranks - 1) / ranks))
 
 
@@ -213,4 +213,4 @@ def host_bytes(scenario: Scenario) -> int:
         return 0
     terms = scenario.states.terms
     per_rank = sum(term.bytes for term in terms if term.host)
-    return per_rank * min(scenario.ranks_per_node, scenario.world_size)
+    return per_rank * scenario.ranks_of_node

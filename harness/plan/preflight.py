@@ -16,6 +16,7 @@ from harness.judge.cell import CellName, name_cells
 from harness.launch.cells import Cell
 from harness.plan.devices.limits import Answer, MemoryLimits, MemoryVerdict
 from harness.plan.job import data_bytes, job_model, planned_model, scenario_of, scenario_of_request
+from harness.plan.loading import loading_bytes
 from harness.plan.memory import MemoryPrediction
 from harness.plan.prediction import Prediction, Predictors, predict
 from harness.plan.profiles import Trace
@@ -23,25 +24,6 @@ from harness.plan.scenario import Scenario, why_unsupported
 from harness.plan.trust import trust_in
 from harness.record import PredictionPart
 from harness.run_directory.request import RunRequest
-
-BUILT_BYTES = 4
-"""Per parameter: `rank.models.model.build_model` builds in fp32."""
-
-
-def setup_bytes(scenario: Scenario) -> int:
-    """Host memory of one rank as it builds the model; what its library adds comes on top.
-
-    At a low precision the weights are rounded one parameter after the other, which holds the largest once in
-    the low precision and once more in fp32.
-    """
-    precision = scenario.job.training.held_precision
-    parameters = scenario.model.layout.parameters
-    built = BUILT_BYTES * sum(parameter.numel for parameter in parameters)
-    if precision == "fp32":
-        return built
-    largest = max(parameter.numel for parameter in parameters)
-    return built + largest * (DTYPE_BYTES[COMPUTE[precision]] + BUILT_BYTES)
-
 
 DISTRIBUTION = "sharding-harness"
 AT_LEAST = "at least"
@@ -90,14 +72,14 @@ def judged(
         kinds=kinds,
         device_bytes=prediction.device_bytes + data_bytes,
         device_limit_bytes=_smallest(limits.device_bytes, limits.imposed_bytes),
-        host_bytes=_host_bytes(scenario, prediction) + data_bytes * _ranks_per_node(scenario),
+        host_bytes=_host_bytes(scenario, prediction) + data_bytes * scenario.ranks_of_node,
         host_limit_bytes=limits.host_bytes,
         made_by=_made_by(),
         typical_error=known.typical if known else None,
         error_runs=known.runs if known else 0,
         assumption=trust.assumption,
     )
-    return _with_verdict(part, _ranks_per_node(scenario))
+    return _with_verdict(part, scenario.ranks_of_node)
 
 
 def least_on_host(
@@ -129,8 +111,6 @@ def least_on_host(
 def at_least(found: Prediction, limits: MemoryLimits) -> PredictionPart:
     """Of a job whose peak is not predicted: what its model states need, or the least of its bounds if the
     states alone would fit.
-
-    A model from `model.factory` is whole once on a machine, or on each of its ranks before a library cuts it.
     """
     scenario = found.scenario
     assert scenario is not None
@@ -138,13 +118,11 @@ def at_least(found: Prediction, limits: MemoryLimits) -> PredictionPart:
     kinds = scenario.held_states
     held = sum(kinds.values())
     on_host = held if on_cpu else sum(scenario.states.kinds(host=True).values())
-    ranks = _ranks_per_node(scenario)
-    built = setup_bytes(scenario) if scenario.job.model.factory else 0
-    builders = ranks if scenario.model.whole_because else 1
+    ranks = scenario.ranks_of_node
     part = PredictionPart(
         peak_bytes=held, moment=AT_LEAST, kinds=kinds, device_bytes=held,
         device_limit_bytes=_smallest(limits.device_bytes, limits.imposed_bytes),
-        host_bytes=max(on_host * ranks, built * builders), host_limit_bytes=limits.host_bytes,
+        host_bytes=max(on_host * ranks, loading_bytes(scenario)), host_limit_bytes=limits.host_bytes,
         made_by=_made_by(),
     )  # fmt: skip
     part = _with_verdict(part, ranks)
@@ -190,16 +168,11 @@ def _demands(part: PredictionPart, ranks_per_node: int) -> Iterator[Demand]:
 
 
 def _host_bytes(scenario: Scenario, prediction: MemoryPrediction) -> int:
-    """Of a node: while all of its ranks build the model, or in a step, whichever is more."""
-    ranks = _ranks_per_node(scenario)
+    """Of a node: while its ranks load the initial weights, or in a step, whichever is more."""
     in_step = prediction.host_bytes_per_node
     if scenario.torch_device == "cpu":
-        in_step = prediction.peak_bytes * ranks
-    return max(in_step, setup_bytes(scenario) * ranks)
-
-
-def _ranks_per_node(scenario: Scenario) -> int:
-    return min(scenario.ranks_per_node, scenario.world_size)
+        in_step = prediction.peak_bytes * scenario.ranks_of_node
+    return max(in_step, loading_bytes(scenario))
 
 
 def _made_by() -> str:

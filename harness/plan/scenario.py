@@ -15,6 +15,7 @@ from harness.backends.hybrid import shard_size as shard_group
 from harness.backends.hybrid import unmet_hybrid, unmet_second_copy
 from harness.backends.libraries.extensions import runs_cpu_adam, unmet_buffers, unmet_cpu_adam, unmet_files
 from harness.backends.mesh import Mesh
+from harness.backends.model_source import Loading
 from harness.backends.optimizer.kinds import why_not_narrowed
 from harness.backends.options import PipelineOptions, unmet_shards_on_host
 from harness.backends.pipeline.cut import PIPELINED_MODELS, not_whole, why_not_cut, why_not_scheduled
@@ -112,6 +113,8 @@ class Scenario:
     ranks_per_node: int
     shard_size: int | None = None
     preset: Preset = "like-for-like"
+    loading: Loading = "slices"
+    """As `runtime.loading` asks for it; see `harness.plan.loading`."""
     micro_batch_size: int
     accumulation_steps: int
     torch_device: str = "cuda"
@@ -139,6 +142,7 @@ class Scenario:
         preset: Preset,
         micro_batch_size: int,
         accumulation_steps: int,
+        loading: Loading = "slices",
         torch_device: str = "cuda",
         device: Device | None = None,
         fabric: Fabric | None = None,
@@ -165,6 +169,7 @@ class Scenario:
             ranks_per_node=ranks_per_node,
             shard_size=shards,
             preset=options.preset or preset,
+            loading=loading,
             micro_batch_size=micro_batch_size,
             accumulation_steps=accumulation_steps,
             torch_device=torch_device,
@@ -178,6 +183,11 @@ class Scenario:
     def samples(self) -> int:
         """Of a step, of each rank or group of ranks that has samples of its own."""
         return self.micro_batch_size * self.accumulation_steps
+
+    @property
+    def ranks_of_node(self) -> int:
+        """Ranks on a full node."""
+        return min(self.ranks_per_node, self.world_size)
 
     @property
     def nodes(self) -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
 from harness.backends.base import Backend, SetupContext, World
-from harness.backends.model_source import Loading
+from harness.backends.model_source import Loading, ModelSource
 from harness.job.data import DataSection
 from harness.job.job import Job
 from harness.job.model import ModelSection
@@ -38,6 +41,8 @@ class SetupMemory:
 
     added_peak: int
     """Above what the process had before."""
+    loading_peak: int
+    """The same until the weights were built, or filled into the parts that are kept."""
     held: int
     """Weights, masters, gradients and optimizer states of the engine."""
     digest_peak: int
@@ -59,6 +64,35 @@ def of_whole_model(backend: Backend, world: World) -> SetupMemory:
     return _measure(backend, world, "full")
 
 
+def of_broadcast(backend: Backend, world: World) -> SetupMemory:
+    return _measure(backend, world, "broadcast")
+
+
+def of_a_large_embedding_whole(backend: Backend, world: World) -> SetupMemory:
+    return _measure(backend, world, "full", EMBEDDING, vocabulary=2**17, unit="embed_tokens")
+
+
+def setup_job(config: dict[str, Any]) -> Job:
+    return Job(model=ModelSection(config=config), data=DataSection(sequence_length=32))
+
+
+def _noting(source: ModelSource, note: Callable[[], None]) -> ModelSource:
+    """The same source, which notes when weights are there."""
+
+    class Noting(type(source)):  # type: ignore[misc]
+        def __call__(self) -> nn.Module:
+            model = super().__call__()
+            note()
+            return model
+
+        def filled(self) -> None:
+            super().filled()
+            note()
+
+    source.__class__ = Noting
+    return source
+
+
 def _measure(
     backend: Backend,
     world: World,
@@ -68,7 +102,7 @@ def _measure(
     unit: str = ".layers.0.",
 ) -> SetupMemory:
     return_freed_memory()
-    job = Job(model=ModelSection(config=config), data=DataSection(sequence_length=32))
+    job = setup_job(config)
     updated: list[tuple[UpdateGroup, ...]] = []
     sizes: dict[str, int] = {}
 
@@ -77,11 +111,17 @@ def _measure(
         sizes.update((name, 4 * parameter.numel()) for name, parameter in model.named_parameters())
 
     context = SetupContext(
-        world=world, precision="fp32", gradient_clipping=None, micro_batch_size=1, accumulation_steps=1,
+        world=world, precision="fp32", gradient_clipping=None, micro_batch_size=2, accumulation_steps=1,
         preset="like-for-like", compute_loss=summed_cross_entropy,
     )  # fmt: skip
+    loaded: list[int] = []
     with HostPeak() as watched:
-        source = job_source(job, vocabulary, world, note, loading)
+
+        def note_peak() -> None:
+            watched.note()
+            loaded.append(watched.peak_bytes or 0)
+
+        source = _noting(job_source(job, vocabulary, world, note, loading), note_peak)
         engine = backend.prepare(
             source, lambda named: build_optimizer(named, job.optimizer, updated[-1]), context
         )
@@ -94,6 +134,7 @@ def _measure(
     assert digesting.peak_bytes is not None
     return SetupMemory(
         added_peak=watched.peak_bytes - watched.before_bytes,
+        loading_peak=max(loaded) - watched.before_bytes,
         held=sum(live.values()),
         digest_peak=digesting.peak_bytes - digesting.before_bytes,
         block=sum(size for name, size in sizes.items() if unit in name),

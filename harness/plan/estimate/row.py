@@ -203,7 +203,7 @@ class EstimateRow(Prediction):
         """Bytes in files, and in host memory, of all ranks of a node; None: nothing lies in files."""
         if self.scenario is None or not self.scenario.states.files:
             return None
-        ranks = min(self.scenario.ranks_per_node, self.scenario.world_size)
+        ranks = self.scenario.ranks_of_node
         return self.scenario.states.file_bytes * ranks, host_bytes(self.scenario)
 
     def most_bytes(self, kind: str) -> int | None:

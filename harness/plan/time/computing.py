@@ -189,9 +189,7 @@ def host_update_rate(scenario: Scenario, constants: TimeConstants) -> float:
     """Bytes per second of host memory that the update of each rank reaches."""
     is_fused = implementation(scenario.workload()) == "fused"
     alone = constants.fused_host_bytes_per_second if is_fused else constants.host_bytes_per_second
-    return min(
-        alone, constants.node_host_bytes_per_second / min(scenario.ranks_per_node, scenario.world_size)
-    )
+    return min(alone, constants.node_host_bytes_per_second / scenario.ranks_of_node)
 
 
 UPDATE_ON_HOST, HOST_LINK = "optimizer step on the host", "between device and host"

@@ -222,14 +222,9 @@ def why_whole(job: Job, asked: Loading) -> str | None:
     The functions of modules run with parameters on the meta device. What they write to these is lost, and
     comes from a file that one process writes; what they read from these cannot be had.
     """
-    if asked == "full":
-        return None
-    if job.adapter.is_quantised:
-        return "bitsandbytes packs 4-bit weights from whole ones"
-    if job.model.factory is None:
-        return None
-    if asked == "broadcast":
-        return "buffers of a custom model reach the ranks through a file, which runtime.loading=slices writes"
+    reason = job.why_whole(asked)
+    if reason is not None or asked == "full" or job.model.factory is None:
+        return reason
     try:
         skeleton, _ = parameter_numbers(lambda: build_own_model(job, weights=False))
     except JobError as error:

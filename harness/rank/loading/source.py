@@ -19,7 +19,7 @@ from harness.rank.loading.skeleton import CannotStream, fill_buffers, parameter_
 from harness.rank.loading.weight_file import WeightReader, pieces
 from harness.rank.loading.weight_files import await_weights, provide_weights
 from harness.rank.models.adapter import add_adapters, bare_name, initial_values, is_adapter
-from harness.rank.models.model import build_model, draw_model, finish_model, reads_checkpoint
+from harness.rank.models.model import build_model, draw_model, finish_model
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class JobModelSource(ModelSource):
         self._compute = COMPUTE_DTYPES[job.training.held_precision]
         self._shapes: dict[str, torch.Size] = {}
         self._first_names: dict[str, str] = {}
-        self._draws = loading == "slices" and not reads_checkpoint(job) and job.model.factory is None
+        self._draws = loading == "slices" and not job.model.reads_checkpoint and job.model.factory is None
         self._numbers: dict[int, str] = {}
         self._asked: dict[str, list[_Range]] = {}
         self._reader: WeightReader | None = None

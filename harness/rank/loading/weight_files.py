@@ -24,7 +24,7 @@ from harness.job.model import AdapterSection
 from harness.rank.data.samples import DataFacts
 from harness.rank.loading.skeleton import CannotStream, stream_weights, write_buffers
 from harness.rank.loading.weight_file import StoredTensor, WeightReader, WeightWriter, pieces, stored_shapes
-from harness.rank.models.model import build_model, draw_model, facts_in, model_config, reads_checkpoint
+from harness.rank.models.model import build_model, draw_model, facts_in, model_config
 
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
@@ -177,7 +177,7 @@ def await_weights(folder: Path) -> Stored:
 
 
 def _provide(job: Job, config: Any, skeleton: nn.Module, numbers: Mapping[int, str], folder: Path) -> Stored:
-    if reads_checkpoint(job):
+    if job.model.reads_checkpoint:
         found = checkpoint_tensors(job, config, skeleton)
         if found is not None:
             return found
@@ -188,7 +188,7 @@ def _provide(job: Job, config: Any, skeleton: nn.Module, numbers: Mapping[int, s
         _provide_own(job, shapes, path)
         return {name: StoredTensor(file=path, name=name) for name in shapes}
     try:
-        if reads_checkpoint(job):
+        if job.model.reads_checkpoint:
             raise CannotStream("transformers converts this checkpoint while it reads it")
         with _writer(job, shapes, path) as writer:
             stream_weights(lambda: draw_model(job, config), numbers, writer.write)

@@ -141,7 +141,7 @@ def draw_model(job: Job, config: PretrainedConfig | None, *, pretrained: bool = 
     }
     torch.manual_seed(job.training.seed)
     try:
-        if pretrained and job.model.name is not None and reads_checkpoint(job):
+        if pretrained and job.model.name is not None and job.model.reads_checkpoint:
             with one_at_a_time(job):
                 return auto_class(job, config).from_pretrained(
                     job.model.name,
@@ -158,11 +158,6 @@ def draw_model(job: Job, config: PretrainedConfig | None, *, pretrained: bool = 
 def _not_built(job: Job, config: Any, error: Exception) -> JobError:
     name = job.model.name or config.model_type
     return JobError(why_refused(name, error) or f"model '{name}': {_first_line(error)}")
-
-
-def reads_checkpoint(job: Job) -> bool:
-    """Whether the initial weights are those of a checkpoint."""
-    return job.model.name is not None and job.model.weights != "random"
 
 
 def finish_model(job: Job, model: nn.Module) -> None:

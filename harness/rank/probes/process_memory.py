@@ -154,12 +154,13 @@ class HostPeak:
         self._end.set()
         if self.before_bytes is not None:
             self._thread.join()
-            self._note()
+            self.note()
         self.after_bytes = anonymous_bytes()
 
     def _sample(self) -> None:
         while not self._end.wait(INTERVAL_SECONDS):
-            self._note()
+            self.note()
 
-    def _note(self) -> None:
+    def note(self) -> None:
+        """Take the memory of this moment into account."""
         self.peak_bytes = max(self.peak_bytes or 0, anonymous_bytes() or 0)

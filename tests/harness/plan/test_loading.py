@@ -1,0 +1,136 @@
+"""How ranks load initial weights, and what a node's host holds meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.backends import registry
+from harness.backends.model_source import Loading
+from harness.job.job import Job
+from harness.plan.loading import loading_bytes, loading_of, whole_bytes
+from harness.plan.scenario import Scenario
+from tests.harness.plan.plans import llama, scenario
+
+WHOLE = 4 * llama().parameters
+EMBEDDING = 32000 * 4096
+BLOCK = 4 * (4 * 4096 * 4096 + 3 * 4096 * 11008 + 2 * 4096)
+LOADINGS: tuple[Loading, ...] = ("slices", "broadcast", "full")
+
+
+def planned(label: str, loading: Loading = "slices", *, ranks: int = 8, **changes: Any) -> Scenario:
+    """In fp32, on GPUs; a label may have options."""
+    name, options = registry.parse(label)
+    values: dict[str, Any] = {"precision": "fp32", "options": options.model_dump(mode="json")} | changes
+    return scenario(name.name, ranks, loading=loading, **values)
+
+
+@pytest.mark.parametrize(
+    ("label", "slices", "broadcast"),
+    [
+        *((label, "slices", "broadcast") for label in (
+            "fsdp", "fsdp-grad-op", "fsdp-hybrid", "fsdp1", "fsdp1-hybrid-grad-op", "zero3",
+            "zero3:offload=nvme-all", "fsdp:offload=cpu", "ulysses-zero3", "fsdp-cp", "tp", "fsdp-tp", "pp",
+        )),
+        *((label, "full", "full") for label in (
+            "single", "ddp", "cp", "zero0", "zero1", "zero2:offload=optimizer", "fsdp1-no-shard",
+            "ulysses-zero2", "autotp-zero3", "accelerate-ddp", "accelerate-zero3", "accelerate-fsdp",
+            "trainer-fsdp1", "trainer-zero3",
+        )),
+        ("accelerate-fsdp:cpu_ram_efficient_loading=true", "broadcast", "broadcast"),
+        ("trainer-fsdp1:cpu_ram_efficient_loading=true", "broadcast", "broadcast"),
+    ],
+)  # fmt: skip
+def test_which_ranks_build_the_whole_model(label: str, slices: Loading, broadcast: Loading) -> None:
+    full = "broadcast" if "efficient" in label else "full"
+    assert [loading_of(planned(label, asked)) for asked in LOADINGS] == [slices, broadcast, full]
+
+
+def test_one_rank_of_fsdp1_shards_nothing() -> None:
+    assert [loading_of(planned(label, ranks=1)) for label in ("fsdp1", "fsdp")] == ["full", "slices"]
+
+
+@pytest.mark.parametrize(
+    ("job", "whole_because", "slices", "broadcast"),
+    [
+        ({}, None, "slices", "broadcast"),
+        ({"model": {"factory": "own:build"}}, None, "slices", "full"),
+        ({"model": {"factory": "own:build"}}, "it cannot be built without memory", "full", "full"),
+        ({"adapter": {"kind": "lora", "base_dtype": "nf4"}}, None, "full", "full"),
+        ({"adapter": {"kind": "lora", "base_dtype": "bf16"}}, None, "slices", "broadcast"),
+        ({"model": {"name": "somewhere"}}, None, "slices", "broadcast"),
+    ],
+)
+def test_some_jobs_have_every_rank_build_the_whole_model(
+    job: dict[str, Any], whole_because: str | None, slices: Loading, broadcast: Loading
+) -> None:
+    plan = replace(
+        planned("fsdp"), job=Job.model_validate(job), model=replace(llama(), whole_because=whole_because)
+    )
+    found = [loading_of(replace(plan, loading=asked)) for asked in LOADINGS]
+    assert found == [slices, broadcast, "full"]
+
+
+@pytest.mark.parametrize("label", ["ddp", "zero2", "accelerate-zero3"])
+def test_every_rank_of_a_node_builds_the_whole_model(label: str) -> None:
+    assert loading_bytes(planned(label, ranks=64)) == 8 * WHOLE
+    assert loading_bytes(planned(label, ranks=2)) == 2 * WHOLE
+
+
+@pytest.mark.parametrize("label", ["fsdp", "fsdp1", "zero3", "tp", "pp"])
+def test_ranks_that_draw_for_their_devices_hold_one_unit(label: str) -> None:
+    assert loading_bytes(planned(label)) == 8 * BLOCK
+    assert loading_bytes(planned(label, model=llama(vocabulary=256_000))) == 8 * 4 * 256_000 * 4096
+
+
+@pytest.mark.parametrize(("label", "shards"), [("fsdp", 8), ("fsdp-hybrid:shard_size=2", 2), ("zero3", 8)])
+def test_ranks_on_the_cpu_hold_their_shards_too(label: str, shards: int) -> None:
+    options = registry.parse(label)[1]
+    plan = planned(label, torch_device="cpu", shard_size=getattr(options, "shard_size", None))
+    assert loading_bytes(plan) == pytest.approx(8 * (WHOLE / shards + BLOCK), rel=1e-3)
+
+
+@pytest.mark.parametrize("label", ["fsdp:offload=cpu", "zero3:offload=cpu"])
+def test_so_do_ranks_that_offload_their_weights(label: str) -> None:
+    assert loading_bytes(planned(label)) == pytest.approx(WHOLE + 8 * BLOCK, rel=1e-3)
+
+
+def test_optimizer_states_that_are_offloaded_are_no_weights() -> None:
+    assert loading_bytes(planned("zero3:offload=optimizer")) == 8 * BLOCK
+
+
+def test_ranks_that_read_files_hold_a_piece() -> None:
+    piece = 2**22 * (4 + 4)
+    read = Job.model_validate({"model": {"name": "somewhere"}})
+    assert loading_bytes(replace(planned("fsdp"), job=read)) == 8 * piece
+    assert loading_bytes(planned("fsdp", "broadcast")) == max(BLOCK, 8 * piece)
+
+
+def test_a_model_of_ones_own_is_built_once_on_a_node() -> None:
+    own = replace(planned("fsdp", ranks=64), job=Job.model_validate({"model": {"factory": "own:build"}}))
+    assert loading_bytes(own) == WHOLE
+    cannot = replace(own, model=replace(own.model, whole_because="it has no skeleton"))
+    assert loading_bytes(cannot) == 8 * WHOLE
+
+
+def test_efficient_loading_holds_the_model_once() -> None:
+    assert loading_bytes(planned("accelerate-fsdp:cpu_ram_efficient_loading=true", ranks=64)) == WHOLE
+
+
+def test_rounding_to_a_low_precision_holds_the_largest_parameter_twice() -> None:
+    assert whole_bytes(planned("ddp", precision="bf16-mixed")) == WHOLE + (2 + 4) * EMBEDDING
+
+
+def test_a_tied_output_layer_is_there_until_it_is_tied() -> None:
+    model = llama()
+    layout = replace(
+        model.layout,
+        parameters=model.layout.parameters[:-1],
+        tied={"lm_head.weight": "model.embed_tokens.weight"},
+    )
+    plan = planned("ddp", model=replace(model, layout=layout))
+    assert whole_bytes(plan) == WHOLE
+    read = replace(plan, job=Job.model_validate({"model": {"name": "somewhere"}}))
+    assert whole_bytes(read) == WHOLE - 4 * EMBEDDING
