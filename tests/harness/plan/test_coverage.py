@@ -19,6 +19,7 @@ from harness.plan.estimate import question
 from harness.plan.estimate.row import estimate
 from harness.plan.estimate.table import estimate_lines
 from harness.plan.job import job_model
+from harness.plan.loading import loading_bytes
 from harness.plan.memory import predict_memory
 from harness.plan.models import load_model
 from harness.plan.prediction import Prediction
@@ -154,10 +155,12 @@ def test_states_bound_what_ranks_on_the_cpu_need(name: str, backend: str) -> Non
 def test_the_host_must_hold_a_model_of_a_factory_whole_once_or_on_every_rank() -> None:
     plan = scenario(experiment("own-model"), "fsdp", torch_device="cuda")
     whole = replace(plan, model=replace(plan.model, whole_because="it reads its weights"))
-    for asked, times in ((plan, 1), (whole, 2)):
+    for asked in (plan, whole):
         part = at_least(Prediction(scenario=asked), MemoryLimits(device_bytes=10**12, host_bytes=10**12))
-        assert part.host_bytes == times * 4 * plan.model.parameters
+        assert part.host_bytes == loading_bytes(asked)
         assert part.verdict == "fits"
+    assert 4 * plan.model.parameters <= loading_bytes(plan) < loading_bytes(whole)
+    assert loading_bytes(whole) == 2 * 4 * plan.model.parameters
 
 
 @pytest.mark.parametrize("label", ["zero1", "zero3"])

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.loading import GEOMETRIES
 from harness.backends import registry
 from harness.backends.model_source import Loading
 from harness.job.job import Job
 from harness.plan.loading import loading_bytes, loading_of, whole_bytes
+from harness.plan.models import from_config
 from harness.plan.scenario import Scenario
 from tests.harness.plan.plans import llama, scenario
 
@@ -134,3 +136,24 @@ def test_a_tied_output_layer_is_there_until_it_is_tied() -> None:
     assert whole_bytes(plan) == WHOLE
     read = replace(plan, job=Job.model_validate({"model": {"name": "somewhere"}}))
     assert whole_bytes(read) == WHOLE - 4 * EMBEDDING
+
+
+@pytest.mark.parametrize(
+    ("geometry", "precision", "loading", "ranks", "megabytes"),
+    [
+        ("bloom-560m", "fp32", "slices", 2, 2155),
+        ("bloom-560m", "fp32", "slices", 4, 1595),
+        ("bloom-560m", "fp32", "full", 2, 3266),
+        ("llama-1.5b", "fp32", "slices", 2, 3280),
+        ("llama-1.5b", "fp32", "slices", 4, 1774),
+        ("llama-7b", "bf16", "slices", 4, 3969),
+    ],
+)
+def test_published_measurements_of_fsdp_are_predicted(
+    geometry: str, precision: str, loading: Loading, ranks: int, megabytes: int
+) -> None:
+    """Peaks of CPU ranks in `docs/memory.md`; the whole model is that of the script."""
+    config = GEOMETRIES[geometry]
+    model = from_config(dict(config), name=geometry, source="test", given_whole=False)
+    plan = planned("fsdp", loading, ranks=ranks, precision=precision, model=model, torch_device="cpu")
+    assert loading_bytes(plan) / ranks == pytest.approx(megabytes * 1e6, rel=0.055)
