@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,10 +20,14 @@ from harness.plan.estimate.row import EstimateRow, estimate
 from harness.plan.models import load_model
 
 TEMPLATE = "which-strategy.md.jinja"
-GPU, PER_NODE = "H100-80", 8
+GPU, SMALL_GPU, PER_NODE = "H100-80", "A100-40", 8
 RANKS = (8, 64)
 MODELS = ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "qwen2.5-14b", "qwen2.5-32b", "llama-3.1-70b")
 LABELS = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp-hybrid", "fsdp1")
+ACCUMULATING = ("zero1", "fsdp", "fsdp-grad-op", "fsdp-hybrid")
+"""Those that hold whole gradients between micro-steps; `fsdp1` as `fsdp`."""
+ACCUMULATED_MODELS = MODELS[2:]
+"""Smaller ones fit under all of these."""
 OWNERS = "zero1:use_multi_rank_bucket_allreduce=false"
 """Reduces gradients to the ranks that keep them, which DeepSpeed does not do by default."""
 DIVIDED = {
@@ -195,6 +200,25 @@ def figures() -> Figures:
 
 
 @cache
+def accumulated() -> Figures:
+    """Predictions of the strategies that need more memory with several micro-steps, with the most of them."""
+    hardware = load_hardware()
+    found: dict[tuple[str, int, str, int, str], EstimateRow] = {}
+    for model in ACCUMULATED_MODELS:
+        given = question(
+            load_model(model),
+            load_experiment(None, (*SETTINGS, f"training.accumulation_steps={STEPS[-1]}")),
+            backends=ACCUMULATING,
+            world_sizes=RANKS,
+            ranks_per_node=PER_NODE,
+            device=hardware.device(GPU),
+            fabric=hardware.fabric(FABRICS[0]),
+        )
+        found |= {(model, row.world_size, FABRICS[0], 1, row.label): row for row in estimate(given)}
+    return Figures(rows=found)
+
+
+@cache
 def kept_gigabytes() -> float:
     """Memory of what `harness recommend` takes in the page's example, which recomputes no activations."""
     hardware = load_hardware()
@@ -217,7 +241,9 @@ def strategies_page() -> str:
     )
     return environment.get_template(TEMPLATE).render(
         figures=given,
-        fit_table=_fit_table(given),
+        fit_table=_fit_table(given, MODELS, LABELS),
+        accumulated=accumulated(),
+        accumulated_table=_fit_table(accumulated(), ACCUMULATED_MODELS, ACCUMULATING),
         link_table=_link_table(given),
         sent_table=_sent_table(given),
         divided=divided(),
@@ -227,6 +253,7 @@ def strategies_page() -> str:
         sweeps=sweeps,
         tables=sweep_tables,
         limit=load_hardware().device(GPU).memory_bytes / 1e9,
+        small_limit=load_hardware().device(SMALL_GPU).memory_bytes / 1e9,
         tight=TIGHT_SHARE,
         kept_gigabytes=kept_gigabytes(),
         settings=SETTINGS,
@@ -235,16 +262,16 @@ def strategies_page() -> str:
     )
 
 
-def _fit_table(given: Figures) -> str:
-    head = ["model", "GPUs", *LABELS]
+def _fit_table(given: Figures, models: Sequence[str], labels: Sequence[str]) -> str:
+    head = ["model", "GPUs", *labels]
     rows = []
-    for model in MODELS:
+    for model in models:
         for ranks in RANKS:
             cells = []
-            for label in LABELS:
+            for label in labels:
                 text = f"{given.gigabytes(model, ranks, label):,.0f}"
                 text = f"~{text}" if given.answer(model, ranks, label) == "close" else text
-                cells.append(f"**{text}**" if given.fits(model, ranks, label) else text)
+                cells.append(text if given.fits(model, ranks, label) else f"({text})")
             rows.append([model, str(ranks), *cells])
     return table(head, rows, words=1)
 
@@ -276,7 +303,7 @@ def _divided_table(given: Divided) -> str:
         memory = f"{given.gigabytes(label):,.0f}"
         rows.append([
             f"`{label}`", DIVIDED.get(label, ""),
-            f"**{memory}**" if given.fits(label) else memory,
+            memory if given.fits(label) else f"({memory})",
             "" if row.bubble is None else f"{row.bubble:.0%}",
             f"{(sent - between) / 1e9:,.1f}", f"{between / 1e9:,.1f}",
             *(f"{given.speed(label, fabric):,.0f}" for fabric in ENDS),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from docs.hooks import sweeps
-from docs.hooks.sweeps import COPIES, FABRICS, PIPELINED, STAGES, Sweep, fits, gigabytes, rate, total
+from docs.hooks.sweeps import COPIES, FABRICS, PIPELINED, STAGES, fits, gigabytes, rate, total
 from docs.hooks.tables import table
 from harness.forms.pipeline import bubble_share
 from harness.plan.devices.hardware import load_hardware
@@ -28,7 +26,7 @@ def length_table() -> str:
 def _cells(row: EstimateRow | None, least: EstimateRow | None = None) -> list[str]:
     if row is not None:
         return [_how(row), f"{gigabytes(row):,.0f}", f"{rate(row):,.0f}"]
-    return ["nothing fits", f"{gigabytes(least):,.0f}" if least else "", ""]
+    return ["nothing fits", f"({gigabytes(least):,.0f})" if least else "", ""]
 
 
 def _how(row: EstimateRow) -> str:
@@ -38,37 +36,42 @@ def _how(row: EstimateRow) -> str:
     return f"`{options}`" if shares else f"`{row.label}`"
 
 
-def _by(found: Sweep, head: str, cell: Callable[[EstimateRow], str]) -> str:
-    """One cell for each strategy; bold: it pays."""
-    lines = []
-    for value, plain in found.plain.items():
-        cells = [_or_nothing(plain, cell)]
-        for backend, rows in found.divided.items():
-            text = _or_nothing(rows[value], cell)
-            cells.append(f"**{text}**" if value in found.pays(backend) else text)
-        lines.append([str(value), *cells])
-    return table([head, "data parallel", *(f"`{b}`" for b in found.divided)], lines, words=0)
-
-
-def _or_nothing(row: EstimateRow | None, cell: Callable[[EstimateRow], str]) -> str:
-    return "nothing fits" if row is None else cell(row)
+def plain_of_batches() -> str:
+    """The data-parallel strategies that are fastest, by samples in a step."""
+    labels = (row.label for row in sweeps.by_batch().plain.values() if row is not None)
+    return "`, `".join(dict.fromkeys(labels))
 
 
 def batch_table() -> str:
-    """Thousands of tokens/s of all GPUs, by samples in a step."""
+    """Thousands of tokens/s of all GPUs, by samples in a step; bold: it pays."""
+    found = sweeps.by_batch()
+    lines = []
+    for samples, plain in found.plain.items():
+        cells = [f"{total(plain) / 1e3:,.0f}"]
+        degrees = dict.fromkeys(_degree(rows[samples]) for rows in found.divided.values())
+        for backend, rows in found.divided.items():
+            text = f"{total(rows[samples]) / 1e3:,.0f}"
+            cells.append(f"**{text}**" if samples in found.pays(backend) else text)
+        lines.append([str(samples), *cells, ", ".join(degrees)])
+    heads = ["samples", "data parallel", *(f"`{b}`" for b in found.divided), "`tensor`, `sequence`"]
+    return table(heads, lines, words=0)
 
-    def cell(row: EstimateRow) -> str:
-        used = f" on {row.world_size}" if row.world_size < sweeps.GPUS else ""
-        return f"{total(row) / 1e3:,.0f} ({_how(row)}{used})"
 
-    return _by(sweeps.by_batch(), "samples", cell)
+def _degree(row: EstimateRow | None) -> str:
+    return "" if row is None else row.label.partition("=")[2]
 
 
 def gpus_table() -> str:
-    """GB and tokens/s for each GPU of the large model, by GPUs."""
-    return _by(
-        sweeps.by_gpus(), "GPUs", lambda row: f"{rate(row):,.0f} ({_how(row)}, {gigabytes(row):,.0f} GB)"
-    )
+    """GB and tokens/s for each GPU of the large model, by GPUs; bold: it pays."""
+    found = sweeps.by_gpus()
+    lines = []
+    for gpus, plain in found.plain.items():
+        for backend, row in (("", plain), *((b, rows[gpus]) for b, rows in found.divided.items())):
+            if row is not None:
+                speed = f"{rate(row):,.0f}"
+                speed = f"**{speed}**" if backend and gpus in found.pays(backend) else speed
+                lines.append([str(gpus), f"`{row.label}`", f"{gigabytes(row):,.0f}", speed])
+    return table(["GPUs", "strategy", "GB", "tokens/s"], lines, words=2)
 
 
 def pipeline_table() -> str:
@@ -78,15 +81,16 @@ def pipeline_table() -> str:
     for samples in PIPELINED:
         parts = sweeps.parts_of(samples)
         shares = [bubble_share(ranks=STAGES, micro_batches=parts, stages_per_rank=n) for n in (1, 2)]
-        cells = []
+        plain = [f"{rate(found.plain[fabric, samples]):,.0f}" for fabric in FABRICS]
+        staged = []
         for fabric in FABRICS:
             row = found.staged[fabric, samples]
-            staged = f"{rate(row):,.0f}" if row is not None else "does not fit"
-            staged = f"**{staged}**" if samples in found.pays(fabric) else staged
-            cells.append(f"{rate(found.plain[fabric, samples]):,.0f}; {staged}")
-        lines.append([f"{samples:,}", str(parts), *(f"{share:.0%}" for share in shares), *cells])
-    head = ["samples", "micro-batches", "bubble", "interleaved", *FABRICS]
-    return table(head, lines, words=0)
+            text = f"{rate(row):,.0f}" if row is not None else "does not fit"
+            staged.append(f"**{text}**" if samples in found.pays(fabric) else text)
+        lines.append([f"{samples:,}", "data parallel", "", "", "", *plain])
+        lines.append(["", f"`pp:stages={STAGES}`", str(parts), *(f"{s:.0%}" for s in shares), *staged])
+    head = ["samples", "strategy", "micro-batches", "bubble", "interleaved", *FABRICS]
+    return table(head, lines, words=2)
 
 
 def copies_table() -> str:

@@ -9,12 +9,16 @@ import pytest
 
 from docs.hooks import sweeps
 from docs.hooks.strategies import (
+    ACCUMULATED_MODELS,
+    ACCUMULATING,
     FABRICS,
     LABELS,
     MODELS,
     OWNERS,
+    RANKS,
     SPEED_MODEL,
     STEPS,
+    accumulated,
     figures,
     kept_gigabytes,
     strategies_page,
@@ -56,6 +60,15 @@ def test_what_the_page_says_in_words_holds() -> None:
     assert given.ratio("fsdp-grad-op", "zero1", FABRICS[0], 4) > 0.95
     assert shard_size(World.planned(8, 8, "cuda"), None) == 4
     assert kept_gigabytes() > 1.5 * given.gigabytes("llama-3.1-8b", 64, "zero1")
+    for model in ACCUMULATED_MODELS:
+        for ranks in RANKS:
+            for label in ACCUMULATING:
+                assert accumulated().gigabytes(model, ranks, label) > given.gigabytes(model, ranks, label)
+    for label in ("ddp", "zero3"):
+        one, many = (given.row(SPEED_MODEL, RANKS[-1], label, steps=n).memory for n in (STEPS[0], STEPS[-1]))
+        assert one is not None
+        assert many is not None
+        assert many.device_bytes == pytest.approx(one.device_bytes, rel=0.01)
     recommended = re.search(
         r"zero1, micro-batch 1, accumulation 16: ([\d.]+) of", (ROOT / "README.md").read_text()
     )
