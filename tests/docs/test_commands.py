@@ -8,6 +8,7 @@ import pytest
 
 from harness.backends import registry
 from harness.cli import harness
+from harness.cli.options.arguments import split_backends
 from harness.job.config import load_experiment
 from tests.docs.commands import NOT_RUN, Command, commands
 from tests.docs.markdown import ROOT, tokens
@@ -44,7 +45,8 @@ def check(words: list[str]) -> None:
     given = command.make_context(command.name, words, parent=context).params
     settings = [text for text in given.get("assignments", ()) if not text.startswith("model.name=")]
     load_experiment(None, [text for text in settings if "tokenizer" not in text])
-    for label in filter(None, (given.get("backends") or given.get("backend") or "").split(",")):
+    named = given.get("backends") or given.get("backend")
+    for label in split_backends(named) if named else ():
         if not label.startswith("all-reduce"):
             registry.parse(label)
     config = given.get("config")

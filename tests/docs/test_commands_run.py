@@ -20,10 +20,6 @@ PATHS = sorted({found.path for found in RUN})
 REFUSED_BY_GATE = 3
 
 
-FROM_NOTHING = "docs/diagnose.md"
-"""Its pattern for the names of runs must match one each."""
-
-
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The one tiny comparison whose records and report many commands read."""
@@ -33,7 +29,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def checkout(path: Path, folder: Path, compared: Path) -> None:
+def checkout(folder: Path, compared: Path) -> None:
     """Fill a folder with what the commands of a file name: files of the repository, a corpus, a job, runs."""
     for name in ("configs", "docs", "slurm", "reports"):
         (folder / name).symlink_to(ROOT / name)
@@ -44,10 +40,9 @@ def checkout(path: Path, folder: Path, compared: Path) -> None:
     (folder / "my-site.yaml").write_text(
         site.replace("gpus_per_node: 0", "gpus_per_node: 4"), encoding="utf-8"
     )
-    if path != ROOT / FROM_NOTHING:
-        shutil.copytree(compared, folder, dirs_exist_ok=True)
-        for name in ("old", "new", "runs/before", "runs/after"):
-            (folder / name).symlink_to(compared / "runs", target_is_directory=True)
+    shutil.copytree(compared, folder, dirs_exist_ok=True)
+    for name in ("old", "new", "runs/before", "runs/after"):
+        (folder / name).symlink_to(compared / "runs", target_is_directory=True)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +53,7 @@ def seen() -> set[str]:
 
 @pytest.mark.parametrize("path", PATHS, ids=[path.relative_to(ROOT).as_posix() for path in PATHS])
 def test_the_commands_of_a_file_run(path: Path, compared: Path, seen: set[str], tmp_path: Path) -> None:
-    checkout(path, tmp_path, compared)
+    checkout(tmp_path, compared)
     done: set[str] = set()
     for command in (found for found in RUN if found.path == path):
         words = tiny(command.of_harness() or [])
