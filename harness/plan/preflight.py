@@ -10,6 +10,7 @@ from typing import Any
 from harness.backends import registry
 from harness.backends.base import Precision, World
 from harness.backends.libraries.installed import installed_version
+from harness.backends.registry import REFERENCE
 from harness.errors import HarnessError
 from harness.forms.dtypes import COMPUTE, DTYPE_BYTES
 from harness.judge.cell import CellName, name_cells
@@ -21,6 +22,7 @@ from harness.plan.memory import MemoryPrediction
 from harness.plan.prediction import Prediction, Predictors, predict
 from harness.plan.profiles import Trace
 from harness.plan.scenario import Scenario, why_unsupported
+from harness.plan.smaller_reference import smaller_reference
 from harness.plan.trust import trust_in
 from harness.record import PredictionPart
 from harness.run_directory.request import RunRequest
@@ -194,6 +196,7 @@ def size(count: float) -> str:
 
 DOES_NOT_FIT: Answer = "does not fit"
 FORCE = "--force starts it anyway"
+OTHER = "compare a smaller model, or where there is more memory"
 UNKNOWN_STRATEGY = "the strategy of a third party's backend is not known"
 
 
@@ -223,6 +226,11 @@ class PlannedCell:
     def named(self) -> CellName:
         return CellName(self.label, self.world_size)
 
+    @property
+    def repeats_reference(self) -> bool:
+        """Whether it is the reference with an option, which shows how much rounding changes."""
+        return self.label != REFERENCE and registry.parse(self.label)[0].name == REFERENCE
+
 
 @dataclass(kw_only=True)
 class CellPredictions:
@@ -234,6 +242,8 @@ class CellPredictions:
     candidates: dict[str, PlannedCell] = field(default_factory=dict)
     scenarios: list[Scenario] = field(default_factory=list)
     """Of those whose peak is predicted."""
+    smaller_reference: str | None = None
+    """Settings with which a reference fits that is refused; None: it is not, or none were found."""
 
     def refusal(self, key: str) -> str | None:
         """Why a run is not started; None: it is."""
@@ -247,10 +257,18 @@ class CellPredictions:
         return next((why for why, runs in self.unknown.items() if any(run.key == key for run in runs)), None)
 
     def lines(self) -> list[str]:
-        """Runs that fit in one line, then each that is close or cannot fit, how wrong such predictions
-        were, and what is not known."""
+        """Runs that fit in one line, then each that is close or cannot fit, what follows where that is the
+        reference, how wrong such predictions were, and what is not known.
+
+        Repetitions of a reference that is refused are left out.
+        """
         judged = [(self.candidates[key], part) for key, part in self.parts.items()]
-        distinct = {run.named: (run, part) for run, part in judged}.values()
+        refused = next((run for run, part in judged if run.label == REFERENCE and part.refused), None)
+        distinct = {
+            run.named: (run, part)
+            for run, part in judged
+            if not (refused and part.refused and run.repeats_reference)
+        }.values()
         fitting = [(run, part) for run, part in distinct if part.verdict == "fits"]
         found = []
         if fitting:
@@ -262,6 +280,15 @@ class CellPredictions:
             for run, part in distinct
             if part.verdict != "fits"
         ]
+        if refused is not None:
+            found.append(
+                f"parity cannot be judged: the reference, {refused.named}, cannot fit; "
+                + (
+                    f"it fits in a comparison with {smaller}"
+                    if (smaller := self.smaller_reference)
+                    else OTHER
+                )
+            )
         if self.scenarios:
             found.append("; ".join(trust_in(*self.scenarios, speed=False).lines()))
         unknown = ((name_cells([run.named for run in runs]), why) for why, runs in self.unknown.items())
@@ -297,7 +324,7 @@ def of_cells(
             world_size=cell.world_size,
             ranks_per_node=cell.world_size // cell.nodes,
             torch_device=torch_device,
-            alike=(cell.job_id, cell.backend, cell.world_size, cell.nodes, cell.layout),
+            alike=(cell.job_id, cell.backend, cell.world_size, cell.nodes, cell.layout, cell.loading),
             scenario=partial(scenario, cell),
             data_bytes=partial(samples, cell),
             parameters=facts.get(cell.job_id, {}).get("parameters"),
@@ -320,7 +347,7 @@ def of_requests(requests: Iterable[RunRequest], limits: MemoryLimits) -> list[Pl
             torch_device=request.device,
             alike=(
                 request.job_id, request.backend, request.world_size, request.ranks_per_node,
-                request.micro_batch_size, request.accumulation_steps,
+                request.micro_batch_size, request.accumulation_steps, request.loading,
             ),
             scenario=lambda request=request: scenario_of_request(  # type: ignore[misc]
                 request, job_model(request.job), device=limits.device
@@ -349,7 +376,28 @@ def predict_runs(
             found.unknown.setdefault(outcome, []).append(run)
         elif outcome is not None:
             found.parts[run.key] = outcome
+    found.smaller_reference = _smaller_reference(found, limits, by)
     return found
+
+
+def _smaller_reference(found: CellPredictions, limits: MemoryLimits, by: Predictors) -> str | None:
+    refused = {key for key, part in found.parts.items() if part.refused}
+    runs = (run for key, run in found.candidates.items() if key in refused)
+    run = next((run for run in runs if run.label == REFERENCE), None)
+    reference = next((scenario for scenario in found.scenarios if scenario.label == REFERENCE), None)
+    if run is None or reference is None:
+        return None
+    own = limits if run.limited else replace(limits, imposed_bytes=None)
+
+    def fits(scenario: Scenario) -> bool:
+        memory = predict(scenario, by, timed=False).memory
+        return memory is not None and judged(scenario, memory, own).verdict == "fits"
+
+    ranked = (s.micro_batch_size for s in found.scenarios if registry.parse(s.label)[0].name != REFERENCE)
+    try:
+        return smaller_reference(reference, next(ranked, 1), fits)
+    except HarnessError:
+        return None
 
 
 def _predict(

@@ -75,7 +75,8 @@ def judge(
             differences,
         )
     if reference is None or not has_reference:
-        return _unjudged("the reference has no result")
+        reasons = reference.record.reasons if reference is not None else []
+        return _unjudged(": ".join(["the reference has no result", *reasons[:1]]))
     expected, record = aligned_runs(reference.record, record)
     if has_dropout(expected) or has_dropout(record):
         return _unjudged("dropout is active: runs differ by chance")

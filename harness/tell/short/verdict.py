@@ -182,9 +182,16 @@ def parity_sentence(comparison: Comparison) -> str:
     others = [group for group in comparison.comparable.groups if not group.is_reference]
     judged = [group for group in others if group.parity != "unjudged"]
     if not judged:
-        return "No loss could be compared with a reference." if others else ""
+        return f"No loss could be compared with a reference{_why_no_reference(comparison)}." if others else ""
     off = [group for group in judged if group.parity == "diverged"]
     return sentence(*_agreement(judged), *_divergence(off), *_unjudged(others))
+
+
+def _why_no_reference(comparison: Comparison) -> str:
+    """': single on 1 rank: cannot fit: 131 GB of 80 GB per rank'; '' where it was not refused."""
+    groups = comparison.comparable.groups
+    refused = next((group for group in groups if group.is_reference and group.record.reasons), None)
+    return f": {refused.cell}: {refused.record.reasons[0]}" if refused is not None else ""
 
 
 def _endings(groups: Sequence[CellRuns]) -> list[str]:

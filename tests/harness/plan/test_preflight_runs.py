@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -144,3 +145,39 @@ def test_what_is_not_modelled_is_refused_where_its_states_do_not_fit() -> None:
     assert why in str(found.reason("own"))
     refused = predict_runs([run], MemoryLimits(device_bytes=states // 2)).refusal("own")
     assert str(refused).startswith("cannot fit: at least ")
+
+
+@pytest.mark.parametrize(
+    ("device_gb", "advice"),
+    [
+        (40, "it fits in a comparison with --set training.micro_batch_size=1"),
+        (24, "it fits in a comparison with --set model.config.num_hidden_layers=8 "
+             "--set training.micro_batch_size=1"),
+        (4, "compare a smaller model, or where there is more memory"),
+    ],
+)  # fmt: skip
+def test_a_reference_that_cannot_fit_is_named_once_with_a_remedy(device_gb: int, advice: str) -> None:
+    model = load_model("llama-3.2-1b")
+    alone = with_settings(
+        scenario("single", 1, model=model, micro_batch_size=64, activation_checkpointing=True),
+        {"model.config": dict(model.config)},
+    )
+    assert alone is not None
+    planned = {
+        "single": alone,
+        "single:precision=cast": replace(alone, label="single:precision=cast", options={"precision": "cast"}),
+        "fsdp": scenario("fsdp", 64, model=model, micro_batch_size=1),
+    }
+    runs = [
+        candidate(label, label, scenario=partial(planned.get, label), world_size=plan.world_size)
+        for label, plan in planned.items()
+    ]
+    found = predict_runs(runs, MemoryLimits(device_bytes=device_gb * GB))
+    assert found.refusal("single:precision=cast") is not None
+    of_reference = [line for line in found.lines() if "single" in line and "typical error" not in line]
+    assert of_reference[0].startswith("predicted memory: single on 1 rank: cannot fit: ")
+    assert of_reference[1:] == [
+        f"parity cannot be judged: the reference, single on 1 rank, cannot fit; {advice}"
+    ]
+    forced = predict_runs(runs, MemoryLimits(device_bytes=device_gb * GB), force=True)
+    assert not any("parity" in line for line in forced.lines())

@@ -302,6 +302,12 @@ def test_run_without_result_is_unjudged(status: str) -> None:
     assert unjudged(judged(status=status)) == f"the run ended as {status}"
 
 
+def test_a_reference_that_was_refused_says_why() -> None:
+    refused = make_record(status="unsupported", reasons=["cannot fit: 131 GB of 80 GB per rank"])
+    reason = unjudged(judge(refused, make_record(label="ddp")))
+    assert reason == "the reference has no result: cannot fit: 131 GB of 80 GB per rank"
+
+
 @pytest.mark.parametrize("other", [None, make_record(status="failed"), make_record(status="diverged")])
 def test_without_a_reference_is_unjudged(other: Record | None) -> None:
     assert unjudged(judge(other, make_record(label="ddp"))) == "the reference has no result"

@@ -77,6 +77,10 @@ def test_only_a_cell_that_diverged_claims_no_agreement() -> None:
 def test_without_a_reference_nothing_is_claimed() -> None:
     assert parity(make_record(label="ddp")) == "No loss could be compared with a reference."
     assert parity(make_record()) == ""
+    refused = make_record(status="unsupported", reasons=["cannot fit: 131 GB of 80 GB per rank"])
+    assert parity(refused, make_record(label="ddp")) == (
+        "No loss could be compared with a reference: single on 1 rank: cannot fit: 131 GB of 80 GB per rank."
+    )
 
 
 def test_cells_that_did_not_fit_are_named() -> None:
