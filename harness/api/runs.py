@@ -91,9 +91,11 @@ def estimate(
     known = load_hardware(None if hardware is None else Path(hardware))
     file = None if config is None else resolve(Path(config), "configs")
     device = None if gpu is None else known.device(gpu)
+    given = assignments(settings)[1::2]
     asked = asked_of(
-        load_experiment(file, assignments(settings)[1::2]),
+        load_experiment(file, given),
         model,
+        assignments=given,
         backends=backends,
         world_sizes=[world_size] if isinstance(world_size, int) else world_size,
         ranks_per_node=ranks_per_node(device, gpus_per_node),

@@ -102,6 +102,7 @@ def estimate(
     asked = asked_of(
         job.experiment,
         model,
+        assignments=job.assignments,
         remarks=job.remarks,
         backends=[*(split_backends(backends) if backends is not None else ()), *job.backends] or ["all"],
         world_sizes=numbers(world_size, "--world-size", "ranks"),

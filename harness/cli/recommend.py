@@ -79,7 +79,7 @@ def recommend(
         if job.backends:
             job = _with_open_batch(job, tokens=tokens_per_step is not None)
         question = ask(
-            find_model(model),
+            find_model(model, job.assignments),
             job.experiment,
             gpus=gpus,
             gpus_per_node=ranks_per_node(device, gpus_per_node),

@@ -69,7 +69,7 @@ def simulate(
     experiment = load_experiment(config, assignments)
     name = "the job's model"
     if model is not None:
-        planned = load_model(model)
+        planned = load_model(model, assignments=assignments)
         experiment, name = with_model(experiment, planned.config), planned.name
     sizes = numbers(world_sizes, "--world-size", "ranks")
     if max(sizes) > MOST_RANKS:

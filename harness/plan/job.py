@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.errors import HarnessError
@@ -22,8 +22,9 @@ BYTES_VOCABULARY = 257
 """Of the tokenizer 'bytes': 256 values and the end of a text (`rank.data.tokens`, which a test compares)."""
 
 
-def job_model(job: Job, named: str | None = None) -> PlannedModel:
-    """The model that `--model` names, else the job's: by name as `load_model` finds it or of `model.config`.
+def job_model(job: Job, named: str | None = None, assignments: Sequence[str] = ()) -> PlannedModel:
+    """The model that `--model` names, with `assignments` of its configuration, else the job's: by name as
+    `load_model` finds it or of `model.config`.
 
     Of another task than causal-lm, where model or data come from a factory, where code of the model's folder
     may run, and where groups of the optimizer freeze parameters, it is built without weights, which imports
@@ -31,7 +32,7 @@ def job_model(job: Job, named: str | None = None) -> PlannedModel:
     HarnessError; a vocabulary that only a tokenizer knows must be given.
     """
     if named is not None:
-        return load_model(named)
+        return load_model(named, assignments=assignments)
     own = job.model.factory or job.data.factory or job.model.trust_remote_code
     if job.task != DEFAULT_TASK or own or job.optimizer.freezes:
         return _built(job)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from harness.backends.refusals import suggestion
 from harness.backends.yaml_values import InvalidYaml, parse_value
 from harness.errors import HarnessError
 from harness.files import read_settings
+from harness.job.config import load_experiment
 from harness.launch.launcher import require_libraries
 from harness.plan.architectures import find_architecture, mixture_of_experts
 from harness.plan.architectures.architecture import Architecture, Tensors
@@ -28,12 +29,24 @@ NOT_COVERED = "reason"
 """Key of an entry that says why no closed form covers the model."""
 
 
-def load_model(text: str, *, by_known_type: bool = True) -> PlannedModel:
+def load_model(text: str, *, by_known_type: bool = True, assignments: Sequence[str] = ()) -> PlannedModel:
     """The model that `--model` names: catalogue entry, folder with config.json, or configuration file.
 
     by_known_type: one that brings its own code is that of transformers with the same tensors, as in the
-    catalogue. Raises HarnessError: unknown, not covered, unreadable, or without a value that decides shapes.
+    catalogue. assignments: of `--set`; those of `model.config` change the model, as they do that of a run.
+    Raises HarnessError: unknown, not covered, unreadable, or without a value that decides shapes.
     """
+    config, name, source = _named(text, by_known_type=by_known_type)
+    own = [given for given in assignments if given.partition("=")[0].split(".")[:2] == ["model", "config"]]
+    if own:
+        whole = f"model.config={json.dumps(config, default=str)}"
+        config = load_experiment(None, (whole, *own)).model.config_values()
+        source = ", ".join([source, *own])
+    return from_config(config, name=name, source=source, given_whole=not own)
+
+
+def _named(text: str, *, by_known_type: bool) -> tuple[dict[str, Any], str, str]:
+    """Configuration, name and source."""
     path = Path(text)
     if path.is_dir():
         file = path / "config.json"
@@ -44,12 +57,12 @@ def load_model(text: str, *, by_known_type: bool = True) -> PlannedModel:
     elif path.is_file():
         file = path
     else:
-        return _from_catalogue(text)
-    config, source = _read(file), str(file)
+        return _of_catalogue(text)
+    config, source = dict(_read(file)), str(file)
     if by_known_type and (known := as_known_type(config)) is not None:
         source += f", {config['model_type']} with the code of {known['model_type']} in transformers"
-        config = known
-    return from_config(config, name=path.resolve().name if path.is_dir() else path.stem, source=source)
+        config = dict(known)
+    return config, path.resolve().name if path.is_dir() else path.stem, source
 
 
 def model_settings(text: str) -> tuple[str, ...]:
@@ -128,11 +141,11 @@ def planned(architecture: Architecture, values: Mapping[str, Any], name: str, so
     )
 
 
-def _from_catalogue(text: str) -> PlannedModel:
+def _of_catalogue(text: str) -> tuple[dict[str, Any], str, str]:
     name, entry = find_entry(text)
     if NOT_COVERED in entry:
         raise HarnessError(f"{name} is not covered: {entry[NOT_COVERED]}; {COVERED}, or choose a dense model")
-    return from_config(entry["config"], name=name, source=f"catalogue: {entry.get('hub') or name}")
+    return dict(entry["config"]), name, f"catalogue: {entry.get('hub') or name}"
 
 
 def find_entry(text: str) -> tuple[str, dict[str, Any]]:

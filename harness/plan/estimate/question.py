@@ -109,14 +109,16 @@ def asked_of(
     model: str | None,
     *,
     device: Device | None,
+    assignments: Sequence[str] = (),
     remarks: Sequence[str] = (),
     **where: Any,
 ) -> EstimateRequest:
     """What a command asks of a model by name, or of the job's; `where` as of `question`.
 
     A GPU brings the precision, sequence and preset of ordinary training where the job names none.
+    assignments: of `--set`, some of which may change the configuration of a named model.
     """
-    planned = job_model(experiment.job(), model)
+    planned = job_model(experiment.job(), model, assignments)
     experiment, defaults = with_training_defaults(planned, experiment, device)
     return question(planned, experiment, device=device, remarks=(*remarks, *defaults), **where)
 

@@ -268,12 +268,15 @@ def with_open_batch(experiment: Experiment, *, tokens: bool) -> tuple[Experiment
     return experiment.model_copy(update={"training": training}), [f"the file's {said} is left open"]
 
 
-def find_model(text: str) -> PlannedModel:
-    """The model that `--model` names. Raises HarnessError; for a mixture of experts it names the tool."""
+def find_model(text: str, assignments: Sequence[str] = ()) -> PlannedModel:
+    """The model that `--model` names, with `assignments` of its configuration.
+
+    Raises HarnessError; for a mixture of experts it names the tool.
+    """
     if not Path(text).exists():
         name, entry = find_entry(text)
         if MIXTURE in str(entry.get(NOT_COVERED, "")):
             raise HarnessError(
                 f"{name} is a {MIXTURE} of a type that is not covered; {COVERED}; {OTHER_TOOL}"
             )
-    return load_model(text)
+    return load_model(text, assignments=assignments)

@@ -119,6 +119,12 @@ def test_the_job_decides_the_model_where_none_is_named() -> None:
     assert json.loads(text)["parameters"] == 559_214_592
 
 
+def test_settings_of_the_configuration_change_a_named_model() -> None:
+    layers = ("--set", "model.config.n_layer=2")
+    _, text, _ = run("--model", "bloom-560m", "--backends", "ddp", "--json", *layers)
+    assert json.loads(text)["parameters"] < 559_214_592
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

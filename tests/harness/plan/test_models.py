@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError
+from harness.job.config import load_experiment
 from harness.job.job import Job
 from harness.plan.architectures.own_code import as_known_type
 from harness.plan.catalogue import read_entries
 from harness.plan.job import job_model
 from harness.plan.models import catalogue_names, find_entry, from_config, load_model, model_settings
+from harness.plan.recommend.question import find_model
 from harness.rank.data.tokens import ByteTokenizer
 
 UNITS = {"M": 1e6, "B": 1e9}
@@ -57,6 +59,14 @@ def test_a_model_has_a_name_aliases_and_a_hub_id(text: str) -> None:
     assert model.name == "Llama-3.1-8B"
     assert model.parameters == 8_030_261_248
     assert model.config["num_key_value_heads"] == 8
+
+
+def test_settings_of_its_configuration_change_a_named_model_as_they_change_that_of_a_run() -> None:
+    given = ("model.config.num_hidden_layers=4", "training.steps=8")
+    run = load_experiment(None, (*model_settings("llama-3.1-8b"), *given)).job()
+    assert load_model("llama-3.1-8b", assignments=given).layout == job_model(run).layout
+    assert find_model("llama-3.1-8b", given).layers == 4
+    assert load_model("llama-3.1-8b", assignments=given[1:]) == load_model("llama-3.1-8b")
 
 
 def test_405_billion_parameters_need_no_torch() -> None:
