@@ -49,7 +49,7 @@ def summary(published: str) -> str:
     worst = _whole(full[4])
     return "\n".join([
         f"- Memory of full training whose settings are all known: mean {_whole(full[3])} %, worst {worst} %; "
-        f"leave {worst} % of the GPU free.",
+        f"leave {worst} % of the GPU free (`recommend` prefers 10 %).",
         f"- Speed of full training: {speed}.",
         f"- LoRA and QLoRA: memory mean {_whole(adapted[3])} %, worst {_whole(adapted[4])} %; speed "
         f"{adapted_speed}. Measure with [`harness fit`](#fit) first.",

@@ -1,4 +1,7 @@
-"""The table of lanes and tests, from the junit files that the lanes wrote."""
+"""The table of lanes and tests, from the junit files that the lanes wrote.
+
+A test that passes because a version is wrong as it is known to be says so.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from xml.etree.ElementTree import Element, parse
 
+from harness.backends.libraries.facts import fact
+
 BEGIN, END = "<!-- lanes -->\n\n", "<!-- end of lanes -->"
 _LIBRARIES = ("torch", "deepspeed", "transformers", "accelerate", "peft")
+_KNOWN_WRONG = {
+    "test_contract[zero2]": "zero2-loses-micro-steps",
+    "test_zero0_bf16": "zero0-bf16-scales-gradients",
+}
+"""Tests that pass if DeepSpeed is wrong in versions of a fact."""
 
 
 def table(files: Iterable[Path]) -> str:
@@ -23,7 +33,7 @@ def table(files: Iterable[Path]) -> str:
     for lane, suite in lanes.items():
         versions, outcomes = _properties(suite), _outcomes(suite)
         cells = [versions.get(name, "n/a") for name in _LIBRARIES]
-        cells += [_cell(outcomes.get(test, "not run"), notes) for test in tests]
+        cells += [_cell(_known(test, versions, outcomes.get(test, "not run")), notes) for test in tests]
         lines.append(f"| {lane} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n" + "".join(f"\n[{n}] {note}\n" for n, note in enumerate(notes, start=1))
 
@@ -55,6 +65,14 @@ def _outcome(case: Element) -> str:
             lines = found.attrib.get("message", "").strip().splitlines()
             return f"fail: {lines[0] if lines else kind}"
     return "pass"
+
+
+def _known(test: str, versions: dict[str, str], outcome: str) -> str:
+    """The outcome; 'wrong, as known' where passing means that."""
+    known = _KNOWN_WRONG.get(test)
+    if outcome == "pass" and known is not None and fact(known).includes(versions["deepspeed"]):
+        return "wrong, as known"
+    return outcome
 
 
 def _cell(outcome: str, notes: list[str]) -> str:

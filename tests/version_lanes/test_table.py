@@ -36,3 +36,12 @@ def test_a_lane_is_a_line_with_versions_and_outcomes(
     assert old == f"| old | 2.13.0 | 0.18.0 | n/a | n/a | n/a | pass | {cell} |"
     assert pinned == "| pinned | 2.13.0 | 0.19.8 | n/a | n/a | n/a | pass | pass |"
     assert rest == (["", f"[1] {note}"] if note else [])
+
+
+def test_a_version_that_is_wrong_as_known_is_not_a_mere_pass(tmp_path: Path) -> None:
+    for version in ("0.18.0", "0.18.6"):
+        text = JUNIT.format(version=version, outcome="").replace("[ddp]", "[zero2]")
+        (tmp_path / f"{version}.xml").write_text(text)
+    *_, old, new = table(sorted(tmp_path.glob("*.xml"))).splitlines()
+    assert old.endswith("| wrong, as known | pass |")
+    assert new.endswith("| pass | pass |")
