@@ -89,7 +89,7 @@ AMOUNTS = ("peak_bytes", SENT)
 """Columns of the results that closed forms judge."""
 NOT_COMPARABLE = "not comparable: these runs are not the same job, so the tables leave them out"
 WITHOUT_FORM = "†"
-WITHOUT_FORM_MEANS = "bytes and memory not judged: the backend claims no closed form"
+WITHOUT_FORM_MEANS = "bytes and memory not judged: the backend has no closed form"
 
 
 def main_table(comparison: Comparison, style: str = "simple") -> str:
