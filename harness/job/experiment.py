@@ -180,7 +180,7 @@ class MeasureSection(SettingsSection):
         description="save a checkpoint after the probed steps and load it again, with time, memory and "
         "collectives recorded; its files are deleted again. native (or true): in the library's own format; "
         "consolidated: the weights as Hugging Face reads them; neutral: weights and optimizer states by "
-        "name, from which every backend resumes; none (or false): no checkpoint",
+        "name, from which other backends resume; none (or false): no checkpoint",
     )
     keep_checkpoint: bool = Field(
         False, description="leave that checkpoint in the run's folder, as `checkpoint`"
