@@ -8,14 +8,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.plan.alternatives import Alternative
+from harness.plan.devices.device import Device
+from harness.plan.devices.hardware import load_hardware
 from harness.plan.scenario import Scenario
 
 SITE = "site.yaml"
 
 
-def site_line(gpus_per_node: int) -> str:
-    """Writes the least that Slurm's scripts need; partition, account and modules are added by hand."""
-    return f"printf 'name: here\\ngpus_per_node: {gpus_per_node}\\n' > {SITE}"
+def site_line(gpus_per_node: int, device: Device | None) -> str:
+    """Writes the least that Slurm's scripts need; partition, account and modules are added by hand.
+
+    With a GPU that every command knows `slurm submit` refuses what cannot fit, such as the reference.
+    """
+    name = device.name if device is not None else ""
+    is_plain = shlex.quote(name) == name and "%" not in name
+    gpu = f"gpu: {name}\\n" if is_plain and name in load_hardware().devices else ""
+    return f"printf 'name: here\\ngpus_per_node: {gpus_per_node}\\n{gpu}' > {SITE}"
 
 
 def estimate_command(one: Alternative, words: Sequence[str]) -> str:
@@ -63,6 +71,6 @@ def run_command(one: Alternative, words: Sequence[str]) -> str:
     if nodes > 1:
         start = ["slurm", "render", "--site", SITE, "--backends", one.label, "--nodes", str(nodes)]
         render = shlex.join(["harness", *start, "--nproc", str(per_node), *words, *added, "-o", "jobs"])
-        return f"{site_line(per_node)} && {render}"
+        return f"{site_line(per_node, one.scenario.device)} && {render}"
     start = ["run", "--backend", one.label, "--nproc", str(one.scenario.world_size)]
     return shlex.join(["harness", *start, *words, *added])

@@ -15,18 +15,23 @@ def smaller_reference(reference: Scenario, samples: int, fits: Callable[[Scenari
     """The settings that change least: '--set training.micro_batch_size=1'; None: none was found.
 
     samples: in a micro-step of the ranks that are compared. First the reference takes as many, which changes
-    nothing of theirs; then the model gets fewer layers, for all.
+    nothing of theirs, or all take one; then the model has fewer layers.
     """
     total = reference.samples
-    if total % samples:
-        samples = 1
-    cut = replace(reference, micro_batch_size=samples, accumulation_steps=total // samples)
-    own = f"--set training.micro_batch_size={samples}"
-    if samples < reference.micro_batch_size and fits(cut):
-        return own
-    for setting, smaller in _with_fewer_layers(cut):
-        if fits(smaller):
-            return f"--set {setting} {own}"
+    cuts = {
+        f"--set training.micro_batch_size={size}": replace(
+            reference, micro_batch_size=size, accumulation_steps=total // size
+        )
+        for size in (samples, 1)
+        if total % size == 0
+    }
+    for setting, cut in cuts.items():
+        if cut.micro_batch_size < reference.micro_batch_size and fits(cut):
+            return setting
+    for setting, cut in cuts.items():
+        for fewer, smaller in _with_fewer_layers(cut):
+            if fits(smaller):
+                return f"--set {fewer} {setting}"
     return None
 
 

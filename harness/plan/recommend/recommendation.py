@@ -92,7 +92,7 @@ def commands(question: RecommendRequest, chosen: Sequence[Scenario], typed: Type
     report = "harness report runs -o report.md"
     return Commands(
         compare=(*compare, report) if question.nodes == 1 else (),
-        slurm=(site_line(question.gpus_per_node), *slurm, report),
+        slurm=(site_line(question.gpus_per_node, question.device), *slurm, report),
     )
 
 

@@ -11,6 +11,7 @@ from harness.cli.options.arguments import split_backends
 from harness.forms.workload import second_copy_ranks
 from harness.job.batch import cell_layout, job_layout
 from harness.job.config import load_experiment
+from harness.plan.devices.hardware import load_hardware
 from harness.plan.leading import distinct_backends
 from harness.plan.recommend.best_variants import best_variants
 from harness.plan.recommend.predict import micro_batch_sizes, scenario_of, variants
@@ -73,6 +74,9 @@ def test_several_nodes_are_measured_under_slurm_only() -> None:
     assert found.compare == ()
     site, render, submit, _ = found.slurm
     assert site == r"printf 'name: here\ngpus_per_node: 8\n' > site.yaml"
+    shipped = replace(ASKED, gpus=32, fabric=FABRIC, device=load_hardware().device("h100"))
+    of_known = commands(shipped, BEST, TYPED).slurm[0]
+    assert of_known == r"printf 'name: here\ngpus_per_node: 8\ngpu: H100-80\n' > site.yaml"
     words = shlex.split(render)
     assert words[:5] == ["harness", "slurm", "render", "--site", "site.yaml"]
     assert (words[words.index("--nodes") + 1], words[words.index("--nproc") + 1]) == ("4", "8")
