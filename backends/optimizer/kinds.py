@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Literal
 
+from ..libraries.installed import installed_version
+
 OF_TORCH = ("adamw", "adam", "sgd")
 """Kinds that torch has, in three implementations each."""
 LOW_BIT = ("adamw-8bit", "adamw-8bit-bnb")
@@ -37,9 +39,10 @@ def why_not_narrowed(groups: Iterable[tuple[Sequence[int], int]]) -> str | None:
         if is_quantised(partition, "adamw-8bit") and any(
             end % BLOCK_ELEMENTS for end in accumulate(parameters)
         ):
+            deepspeed = installed_version("deepspeed") or "0.19.8"
             return (
-                "DeepSpeed 0.19.8 narrows 8-bit moments to each parameter at stages 1 and 2, which torchao "
-                f"does in blocks of {BLOCK_ELEMENTS} elements only, and a parameter ends within one; use "
-                "stage 3, optimizer.kind=adamw-8bit-bnb, or sizes that are multiples"
+                f"DeepSpeed {deepspeed} narrows 8-bit moments to each parameter at stages "
+                f"1 and 2, which torchao does in blocks of {BLOCK_ELEMENTS} elements only, and a parameter "
+                "ends within one; use stage 3, optimizer.kind=adamw-8bit-bnb, or sizes that are multiples"
             )
     return None
