@@ -1,7 +1,8 @@
 """The clean matrix: backends on devices of the stub equal the reference.
 
-One of each family and library in bf16-mixed on 2 ranks, some in fp16-mixed, and those that group 4 ranks; the
-rest is exhaustive. `tests/traps/test_clean.py` has all that run on the CPU.
+One of each family in bf16-mixed on 2 ranks, some in fp16-mixed, and some that group 4 ranks; the rest is
+exhaustive (through Trainer: test_trainer.py, test_adapters.py). `tests/traps/test_clean.py` has all that run
+on the CPU.
 A class for each, so that they can run side by side.
 """
 
@@ -22,7 +23,7 @@ from tests.gpu_stub.log import (
     told_memory,
 )
 from tests.gpu_stub.machine import Machine
-from tests.gpu_stub.matrix import HYBRID, RANKS, clean_comparison, findings, labels, settings, unsupported
+from tests.gpu_stub.matrix import RANKS, clean_comparison, findings, labels, settings, unsupported
 from tests.representatives import EXHAUSTIVE
 from tests.traps.clean import FEW
 
@@ -117,18 +118,18 @@ class FewClean(Clean):
 
 class TestFewBf16Mixed(FewClean):
     precision = "bf16-mixed"
-    few = (*FEW, "fsdp-grad-op", *ON_CUDA_ALONE, "accelerate-zero2", "trainer-zero3", "autotp-zero2")
+    few = (*FEW, "fsdp-grad-op", *ON_CUDA_ALONE)
 
 
 class TestFewFp16Mixed(FewClean):
     precision = "fp16-mixed"
-    few = ("ddp", "zero2", "fsdp")
+    few = ("zero2", "fsdp")
 
 
 class TestGroupsOfFourRanks(FewClean):
     precision = "fp32"
     parity = frozenset({"exact", "tight"})
-    few = (*HYBRID, "fsdp-tp")
+    few = ("fsdp-hybrid", "fsdp1-hybrid", "fsdp-tp")
     nproc = 4
 
 

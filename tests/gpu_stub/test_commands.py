@@ -45,6 +45,8 @@ def test_run(launched_by: tuple[str, ...], machine: Machine) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     assert "tokens/s" not in done.stderr
     assert launched_by or "step 6/6, loss" in done.stderr
+    predicted = [line for line in done.stderr.splitlines() if line.startswith("predicted memory: ")]
+    assert launched_by or [line.rpartition(" of ")[2] for line in predicted] == ["85.9 GB per rank"]
     ((_, record),), problems = read_runs([machine.folder / runs])
     assert problems == []
     assert record.status == "ok"

@@ -31,7 +31,7 @@ from harness.tell.writers.markdown import render_details, render_markdown
 from tests.harness.tell.hostile import NAMES, hostile_records
 from tests.pipelines import make_pipeline
 from tests.records import ENVIRONMENT
-from tests.representatives import cheap
+from tests.representatives import first
 
 pytestmark = pytest.mark.long(seconds=30)
 
@@ -73,7 +73,7 @@ FEW = ("a|b||c", "<script>alert(1)</script><b>x</b>", "=1+1", "\\input{secret}",
 """Beginnings of names: a table's bar, HTML, a formula, LaTeX, a list and emphasis of Markdown."""
 
 
-@pytest.fixture(params=cheap([n for n, name in enumerate(NAMES) if name.startswith(FEW)], range(len(NAMES))))
+@pytest.fixture(params=first([n for n, name in enumerate(NAMES) if name.startswith(FEW)], range(len(NAMES))))
 def name(request: pytest.FixtureRequest) -> str:
     return NAMES[request.param]
 
