@@ -100,10 +100,7 @@ def estimate(
     device = None if gpu is None else known.device(gpu)
     job = given.planned(load_experiment(config, assignments), assignments)
     asked = asked_of(
-        job.experiment,
-        model,
-        assignments=job.assignments,
-        remarks=job.remarks,
+        job.experiment, model, assignments=job.assignments, remarks=job.remarks,
         backends=[*(split_backends(backends) if backends is not None else ()), *job.backends] or ["all"],
         world_sizes=numbers(world_size, "--world-size", "ranks"),
         ranks_per_node=ranks_per_node(device, gpus_per_node), device=device,
