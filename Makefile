@@ -6,7 +6,6 @@ READY := $(VENV)/.ready
 
 # Some images of containers set this. Hundreds of processes of the tests would each compile all sources again.
 unexport PYTHONDONTWRITEBYTECODE
-# What is imported is compiled then: a fifth of the files that pip would compile.
 
 # Ranks of a test wait for each other much of their time, so three tests share two cores. All tests of a module
 # run in one process, whose fork server imports the libraries once. Long modules come first (tests/conftest.py).
@@ -181,10 +180,12 @@ reports: $(READY)
 	$(BIN)/python -m benchmarks.reports_page reports
 	$(BIN)/python -m benchmarks.labs_page docs/labs/tiny
 
+# pip would compile 18,000 files, of which a run imports a sixth.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt "torch>=2.13"
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable ".[train,dev,docs,qlora]"
+	-DS_ACCELERATOR=cpu $(BIN)/python -W ignore -c "import accelerate, datasets, deepspeed, harness.rank.rank, transformers"
 	touch $(READY)
 
 clean:

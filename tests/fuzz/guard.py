@@ -109,6 +109,7 @@ class Guard:
             real in (os.devnull, "/dev/full")
             or real == str(self.folder)
             or real.startswith(f"{self.folder}/")
+            or f"{os.sep}__pycache__" in real  # the interpreter's own, of what it imports first
         ):
             return
         self.outside.append(f"{event} of {real!r}")
