@@ -70,3 +70,13 @@ def shell_lines(path: Path) -> Iterator[tuple[int, str]]:
             if (waiting + line).strip():
                 yield number, (waiting + line).strip()
             waiting = ""
+
+
+def generated(path: Path, begin: str, end: str, text: str, *, update: bool) -> str:
+    """What a file holds between two comments; `update` writes `text` there first."""
+    before, _, rest = path.read_text(encoding="utf-8").partition(begin)
+    held, _, after = rest.partition(end)
+    if update:
+        held = f"\n{text.strip()}\n\n"
+        path.write_text(f"{before}{begin}{held}{end}{after}", encoding="utf-8")
+    return held

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from docs.hooks.pairs import LABELS, pairs_table
 from harness.backends import registry
-from tests.docs.markdown import ROOT
+from tests.docs.markdown import ROOT, generated
 
 PAGE = ROOT / "docs" / "job-axes.md"
 BEGIN, END = "<!-- pairs -->\n", "<!-- end of pairs -->"
 
 
 def test_the_table_of_pairs_is_up_to_date(update_golden: bool) -> None:
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    held, _, after = rest.partition(END)
-    if update_golden:
-        held = f"\n{pairs_table()}\n"
-        PAGE.write_text(f"{before}{BEGIN}{held}{END}{after}", encoding="utf-8")
+    held = generated(PAGE, BEGIN, END, pairs_table(), update=update_golden)
     assert held.strip() == pairs_table().strip()
 
 

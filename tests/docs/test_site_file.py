@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from docs.hooks.site_file import site_table
 from harness.slurm.site import Site
-from tests.docs.markdown import ROOT
+from tests.docs.markdown import ROOT, generated
 
 PAGE = ROOT / "slurm" / "README.md"
 BEGIN, END = "<!-- keys -->\n", "<!-- end of keys -->"
 
 
 def test_the_table_of_keys_is_up_to_date(update_golden: bool) -> None:
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    held, _, after = rest.partition(END)
-    if update_golden:
-        held = f"\n{site_table()}\n\n"
-        PAGE.write_text(f"{before}{BEGIN}{held}{END}{after}", encoding="utf-8")
+    held = generated(PAGE, BEGIN, END, site_table(), update=update_golden)
     assert held.strip() == site_table()
 
 
