@@ -20,6 +20,8 @@ SECONDS = 20.0
 """Of processor time, after which an input counts as a hang; other programs do not count."""
 WAITING_SECONDS = 120.0
 """The same of wall time: it waits for something that does not come."""
+BYTECODE = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[2]))
+"""Where the interpreter writes what it compiles as it imports, which is no act of an input."""
 MOST_MESSAGE = 4000
 """Characters of an error; what is longer hides its point."""
 Verdict = Literal["result", "refused", "traceback", "hang", "outside", "not one line"]
@@ -109,7 +111,7 @@ class Guard:
             real in (os.devnull, "/dev/full")
             or real == str(self.folder)
             or real.startswith(f"{self.folder}/")
-            or f"{os.sep}__pycache__" in real  # the interpreter's own, of what it imports first
+            or (f"{os.sep}__pycache__" in real and real.startswith(BYTECODE))
         ):
             return
         self.outside.append(f"{event} of {real!r}")
