@@ -119,7 +119,7 @@ def _scaled(command: str, words: list[str]) -> Iterator[str]:
         elif word in LEAST:
             next(waiting)
             yield from (word, LEAST[word])
-        elif word == "--backends" and command == "compare":
+        elif word == "--backends" and command in ("compare", "simulate"):
             yield from (word, next(waiting).split(",")[0])
         elif word in ("--model", "--gpus-per-node", "--rank") and command == "simulate":
             next(waiting)

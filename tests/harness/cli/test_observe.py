@@ -127,7 +127,7 @@ def test_an_interrupted_script_gives_130_and_keeps_its_steps(tmp_path: Path, who
     assert "harness: run failed: interrupted by the user after 6 steps" in said
 
 
-@pytest.mark.costly
+@pytest.mark.exhaustive
 def test_of_ranks_that_torchrun_restarted_the_last_attempt_is_recorded(tmp_path: Path) -> None:
     train = script(tmp_path, at_6="if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': os._exit(3)")
     # One rank: gloo of torch 2.13 connects restarted ranks to the ports of those that are gone.
@@ -137,7 +137,7 @@ def test_of_ranks_that_torchrun_restarted_the_last_attempt_is_recorded(tmp_path:
     assert "torchrun restarted the ranks; restart 1 is recorded" in record.observation.notes
 
 
-@pytest.mark.costly
+@pytest.mark.exhaustive
 def test_ranks_that_outlive_a_killed_launcher_are_named(tmp_path: Path) -> None:
     train = script(
         tmp_path,
