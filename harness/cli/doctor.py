@@ -184,7 +184,7 @@ MINUTES, FULL_MINUTES = 2.0, 10.0
     "--backends",
     help="Comma-separated names with their options; default: all built-in ones.",
 )
-@click.option("--gpu", is_flag=True, help="Check this machine's GPUs instead: see docs/doctor.md.")
+@click.option("--gpu", is_flag=True, help="Check this machine's GPUs instead: twenty checks on tiny runs.")
 @click.option("--full", is_flag=True, help="With --gpu: compare six strategies at two sizes too.")
 @click.option(
     "--config", "size", type=PATH, metavar="FILE",

@@ -91,7 +91,8 @@ def explain(word: str | None, as_json: bool) -> int:
         return 0
     (kind,) = chosen
     echo(f"{kind.id}: {kind.title}.")
-    for name in ("cause", "confirm", "fix"):
-        text = f"{name.capitalize()}: {getattr(kind, name)}"
-        echo(textwrap.fill(text, line_width(), initial_indent="  ", subsequent_indent="    "))
+    for name in ("cause", "confirm", "reported", "fix"):
+        if (said := getattr(kind, name)) is not None:
+            text = f"{name.capitalize()}: {said}"
+            echo(textwrap.fill(text, line_width(), initial_indent="  ", subsequent_indent="    "))
     return 0

@@ -65,6 +65,8 @@ class Kind:
     """What was found, in a few words."""
     cause: str
     confirm: str
+    reported: str | None
+    """From which figures on, where a threshold decides."""
     fix: str
     """What to change, in terms of DeepSpeed, FSDP, DDP and Accelerate."""
 

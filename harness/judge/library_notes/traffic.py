@@ -99,8 +99,7 @@ def _emulated(record: Record) -> list[CellNote]:
         questions=TRAFFIC,
         packages=("torch",),
         cause="transport",
-        since="torch 2.13, csrc/distributed/c10d/ProcessGroupGloo.cpp; confirmed by bytes on a wire "
-        "(docs/communication.md)",
+        since="torch 2.13, csrc/distributed/c10d/ProcessGroupGloo.cpp; confirmed by bytes on a wire",
     )
     return [CellNote(library_note=note, figure=moved / counted)]
 

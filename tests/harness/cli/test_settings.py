@@ -72,6 +72,8 @@ def test_explain_has_cause_and_fix(tmp_path: Path) -> None:
     shown = harness("explain", "gradient-scale", cwd=tmp_path).stdout
     assert shown.startswith("gradient-scale: Gradients are scaled by a constant factor.\n  Cause: ")
     assert "\n  Fix: " in shown
+    assert "Reported:" not in shown  # no threshold decides
+    assert "\n  Reported: if the same rank" in harness("explain", "slow-rank", cwd=tmp_path).stdout
     assert max(map(len, shown.splitlines())) <= WIDTH
     assert "Did you mean 'gradient-scale'" in refused(tmp_path, "explain", "gradient-scal")
 

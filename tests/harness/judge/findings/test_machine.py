@@ -35,7 +35,7 @@ def test_only_what_was_seen_is_told_and_of_cells_alike_once() -> None:
 
 
 def test_the_kind_tells_of_nodes_that_share_processors() -> None:
-    assert "count as one" in kinds()["busy-machine"].confirm
+    assert "count as one" in str(kinds()["busy-machine"].reported)
 
 
 def test_ranks_that_take_turns_on_cores_are_told() -> None:
