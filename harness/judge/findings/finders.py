@@ -74,7 +74,8 @@ FINDERS: tuple[Callable[[Runs], list[Finding]], ...] = (
 PAGE = Path(__file__).with_name("findings.md")
 ENTRY = re.compile(
     r"^## (?P<id>\S+)\n\n(?P<title>.+)\.\n\n"
-    r"- Cause: (?P<cause>.+)\n- Confirm: (?P<confirm>.+)\n(- Reported: (?P<reported>.+)\n)?- Fix: (?P<fix>.+)$",
+    r"- Cause: (?P<cause>.+)\n- Confirm: (?P<confirm>.+)\n"
+    r"(- Reported: (?P<reported>.+)\n)?- Fix: (?P<fix>.+)$",
     re.MULTILINE,
 )
 
