@@ -106,10 +106,12 @@ gallery-gpu-stub: $(STUB_VENV)/.ready
 	$(STUB_VENV)/bin/python -m tests.gpu_stub.build $(STUB)/build >$(STUB)/environment
 	. $(STUB)/environment && $(STUB_VENV)/bin/python -m tests.gpu_stub.gallery reports/gpu-stub
 
-# Most of it, and nothing of this tree, which two environments cannot install at a time.
-$(STUB_VENV)/.torch: constraints.txt
+# All that it depends on, and nothing of this tree, which two environments cannot install at a time.
+$(STUB_VENV)/.torch: constraints.txt pyproject.toml
 	$(PYTHON) -m venv $(STUB_VENV)
 	$(STUB_PIP) --no-compile --constraint constraints.txt "torch>=2.13" nvidia-cuda-crt==13.0.88
+	$(PYTHON) -m tests.gpu_stub.requirements train dev nvml >$(STUB)/requirements.txt
+	$(STUB_PIP) --no-compile --constraint constraints.txt --requirement $(STUB)/requirements.txt
 	touch $@
 
 $(STUB_VENV)/.ready: $(STUB_VENV)/.torch pyproject.toml

@@ -126,7 +126,7 @@ def test_port_in_use(tmp_path: Path) -> None:
     assert f"--port {port} cannot be used" in line
 
 
-@pytest.mark.costly
+@pytest.mark.exhaustive
 def test_pretrained_weights_leave_no_warning_of_semaphores(tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -25,7 +25,7 @@ from tests.fake_ranks import STEP, Behaviour, FakeLauncher, Rank
 from tests.forkserver import launcher
 from tests.harness.cli.command_line import SMALL
 from tests.records import make_record
-from tests.representatives import cheap
+from tests.representatives import first
 
 STEPS, TURNS = 2, 3
 TURN_OF_BOTH = 2
@@ -109,7 +109,7 @@ def test_the_record_says_which_turns_and_beside_whom(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "behaviour",
-    cheap([dies_as_it_waits], [in_turns(dies_in_its_second_turn), dies_as_it_waits, fails_in_setup]),
+    first([dies_as_it_waits], [in_turns(dies_in_its_second_turn), dies_as_it_waits, fails_in_setup]),
 )
 def test_a_rank_that_ends_takes_no_other_cell_with_it(tmp_path: Path, behaviour: Behaviour) -> None:
     records = run(tmp_path, {"ddp": behaviour, "fsdp": in_turns()})
