@@ -47,6 +47,8 @@ class HeldTrainer(Trainer):
     """A Trainer whose loop runs on a thread of its own and waits for the caller; see `Handover`."""
 
     loss_is_scaled_for_ga = True  # the caller normalises by the target tokens of the global batch
+    optimizer: Any
+    lr_scheduler: Any
 
     def __init__(
         self,
