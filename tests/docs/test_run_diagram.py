@@ -33,7 +33,7 @@ def drawn() -> set[tuple[str, str]]:
     return edges
 
 
-@pytest.mark.costly
+@pytest.mark.exhaustive
 def test_the_diagram_shows_real_calls(tmp_path: Path) -> None:
     calls = tmp_path / "calls"
     words = ["compare", "--backends", "ddp", "--nproc", "1", *SHORT, "--runs", "runs"]

@@ -11,7 +11,7 @@ import pytest
 from harness.record import Record
 from harness.record.store import read_record
 from tests.gpu_stub.machine import SETTINGS, Machine
-from tests.representatives import EXHAUSTIVE, first
+from tests.representatives import EXHAUSTIVE
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 RUN = ("run", "--backend", "ddp", *(word for setting in SETTINGS for word in ("--set", setting)))
@@ -111,7 +111,8 @@ def test_a_rank_that_does_not_see_its_device_is_refused_and_recorded(machine: Ma
     assert said in record.error.message
 
 
-@pytest.mark.parametrize("backend", first(["ddp"], ["ddp", "fsdp1", "fsdp", "zero3", "accelerate-zero2"]))
+@EXHAUSTIVE
+@pytest.mark.parametrize("backend", ["ddp", "fsdp1", "fsdp", "zero3", "accelerate-zero2"])
 def test_ranks_that_see_their_own_gpu_alone_train_alike(machine: Machine, backend: str) -> None:
     through = (*TORCHRUN, *through_shell("export CUDA_VISIBLE_DEVICES=$LOCAL_RANK"))
     folder = f"own-{backend}"

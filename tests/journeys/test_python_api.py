@@ -79,7 +79,7 @@ def test_one_run_is_read_alone(compared: harness.Results, job: Path) -> None:
     read_all(ran, job.parent)
 
 
-@pytest.mark.costly
+@pytest.mark.exhaustive
 def test_a_failed_run_raises_one_line_and_leaves_a_record_that_reads(job: Path) -> None:
     planted = SETTINGS | {"model.factory": "faulty:model"}
     runs = job.parent / "failed"

@@ -23,10 +23,8 @@ def test_the_allocators_peak_is_that_of_torchs_own_profiler(name: str, ranks: in
             assert _least_peak(ours) == pytest.approx(_least_peak(theirs), rel=TOLERANCE)
 
 
-@pytest.mark.parametrize(
-    ("name", "ranks"), first([("zero3", 2)], [ALONE, ("zero2", 2), ("zero3", 2), ("fsdp", 2)])
-)
-@pytest.mark.costly
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("name", "ranks"), [ALONE, ("zero2", 2), ("zero3", 2), ("fsdp", 2)])
 def test_the_allocators_peak_is_that_of_the_memory_tracker(name: str, ranks: int, tmp_path) -> None:
     for ours, theirs in on_ranks("tests.memory.peaks:tracked_peak", name, ranks, tmp_path):
         assert ours == pytest.approx(theirs, rel=TOLERANCE)

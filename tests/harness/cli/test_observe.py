@@ -91,7 +91,7 @@ def test_no_file_of_a_run_has_a_secret_and_the_exit_code_is_the_scripts(tmp_path
         assert files_with(tmp_path / "runs", secret) == []
 
 
-@pytest.mark.costly
+@pytest.mark.exhaustive
 def test_a_script_that_closes_its_descriptors_succeeds_and_keeps_its_files(tmp_path: Path) -> None:
     train = script(
         tmp_path,
