@@ -15,7 +15,7 @@ SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorde
 # What a target runs of tests that have an exhaustive part: one representative of each kind, or the rest.
 WHICH := "not exhaustive"
 
-.PHONY: environment compare mutants sweep fuzz resume-trial disk-trial test test-ci labs test-exhaustive test-journeys test-docs test-browser test-cluster test-cluster-exhaustive gpu-stub-torch gpu-stub-environment test-gpu-stub test-gpu-stub-exhaustive traps gallery gallery-gpu-stub faults lint docs bench publish reports clean
+.PHONY: environment compare mutants sweep fuzz resume-trial disk-trial test test-ci labs test-exhaustive test-journeys test-docs test-browser test-cluster test-cluster-exhaustive gpu-stub-packages gpu-stub-environment test-gpu-stub test-gpu-stub-exhaustive traps gallery gallery-gpu-stub faults lint docs bench publish reports clean
 
 compare: $(READY)
 	$(BIN)/harness compare --config configs/default.yaml --runs runs --report runs/report.md
@@ -96,7 +96,7 @@ test-gpu-stub: $(STUB_VENV)/.ready
 test-gpu-stub-exhaustive:
 	$(MAKE) test-gpu-stub WHICH=exhaustive
 
-gpu-stub-torch: $(STUB_VENV)/.torch
+gpu-stub-packages: $(STUB_VENV)/.packages
 
 gpu-stub-environment: $(STUB_VENV)/.ready
 
@@ -107,14 +107,14 @@ gallery-gpu-stub: $(STUB_VENV)/.ready
 	. $(STUB)/environment && $(STUB_VENV)/bin/python -m tests.gpu_stub.gallery reports/gpu-stub
 
 # All that it depends on, and nothing of this tree, which two environments cannot install at a time.
-$(STUB_VENV)/.torch: constraints.txt pyproject.toml
+$(STUB_VENV)/.packages: constraints.txt pyproject.toml
 	$(PYTHON) -m venv $(STUB_VENV)
 	$(STUB_PIP) --no-compile --constraint constraints.txt "torch>=2.13" nvidia-cuda-crt==13.0.88
 	$(PYTHON) -m tests.gpu_stub.requirements train dev nvml >$(STUB)/requirements.txt
 	$(STUB_PIP) --no-compile --constraint constraints.txt --requirement $(STUB)/requirements.txt
 	touch $@
 
-$(STUB_VENV)/.ready: $(STUB_VENV)/.torch pyproject.toml
+$(STUB_VENV)/.ready: $(STUB_VENV)/.packages
 	$(STUB_PIP) --no-compile --constraint constraints.txt --editable ".[train,dev,nvml]"
 	touch $@
 

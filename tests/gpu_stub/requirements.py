@@ -1,20 +1,11 @@
-"""Prints what this project and these of its extras depend on, a line each, for pip."""
+"""Prints what this project and the extras given depend on, a line each, for pip."""
 
 import sys
 import tomllib
 from pathlib import Path
 
-
-def requirements(extras: list[str]) -> list[str]:
-    """As `pyproject.toml` has them."""
-    given = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))[
-        "project"
-    ]
-    return [
-        *given["dependencies"],
-        *(line for name in extras for line in given["optional-dependencies"][name]),
-    ]
-
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 if __name__ == "__main__":
-    sys.stdout.write("\n".join(requirements(sys.argv[1:])))
+    extras = (PROJECT["optional-dependencies"][name] for name in sys.argv[1:])
+    sys.stdout.write("\n".join(sum(extras, PROJECT["dependencies"])))
