@@ -6,6 +6,8 @@ from typing import Any
 
 from harness.bounds import LARGEST_NUMBER, MOST_DEPTH, MOST_VALUES
 
+MERGE = "tag:yaml.org,2002:merge"
+"""Of the key `<<`, which copies the pairs of other mappings before any value is built."""
 _TOO_MANY = f"holds more than {MOST_VALUES:,} values, or an alias that contains itself"
 
 
@@ -50,13 +52,26 @@ def _bounded_yaml() -> Any:
         def __init__(self, loader: Any = None) -> None:
             super().__init__(loader)
             self.warn_double_anchors = False
-            self.nodes = 0
+            self.values = 0
+            self.pairs: dict[Any, int] = {}
+            """Of each mapping, with those that it merges from others."""
 
         def compose_node(self, parent: Any, index: Any) -> Any:
-            self.nodes += 1
-            if self.nodes > MOST_VALUES:
-                raise InvalidYaml(_TOO_MANY)
+            self._count(1)
             return super().compose_node(parent, index)
+
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node = super().compose_mapping_node(anchor)
+            merged = [value for key, value in node.value if key.tag == MERGE]
+            maps = [one for value in merged for one in (value.value if value.id == "sequence" else [value])]
+            self.pairs[node] = len(node.value) + (more := sum(self.pairs.get(one, 0) for one in maps))
+            self._count(more)
+            return node
+
+        def _count(self, values: int) -> None:
+            self.values += values
+            if self.values > MOST_VALUES:
+                raise InvalidYaml(_TOO_MANY)
 
     yaml = YAML(typ="safe", pure=True)
     yaml.Composer = BoundedComposer

@@ -43,8 +43,8 @@ from harness.errors import HarnessError
 from harness.files import stream_number
 from harness.job.experiment import CompareSection
 from harness.judge.wording import ranks
+from harness.launch import started_as_rank
 from harness.launch.cells import BOTH_KERNELS, Cell, have_both_kernels, plan, reusable
-from harness.launch.external import started_as_rank
 from harness.launch.owner import made_in_job, requeued_job
 from harness.record import Record
 from harness.record.store import Store, keep_runs

@@ -19,7 +19,6 @@ from harness.cli.options.shared import (
     config_option,
     load_job,
     model_option,
-    notice,
     set_option,
     warn_skipped,
 )
@@ -98,7 +97,7 @@ def _export(
     launch = (LAUNCH if device == "cuda" else ON_CPU)[tool].format(ranks=ranks)
     echo(f"{output}: {', '.join(found)}")
     if tool == "accelerate" and device == "cpu" and exported_strategy(label).family.startswith("fsdp"):
-        notice("Accelerate shards with FSDP on GPUs only; on the CPU this file would start DDP")
+        echo("Accelerate shards with FSDP on GPUs only; on the CPU this file would start DDP", err=True)
     echo(f"start it with: cd {output} && {launch}")
     return 0
 

@@ -26,7 +26,7 @@ from harness.fabric.result import (
     write_result,
 )
 from harness.files import refusing
-from harness.launch.external import external_rank, started_as_rank
+from harness.launch import external_rank, started_as_rank
 from harness.rank.process.start import leave
 from harness.record.store import try_writing
 

@@ -30,8 +30,8 @@ from harness.cli.terminal.output import begin, echo
 from harness.cli.terminal.predicting import PREDICTING, PredictionCount, counting
 from harness.cli.terminal.progress import Progress
 from harness.errors import HarnessError
+from harness.launch import started_as_rank
 from harness.launch.cells import Cell, canonical_label
-from harness.launch.external import started_as_rank
 from harness.launch.launcher import EventHandler, LocalLauncher, modules_to_preload
 from harness.plan.alternatives import Alternative, alternative_lines
 from harness.plan.command_words import option_words, set_words

@@ -37,15 +37,15 @@ from harness.cli.terminal.progress import Progress
 from harness.errors import HarnessError
 from harness.job.batch import job_layout
 from harness.job.experiment import Experiment
-from harness.launch.cells import Cell, canonical_label, make_cell, make_request
-from harness.launch.external import (
+from harness.launch import (
     external_rank,
     external_ranks_per_node,
     external_world_size,
     local_rank,
     started_as_rank,
-    supervise,
 )
+from harness.launch.cells import Cell, canonical_label, make_cell, make_request
+from harness.launch.external import supervise
 from harness.launch.launcher import (
     LocalLauncher,
     launcher_settings,

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.launch.external import external_rank, supervise
+from harness.launch import external_rank
+from harness.launch.external import supervise
 from harness.run_directory.request import RunRequest
 
 

@@ -11,8 +11,8 @@ from harness.cli.terminal.output import echo
 from harness.errors import HarnessError
 from harness.job.experiment import Experiment
 from harness.judge.wording import ranks
+from harness.launch import external_rank
 from harness.launch.cells import Cell
-from harness.launch.external import external_rank
 from harness.launch.launcher import LocalLauncher
 from harness.record import PredictionPart
 from harness.run_directory.request import RunRequest

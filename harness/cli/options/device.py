@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.cli.terminal.output import echo
-from harness.launch.external import local_rank
+from harness.launch import local_rank
 from harness.launch.launcher import ON_THE_CPU, choose_device
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.cli.options.shared import PATH, notice
+from harness.cli.options.shared import PATH
+from harness.cli.terminal.output import echo
 from harness.errors import HarnessError
 
 if TYPE_CHECKING:
@@ -23,8 +24,11 @@ def named_fabric(known: Hardware, name: str | None) -> Fabric | None:
         return None
     fabric = known.fabric(name)
     if name.strip().lower() != fabric.name.lower():
-        rate = f"{fabric.bandwidth_per_gpu / 1e9:g} GB/s per GPU"
-        notice(f"fabric '{name}' is taken as {fabric.name}, {rate}; --list-hardware of estimate lists others")
+        taken = f"taken as {fabric.name}, {fabric.bandwidth_per_gpu / 1e9:g} GB/s per GPU"
+        echo(
+            f"fabric '{name}' is {taken}; --list-hardware of estimate lists others",
+            err=True,
+        )
     return fabric
 
 
@@ -86,9 +90,9 @@ def calibrated_constants(
         check_device(cells[0].device.name, device)
         calibration = fit(cells)
     for line in calibration.not_used:
-        notice(f"not used to calibrate: {line}")
+        echo(f"not used to calibrate: {line}", err=True)
     constants = calibration.time_constants(device)
-    notice(f"time model {calibration.origin}")
+    echo(f"time model {calibration.origin}", err=True)
     if save is not None:
         write_calibration(calibration, save)
     return constants

@@ -15,6 +15,7 @@ from harness.cli.options import completion
 from harness.cli.terminal.output import View, echo
 from harness.errors import HarnessError
 from harness.files import STANDARD_OUTPUT
+from harness.launch import speaks_for_ranks
 from harness.run_directory.request import Resume
 from harness.run_directory.resume import find_checkpoint
 from harness.safe_text import described, encodable
@@ -61,6 +62,10 @@ def measuring(command: Callable[..., int]) -> Callable[..., None]:
     return _guarded(command, "interrupted; what was measured so far is kept")
 
 
+RANK_COMMANDS = ("run", "fabric")
+"""Those that a launcher starts once for each rank: the first one speaks for all."""
+
+
 def _guarded(command: Callable[..., int], interrupted: str) -> Callable[..., None]:
 
     @wraps(command)
@@ -82,9 +87,10 @@ def _guarded(command: Callable[..., int], interrupted: str) -> Callable[..., Non
                 text = f"'{error.filename}': {error.strerror}" if error.filename else error.strerror
             elif not isinstance(error, HarnessError):
                 text = f"unexpected {type(error).__name__}: {text} (run again with --debug for the traceback)"
-            notice(f"harness: {' '.join(text.split())}")
-            for note in getattr(error, "__notes__", ()) if isinstance(error, HarnessError) else ():
-                notice(f"harness: {' '.join(note.split())}")
+            notes = getattr(error, "__notes__", ()) if isinstance(error, HarnessError) else ()
+            if command.__name__ not in RANK_COMMANDS or speaks_for_ranks():
+                for line in (text, *notes):
+                    echo(f"harness: {' '.join(line.split())}", err=True)
             code = EXIT_ERROR
         sys.exit(code)
 
@@ -178,12 +184,6 @@ def load_job(config: Path | None, assignments: tuple[str, ...], model: str | Non
 def with_trace(assignments: tuple[str, ...], trace: bool) -> tuple[str, ...]:
     """Add the setting that --trace stands for to those given with --set."""
     return (*assignments, "measure.trace=true") if trace else assignments
-
-
-def notice(text: str) -> None:
-    """One line on standard error, of one rank only."""
-    if os.environ.get("RANK", "0") == "0":
-        echo(text, err=True)
 
 
 def warn_skipped(problems: Iterable[str]) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import click
 
+from harness.launch import speaks_for_ranks
+
 WORKING_AFTER = "HARNESS_WORKING_AFTER"
 """Environment variable: seconds without a word until a command says that it works; 0: it never does."""
 SPOKEN = threading.Event()
@@ -17,7 +19,7 @@ SPOKEN = threading.Event()
 
 def says_that_it_works() -> bool:
     """Whether a command that is silent says so."""
-    return _after() > 0 and os.environ.get("RANK", "0") == "0"
+    return _after() > 0 and speaks_for_ranks()
 
 
 def _after() -> float:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from .command_line import harness, harness_process, refused
+from . import command_line
+from .command_line import environment, harness, harness_process, refused
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,20 @@ def test_a_process_of_its_own_writes_one_line_too(tmp_path: Path, arguments: str
     """Whatever its fork server and its libraries would write beside it."""
     words = shlex.split(arguments)
     assert said in refused(tmp_path, *words, HF_HUB_OFFLINE="1")
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["list nosuch", "show --runs nosuch", "verify nosuch.md", "report nosuch -o x.md", "explain nosuch",
+     "diagnose nosuch other", "compare --backends nosuch", "run --backend nosuch", "settings nosuch",
+     "estimate --gpu nosuch", "clean nosuch"],
+)  # fmt: skip
+@pytest.mark.parametrize("variables", [{"RANK": "1"}, {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}])
+def test_an_error_is_shown_whatever_rank_the_environment_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, variables: dict[str, str]
+) -> None:
+    monkeypatch.setattr(command_line, "environment", lambda: {**environment(), **variables})
+    assert "nosuch" in refused(tmp_path, *words.split())
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:

@@ -14,11 +14,20 @@ BOMB = "a: &a [x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join(['*' + before] * 9)}]\n"
     for before, name in zip("abcdefghi", "bcdefghij", strict=True)
 )
+MERGES = "a: &a {x: 1, y: 2}\n" + "".join(
+    f"{name}: &{name} {{{key}: [{', '.join(['*' + before] * 10)}]}}\n"
+    for before, name, key in zip("abcdefghi", "bcdefghij", ("<<", "!!merge k", "<<") * 3, strict=True)
+)
+WIDE = (
+    "a: &a {" + ", ".join(f"k{n}: 1" for n in range(2000)) + "}\nb: {<<: [" + ", ".join(["*a"] * 2000) + "]}"
+)
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        (MERGES, "more than 20,000 values"),
+        (WIDE, "more than 20,000 values"),
         (BOMB, "more than 20,000 values"),
         ("model: &m {config: *m}", "alias that contains itself"),
         ("training: {steps: " + "9" * 5000 + "}", "cannot be read"),
@@ -26,7 +35,7 @@ BOMB = "a: &a [x, x]\n" + "".join(
         ("training: {seed: 1" + "0" * 30 + "}", "too large"),
         ("a: " + "[" * 5000, "nested too deeply"),
     ],
-    ids=["bomb", "circle", "5000 digits", "4000 digits", "31 digits", "deep"],
+    ids=["merges", "wide merge", "bomb", "circle", "5000 digits", "4000 digits", "31 digits", "deep"],
 )
 def test_configuration_is_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "job.yaml"
