@@ -11,8 +11,7 @@ from statistics import median
 from tabulate import tabulate
 
 from harness.job.job import Job
-from harness.plan.devices.constants import default_constants
-from harness.plan.devices.hardware import load_hardware
+from harness.plan.hardware import default_constants, load_hardware
 from harness.plan.models import load_model
 from harness.plan.scenario import Scenario
 from harness.plan.time.speed import nccl_seconds, path_of

@@ -13,8 +13,8 @@ from benchmarks.published.mapping import Mapped
 from benchmarks.published.rows import Row
 from harness.errors import HarnessError
 from harness.forms.model.activations import OURS
-from harness.plan.devices.limits import MemoryVerdict
-from harness.plan.memory import MemoryPrediction, predict_memory
+from harness.plan.limits import MemoryVerdict
+from harness.plan.prediction import MemoryPrediction, predict_memory
 from harness.plan.scenario import Scenario
 from harness.plan.time.speed import predict_speed
 from harness.plan.trust import crosses_pcie, kind_of
@@ -84,7 +84,7 @@ SEEN_BY_CONSTANTS = frozenset(
         ("ultrascale-playbook", "nanotron llama 1B"),
     }
 )
-"""(source, model) that `harness/plan/devices/constants.py` names."""
+"""(source, model) that `harness/plan/hardware.py` names."""
 
 
 def judge(mapped: Mapped) -> Judged:

@@ -14,10 +14,10 @@ from tabulate import tabulate
 from benchmarks.published.mapping import Mapped, map_row
 from benchmarks.published.rows import read_rows
 from harness.errors import HarnessError
-from harness.plan.devices.constants import default_constants
+from harness.plan.hardware import default_constants
 from harness.plan.scenario import Scenario
+from harness.plan.time.computing import Work
 from harness.plan.time.speed import seconds_of_step
-from harness.plan.time.work import Work
 from harness.plan.trust import SHORT_TOKENS
 
 LOWEST, HIGHEST = 0.3, 1.25

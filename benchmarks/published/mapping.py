@@ -17,9 +17,7 @@ from harness.backends.strategy import StrategyKind
 from harness.errors import HarnessError
 from harness.forms.model.activations import LogitBytes
 from harness.job.job import Job
-from harness.plan.devices.constants import TimeConstants, default_constants
-from harness.plan.devices.device import Fabric
-from harness.plan.devices.hardware import Hardware, load_hardware
+from harness.plan.hardware import Fabric, Hardware, TimeConstants, default_constants, load_hardware
 from harness.plan.model import PlannedModel, decoder
 from harness.plan.models import from_config, load_model
 from harness.plan.scenario import OtherCode, Scenario

@@ -34,7 +34,7 @@ settings. `benchmarks/published/*.csv` hold the figures with repository, commit,
 `python -m benchmarks.published` writes this page again.
 
 - Predictions come from the closed forms, the traced activations and the time model of this commit, with
-  published constants of the hardware (`harness/plan/devices/constants.py`). Two of these, the shares of the
+  published constants of the hardware (`harness/plan/hardware.py`). Two of these, the shares of the
   matrix rate that training sustains on A100 and H100, were estimated from rows here. Rows of the same source
   and model are marked with * and count in no line below but the first. No constant of memory was estimated
   from any row: what programs do otherwise than our job stands in `benchmarks/published/settings.yaml`, read

@@ -19,7 +19,7 @@ TOPICS = {
         "harness.plan.models",
         "harness.plan.estimate.question",
         "harness.plan.estimate.row",
-        "harness.plan.memory",
+        "harness.plan.prediction",
         "harness.plan.time.speed",
     ),
 }

@@ -12,11 +12,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from docs.hooks import sweep_tables, sweeps
 from docs.hooks.tables import table
 from harness.job.config import load_experiment
-from harness.plan.devices.device import PRESET
-from harness.plan.devices.hardware import load_hardware
-from harness.plan.devices.limits import TIGHT_SHARE
 from harness.plan.estimate import question
 from harness.plan.estimate.row import EstimateRow, estimate
+from harness.plan.hardware import PRESET, load_hardware
+from harness.plan.limits import TIGHT_SHARE
 from harness.plan.models import load_model
 
 TEMPLATE = "which-strategy.md.jinja"

@@ -6,8 +6,8 @@ from docs.hooks import sweeps
 from docs.hooks.sweeps import COPIES, FABRICS, PIPELINED, STAGES, fits, gigabytes, rate, total
 from docs.hooks.tables import table
 from harness.forms.pipeline import bubble_share
-from harness.plan.devices.hardware import load_hardware
 from harness.plan.estimate.row import EstimateRow
+from harness.plan.hardware import load_hardware
 
 
 def length_table() -> str:

@@ -10,10 +10,9 @@ from harness.backends import registry
 from harness.errors import HarnessError
 from harness.forms.pipeline import bubble_share
 from harness.job.config import load_experiment
-from harness.plan.devices.device import PRESET
-from harness.plan.devices.hardware import load_hardware
 from harness.plan.estimate import question
 from harness.plan.estimate.row import EstimateRow, estimate
+from harness.plan.hardware import PRESET, load_hardware
 from harness.plan.model import PlannedModel
 from harness.plan.models import load_model
 

@@ -82,10 +82,9 @@ def estimate(
     `gpus_per_node`: None for as the GPU is sold; `hardware`: a YAML file with more of them;
     `settings`: values by dotted name. Raises HarnessError.
     """
-    from harness.plan.devices.device import ranks_per_node
-    from harness.plan.devices.hardware import load_hardware
     from harness.plan.estimate.question import asked_of
     from harness.plan.estimate.row import estimate as estimated
+    from harness.plan.hardware import load_hardware, ranks_per_node
     from harness.shipped import resolve
 
     known = load_hardware(None if hardware is None else Path(hardware))

@@ -52,7 +52,7 @@ from harness.record.store import Store, keep_runs
 if TYPE_CHECKING:
     from harness.judge.comparison import Comparison
     from harness.judge.rows import JudgedRun
-    from harness.plan.fit.comparison import LargestBatches
+    from harness.plan.fit import LargestBatches
 
 RECORDS_SUFFIX = ".runs"
 """Of the folder with the records of a report."""
@@ -169,7 +169,7 @@ def _require_equal_batches(batch: str, resumes: bool, given: GivenFiles, *, adds
 
 
 def _enlarged(cells: Sequence[Cell], batches: LargestBatches) -> list[Cell]:
-    from harness.plan.fit.comparison import cut_lines
+    from harness.plan.fit import cut_lines
 
     enlarged = batches.enlarged(cells)
     for line in cut_lines(enlarged):

@@ -30,9 +30,9 @@ from harness.cli.terminal.predicting import counting_predictors
 from harness.job.config import load_experiment
 
 if TYPE_CHECKING:
-    from harness.plan.devices.hardware import Hardware
     from harness.plan.estimate.question import EstimateRequest
     from harness.plan.estimate.row import EstimateRow
+    from harness.plan.hardware import Hardware
 
 
 @click.command()
@@ -85,9 +85,8 @@ def estimate(
     Sizes come from the model's configuration: no weights and no network are needed.
     """
     from harness.plan.command_words import option_words
-    from harness.plan.devices.device import ranks_per_node
-    from harness.plan.devices.hardware import load_hardware
     from harness.plan.estimate.question import asked_of
+    from harness.plan.hardware import load_hardware, ranks_per_node
 
     known = load_hardware(hardware)
     if plot is not None:

@@ -35,18 +35,21 @@ from harness.launch.cells import Cell, canonical_label
 from harness.launch.launcher import EventHandler, LocalLauncher, modules_to_preload
 from harness.plan.alternatives import Alternative, alternative_lines
 from harness.plan.command_words import option_words, set_words
-from harness.plan.fit.answer import (
+from harness.plan.fit import (
     Found,
+    Limit,
+    Runner,
+    Trial,
     answer_lines,
     error_line,
+    find_limit,
     find_micro_batch,
     find_sequence,
+    micro_batches,
+    sequences,
     trial_line,
     trial_table,
 )
-from harness.plan.fit.limit import Limit, find_limit
-from harness.plan.fit.runner import Runner
-from harness.plan.fit.search import Trial, micro_batches, sequences
 from harness.record.store import Store
 
 

@@ -64,8 +64,7 @@ def recommend(
     called for, and how to measure the best ones.
     """
     begin("tracing the model's activations")
-    from harness.plan.devices.device import ranks_per_node
-    from harness.plan.devices.hardware import load_hardware
+    from harness.plan.hardware import load_hardware, ranks_per_node
     from harness.plan.recommend.question import ask, find_model, read_count
     from harness.plan.recommend.recommendation import Typed
     from harness.plan.recommend.recommendation import recommend as recommended

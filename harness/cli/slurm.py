@@ -34,7 +34,7 @@ from harness.fabric.result import FABRIC_NAME, parse_rate, read_fabric, shortfal
 from harness.job.config import only_elsewhere
 from harness.judge.wording import counted
 from harness.launch.cells import BOTH_KERNELS, canonical_label, have_both_kernels, reusable
-from harness.plan.devices.limits import MemoryLimits
+from harness.plan.limits import MemoryLimits
 from harness.plan.preflight import CellPredictions
 from harness.record.store import Store
 from harness.shipped import resolve

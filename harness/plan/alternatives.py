@@ -15,7 +15,7 @@ from harness.judge.wording import listed, ranks
 from harness.plan.accumulation import each_reduced
 from harness.plan.architectures import mixture_of_experts
 from harness.plan.coverage import why_memory_unknown
-from harness.plan.devices.device import joined_by, ranks_per_node
+from harness.plan.hardware import joined_by, ranks_per_node
 from harness.plan.leading import (
     CLOSE_SHARE,
     USUAL,

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.plan.alternatives import Alternative
-from harness.plan.devices.device import Device
-from harness.plan.devices.hardware import load_hardware
+from harness.plan.hardware import Device, load_hardware
 from harness.plan.scenario import Scenario
 
 SITE = "site.yaml"

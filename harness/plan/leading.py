@@ -10,7 +10,7 @@ from harness.backends.entry import Entry
 from harness.backends.strategy import StrategyKind
 from harness.job.job import Job
 from harness.judge.wording import percent
-from harness.plan.devices.limits import MemoryVerdict
+from harness.plan.limits import MemoryVerdict
 from harness.plan.prediction import Prediction
 from harness.plan.scenario import Scenario
 from harness.tell.formats import gigabytes

@@ -16,13 +16,41 @@ from harness.errors import HarnessError
 from harness.files import read_settings
 from harness.job.config import load_experiment
 from harness.launch.launcher import require_libraries
-from harness.plan.architectures import find_architecture, mixture_of_experts
-from harness.plan.architectures.architecture import Architecture, Tensors
-from harness.plan.architectures.llama import head_size
-from harness.plan.architectures.own_code import as_known_type
+from harness.plan.architectures import (
+    EXPERTS,
+    MIXTURES,
+    Architecture,
+    Tensors,
+    as_known_type,
+    find_architecture,
+    head_size,
+    mixture_of_experts,
+)
 from harness.plan.catalogue import read_entries
-from harness.plan.mixtures import COVERED, MIXTURE
 from harness.plan.model import PlannedModel
+from harness.tell.formats import gigabytes
+
+MIXTURE = "mixture of experts"
+COVERED = f"of mixtures, types {' and '.join(MIXTURES)} are covered"
+OTHER_TOOL = (
+    "expert parallelism is called for, which puts experts on different GPUs, and no strategy here does"
+)
+UNLIKE_SHARE = 0.05
+"""Of the states of another strategy, from which a difference is explained."""
+
+
+def why_uneven(held_bytes: Mapping[str, int], config: Mapping[str, Any]) -> str | None:
+    """Why fsdp holds more than zero3 on as many ranks; None: it does not. held_bytes: of states, by label."""
+    fsdp, zero3 = held_bytes.get("fsdp", 0), held_bytes.get("zero3", 0)
+    if not zero3 or fsdp <= (1 + UNLIKE_SHARE) * zero3:
+        return None
+    experts = next(config[key] for key in EXPERTS if config.get(key))
+    return (
+        f"fsdp holds {gigabytes(fsdp)} GB of states and zero3 {gigabytes(zero3)}: FSDP2 cuts the experts of "
+        f"a layer, one tensor, by their number, so no more than {experts} ranks share them; ZeRO-3 and FSDP1 "
+        "cut flat tensors"
+    )
+
 
 FOLDER = "models"
 NOT_COVERED = "reason"

@@ -1,24 +1,309 @@
-"""What is predicted of a scenario: what it needs, whether it fits, its speed, and what is not known."""
+"""What is predicted of a scenario: memory in a step and while weights load, whether it fits, and speed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TypeVar
+from functools import cached_property, partial
+from typing import Literal, TypeVar
 
+from harness.backends.model_source import Loading
 from harness.errors import HarnessError
-from harness.forms.dtypes import DTYPE_BYTES
+from harness.forms.dtypes import COMPUTE, DTYPE_BYTES
 from harness.forms.fsdp.units import reduce_dtype
-from harness.forms.terms import STATE_KINDS
+from harness.forms.loading import PIECE_ELEMENTS
+from harness.forms.model.activations import ActivationProfile
+from harness.forms.model.layout import elements
+from harness.forms.part import samples_at_once
+from harness.forms.peak_memory.families import least_peak, peak_moments
+from harness.forms.peak_memory.step_timeline import TRACED, PeakMoment, Phase
+from harness.forms.terms import STATE_KINDS, Term, by_kind
+from harness.forms.zero.zero3.gathering import own_settings
 from harness.plan.architectures import mixture_of_experts
-from harness.plan.coverage import neighbours, why_between, why_memory_unknown
-from harness.plan.devices.limits import STATES_SHARE, MemoryVerdict
-from harness.plan.memory import MemoryPrediction, host_bytes, memory_bounds, predict_memory
-from harness.plan.profiles import Trace, trace_scenarios
+from harness.plan.coverage import (
+    neighbours,
+    require_activations,
+    require_timeline,
+    why_between,
+    why_memory_unknown,
+)
+from harness.plan.limits import STATES_SHARE, MemoryVerdict
+from harness.plan.model import part_of
+from harness.plan.profiles import Trace, activation_profile, trace_scenarios
 from harness.plan.scenario import Scenario
 from harness.plan.time.speed import SpeedPrediction, predict_speed
+
+NCCL_NEIGHBOUR_BYTES = (2 + 10) * 2**20
+"""Of one channel to one neighbour and from it: buffers of all protocols, 4 MiB, 4.7 MiB (LL128) and 0.5 MiB
+(LL), on one side, the header on the other, in units of 2 MiB (NCCL 2.30, src/transport/p2p.cc)."""
+NCCL_CHANNELS = {"NVLink": 24, "Infinity Fabric": 24}
+"""By kind of link within a node (A100: 12 rings, each twice)."""
+OTHER_CHANNELS = 4
+
+
+def nccl_bytes(scenario: Scenario) -> int:
+    """Of one communicator: on each channel a ring, and a chain within the node, which its trees are.
+
+    On average over the channels a rank has 2 (n - 1) / n neighbours in a chain of n. Published: 544 MiB on 2
+    A100 and 688 on 4 (NVIDIA/nccl issue 964; 576 and 720 by this), about 1 GB on 8 H100, 4.3 GB after an
+    all-to-all (issue 1685).
+    """
+    link = scenario.device.link if scenario.device else "NVLink"
+    channels = next((n for kind, n in NCCL_CHANNELS.items() if link.startswith(kind)), OTHER_CHANNELS)
+    ranks = scenario.ranks_of_node
+    return round(channels * NCCL_NEIGHBOUR_BYTES * (1 + 2 * (ranks - 1) / ranks))
+
+
+def device_overhead(scenario: Scenario) -> Iterator[Term]:
+    """CUDA context, NCCL's buffers and fragmentation; nothing on a CPU. Estimates, unlike the peak."""
+    if scenario.torch_device == "cpu":
+        return
+    if scenario.device is not None:
+        yield Term(
+            kind="buffers", name="context", bytes=scenario.device.context_bytes, formula="of the device",
+            source=scenario.device.source,
+        )  # fmt: skip
+    if scenario.world_size > 1 and scenario.transport == "nccl":
+        communicators = 2 if scenario.strategy.facts.has_replicas else 1
+        yield Term(
+            kind="communication", name="NCCL's buffers",
+            bytes=communicators * nccl_bytes(scenario),
+            formula="communicators x channels x 12 MiB x (1 + 2 (n - 1) / n); 24 channels on NVLink, else 4",
+            source="NCCL 2.30, src/transport/p2p.cc; within 6 % of NVIDIA/nccl issue 964",
+        )  # fmt: skip
+
+
+MomentName = Literal["forward/backward", "gradient reduction", "optimizer step"]
+
+
+PHASES: dict[MomentName, tuple[Phase, ...]] = {
+    "forward/backward": ("forward", "backward"),
+    "gradient reduction": ("reduction",),
+    "optimizer step": ("step",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """One moment of an ordinary step at its fullest."""
+
+    name: MomentName
+    terms: tuple[Term, ...]
+
+    @cached_property
+    def kinds(self) -> dict[str, int]:
+        """Bytes on the device by kind."""
+        return by_kind(term for term in self.terms if not term.host)
+
+    @property
+    def device_bytes(self) -> int:
+        return sum(self.kinds.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPrediction:
+    """Memory of the rank that needs most."""
+
+    moments: tuple[Moment, ...]
+    overhead: tuple[Term, ...] = ()
+    """Outside of the allocator's peak: fragmentation, CUDA context, NCCL's buffers."""
+    saved: tuple[Term, ...] = ()
+    """Activations that a forward pass leaves for the backward pass, by module; no further bytes."""
+    host_bytes_per_node: int = 0
+    reserved_bytes: int = 0
+    """What torch's allocator keeps of the device, at least."""
+
+    @cached_property
+    def decisive(self) -> Moment:
+        """The moment with the highest peak."""
+        return max(self.moments, key=lambda moment: moment.device_bytes)
+
+    @property
+    def peak_bytes(self) -> int:
+        """What the allocator's peak will say (max_memory_allocated)."""
+        return self.decisive.device_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """What nvidia-smi will say."""
+        return self.peak_bytes + sum(term.bytes for term in self.overhead if not term.host)
+
+
+def predict_memory(
+    scenario: Scenario, trace: Trace | None = None, *, rank: int | None = None
+) -> MemoryPrediction:
+    """Predict for a rank; None: the one that needs most. `trace`: how to trace a model of which there is no
+    profile yet.
+
+    Raises HarnessError where a model has to be traced and cannot be, and for settings that no one modelled.
+    """
+    profile = _profile(scenario, trace)
+    peaks = max(
+        (
+            peak_moments(scenario.workload(rank), profile)
+            for rank in (scenario.unlike_ranks if rank is None else (rank,))
+        ),
+        key=lambda moments: max(moment.bytes for moment in moments.values()),
+    )
+    return MemoryPrediction(
+        moments=tuple(
+            Moment(
+                name=name,
+                terms=_terms(max((peaks[p] for p in phases if p in peaks), key=lambda f: f.bytes)),
+            )
+            for name, phases in PHASES.items()
+            if any(phase in peaks for phase in phases)
+        ),
+        overhead=tuple(device_overhead(scenario)),
+        saved=_saved(profile, scenario),
+        host_bytes_per_node=host_bytes(scenario),
+        reserved_bytes=max(max(moment.bytes, moment.reserved) for moment in peaks.values()),
+    )
+
+
+def least_memory(scenario: Scenario, trace: Trace | None = None) -> int:
+    """Bytes of the device below which no prediction lies: much sooner known; 0 where none is made."""
+    try:
+        least = least_peak(scenario.workload(), _profile(scenario, trace))
+    except HarnessError:
+        return 0
+    return least + sum(term.bytes for term in device_overhead(scenario) if not term.host)
+
+
+def _profile(scenario: Scenario, trace: Trace | None) -> ActivationProfile:
+    """Raises HarnessError where the memory of a scenario has no prediction."""
+    require_timeline(scenario)
+    require_activations(scenario)
+    if scenario.strategy.zero_stage == 3 and (own := own_settings(scenario.workload())):
+        raise HarnessError(f"a step of ZeRO-3 with {', '.join(own)} is not modelled")
+    return activation_profile(scenario, trace)
+
+
+def memory_bounds(
+    scenario: Scenario, predict: Callable[[Scenario], MemoryPrediction] = predict_memory
+) -> tuple[MemoryPrediction, MemoryPrediction] | None:
+    """The least and the most that a scenario needs which is not predicted itself; None: not known."""
+    found = neighbours(scenario)
+    if found is None:
+        return None
+    try:
+        least, most = map(predict, found)
+    except HarnessError:
+        return None
+    return (least, most) if least.peak_bytes <= most.peak_bytes else None
+
+
+def _terms(peak: PeakMoment) -> tuple[Term, ...]:
+    return tuple(replace(term, bytes=count) for term, count in peak.held.items())
+
+
+def _saved(profile: ActivationProfile, scenario: Scenario) -> tuple[Term, ...]:
+    workload = scenario.workload()
+    blocks = [profile.block_at(n) for n in range(len(part_of(scenario.model, workload).layout.blocks))]
+    kinds, counts = {id(block): block for block in blocks}, Counter(map(id, blocks))
+    b, s = samples_at_once(workload), workload.part_length or 0
+    return tuple(
+        Term(
+            kind="activations",
+            name=f"{where}: {saved.module or 'itself'}",
+            bytes=times * saved.size.bytes(b, s),
+            formula=f"({saved.size})" + (f" x {times} blocks" if where == "blocks" else ""),
+            source=TRACED,
+        )
+        for where, segment, times in (
+            ("embedding", profile.embedding, 1),
+            *(("blocks", block, counts[key]) for key, block in kinds.items()),
+            ("head", profile.head, 1),
+            ("loss", profile.loss, 1),
+        )
+        for saved in segment.saved
+    )
+
+
+def host_bytes(scenario: Scenario) -> int:
+    """Of all ranks of a node: states that lie in host memory."""
+    if scenario.torch_device == "cpu":
+        return 0
+    terms = scenario.states.terms
+    per_rank = sum(term.bytes for term in terms if term.host)
+    return per_rank * scenario.ranks_of_node
+
+
+BUILT_BYTES = 4
+"""Per parameter: `rank.models.model.draw_model` builds in fp32."""
+
+
+def loading_of(scenario: Scenario) -> Loading:
+    """How the ranks load, as `backend.effective.loading` of a record says."""
+    model, job = scenario.model, scenario.job
+    is_whole = model.whole_because is not None or job.why_whole(scenario.loading) is not None
+    efficient = bool(scenario.options.get("cpu_ram_efficient_loading"))
+    return scenario.strategy.loading(
+        "full" if is_whole else scenario.loading, ranks=scenario.world_size, efficient=efficient
+    )
+
+
+def loading_bytes(scenario: Scenario) -> int:
+    """Host memory of the node that needs most while its ranks load; what libraries take comes on top.
+
+    With 'full' each rank builds the whole model. Else a rank holds its part of the weights, on the CPU or
+    offloaded, and one unit that it draws or one piece that it reads; the whole model is built once on a node
+    if it comes from `model.factory`, and once in all under `cpu_ram_efficient_loading`. Not counted: the
+    process that builds a model whole because its initialisation cannot be streamed, or its checkpoint must be
+    converted (`rank.loading.weight_files`).
+    """
+    ranks, how, source = scenario.ranks_of_node, loading_of(scenario), scenario.job.model
+    if how == "full":
+        return ranks * whole_bytes(scenario)
+    if scenario.strategy.through_accelerate:
+        return whole_bytes(scenario)
+    held = ranks * _weights_on_host(scenario)
+    if source.reads_checkpoint:
+        return held + ranks * _piece_bytes(scenario)
+    if how == "slices" and source.factory is None:
+        return held + ranks * _unit_bytes(scenario)
+    once = _unit_bytes(scenario) if source.factory is None else whole_bytes(scenario)
+    return max(once, held + ranks * _piece_bytes(scenario))
+
+
+def whole_bytes(scenario: Scenario) -> int:
+    """Host memory of one rank that builds the whole model.
+
+    A tied tensor that is drawn exists under each of its names until they are tied. At a low precision weights
+    are rounded one after the other, which holds the largest once in the low precision and once more in fp32.
+    """
+    layout, source = scenario.model.layout, scenario.job.model
+    numel = {parameter.name: parameter.numel for parameter in layout.parameters}
+    is_drawn = source.factory is None and not source.reads_checkpoint
+    untied = BUILT_BYTES * sum(numel.get(first, 0) for first in layout.tied.values()) if is_drawn else 0
+    precision, rounded = scenario.job.training.held_precision, 0
+    if precision != "fp32":
+        rounded = max(numel.values()) * (DTYPE_BYTES[COMPUTE[precision]] + BUILT_BYTES)
+    return BUILT_BYTES * layout.parameter_count + max(untied, rounded)
+
+
+def _unit_bytes(scenario: Scenario) -> int:
+    """The largest block or parameter in fp32: what is drawn before parts of it are kept."""
+    layout = scenario.model.layout
+    blocks = [elements(tensors) for name, tensors in layout.units() if name]
+    return BUILT_BYTES * max([*blocks, *(parameter.numel for parameter in layout.parameters)])
+
+
+def _piece_bytes(scenario: Scenario) -> int:
+    """What is read of a file at once, and its copy in the compute dtype."""
+    largest = max(parameter.numel for parameter in scenario.model.layout.parameters)
+    width = DTYPE_BYTES[COMPUTE[scenario.job.training.held_precision]]
+    return min(PIECE_ELEMENTS, largest) * (BUILT_BYTES + width)
+
+
+def _weights_on_host(scenario: Scenario) -> int:
+    """A rank's part of the weights, if it lies there."""
+    on_cpu = scenario.torch_device == "cpu"
+    terms = scenario.states.terms
+    return sum(term.bytes for term in terms if term.kind == "weights" and (on_cpu or term.host))
+
 
 T = TypeVar("T")
 FARTHEST_BOUNDS = 3

@@ -1,7 +1,8 @@
-"""Whether a run will have the memory that it needs, before it starts."""
+"""What a run will need, before it starts: memory, and by assumption time."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -13,16 +14,27 @@ from harness.backends.libraries.installed import installed_version
 from harness.backends.registry import REFERENCE
 from harness.errors import HarnessError
 from harness.forms.dtypes import COMPUTE, DTYPE_BYTES
+from harness.forms.flops import ModelGeometry, model_flops_per_token
+from harness.job.job import DEFAULT_STEPS, DEFAULT_TASK, Job
 from harness.judge.cell import CellName, name_cells
 from harness.launch.cells import Cell
-from harness.plan.devices.limits import Answer, MemoryLimits, MemoryVerdict
-from harness.plan.job import data_bytes, job_model, planned_model, scenario_of, scenario_of_request
-from harness.plan.loading import loading_bytes
-from harness.plan.memory import MemoryPrediction
-from harness.plan.prediction import Prediction, Predictors, predict
+from harness.plan.architectures import find_architecture
+from harness.plan.hardware import Device
+from harness.plan.limits import Answer, MemoryLimits, MemoryVerdict, limits_here
+from harness.plan.model import LAYER_KEYS
+from harness.plan.models import from_config
+from harness.plan.prediction import MemoryPrediction, Prediction, Predictors, loading_bytes, predict
 from harness.plan.profiles import Trace
-from harness.plan.scenario import Scenario, why_unsupported
-from harness.plan.smaller_reference import smaller_reference
+from harness.plan.scenario import (
+    Scenario,
+    data_bytes,
+    job_model,
+    planned_model,
+    scenario_of,
+    scenario_of_request,
+    why_unsupported,
+    with_settings,
+)
 from harness.plan.trust import trust_in
 from harness.record import PredictionPart
 from harness.run_directory.request import RunRequest
@@ -61,7 +73,7 @@ def judged(
 ) -> PredictionPart:
     """A prediction beside the memory that there is, as the record of a run keeps it.
 
-    `data_bytes`: what samples hold besides (`harness.plan.job.data_bytes`).
+    `data_bytes`: what samples hold besides (`harness.plan.scenario.data_bytes`).
     """
     trust = trust_in(scenario, speed=False)
     known = trust.allocated if trust.allocated and trust.allocated.not_of is None else None
@@ -454,3 +466,126 @@ def words(part: PredictionPart, run: PlannedCell, *, most: bool = False) -> str:
     verdict = "cannot fit" if part.verdict == DOES_NOT_FIT else part.verdict
     bound = "at most " if most else "at least " if part.moment == AT_LEAST else ""
     return f"{verdict}: {bound}{demand}"
+
+
+def smaller_reference(reference: Scenario, samples: int, fits: Callable[[Scenario], bool]) -> str | None:
+    """The settings that change least: '--set training.micro_batch_size=1'; None: none was found.
+
+    samples: in a micro-step of the ranks that are compared. First the reference takes as many, which changes
+    nothing of theirs, or all take one; then the model has fewer layers.
+    """
+    total = reference.samples
+    cuts = {
+        f"--set training.micro_batch_size={size}": replace(
+            reference, micro_batch_size=size, accumulation_steps=total // size
+        )
+        for size in (samples, 1)
+        if total % size == 0
+    }
+    for setting, cut in cuts.items():
+        if cut.micro_batch_size < reference.micro_batch_size and fits(cut):
+            return setting
+    for setting, cut in cuts.items():
+        for fewer, smaller in _with_fewer_layers(cut):
+            if fits(smaller):
+                return f"--set {fewer} {setting}"
+    return None
+
+
+def _with_fewer_layers(reference: Scenario) -> Iterator[tuple[str, Scenario]]:
+    """Half of them, a quarter and so on; nothing of a model that is no configuration."""
+    job = reference.job
+    if job.model.name is not None or job.model.factory is not None:
+        return
+    values = job.model.config_values()
+    key = next((key for key in LAYER_KEYS if isinstance(values.get(key), int)), None)
+    if key is None or find_architecture(str(values.get("model_type"))) is None:
+        return
+    layers = values[key] // 2
+    while layers:
+        setting = f"model.config.{key}"
+        changed = with_settings(reference, {setting: layers})
+        if changed is not None:
+            config = {**reference.model.config, **_layers(reference, key, layers)}
+            model = from_config(config, name=reference.model.name, source=reference.model.source)
+            yield f"{setting}={layers}", replace(changed, model=model)
+        layers //= 2
+
+
+def _layers(reference: Scenario, key: str, layers: int) -> dict[str, int]:
+    """Under each name that the configuration has for them."""
+    return {key: layers} | {name: layers for name in LAYER_KEYS if name in reference.model.config}
+
+
+CORE_FLOPS = 25e9
+"""FLOP/s that training reaches on a core of a server's CPU, fp32: about what `reports/` have."""
+PEAK_SHARE = 0.3
+"""Of a GPU's dense peak for the compute dtype, as decoders of a few billion parameters reach it."""
+MICRO_STEP_SECONDS = {"cpu": 0.05, "cuda": 0.02}
+"""Kernels to start and collectives to wait for, whatever the model's size."""
+START_SECONDS = {"cpu": 5.0, "cuda": 30.0}
+"""Processes, libraries and first steps; on CUDA every rank imports anew."""
+ASSUMED = (
+    f"~: estimated from the model's FLOPs at an assumed {CORE_FLOPS / 1e9:.0f} GFLOP/s per core or "
+    f"{PEAK_SHARE:.0%} of a GPU's peak, accurate to about a factor of 3"
+)
+PEAK_NAMES = {"fp32": "float32", "fp16-mixed": "float16"}
+"""The others compute in bfloat16."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTime:
+    """Seconds of one run."""
+
+    start: float
+    steps: float
+
+    @property
+    def total(self) -> float:
+        return self.start + self.steps
+
+
+def assumed_time(cell: Cell, device: str) -> RunTime | None:
+    """Of a run on this machine; None where the model, the number of steps or the GPU is not known."""
+    try:
+        flops = _flops_per_step(cell.job)
+        rate = _rate(cell, device)
+    except HarnessError:
+        return None
+    steps = _steps(cell.job)
+    if steps is None or rate is None:
+        return None
+    each = flops / rate + cell.layout.accumulation_steps * MICRO_STEP_SECONDS[device]
+    return RunTime(start=START_SECONDS[device], steps=steps * each)
+
+
+def _flops_per_step(job: Job) -> float:
+    """Raises HarnessError for a model without a closed form: building one would take too long."""
+    if job.task != DEFAULT_TASK or job.model.factory or job.data.factory:
+        raise HarnessError("FLOPs are known for causal language models only")
+    model, length = job_model(job), job.data.sequence_length
+    frozen = model.multiplying_parameters if job.adapter.is_present else 0  # adapters are small
+    geometry = ModelGeometry(
+        multiplying_parameters=model.multiplying_parameters, block_parameters=0, layers=model.layers,
+        attention_width=model.attention_width, sequence_length=length, frozen_parameters=frozen,
+    )  # fmt: skip
+    return float(model_flops_per_token(geometry)) * length * (job.training.global_batch_size or 1)
+
+
+def _rate(cell: Cell, device: str) -> float | None:
+    if device == "cpu":
+        return CORE_FLOPS * (os.cpu_count() or 1)
+    found: Device | None = limits_here(device).device
+    name = PEAK_NAMES.get(cell.job.training.precision, "bfloat16")
+    peak = None if found is None else found.peak_flops.get(name)
+    return None if peak is None else PEAK_SHARE * peak * cell.world_size
+
+
+def _steps(job: Job) -> float | None:
+    """Of the whole run: as the job says, or epochs of as many samples as it takes of its data."""
+    training = job.training
+    if training.epochs is None:
+        return training.steps or DEFAULT_STEPS
+    if job.data.limit is None or not training.global_batch_size:
+        return None
+    return training.epochs * max(1, job.data.limit // training.global_batch_size)

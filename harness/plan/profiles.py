@@ -45,8 +45,7 @@ from harness.plan.adapters import (
     packed_head,
     packed_inputs,
 )
-from harness.plan.model import equal_heads
-from harness.plan.model_part import local_config, local_profile
+from harness.plan.model import equal_heads, local_config, local_profile
 from harness.plan.scenario import Scenario
 
 TRACER = "harness.rank.probes.activation_trace"

@@ -23,10 +23,8 @@ from harness.job.experiment import Experiment
 from harness.job.model import ModelSection
 from harness.launch.cells import Cell, make_cell, make_request
 from harness.launch.launcher import require_libraries
-from harness.plan.job import planned_model, scenario_of
-from harness.plan.memory import MemoryPrediction, MomentName, predict_memory
-from harness.plan.prediction import Predictors, predict
-from harness.plan.scenario import Scenario
+from harness.plan.prediction import MemoryPrediction, MomentName, Predictors, predict, predict_memory
+from harness.plan.scenario import Scenario, planned_model, scenario_of
 from harness.run_directory.simulation import (
     SimulatedRank,
     SimulationRequest,

@@ -15,8 +15,8 @@ from harness.backends.registry import REFERENCE
 from harness.backends.strategy import StrategyKind
 from harness.judge.wording import counted, listed
 from harness.plan import coverage
-from harness.plan.devices.constants import SUSTAINED_SHARES, TimeConstants, default_constants
-from harness.plan.memory import device_overhead
+from harness.plan.hardware import SUSTAINED_SHARES, TimeConstants, default_constants
+from harness.plan.prediction import device_overhead
 from harness.plan.scenario import Scenario
 from harness.plan.time.computing import host_update_rate
 

@@ -21,8 +21,8 @@ from harness.files import Stored, read_plain, refusing, write_atomically
 from harness.gpus.found import Wheel, read_wheel, unfit_wheel
 from harness.launch.cells import is_refused
 from harness.launch.external import claimed
-from harness.plan.devices.hardware import load_hardware
-from harness.plan.devices.limits import MemoryLimits
+from harness.plan.hardware import load_hardware
+from harness.plan.limits import MemoryLimits
 from harness.plan.preflight import CellPredictions, of_requests, predict_runs
 from harness.record import Record
 from harness.record.record_files import RECORD_NAME

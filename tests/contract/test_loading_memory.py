@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from harness.backends.model_source import Loading
-from harness.plan.job import job_model
-from harness.plan.loading import loading_bytes
-from harness.plan.scenario import Scenario
+from harness.plan.prediction import loading_bytes
+from harness.plan.scenario import Scenario, job_model
 from tests.contract.ranks import on_ranks
 from tests.contract.setup_memory import CONFIG, EMBEDDING, setup_job
 from tests.representatives import COSTLY, EXHAUSTIVE

@@ -2,7 +2,7 @@
 
 import re
 
-from harness.plan.devices.hardware import load_hardware
+from harness.plan.hardware import load_hardware
 from harness.plan.models import catalogue_names
 from tests.docs.markdown import ROOT
 

@@ -17,7 +17,7 @@ from harness.job.config import load_experiment
 from harness.job.experiment import Experiment
 from harness.judge.comparison import Comparison
 from harness.launch.cells import plan
-from harness.plan.devices.hardware import load_hardware
+from harness.plan.hardware import load_hardware
 from harness.plan.time.calibration import read_calibration
 from harness.record.store import read_runs, record_text
 from harness.run_directory.resume import find_checkpoint

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.plan.devices.hardware import load_hardware
-from harness.plan.memory import predict_memory
+from harness.plan.hardware import load_hardware
+from harness.plan.prediction import predict_memory
 from harness.plan.time.calibration import scenario_of_record
 from tests.gpu_stub.machine import Machine
 from tests.gpu_stub.matrix import findings

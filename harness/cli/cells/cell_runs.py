@@ -27,7 +27,7 @@ from harness.record.provenance import environment
 from harness.record.store import Store
 
 if TYPE_CHECKING:
-    from harness.plan.fit.comparison import LargestBatches
+    from harness.plan.fit import LargestBatches
     from harness.plan.preflight import CellPredictions
 
 
@@ -39,7 +39,7 @@ SPLIT = (
 
 def _get_ready() -> None:
     """Do once what would otherwise be done between two runs: imports, and asking git for the code's state."""
-    for name in ("harness.plan.devices.limits", "harness.judge.comparison", "harness.tell.terminal"):
+    for name in ("harness.plan.limits", "harness.judge.comparison", "harness.tell.terminal"):
         import_module(name)
     environment()
 
@@ -204,8 +204,8 @@ def largest_batches(cells: Sequence[Cell], experiment: Experiment, device: str) 
 
     Raises HarnessError where ranks have no limit of memory.
     """
-    from harness.plan.devices.limits import limits_here
-    from harness.plan.fit.comparison import LargestBatches, require_limit
+    from harness.plan.fit import LargestBatches, require_limit
+    from harness.plan.limits import limits_here
     from harness.plan.prediction import Predictors
 
     limits = limits_here(device, experiment.runtime.memory_limit)

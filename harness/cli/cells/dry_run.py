@@ -20,8 +20,8 @@ from harness.job.experiment import Experiment
 from harness.judge.wording import a_few
 from harness.launch.cells import BOTH_KERNELS, Cell, have_both_kernels, is_refused
 from harness.nested import differences
+from harness.plan.preflight import ASSUMED, assumed_time
 from harness.plan.scenario import why_not_planned
-from harness.plan.wall_time import ASSUMED, assumed_time
 from harness.record import Record
 from harness.record.provenance import package_versions
 from harness.tell.narrow import fitted

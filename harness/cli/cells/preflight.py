@@ -35,7 +35,7 @@ def predict_cells(
 
     `facts`: by job id, what the check of the job returned.
     """
-    from harness.plan.devices.limits import limits_here
+    from harness.plan.limits import limits_here
     from harness.plan.preflight import of_cells, predict_runs
 
     runtime = experiment.runtime
@@ -48,7 +48,7 @@ def predict_unchecked(
     cells: Sequence[Cell], device: str, memory_limit: int | None, *, force: bool
 ) -> CellPredictions:
     """The same for cells of jobs that nobody checked, from their configurations alone."""
-    from harness.plan.devices.limits import limits_here
+    from harness.plan.limits import limits_here
     from harness.plan.preflight import of_cells, predict_runs
 
     limits = limits_here(device, memory_limit)
@@ -75,7 +75,7 @@ def refuse_as_rank(request: RunRequest, *, force: bool) -> None:
 
     One rank of a node asks, before it meets the others: they wait for it and hold nothing yet.
     """
-    from harness.plan.devices.limits import limits_here
+    from harness.plan.limits import limits_here
     from harness.plan.preflight import of_requests, predict_runs
 
     limits = limits_here(request.device, request.memory_limit_bytes)

@@ -13,9 +13,7 @@ from harness.cli.terminal.output import echo
 from harness.errors import HarnessError
 
 if TYPE_CHECKING:
-    from harness.plan.devices.constants import TimeConstants
-    from harness.plan.devices.device import Device, Fabric
-    from harness.plan.devices.hardware import Hardware
+    from harness.plan.hardware import Device, Fabric, Hardware, TimeConstants
 
 
 def named_fabric(known: Hardware, name: str | None) -> Fabric | None:

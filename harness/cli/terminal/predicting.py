@@ -16,7 +16,7 @@ from harness.cli.terminal.working import says_that_it_works
 from harness.judge.wording import counted
 
 if TYPE_CHECKING:
-    from harness.plan.devices.constants import TimeConstants
+    from harness.plan.hardware import TimeConstants
     from harness.plan.prediction import Predictors
     from harness.plan.scenario import Scenario
 
@@ -80,8 +80,7 @@ def counting(noun: str, doing: str) -> Iterator[PredictionCount]:
 @contextmanager
 def counting_predictors(constants: TimeConstants | None = None) -> Iterator[Predictors]:
     """What predicts, with the number of what was traced and predicted so far."""
-    from harness.plan.memory import least_memory, predict_memory
-    from harness.plan.prediction import Predictors
+    from harness.plan.prediction import Predictors, least_memory, predict_memory
     from harness.plan.profiles import kept_tracers, trace_scenarios
     from harness.plan.time.speed import predict_speed
 

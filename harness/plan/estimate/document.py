@@ -10,7 +10,7 @@ from harness.plan.alternatives import NO_WAYS, Ways, least_of
 from harness.plan.command_words import estimate_command
 from harness.plan.estimate.question import EstimateRequest
 from harness.plan.estimate.row import EstimateRow, trust_of
-from harness.plan.memory import MemoryPrediction
+from harness.plan.prediction import MemoryPrediction
 from harness.plan.time.computing import attention_kernel
 from harness.plan.time.speed import SpeedPrediction
 

@@ -12,17 +12,17 @@ from harness.job.batch import job_layout
 from harness.job.experiment import Experiment
 from harness.job.job import TrainingSection
 from harness.launch.cells import canonical_label
-from harness.plan.devices.constants import TimeConstants
-from harness.plan.devices.device import (
+from harness.plan.hardware import (
     Device,
     Fabric,
+    TimeConstants,
     joined_by,
     of_network,
     require_context,
     with_training_defaults,
 )
-from harness.plan.job import job_model
 from harness.plan.model import PlannedModel
+from harness.plan.scenario import job_model
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,11 +22,10 @@ from harness.plan.accumulation import reduced_each_time, reducing_each
 from harness.plan.alternatives import Alternative, alternatives, bases
 from harness.plan.architectures import mixture_of_experts
 from harness.plan.estimate.question import EstimateRequest
-from harness.plan.memory import host_bytes
-from harness.plan.prediction import Prediction, Predictors, predict, tried
+from harness.plan.prediction import Prediction, Predictors, host_bytes, predict, tried
 from harness.plan.scenario import Scenario, why_not_planned
+from harness.plan.time.computing import Work
 from harness.plan.time.speed import hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
-from harness.plan.time.work import Work
 from harness.plan.trust import Trust, trust_in
 
 

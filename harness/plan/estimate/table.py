@@ -24,7 +24,6 @@ from harness.plan.alternatives import (
 )
 from harness.plan.architectures import mixture_of_experts
 from harness.plan.command_words import estimate_command
-from harness.plan.devices.limits import STATES_SHARE, VERDICT_LEGEND
 from harness.plan.estimate.document import formulae
 from harness.plan.estimate.question import EstimateRequest
 from harness.plan.estimate.row import EstimateRow, trust_of
@@ -44,7 +43,8 @@ from harness.plan.leading import (
     preference,
     rate,
 )
-from harness.plan.mixtures import why_uneven
+from harness.plan.limits import STATES_SHARE, VERDICT_LEGEND
+from harness.plan.models import why_uneven
 from harness.plan.time.computing import HOST_LINK, UPDATE_ON_HOST, attention_kernel
 from harness.tell.formats import NOT_AVAILABLE
 from harness.tell.narrow import fitted, line_width

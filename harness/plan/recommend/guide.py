@@ -15,7 +15,7 @@ from typing import Literal
 
 from harness.errors import HarnessError
 from harness.judge.wording import percent
-from harness.plan.devices.device import joined_by
+from harness.plan.hardware import joined_by
 from harness.plan.leading import CLOSE_SHARE, IN_WORDS, rate
 from harness.plan.prediction import Predictors
 from harness.plan.recommend.predict import Configuration, best_configuration, smallest_need

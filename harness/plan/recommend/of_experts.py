@@ -9,9 +9,9 @@ from typing import Any
 from harness.backends import registry
 from harness.forms.terms import STATE_KINDS
 from harness.plan.alternatives import Alternative, alternatives
-from harness.plan.devices.limits import STATES_SHARE
 from harness.plan.leading import USUAL, pointless
-from harness.plan.mixtures import why_uneven
+from harness.plan.limits import STATES_SHARE
+from harness.plan.models import why_uneven
 from harness.plan.prediction import Prediction, Predictors
 from harness.plan.recommend.guide import Advice, Remedy
 from harness.plan.recommend.predict import scenario_of

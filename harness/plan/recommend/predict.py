@@ -15,11 +15,10 @@ from harness.errors import HarnessError
 from harness.forms.families import collectives
 from harness.forms.terms import STATE_KINDS
 from harness.job.job import Job
-from harness.plan.devices.limits import MemoryVerdict
-from harness.plan.fit.search import divisors, largest_predicted
+from harness.plan.fit import divisors, largest_predicted
 from harness.plan.leading import offloads, pointless, span
-from harness.plan.memory import MemoryPrediction
-from harness.plan.prediction import Prediction, Predictors, predict, with_speed
+from harness.plan.limits import MemoryVerdict
+from harness.plan.prediction import MemoryPrediction, Prediction, Predictors, predict, with_speed
 from harness.plan.recommend.question import RecommendRequest
 from harness.plan.scenario import Scenario
 

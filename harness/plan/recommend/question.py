@@ -14,7 +14,7 @@ from harness.errors import HarnessError
 from harness.job.experiment import Experiment
 from harness.job.job import Job
 from harness.judge.wording import counted, listed
-from harness.plan.devices.device import (
+from harness.plan.hardware import (
     Device,
     Fabric,
     joined_by,
@@ -22,9 +22,8 @@ from harness.plan.devices.device import (
     require_context,
     with_training_defaults,
 )
-from harness.plan.mixtures import COVERED, MIXTURE, OTHER_TOOL
 from harness.plan.model import PlannedModel
-from harness.plan.models import NOT_COVERED, find_entry, load_model
+from harness.plan.models import COVERED, MIXTURE, NOT_COVERED, OTHER_TOOL, find_entry, load_model
 
 MOST_SHARING = 16
 """GPUs that share samples: stages of the longest pipeline that is tried."""

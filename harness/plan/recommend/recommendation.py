@@ -26,8 +26,8 @@ from harness.plan.alternatives import (
 )
 from harness.plan.architectures import mixture_of_experts
 from harness.plan.command_words import SITE, option_words, planned_settings, run_command, set_words, site_line
-from harness.plan.devices.limits import TIGHT_SHARE
 from harness.plan.leading import CLOSE_SHARE, TIE, USUAL, distinct_backends
+from harness.plan.limits import TIGHT_SHARE
 from harness.plan.prediction import Predictors
 from harness.plan.recommend.best_variants import BestVariants, best_variants
 from harness.plan.recommend.guide import Advice, advise, fewer_tokens, guide_line

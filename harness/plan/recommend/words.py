@@ -15,8 +15,8 @@ from harness.plan.alternatives import (
     reaches_more,
 )
 from harness.plan.command_words import run_command, set_words
-from harness.plan.devices.limits import STATES_SHARE, TIGHT_SHARE, VERDICT_LEGEND
 from harness.plan.leading import CLOSE_SHARE, TIE, figures, if_joined, rate
+from harness.plan.limits import STATES_SHARE, TIGHT_SHARE, VERDICT_LEGEND
 from harness.plan.prediction import Prediction
 from harness.plan.recommend.best_variants import accumulated_sharded
 from harness.plan.recommend.guide import Remedy

@@ -20,13 +20,11 @@ from harness.errors import HarnessError
 from harness.fabric.result import FabricResult, read_fabric
 from harness.files import Stored, read_plain, write_atomically
 from harness.judge.quantities.measures import step_seconds
-from harness.plan.devices.constants import TimeConstants, default_constants
-from harness.plan.devices.device import Device, Fabric
-from harness.plan.devices.hardware import load_hardware
+from harness.plan.hardware import Device, Fabric, TimeConstants, default_constants, load_hardware
 from harness.plan.model import PlannedModel
 from harness.plan.scenario import Scenario
+from harness.plan.time.computing import Work
 from harness.plan.time.speed import overlap_rule, seconds_of_step
-from harness.plan.time.work import Work
 from harness.record import Record
 from harness.record.store import read_runs
 from harness.record.workload import known_strategy, of_record

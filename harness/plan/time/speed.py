@@ -27,17 +27,16 @@ from harness.forms.workload import Workload
 from harness.forms.zero import stages as zero
 from harness.forms.zero.zero3.gathering import fetching
 from harness.plan.coverage import COMPILED, OPTIMIZER, require_speed
-from harness.plan.devices.constants import TimeConstants, TimeTerm, default_constants
-from harness.plan.devices.device import Device
+from harness.plan.hardware import Device, TimeConstants, TimeTerm, default_constants
 from harness.plan.scenario import Scenario
 from harness.plan.time.computing import (
     HOST_TERM,
     UPDATE_BYTES,
     UPDATE_ON_HOST,
     ComputingTime,
+    Work,
     computing_time,
 )
-from harness.plan.time.work import Work
 
 LATENCY_HIDES = frozenset({"gloo"})
 """Transports whose latency is a wait for processors, which goes on while bytes move: only the longer

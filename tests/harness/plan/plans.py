@@ -8,7 +8,7 @@ from typing import Any
 from harness.backends.registry import BUILT_IN
 from harness.forms.model.layout import Layout, Tensor
 from harness.job.job import Job
-from harness.plan.devices.device import Device, Fabric
+from harness.plan.hardware import Device, Fabric
 from harness.plan.model import PlannedModel
 from harness.plan.scenario import Scenario
 

@@ -6,8 +6,7 @@ import pytest
 
 from harness.plan.accumulation import reducing_each
 from harness.plan.estimate.row import EstimateRow, estimate
-from harness.plan.memory import MemoryPrediction, Moment
-from harness.plan.prediction import Predictors
+from harness.plan.prediction import MemoryPrediction, Moment, Predictors
 from harness.plan.scenario import Scenario
 from tests.harness.plan.estimate.asking import ask, states
 from tests.harness.plan.recommend.invented import speed, term

@@ -11,7 +11,7 @@ from harness.job.experiment import Experiment
 from harness.job.model import AdapterSection
 from harness.job.optimizer import OptimizerSection
 from harness.plan.adapters import DEFAULT_TARGETS, packed_head, packed_inputs, with_adapters
-from harness.plan.devices.device import with_training_defaults
+from harness.plan.hardware import with_training_defaults
 from harness.plan.models import load_model
 from harness.rank.data.samples import DataFacts
 from harness.rank.models.description import describe_layout

@@ -20,9 +20,8 @@ from harness.plan.alternatives import (
 )
 from harness.plan.command_words import run_command
 from harness.plan.coverage import why_memory_unknown
-from harness.plan.devices.device import Fabric
-from harness.plan.memory import MemoryPrediction, Moment
-from harness.plan.prediction import Predictors, predict
+from harness.plan.hardware import Fabric
+from harness.plan.prediction import MemoryPrediction, Moment, Predictors, predict
 from harness.plan.scenario import Scenario
 from harness.plan.time.speed import SpeedPrediction
 from tests.harness.plan.plans import A100, scenario

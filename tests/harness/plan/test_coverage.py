@@ -13,18 +13,15 @@ from harness.job.batch import batch_layout, with_global_batch
 from harness.job.config import load_experiment
 from harness.job.experiment import Experiment
 from harness.plan.coverage import why_states_alone
-from harness.plan.devices.hardware import load_hardware
-from harness.plan.devices.limits import MemoryLimits
 from harness.plan.estimate import question
 from harness.plan.estimate.row import estimate
 from harness.plan.estimate.table import estimate_lines
-from harness.plan.job import job_model
-from harness.plan.loading import loading_bytes
-from harness.plan.memory import predict_memory
+from harness.plan.hardware import load_hardware
+from harness.plan.limits import MemoryLimits
 from harness.plan.models import load_model
-from harness.plan.prediction import Prediction
+from harness.plan.prediction import Prediction, loading_bytes, predict_memory
 from harness.plan.preflight import at_least
-from harness.plan.scenario import Scenario, with_settings
+from harness.plan.scenario import Scenario, job_model, with_settings
 from harness.plan.time.speed import predict_speed
 from harness.rank.data.samples import load_samples
 from harness.rank.models.description import describe_layout

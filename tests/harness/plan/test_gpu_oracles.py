@@ -10,8 +10,8 @@ import pytest
 from benchmarks.published import collectives
 from benchmarks.published.collectives import Measured, read_measured
 from harness.api.runs import estimate
-from harness.plan.devices.hardware import load_hardware
-from harness.plan.memory import nccl_bytes
+from harness.plan.hardware import load_hardware
+from harness.plan.prediction import nccl_bytes
 from tests.harness.plan.plans import scenario
 
 GIB = 2**30

@@ -6,8 +6,7 @@ from harness.forms.families import model_states
 from harness.job.batch import batch_layout
 from harness.job.config import load_experiment
 from harness.launch.cells import make_cell
-from harness.plan.job import planned_model, scenario_of
-from harness.plan.scenario import Scenario
+from harness.plan.scenario import Scenario, planned_model, scenario_of
 from harness.rank.job_check import check_job
 
 EXPERIMENT = load_experiment(None, ["training.global_batch_size=8", "training.micro_batch_size=1"])

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from harness.plan.devices.limits import MemoryVerdict
 from harness.plan.leading import figures, in_order
+from harness.plan.limits import MemoryVerdict
 from harness.plan.prediction import Prediction
 from harness.plan.time.speed import predict_speed
 from harness.plan.trust import trust_in

@@ -11,8 +11,8 @@ from benchmarks.loading import GEOMETRIES
 from harness.backends import registry
 from harness.backends.model_source import Loading
 from harness.job.job import Job
-from harness.plan.loading import loading_bytes, loading_of, whole_bytes
 from harness.plan.models import from_config
+from harness.plan.prediction import loading_bytes, loading_of, whole_bytes
 from harness.plan.scenario import Scenario
 from harness.record.store import read_runs
 from tests.harness.plan.plans import llama, scenario

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from harness.job.experiment import Experiment
 from harness.plan.alternatives import MORE_GPUS, OFFLOAD
-from harness.plan.devices.hardware import load_hardware
 from harness.plan.estimate.question import question
 from harness.plan.estimate.row import alternatives_of_rows, estimate
 from harness.plan.estimate.table import estimate_lines
-from harness.plan.mixtures import why_uneven
-from harness.plan.models import load_model
+from harness.plan.hardware import load_hardware
+from harness.plan.models import load_model, why_uneven
 
 PARAMETERS = 46_702_792_704
 LIBRARIES = Experiment.model_validate(

@@ -11,10 +11,9 @@ from harness.forms import tensor
 from harness.forms.part import local_workload
 from harness.forms.pipeline import bubble_share
 from harness.forms.zero import zero_tensor
-from harness.plan.memory import predict_memory
-from harness.plan.model import decoder
-from harness.plan.model_part import local_config, part_of
+from harness.plan.model import decoder, local_config, part_of
 from harness.plan.models import load_model
+from harness.plan.prediction import predict_memory
 from harness.plan.scenario import Scenario
 from harness.plan.time.speed import SpeedPrediction, predict_speed
 from tests.harness.plan.plans import scenario

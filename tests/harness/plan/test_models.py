@@ -10,11 +10,11 @@ import pytest
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
 from harness.job.job import Job
-from harness.plan.architectures.own_code import as_known_type
+from harness.plan.architectures import as_known_type
 from harness.plan.catalogue import read_entries
-from harness.plan.job import job_model
 from harness.plan.models import catalogue_names, find_entry, from_config, load_model, model_settings
 from harness.plan.recommend.question import find_model
+from harness.plan.scenario import job_model
 from harness.rank.data.tokens import ByteTokenizer
 
 UNITS = {"M": 1e6, "B": 1e9}

@@ -11,10 +11,9 @@ from docs.hooks import strategies, sweeps
 from harness.cli import harness
 from harness.job.config import load_experiment
 from harness.plan.command_words import set_words
-from harness.plan.devices.device import PRESET, with_training_defaults
-from harness.plan.devices.hardware import load_hardware
 from harness.plan.estimate import question
 from harness.plan.estimate.row import candidates
+from harness.plan.hardware import PRESET, load_hardware, with_training_defaults
 from harness.plan.leading import distinct_backends
 from harness.plan.models import load_model
 from harness.plan.recommend.predict import (

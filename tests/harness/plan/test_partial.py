@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from harness.job.job import Job
-from harness.plan.devices.hardware import load_hardware
-from harness.plan.memory import predict_memory
+from harness.plan.hardware import load_hardware
 from harness.plan.models import load_model
+from harness.plan.prediction import predict_memory
 from harness.plan.scenario import Scenario
 from harness.plan.time.speed import predict_speed
 

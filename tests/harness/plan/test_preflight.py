@@ -4,10 +4,9 @@ import pytest
 
 from harness.backends.model_source import Loading
 from harness.forms.terms import Term
-from harness.plan.devices.limits import MemoryLimits
-from harness.plan.loading import loading_bytes
-from harness.plan.memory import MemoryPrediction, Moment, host_bytes
+from harness.plan.limits import MemoryLimits
 from harness.plan.models import load_model
+from harness.plan.prediction import MemoryPrediction, Moment, host_bytes, loading_bytes
 from harness.plan.preflight import judged, size, telling_demand, tightest_demand
 from harness.record import PredictionPart
 from tests.harness.plan.plans import llama, scenario

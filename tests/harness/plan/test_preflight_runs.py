@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from harness.errors import HarnessError
-from harness.plan.devices.limits import MemoryLimits
-from harness.plan.memory import memory_bounds
+from harness.plan.limits import MemoryLimits
 from harness.plan.models import load_model
+from harness.plan.prediction import memory_bounds
 from harness.plan.preflight import FORCE, CellPredictions, PlannedCell, predict_runs
 from harness.plan.scenario import Scenario, with_settings
 from harness.plan.trust import trust_in

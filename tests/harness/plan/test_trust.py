@@ -14,7 +14,7 @@ from benchmarks.published.judge import errors_of, judge
 from benchmarks.published.mapping import Mapped, map_row
 from benchmarks.published.rows import read_rows
 from harness.job.job import Job
-from harness.plan.devices.constants import default_constants
+from harness.plan.hardware import default_constants
 from harness.plan.profiles import missing_profiles, trace_ahead
 from harness.plan.trust import CPU, CPU_ERRORS, measured_errors, trust_in
 from tests.harness.plan.plans import scenario

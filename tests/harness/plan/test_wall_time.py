@@ -6,7 +6,7 @@ import pytest
 
 from harness.job.config import load_experiment
 from harness.launch.cells import plan
-from harness.plan.wall_time import assumed_time
+from harness.plan.preflight import assumed_time
 from harness.record.store import read_runs
 from tests.docs.markdown import ROOT
 

@@ -6,8 +6,8 @@ import pytest
 
 from harness.forms.peak_memory.replay import Replay
 from harness.job.config import load_experiment
-from harness.plan.memory import least_memory, predict_memory
 from harness.plan.models import load_model
+from harness.plan.prediction import least_memory, predict_memory
 from harness.plan.scenario import Scenario
 
 PIPELINE = "pp:stages=2,micro_batches=4"

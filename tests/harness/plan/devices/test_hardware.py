@@ -7,8 +7,7 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.forms.flops import find_peak
-from harness.plan.devices.device import joined_by, ranks_per_node
-from harness.plan.devices.hardware import Hardware, load_hardware
+from harness.plan.hardware import Hardware, joined_by, load_hardware, ranks_per_node
 
 DEVICES = (
     "V100-16", "V100-32", "A100-40", "A100-64", "A100-80", "H100-80", "H100-80-PCIe", "H100-96", "H100-NVL",

@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.plan.devices.limits import available_host_bytes, control_group_headroom, limits_here
+from harness.plan.limits import available_host_bytes, control_group_headroom, limits_here
 from tests.gpus import gpus_of
 
 
@@ -58,7 +58,5 @@ def test_ranks_on_the_cpu_have_no_device_of_their_own() -> None:
 
 
 def test_the_smallest_gpu_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "harness.plan.devices.limits.find_gpus", lambda: gpus_of(81559 * 2**20, 40960 * 2**20)
-    )
+    monkeypatch.setattr("harness.plan.limits.find_gpus", lambda: gpus_of(81559 * 2**20, 40960 * 2**20))
     assert limits_here("cuda").device_bytes == 40960 * 2**20

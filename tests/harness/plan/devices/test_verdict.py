@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.plan.devices.limits import MemoryVerdict
+from harness.plan.limits import MemoryVerdict
 
 GB = 10**9
 

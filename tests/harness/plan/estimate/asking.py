@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from harness.job.config import load_experiment
-from harness.plan.devices.hardware import load_hardware
 from harness.plan.estimate import question
 from harness.plan.estimate.question import EstimateRequest
 from harness.plan.estimate.row import EstimateRow, candidates, estimate, step_traffic
+from harness.plan.hardware import load_hardware
 from harness.plan.models import load_model
 
 

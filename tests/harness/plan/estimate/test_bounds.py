@@ -10,7 +10,7 @@ from harness.plan.estimate import row as of_row
 from harness.plan.estimate.document import document
 from harness.plan.estimate.row import EstimateRow, estimate
 from harness.plan.estimate.table import estimate_lines
-from harness.plan.memory import MemoryPrediction, memory_bounds, predict_memory
+from harness.plan.prediction import MemoryPrediction, memory_bounds, predict_memory
 
 from .asking import ask, row
 

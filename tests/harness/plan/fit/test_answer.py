@@ -4,9 +4,17 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from harness.plan.fit.answer import answer_lines, error_line, find_micro_batch, find_sequence, trial_table
-from harness.plan.fit.limit import Limit
-from harness.plan.fit.search import OutOfTrials, Sizes, Trial
+from harness.plan.fit import (
+    Limit,
+    OutOfTrials,
+    Sizes,
+    Trial,
+    answer_lines,
+    error_line,
+    find_micro_batch,
+    find_sequence,
+    trial_table,
+)
 from tests.harness.plan.fit.test_trial import trial
 
 FIXED, PER_TOKEN = 1000, 1

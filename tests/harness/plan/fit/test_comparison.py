@@ -6,10 +6,9 @@ from harness.errors import HarnessError
 from harness.forms.terms import Term
 from harness.job.config import load_experiment
 from harness.launch.cells import Cell, plan
-from harness.plan.devices.limits import MemoryLimits
-from harness.plan.fit.comparison import LargestBatches, cut_lines, require_limit
-from harness.plan.memory import MemoryPrediction, Moment
-from harness.plan.prediction import Predictors
+from harness.plan.fit import LargestBatches, cut_lines, require_limit
+from harness.plan.limits import MemoryLimits
+from harness.plan.prediction import MemoryPrediction, Moment, Predictors
 from harness.plan.scenario import Scenario
 from harness.rank.job_check import check_job
 from tests.records import make_record

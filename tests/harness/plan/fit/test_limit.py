@@ -2,8 +2,8 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.gpus.found import Gpus
-from harness.plan.devices.hardware import load_hardware
-from harness.plan.fit.limit import Limit, find_limit, require_host_memory
+from harness.plan.fit import Limit, find_limit, require_host_memory
+from harness.plan.hardware import load_hardware
 from tests.gpus import gpus_of
 
 
@@ -45,14 +45,14 @@ def test_ranks_must_fit_into_the_machine_together() -> None:
 
 def test_the_smallest_gpu_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     found = gpus_of(81559 * 2**20, 40960 * 2**20)
-    monkeypatch.setattr("harness.plan.fit.limit.find_gpus", lambda: found)
+    monkeypatch.setattr("harness.plan.fit.find_gpus", lambda: found)
     limit = find_limit(None, None, "cuda", 2)
     assert limit == Limit(limit_bytes=40960 * 2**20, origin="memory of the GPU", imposed=False)
 
 
 def test_without_gpus_their_memory_must_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
     none = Gpus(why_none="this machine shows no GPU")
-    monkeypatch.setattr("harness.plan.fit.limit.find_gpus", lambda: none)
+    monkeypatch.setattr("harness.plan.fit.find_gpus", lambda: none)
     with pytest.raises(
         HarnessError, match="this machine shows no GPU; give the memory of a rank with --limit"
     ):

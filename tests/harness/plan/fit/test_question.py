@@ -2,7 +2,7 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
-from harness.plan.fit.search import micro_batches, sequences, trial_experiment
+from harness.plan.fit import micro_batches, sequences, trial_experiment
 
 
 def test_a_global_batch_leaves_its_divisors() -> None:

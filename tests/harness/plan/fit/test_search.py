@@ -1,6 +1,6 @@
 import pytest
 
-from harness.plan.fit.search import OutOfTrials, divisors, largest_fitting, largest_predicted, smaller_ones
+from harness.plan.fit import OutOfTrials, divisors, largest_fitting, largest_predicted, smaller_ones
 
 
 def search(sizes, first: int, largest: int, estimate=lambda tried: None) -> tuple[int | None, list[int]]:

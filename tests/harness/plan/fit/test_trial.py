@@ -1,6 +1,6 @@
 import pytest
 
-from harness.plan.fit.search import Trial, fastest, tied_with, trial_of
+from harness.plan.fit import Trial, fastest, tied_with, trial_of
 from harness.record import Record
 from tests.records import make_ranks, make_record
 

@@ -6,11 +6,9 @@ from typing import Any
 from harness.forms.model.layout import Layout, Tensor
 from harness.forms.terms import Term
 from harness.job.config import load_experiment
-from harness.plan.devices.constants import TimeTerm
-from harness.plan.devices.device import Device, Fabric
-from harness.plan.memory import MemoryPrediction, Moment
+from harness.plan.hardware import Device, Fabric, TimeTerm
 from harness.plan.model import PlannedModel
-from harness.plan.prediction import Predictors
+from harness.plan.prediction import MemoryPrediction, Moment, Predictors
 from harness.plan.recommend.question import RecommendRequest, ask
 from harness.plan.scenario import Scenario
 from harness.plan.time.speed import SpeedPrediction

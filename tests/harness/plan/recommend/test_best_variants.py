@@ -5,8 +5,7 @@ from harness.backends.registry import moving_parts
 from harness.errors import HarnessError
 from harness.forms.families import model_states
 from harness.plan.leading import CLOSE_SHARE, distinct_backends, simplest_close
-from harness.plan.memory import MemoryPrediction, Moment
-from harness.plan.prediction import Predictors
+from harness.plan.prediction import MemoryPrediction, Moment, Predictors
 from harness.plan.recommend.best_variants import (
     BestVariants,
     accumulated_sharded,

@@ -11,7 +11,7 @@ from harness.cli.options.arguments import split_backends
 from harness.forms.workload import second_copy_ranks
 from harness.job.batch import cell_layout, job_layout
 from harness.job.config import load_experiment
-from harness.plan.devices.hardware import load_hardware
+from harness.plan.hardware import load_hardware
 from harness.plan.leading import distinct_backends
 from harness.plan.recommend.best_variants import best_variants
 from harness.plan.recommend.predict import micro_batch_sizes, scenario_of, variants

@@ -3,8 +3,7 @@ from typing import Any
 
 import pytest
 
-from harness.plan.memory import MemoryPrediction, Moment
-from harness.plan.prediction import Predictors
+from harness.plan.prediction import MemoryPrediction, Moment, Predictors
 from harness.plan.recommend.best_variants import best_variants
 from harness.plan.recommend.guide import Advice, advise, fewer_tokens, guide_line, next_power_of_two
 from harness.plan.recommend.question import RecommendRequest

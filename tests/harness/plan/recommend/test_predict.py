@@ -4,8 +4,7 @@ from typing import Any
 import pytest
 
 from harness.backends import registry
-from harness.plan.memory import MemoryPrediction, Moment
-from harness.plan.prediction import Predictors
+from harness.plan.prediction import MemoryPrediction, Moment, Predictors
 from harness.plan.recommend.predict import Configuration, best_configuration, variants
 from harness.plan.scenario import Scenario
 from tests.harness.plan.recommend.invented import (

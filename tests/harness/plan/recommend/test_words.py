@@ -3,8 +3,7 @@ from dataclasses import replace
 
 from harness.backends import registry
 from harness.errors import HarnessError
-from harness.plan.memory import MemoryPrediction
-from harness.plan.prediction import Predictors
+from harness.plan.prediction import MemoryPrediction, Predictors
 from harness.plan.recommend.recommendation import Typed, recommend
 from harness.plan.recommend.words import recommendation_lines
 from harness.plan.scenario import Scenario

@@ -7,7 +7,7 @@ from statistics import median
 import pytest
 
 from harness.errors import HarnessError
-from harness.plan.devices.constants import TimeConstants, default_constants
+from harness.plan.hardware import TimeConstants, default_constants
 from harness.plan.scenario import Scenario
 from harness.plan.time.calibration import (
     Calibration,

@@ -21,10 +21,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from harness.backends.tensor.cut import cut_layers
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.tensor import LOGITS
-from harness.plan.devices.device import Device
+from harness.plan.hardware import Device
 from harness.plan.models import load_model
+from harness.plan.time.computing import Work
 from harness.plan.time.speed import predict_speed
-from harness.plan.time.work import Work
 from tests.harness.plan.plans import A100, scenario
 
 RANKS, TOKENS, VOCABULARY, HIDDEN = 4, 32, 512, 64

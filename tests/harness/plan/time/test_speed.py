@@ -7,8 +7,8 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.job.job import Job
-from harness.plan.devices.constants import default_constants
-from harness.plan.time.computing import HOST_LINK, UPDATE_ON_HOST, host_launches
+from harness.plan.hardware import default_constants
+from harness.plan.time.computing import HOST_LINK, UPDATE_ON_HOST, Work, host_launches
 from harness.plan.time.speed import (
     SpeedPrediction,
     gpu_hours_per_billion_tokens,
@@ -16,7 +16,6 @@ from harness.plan.time.speed import (
     kilowatt_hours_per_billion_tokens,
     predict_speed,
 )
-from harness.plan.time.work import Work
 from tests.harness.plan.plans import A100, llama, scenario
 
 

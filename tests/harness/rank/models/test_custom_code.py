@@ -13,8 +13,8 @@ from harness.errors import HarnessError, JobError
 from harness.job.data import DataSection
 from harness.job.job import Job
 from harness.job.model import ModelSection
-from harness.plan.job import job_model
 from harness.plan.profiles import workload_profile
+from harness.plan.scenario import job_model
 from harness.rank.data.samples import DataFacts
 from harness.rank.data.tokens import tokenizer_of
 from harness.rank.models.model import build_model, draw_model, model_config

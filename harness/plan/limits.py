@@ -11,8 +11,7 @@ import psutil
 
 from harness.errors import HarnessError
 from harness.gpus.found import Gpus, find_gpus
-from harness.plan.devices.device import Device
-from harness.plan.devices.hardware import load_hardware
+from harness.plan.hardware import Device, load_hardware
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")

@@ -1,1 +1,0 @@
-"""Devices and networks, their constants and limits."""

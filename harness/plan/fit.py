@@ -1,0 +1,910 @@
+"""The largest micro-batch and sequence that fit, predicted first and then found by real runs."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from statistics import mean
+from typing import Any, Protocol
+
+from harness.backends import registry
+from harness.backends.options import parts_of
+from harness.backends.pipeline.cut import not_whole
+from harness.errors import HarnessError
+from harness.gpus.found import find_gpus
+from harness.job.batch import BatchLayout, batch_layout
+from harness.job.experiment import Experiment, read_bytes
+from harness.judge.quantities import measures
+from harness.judge.rows import reason
+from harness.judge.wording import counted, listed, percent, ranks
+from harness.launch.cells import Cell, make_cell, reusable
+from harness.launch.launcher import EventHandler, LocalLauncher, run_cell
+from harness.plan.alternatives import Alternative, alternatives
+from harness.plan.coverage import why_memory_unknown
+from harness.plan.hardware import load_hardware
+from harness.plan.limits import MemoryLimits
+from harness.plan.model import PlannedModel
+from harness.plan.prediction import MemoryPrediction, Predictors, predict
+from harness.plan.preflight import DOES_NOT_FIT, UNKNOWN_STRATEGY, judged
+from harness.plan.scenario import Scenario, data_bytes, planned_model, scenario_of
+from harness.plan.trust import Trust, trust_in
+from harness.record import Record
+from harness.record.provenance import host_memory_bytes
+from harness.record.store import Store
+from harness.tell.formats import NOT_AVAILABLE, gigabytes, megabytes
+from harness.tell.narrow import fitted
+
+STRIDE = 32
+"""The first step away from the first guess: this part of it. Predictions are right within some percent."""
+GROWTH = 4
+"""Each further step over the one before."""
+MOST_ON_ONE_SIDE = 2
+"""Estimates in a row; then the gap is halved once, should they be wrong."""
+FRACTIONS = (2, 4)
+"""Parts of the largest size that are tried as well: the largest is not always the fastest."""
+
+
+class OutOfTrials(Exception):
+    """The next trial would be one too many."""
+
+
+def largest_fitting(
+    sizes: Sequence[int],
+    first: int,
+    fits: Callable[[int], bool],
+    estimate: Callable[[], int | None] = lambda: None,
+) -> int | None:
+    """The largest of `sizes` for which `fits` holds; None: not even the first.
+
+    sizes: ascending; whatever is below one that fits fits too. first: the guess to begin with; a right one
+    costs two trials. `estimate` says where the largest may be, from what was tried so far; None: it cannot.
+    `fits` may raise OutOfTrials.
+    """
+    low, high = -1, len(sizes)  # fits, does not fit
+    probe = min(max(_position(sizes, first), 0), high - 1)
+    stride = max(1, probe // STRIDE)
+    on_one_side = 0
+    while high - low > 1:
+        is_fitting = fits(sizes[probe])
+        low, high = (probe, high) if is_fitting else (low, probe)
+        guess = estimate() if low >= 0 and on_one_side < MOST_ON_ONE_SIDE else None
+        if guess is not None:
+            probe = _position(sizes, guess)
+            on_one_side += 1
+        elif low >= 0 and high < len(sizes):
+            probe = (low + high) // 2
+            on_one_side = 0
+        else:
+            probe = low + stride if is_fitting else high - stride
+            stride *= GROWTH
+            on_one_side = 0
+        probe = min(max(probe, low + 1), high - 1)
+    return sizes[low] if low >= 0 else None
+
+
+def _position(sizes: Sequence[int], size: int) -> int:
+    """Index of the largest that is not above `size`; -1: there is none."""
+    return bisect_right(sizes, size) - 1
+
+
+def largest_predicted(
+    sizes: Sequence[int], fits: Callable[[int], bool], likely: Collection[int] = ()
+) -> int | None:
+    """The largest of `sizes` that a prediction lets fit, by halving; None: not even the first.
+
+    The last is asked first: as it leaves no accumulation, it may need less than smaller ones. likely:
+    larger ones than the largest of these that fits are looked for.
+    """
+    if fits(sizes[-1]):
+        return sizes[-1]
+    first = next((sizes.index(size) for size in sorted(likely, reverse=True) if fits(size)), 0)
+    if not fits(sizes[first]):
+        return None
+    index = bisect_left(range(first, len(sizes)), True, key=lambda position: not fits(sizes[position]))
+    return sizes[first + index - 1]
+
+
+def smaller_ones(sizes: Sequence[int], largest: int) -> list[int]:
+    """Sizes near fixed fractions of the largest, in falling order."""
+    found = (sizes[max(0, _position(sizes, largest // part))] for part in FRACTIONS)
+    return list(dict.fromkeys(size for size in found if size < largest))
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending."""
+    small = [part for part in range(1, int(number**0.5) + 1) if number % part == 0]
+    return sorted({*small, *(number // part for part in small)})
+
+
+FITTING = ("ok", "diverged")
+"""Statuses of runs whose memory sufficed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A micro-batch and sequence, and the run that tried them."""
+
+    micro_batch_size: int
+    accumulation_steps: int
+    global_batch_size: int
+    sequence_length: int
+    predicted_bytes: int | None
+    """Peak of the allocator; None: nothing is known of the backend's strategy."""
+    status: str
+    """Of the record."""
+    peak_bytes: int | None
+    """Largest peak of the allocator of any rank in the probed steps; None: not measured."""
+    tokens_per_second: float | None
+    """Over the timed steps, all ranks together."""
+    slowest_tokens_per_second: float | None
+    """Of the slowest timed step."""
+    fastest_tokens_per_second: float | None
+    num_alloc_retries: int | None
+    """CUDA: of the rank with most of them, in the whole run."""
+    run_id: str
+
+    @property
+    def fits(self) -> bool:
+        return self.status in FITTING
+
+    @property
+    def prediction_error(self) -> float | None:
+        """(predicted - measured) / measured."""
+        if self.predicted_bytes is None or not self.peak_bytes:
+            return None
+        return self.predicted_bytes / self.peak_bytes - 1
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"prediction_error": self.prediction_error}
+
+
+def trial_of(record: Record, predicted_bytes: int | None) -> Trial:
+    """What a run says of the size that it tried."""
+    world = record.world
+    rates = [step.tokens / step.seconds for step in measures.timed_steps(record) if step.tokens is not None]
+    retries = [rank.num_alloc_retries for rank in record.ranks if rank.num_alloc_retries is not None]
+    return Trial(
+        micro_batch_size=world.micro_batch_size,
+        accumulation_steps=world.accumulation_steps,
+        global_batch_size=world.micro_batch_size * world.accumulation_steps * world.data_size,
+        sequence_length=record.job.data.sequence_length,
+        predicted_bytes=predicted_bytes,
+        status=record.status,
+        peak_bytes=max(measures.peak_bytes(record), default=None),
+        tokens_per_second=measures.rate(record, "tokens"),
+        slowest_tokens_per_second=min(rates, default=None),
+        fastest_tokens_per_second=max(rates, default=None),
+        num_alloc_retries=max(retries, default=None),
+        run_id=record.run_id,
+    )
+
+
+def fastest(trials: list[Trial]) -> Trial | None:
+    """The trial with most tokens per second; of equals the smaller, which leaves more memory free."""
+    timed = [trial for trial in trials if trial.fits and trial.tokens_per_second is not None]
+    return min(timed, key=lambda t: (-(t.tokens_per_second or 0.0), t.micro_batch_size), default=None)
+
+
+def tied_with(best: Trial, trials: list[Trial]) -> list[Trial]:
+    """Trials whose timed steps overlap with those of the fastest: these runs do not tell them apart."""
+    return [
+        trial
+        for trial in trials
+        if trial is not best
+        and trial.fits
+        and trial.fastest_tokens_per_second is not None
+        and best.slowest_tokens_per_second is not None
+        and trial.fastest_tokens_per_second >= best.slowest_tokens_per_second
+    ]
+
+
+LARGEST_MICRO_BATCH = 2**16
+SEQUENCE_PARTS = 64
+"""Sequences are tried in steps of the model's context over this number."""
+SMALLEST_SEQUENCE_STEP = 8
+WARMUP_STEPS = 2
+"""From the third step on every step does as all later ones (`theory.workload.ORDINARY_STEP`)."""
+PROBED_STEPS = 1
+TIMED_STEPS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Ascending sizes to try."""
+
+    sizes: Sequence[int]
+    bound: str
+    """Why there are no larger ones."""
+    remark: str | None = None
+    """What trying them does to the job; None: nothing."""
+
+
+def micro_batches(experiment: Experiment, world_size: int, *, parts: int = 1) -> Sizes:
+    """Micro-batches to try: those that leave the global batch as it is, or all if the job has none.
+
+    parts: a pipeline's, which a micro-batch must be a multiple of. Raises HarnessError where the job leaves
+    no choice.
+    """
+    training = experiment.training
+    total = training.global_batch_size
+    if total is None:
+        times = training.accumulation_steps or 1
+        return Sizes(
+            sizes=range(parts, LARGEST_MICRO_BATCH + 1, parts),
+            bound=f"no larger micro-batch than {LARGEST_MICRO_BATCH} is tried",
+            remark="the job gives no training.global_batch_size, so the global batch grows with the "
+            f"micro-batch ({ranks(world_size)} x micro-batch x {times})",
+        )
+    if training.accumulation_steps is not None:
+        raise HarnessError(
+            f"training.global_batch_size {total} and accumulation_steps {training.accumulation_steps} leave "
+            "no choice of the micro-batch; leave one of them out"
+        )
+    if total % world_size:
+        raise HarnessError(
+            f"training.global_batch_size {total} does not divide among {world_size} ranks; change one of them"
+        )
+    own = total // world_size
+    if own % parts:
+        raise HarnessError(not_whole(own, parts))
+    return Sizes(
+        sizes=[size for size in divisors(own) if size % parts == 0],
+        bound=f"the global batch of {total} has {own} samples for each of {world_size} ranks",
+    )
+
+
+def sequences(context: int | None, asked: int) -> Sizes:
+    """Sequence lengths to try, up to the model's context; `asked` is the job's, tried where it is no step."""
+    longest = context or asked * SEQUENCE_PARTS
+    step = max(SMALLEST_SEQUENCE_STEP, longest // SEQUENCE_PARTS)
+    lengths = sorted({*range(step, longest + 1, step), min(asked, longest), longest})
+    bound = f"the model's context has {context} positions" if context else "the model names no context"
+    return Sizes(sizes=lengths, bound=bound, remark="the tokens of a step grow with the sequence")
+
+
+def trial_experiment(
+    experiment: Experiment,
+    *,
+    micro_batch_size: int,
+    sequence_length: int | None = None,
+    limit_bytes: int | None = None,
+) -> Experiment:
+    """The job for one trial: few steps, memory probed in one of them, nothing else measured."""
+    document: dict[str, Any] = experiment.model_dump(mode="python")
+    document["training"] |= {
+        "micro_batch_size": micro_batch_size,
+        "steps": WARMUP_STEPS + PROBED_STEPS + TIMED_STEPS,
+        "epochs": None,
+    }
+    document["evaluation"] |= {"every_steps": None, "answer_tokens": None}
+    if sequence_length is not None:
+        document["data"] |= {"sequence_length": sequence_length}
+    document["measure"] = {
+        "warmup_steps": WARMUP_STEPS,
+        "probed_steps": PROBED_STEPS,
+        "traced_steps": 0,
+        "cooldown_steps": 0,
+        "weight_digests": False,
+    }
+    if limit_bytes is not None:
+        document["runtime"] |= {"memory_limit": limit_bytes}
+    return Experiment.model_validate(document)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """What a rank's allocator may serve."""
+
+    limit_bytes: int
+    origin: str
+    """What was typed, or what was asked."""
+    imposed: bool
+    """Whether runs must be told to stay below it; a device does so by itself."""
+
+
+def typed_limit(text: str, hardware: Path | None = None) -> Limit:
+    """The limit that a person typed: bytes, or a GPU, of which an allocator can serve all but the context.
+
+    Raises HarnessError.
+    """
+    if text.strip()[:1].isdigit() or text.strip().startswith("-"):
+        try:
+            return Limit(limit_bytes=read_bytes(text), origin=text, imposed=True)
+        except ValueError as error:
+            raise HarnessError(f"--limit was given '{text}': {error}") from error
+    try:
+        device = load_hardware(hardware).device(text)
+    except HarnessError as error:
+        raise HarnessError(f"--limit takes bytes such as 2GB, or a GPU: {error}") from error
+    return Limit(limit_bytes=device.usable_bytes, origin=device.name, imposed=True)
+
+
+def require_host_memory(limit: Limit, world_size: int, host_bytes: int) -> None:
+    """Raise HarnessError if the ranks of a CPU run together could outgrow the machine."""
+    if limit.limit_bytes * world_size > host_bytes:
+        together = gigabytes(limit.limit_bytes * world_size)
+        raise HarnessError(
+            f"--limit {limit.origin} on {world_size} ranks is {together} GB, but this machine has "
+            f"{gigabytes(host_bytes)} GB; lower --limit or --nproc, or plan for GPUs that are not here with "
+            "`harness estimate --gpu NAME`"
+        )
+
+
+def find_limit(
+    given: str | None, configured: int | None, device: str, world_size: int, hardware: Path | None = None
+) -> Limit:
+    """The limit of each rank: as typed, else as configured, else what the GPUs of this machine have.
+
+    hardware: a file with GPUs of the user.
+
+    Raises HarnessError where there is none, or the ranks together could outgrow the machine.
+    """
+    if given is not None:
+        limit = typed_limit(given, hardware)
+    elif configured is not None:
+        limit = Limit(limit_bytes=configured, origin="runtime.memory_limit", imposed=True)
+    elif device == "cuda":
+        return _device_limit()
+    else:
+        raise HarnessError(
+            "ranks on the CPU share the memory of the machine; give each a limit, such as --limit 2GB"
+        )
+    if device == "cpu":
+        require_host_memory(limit, world_size, host_memory_bytes())
+    return limit
+
+
+def _device_limit() -> Limit:
+    """The smallest memory of this machine's GPUs."""
+    gpus = find_gpus()
+    if gpus.smallest_bytes is not None:
+        return Limit(limit_bytes=gpus.smallest_bytes, origin="memory of the GPU", imposed=False)
+    raise HarnessError(f"no GPU can be used: {gpus.why_none}; give the memory of a rank with --limit")
+
+
+@dataclass(kw_only=True)
+class Runner:
+    """Tries sizes under one backend and remembers each trial."""
+
+    experiment: Experiment
+    label: str
+    world_size: int
+    limit: Limit
+    launcher: LocalLauncher
+    store: Store
+    command: list[str]
+    most_runs: int
+    fresh: bool
+    on_event: Callable[[Cell], EventHandler]
+    """Given a cell, returns what follows the events of its run."""
+    on_trial: Callable[[Trial], None]
+    on_prediction: Callable[[], object] = lambda: None
+    trials: list[Trial] = field(default_factory=list)
+    _runs: int = 0
+
+    @cached_property
+    def _facts(self) -> dict[str, Any]:
+        return self.launcher.check(self._cell(self._trial_experiment(1, None)).job.model_dump_json())
+
+    @cached_property
+    def model(self) -> PlannedModel:
+        """The model of the job. Raises JobError if no backend could run it."""
+        return planned_model(self._facts, self.experiment.job())
+
+    def predicted_bytes(self, micro_batch_size: int, sequence_length: int | None = None) -> int | None:
+        """Predicted peak of the allocator; None where nothing is known of the backend's strategy, and for a
+        job whose activations are not predicted."""
+        found = self._peaks(micro_batch_size, sequence_length)
+        return found[0] if len(found) == 1 else None
+
+    def bytes_between(
+        self, micro_batch_size: int, sequence_length: int | None = None
+    ) -> tuple[int, int] | None:
+        """The least and the most that a peak can be which is not predicted; None: that is not known."""
+        found = self._peaks(micro_batch_size, sequence_length)
+        return (found[0], found[1]) if len(found) == 2 else None
+
+    def _peaks(self, micro_batch_size: int, sequence_length: int | None) -> list[int]:
+        """The peak, its two bounds, or nothing."""
+        cell = self._cell(self._trial_experiment(micro_batch_size, sequence_length))
+        scenario = scenario_of(cell, self.model, self.launcher.device)
+        if scenario is None:
+            return []
+        data = data_bytes(self._facts, cell.job, self.launcher.device)
+        found = predict(scenario, self._predictors, timed=False)
+        known = [found.memory] if found.memory else found.memory_bounds or ()
+        if not known and why_memory_unknown(scenario) is None:
+            raise HarnessError(str(found.memory_unknown))
+        return [memory.peak_bytes + data for memory in known]
+
+    @cached_property
+    def _predictors(self) -> Predictors:
+        traced = Predictors.traced_by(self.launcher.trace)
+
+        def memory(scenario: Scenario) -> MemoryPrediction:
+            self.on_prediction()
+            return traced.memory(scenario)
+
+        return replace(traced, memory=memory)
+
+    def why_unpredicted(self) -> str | None:
+        """Why no size has a prediction; None: they have."""
+        return UNKNOWN_STRATEGY if self._smallest is None else why_memory_unknown(self._smallest)
+
+    def trust(self) -> Trust | None:
+        """How wrong such predictions have been; None: nothing is predicted."""
+        if self._smallest is None or why_memory_unknown(self._smallest):
+            return None
+        return trust_in(self._smallest, speed=False)
+
+    def alternatives(self) -> list[Alternative]:
+        """What people do where not even one sample fits, by prediction; empty where nothing is predicted."""
+        if self._smallest is None or why_memory_unknown(self._smallest):
+            return []
+        return alternatives([self._smallest], limit_bytes=self.limit.limit_bytes, by=self._predictors)
+
+    @cached_property
+    def _smallest(self) -> Scenario | None:
+        """Of one sample; None: nothing is known of the backend's strategy."""
+        return scenario_of(self._cell(self._trial_experiment(1, None)), self.model, self.launcher.device)
+
+    def run(self, micro_batch_size: int, sequence_length: int | None = None) -> Trial:
+        """Try one size, or return the trial of it. Raises OutOfTrials, and HarnessError if a run fails."""
+        wanted = sequence_length or self.experiment.data.sequence_length
+        for trial in self.trials:
+            if (trial.micro_batch_size, trial.sequence_length) == (micro_batch_size, wanted):
+                return trial
+        if self._runs >= self.most_runs:
+            raise OutOfTrials
+        experiment = self._trial_experiment(micro_batch_size, sequence_length)
+        record = self._record(self._cell(experiment), experiment)
+        if record.status not in (*FITTING, "oom"):
+            raise HarnessError(
+                f"the trial of micro-batch {micro_batch_size} and sequence {wanted} ended as "
+                f"{record.status}: {reason(record)} (record and logs: {self.store.root / record.run_id})"
+            )
+        trial = trial_of(record, self.predicted_bytes(micro_batch_size, sequence_length))
+        self.trials.append(trial)
+        self.on_trial(trial)
+        return trial
+
+    def _record(self, cell: Cell, experiment: Experiment) -> Record:
+        """The run of a cell: one that there is already, or a new one."""
+        known = {} if self.fresh else reusable(self.store.records()[0], cell.key.__eq__)
+        if cell.key in known:
+            return known[cell.key]
+        self._runs += 1
+        on_event = self.on_event(cell)
+        return run_cell(cell, experiment, self.store, self.launcher, command=self.command, on_event=on_event)
+
+    def _trial_experiment(self, micro_batch_size: int, sequence_length: int | None) -> Experiment:
+        return trial_experiment(
+            self.experiment,
+            micro_batch_size=micro_batch_size,
+            sequence_length=sequence_length,
+            limit_bytes=self.limit.limit_bytes if self.limit.imposed else None,
+        )
+
+    def _cell(self, experiment: Experiment) -> Cell:
+        layout = batch_layout(experiment.training, self.world_size)
+        return make_cell(experiment, self.label, self.world_size, layout, 0, self.launcher.device)
+
+
+class Tries(Protocol):
+    """What a search needs of a runner."""
+
+    trials: list[Trial]
+    limit: Limit
+
+    def predicted_bytes(self, micro_batch_size: int, sequence_length: int | None = None) -> int | None:
+        """Predicted peak of the allocator."""
+
+    def bytes_between(
+        self, micro_batch_size: int, sequence_length: int | None = None
+    ) -> tuple[int, int] | None:
+        """The least and the most that it can be where it is not predicted; None: that is not known."""
+
+    def why_unpredicted(self) -> str | None:
+        """Why no size has a prediction; None: they have."""
+
+    def run(self, micro_batch_size: int, sequence_length: int | None = None) -> Trial:
+        """Try one size."""
+
+
+SIZE_OF: Mapping[str, Callable[[Trial], int]] = {
+    "micro-batch": lambda trial: trial.micro_batch_size,
+    "sequence": lambda trial: trial.sequence_length,
+}
+"""What is looked for, and where a trial has it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The outcome of one search."""
+
+    what: str
+    """'micro-batch' or 'sequence'."""
+    sizes: Sizes
+    predicted: int | None
+    """The largest size that the prediction lets fit; None: not even the smallest, or nothing is predicted."""
+    unpredicted: str | None
+    """Why nothing is."""
+    predicted_between: tuple[int | None, int | None] | None = None
+    """Then what fits if it needs the most that it can, and the least; None: neither is known."""
+    largest: Trial | None
+    """None: not even the smallest size fits."""
+    fastest: Trial | None
+    tied: tuple[Trial, ...]
+    """Trials that the timed steps do not tell from the fastest."""
+    too_large: int | None
+    """The smallest size that ran out of memory; None: no size did."""
+    complete: bool
+    """False: the search ended for want of runs."""
+    tried: int
+    """Sizes that ran."""
+    timed: int
+    """Of these, with a speed."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "predicted": self.predicted,
+            "unpredicted": self.unpredicted,
+            "predicted_between": self.predicted_between,
+            "largest": self.largest.as_json() if self.largest else None,
+            "fastest": self.fastest.as_json() if self.fastest else None,
+            "tied_with_fastest": [trial.run_id for trial in self.tied],
+            "too_large": self.too_large,
+            "complete": self.complete,
+            "bound": self.sizes.bound,
+            "remark": self.sizes.remark,
+        }
+
+
+def find_micro_batch(runner: Tries, sizes: Sizes, asked: int | None) -> Found:
+    """Search the micro-batch; `asked` is the job's own, the first guess where nothing is predicted."""
+    return _find(
+        "micro-batch", runner, sizes, asked, runner.predicted_bytes, runner.bytes_between, runner.run
+    )
+
+
+def find_sequence(runner: Tries, sizes: Sizes, micro_batch_size: int, asked: int) -> Found:
+    """Search the sequence length at a micro-batch; `asked` is the job's own."""
+
+    def predicted(length: int) -> int | None:
+        return runner.predicted_bytes(micro_batch_size, length)
+
+    def between(length: int) -> tuple[int, int] | None:
+        return runner.bytes_between(micro_batch_size, length)
+
+    def run(length: int) -> Trial:
+        return runner.run(micro_batch_size, length)
+
+    return _find("sequence", runner, sizes, asked, predicted, between, run)
+
+
+def _find(
+    what: str,
+    runner: Tries,
+    sizes: Sizes,
+    asked: int | None,
+    predicted_bytes: Callable[[int], int | None],
+    between: Callable[[int], tuple[int, int] | None],
+    run: Callable[[int], Trial],
+) -> Found:
+    size_of = SIZE_OF[what]
+    limit, smallest = runner.limit.limit_bytes, sizes.sizes[0]
+    is_predicted = predicted_bytes(smallest) is not None
+    guess: int | None = None
+    ends: tuple[int | None, int | None] | None = None
+
+    def largest_of(bound: int) -> int | None:
+        return largest_predicted(sizes.sizes, lambda size: (between(size) or (0, 0))[bound] <= limit)
+
+    if is_predicted:
+        guess = largest_predicted(sizes.sizes, lambda size: (predicted_bytes(size) or 0) <= limit)
+    elif between(smallest) is not None:
+        ends = largest_of(1), largest_of(0)
+        asked = ends[0] or smallest
+    tried: dict[int, Trial] = {}
+
+    def fits(size: int) -> bool:
+        tried[size] = run(size)
+        return tried[size].fits
+
+    def estimate() -> int | None:
+        return _estimate(list(tried.values()), sizes.sizes, limit, size_of, predicted_bytes)
+
+    complete = True
+    try:
+        largest = largest_fitting(
+            sizes.sizes, guess or (smallest if is_predicted else asked or smallest), fits, estimate
+        )
+        for size in smaller_ones(sizes.sizes, largest) if largest is not None else ():
+            fits(size)
+    except OutOfTrials:
+        complete = False
+    ran = list(tried.values())
+    best = fastest(ran)
+    return Found(
+        what=what,
+        sizes=sizes,
+        predicted=guess,
+        unpredicted=None if is_predicted else runner.why_unpredicted(),
+        predicted_between=ends,
+        largest=max((trial for trial in ran if trial.fits), key=size_of, default=None),
+        fastest=best,
+        tied=tuple(tied_with(best, ran)) if best else (),
+        too_large=_too_large(ran, size_of),
+        complete=complete,
+        tried=len(ran),
+        timed=sum(trial.tokens_per_second is not None for trial in ran),
+    )
+
+
+def _estimate(
+    tried: Sequence[Trial],
+    sizes: Sequence[int],
+    limit: int,
+    size_of: Callable[[Trial], int],
+    predicted_bytes: Callable[[int], int | None],
+) -> int | None:
+    """Where the limit lies on the line through the two largest measured peaks. With one peak: where the
+    prediction scaled to that peak reaches it, or a peak in proportion to the size if runs disprove that."""
+    measured = sorted((size_of(trial), trial.peak_bytes) for trial in tried if trial.peak_bytes is not None)
+    if len(measured) > 1:
+        (size, peak), (larger, larger_peak) = measured[-2:]
+        slope = (larger_peak - peak) / (larger - size)
+        return int(larger + (limit - larger_peak) / slope) if slope > 0 else None
+    if not measured:
+        return None
+    size, peak = measured[0]
+    predicted, too_large = predicted_bytes(size), _too_large(tried, size_of)
+    if predicted:
+        guess = largest_predicted(sizes, lambda o: (predicted_bytes(o) or 0) * peak / predicted <= limit)
+        if guess is not None and (too_large is None or guess < too_large):
+            return guess
+    return size * limit // peak
+
+
+def _too_large(tried: Sequence[Trial], size_of: Callable[[Trial], int]) -> int | None:
+    """The smallest size that ran out of memory."""
+    return min((size_of(trial) for trial in tried if not trial.fits), default=None)
+
+
+HEADERS = (
+    "micro-batch", "accumulation", "sequence", "predicted MB", "measured MB", "error", "status", "tokens/s",
+    "retries",
+)  # fmt: skip
+
+LEAST_ERROR = 1e-4
+"""Smaller errors of a prediction are only said to be smaller."""
+
+
+def answer_lines(found: Found, limit: Limit) -> list[str]:
+    """The largest, that of highest throughput, how good the prediction was, and what limits the answer."""
+    lines = [_largest(found, limit)]
+    if found.fastest is not None and found.timed > 1:
+        lines.append(_fastest(found, found.fastest))
+    lines.append(_predicted(found))
+    if not found.complete:
+        lines.append("not finished: raise --most-runs, which ended the search")
+    if found.sizes.remark is not None:
+        lines.append(f"note: {found.sizes.remark}")
+    return lines
+
+
+def trial_line(trial: Trial) -> str:
+    """One trial as it ends."""
+    measured = (
+        f"peak {megabytes(trial.peak_bytes)} MB" if trial.peak_bytes is not None else "no peak measured"
+    )
+    rate = f", {trial.tokens_per_second:,.0f} tokens/s" if trial.tokens_per_second is not None else ""
+    return (
+        f"micro-batch {trial.micro_batch_size}, sequence {trial.sequence_length}: {trial.status}, "
+        f"{measured} (predicted {megabytes(trial.predicted_bytes)} MB){rate}"
+    )
+
+
+def trial_table(trials: Sequence[Trial]) -> str:
+    """All trials, by sequence and micro-batch."""
+    ordered = sorted(trials, key=lambda trial: (trial.sequence_length, trial.micro_batch_size))
+    rows = [
+        [
+            str(trial.micro_batch_size), str(trial.accumulation_steps), str(trial.sequence_length),
+            megabytes(trial.predicted_bytes), megabytes(trial.peak_bytes), _signed(trial.prediction_error),
+            trial.status,
+            NOT_AVAILABLE if trial.tokens_per_second is None else f"{trial.tokens_per_second:,.0f}",
+            NOT_AVAILABLE if trial.num_alloc_retries is None else str(trial.num_alloc_retries),
+        ]
+        for trial in ordered
+    ]  # fmt: skip
+    return fitted(rows, HEADERS, alignments=dict.fromkeys(HEADERS, "right"))
+
+
+def error_line(trials: Sequence[Trial]) -> str | None:
+    """How far predicted peaks were from measured ones; None where nothing can be compared."""
+    errors = [abs(error) for trial in trials if (error := trial.prediction_error) is not None]
+    if not errors:
+        return None
+    return (
+        f"error of the predicted peaks: mean {_small(mean(errors))}, worst {_small(max(errors))} "
+        f"({counted(len(errors), 'run')})"
+    )
+
+
+def _largest(found: Found, limit: Limit) -> str:
+    if found.largest is None:
+        smallest = found.sizes.sizes[0]
+        return (
+            f"largest {found.what}: none. Even {smallest} runs out of memory with "
+            f"{megabytes(limit.limit_bytes)} MB ({limit.origin}): "
+            "try training.activation_checkpointing=true, a strategy that shards more, or offload=cpu"
+        )
+    size = SIZE_OF[found.what](found.largest)
+    peak = found.largest.peak_bytes
+    used = ""
+    if peak is not None:
+        share = percent(peak / limit.limit_bytes)
+        used = f": peak {megabytes(peak)} MB of {megabytes(limit.limit_bytes)} MB ({share})"
+    above = [larger for larger in found.sizes.sizes if larger > size][:1]
+    if not found.complete and above and above[0] != found.too_large:
+        text = f"largest {found.what}: at least {size} (ended after {counted(found.tried, 'run')}){used}"
+        return text if found.too_large is None else f"{text}; {found.too_large} runs out of memory"
+    return f"largest {found.what}: {size}{used}; {_next(found, size)}"
+
+
+def _next(found: Found, size: int) -> str:
+    """Why the largest is not larger."""
+    if found.too_large is None:
+        return found.sizes.bound
+    sizes = found.sizes.sizes
+    untried = f" ({found.sizes.bound})" if found.too_large - size > 1 and not isinstance(sizes, range) else ""
+    return f"{found.too_large} runs out of memory{untried}"
+
+
+def _fastest(found: Found, best: Trial) -> str:
+    rate = f"{best.tokens_per_second or 0:,.0f} tokens/s"
+    text = (
+        f"highest throughput: {found.what} {SIZE_OF[found.what](best)}, {rate} "
+        "(one run of each size, not tested against noise)"
+    )
+    others = [str(SIZE_OF[found.what](trial)) for trial in found.tied]
+    if others:
+        text += f"; timed steps overlap with those of {listed(others)}, so these are not ranked"
+    if best.num_alloc_retries:
+        text += f"; {counted(best.num_alloc_retries, 'allocator retry')}"
+    return text
+
+
+def _predicted(found: Found) -> str:
+    largest = SIZE_OF[found.what](found.largest) if found.largest else None
+    if found.predicted_between is not None:
+        most, least = (end or "none" for end in found.predicted_between)
+        return f"predicted: between {most} and {least}, measured: {largest or 'none'}; {found.unpredicted}"
+    if found.unpredicted is not None:
+        return f"predicted: {NOT_AVAILABLE}: {found.unpredicted}"
+    if found.predicted is None:
+        return "predicted: nothing fits" + ("" if largest is None else f", measured: {largest}")
+    if found.predicted == largest:
+        return f"predicted: {found.predicted}, as measured"
+    return f"predicted: {found.predicted}, measured: {largest or 'none'}"
+
+
+def _small(error: float) -> str:
+    return percent(error) if error >= LEAST_ERROR else f"below {percent(LEAST_ERROR)}"
+
+
+def _signed(error: float | None) -> str:
+    return NOT_AVAILABLE if error is None else f"{error * 100:+.1f} %"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargestBatches:
+    """Cuts the global batch for each backend; what is computed stays the same.
+
+    `facts`: by job id, what the check of the job returned (`rank.job_check`).
+    """
+
+    experiment: Experiment
+    torch_device: str
+    limits: MemoryLimits
+    facts: Mapping[str, Mapping[str, Any]]
+    by: Predictors
+
+    def enlarged(self, cells: Iterable[Cell]) -> list[Cell]:
+        """Cells with the largest micro-batch that is predicted to fit, the smallest if none is.
+
+        The reference and its repetitions keep theirs, and so do backends of which nothing can be predicted.
+        The limit of memory does not hold for the reference, without which nothing could be judged.
+        """
+        return [
+            self._made(cell, cell.layout, limited=False)
+            if _is_reference(cell)
+            else self._cut(cell, self._largest(cell))
+            for cell in cells
+        ]
+
+    def after(self, cells: Sequence[Cell], done: Mapping[str, Record]) -> list[Cell]:
+        """Cells with the next smaller micro-batch where a run was out of memory."""
+        return [
+            self._smaller(cell) if cell.key in done and done[cell.key].status == "oom" else cell
+            for cell in cells
+        ]
+
+    def _largest(self, cell: Cell) -> int:
+        if self._fits(cell, cell.layout.micro_batch_size) is None:
+            return cell.layout.micro_batch_size
+        sizes = _sizes(cell)
+        return largest_predicted(sizes, lambda size: bool(self._fits(cell, size))) or sizes[0]
+
+    def _fits(self, cell: Cell, micro_batch_size: int) -> bool | None:
+        """None: nothing can be predicted of this backend."""
+        facts, other = self.facts[cell.job_id], self._cut(cell, micro_batch_size)
+        try:
+            model = planned_model(facts, cell.job)
+            scenario = scenario_of(other, model, self.torch_device, device=self.limits.device)
+            if scenario is None:
+                return None
+            needed = predict(scenario, self.by, timed=False).most_memory
+            if needed is None:
+                return None
+            data = data_bytes(facts, cell.job, self.torch_device)
+            return judged(scenario, needed, self.limits, data).verdict != DOES_NOT_FIT
+        except HarnessError:
+            return None
+
+    def _smaller(self, cell: Cell) -> Cell:
+        below = [size for size in _sizes(cell) if size < cell.layout.micro_batch_size]
+        return self._cut(cell, below[-1]) if below and not _is_reference(cell) else cell
+
+    def _cut(self, cell: Cell, micro_batch_size: int) -> Cell:
+        if micro_batch_size == cell.layout.micro_batch_size:
+            return cell
+        total = cell.layout.global_batch_size
+        layout = BatchLayout(
+            global_batch_size=total,
+            micro_batch_size=micro_batch_size,
+            accumulation_steps=total // cell.data_size // micro_batch_size,
+        )
+        return self._made(cell, layout)
+
+    def _made(self, cell: Cell, layout: BatchLayout, *, limited: bool = True) -> Cell:
+        own = self.experiment.model_copy(update=dict(cell.job))  # whose kernels may be others
+        return make_cell(
+            own, cell.backend, cell.world_size, layout, cell.repeat, self.torch_device,
+            nodes=cell.nodes, measure=cell.measure, limited=limited,
+        )  # fmt: skip
+
+
+def cut_lines(cells: Iterable[Cell]) -> list[str]:
+    """What was chosen, a line for each backend and world."""
+    chosen = {
+        f"{cell.backend} on {cell.world_size} ranks: micro-batch {cell.layout.micro_batch_size}, "
+        f"accumulation {cell.layout.accumulation_steps}"
+        for cell in cells
+        if not _is_reference(cell)
+    }
+    return sorted(chosen)
+
+
+def require_limit(limits: MemoryLimits) -> None:
+    """Raise HarnessError where nothing says how much memory a rank may use."""
+    if limits.imposed_bytes is None and limits.device_bytes is None:
+        raise HarnessError(
+            "--batch largest needs a limit of memory for each rank: on the CPU give one with "
+            "--set runtime.memory_limit=2GB"
+        )
+
+
+def _sizes(cell: Cell) -> list[int]:
+    """A pipeline cuts micro-batches into parts; one that has no such size keeps the job's."""
+    parts = parts_of(registry.parse(cell.backend)[1], cell.world_size)
+    found = divisors(cell.layout.global_batch_size // cell.data_size)
+    return [size for size in found if size % parts == 0] or [cell.layout.micro_batch_size]
+
+
+def _is_reference(cell: Cell) -> bool:
+    return registry.parse(cell.backend)[0].name == registry.REFERENCE

@@ -1,1 +1,0 @@
-"""The largest micro-batch and sequence that fit, predicted first and then found by real runs."""
