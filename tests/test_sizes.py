@@ -5,17 +5,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LONGEST_FILE = 800
-LONGEST_FUNCTION = 60
+LONGEST_FILE = 1200
+LONGEST_FUNCTION = 80
 SOURCES = [*sorted((ROOT / "backends").rglob("*.py")), *sorted((ROOT / "harness").rglob("*.py"))]
 
 
-def test_no_source_file_is_longer_than_800_lines() -> None:
+def test_no_source_file_is_longer_than_1200_lines() -> None:
     lines = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8").count("\n") for path in SOURCES}
     assert {path: count for path, count in lines.items() if count > LONGEST_FILE} == {}
 
 
-def test_no_function_is_longer_than_60_lines() -> None:
+def test_no_function_is_longer_than_80_lines() -> None:
     lengths = {name: length for path in SOURCES for name, length in functions(path)}
     assert {name: length for name, length in lengths.items() if length > LONGEST_FUNCTION} == {}
 
