@@ -18,7 +18,7 @@ from harness.judge.quantities.expected import unjudged_amounts
 from harness.judge.run import Run
 from harness.judge.run_conditions import is_deterministic, labelled, sessions, varying, words
 from harness.record import ErrorPart, Record
-from harness.record.workload import is_another_computation, samples_at_once, with_counts
+from harness.record.workload import is_another_computation, samples_at_once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,8 +216,6 @@ def make_rows(records: Iterable[Record]) -> list[JudgedRun]:
     Variants of the reference only serve to measure noise and get no row.
     """
     records = in_order(records)
-    known_of = _references(records)
-    records = [with_counts(r, known_of[r.job_id]) if r.job_id in known_of else r for r in records]
     references = _references(records)
     stand_ins = _stand_ins(records, references)
     listed = [r for r in records if not (is_variant(r) and r.job_id in references)]

@@ -164,9 +164,6 @@ class Loop:
         self._trace(wanted=window == "traced")
         if self.turns is not None and window == "timed":
             self._take_turn(self.turns)
-        if window in ("warmup", "probed"):
-            steps = range(self.layout.accumulation_steps)
-            self.observer.count(self.samples.batch, [self._ids(step, micro_step) for micro_step in steps])
         self.probes.begin_step(step, window)
         self._synchronise()
         self.tracer.begin_step(step)

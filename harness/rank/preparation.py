@@ -23,7 +23,7 @@ from harness.rank.models.changes import narrow_products
 from harness.rank.models.description import Built
 from harness.rank.models.losses import loss_function, returns_loss, targets_of
 from harness.rank.models.model import model_config
-from harness.rank.models.module_uses import Counting, find_module_uses
+from harness.rank.models.module_uses import find_module_uses
 from harness.rank.models.optimizer import frozen_names, try_own, update_groups
 from harness.rank.models.sequence_part import divide_sequence
 from harness.rank.models.splitting import split_dependence
@@ -55,17 +55,15 @@ def prepare_engine(
         updated.append(update_groups(model, job.optimizer))
         traced = find_module_uses(job, model, config, example)
         built.describe(model, updated[-1], traced, whole)
-        counting = None
         if first_batches is not None:
             built.split = split_dependence(job, model, *first_batches)
-            counting = Counting(job, model) if traced.without_gradient is None else None
         whole_loss = loss_function(job, model)
         loss = divide_sequence(job, model, world, whole_loss)
         if _multiplies_in_fp8(job, backend):
             narrow_products(model)
         in_one_piece = loss is whole_loss and job.model.compile == "none" and world.mesh.model_parts == 1
         beside = partial(targets_of, job=job) if in_one_piece and returns_loss(job, model) else None
-        observer.built(model, loss, frozen_names(model), targets_of_model_loss=beside, counting=counting)
+        observer.built(model, loss, frozen_names(model), targets_of_model_loss=beside)
 
     whole = why_whole(job, request.loading)
     loading: Loading = "full" if whole else request.loading

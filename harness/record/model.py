@@ -82,6 +82,9 @@ class LayoutPart(Part):
     known."""
     evaluates_alike: bool | None = True
     """Whether an evaluation runs the same modules in the same order; None: not known."""
+    depends_on_data: bool = Field(False, exclude_if=lambda value: not value)
+    """Whether values or random numbers may decide what a step runs: bytes of the steps are not judged where
+    they hang on that."""
 
     @model_validator(mode="before")
     @classmethod
@@ -90,20 +93,6 @@ class LayoutPart(Part):
         if isinstance(values, dict) and values.get("uses", {}) != {}:
             return {"unreached": None, "unit_calls": None, **values}
         return values
-
-
-class CountedPart(Part):
-    """Fields of `LayoutPart` that values decide, as the steps of the reference up to the last probed one had
-    them: each sample alone and as many at once as it takes. None: not alike in all of them."""
-
-    uses: dict[str, list[Use]] | None
-    """Parameters that are not used once -> their uses, in the order of a forward pass."""
-    without_gradient: list[str] | None
-    """Names of the modules that run and that no gradient comes back to."""
-    unreached: list[str] | None
-    """Names of the trained parameters that no gradient reaches."""
-    unit_calls: list[UnitCall] | None
-    """Runs of the blocks and of the whole model, in the order in which they begin."""
 
 
 class GeometryPart(Part):
@@ -278,8 +267,6 @@ class ObservedPart(Part):
     """Of most outputs of linear layers and convolutions in the first steps; None: none was seen."""
     products_otherwise: dict[str, list[str]] = Field({}, exclude_if=lambda value: not value)
     """Linear layers and convolutions whose outputs had another dtype than most, by dtype."""
-    counted: CountedPart | None = Field(None, exclude_if=lambda value: value is None)
-    """Of the reference, where a step without values does not tell; None: it does, or nothing was counted."""
     model_loss: ModelLossPart | None = None
     """None: the model returns no loss, is compiled or divided, or the job has a loss of its own."""
     master_dtypes: list[str] = []
@@ -316,3 +303,9 @@ class ObservedPart(Part):
     """Whether matrix products on CUDA may use TF32."""
     deterministic: bool | None = None
     """Whether torch uses deterministic kernels. Not if CUDA's attention would only warn."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_counts(cls, values: Any) -> Any:
+        """Older records have what the reference counted where values decide what runs."""
+        return {k: v for k, v in values.items() if k != "counted"} if isinstance(values, dict) else values

@@ -12,7 +12,7 @@ from harness.forms.model.activations import recomputed_until
 from harness.forms.model.layout import Attention, Layout, Tensor
 from harness.forms.workload import Window, Workload
 from harness.job.job import Job
-from harness.record.model import CountedPart, LayoutPart, TensorPart
+from harness.record.model import LayoutPart, TensorPart
 from harness.record.run import Record
 
 NOT_CLAIMED = StrategyKind(family="not claimed")
@@ -101,31 +101,6 @@ def closed_form_layout(part: LayoutPart) -> Layout:
         unreached=None if part.unreached is None else frozenset(part.unreached),
         unit_calls=None if part.unit_calls is None else tuple(part.unit_calls),
         evaluates_alike=part.evaluates_alike is not False,
-    )
-
-
-def with_counts(record: Record, reference: Record) -> Record:
-    """A record whose layout has what the reference counted where a step without values did not tell.
-
-    Nothing is known where a rank gave other parameters a gradient than the reference's samples do, each
-    alone: there the rank's samples decide, or a fault that losses and gradients show.
-    """
-    counted = reference.observed.counted if reference.observed is not None else None
-    if counted is None or record.layout is None:
-        return record
-    known = dict.fromkeys(CountedPart.model_fields) if _routes_otherwise(record, counted) else dict(counted)
-    known["evaluates_alike"] = record.layout.evaluates_alike is True  # counted is what steps run alone
-    if not record.layout.frozen:
-        known["without_gradient"] = known["without_gradient"] or []
-    return record.model_copy(update={"layout": record.layout.model_copy(update=known)})
-
-
-def _routes_otherwise(record: Record, counted: CountedPart) -> bool:
-    """Whether a rank was seen to give other parameters a gradient in a step up to the last probed one."""
-    last = max((step.step for step in record.steps if step.window == "probed"), default=0)
-    seen = [names for part in record.ranks for step, names in part.without_gradient.items() if step <= last]
-    return counted.unreached is not None and any(
-        names is None or set(names) != set(counted.unreached) for names in seen
     )
 
 

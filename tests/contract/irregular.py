@@ -18,12 +18,11 @@ from harness.job.optimizer import UpdateGroup
 from harness.rank.loading.source import JobModelSource
 from harness.rank.models.description import Built
 from harness.rank.models.losses import loss_function
-from harness.rank.models.module_uses import Counting, find_module_uses
+from harness.rank.models.module_uses import find_module_uses
 from harness.rank.models.optimizer import build_optimizer, frozen_names, update_groups
 from harness.rank.probes.communication import CommunicationCounter
 from harness.rank.probes.device_memory import AllocatorProbe, live_bytes_by_kind
 from harness.record import LayoutPart, ModelPart
-from harness.record.model import CountedPart
 from tests.contract.sources import FOLDER
 
 WIDTH = 32
@@ -244,8 +243,6 @@ class CountedStep:
     """What one rank counted of a step, and held after its backward pass."""
 
     layout: LayoutPart
-    counted: CountedPart | None
-    """What a reference with these samples would count."""
     model: ModelPart
     effective: Effective
     rows: list[dict[str, Any]]
@@ -285,7 +282,6 @@ def _count(backend: Backend, world: World, case: Irregular) -> CountedStep:
     updated: list[tuple[UpdateGroup, ...]] = []
     frozen: list[frozenset[str]] = []
     loss: list[Any] = []
-    counted: list[CountedPart | None] = []
 
     def note(model: nn.Module) -> None:
         example = {key: torch.stack([row[key] for row in samples()[:2]]) for key in samples()[0]}
@@ -293,7 +289,6 @@ def _count(backend: Backend, world: World, case: Irregular) -> CountedStep:
         frozen.append(frozen_names(model))
         loss.append(loss_function(job, model))
         built.describe(model, updated[-1], find_module_uses(job, model, None, example))
-        counted.append(_reference_counts(job, model))
 
     folder = Path(os.environ[FOLDER]) / f"irregular-{next(_folders)}"
     source = JobModelSource(job, None, world, loading="full", folder=folder, on_built=note)
@@ -327,15 +322,6 @@ def _count(backend: Backend, world: World, case: Irregular) -> CountedStep:
     assert built.layout is not None
     assert built.model is not None
     assert kinds is not None
-    found = CountedStep(built.layout, counted[-1], built.model, engine.effective(), counter.rows(), kinds)
+    found = CountedStep(built.layout, built.model, engine.effective(), counter.rows(), kinds)
     engine.close()
     return found
-
-
-def _reference_counts(job: Job, model: nn.Module) -> CountedPart | None:
-    counting, rows = Counting(job, model), samples()
-    counting.count(
-        lambda ids: {key: torch.stack([rows[index][key] for index in ids]) for key in rows[0]},
-        [range(GLOBAL_BATCH)],
-    )
-    return counting.part

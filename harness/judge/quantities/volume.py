@@ -51,7 +51,11 @@ def why_unknown(record: Record) -> str | None:
     if names := complex_parameters(record.layout):
         return f"{names[0]} is complex, which libraries count as one number here and as two there"
     pair = volume_of(record)
-    return f"{record.backend.name} has no closed form here" if pair is None else pair[1].unknown
+    if pair is None:
+        return f"{record.backend.name} has no closed form here"
+    return (
+        "execution depends on data" if pair[1].unknown and record.layout.depends_on_data else pair[1].unknown
+    )
 
 
 def volume_of(record: Record) -> tuple[Workload, Volume] | None:

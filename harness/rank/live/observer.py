@@ -35,7 +35,6 @@ from harness.rank.live.passes import PassWatch
 from harness.rank.live.update_audit import HeldTensor, UpdateAudit
 from harness.rank.models.changes import compiler_facts, is_compiled, narrow_layers
 from harness.rank.models.losses import ComputeLoss, summed_cross_entropy
-from harness.rank.models.module_uses import Counting
 from harness.rank.models.optimizer import (
     MOMENTS,
     MOMENTUM_KEY,
@@ -213,7 +212,6 @@ class Observer:
         self._kind: OptimizerKind = "adamw"
         self._targets_of_model_loss: Callable[[Batch], Tensor | int] | None = None
         self._model_loss: ModelLossPart | None = None
-        self._counting: Counting | None = None
         self._audit: UpdateAudit | None = None
         self._share = 0.0
         self._rates: list[list[float | None]] = []
@@ -232,15 +230,13 @@ class Observer:
         frozen: frozenset[str] = frozenset(),
         *,
         targets_of_model_loss: Callable[[Batch], Tensor | int] | None = None,
-        counting: Counting | None = None,
     ) -> None:
         """Remember the model that a backend received, the job's loss and what it does not train.
 
         targets_of_model_loss: over how many targets the loss is a mean that the model returns of labels;
-        None: it returns none that can stand beside the job's. counting: of the reference, where values decide
-        what its steps run.
+        None: it returns none that can stand beside the job's.
         """
-        self._model, self._loss, self._counting = model, loss, counting
+        self._model, self._loss = model, loss
         self._targets_of_model_loss = targets_of_model_loss
         self._elements = {name: parameter.numel() for name, parameter in model.named_parameters()}
         self._frozen = frozen
@@ -331,14 +327,6 @@ class Observer:
             self._writer.begin_step()
         else:
             self._watch.leave()
-
-    def count(self, batch_of: Callable[[Sequence[int]], Batch], taken: Sequence[Sequence[int]]) -> None:
-        """Before a step that is not timed: count what it will run, where values decide that.
-
-        taken: the samples of each of its micro-steps, which `batch_of` makes batches of.
-        """
-        if self._counting is not None:
-            self._counting.count(batch_of, taken)
 
     def enter(self, phase: str) -> None:
         """What the loop does from here on: fetching data, a phase of the step, or what no clock counts."""
@@ -439,7 +427,6 @@ class Observer:
             "compute_dtype": self._modules.compute_dtype if self._modules is not None else None,
             "products_otherwise": self._modules.products_otherwise if self._modules is not None else {},
             "model_loss": self._model_loss,
-            "counted": self._counting.part if self._counting is not None else None,
         }
 
     def _still_buffers(self) -> list[str] | None:

@@ -125,6 +125,7 @@ def describe_layout(
         read_outside=traced.read_outside,
         changed_in_passes=traced.changed_in_passes,
         evaluates_alike=traced.evaluates_alike,
+        depends_on_data=traced.depends_on_data,
     )
 
 

@@ -1,7 +1,7 @@
 """What a step of the bare model uses, before a library touches it: modules, how often, where gradients go.
 
 On the meta device, so that it costs neither memory nor arithmetic and knows nothing of the judged run. Where
-values decide, the reference counts in its own steps.
+values or random numbers decide what runs, nothing is known, and the record says so.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ import copy
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
-from unittest.mock import patch
 
 import numpy
 import torch
@@ -33,19 +31,10 @@ from harness.rank.factories import described_error
 from harness.rank.models.adapter import add_adapters
 from harness.rank.models.losses import loss_function
 from harness.rank.models.model_classes import from_config
-from harness.record.model import CountedPart
 
 META = "meta"
 TOKENS = 2
 """Of the one sample that is passed through."""
-MOST_REAL_PARAMETERS = 50_000_000
-"""Of a model whose step is traced with its values where it does not run without them."""
-MOST_COUNTED = 4 * MOST_REAL_PARAMETERS
-"""Parameters times samples of all steps in which the reference counts."""
-DRAWS = 8
-"""So often a step that draws random numbers is traced again: they may decide what runs."""
-MOST_DRAWS = 2_000
-"""Of one step that is always given the same number."""
 Uses = dict[str, list[Use]]
 
 
@@ -60,6 +49,7 @@ class ModuleUses:
     read_outside: list[str] | None = field(default_factory=list)
     changed_in_passes: list[str] | None = field(default_factory=list)
     evaluates_alike: bool | None = True
+    depends_on_data: bool = False
 
 
 REGULAR = ModuleUses()
@@ -68,6 +58,8 @@ UNKNOWN = ModuleUses(
     uses=None, without_gradient=None, unreached=None, unit_calls=None, read_outside=None,
     changed_in_passes=None, evaluates_alike=None,
 )  # fmt: skip
+DEPENDS_ON_DATA = replace(UNKNOWN, depends_on_data=True)
+"""Values or random numbers may decide what a step runs, or its code needs them."""
 
 
 class ValuesDecide(Exception):
@@ -78,8 +70,7 @@ def find_module_uses(job: Job, model: nn.Module, config: Any, example: Batch | N
     """Forward and backward pass of a loss of `example`, two samples or more, on a copy of the bare model.
 
     Causal language models of transformers whose every weight is trained are regular; those with adapters are
-    asked for their gradients alone. A model that needs values runs with them; modules that it runs may then
-    be others for other samples. Raises JobError for a loss that no batch could have.
+    asked for their gradients alone. Raises JobError for a loss that no batch could have.
     """
     if job.task == DEFAULT_TASK and job.model.factory is None and job.loss.factory is None:
         if job.adapter.is_present:
@@ -89,84 +80,24 @@ def find_module_uses(job: Job, model: nn.Module, config: Any, example: Batch | N
     if example is None:
         return UNKNOWN
     try:
-        return _settled(lambda: _steady(job, _copy(model, META), example))
+        with _own_draws():
+            drawn, traced = _drawn(), _steady(job, _on_meta(model), example)
+            return traced if _drawn() == drawn else DEPENDS_ON_DATA
     except JobError:
         raise
     except (KeyError, NameError) as error:  # no matter of values
         shown = f"loss.factory '{job.loss.factory}'" if job.loss.factory else "the loss of the model"
         raise JobError(f"{shown}: a batch of {', '.join(example)} raised {described_error(error)}") from error
     except Exception:  # whatever code of the user's own makes of tensors without values
-        return _with_values(job, model, example)
-
-
-class Counting:
-    """What the reference's own steps do, each sample alone and as many at once as it takes.
-
-    Where these agree the samples do not decide, however ranks divide them; what they do not agree in is not
-    known. Weights are those of the step, which routing may follow.
-    """
-
-    def __init__(self, job: Job, model: nn.Module) -> None:
-        self._job, self._model = job, model
-        self._elements = sum(parameter.numel() for parameter in model.parameters())
-        self._found: ModuleUses | None = None
-        self._passed = 0
-        self._is_over = False
-
-    def count(self, batch_of: Callable[[Sequence[int]], Batch], taken: Sequence[Sequence[int]]) -> None:
-        """Pass the samples of a step, those of each of its micro-steps, through copies of the model."""
-        each = [[sample] for samples in taken for sample in samples]
-        self._passed += self._elements * len(each)
-        self._is_over |= self._elements * len(each) > MOST_REAL_PARAMETERS or self._passed > MOST_COUNTED
-        if self._is_over or self._found == UNKNOWN:
-            return
-        try:
-            for samples in (*taken, *each):
-                with _own_draws():  # a data set may draw too
-                    batch = batch_of(samples)
-                self._add(_settled(partial(self._trace, batch)))
-        except Exception:  # code of the user's own: the run itself says what is wrong
-            self._is_over = True
-
-    def _trace(self, batch: Batch) -> ModuleUses:
-        return _trace(self._job, _copy(self._model), batch)
-
-    def _add(self, traced: ModuleUses) -> None:
-        found, other = asdict(self._found or traced), asdict(traced)
-        self._found = ModuleUses(**{n: value if value == other[n] else None for n, value in found.items()})
-
-    @property
-    def part(self) -> CountedPart | None:
-        """For the record; None: not every step was counted."""
-        return (
-            None if self._found is None or self._is_over else CountedPart(**CountedPart.shared(self._found))
-        )
-
-
-def _settled(trace: Callable[[], ModuleUses]) -> ModuleUses:
-    """What a step does, whatever random numbers it draws.
-
-    Few draws do not show what runs with a small probability, as a layer that LayerDrop leaves out: the least
-    and the largest draw do.
-    """
-    with _own_draws():
-        drawn, traced = _drawn(), trace()
-        if _drawn() == drawn:
-            return traced
-        for number in (0.0, 1 - 2.0**-24):
-            with _Drawing(number):
-                if trace() != traced:
-                    return UNKNOWN
-        return traced if all(trace() == traced for _ in range(DRAWS)) else UNKNOWN
+        return DEPENDS_ON_DATA
 
 
 @contextmanager
 def _own_draws() -> Iterator[None]:
     """Leave generators as they were."""
     of_python, of_numpy = random.getstate(), numpy.random.get_state()
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     try:
-        with torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(devices=[]):
             yield
     finally:
         random.setstate(of_python)
@@ -175,67 +106,7 @@ def _own_draws() -> Iterator[None]:
 
 def _drawn() -> list[Any]:
     """The state of the generators that code of the user's own may draw from."""
-    on_device = torch.cuda.get_rng_state().tolist() if torch.cuda.is_initialized() else None
-    return [random.getstate(), torch.get_rng_state().tolist(), on_device, str(numpy.random.get_state())]
-
-
-class _Drawing(TorchFunctionMode):
-    """Every draw between 0 and 1 gives one number: what runs with some probability always does, or never."""
-
-    def __init__(self, number: float) -> None:
-        super().__init__()
-        self._number, self._left, self._patches = number, MOST_DRAWS, ExitStack()
-
-    def __enter__(self) -> Any:
-        owners = (random, "random"), (numpy.random, "random"), (numpy.random, "rand")
-        for owner, name in owners:
-            self._patches.enter_context(patch.object(owner, name, self._drawn))
-        for owner in (random, numpy.random):
-            self._patches.enter_context(patch.object(owner, "uniform", self._between))
-        return super().__enter__()
-
-    def __exit__(self, *raised: Any) -> None:
-        super().__exit__(*raised)
-        self._patches.close()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func in (torch.rand, torch.rand_like) or (func is Tensor.uniform_ and len(args) == 1):
-            with torch.no_grad():
-                result.fill_(self._drawn())
-        return result
-
-    def _drawn(self, *sizes: int) -> Any:
-        self._left -= 1
-        if self._left < 0:
-            raise ValuesDecide  # a loop that waits for another number
-        return numpy.full(sizes, self._number) if sizes else self._number
-
-    def _between(self, low: float = 0.0, high: float = 1.0, size: Any = None) -> Any:
-        return low + (high - low) * self._drawn(*([] if size is None else numpy.atleast_1d(size)))
-
-
-def _with_values(job: Job, model: nn.Module, example: Batch) -> ModuleUses:
-    """What holds whatever the data: the units if they run, and no parameter left out if none is here."""
-    parameters = list(model.parameters())
-    if any(p.is_meta for p in parameters) or sum(p.numel() for p in parameters) > MOST_REAL_PARAMETERS:
-        return UNKNOWN
-    try:
-        return _settled(lambda: _whatever_the_data(_steady(job, _copy(model), example)))
-    except Exception:  # the run itself says what is wrong, at the place where it is
-        return UNKNOWN
-
-
-def _whatever_the_data(traced: ModuleUses) -> ModuleUses:
-    return ModuleUses(
-        uses=None,
-        without_gradient=None,
-        unreached=None if traced.unreached else [],
-        unit_calls=traced.unit_calls,
-        read_outside=traced.read_outside,
-        changed_in_passes=traced.changed_in_passes,
-        evaluates_alike=traced.evaluates_alike,
-    )
+    return [random.getstate(), torch.get_rng_state().tolist(), str(numpy.random.get_state())]
 
 
 def _adapters_without_gradient(job: Job, config: Any) -> list[str] | None:
@@ -402,12 +273,12 @@ def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _copy(model: nn.Module, device: str | None = None) -> nn.Module:
-    """A copy, so that what its forward pass changes in the model is changed in the copy; on meta without
-    memory. Hooks on its tensors stay behind."""
+def _on_meta(model: nn.Module) -> nn.Module:
+    """A copy without memory: what its forward pass changes in the model is changed in the copy. Hooks on its
+    tensors stay behind."""
     memo: dict[int, Any] = {}
     for tensor in chain(model.parameters(), model.buffers()):
-        held = torch.empty_like(tensor, device=META) if device == META else tensor.detach().clone()
+        held = torch.empty_like(tensor, device=META)
         is_parameter = isinstance(tensor, nn.Parameter)
         memo[id(tensor)] = nn.Parameter(held, requires_grad=tensor.requires_grad) if is_parameter else held
     return copy.deepcopy(model, memo)
@@ -418,12 +289,11 @@ def _steady(job: Job, model: nn.Module, example: Batch) -> ModuleUses:
     traced = _trace(job, model, example)
     model.train()
     model.zero_grad(set_to_none=True)
-    return traced if _trace(job, model, example) == traced else UNKNOWN
+    return traced if _trace(job, model, example) == traced else DEPENDS_ON_DATA
 
 
 def _trace(job: Job, model: nn.Module, example: Batch) -> ModuleUses:
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    batch = {name: value.to(device) for name, value in example.items()}
+    batch = {name: value.to(META) for name, value in example.items()}
     with AnswersForMeta(trusts_yes=job.model.factory is None and job.loss.factory is None) as answers:
         with _Calls(model) as calls, _ReadsOutside(model, calls) as outside, _Writes(model) as writes:
             loss = loss_function(job, model)(model, batch)

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from harness.judge.comparison import Comparison
+from harness.judge.quantities.expected import expected_states
+from harness.judge.quantities.volume import volume_differences, why_unknown
 from harness.judge.rows import JudgedRun
 from harness.record import LayoutPart, ObservedPart, Record, SplitPart, TensorPart
-from harness.record.model import CountedPart
 from tests.records import LOSSES, make_record, make_steps, make_weights
 
 DEPENDS = SplitPart(difference=0.3, repetition=0.0, rounding=1e-5)
@@ -121,28 +120,19 @@ def test_limits_of_each_split_are_told_apart() -> None:
     assert list(comparison.noises) == [job, f"{job}, 4 at once"]
 
 
-COUNTED = CountedPart(uses={"a": []}, without_gradient=[], unreached=["a"], unit_calls=None)
 LAYOUT = LayoutPart(
     parameters=[TensorPart(name=name, shape=[2], dtype="float32") for name in "ab"], decaying=[], buffers=[],
-    blocks=[], uses=None, without_gradient=[], unreached=None, unit_calls=[],
+    blocks=[], uses=None, without_gradient=[], unreached=None, unit_calls=None, depends_on_data=True,
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("missing", "known"), [({0: ["a"]}, ["a"]), ({}, ["a"]), ({0: ["a"], 1: []}, None), ({0: None}, None)]
-)
-def test_where_values_decide_expected_figures_come_of_the_references_counts(
-    missing: dict[int, list[str] | None], known: list[str] | None
-) -> None:
-    """Of a rank whose samples train others, nothing is expected."""
-    reference = make_record(label="single", layout=LAYOUT, observed=ObservedPart(counted=COUNTED))
-    run = make_record(label="ddp", layout=LAYOUT)
-    ranks = [part.model_copy(update={"without_gradient": missing}) for part in run.ranks]
-    steps = [replace(step, window="probed") for step in run.steps]
-    first, row = Comparison([reference, run.model_copy(update={"ranks": ranks, "steps": steps})]).rows
-    assert row.record.layout is not None
-    assert row.record.layout.unreached == known
-    assert row.record.layout.uses == (None if known is None else {"a": []})
-    assert row.record.layout.unit_calls is None  # in these the reference's samples do not agree
-    assert first.record.layout is not None
-    assert first.record.layout.unreached == ["a"]
+def test_where_values_decide_what_runs_bytes_are_not_judged() -> None:
+    record = make_record(label="fsdp", layout=LAYOUT)
+    record = record.model_copy(update={"steps": [replace(step, window="probed") for step in record.steps]})
+    assert why_unknown(record) == "execution depends on data"
+    assert volume_differences(record) == []
+    assert expected_states(record, 0) is None
+
+
+def test_a_record_with_counts_of_the_reference_still_loads() -> None:
+    assert ObservedPart.model_validate({"counted": {"uses": None}}) == ObservedPart()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from harness.job.job import Job
-from harness.rank.models.module_uses import REGULAR, UNKNOWN, Counting, ModuleUses, find_module_uses
+from harness.rank.models.module_uses import DEPENDS_ON_DATA, REGULAR, ModuleUses, find_module_uses
 
 IDS = {"input_ids": torch.tensor([[1, 2, 3], [3, 2, 1]]), "labels": torch.tensor([0, 1])}
 
@@ -182,15 +182,18 @@ def test_weights_that_the_loss_reads_beside_the_model_are_named() -> None:
     assert (found.read_outside, found.unreached, found.uses) == (["1.weight"], [], {})
 
 
-def test_a_model_that_reads_values_runs_with_them_and_says_only_what_no_data_change() -> None:
-    found = traced(Chain(lambda x: x.tolist()))
-    assert (found.uses, found.without_gradient) == (None, None)
-    assert (found.unreached, found.unit_calls) == ([], [])
-
-
-def test_what_does_not_run_is_not_known() -> None:
-    found = traced(Chain(lambda x: 1 / 0))
-    assert (found.uses, found.unreached, found.unit_calls) == (None, None, None)
+@pytest.mark.parametrize("before", [
+    lambda x: x.tolist(), lambda x: 1 / 0, lambda x: torch.rand([]), lambda x: torch.empty(1).uniform_(),
+    lambda x: random.random(), lambda x: numpy.random.uniform(0, 1),
+])  # fmt: skip
+def test_nothing_is_known_where_values_or_random_numbers_may_decide_what_runs(
+    before: Callable[[Tensor], Any],
+) -> None:
+    model = Chain(before)
+    states = torch.get_rng_state(), random.getstate()
+    assert traced(model) == DEPENDS_ON_DATA
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
 
 
 class Headed(Chain):
@@ -242,106 +245,20 @@ def test_of_blocks_that_run_without_gradients_first_calls_are_unknown_and_gradie
     assert (found.without_gradient, found.unreached) == ([], [])
 
 
-class Skipped(nn.Module):
-    """Leaves a layer out at random."""
+class Alternating(nn.Module):
+    """Each pass runs another layer than the one before it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.often = nn.Embedding(4, 4), nn.Linear(4, 4)
+        self.layers, self.passes = nn.ModuleList(nn.Linear(3, 2) for _ in range(3)), 0
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        hidden = self.first(input_ids)[:, 0]
-        return hidden if random.random() < 0.5 else self.often(hidden)
+        self.passes += 1
+        return self.layers[self.passes % 3](input_ids.float())
 
 
-class Dropped(nn.ModuleList):
-    """Leaves each layer out with a small probability, drawn by torch, Python or numpy."""
-
-    def __init__(self, draw: Callable[[], Any], probability: float = 0.02) -> None:
-        super().__init__([nn.Linear(3, 3), nn.Linear(3, 3)])
-        self.draw, self.probability = draw, probability
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        hidden = input_ids.float()
-        for layer in self:
-            if self.draw() >= self.probability:
-                hidden = layer(hidden)
-        return hidden
-
-
-@pytest.mark.parametrize("draw", [
-    lambda: torch.rand([]), lambda: torch.empty(1).uniform_(), lambda: random.random(),
-    lambda: numpy.random.random(), lambda: numpy.random.uniform(0, 1),
-])  # fmt: skip
-def test_layers_that_are_seldom_left_out_are_not_known_and_never_left_out_ones_are(
-    draw: Callable[[], Any],
-) -> None:
-    seldom, never = Dropped(draw), Dropped(draw, 0.0)
-    before = torch.get_rng_state(), random.getstate()
-    assert traced(seldom) == UNKNOWN
-    assert traced(never) == REGULAR
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert random.getstate() == before[1]
-
-
-class Waiting(Chain):
-    def forward(self, input_ids: Tensor) -> Tensor:
-        while torch.rand([]) < 0.5:
-            pass
-        return super().forward(input_ids)
-
-
-def test_a_loop_that_waits_for_a_draw_does_not_hang() -> None:
-    assert traced(Waiting()) == UNKNOWN
-
-
-class Routed(nn.Module):
-    """Each batch goes to the expert that its first value chooses."""
-
-    def __init__(self, choose: Callable[[float], int]) -> None:
-        super().__init__()
-        self.choose, self.experts = choose, nn.ModuleList([nn.Linear(3, 2), nn.Linear(3, 2)])
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        return self.experts[self.choose(float(input_ids[0, 0]))](input_ids.float())
-
-
-ROWS = torch.tensor([[1, 2, 3], [3, 2, 1], [0, 1, 0], [2, 2, 2]])
-
-
-def counted(model: nn.Module) -> Any:
-    counting = Counting(job(), model)
-    for _ in range(2):
-        counting.count(lambda ids: {"input_ids": ROWS[list(ids)], "labels": torch.zeros(len(ids)).long()},
-                       [[0, 1], [2, 3]])  # fmt: skip
-    return counting.part
-
-
-def test_what_each_sample_of_the_reference_runs_is_counted_where_values_decide() -> None:
-    model = Routed(lambda value: 0)
-    assert traced(model).unreached is None
-    found = counted(model)
-    assert found.unreached == ["experts.1.weight", "experts.1.bias"]
-    assert found.uses == {"experts.1.weight": [], "experts.1.bias": []}
-    assert not any(parameter.grad is not None for parameter in model.parameters())
-
-
-def test_what_samples_do_not_agree_in_is_not_known() -> None:
-    found = counted(Routed(lambda value: int(value > 0)))
-    assert (found.uses, found.unreached) == (None, None)
-
-
-class Normed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm = nn.Linear(3, 2), nn.BatchNorm1d(2)
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        return self.norm(self.first(input_ids.float()))
-
-
-def test_nothing_is_counted_of_samples_that_cannot_be_passed_alone() -> None:
-    assert counted(Normed()) is None
+def test_of_a_model_that_counts_its_passes_nothing_is_known() -> None:
+    assert traced(Alternating()) == DEPENDS_ON_DATA
 
 
 class EvaluatedElsewhere(nn.Module):
@@ -359,18 +276,3 @@ class EvaluatedElsewhere(nn.Module):
 def test_evaluations_that_run_other_modules_are_told() -> None:
     found = traced(EvaluatedElsewhere())
     assert (found.evaluates_alike, found.unreached) == (False, ["head.weight", "head.bias"])
-
-
-class SkippedOnDevice(Skipped):
-    """Draws where its tensors lie, which on the meta device has no value."""
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        hidden = self.first(input_ids)[:, 0]
-        return hidden if torch.rand((), device=hidden.device) < 0.5 else self.often(hidden)
-
-
-def test_of_layers_that_run_at_random_nothing_is_known() -> None:
-    torch.manual_seed(0)
-    random.seed(0)
-    for model in (Skipped(), SkippedOnDevice()):
-        assert traced(model) == UNKNOWN
