@@ -31,7 +31,7 @@ from harness.judge.quantities.volume import (
 from harness.judge.rows import reason
 from harness.record import Record
 from harness.record.store import read_runs
-from harness.tell.sections.machine import commit_words
+from harness.tell.sections.job import commit_words
 
 DOCUMENT = DOCS / "communication.md"
 LIST = DOCS / "communication" / "payload.csv"

@@ -28,8 +28,8 @@ from harness.judge.ranking import ByRound, Ranking
 from harness.record import Record
 from harness.record.record_files import ARCHIVE_NAME
 from harness.record.store import read_runs
-from harness.tell.order_words import unranked_words
-from harness.tell.sections.communication import node_volumes
+from harness.tell.sections.amounts import node_volumes
+from harness.tell.tables import unranked_words
 from tests.cluster.fabric import measured_fabric
 from tests.cluster.slurm import SlurmCluster
 

@@ -17,7 +17,7 @@ from benchmarks import measuring
 from harness.judge.comparison import Comparison
 from harness.judge.ranking import Ranking
 from harness.record.store import read_runs
-from harness.tell.order_words import ratio_text
+from harness.tell.tables import ratio_text
 
 WALL = "seconds.txt"
 """Of the rounds of a side, a line each."""

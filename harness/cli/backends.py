@@ -12,7 +12,7 @@ from harness.backends.libraries.facts import not_run
 from harness.cli.options.shared import common, json_option
 from harness.cli.terminal.output import echo
 from harness.record.provenance import package_versions
-from harness.tell.narrow import fitted
+from harness.tell.formats import fitted
 
 PRESET, ROW = "preset", "row"
 """The options of all backends."""

@@ -31,7 +31,7 @@ from harness.launch.cells import canonical_label
 from harness.launch.launcher import EVERY_RANK, device_of, require_libraries
 from harness.record.provenance import environment, package_versions
 from harness.scratch import scratch_folder
-from harness.tell.narrow import fitted
+from harness.tell.formats import fitted
 
 PACKAGES = ("sharding-harness", "torch", "transformers", "deepspeed", "accelerate", "nvidia-ml-py")
 

@@ -19,7 +19,7 @@ from harness.cli.options.shared import common, json_option
 from harness.cli.terminal.output import echo
 from harness.errors import HarnessError
 from harness.judge.findings.finders import kinds
-from harness.tell.narrow import line_width
+from harness.tell.formats import line_width
 
 MOST = 5
 """Findings and words that a hint names."""

@@ -19,7 +19,7 @@ from harness.errors import HarnessError
 from harness.judge.wording import counted
 from harness.labs.definitions import LABS, Lab, Scale, Variant, find_lab
 from harness.record.store import read_runs
-from harness.tell.narrow import fitted
+from harness.tell.formats import fitted
 
 
 @dataclass(frozen=True, kw_only=True)

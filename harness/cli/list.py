@@ -16,8 +16,7 @@ from harness.judge.metrics import SPEED, STEP
 from harness.judge.rows import JudgedRun, reason
 from harness.record import Record
 from harness.record.run import Status
-from harness.tell.formats import megabytes, milliseconds, number
-from harness.tell.narrow import fitted
+from harness.tell.formats import fitted, megabytes, milliseconds, number
 
 
 @click.command("list")

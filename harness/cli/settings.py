@@ -14,7 +14,7 @@ from harness.cli.terminal.output import echo
 from harness.errors import HarnessError
 from harness.job.reference import DocumentedSetting, json_schema, sections
 from harness.job.reference import settings as all_settings
-from harness.tell.narrow import line_width
+from harness.tell.formats import line_width
 
 INDENT = 6
 

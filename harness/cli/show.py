@@ -21,8 +21,7 @@ from harness.judge.rows import reason
 from harness.nested import leaves
 from harness.record import ObservationPart, Record
 from harness.record.store import record_text
-from harness.tell.formats import megabytes
-from harness.tell.narrow import line_width
+from harness.tell.formats import line_width, megabytes
 from harness.tell.tables import figure_text
 from harness.tell.terminal import finding_lines
 

@@ -66,7 +66,7 @@ from harness.slurm.submission import (
     unsubmitted,
 )
 from harness.slurm.submission import collect as collect_records
-from harness.tell.narrow import fitted
+from harness.tell.formats import fitted
 
 _run_directory = click.argument("run_directory", type=PATH)
 

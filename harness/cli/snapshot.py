@@ -24,8 +24,7 @@ def snapshot(files: tuple[Path, ...], as_json: bool) -> int:
     """
     from harness.errors import HarnessError
     from harness.snapshots.account import accounts, read_snapshot
-    from harness.tell.snapshots import snapshot_document
-    from harness.tell.traces import terminal_lines
+    from harness.tell.traces import snapshot_document, terminal_lines
 
     begin("reading snapshots")
     found = []

@@ -18,8 +18,7 @@ from harness.forms.flops import is_stub
 from harness.judge.wording import counted, listed
 from harness.record.environment import FabricPart
 from harness.tell.document import Picture
-from harness.tell.formats import NOT_AVAILABLE, gigabytes, number
-from harness.tell.narrow import fitted
+from harness.tell.formats import NOT_AVAILABLE, fitted, gigabytes, number
 from harness.tell.pictures.curves import Panel, decades, plain_look
 from harness.tell.pictures.drawing import write_plot
 

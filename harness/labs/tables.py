@@ -18,7 +18,7 @@ from harness.plan.estimate import document, question
 from harness.plan.estimate.row import estimate
 from harness.plan.models import load_model
 from harness.record import OverlapPart, Record, StepPart
-from harness.tell.narrow import fitted, folded
+from harness.tell.formats import fitted, folded
 
 
 def runtime_seconds(cell: CellRuns) -> float | None:

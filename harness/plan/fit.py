@@ -35,7 +35,7 @@ from harness.record import Record
 from harness.record.provenance import host_memory_bytes
 from harness.record.store import Store
 from harness.tell.formats import NOT_AVAILABLE, gigabytes, megabytes
-from harness.tell.narrow import fitted
+from harness.tell.formats import fitted
 
 STRIDE = 32
 """The first step away from the first guess: this part of it. Predictions are right within some percent."""

@@ -22,7 +22,7 @@ from harness.job.yaml_files import read_yaml_file
 from harness.plan.catalogue import read_file
 from harness.plan.model import PlannedModel
 from harness.tell.formats import gigabytes
-from harness.tell.narrow import fitted
+from harness.tell.formats import fitted
 
 
 @dataclass(frozen=True, kw_only=True)

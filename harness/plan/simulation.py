@@ -33,8 +33,7 @@ from harness.run_directory.simulation import (
     write_requests,
 )
 from harness.scratch import scratch_folder
-from harness.tell.formats import NOT_AVAILABLE, megabytes
-from harness.tell.narrow import fitted
+from harness.tell.formats import NOT_AVAILABLE, fitted, megabytes
 
 
 @dataclass(frozen=True, kw_only=True)

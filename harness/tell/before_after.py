@@ -28,8 +28,8 @@ from harness.tell.document import (
     report_cells,
 )
 from harness.tell.formats import percent, signed_percent
-from harness.tell.sections.findings import findings_section
-from harness.tell.sections.machine import machine_section
+from harness.tell.sections.job import machine_section
+from harness.tell.sections.results import findings_section
 from harness.tell.tables import LABELS, figure_text, not_comparable_table, prose, results_table, table_columns
 
 TITLE = "Comparison with a baseline"

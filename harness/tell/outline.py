@@ -7,36 +7,41 @@ from collections.abc import Callable
 from harness.job.experiment import ReportFocus, speeds_are_asked
 from harness.judge.comparison import Comparison
 from harness.tell.document import Block, Document, Folded, Picture, Section, Table
-from harness.tell.pictures.memory import memory_picture
-from harness.tell.pictures.time import overlap_picture, phases_picture
-from harness.tell.pictures.volume import volume_picture
-from harness.tell.sections.checkpoints import checkpoints_section
-from harness.tell.sections.communication import communication_section, nodes_section, volume_section
-from harness.tell.sections.findings import findings_section
+from harness.tell.pictures.bars import memory_picture, overlap_picture, phases_picture, volume_picture
+from harness.tell.sections.amounts import (
+    checkpoints_section,
+    communication_section,
+    memory_section,
+    nodes_section,
+    pipeline_section,
+    prediction_section,
+    states_section,
+    volume_section,
+)
 from harness.tell.sections.job import (
     configuration_section,
     given_section,
     job_section,
+    machine_section,
     measurement_section,
     not_comparable_section,
+    observed_section,
     presets_section,
+    reproduce_section,
+    settings_section,
 )
-from harness.tell.sections.machine import machine_section, observed_section
-from harness.tell.sections.memory import memory_section, prediction_section, states_section
-from harness.tell.sections.overlap import overlap_section
 from harness.tell.sections.parity import levels_section, library_alone_section, loss_section
-from harness.tell.sections.pipeline import pipeline_section
-from harness.tell.sections.records import reading_section, reading_without_speeds
-from harness.tell.sections.reproduce import reproduce_section
 from harness.tell.sections.results import (
     failures_section,
+    findings_section,
+    reading_section,
+    reading_without_speeds,
     results_section,
     results_without_speeds,
+    scaling_section,
     surprises_all_section,
 )
-from harness.tell.sections.scaling import scaling_section
-from harness.tell.sections.settings import settings_section
-from harness.tell.sections.time import energy_section, time_section
+from harness.tell.sections.time import energy_section, overlap_section, time_section
 
 TITLE = "Details of the comparison"
 SECTIONS: tuple[Callable[[Comparison], Section | None], ...] = (

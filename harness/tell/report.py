@@ -21,11 +21,10 @@ from harness.tell.document import Document
 from harness.tell.manifest import Asked, Format, Manifest, digest, make_manifest, manifest_name, read_manifest
 from harness.tell.outline import details_document
 from harness.tell.pictures.drawing import draw
-from harness.tell.sections.records import records_section
+from harness.tell.sections.results import records_section
 from harness.tell.short.outline import short_document
-from harness.tell.writers.csv import render_csv
+from harness.tell.writers.data import render_csv, render_json
 from harness.tell.writers.html import data_address, render_html
-from harness.tell.writers.json import render_json
 from harness.tell.writers.latex import render_latex
 from harness.tell.writers.markdown import render_details, render_markdown
 

@@ -10,13 +10,12 @@ from harness.judge.findings.groups import statements
 from harness.judge.metrics import SENT, SPEED
 from harness.judge.statistics import LEVEL
 from harness.tell.document import Column, Table
-from harness.tell.formats import percent
-from harness.tell.narrow import fitted, line_width
-from harness.tell.order_words import OPEN
-from harness.tell.sections.settings import TITLE
+from harness.tell.formats import fitted, line_width, percent
+from harness.tell.sections.job import TITLE_SETTINGS
 from harness.tell.tables import (
     NO_TEXT,
     NOT_COMPARABLE,
+    OPEN,
     WITHOUT_FORM,
     WITHOUT_FORM_MEANS,
     main_table,
@@ -116,5 +115,7 @@ def where_to_read(comparison: Comparison) -> list[str]:
     }
     if any(named.values()):
         said = "; ".join(f"{words}: {names}" for words, names in named.items() if names)
-        lines.append(_wrapped(f"settings that differ; {said} (values: --json, or '{TITLE}' in a report)"))
+        lines.append(
+            _wrapped(f"settings that differ; {said} (values: --json, or '{TITLE_SETTINGS}' in a report)")
+        )
     return lines

@@ -37,7 +37,7 @@ from harness.tell.report import (
     picture_names,
     render,
 )
-from harness.tell.writers.csv import MANIFEST
+from harness.tell.writers.data import MANIFEST
 from harness.tell.writers.html import DATA_ADDRESS, data_address
 
 

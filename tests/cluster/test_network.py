@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.record import Record
-from harness.tell.sections.communication import node_volumes
+from harness.tell.sections.amounts import node_volumes
 from tests.cluster.fabric import measured_fabric
 from tests.cluster.matrices import render
 from tests.cluster.slurm import SlurmCluster

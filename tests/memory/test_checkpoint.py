@@ -9,8 +9,7 @@ import pytest
 from harness.judge.comparison import Comparison
 from harness.record.store import read_runs
 from harness.tell.document import Folded, Table
-from harness.tell.sections.communication import communication_section
-from harness.tell.sections.memory import memory_section
+from harness.tell.sections.amounts import communication_section, memory_section
 from tests.memory.conftest import BACKENDS
 from tests.memory.runs import LLAMA, Outcome, compare
 

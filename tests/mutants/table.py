@@ -304,7 +304,7 @@ MUTANTS = (
            '            yield from (); f"a line is missing',
            "A row that was taken out of a report is named",
            "harness/tell/test_verify.py::test_removed_row_is_named"),
-    Mutant("csv-formula", "harness/tell/writers/csv.py",
+    Mutant("csv-formula", "harness/tell/writers/data.py",
            'return f"\'{value}"', "return value",
            "No cell of a CSV file is a formula of a spreadsheet",
            "harness/tell/test_hostile_names.py::test_no_text_of_a_csv_file_is_a_formula_and_numbers_stay"),

@@ -24,7 +24,7 @@ from harness.plan.preflight import ASSUMED, assumed_time
 from harness.plan.scenario import why_not_planned
 from harness.record import Record
 from harness.record.provenance import package_versions
-from harness.tell.narrow import fitted
+from harness.tell.formats import fitted
 
 if TYPE_CHECKING:
     from harness.plan.preflight import CellPredictions

@@ -76,7 +76,7 @@ class GivenFiles:
             raise HarnessError(f"{self.count} files are given; a plan takes one, compare takes several")
         from harness.imported.rows import planned_file, read_files
         from harness.plan.command_words import set_texts
-        from harness.tell.imported import planned_lines
+        from harness.tell.sections.job import planned_lines
 
         (read,) = read_files(self.accelerate, self.deepspeed, leaves_out=True)
         file = planned_file(read, experiment)
@@ -159,7 +159,7 @@ def planned_options(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def _show(rows: Sequence[GivenRow], view: View) -> None:
-    from harness.tell.imported import given_lines
+    from harness.tell.sections.job import given_lines
 
     for row in rows:
         view.say("\n".join(given_lines(row.label, row.part)))

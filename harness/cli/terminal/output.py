@@ -12,7 +12,7 @@ import click
 from harness.cli.terminal.working import SPOKEN
 from harness.errors import HarnessError
 from harness.safe_text import harmless, redacted
-from harness.tell.narrow import folded
+from harness.tell.formats import folded
 
 
 def echo(text: str, *, err: bool = False) -> None:

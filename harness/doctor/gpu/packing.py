@@ -33,11 +33,10 @@ from harness.run_directory.rank_state import read_log, shown_text
 from harness.safe_text import harmless
 from harness.snapshots.account import accounts, read_snapshot
 from harness.tell.document import Document
-from harness.tell.narrow import fitted
+from harness.tell.formats import fitted
 from harness.tell.report import write_document, write_report
-from harness.tell.snapshots import snapshot_document
 from harness.tell.terminal import finding_lines, terminal_table
-from harness.tell.traces import trace_document
+from harness.tell.traces import snapshot_document, trace_document
 from harness.traces.analysis import read_traces
 from harness.traces.skew import skew_of
 from harness.traces.strategy import likeness_of

@@ -46,8 +46,7 @@ from harness.plan.leading import (
 from harness.plan.limits import STATES_SHARE, VERDICT_LEGEND
 from harness.plan.models import why_uneven
 from harness.plan.time.computing import HOST_LINK, UPDATE_ON_HOST, attention_kernel
-from harness.tell.formats import NOT_AVAILABLE
-from harness.tell.narrow import fitted, line_width
+from harness.tell.formats import NOT_AVAILABLE, fitted, line_width
 
 NAMES = frozenset({"label", "scenario"})
 """What of a row is no figure."""

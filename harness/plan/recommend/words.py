@@ -25,8 +25,7 @@ from harness.plan.recommend.predict import Configuration
 from harness.plan.recommend.question import RecommendRequest
 from harness.plan.recommend.recommendation import Recommendation
 from harness.plan.time.speed import gpu_hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
-from harness.tell.formats import NOT_AVAILABLE, gigabytes, number, percent
-from harness.tell.narrow import fitted
+from harness.tell.formats import NOT_AVAILABLE, fitted, gigabytes, number, percent
 
 PLANNED_WITH = {
     "library-defaults": "each library's own defaults (runtime.preset=library-defaults)",

@@ -1,4 +1,4 @@
-"""Horizontal bars, one for each cell, in a panel for each number of ranks; what rows say of their cell."""
+"""Pictures of horizontal bars, one for each cell, in a panel for each number of ranks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,33 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from harness.forms.terms import STATE_KINDS
+from harness.judge import speed
+from harness.judge.comparison import Comparison
+from harness.judge.metrics import EXPECTED_SENT, SENT, TEXTBOOK_SENT
+from harness.judge.quantities import measures
+from harness.judge.quantities.model_states import largest, rank_states
+from harness.judge.quantities.timings import DATA, WAITING
 from harness.judge.repeats import CellRuns, place_to_compare
 from harness.judge.wording import ranks
-from harness.tell.formats import one_line, shortened
-from harness.tell.pictures.drawing import GREY, Row, layer, look_of_record
+from harness.record import RankPart
+from harness.tell.document import Picture
+from harness.tell.formats import number, one_line, percent, short, shortened
+from harness.tell.pictures.drawing import (
+    ACTIVITIES,
+    COPIES_ALONE,
+    DEVICE_ACTIVITIES,
+    EXPOSED,
+    FAINT,
+    GREY,
+    KINDS,
+    LIMIT,
+    PHASES,
+    Row,
+    layer,
+    look_of_record,
+    only_drawn,
+)
 
 MOST_CELLS = 24
 """More would make the picture longer than a screen; then only one world size is drawn."""
@@ -149,3 +172,260 @@ def quantity(field: str, title: str | None = None) -> dict[str, Any]:
     named = {"title": title} if title is not None else {}
     scale, axis = {"zero": True}, {"tickCount": 6}
     return {"field": field, "type": "quantitative", "scale": scale, "axis": axis, **named}
+
+
+REST = "activations"
+LABELS = {**{kind: kind for kind in STATE_KINDS}, REST: "rest of the peak"}
+FARTHEST_LIMIT = 4.0
+"""Times the largest peak; a limit beyond it is told, since its line would make the bars short."""
+MEMORY_TITLE = "peak memory of a rank, MB"
+
+
+def memory_picture(comparison: Comparison) -> Picture | None:
+    """None where no peak was measured."""
+    known = [group for group in comparison.groups if group.rank_peaks]
+    drawn = drawable(known)
+    if not drawn:
+        return None
+    cells = [_Bar(group) for group in drawn]
+    limit = min((cell.limit for cell in cells if cell.limit is not None), default=None)
+    near = limit is not None and limit <= FARTHEST_LIMIT * max(cell.peak for cell in cells)
+    cut = cut_at([cell.peak for cell in cells])
+    every = rows_of_all(known, drawn, lambda group: _Bar(group).rows(known, near, cut))
+    rows = only_drawn(every)
+    ends = [row for row in rows if row["kind"] == LABELS[REST]]
+    text = (
+        "Peak memory of the rank that needs most. Coloured: model states after the backward pass; grey: "
+        "activations, gathered weights, buffers and other parts of the peak."
+    )
+    if any(row["expected"] is not None for row in ends):
+        text += " Vertical marks: model states expected in closed form."
+    if limit is not None:
+        text += f" Device limit: {number(limit)} MB."
+    if cut is not None:
+        text += f" Bars are cut at {number(cut)} MB."
+    return Picture(
+        key="memory",
+        caption=caption(text, drawn, known),
+        alt=f"Bars: {MEMORY_TITLE}, and model states. {told(ends)}.",
+        chart=lambda: _chart(every, limit if near else None),
+    )
+
+
+class _Bar:
+    """Figures of one bar, in MB."""
+
+    def __init__(self, group: CellRuns) -> None:
+        record = group.record
+        kinds = measures.kinds_at(record, "after_backward")
+        self.group = group
+        self.states = {kind: kinds[kind] / 1e6 for kind in STATE_KINDS if kinds.get(kind)}
+        self.peak = max(group.rank_peaks) / 1e6
+        self.expected = _expected(group)
+        limit = record.world.memory_limit_bytes or (
+            record.prediction.device_limit_bytes if record.prediction else None
+        )
+        self.limit = None if limit is None else limit / 1e6
+
+    def rows(self, groups: Sequence[CellRuns], near: bool, cut: float | None) -> list[Row]:
+        """One for each kind; the last, which is always there, holds what belongs to the cell."""
+        held = sum(self.states.values())
+        is_cut = cut is not None and self.peak > cut
+        end = cut if cut is not None and is_cut else self.peak
+        parts = {**self.states, REST: max(0.0, end - held)}
+        of_cell = {
+            "peak": self.peak,
+            "end": end,
+            "expected": self.expected,
+            "limit": self.limit if near else None,
+            "text": f"{number(self.peak)} MB"
+            + (f", states {number(held)}" if self.states else "")
+            + (" (bar cut)" if is_cut else ""),
+        }
+        return [
+            cell_row(
+                self.group, groups, kind=LABELS[kind], megabytes=size, order=list(KINDS).index(kind),
+                **(of_cell if kind == REST else dict.fromkeys(of_cell)),
+            )
+            for kind, size in parts.items()
+        ]  # fmt: skip
+
+
+def _expected(group: CellRuns) -> float | None:
+    """Closed form of the model states on the device, of the rank that holds most."""
+    states = largest(rank_states(group.record))
+    if states is None or states.expected is None:
+        return None
+    kinds = states.expected.kinds(host=False)
+    return sum(kinds.get(kind, 0) for kind in STATE_KINDS) / 1e6
+
+
+def _chart(rows: Sequence[Row], limit: float | None) -> dict[str, Any]:
+    used = {row["kind"] for row in rows}
+    colours = {LABELS[kind]: colour for kind, colour in KINDS.items() if LABELS[kind] in used}
+    layers = [stack("megabytes", MEMORY_TITLE, "kind", colours), tick("expected"), text_after("end")]
+    if limit is not None:
+        at = {**quantity("limit"), "aggregate": "min"}
+        layers += layer("device_limit", x=at, text=f"device limit {number(limit)} MB")
+    return bar_chart(rows, layers)
+
+
+NEGLIGIBLE = 0.005
+"""Relative difference below which two volumes are written as equal."""
+
+
+def volume_picture(comparison: Comparison) -> Picture | None:
+    """None where nobody sent anything."""
+    known = [group for group in comparison.groups if group.median(SENT)]
+    drawn = drawable(known)
+    if not drawn:
+        return None
+    every = rows_of_all(known, drawn, lambda group: [_row(group, known)])
+    rows = only_drawn(every)
+    title = "sent by a rank per step, MB (ring algorithm)"
+    layers = [bar("megabytes", title), tick("textbook"), tick("unexpected", colour=LIMIT), text_after("end")]
+    return Picture(
+        key="communication",
+        caption=caption(f"Bytes that a rank sends per step. {_ticks(rows)}", drawn, known),
+        alt=f"Bars: {title}. {told(rows)}.",
+        chart=lambda: bar_chart(every, layers),
+    )
+
+
+def _row(group: CellRuns, groups: Sequence[CellRuns]) -> Row:
+    sent = group.median(SENT) or 0.0
+    textbook, expected = group.median(TEXTBOOK_SENT), group.median(EXPECTED_SENT)
+    text = f"{number(sent / 1e6)} MB"
+    if textbook and not _equal(sent, textbook):
+        text += f" = {short(round(sent / textbook, 2))} x textbook"
+    unexpected = expected is not None and not _equal(sent, expected)
+    if expected is not None and unexpected:
+        text += f", {number(expected / 1e6)} expected"
+    known = [value for value in (sent, textbook, expected) if value is not None]
+    return cell_row(
+        group, groups, megabytes=sent / 1e6, text=text, end=max(known) / 1e6,
+        textbook=None if textbook is None else textbook / 1e6,
+        expected=None if expected is None else expected / 1e6,
+        unexpected=expected / 1e6 if expected is not None and unexpected else None,
+    )  # fmt: skip
+
+
+def _ticks(rows: Sequence[Row]) -> str:
+    text = "Vertical marks: the textbook (ZeRO paper)."
+    judged = [row for row in rows if row["expected"] is not None]
+    if any(row["unexpected"] is not None for row in rows):
+        return f"{text} Red: bytes expected of the implementation, where it sent others."
+    if not judged:
+        return text
+    if len(judged) < len(rows):
+        return f"{text} {len(judged)} of {len(rows)} cells have an expected volume, and sent it."
+    return f"{text} Every cell sent the bytes expected of its implementation."
+
+
+def _equal(value: float, other: float) -> bool:
+    return abs(value - other) <= NEGLIGIBLE * abs(other)
+
+
+PARTS = {DATA: "data", "forward": "forward", "backward": "backward", "step": "clipping and update"}
+STAGES = "waiting for other stages"
+Parts = Mapping[str, float]
+PartsOf = Callable[[CellRuns], Parts]
+TIME_TITLE = "time of a step, ms"
+
+
+def phases_picture(comparison: Comparison) -> Picture | None:
+    """Timed steps by phase; None where no phase was timed."""
+    text = (
+        "Time of a timed step by phase: medians of each cell, each on the rank where it is largest. Waiting "
+        "for other ranks counts in the phase in which it happens."
+    )
+    if any(order.rounds > 1 for order in comparison.rankings.values()):
+        text = f"{text} Ratios of speed in tables are by round, so ratios of these medians may differ."
+    colours = PHASES
+    if any(WAITING in rank.phase_seconds for group in comparison.groups for rank in group.record.ranks):
+        colours = {**PHASES, STAGES: FAINT}
+        text = f"{text} For pipelines it is shown separately, for the rank that waits least for other stages."
+    return _picture("time", text, comparison, lambda rank: rank.phase_seconds, _phases, colours, "forward")
+
+
+def overlap_picture(comparison: Comparison) -> Picture | None:
+    """Traced steps by computing and communicating; None where none was traced."""
+    text = (
+        "Time of the traced step of median duration, of all ranks and runs. Exposed: communication during "
+        "which nothing computes. Tracing makes a step longer."
+    )
+    parts = [p for group in comparison.groups for rank in group.record.ranks for p in rank.overlap]
+    colours = DEVICE_ACTIVITIES if any(part.copy_seconds for part in parts) else ACTIVITIES
+    return _picture("overlap", text, comparison, lambda rank: rank.overlap, _overlap, colours, EXPOSED)
+
+
+def _picture(
+    key: str,
+    text: str,
+    comparison: Comparison,
+    has: Callable[[RankPart], object],
+    parts_of: PartsOf,
+    colours: Mapping[str, str],
+    telling: str,
+) -> Picture | None:
+    known = [g for g in comparison.groups if g.step_seconds and any(has(r) for r in g.record.ranks)]
+    drawn = drawable(known)
+    if not drawn:
+        return None
+
+    def rows_of(group: CellRuns) -> list[Row]:
+        parts = parts_of(group)
+        total = sum(parts.values())
+        rows = []
+        for index, (name, time) in enumerate(parts.items()):
+            # What belongs to the cell stands in the row of its first part.
+            told_part = f"{number(total)} ms, {percent(parts.get(telling, 0.0) / total)} {telling}"
+            of_cell = {"total": total, "text": f"{number(total)} ms", "told": told_part}
+            rows.append(
+                cell_row(
+                    group,
+                    known,
+                    part=name,
+                    milliseconds=time,
+                    order=list(colours).index(name),
+                    **(of_cell if index == 0 else dict.fromkeys(of_cell)),
+                )
+            )
+        return rows
+
+    every = rows_of_all(known, drawn, rows_of)
+    firsts = [row for row in only_drawn(every) if row["total"] is not None]
+    layers = [stack("milliseconds", TIME_TITLE, "part", colours), text_after("total")]
+    return Picture(
+        key=key,
+        caption=caption(text, drawn, known),
+        alt=f"Stacked bars of {TIME_TITLE}. {told(firsts, 'told')}.",
+        chart=lambda: bar_chart(every, layers),
+    )
+
+
+def _phases(group: CellRuns) -> Parts:
+    found: dict[str, float] = {}
+    for part, name in PARTS.items():
+        _add(found, name, [row.run.largest_median(part) for row in group.rows])
+    _add(found, STAGES, [row.run.least_median(WAITING) for row in group.rows])
+    return found
+
+
+def _add(parts: dict[str, float], name: str, seconds: Sequence[float | None]) -> None:
+    """The median of those that are known, in milliseconds."""
+    known = [value for value in seconds if value is not None]
+    if known:
+        parts[name] = median(known) * 1e3
+
+
+def _overlap(group: CellRuns) -> Parts:
+    parts = [part for row in group.rows for rank in row.record.ranks for part in rank.overlap]
+    if not parts:
+        return {}
+    middle = speed.median_step(parts)
+    times = (middle.compute_seconds, middle.exposed_seconds, middle.idle_seconds)
+    found = {name: seconds * 1e3 for name, seconds in zip(ACTIVITIES, times, strict=True)}
+    if middle.copy_seconds:
+        found[COPIES_ALONE] = max(0.0, (middle.seconds - sum(times)) * 1e3)
+    return found

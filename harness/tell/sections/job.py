@@ -1,7 +1,10 @@
-"""The job or jobs that ran, how ranks and batch were laid out, and what each backend was configured with."""
+"""What ran and where: jobs, layouts, settings, files of other tools, machines, and how to run it again."""
 
 from __future__ import annotations
 
+import re
+import shlex
+import textwrap
 from collections.abc import Sequence
 from typing import Any, get_args
 
@@ -9,16 +12,124 @@ from harness.backends import registry
 from harness.backends.base import Preset
 from harness.backends.presets import BESIDE_ZERO_OPTIMIZATION, PresetChange, preset_changes
 from harness.backends.registry import REFERENCE
+from harness.forms.flops import is_stub
 from harness.job.experiment import LEAST_TIMED_STEPS
+from harness.judge.cell import name_cells
 from harness.judge.comparison import Comparison
+from harness.judge.effective import Effect
+from harness.judge.quantities.timings import disturbance
 from harness.judge.repeats import CellRuns
-from harness.judge.wording import listed, ranks
+from harness.judge.rows import JudgedRun
+from harness.judge.run_conditions import accelerator_facts
+from harness.judge.wording import listed, ranks, words
 from harness.nested import differences, put
-from harness.record import GivenPart, Record
+from harness.record import EnvironmentPart, GivenPart, GivenSettingPart, ObservationPart, Record
 from harness.record.workload import closed_form_layout
-from harness.tell.document import Block, Folded, Paragraph, Section, Table, yaml_code
-from harness.tell.imported import given_table, summary
-from harness.tell.tables import not_comparable_table, prose, table_columns
+from harness.safe_text import by_name
+from harness.tell.document import (
+    Block,
+    Code,
+    Column,
+    Folded,
+    Items,
+    Paragraph,
+    Section,
+    Shown,
+    Table,
+    yaml_code,
+)
+from harness.tell.formats import fitted, line_width, number
+from harness.tell.tables import LABELS, not_comparable_table, prose, table_columns
+
+MOST_KEYS = 30
+"""That a sentence names."""
+
+
+def summary(label: str, part: GivenPart) -> str:
+    """'ds.json (deepspeed, like-for-like) is row zero3: 9 keys taken, 3 pinned, 4 without effect...'."""
+    pinned, idle = _pinned(part), _idle(part)
+    absent = [setting for setting in part.settings if setting.given is None and setting.handling == "taken"]
+    taken = len(part.settings) - len(pinned) - len(idle) - len(absent)
+    return (
+        f"{part.file} ({part.kind}, {part.mode}) is row {label}: {taken} keys taken, {len(pinned)} pinned, "
+        f"{len(idle)} without effect on a run"
+    )
+
+
+def given_lines(label: str, part: GivenPart) -> list[str]:
+    """What differs from the file, key by key with the reason; then every key that has a part in a run."""
+    lines = [summary(label, part)]
+    for reason, settings in _by_reason(_pinned(part)).items():
+        keys = ", ".join(f"{s.key} {text(s.used)} instead of {text(s.given)}" for s in settings)
+        lines += _wrapped(f"differs ({reason}): {keys}")
+    taken = [s for s in part.settings if s.handling == "taken"]
+    rows = [[s.key, text(s.given), text(s.used)] for s in taken]
+    if rows:
+        lines.append(fitted(rows, ["key", "given", "used"]))
+    for reason, settings in _by_reason(_idle(part)).items():
+        keys = ", ".join(f"{s.key}={text(s.given)}" for s in settings)
+        lines += _wrapped(f"without effect ({reason}): {keys}")
+    return lines
+
+
+def _by_reason(settings: Sequence[GivenSettingPart]) -> dict[str, list[GivenSettingPart]]:
+    found: dict[str, list[GivenSettingPart]] = {}
+    for setting in settings:
+        found.setdefault(setting.reason or "", []).append(setting)
+    return found
+
+
+def _wrapped(line: str) -> list[str]:
+    return textwrap.wrap(
+        line, line_width(), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )  # fmt: skip
+
+
+def planned_lines(part: GivenPart, refused: Sequence[str]) -> list[str]:
+    """What a plan takes from a file, what it does not, and what it did not understand: a sentence each."""
+    given = [setting for setting in part.settings if setting.given is not None]
+    taken = [s for s in given if s.handling == "taken" and s.given != "auto"]
+    left = [s.key for s in given if s.handling == "taken" and s.given == "auto"]
+    said = list(dict.fromkeys(f"{s.key}={text(s.given)}" for s in taken))
+    lines = [f"from {part.file}: {listed(said, MOST_KEYS)}"] if said else []
+    lines += [f"auto in {part.file}, so left to the job: {listed(left, MOST_KEYS)}"] if left else []
+    for reason, settings in _by_reason(_pinned(part)).items():
+        keys = [f"{s.key} {text(s.used)} instead of {text(s.given)}" for s in settings if s.given is not None]
+        lines += [f"not as in {part.file} ({reason}): {listed(keys, MOST_KEYS)}"] if keys else []
+    idle = [s.key for s in _idle(part) if s.given is not None]
+    lines += [f"without effect on a run, in {part.file}: {listed(idle, MOST_KEYS)}"] if idle else []
+    return lines + [f"not understood in {part.file}, and left out: {reason}" for reason in refused]
+
+
+def given_table(part: GivenPart, number: int) -> Table:
+    """Every key of a file; `number` tells the tables of a report apart."""
+    rows = [[s.key, s.handling, text(s.given), text(s.used), s.setting or "", s.reason or ""]
+            for s in part.settings]  # fmt: skip
+    return Table(key=f"given_{number}", columns=table_columns("given"), rows=rows)
+
+
+def text(value: Any) -> str:
+    """A value as the file's own language writes it; '-' for none."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
+        return str(int(value))
+    return str(value)
+
+
+def _is_idle(setting: GivenSettingPart) -> bool:
+    return setting.handling == "pinned" and setting.used is None
+
+
+def _idle(part: GivenPart) -> Sequence[GivenSettingPart]:
+    return [setting for setting in part.settings if _is_idle(setting)]
+
+
+def _pinned(part: GivenPart) -> Sequence[GivenSettingPart]:
+    return [setting for setting in part.pinned if not _is_idle(setting)]
+
 
 PRECISIONS = {
     "fp8": "fp8 (emulated: these runs show numerics only; speed and memory say nothing of fp8 hardware)"
@@ -104,7 +215,7 @@ def not_comparable_section(comparison: Comparison) -> Section | None:
     return Section("not_comparable", "Not comparable, and why", [Paragraph(prose("other_jobs")), table])
 
 
-TITLE = "Layout and measurement"
+TITLE_MEASUREMENT = "Layout and measurement"
 COLUMNS = table_columns("layout")
 TEXT_MEASUREMENT = prose("layout", least_timed_steps=LEAST_TIMED_STEPS)
 
@@ -132,12 +243,12 @@ def measurement_section(comparison: Comparison) -> Section:
         blocks.append(Paragraph(f"The same in all cells that trained: {', '.join(shared)}."))
     blocks.append(Paragraph(TEXT_MEASUREMENT))
     settings = dict.fromkeys(row.record.measure for row in comparison.rows if row.record.measure)
-    for number, measure in enumerate(settings, 1):
-        which = f" ({number} of {len(settings)})" if len(settings) > 1 else ""
+    for place, measure in enumerate(settings, 1):
+        which = f" ({place} of {len(settings)})" if len(settings) > 1 else ""
         blocks.append(
             Folded(f"Every setting of the measurement{which}", [yaml_code({"measure": measure.model_dump()})])
         )
-    return Section("measurement", TITLE, blocks)
+    return Section("measurement", TITLE_MEASUREMENT, blocks)
 
 
 def _layout(record: Record) -> tuple[Any, ...]:
@@ -278,6 +389,262 @@ def given_section(comparison: Comparison) -> Section | None:
     if not parts:
         return None
     blocks: list[Block] = [Paragraph(prose("job_given"))]
-    for number, (label, part) in enumerate(parts.values(), 1):
-        blocks += [Paragraph(f"{summary(label, part)}. SHA-256: {part.sha256}."), given_table(part, number)]
+    for place, (label, part) in enumerate(parts.values(), 1):
+        blocks += [Paragraph(f"{summary(label, part)}. SHA-256: {part.sha256}."), given_table(part, place)]
     return Section("given", "Configuration files of other tools", blocks)
+
+
+TITLE_SETTINGS = "Settings in force that differ"
+CHANGES: dict[Effect, str] = {"mathematics": "the mathematics", "cost": "cost only"}
+COLUMNS_SETTINGS = table_columns("settings")
+
+
+def settings_section(comparison: Comparison) -> Section | None:
+    """One line for each value; None where no setting differs."""
+    found = comparison.settings
+    if not found:
+        return None
+    jobs = list(dict.fromkeys(setting.job_id for setting in found))
+    body = [
+        [
+            *([differing.job_id] if len(jobs) > 1 else []),
+            differing.setting,
+            Shown(differing.effect, CHANGES[differing.effect]),
+            Shown(value.value if isinstance(value.value, int | float | str) else words(value.value),
+                  words(value.value)),
+            name_cells(value.cells),
+        ]
+        for differing in found
+        for value in differing.values
+    ]  # fmt: skip
+    columns = (
+        (Column("job_id", "job", align="left"), *COLUMNS_SETTINGS) if len(jobs) > 1 else COLUMNS_SETTINGS
+    )
+    table = Table(key="settings_in_force", columns=columns, rows=body)
+    return Section("settings_in_force", TITLE_SETTINGS, [Paragraph(prose("settings")), table])
+
+
+FACTS = table_columns("slurm")
+
+
+def slurm_jobs(comparison: Comparison) -> Folded | None:
+    """The jobs, with what at least one of them has; None where no run was a job of `harness slurm`."""
+    jobs = [(row, slurm) for row in comparison.rows if (slurm := row.record.environment.slurm) is not None]
+    if not jobs:
+        return None
+    body = [[*row.cell, row.record.repeat, *(getattr(job, c.key) for c in FACTS)] for row, job in jobs]
+    columns = (*LABELS, Column("repeat", "repeat"), *FACTS)
+    table = Table(key="slurm_jobs", columns=columns, rows=body)
+    return Folded(f"Slurm jobs: {len(jobs)}", [table])
+
+
+_OF_GPUS = re.compile(r"NCCL|RCCL|TF32|^CUDA_|^CUBLAS|ALLOC_CONF|_VISIBLE_DEVICES")
+
+
+def machine_section(comparison: Comparison) -> Section:
+    """Each distinct machine once, with the load that its runs found."""
+    seen: dict[tuple[tuple[str, str], ...], list[Record]] = {}
+    for row in comparison.rows:
+        e = row.record.environment
+        world = row.record.world
+        facts = [
+            ("CPU", f"{e.cpu}, {e.cores} cores, {e.memory_bytes / 2**30:.1f} GiB"),
+            ("accelerators", "; ".join(e.gpus) or "none"),
+            *_accelerator(e),
+            ("system", f"{e.platform}, Python {e.python}"),
+            ("packages", ", ".join(f"{name} {v}" for name, v in sorted(e.packages.items()))),
+            ("harness code", e.code + commit_words(e)),
+            ("device", f"{_device(row.record)}, collectives over {world.collectives}"),
+        ]
+        facts += _network(e)
+        seen.setdefault(tuple(facts), []).append(row.record)
+    blocks: list[Block] = [Items([*facts, *_time_and_load(runs)]) for facts, runs in seen.items()]
+    jobs = slurm_jobs(comparison)
+    return Section("machine", "Machine and versions", [*blocks, jobs] if jobs else blocks)
+
+
+def _device(record: Record) -> str:
+    """'cpu', 'cuda', 'cuda (CUDA stub)'."""
+    names = sorted({rank.device_name for rank in record.ranks if is_stub(rank.device_name)})
+    return f"{record.world.device} ({listed(names)})" if names else record.world.device
+
+
+def _time_and_load(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """When the runs began, the runnable processes of the minute before (runs before leave some too), and
+    what other work used meanwhile."""
+    runs = sorted(records, key=lambda record: record.created_at)
+    first, last = (run.created_at[:16].replace("T", " ") for run in (runs[0], runs[-1]))
+    facts = [("runs began", f"from {first} to {last} UTC")]
+    loads = [load for run in runs if (load := run.environment.load_average) is not None]
+    if loads:
+        extent = f"{loads[0]:.2f} before the first, {min(loads):.2f} to {max(loads):.2f} before all"
+        facts.append(("load before the runs", f"{extent} (average of a minute)"))
+    used = [one.other_cores for run in runs if (one := disturbance(run)) is not None]
+    if used:
+        facts.append(("other work during timed steps", f"{min(used):.2f} to {max(used):.2f} cores"))
+    return facts
+
+
+def _accelerator(environment: EnvironmentPart) -> list[tuple[str, str]]:
+    """Driver, libraries and settings of the GPUs; nothing on the CPU and in older records."""
+    own = environment.accelerator
+    if own is None:
+        return []
+    facts = [("GPU software", ", ".join(accelerator_facts(environment).values()) or "not known")]
+    if own.float32_matmul is not None:
+        in_cudnn = {None: "", True: "; TF32 in cuDNN on", False: "; TF32 in cuDNN off"}[own.cudnn_tf32]
+        facts.append(("fp32 matrix products", f"precision '{own.float32_matmul}'{in_cudnn}"))
+    named = [f"{name}={value}" for name, value in environment.variables.items() if _OF_GPUS.search(name)]
+    return [*facts, ("variables", ", ".join(named) or "none of NCCL, CUDA or TF32")]
+
+
+def _network(environment: EnvironmentPart) -> list[tuple[str, str]]:
+    """What a self-test before the run measured, where there was one."""
+    fabric = environment.fabric
+    if fabric is None or fabric.all_reduce_bus_bytes_per_second is None:
+        return []
+    bandwidth = number(fabric.all_reduce_bus_bytes_per_second / 1e9)
+    text = (
+        f"{fabric.transport} on {fabric.world_size} ranks, {fabric.nodes} nodes: all-reduce bus "
+        f"bandwidth {bandwidth} GB/s at {fabric.all_reduce_bytes:,} bytes, "
+        f"latency {number((fabric.all_reduce_latency_seconds or 0.0) * 1e6)} us"
+    )
+    return [("network", text)]
+
+
+def commit_words(environment: EnvironmentPart) -> str:
+    """The commit of the checkout that a run came from, to stand behind the code; empty outside of one."""
+    git = environment.git
+    if git is None:
+        return ""
+    commit = f", commit {git.commit[:12]}"
+    if not git.modified:
+        return commit
+    return f"{commit} with local changes{f' to {listed(git.changed)}' if git.changed else ''}"
+
+
+EVERY = "all"
+
+
+def observed_section(comparison: Comparison) -> Section | None:
+    """None where no row is of a script."""
+    seen = {
+        row.backend: row.record.observation for row in comparison.rows if row.record.observation is not None
+    }
+    if not seen:
+        return None
+    blocks: list[Block] = [Paragraph(prose("observed"))]
+    blocks += [Paragraph(_summary(label, part)) for label, part in seen.items()]
+    blocks.append(Table(key="observed", columns=table_columns("observed"), rows=_missing(seen)))
+    return Section("observed", "Observed scripts", blocks)
+
+
+def _summary(label: str, part: ObservationPart) -> str:
+    """'observed-ddp: `torchrun train.py`. Driven by lightning. Loss: ... . 2 optimizers step...'."""
+    drivers = f" Driven by {', '.join(part.frameworks)}." if part.frameworks else ""
+    loss = f" Loss: {part.loss}." if part.loss else ""
+    same = f" Backend of the same strategy: {part.base}." if part.base else ""
+    notes = "".join(f" {note[0].upper()}{note[1:]}." for note in part.notes)
+    return f"{label}: `{shlex.join(part.command)}`.{drivers}{same}{loss}{notes}"
+
+
+def _missing(seen: dict[str, ObservationPart]) -> list[list[str]]:
+    """What all rows lack in one line each, then what some do."""
+    fields = {(field, reason): None for part in seen.values() for field, reason in part.unknown.items()}
+    lines = []
+    for field, reason in fields:
+        rows = [label for label, part in seen.items() if part.unknown.get(field) == reason]
+        shown = [EVERY] if len(rows) == len(seen) else rows
+        lines += [[row, field, reason] for row in shown]
+    return lines
+
+
+WHERE = "In a checkout of the code:"
+INSTALL = "pip install -c constraints.txt -e '.[train]'"
+
+
+def reproduce_section(comparison: Comparison) -> Section:
+    """Code, commands, each once and without folders of the machine that ran them, and configurations."""
+    records = [row.record for row in comparison.rows]
+    commands = commands_of(comparison)
+    files = _configurations(comparison)
+    blocks: list[Block] = [
+        Paragraph(" ".join([*_commits(records), *_builds(records), WHERE])),
+        Code("sh", "\n".join([INSTALL, *commands])),
+        Paragraph(prose("reproduce_configuration")),
+        *(Folded(title, [yaml_code(settings)]) for title, settings in files.items()),
+    ]
+    return Section("reproduce", "How to reproduce", blocks)
+
+
+def commands_of(comparison: Comparison) -> list[str]:
+    """Each command that asked for runs, without folders of the machine that ran them."""
+    return list(dict.fromkeys(shlex.join(by_name(row.record.command)) for row in comparison.rows))
+
+
+def _commits(records: Sequence[Record]) -> list[str]:
+    """The commits that the runs came from, in a sentence; [] where no record knows one."""
+    states = [record.environment.git for record in records]
+    commits = dict.fromkeys(state.commit for state in states if state)
+    return [f"The code is that of commit {listed(list(commits))}."] if commits else []
+
+
+def _builds(records: Sequence[Record]) -> list[str]:
+    """Of which build torch was, where its version says so: pip takes the one that its index offers."""
+    versions = dict.fromkeys(record.environment.packages.get("torch", "") for record in records)
+    builds = [version for version in versions if "+" in version]
+    return (
+        [f"torch was the build {listed(builds)}; pip installs the one that its index offers."]
+        if builds
+        else []
+    )
+
+
+def _configurations(comparison: Comparison) -> dict[str, dict[str, Any]]:
+    """Title and content of a configuration file for each job, cut of its batch and way of measuring.
+
+    A reference is added to every comparison, cut in its own way: it counts where nothing else ran.
+    """
+    others = {row.record.job_id for row in comparison.rows if row.record.backend.name != REFERENCE}
+    found: list[tuple[dict[str, Any], list[JudgedRun]]] = []
+    # A row that names its own preset belongs to the file of those that do not.
+    for row in sorted(comparison.rows, key=lambda row: row.record.backend.own_preset is not None):
+        record = row.record
+        if record.backend.name == REFERENCE and record.job_id in others:
+            continue
+        world = record.world
+        settings = record.job.model_dump(mode="json")
+        settings["training"]["accumulation_steps"] = world.accumulation_steps
+        if record.measure:
+            settings["measure"] = record.measure.model_dump(mode="json")
+        settings["runtime"] = {"preset": world.preset, "device": world.device}
+        known = next((alike for other, alike in found if _holds(other, settings, record)), None)
+        if known is None:
+            found.append((settings, known := []))
+        known.append(row)
+    return {
+        f"Configuration{f' {number} of {len(found)}' if len(found) > 1 else ''}": _with_cells(settings, alike)
+        for number, (settings, alike) in enumerate(found, 1)
+    }
+
+
+def _holds(file: dict[str, Any], settings: dict[str, Any], record: Record) -> bool:
+    """Whether a file that holds some cells can hold the one of this record too."""
+    if record.backend.own_preset is not None:
+        settings = {**settings, "runtime": {**settings["runtime"], "preset": file["runtime"]["preset"]}}
+    return file == settings
+
+
+def _with_cells(settings: dict[str, Any], rows: Sequence[JudgedRun]) -> dict[str, Any]:
+    """Settings with the threads that all runs share, and with the cells where one node held them."""
+    worlds = [row.record.world for row in rows]
+    threads = {world.threads_per_rank for world in worlds}
+    runtime = {**settings["runtime"], **({"threads_per_rank": threads.pop()} if len(threads) == 1 else {})}
+    if any(world.nodes > 1 for world in worlds):
+        return {**settings, "runtime": runtime}
+    cells = {
+        "backends": list(dict.fromkeys(row.backend for row in rows)),
+        "world_sizes": sorted({world.world_size for world in worlds}),
+        "repeats": max(row.record.repeat for row in rows) + 1,
+    }
+    return {**settings, "runtime": runtime, "compare": cells}

@@ -23,7 +23,7 @@ from harness.judge.wording import listed
 from harness.record.workload import depends_on_split
 from harness.tell.document import Block, Column, Folded, Heading, Items, Paragraph, Section, Table
 from harness.tell.formats import number, scientific
-from harness.tell.pictures.loss import loss_picture
+from harness.tell.pictures.plots import loss_picture
 from harness.tell.tables import LABELS, prose, table_columns
 
 MEANINGS = (

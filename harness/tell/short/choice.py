@@ -20,10 +20,10 @@ from harness.record.workload import known_strategy
 from harness.tell.document import Column, Line, Section, Table
 from harness.tell.formats import megabytes, short, times
 from harness.tell.formats import percent as whole_percent
-from harness.tell.order_words import ratio_text
 from harness.tell.short.comparison_scope import ComparisonScope, comparison_scope, peak
 from harness.tell.short.decision import decision_blocks
 from harness.tell.short.words import sentence
+from harness.tell.tables import ratio_text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,14 +15,10 @@ from harness.judge.scaling import strong_scaling, weak_scaling
 from harness.judge.wording import counted, listed
 from harness.record import WorldPart
 from harness.tell.document import Block, Code, Document, Folded, Items, Line, Picture, Section, report_cells
-from harness.tell.pictures.loss import loss_picture
-from harness.tell.pictures.memory import memory_picture
-from harness.tell.pictures.scaling import strong_picture, weak_picture
-from harness.tell.pictures.trade_off import throughput_picture
-from harness.tell.pictures.volume import volume_picture
-from harness.tell.sections.findings import no_findings
-from harness.tell.sections.reproduce import commands_of
-from harness.tell.sections.results import KEY, TITLE
+from harness.tell.pictures.bars import memory_picture, volume_picture
+from harness.tell.pictures.plots import loss_picture, strong_picture, throughput_picture, weak_picture
+from harness.tell.sections.job import commands_of
+from harness.tell.sections.results import KEY, TITLE, no_findings
 from harness.tell.short.choice import choice_section
 from harness.tell.short.summary import MOST_ROWS, summary_section
 from harness.tell.short.title import job_words, rank_words, title

@@ -17,10 +17,18 @@ from harness.judge.scaling import strong_scaling, weak_scaling
 from harness.judge.wording import counted, ranks
 from harness.tell.document import Align, Block, Column, Heading, Line, Section, Shown, Table
 from harness.tell.formats import NOT_AVAILABLE, dash, percent, times
-from harness.tell.order_words import LEGEND, ratio_cell, ratio_column, shown_ratio
 from harness.tell.short.comparison_scope import bytes_frontier, comparison_scope, peak
 from harness.tell.short.words import unwrapped
-from harness.tell.tables import LABELS, WITHOUT_FORM, WITHOUT_FORM_MEANS, figure_column
+from harness.tell.tables import (
+    LABELS,
+    LEGEND,
+    WITHOUT_FORM,
+    WITHOUT_FORM_MEANS,
+    figure_column,
+    ratio_cell,
+    ratio_column,
+    shown_ratio,
+)
 
 MOST_ROWS = 16
 """Beyond these only cells that the verdict compares are shown."""

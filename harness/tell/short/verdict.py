@@ -23,13 +23,6 @@ from harness.judge.speed import shares_cores
 from harness.judge.wording import counted, listed, ranks
 from harness.tell.document import Items, Line, Section
 from harness.tell.formats import megabytes, number, percent, scientific, times
-from harness.tell.order_words import (
-    ONE_SESSION,
-    fastest_words,
-    ratio_text,
-    slowest_words,
-    unranked_words,
-)
 from harness.tell.short.comparison_scope import (
     ComparisonScope,
     comparison_scope,
@@ -40,6 +33,13 @@ from harness.tell.short.comparison_scope import (
 )
 from harness.tell.short.decision import MANY_RANKS, least_on_many
 from harness.tell.short.words import names, ratio, sentence, shortened
+from harness.tell.tables import (
+    ONE_SESSION,
+    fastest_words,
+    ratio_text,
+    slowest_words,
+    unranked_words,
+)
 
 
 def costs_sentence(scope: ComparisonScope, *, with_traffic: bool) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from harness.record import ErrorPart
 from harness.record.store import write_record
-from harness.tell.narrow import WIDTH
+from harness.tell.formats import WIDTH
 from tests.records import make_record
 
 from .command_line import harness, refused

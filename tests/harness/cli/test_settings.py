@@ -13,7 +13,7 @@ from harness.job.experiment import INHERITS, Experiment
 from harness.judge.findings.finders import kinds
 from harness.shipped import names, resolve
 from harness.slurm.site import load_site
-from harness.tell.narrow import WIDTH
+from harness.tell.formats import WIDTH
 from tests.docs.markdown import ROOT
 
 from .command_line import harness, refused

@@ -24,7 +24,7 @@ from harness.fabric.result import (
     write_picture,
     write_result,
 )
-from harness.tell.narrow import WIDTH
+from harness.tell.formats import WIDTH
 
 
 def a_row(op: str = "all_reduce", size: int = 2**20, seconds: float = 0.001, ranks: int = 4) -> FabricRow:

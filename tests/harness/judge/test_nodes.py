@@ -7,7 +7,7 @@ import pytest
 from harness.forms.network import NodeTraffic, node_traffic
 from harness.judge.comparison import Comparison
 from harness.record import CommunicationPart, Record
-from harness.tell.sections.communication import node_volumes, nodes_section
+from harness.tell.sections.amounts import node_volumes, nodes_section
 from tests.records import make_ranks, make_record
 
 HOSTS = {0: "a", 1: "a", 2: "b", 3: "b"}

@@ -12,7 +12,7 @@ from harness.judge.ranking import EQUAL, ByRound, Ranking, frontier
 from harness.judge.repeats import rank_speeds
 from harness.judge.statistics import Interval
 from harness.record import ErrorPart, Record, TurnsPart
-from harness.tell.order_words import fastest_words, ratio_cell, slowest_words, unranked_words
+from harness.tell.tables import fastest_words, ratio_cell, slowest_words, unranked_words
 from tests.records import make_record, make_steps
 
 DRIFT = [1.0, 1.3, 0.8, 2.0, 1.1, 3.0, 0.9]

@@ -9,7 +9,7 @@ from harness.judge.repeats import rankings
 from harness.judge.scaling import strong_scaling
 from harness.record import EvaluationPart, Record
 from harness.tell.document import Table
-from harness.tell.sections.scaling import scaling_section
+from harness.tell.sections.results import scaling_section
 from tests.records import ENVIRONMENT, LOSSES, make_record, make_steps
 
 

@@ -6,7 +6,7 @@ from harness.judge.comparison import Comparison
 from harness.judge.run_conditions import Spread, sessions, spread
 from harness.record import Record
 from harness.record.environment import SlurmPart
-from harness.tell.order_words import ONE_SESSION, sessions_words
+from harness.tell.tables import ONE_SESSION, sessions_words
 from tests.records import ENVIRONMENT, make_record, make_steps
 
 

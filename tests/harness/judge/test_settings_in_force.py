@@ -2,7 +2,7 @@ import json
 
 from harness.judge.comparison import Comparison, DifferingSetting
 from harness.record import BackendPart, Record
-from harness.tell.sections.settings import settings_section
+from harness.tell.sections.job import settings_section
 from harness.tell.terminal import where_to_read
 from tests.records import make_effective, make_record, make_weights
 

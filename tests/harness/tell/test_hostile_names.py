@@ -19,13 +19,12 @@ from harness.tell.document import Column, Document, Section, Table
 from harness.tell.outline import SECTIONS, details_document
 from harness.tell.pictures.drawing import draw
 from harness.tell.report import write_report
-from harness.tell.sections.pipeline import pipeline_section
+from harness.tell.sections.amounts import pipeline_section
 from harness.tell.short import outline
 from harness.tell.short.outline import short_document
 from harness.tell.verify import verify
-from harness.tell.writers.csv import render_csv
+from harness.tell.writers.data import render_csv, render_json
 from harness.tell.writers.html import render_html
-from harness.tell.writers.json import render_json
 from harness.tell.writers.latex import render_latex
 from harness.tell.writers.markdown import render_details, render_markdown
 from tests.harness.tell.hostile import NAMES, hostile_records

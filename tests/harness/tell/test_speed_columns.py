@@ -18,11 +18,10 @@ from harness.judge.statistics import Interval
 from harness.record.store import read_runs
 from harness.tell.document import Document, Section
 from harness.tell.formats import percent
-from harness.tell.order_words import LEGEND, clock_words, ratio_text
 from harness.tell.outline import details_document
-from harness.tell.tables import results_table
+from harness.tell.tables import LEGEND, clock_words, ratio_text, results_table
 from harness.tell.terminal import terminal_table
-from harness.tell.writers.csv import render_csv
+from harness.tell.writers.data import render_csv
 from harness.tell.writers.markdown import render_markdown
 from tests.records import make_ranks, make_record, make_steps, published_comparison
 from tests.timed_records import processors

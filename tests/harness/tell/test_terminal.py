@@ -3,8 +3,8 @@
 import pytest
 
 from harness.judge.comparison import Comparison
-from harness.tell import narrow
-from harness.tell.narrow import WIDTH, fitted
+from harness.tell import formats
+from harness.tell.formats import WIDTH, fitted
 from harness.tell.pictures.bars import drawn_name
 from harness.tell.terminal import terminal_table
 from tests.records import make_record
@@ -43,7 +43,7 @@ def test_marks_and_levels_in_the_table_are_explained_and_no_others() -> None:
 
 @pytest.mark.parametrize("width", [80, 100])
 def test_no_label_is_cut(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(narrow, "WIDTH", width)
+    monkeypatch.setattr(formats, "WIDTH", width)
     table, _, _ = terminal_table(comparison()).partition("\n~: ")
     body = table.splitlines()[3:]
     assert max(map(len, body)) <= width

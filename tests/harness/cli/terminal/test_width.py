@@ -8,7 +8,7 @@ import pytest
 from harness.cli import COMMANDS
 from harness.cli.terminal import output
 from harness.record.store import write_record
-from harness.tell.narrow import WIDTH, fitted, folded
+from harness.tell.formats import WIDTH, fitted, folded
 from tests.harness.cli.command_line import harness
 from tests.records import make_record, make_steps
 from tests.representatives import COSTLY, EXHAUSTIVE

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.tell.pictures.loss import MOST_OUTLIERS, MOST_STEPS, loss_picture, x_channel
+from harness.tell.pictures.plots import MOST_OUTLIERS, MOST_STEPS, loss_picture, x_channel
 from tests.harness.tell.pictures.drawn import compared, made, rows_of, texts
 from tests.records import LOSSES, make_record, make_steps
 

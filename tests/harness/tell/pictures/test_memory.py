@@ -4,7 +4,7 @@ import pytest
 
 from harness.judge.comparison import Comparison
 from harness.record import MemoryPart, Record
-from harness.tell.pictures.memory import LABELS, REST, memory_picture
+from harness.tell.pictures.bars import LABELS, REST, memory_picture
 from tests.harness.tell.pictures.drawn import compared, made, rows_of, texts
 from tests.records import make_ranks, make_record
 

@@ -10,11 +10,9 @@ import pytest
 from harness.backends.registry import BUILT_IN
 from harness.judge.comparison import Comparison
 from harness.tell.document import Picture
+from harness.tell.pictures.bars import memory_picture, volume_picture
 from harness.tell.pictures.drawing import FAMILIES, GREY, LIMIT, look_of
-from harness.tell.pictures.loss import loss_picture
-from harness.tell.pictures.memory import memory_picture
-from harness.tell.pictures.trade_off import throughput_picture, trade_off_picture
-from harness.tell.pictures.volume import volume_picture
+from harness.tell.pictures.plots import loss_picture, throughput_picture, trade_off_picture
 from tests.harness.tell.pictures.drawn import compared, rows_of, texts, timed
 
 LABELS = ("ddp", "zero1", "zero3", "fsdp", "fsdp1", "accelerate-zero3")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.tell.pictures.trade_off import throughput_picture
+from harness.tell.pictures.plots import throughput_picture
 from tests.harness.tell.pictures.drawn import compared, made, rows_of, texts, timed
 
 

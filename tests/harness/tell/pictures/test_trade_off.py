@@ -7,7 +7,7 @@ import pytest
 from harness.judge.comparison import Comparison
 from harness.record import MemoryPart, RankPart
 from harness.tell.pictures.bars import MOST_CELLS
-from harness.tell.pictures.trade_off import throughput_picture, trade_off_picture
+from harness.tell.pictures.plots import throughput_picture, trade_off_picture
 from tests.harness.tell.pictures.drawn import compared, made, rows_of, texts, timed
 from tests.records import make_ranks
 

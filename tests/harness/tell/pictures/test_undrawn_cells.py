@@ -4,11 +4,9 @@ import pytest
 
 from harness.judge.comparison import Comparison
 from harness.tell.document import Picture
-from harness.tell.pictures.bars import MOST_CELLS
+from harness.tell.pictures.bars import MOST_CELLS, memory_picture, volume_picture
 from harness.tell.pictures.drawing import complete, draw, first_drawn
-from harness.tell.pictures.memory import memory_picture
-from harness.tell.pictures.trade_off import throughput_picture
-from harness.tell.pictures.volume import volume_picture
+from harness.tell.pictures.plots import throughput_picture
 from tests.records import make_record
 
 SIZES = (2, 4)

@@ -2,7 +2,7 @@
 
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import SENT, TEXTBOOK_SENT
-from harness.tell.pictures.volume import volume_picture
+from harness.tell.pictures.bars import volume_picture
 from tests.harness.tell.pictures.drawn import compared, made, rows_of, texts
 from tests.records import make_communication, make_record
 

@@ -5,7 +5,7 @@ import pytest
 from harness.judge.comparison import Comparison
 from harness.safe_text import by_name, inside, without_passwords
 from harness.tell.document import Code, Folded, Paragraph
-from harness.tell.sections.reproduce import reproduce_section
+from harness.tell.sections.job import reproduce_section
 from tests.records import make_record
 
 

@@ -5,8 +5,8 @@ from harness.judge.comparison import Comparison
 from harness.record import Record
 from harness.record.workload import of_record
 from harness.tell.document import Table
-from harness.tell.sections import communication
-from harness.tell.sections.communication import communication_section
+from harness.tell.sections import amounts
+from harness.tell.sections.amounts import communication_section
 from tests.records import make_record
 from tests.volumes import make_layout
 
@@ -27,7 +27,7 @@ def test_every_kind_of_collective_stands_beside_its_closed_form(monkeypatch: pyt
         phase="backward", op="all_reduce", dtype="float32", term="gradients", payload_bytes=100
     )  # fmt: skip
     forms = Volume(collectives=(part,))
-    monkeypatch.setattr(communication, "volume_of", lambda record: (of_record(record), forms))
+    monkeypatch.setattr(amounts, "volume_of", lambda record: (of_record(record), forms))
     assert record.windows is not None
     found = {line[0]: line[-1] for line in lines(record)}
     assert found["backward"] == 100 / record.windows.probed

@@ -2,7 +2,7 @@ from harness.judge.comparison import Comparison
 from harness.judge.findings.groups import ROLES, role_of
 from harness.tell.document import Folded, Items, Table
 from harness.tell.outline import details_document
-from harness.tell.sections.findings import MOST_OF_A_KIND, findings_section, flat
+from harness.tell.sections.results import MOST_OF_A_KIND, findings_section, flat
 from harness.tell.writers.markdown import render_markdown
 from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights
 

@@ -4,7 +4,7 @@ import pytest
 
 from harness.judge.comparison import Comparison
 from harness.tell.document import Folded, Items
-from harness.tell.sections.machine import machine_section
+from harness.tell.sections.job import machine_section
 from tests.records import ENVIRONMENT, make_record
 from tests.timed_records import processors, ranks, run
 

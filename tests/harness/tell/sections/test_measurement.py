@@ -8,8 +8,7 @@ from harness.job.config import load_experiment
 from harness.judge.comparison import Comparison
 from harness.launch.cells import plan
 from harness.tell.document import Code, Folded, Table
-from harness.tell.sections.job import measurement_section
-from harness.tell.sections.reproduce import reproduce_section
+from harness.tell.sections.job import measurement_section, reproduce_section
 from tests.records import make_record, published_comparison
 
 

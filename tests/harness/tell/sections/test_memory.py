@@ -1,6 +1,6 @@
 from harness.judge.comparison import Comparison
 from harness.tell.document import Table
-from harness.tell.sections.memory import memory_section
+from harness.tell.sections.amounts import memory_section
 from tests.records import make_record
 
 

@@ -2,7 +2,7 @@ from harness.judge.comparison import Comparison
 from harness.record import ObservationPart, Record
 from harness.tell.document import Paragraph, Table
 from harness.tell.outline import details_document
-from harness.tell.sections.machine import observed_section
+from harness.tell.sections.job import observed_section
 from tests.records import make_record
 
 

@@ -1,5 +1,5 @@
 from harness.judge.comparison import Comparison
-from harness.tell.sections.memory import prediction_section
+from harness.tell.sections.amounts import prediction_section
 from tests.records import make_prediction, make_record
 
 

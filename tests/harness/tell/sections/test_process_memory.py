@@ -1,7 +1,7 @@
 from harness.judge.comparison import Comparison
 from harness.record import MemoryPart, Record
 from harness.tell.document import Paragraph, Table
-from harness.tell.sections.memory import process_memory_blocks
+from harness.tell.sections.amounts import process_memory_blocks
 from tests.records import make_ranks, make_record
 
 

@@ -1,6 +1,6 @@
 from harness.tell.document import Paragraph, Table
 from harness.tell.manifest import Manifest, RecordEntry
-from harness.tell.sections.records import records_section
+from harness.tell.sections.results import records_section
 
 
 def test_a_path_is_told_once_and_by_the_run_where_its_folder_has_that_name() -> None:

@@ -3,8 +3,7 @@ from typing import Any
 from harness.judge.comparison import Comparison
 from harness.record import ArtifactPart, EvaluationPart, OverlapPart, Record, WaitPart
 from harness.tell.document import Folded, Heading, Items, Section, Table
-from harness.tell.sections.overlap import overlap_section
-from harness.tell.sections.time import time_section
+from harness.tell.sections.time import overlap_section, time_section
 from tests.harness.judge.findings.test_time import billion, ranks, run
 from tests.pipelines import make_pipeline
 from tests.records import make_effective
