@@ -34,8 +34,7 @@ from harness.plan.trust import Trust, trust_in
 from harness.record import Record
 from harness.record.provenance import host_memory_bytes
 from harness.record.store import Store
-from harness.tell.formats import NOT_AVAILABLE, gigabytes, megabytes
-from harness.tell.formats import fitted
+from harness.tell.formats import NOT_AVAILABLE, fitted, gigabytes, megabytes
 
 STRIDE = 32
 """The first step away from the first guess: this part of it. Predictions are right within some percent."""

@@ -21,8 +21,7 @@ from harness.job.experiment import Experiment
 from harness.job.yaml_files import read_yaml_file
 from harness.plan.catalogue import read_file
 from harness.plan.model import PlannedModel
-from harness.tell.formats import gigabytes
-from harness.tell.formats import fitted
+from harness.tell.formats import fitted, gigabytes
 
 
 @dataclass(frozen=True, kw_only=True)
