@@ -287,10 +287,6 @@ class Engine(Portable, ABC):
         """
         return {}
 
-    def file_bytes(self) -> int | None:
-        """Bytes of the files into which this rank's states are swapped; None: nothing is swapped."""
-        return None
-
     def close(self) -> None:
         """Release what the library holds; called once, after the last collective."""
 

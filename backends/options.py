@@ -179,13 +179,18 @@ class Fsdp2HybridOptions(HybridOptions, Fsdp2Options):
     """FSDP2 within groups of ranks."""
 
 
+NO_FILES = (
+    "offload to files (NVMe, ZeRO-Infinity) is not supported: with DeepSpeed's default buffers it keeps as much "
+    "host memory as it frees; use offload=optimizer or offload=cpu"
+)
+
+
 class ZeroOptions(BackendOptions):
     """DeepSpeed ZeRO. Sizes are in elements, as in DeepSpeed's own configuration."""
 
-    offload: Literal["none", "optimizer", "cpu", "nvme", "nvme-all"] = Field(
+    offload: Literal["none", "optimizer", "cpu"] = Field(
         "none",
-        description="optimizer: its states live in host memory; cpu: at stage 3 the weights too; "
-        "nvme: at stage 3 the optimizer's states in files; nvme-all: the weights too",
+        description="optimizer: its states live in host memory; cpu: at stage 3 the weights too",
     )
     adam: Literal["deepspeed"] | None = Field(
         None,
@@ -216,6 +221,13 @@ class ZeroOptions(BackendOptions):
         description="leaves the clipping key out of DeepSpeed's configuration (for experiments): DeepSpeed "
         f"{fact('zero-clips-by-default').first} and later then clip at 1.0 whatever the job says",
     )
+
+    @field_validator("offload", mode="before")
+    @classmethod
+    def _no_files(cls, value: object) -> object:
+        if value in ("nvme", "nvme-all"):
+            raise ValueError(NO_FILES)
+        return value
 
     def extensions(self) -> tuple[str, ...]:
         return extensions(self)
@@ -255,15 +267,6 @@ class Zero3Options(ZeroOptions):
     )
     sub_group_size: PositiveInt | None = Field(
         None, description="elements of a rank that are updated at once, at least; default: 1e9"
-    )
-    nvme_path: str | None = Field(
-        None, description="folder for the files of NVMe offload; default: the one for temporary files"
-    )
-    buffer_count: PositiveInt | None = Field(
-        None, description="buffers into which offload=nvme-all reads weights; default: 5"
-    )
-    buffer_size: PositiveInt | None = Field(
-        None, description="elements of each; default: the largest piece of a weight in a file of a rank"
     )
     leaf_module: Literal["blocks"] | None = Field(
         None, description="blocks: each transformer block is gathered at once, instead of module by module"

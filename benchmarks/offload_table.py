@@ -23,9 +23,7 @@ REFERENCE = "single"
 WAYS = (
     REFERENCE, "zero1:offload=optimizer", "zero2", "zero2:offload=optimizer",
     "zero2:adam=deepspeed,offload=optimizer", "zero3", "zero3:offload=optimizer", "zero3:offload=cpu",
-    "zero3:adam=deepspeed,offload=cpu", "zero3:offload=nvme", "zero3:offload=nvme,sub_group_size=300000",
-    "zero3:offload=nvme-all", "zero3:offload=nvme-all,sub_group_size=300000", "fsdp",
-    "fsdp:offload=cpu", "fsdp1:offload=cpu",
+    "zero3:adam=deepspeed,offload=cpu", "fsdp", "fsdp:offload=cpu", "fsdp1:offload=cpu",
 )  # fmt: skip
 RANKS = 2
 SETTINGS = (
@@ -56,13 +54,6 @@ def buffers_on_host(record: Record) -> int:
     return states.kinds(host=True).get("communication", 0)
 
 
-def in_files(record: Record) -> int:
-    """Bytes of model states of rank 0 in files; by the closed form."""
-    states = expected_states(record, 0)
-    assert states is not None
-    return states.file_bytes
-
-
 def over_the_link(record: Record) -> float:
     """Bytes that rank 0 would move between a GPU and its host in a step; by the closed form."""
     workload, states = of_record(record, 0), expected_states(record, 0)
@@ -83,7 +74,7 @@ def page_with_table(page: str, ran: Mapping[str, Record]) -> str:
     others = [f"`{label}`: {reason(record)}." for label, record in ran.items() if record.status != "ok"]
     headers = [
         "backend", "optimizer", "states on the device", "states in host memory", "buffers in host memory",
-        "states in files", "over the host link per step", "largest difference of a loss",
+        "over the host link per step", "largest difference of a loss",
     ]  # fmt: skip
     return with_tables(page, MODULE, (table(body, headers), "Unsupported on the CPU: " + " ".join(others)))
 
@@ -97,7 +88,6 @@ def _row(label: str, record: Record, reference: Record) -> list[str]:
         f"{on_host(record, host=False):,}",
         f"{on_host(record, host=True):,}",
         f"{buffers_on_host(record):,}",
-        f"{in_files(record):,}",
         f"{over_the_link(record):,.0f}",
         f"{largest_difference(record, reference):.1e} nats",
     ]

@@ -29,7 +29,7 @@ def zero_pieces(engine: Any, stage: int, *, moments: bool = True) -> Iterator[Pi
     if stage == 0:
         return _whole_pieces(engine, moments)
     if stage == 3:
-        return scattered_pieces(engine, MOMENTS if moments else (), HeldStates(engine))
+        return _scattered_pieces(engine, MOMENTS if moments else ())
     return _partitioned_pieces(engine, moments)
 
 
@@ -63,17 +63,12 @@ def continue_zero(engine: Any, stage: int, progress: OptimizerProgress) -> None:
 
     Raises ValueError if the checkpoint has no loss scale where this engine scales.
     """
-    restore_progress(engine, progress)
-    _refresh_weights(engine, stage)
-
-
-def restore_progress(engine: Any, progress: OptimizerProgress) -> None:
-    """Set the step count and the loss scaler. Raises ValueError as `continue_zero`."""
     set_update_count(engine.basic_optimizer, progress.updates)
     if (scaler := _scaler_of(engine)) is not None:
         scaler.cur_scale, clean_steps = require_scale(progress)
         scaler.cur_iter = max(progress.updates, clean_steps)
         scaler.last_overflow_iter = scaler.cur_iter - 1 - clean_steps
+    _refresh_weights(engine, stage)
 
 
 def _scaler_of(engine: Any) -> Any | None:
@@ -197,30 +192,7 @@ def _own_range(optimizer: Any, parameter: Any) -> _OwnRange:
     return _OwnRange(group=group, offset=offset, start=start, count=count)
 
 
-class HeldStates:
-    """Where stage 3 keeps what a rank holds: live tensors."""
-
-    def __init__(self, engine: Any) -> None:
-        self._optimizer, self._basic = engine.optimizer, engine.basic_optimizer
-
-    def masters(self, group: int) -> Tensor:
-        """Of one of the optimizer's flat partitions."""
-        partition: Tensor = self._optimizer.fp32_partitioned_groups_flat[group]
-        return partition
-
-    def moments(self, group: int) -> dict[str, Tensor]:
-        """Of the same, by the names in `MOMENTS`; made, of zeros, where there are none."""
-        partition = self._optimizer.fp32_partitioned_groups_flat[group]
-        make_states(self._basic, [partition])
-        return {name: self._basic.state[partition][name] for name in MOMENTS}
-
-    def frozen(self, parameter: Any) -> Tensor:
-        """This rank's piece of a parameter that is not trained, with padding."""
-        piece: Tensor = parameter.ds_tensor
-        return piece
-
-
-def scattered_pieces(engine: Any, kept: Sequence[str], held_states: HeldStates) -> Iterator[Piece]:
+def _scattered_pieces(engine: Any, kept: Sequence[str]) -> Iterator[Piece]:
     """Stage 3: every parameter is cut into equal partitions, the last of which are padded.
 
     `kept`: names of moments.
@@ -229,14 +201,16 @@ def scattered_pieces(engine: Any, kept: Sequence[str], held_states: HeldStates) 
     for name, parameter in engine.module.named_parameters():
         shape = tuple(parameter.ds_shape)
         if not parameter.requires_grad:
-            held = held_states.frozen(parameter).detach().view(-1)
+            held = parameter.ds_tensor.detach().view(-1)
             begin = held.numel() * dist.get_rank()
             own = min(held.numel(), max(0, parameter.ds_numel - begin))
             yield Piece(name=name, shape=shape, start=begin if own else 0, weight=held[:own], moments={})
             continue
         own = _own_range(optimizer, parameter)
-        partition = held_states.masters(own.group)
-        state = held_states.moments(own.group) if kept else {}
+        partition: Tensor = optimizer.fp32_partitioned_groups_flat[own.group]
+        if kept:  # made, of zeros, where there are none
+            make_states(engine.basic_optimizer, [partition])
+        state = engine.basic_optimizer.state[partition] if kept else {}
         if not own.count:
             yield _nothing_of(name, shape, partition, kept)
             continue

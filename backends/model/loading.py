@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from harness.backends.base import BackendOptions, World
 from harness.backends.hybrid import shard_size
-from harness.backends.model.swapped_weights import in_file, mapped, write_piece
 from harness.backends.model_source import ModelSource
 
 
@@ -111,21 +109,14 @@ def fill_fsdp1(fsdp: FullyShardedDataParallel, source: ModelSource) -> None:
 
 def fill_zero3(model: nn.Module, source: ModelSource) -> None:
     """Fill the pieces into which `deepspeed.zero.Init` cut each flattened parameter, one per rank."""
-    for_files: list[tuple[Any, Tensor]] = []
     for name, parameter in model.named_parameters():
         partitioned: Any = parameter
         piece: Tensor = partitioned.ds_tensor
-        if in_file(partitioned):
-            swapper = partitioned.nvme_swapper
-            piece = mapped(Path(swapper.swap_folder), piece.ds_numel, swapper.dtype)  # type: ignore[attr-defined]
-            for_files.append((partitioned, piece))
         start = dist.get_rank() * piece.numel()
         elements = max(0, min(piece.numel(), partitioned.ds_numel - start))
         piece[elements:].zero_()
         source.fill(piece[:elements], name, start)
     source.filled()
-    for partitioned, piece in for_files:
-        write_piece(partitioned, piece)
 
 
 def _own_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -1,1 +1,1 @@
-"""DeepSpeed ZeRO: its configuration, its engine, and states that it keeps in files."""
+"""DeepSpeed ZeRO: its configuration and its engine."""

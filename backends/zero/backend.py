@@ -25,13 +25,9 @@ from ..base import (
 )
 from ..hybrid import unmet_second_copy
 from ..libraries.extensions import (
-    ASYNC_IO,
     CPU_ADAM,
     runs_cpu_adam,
-    swaps_into_files,
-    unmet_buffers,
     unmet_cpu_adam,
-    unmet_files,
 )
 from ..model.blocks import block_classes, parameter_count
 from ..model.floating_inputs import refuse_batch_norm, refuse_complex
@@ -44,7 +40,6 @@ from ..options import ZeroOptions, gathers_blocks
 from .config import zero_config
 from .engine import ZeroEngine, forget_dummy_step
 from .extension_builds import unmet_build
-from .swapping import SwappingEngine, lay_files, require_swappable
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -133,8 +128,6 @@ class ZeroBackend(Backend):
             return ["ZeRO-Offload needs stage 1, 2 or 3; stage 0 has nothing to offload"]
         return [
             *self._unmet_adam(),
-            *self._unmet_swapping(),
-            *unmet_buffers(self.zero_options),
             *unmet_second_copy(world, self.zero_options),
         ]
 
@@ -142,13 +135,6 @@ class ZeroBackend(Backend):
         if not runs_cpu_adam(self.zero_options):
             return []
         return unmet_cpu_adam(self.zero_options) or unmet_build(CPU_ADAM)
-
-    def _unmet_swapping(self) -> list[str]:
-        if not swaps_into_files(self.zero_options):
-            return []
-        if self._engine_class() is not ZeroEngine:
-            return [f"offload={self.zero_options.offload} runs under the native zero3"]
-        return unmet_files(self.zero_options, self.stage) or unmet_build(ASYNC_IO)
 
     def _optimizer(
         self, build_optimizer: BuildOptimizer, model: nn.Module, precision: Precision
@@ -170,8 +156,6 @@ class ZeroBackend(Backend):
             refuse_batch_norm(model, "DeepSpeed")
         count = parameter_count(model)
         config = self._configuration(model, count, context)
-        if swaps_into_files(self.zero_options):
-            lay_files(config, self.zero_options, model, context)
         if loading != "full":
             self._partition(deepspeed, model, source, config, context)
         groups = self._parallel_groups(deepspeed, model, context)
@@ -179,16 +163,13 @@ class ZeroBackend(Backend):
         # Stage 0 in low precision takes an optimizer step on zero gradients while it sets up: at
         # learning rate 0 that step moves nothing.
         set_rates(optimizer, 0.0)
-        if swaps_into_files(self.zero_options):
-            require_swappable(config, self.zero_options, optimizer, context)
         with hooked_without_gather(model) if loading != "full" else nullcontext():
             engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, mpu=groups)
         if self.stage == 0:
             forget_dummy_step(optimizer)
         if self.stage in (1, 2):
             require_whole_blocks(engine.optimizer, context.optimizer)
-        engine_class = SwappingEngine if swaps_into_files(self.zero_options) else self._engine_class()
-        return engine_class(engine, context, config, self.stage, count, loading)
+        return self._engine_class()(engine, context, config, self.stage, count, loading)
 
     def _loading(self, asked: Loading) -> Loading:
         """How initial weights reach this rank."""

@@ -8,7 +8,6 @@ from importlib.metadata import version
 from typing import Any
 
 from harness.backends.base import SetupContext, Unsupported
-from harness.backends.libraries.extensions import swaps_into_files, swaps_weights
 from harness.backends.options import Zero3Options, Zero12Options, ZeroOptions
 from harness.backends.presets import BESIDE_ZERO_OPTIMIZATION, MULTI_RANK_BUCKET, PresetChange, zero_changes
 
@@ -73,13 +72,9 @@ def _zero_optimization(
             settings[name] = value
     pinned = context.world.device == "cuda"
     if options.offload != "none":
-        device = "nvme" if swaps_into_files(options) else "cpu"
-        settings["offload_optimizer"] = {"device": device, "pin_memory": pinned}
+        settings["offload_optimizer"] = {"device": "cpu", "pin_memory": pinned}
     if options.offload == "cpu" and stage == 3:
         settings["offload_param"] = {"device": "cpu", "pin_memory": pinned}
-    if swaps_weights(options):
-        # By default the first 1e9 elements of a rank stay in memory.
-        settings["offload_param"] = {"device": "nvme", "pin_memory": pinned, "max_in_cpu": 0}
     if isinstance(options, Zero12Options) and options.use_multi_rank_bucket_allreduce is not None:
         settings[MULTI_RANK_BUCKET] = options.use_multi_rank_bucket_allreduce
     if isinstance(options, Zero3Options):
@@ -121,8 +116,6 @@ def _precision(stage: int, options: ZeroOptions, context: SetupContext) -> dict[
                 }
             }
         case "bf16":
-            if swaps_into_files(options):
-                raise Unsupported(_swapped_bf16_reason())
             if stage == 0 or (options.offload != "none" and options.adam is None):
                 raise Unsupported(_pure_bf16_reason(stage))
             return {
@@ -134,15 +127,6 @@ def _precision(stage: int, options: ZeroOptions, context: SetupContext) -> dict[
             }
         case _:
             return {}
-
-
-def _swapped_bf16_reason() -> str:
-    """`SwapTensorContext.release_memory` (optimizer_utils.py) leaves a tensor of fp32 behind, of which
-    `SwapBufferManager.allocate` (utils.py) asserts that it has the buffers' dtype."""
-    return (
-        f"DeepSpeed {version('deepspeed')} reads bf16 masters back from files as fp32, and fails; use "
-        "training.precision=bf16-mixed or offload=optimizer"
-    )
 
 
 def _pure_bf16_reason(stage: int) -> str:

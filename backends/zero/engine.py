@@ -206,14 +206,8 @@ class ZeroEngine(Engine):
         trained = next(updated_tensors(optimizer), flat[0])
         frozen = frozen_dtype(self.engine.module)
         zero = self.engine._config.zero_config
-        offload = [
-            f"{kind} in files" if _device(setting) == "nvme" else kind
-            for kind, setting in (
-                ("optimizer", zero.offload_optimizer),
-                ("weights", zero.offload_param),
-            )
-            if _device(setting) != "none"
-        ]
+        devices = {"optimizer": zero.offload_optimizer, "weights": zero.offload_param}
+        offload = [kind for kind, setting in devices.items() if _device(setting) != "none"]
         return Effective(
             strategy=f"ZeRO stage {self.engine.zero_optimization_stage()}",
             wrap_units=self._gathered_modules() if self.stage == 3 else [""],

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.backends.libraries.extensions import ASYNC_IO, CPU_ADAM, PIN_MEMORY
+from harness.backends.libraries.extensions import CPU_ADAM
 
 QUIET_SECONDS = 120
 """A folder in which a file changed since may be a build on another machine that shares it."""
 TOOLS = ("ninja", "c++")
-LOADED_FIRST = {ASYNC_IO: (PIN_MEMORY,)}
-LIBRARY = "libaio.so.1"
-HEADER = "libaio.h"
-INSTALL = (
-    "install libaio-dev (Debian, Ubuntu) or libaio-devel (Fedora), or name its folders in CPATH, "
-    "LIBRARY_PATH and LD_LIBRARY_PATH"
-)
-BUILDERS = {CPU_ADAM: "CPUAdamBuilder", ASYNC_IO: "AsyncIOBuilder"}
+BUILDERS = {CPU_ADAM: "CPUAdamBuilder"}
 """Classes of `deepspeed.ops.op_builder` by the extension's name."""
 
 
@@ -40,10 +32,7 @@ def build(name: str) -> list[str]:
 
 def unmet_build(name: str) -> list[str]:
     """Why extension `name` could not be compiled and loaded here; empty: it could, or it is there already."""
-    needed = (*LOADED_FIRST.get(name, ()), name)
-    if unmet := [reason for each in needed for reason in _unmet_lock(each)]:
-        return unmet
-    if name == ASYNC_IO and (unmet := _unmet_libaio()):
+    if unmet := _unmet_lock(name):
         return unmet
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     return [f"DeepSpeed compiles its extension {name} with {' and '.join(missing)}, not found here"] * bool(
@@ -59,25 +48,6 @@ def _unmet_lock(name: str) -> list[str]:
         f"{lock} is {_duration(age)} old and no process holds it: a build of DeepSpeed's extension {name} "
         "was killed, and every later one waits for this file without end; remove it"
     ]
-
-
-def _unmet_libaio() -> list[str]:
-    try:
-        load_libaio()
-    except OSError as error:
-        return [f"DeepSpeed's extension {ASYNC_IO} needs libaio, which cannot be loaded ({error}): {INSTALL}"]
-    given = [folder for folder in os.environ.get("CPATH", "").split(os.pathsep) if folder]
-    folders = [*given, "/usr/include", "/usr/local/include"]
-    built = (build_folder(ASYNC_IO) / f"{ASYNC_IO}.so").exists()
-    if built or any((Path(folder) / HEADER).exists() for folder in folders):
-        return []
-    return [f"DeepSpeed compiles its extension {ASYNC_IO} with {HEADER}, not found here: {INSTALL}"]
-
-
-def load_libaio() -> None:
-    """Make its symbols known: DeepSpeed does not link them into its extension where there is no CUDA
-    (`AsyncIOBuilder.extra_ldflags`). Raises OSError."""
-    ctypes.CDLL(LIBRARY, mode=ctypes.RTLD_GLOBAL)
 
 
 def build_folder(name: str) -> Path:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from harness.backends.base import BuildModel, BuildOptimizer, Engine, SetupContext, Unsupported
-from harness.backends.libraries.extensions import runs_cpu_adam, swaps_into_files
+from harness.backends.libraries.extensions import runs_cpu_adam
 from harness.backends.model.blocks import parameter_count
 from harness.backends.model.floating_inputs import refuse_complex
 from harness.backends.zero.backend import ZeroBackend, start_deepspeed
@@ -28,12 +28,6 @@ class PreparedZeroBackend(ZeroBackend):
         return [
             f"{self.library} is given the job's AdamW; adam=deepspeed runs under the native ZeRO backends"
         ]
-
-    def _unmet_swapping(self) -> list[str]:
-        if not swaps_into_files(self.zero_options):
-            return []
-        where = self.zero_options.offload
-        return [f"offload={where} runs under the native zero3, not through {self.library}"]
 
     @abstractmethod
     def _prepare(

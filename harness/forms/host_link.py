@@ -15,10 +15,9 @@ from harness.forms.zero.zero12 import ACCUMULATED_ON_HOST
 
 
 def host_elements(workload: Workload, expected: ModelStates) -> float:
-    """Elements that a rank updates in host memory: those of its moments there and in files, without padding
-    except that of files."""
+    """Elements that a rank updates in host memory: those of its moments there, without padding."""
     on_host = [term for term in expected.terms if term.host and not term.extra]
-    moments = sum(term.bytes for term in (*on_host, *expected.files) if term.kind == "optimizer")
+    moments = sum(term.bytes for term in on_host if term.kind == "optimizer")
     return moments / (ADAM_MOMENTS * workload.master_bytes)
 
 
@@ -75,6 +74,5 @@ def _gathered(workload: Workload, expected: ModelStates) -> float:
             for c in volume.collectives
             if c.phase in STEP_PHASES and c.op == "all_gather"
         )
-    held = (*expected.terms, *expected.files)
-    weights = sum(t.bytes for t in held if t.kind == "weights" and (t.host or t in expected.files))
+    weights = sum(t.bytes for t in expected.terms if t.kind == "weights" and t.host)
     return weights * workload.accumulation_steps * (3 if workload.activation_checkpointing else 2)

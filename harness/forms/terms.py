@@ -155,8 +155,6 @@ class ModelStates:
 
     terms: tuple[Term, ...]
     """Parts of the model states."""
-    files: tuple[Term, ...] = ()
-    """Parts that lie in files instead."""
     unknown: str | None = None
     """Why the optimizer's states are not among the terms; None: they are."""
 
@@ -165,20 +163,14 @@ class ModelStates:
         return by_kind(term for term in self.terms if host is None or term.host == host)
 
     @property
-    def file_bytes(self) -> int:
-        return sum(term.bytes for term in self.files)
-
-    @property
     def model_state_bytes(self) -> int:
         kinds = self.kinds()
         return sum(kinds.get(kind, 0) for kind in STATE_KINDS)
 
 
-def states(terms: Sequence[Term], files: Sequence[Term] = ()) -> ModelStates:
+def states(terms: Sequence[Term]) -> ModelStates:
     """Collect terms; those of no bytes are left out."""
-    return ModelStates(
-        terms=tuple(term for term in terms if term.bytes), files=tuple(term for term in files if term.bytes)
-    )
+    return ModelStates(terms=tuple(term for term in terms if term.bytes))
 
 
 def by_kind(terms: Iterable[Term]) -> dict[str, int]:

@@ -199,18 +199,13 @@ class Workload(Derivations):
 
     @property
     def offload(self) -> str:
-        """'none', 'optimizer', 'cpu', 'nvme' or 'nvme-all'."""
+        """'none', 'optimizer' or 'cpu'."""
         return str(self.options.get("offload", "none"))
 
     @property
-    def swaps_into_files(self) -> bool:
-        """Whether optimizer states lie in files between updates."""
-        return self.offload in ("nvme", "nvme-all")
-
-    @property
     def offloads_weights(self) -> bool:
-        """Whether weights lie in host memory, or in files, while no module uses them."""
-        return self.offload in ("cpu", "nvme-all")
+        """Whether weights lie in host memory while no module uses them."""
+        return self.offload == "cpu"
 
     @property
     def offloads_optimizer(self) -> bool:

@@ -8,8 +8,7 @@ from typing import Any, get_args
 
 from harness.backends import registry
 from harness.backends.base import OptimizerKind
-from harness.backends.libraries.extensions import unmet_files
-from harness.backends.options import ZeroOptions
+from harness.backends.options import NO_FILES
 from harness.backends.refusals import choices
 from harness.imported.keys import KEYS, SECTIONS
 from harness.imported.library_defaults import deepspeed_values, library_defaults, with_defaults
@@ -41,8 +40,7 @@ PARALLEL = {
 }
 """Families of backends with the option of their ranks, and the key that asks for them."""
 OFFLOAD_OF: dict[tuple[str, str], str | None] = {
-    ("none", "none"): None, ("cpu", "none"): "optimizer", ("cpu", "cpu"): "cpu", ("nvme", "none"): "nvme",
-    ("nvme", "nvme"): "nvme-all",
+    ("none", "none"): None, ("cpu", "none"): "optimizer", ("cpu", "cpu"): "cpu",
 }  # fmt: skip
 """The option `offload` by the devices of optimizer states and weights."""
 LEFT_TO_THE_JOB = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps")
@@ -276,8 +274,8 @@ def _absent(
 def zero_offload(stage: int, device: Mapping[str, str], refusals: Refusals, prefix: str) -> dict[str, Any]:
     """The option `offload` from the devices of 'offload_optimizer' and 'offload_param'."""
     for name, where in device.items():
-        if where not in ("none", "cpu", "nvme"):
-            refusals.add(f"{prefix}{name}", where, "give 'none', 'cpu' or 'nvme'")
+        if where not in ("none", "cpu"):
+            refusals.add(f"{prefix}{name}", where, NO_FILES if where == "nvme" else "give 'none' or 'cpu'")
             return {}
     optimizer, weights = (device[name] for name in ("offload_optimizer", "offload_param"))
     if (optimizer, weights) not in OFFLOAD_OF:
@@ -289,9 +287,6 @@ def zero_offload(stage: int, device: Mapping[str, str], refusals: Refusals, pref
         return {}
     if weights != "none" and stage != 3:
         refusals.add(f"{prefix}offload_param", weights, "weights are offloaded at stage 3 only")
-    if optimizer == "nvme" and stage != 3:
-        options = ZeroOptions(offload="nvme")
-        refusals.add(f"{prefix}offload_optimizer", optimizer, "; ".join(unmet_files(options, stage)))
     if optimizer != "none" and stage == 0:
         refusals.add(f"{prefix}offload_optimizer", optimizer, "stage 0 has nothing to offload")
     chosen = OFFLOAD_OF[optimizer, weights]

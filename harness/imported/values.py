@@ -74,11 +74,6 @@ def power_of_two(value: Any) -> float:
     return math.ldexp(1.0, power)
 
 
-def folder(value: Any) -> str:
-    """Raises ValueError for what is no path."""
-    if not isinstance(value, str) or not value:
-        raise ValueError("give the path of a folder")
-    return value
 
 
 def some_leaves(value: Any) -> str | None:

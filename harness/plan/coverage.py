@@ -155,7 +155,7 @@ def _without_timeline(scenario: Scenario) -> str | None:
     every = blocks_between(workload.activation_checkpointing) or 1
     if every > 1 and scenario.strategy.facts.cuts_layers:
         return f"what stages keep with checkpointing of every {every} blocks is not predicted"
-    if has_timeline(workload) and not workload.swaps_into_files:
+    if has_timeline(workload):
         return None
     return f"activations and speed under {scenario.label} are not predicted; model states and traffic are"
 

@@ -80,8 +80,6 @@ def offloads(entry: Entry, job: Job) -> list[dict[str, str]]:
     offered = (
         [str(value) for value in get_args(fields["offload"].annotation)] if "offload" in fields else ["none"]
     )
-    # How fast a disk is that NVMe offload would use, no question says.
-    offered = [value for value in offered if not value.startswith("nvme")]
     strategy, optimizer = entry.strategy, job.optimizer
     if strategy is not None and strategy.zero_stage in (1, 2):  # DeepSpeed keeps weights on the device
         offered.remove("cpu")

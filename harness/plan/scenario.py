@@ -13,7 +13,7 @@ from harness.backends import registry
 from harness.backends.base import BackendOptions, Precision, Preset, World
 from harness.backends.hybrid import shard_size as shard_group
 from harness.backends.hybrid import unmet_hybrid, unmet_second_copy
-from harness.backends.libraries.extensions import runs_cpu_adam, unmet_buffers, unmet_cpu_adam, unmet_files
+from harness.backends.libraries.extensions import runs_cpu_adam, unmet_cpu_adam
 from harness.backends.mesh import Mesh
 from harness.backends.model_source import Loading
 from harness.backends.optimizer.kinds import why_not_narrowed
@@ -366,8 +366,6 @@ def why_unsupported(
     if unmet := [
         *unmet_second_copy(world, options),
         *unmet_cpu_adam(options),
-        *unmet_files(options, strategy.zero_stage or 0),
-        *unmet_buffers(options),
     ]:
         return unmet[0]
     if strategy.zero_stage is not None:

@@ -39,7 +39,7 @@ class MemoryPart(Part):
     """Live bytes by kind that the allocator above did not serve: on the host beside a CUDA device, mapped
     from a file, or allocated before counting began. Not in `kinds`."""
     file_bytes: int | None = None
-    """Size of the files into which the rank's states are swapped; None: nothing is swapped."""
+    """Size of the files into which a rank's states were swapped; only in records of earlier versions."""
     gathered_peak_bytes: int | None = None
     """Most gathered weights at the end of a module's forward pass since the moment before."""
     gathered_least_bytes: int | None = None

@@ -51,11 +51,6 @@ OF_BACKENDS = (
            '        "gradient_clipping": clipping,\n', "",
            "DeepSpeed clips where the job says, not where its default does",
            "contract/test_contract.py::test_backend_trains_as_one_process_does[zero3]"),
-    Mutant("swapped-whole-weights", "backends/model/swapped_weights.py",
-           "*(piece * ranks for piece in largest)", "*largest",
-           "Memory that is locked for weights in files holds the whole weights of a sub-group",
-           "backends/model/test_swapped_weights.py"
-           "::test_locked_memory_counts_aligned_buffers_and_whole_weights"),
     Mutant("accelerate-divides-again", "backends/accelerate.py",
            "self.accelerator.backward(loss, scale_wrt_gas=False)", "self.accelerator.backward(loss)",
            "Accelerate does not divide by the micro-steps what the loop has divided",

@@ -123,7 +123,6 @@ def global_batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 SABOTAGE = {
-    "stale files": "harness.backends.zero.swapping.CopiedStates._write_back",
     "stale weights": "harness.backends.checkpoints.zero_pieces._refresh_weights",
     "lost step count": "harness.backends.checkpoints.zero_pieces.set_update_count",
     "lost step count of torch": "harness.backends.torch_engine.set_update_count",

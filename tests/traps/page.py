@@ -98,16 +98,6 @@ ELSEWHERE = [
         test="tests/axes/test_fp8.py::test_layers_that_fell_back_are_named",
     ),
     Planted(
-        name="T36", what="NVMe offload of tensors below 1 MiB, which swaps nothing",
-        finding="swapping-frees-no-memory",
-        test="tests/traps/test_swapping.py::test_nothing_in_files_is_named",
-    ),
-    Planted(
-        name="T36 gradients", what="NVMe offload that reads gradients to where direct I/O fails",
-        finding="unsupported",
-        test="tests/backends/zero/test_swapping.py::test_gradients_that_would_be_lost_are_refused",
-    ),
-    Planted(
         name="T42", what="the lock of a killed build of an extension of DeepSpeed, waited for without end",
         finding="unsupported", test="tests/traps/test_refused.py::test_each_is_a_row_with_its_reason",
     ),

@@ -63,8 +63,7 @@ def with_optimizer(workload: Workload, expected: ModelStates) -> ModelStates:
             optimizer("scales of their blocks", SCALE_BYTES * blocks, extra=True),
             optimizer("tables of their values", TABLE_BYTES * tables, extra=True),
             optimizer(WIDE, wide * width),
-        ],
-        expected.files,
+        ]
     )
 
 
@@ -138,7 +137,7 @@ def _with_sgd(workload: Workload, expected: ModelStates) -> ModelStates:
         for term in expected.terms
         if term.kind != "optimizer" or (workload.momentum and COUNTERS not in term.name)
     ]
-    return states(kept, expected.files)
+    return states(kept)
 
 
 def _with_muon(workload: Workload, expected: ModelStates) -> ModelStates:
@@ -165,8 +164,7 @@ def _with_muon(workload: Workload, expected: ModelStates) -> ModelStates:
             Term(kind="optimizer", name="Muon's momentum", bytes=momentum * width, host=host),
             Term(kind="optimizer", name="Adam's moments", bytes=ADAM_MOMENTS * moments * width, host=host),
             step_counters(counters, workload),
-        ],
-        expected.files,
+        ]
     )
 
 

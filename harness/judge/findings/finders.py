@@ -53,7 +53,6 @@ FINDERS: tuple[Callable[[Runs], list[Finding]], ...] = (
     settings.find_cost_settings,
     communication.find_frozen,
     precision.find_low_bit,
-    memory.find_swapped,
     other_jobs.find_batch_split,
     own_jobs.find_own_jobs,
     completeness.find_completeness,

@@ -1,4 +1,4 @@
-"""Memory that differs from the closed form, that grows, is unbalanced, or that swapping does not free."""
+"""Memory that differs from the closed form, that grows, or is unbalanced."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from statistics import fmean, median
 from typing import Any
 
 from harness.forms.terms import STATE_KINDS
-from harness.forms.zero.zero3.swap_files import BUFFER_TERM, READ_TERM, UPDATED_TERM
-from harness.judge.findings.finding import Finding, of_cells
+from harness.judge.findings.finding import Finding
 from harness.judge.quantities import measures
 from harness.judge.quantities.expected import derived_states
 from harness.judge.quantities.model_states import all_kinds, rank_states
@@ -84,8 +83,6 @@ SPIKE = 0.1
 """Beyond the usual peak, relative to it."""
 LAZY = ("gradients", "optimizer")
 """Kinds that are made where a gradient arrives."""
-FILES = "swapped states"
-"""Kind of what lies in files."""
 IMBALANCE = 0.1
 """(largest - smallest) / mean over ranks. Padding of a model worth sharding is far below it."""
 
@@ -102,10 +99,8 @@ def _differs(row: JudgedRun) -> Finding | None:
         if states.expected is None:
             continue
         expected = states.expected.kinds()
-        measured_kinds = states.measured | {FILES: states.file_bytes or 0}
-        expected[FILES] = states.expected.file_bytes
-        for kind in (*STATE_KINDS, FILES):
-            measured, form = measured_kinds.get(kind, 0), expected.get(kind, 0)
+        for kind in STATE_KINDS:
+            measured, form = states.measured.get(kind, 0), expected.get(kind, 0)
             if abs(measured - form) > STATES_TOLERANCE * form:
                 found.append(
                     {"rank": states.rank, "kind": kind, "measured_bytes": measured, "expected_bytes": form}
@@ -343,35 +338,3 @@ def _lasting_peaks(record: Record) -> dict[int, int]:
         if steps:
             lowest[part.rank] = min(steps.values())
     return lowest
-
-
-BUFFER_TERMS = (BUFFER_TERM, READ_TERM, UPDATED_TERM)
-
-
-def find_swapped(runs: Runs) -> list[Finding]:
-    """One finding per cell."""
-    return of_cells(runs, _swapped)
-
-
-def _swapped(row: JudgedRun) -> Finding | None:
-    held = [states for states in rank_states(row.record) if states.file_bytes is not None]
-    if not held:
-        return None
-    files = sum(states.file_bytes or 0 for states in held)
-    expected = [states.expected for states in held if states.expected is not None]
-    buffers = sum(term.bytes for form in expected for term in form.terms if term.name in BUFFER_TERMS)
-    if files > buffers:
-        return None
-    what = "weights and optimizer states" if _swaps_weights(row) else "optimizer states"
-    kept = f"{buffers:,} bytes of buffers stay in host memory for them"
-    return Finding(
-        id="swapping-frees-no-memory",
-        about=row.cell,
-        text=f"{files:,} bytes of {what} lie in files, and {kept}",
-        values={"file_bytes": files, "buffer_bytes": buffers},
-    )
-
-
-def _swaps_weights(row: JudgedRun) -> bool:
-    effective = row.record.backend.effective
-    return effective is not None and "weights in files" in effective.offload

@@ -20,8 +20,6 @@ class RankStates:
     measured: dict[str, int]
     expected: ModelStates | None
     """None: no closed form is known, no layout in the record, or the first step, before Adam's states."""
-    file_bytes: int | None = None
-    """What lies in files instead; None: nothing is swapped."""
 
     @property
     def measured_bytes(self) -> int:
@@ -40,7 +38,6 @@ def rank_states(record: Record) -> list[RankStates]:
                     step=moment.step,
                     measured=all_kinds(moment),
                     expected=expected_states(record, part.rank) if moment.step > 0 else None,
-                    file_bytes=moment.file_bytes,
                 )
             )
     return found

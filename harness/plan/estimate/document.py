@@ -83,7 +83,7 @@ def _row(row: EstimateRow) -> dict[str, Any]:
         "moments": _moments(memory),
         "device_bytes": memory.device_bytes if memory else None,
         "host_bytes_per_node": memory.host_bytes_per_node if memory else None,
-        "file_bytes_per_node": row.swapped_per_node[0] if row.swapped_per_node else None,
+        "file_bytes_per_node": None,
         "memory_unknown": row.memory_unknown,
         "reduced_each_time": row.reduced_each_time,
         "peak_bytes_between": row.peak_bytes_between,

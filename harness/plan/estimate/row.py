@@ -22,7 +22,7 @@ from harness.plan.accumulation import reduced_each_time, reducing_each
 from harness.plan.alternatives import Alternative, alternatives, bases
 from harness.plan.architectures import mixture_of_experts
 from harness.plan.estimate.question import EstimateRequest
-from harness.plan.prediction import Prediction, Predictors, host_bytes, predict, tried
+from harness.plan.prediction import Prediction, Predictors, predict, tried
 from harness.plan.scenario import Scenario, why_not_planned
 from harness.plan.time.computing import Work
 from harness.plan.time.speed import hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
@@ -196,14 +196,6 @@ class EstimateRow(Prediction):
         if self.scenario is None or not self.scenario.strategy.facts.cuts_layers:
             return None
         return pipeline.bubble_of(self.scenario.workload())
-
-    @property
-    def swapped_per_node(self) -> tuple[int, int] | None:
-        """Bytes in files, and in host memory, of all ranks of a node; None: nothing lies in files."""
-        if self.scenario is None or not self.scenario.states.files:
-            return None
-        ranks = self.scenario.ranks_of_node
-        return self.scenario.states.file_bytes * ranks, host_bytes(self.scenario)
 
     def most_bytes(self, kind: str) -> int | None:
         """The most of a kind at any of the three moments."""

@@ -367,14 +367,7 @@ def _memory_table(asked: EstimateRequest, rows: Sequence[EstimateRow]) -> list[s
         *_tabulated(table, headers),
         *_wrapped("; ".join([LEGEND, *_outside(rows), VERDICT_LEGEND] if judged else [LEGEND])),
         *(f"{row.label}: {row.host_bytes_per_node / GIGA:,.0f} GB of host memory per node" for row in host),
-        *(part for row in rows if row.swapped_per_node for part in _wrapped(_swapped(row))),
     ]
-
-
-def _swapped(row: EstimateRow) -> str:
-    """What lies in files, and in host memory for that."""
-    in_files, on_host = (f"{count / GIGA:,.0f} GB" for count in row.swapped_per_node or (0, 0))
-    return f"{row.label}: {in_files} in files and {on_host} of host memory per node"
 
 
 def _outside(rows: Sequence[EstimateRow]) -> list[str]:

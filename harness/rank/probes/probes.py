@@ -125,7 +125,6 @@ class MemoryProbe:
                 "outside_kinds": live.outside,
                 "gathered_peak_bytes": max(self._gathered, default=None),
                 "gathered_least_bytes": min(self._gathered, default=None),
-                "file_bytes": self._engine.file_bytes(),
                 **process_memory(self.allocator),
             }
         )

@@ -128,11 +128,9 @@ def moment_sums(engine: Engine) -> Mapping[str, tuple[float, float]] | None:
     """By parameter, of what this rank holds of Adam's moments: sums of the squared first and of the second.
 
     Those of all ranks add up to the parameter's: ranks that hold the same divide it. None: the engine does
-    not list its pieces, or keeps states in files. What is not finite is left out. Nothing is communicated;
+    not list its pieces. What is not finite is left out. Nothing is communicated;
     states that are missing are made.
     """
-    if engine.file_bytes() is not None:
-        return None
     found = {}
     try:
         for piece in engine.pieces():

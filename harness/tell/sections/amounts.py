@@ -60,7 +60,6 @@ FIGURES: tuple[tuple[str, str, str, Callable[[MemoryPart], int | None]], ...] = 
         lambda m: m.device_used_bytes,
     ),
     ("pinned", "pinned", "page-locked host memory that torch allocated", lambda m: m.pinned_bytes),
-    ("file", "files", "into which states are swapped", lambda m: m.file_bytes),
     (
         "host_resident",
         "resident",
@@ -262,7 +261,7 @@ def _terms(group: CellRuns) -> list[list[Any]]:
     return [
         [*group.cell, term.kind, term.name, term.bytes, "host" if term.host else "device"]
         for term in held.expected.terms
-    ] + [[*group.cell, term.kind, term.name, term.bytes, "files"] for term in held.expected.files]
+    ]
 
 
 def prediction_section(comparison: Comparison) -> Section | None:

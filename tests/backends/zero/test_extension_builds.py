@@ -10,7 +10,7 @@ import pytest
 
 from harness.backends import registry
 from harness.backends.base import World
-from harness.backends.libraries.extensions import ASYNC_IO, CPU_ADAM, PIN_MEMORY
+from harness.backends.libraries.extensions import CPU_ADAM
 from harness.backends.zero.extension_builds import QUIET_SECONDS, abandoned_seconds, build_folder, unmet_build
 
 TWO = World(rank=0, world_size=2, local_rank=0, ranks_per_node=2, device="cpu")
@@ -72,7 +72,7 @@ def test_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 def test_without_offload_there_is_nothing_for_it_to_update() -> None:
     (reason,) = registry.unmet_requirements(registry.create("zero2:adam=deepspeed"), TWO)
-    assert "needs offload=optimizer, cpu, nvme or nvme-all" in reason
+    assert "needs offload=optimizer or cpu" in reason
 
 
 def test_what_is_compiled_before_ranks_start_follows_from_the_options() -> None:
@@ -80,14 +80,4 @@ def test_what_is_compiled_before_ranks_start_follows_from_the_options() -> None:
         return registry.parse(label)[1].extensions()
 
     assert of("zero2:offload=optimizer,adam=deepspeed") == (CPU_ADAM,)
-    assert of("zero3:offload=nvme") == of("zero3:offload=nvme-all") == (ASYNC_IO,)
-    assert of("zero3:offload=nvme,adam=deepspeed") == (CPU_ADAM, ASYNC_IO)
     assert of("zero2:adam=deepspeed") == of("zero3:offload=cpu") == of("fsdp") == ()
-
-
-def test_a_lock_of_what_is_loaded_first_is_named(lock: Path) -> None:
-    other = build_folder(PIN_MEMORY) / "lock"
-    lock.rename(other)
-    age(other)
-    (reason,) = unmet_build(ASYNC_IO)
-    assert str(other) in reason

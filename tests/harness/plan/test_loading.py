@@ -37,7 +37,7 @@ def planned(label: str, loading: Loading = "slices", *, ranks: int = 8, **change
     [
         *((label, "slices", "broadcast") for label in (
             "fsdp", "fsdp-grad-op", "fsdp-hybrid", "fsdp1", "fsdp1-hybrid-grad-op", "zero3",
-            "zero3:offload=nvme-all", "fsdp:offload=cpu", "ulysses-zero3", "fsdp-cp", "tp", "fsdp-tp", "pp",
+            "zero3:offload=cpu", "fsdp:offload=cpu", "ulysses-zero3", "fsdp-cp", "tp", "fsdp-tp", "pp",
         )),
         *((label, "full", "full") for label in (
             "single", "ddp", "cp", "zero0", "zero1", "zero2:offload=optimizer", "fsdp1-no-shard",

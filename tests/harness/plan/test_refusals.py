@@ -16,8 +16,8 @@ from harness.plan.scenario import why_not_planned
 RANKS = 4
 OPTIONS = (
     "zero0:offload=optimizer", "zero1:offload=optimizer", "zero1:adam=deepspeed", "zero1:offload=cpu",
-    "zero2:adam=deepspeed,offload=optimizer", "zero3:adam=deepspeed,offload=cpu", "zero3:buffer_count=4",
-    "zero3:buffer_size=64", "zero3:hpz=2", "zero3:hpz=3", "ulysses-zero3:hpz=2", "autotp-zero3:hpz=2",
+    "zero2:adam=deepspeed,offload=optimizer", "zero3:adam=deepspeed,offload=cpu",
+    "zero3:hpz=2", "zero3:hpz=3", "ulysses-zero3:hpz=2", "autotp-zero3:hpz=2",
     "fsdp:reshard=2", "fsdp:reshard=3", "fsdp1:offload=cpu", "fsdp:offload=cpu", "fsdp-hybrid:shard_size=3",
     "fsdp1:offload=cpu,sync_each_batch=true", "fsdp-tp:tensor=3", "cp:sequence=3", "pp:stages=3",
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from harness.backends.options import SUB_GROUP_ELEMENTS
 from harness.forms.common_states import ADAM_MOMENTS, FROZEN, buffer_terms, step_counters
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.model.layout import Tensor, ceil_to
@@ -17,16 +18,6 @@ from harness.forms.zero.stages import (
     reduce_dtype,
 )
 from harness.forms.zero.zero3.gathering import fetching
-from harness.forms.zero.zero3.swap_files import (
-    buffers,
-    files,
-    in_memory,
-    piece_elements,
-    sub_groups_of,
-    weight_buffers,
-    weight_files,
-    weights_in_memory,
-)
 
 SECOND_COPY = "second copy within a group of ranks (hpZ)"
 SECOND_COPY_PADDING = "padding of the second copy"
@@ -43,41 +34,35 @@ def model_states(workload: Workload) -> ModelStates:
     agree); `_setup_for_real_optimizer` keeps a gradient of every piece, in the dtype in which micro-steps add
     up, and one reduction bucket for good.
     With the optimizer offloaded, `initialize_optimizer_states` keeps a second gradient on the host.
-    Offloaded to NVMe, states of large sub-groups lie in files, and with 'nvme-all' large pieces of weights
-    too. Parameters up to the persistence threshold stay gathered.
+    Parameters up to the persistence threshold stay gathered.
     """
     width, trained = workload.compute_bytes, workload.master_bytes
     accumulated = gradient_accumulation_bytes(workload)
     offload = workload.offload != "none"
     pad = "padding of each parameter to N pieces"
     cut = _share(workload, workload.layout.trained, pad)
-    kept = _share(workload, in_memory(workload), pad)
-    weights = _share(workload, weights_in_memory(workload, workload.layout.trained), pad)
     fp32 = workload.precision == "fp32"
     masters = f"{SECOND_FP32_COPY} of own pieces" if fp32 else "masters of own pieces"
     return states(
         [
-            *weights.terms("weights", "own pieces", width, host=workload.offloads_weights),
+            *cut.terms("weights", "own pieces", width, host=workload.offloads_weights),
             *_frozen(workload, pad),
             *_second_copy(workload),
             Term(kind="gathered", name=PERSISTENT_PARAMETERS,
                  bytes=_persistent_elements(workload) * width, extra=True),
-            *kept.terms("masters", masters, trained, host=offload, extra=fp32),
+            *cut.terms("masters", masters, trained, host=offload, extra=fp32),
             Term(kind="gradients", name="own pieces", bytes=cut.own * width, host=offload),
             Term(kind="gradients", name=FP32_SURPLUS, bytes=cut.own * (accumulated - width), host=offload,
                  extra=True),
             Term(kind="gradients", name=pad, bytes=cut.padding * accumulated, host=offload, extra=True),
             Term(kind="gradients", name="second gradient for the offloaded optimizer",
-                 bytes=(kept.own + kept.padding) * trained if offload else 0, host=True, extra=True),
-            *kept.terms("optimizer", "Adam's moments of own pieces", ADAM_MOMENTS * trained, host=offload),
+                 bytes=(cut.own + cut.padding) * trained if offload else 0, host=True, extra=True),
+            *cut.terms("optimizer", "Adam's moments of own pieces", ADAM_MOMENTS * trained, host=offload),
             step_counters(sub_groups(workload), workload),
             Term(kind="communication", name=REDUCTION_BUCKET,
                  bytes=bucket_elements(workload) * DTYPE_BYTES[reduce_dtype(workload)], extra=True),
-            *buffers(workload),
-            *weight_buffers(workload),
             *buffer_terms(workload),
-        ],
-        [*files(workload), *weight_files(workload)],
+        ]
     )  # fmt: skip
 
 
@@ -85,7 +70,7 @@ def _frozen(workload: Workload, padding_name: str) -> list[Term]:
     """Pieces of weights that are not trained: cut as the others are (`Init._zero_init_param`)."""
     found: list[Term] = []
     ranks = workload.world_size
-    for parameter in weights_in_memory(workload, workload.layout.frozen_parameters):
+    for parameter in workload.layout.frozen_parameters:
         own = _own(parameter.numel, ranks, workload.rank)
         share = Share(own=own, padding=-(-parameter.numel // ranks) - own, padding_name=padding_name)
         width = workload.held_bytes(parameter)
@@ -115,7 +100,7 @@ def _share(workload: Workload, parameters: Iterable[Tensor], padding_name: str) 
     """One rank's pieces of some parameters."""
     listed = list(parameters)
     own = sum(_own(parameter.numel, workload.world_size, workload.rank) for parameter in listed)
-    return Share(own=own, padding=piece_elements(workload, listed) - own, padding_name=padding_name)
+    return Share(own=own, padding=_pieces(workload, listed) - own, padding_name=padding_name)
 
 
 def _own(count: int, ranks: int, rank: int) -> int:
@@ -140,4 +125,27 @@ def sub_groups(workload: Workload) -> int:
 def updated_tensors(workload: Workload) -> list[list[int]]:
     """Elements of each sub-group, padding included: one flat tensor that is stepped by itself
     (`_optimizer_step`)."""
-    return [[piece_elements(workload, group)] for group in sub_groups_of(workload)]
+    return [[_pieces(workload, group)] for group in _sub_groups(workload)]
+
+
+def _sub_groups(workload: Workload) -> list[list[Tensor]]:
+    """Parameters that are updated together: `_create_fp16_sub_groups` closes a sub-group at the size."""
+    limit = int(workload.options.get("sub_group_size") or SUB_GROUP_ELEMENTS)
+    found: list[list[Tensor]] = []
+    for group in workload.layout.groups():
+        members: list[Tensor] = []
+        count = 0
+        for parameter in group:
+            members.append(parameter)
+            count += _pieces(workload, [parameter])
+            if count >= limit:
+                found.append(members)
+                members, count = [], 0
+        if members:
+            found.append(members)
+    return found
+
+
+def _pieces(workload: Workload, parameters: Iterable[Tensor]) -> int:
+    """Elements of a rank's pieces, padding included."""
+    return sum(-(-parameter.numel // workload.world_size) for parameter in parameters)

@@ -26,9 +26,6 @@ class FakeEngine:
     def hidden_bytes(self) -> dict[str, int]:
         return self.hidden
 
-    def file_bytes(self) -> None:
-        return None
-
 
 WEIGHT = torch.zeros(10)
 
