@@ -46,7 +46,7 @@ def main() -> int:
     if options.action == "capture":
         return capture(options.paths[0], options.tree.resolve(), options.only, options.jobs)
     if options.action == "axes":
-        return run_axes(options.paths[0], options.tree.resolve())
+        return run_axes(options.paths[0], options.tree.resolve(), options.only)
     return compare(*options.paths, options.only)
 
 
@@ -183,11 +183,16 @@ def of_values(left: Any, right: Any, path: str) -> Iterator[str]:
         yield f"{path}: {json.dumps(left)[:90]} -> {json.dumps(right)[:90]}"
 
 
-def run_axes(archive: Path, tree: Path) -> int:
-    """One run of each axis of `axes.toml` by real ranks, packed for `capture`."""
+def run_axes(archive: Path, tree: Path, only: str) -> int:
+    """One run of each axis of `axes.toml` by real ranks, packed for `capture`, beside those in the archive."""
     table = tomllib.loads(AXES.read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory(prefix="oracle-") as scratch:
+        if archive.exists():
+            with tarfile.open(archive) as packed:
+                packed.extractall(scratch, filter="data")
         for name, sets in table["axis"].items():
+            if not re.search(only, name):
+                continue
             backend, nproc, *settings = sets.split()
             given = [part for setting in settings for part in ("--set", setting)]
             common = [part for setting in table["job"] for part in ("--set", setting)]

@@ -27,7 +27,7 @@ PLANS = (
     "estimate --model llama-3.1-8b --backends all --world-size 16 --gpu H100-80 --json",
     "estimate --model llama-3.1-8b --gpu A100-40 --set adapter.kind=lora --json",
     "estimate --model llama-3.1-8b --gpu A100-40 --set adapter.kind=lora --set adapter.base_dtype=nf4 --json",
-    "estimate --model llama-3.1-8b --gpu H100-80 --set training.activation_checkpointing=full --json",
+    "estimate --model llama-3.1-8b --gpu H100-80 --set training.activation_checkpointing=true --json",
     "estimate --model gpt2 --world-size 2 --set optimizer.kind=sgd --json",
     "estimate --world-size 2 --backends all --json",
     "estimate --config @bloom-560m --world-size 2,4 --json",
