@@ -17,7 +17,7 @@ from docs.hooks.commands import commands_page
 from docs.hooks.offline import loaded_from_elsewhere
 from docs.hooks.records import records_page
 from docs.hooks.settings import settings_page
-from docs.hooks.tree import REPORTS, ROOT, decision_nav, report_nav, site_files
+from docs.hooks.tree import REPORTS, ROOT, report_nav, site_files
 
 GENERATED = {
     "docs/reference/commands.md": commands_page,
@@ -31,11 +31,9 @@ FOLDED = re.compile(r"^<details>", re.MULTILINE)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """List the published reports and the decisions in the navigation."""
+    """List the published reports in the navigation."""
     sections = {name: pages for entry in config.nav or () for name, pages in entry.items()}
     sections["Reports"] += report_nav()
-    (decisions,) = (entry["Decisions"] for entry in sections["Development"] if "Decisions" in entry)
-    decisions += decision_nav()
     return config
 
 

@@ -55,8 +55,3 @@ def report_nav() -> list[dict[str, str]]:
             name = report.parent.relative_to(root).as_posix()
             entries[f"{name}, report" if name in entries else name] = report
     return [{name: entries[name].relative_to(ROOT).as_posix()} for name in sorted(entries)]
-
-
-def decision_nav() -> list[str]:
-    """The notes on decisions, in order."""
-    return [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs/decisions").glob("0*.md"))]

@@ -8,7 +8,7 @@ from ruamel.yaml import YAML
 
 from docs.hooks import api
 from docs.hooks.hooks import FOLDED, GENERATED
-from docs.hooks.tree import decision_nav, report_nav, site_files
+from docs.hooks.tree import report_nav, site_files
 from tests.docs.markdown import NAMES, ROOT, links
 
 
@@ -22,7 +22,7 @@ def pages(nav: list[Any]) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def named() -> list[str]:
     nav = YAML(typ="safe").load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
-    return [*pages(nav), *decision_nav(), *pages(report_nav())]
+    return [*pages(nav), *pages(report_nav())]
 
 
 def test_every_page_is_in_the_navigation_once(named: list[str]) -> None:
@@ -34,7 +34,7 @@ def test_every_page_is_in_the_navigation_once(named: list[str]) -> None:
 def test_contributors_find_the_subject_of_every_page() -> None:
     table = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("| subject | page |\n")[2]
     rows = table.partition("\n\n")[0].splitlines()[1:]
-    elsewhere = ("reports/", "docs/labs/", "docs/decisions/")
+    elsewhere = ("reports/", "docs/labs/")
     pages_of_a_subject = sorted(name for name in NAMES if not name.startswith(elsewhere))
     assert sorted(row.split("`")[1] for row in rows) == pages_of_a_subject
 

@@ -26,7 +26,7 @@ LEAST_SHARE_OF_STEP = 0.05
 LEAST_TRACED_STEPS = 3
 """Of all runs of a cell. One step may wait for a disk, so two must show it, and a third of many."""
 LEAST_ASLEEP_SECONDS = 1e-3
-"""More than on any other rank; what sound runs show is in docs/decisions/0019."""
+"""More than on any other rank; what sound runs show is in docs/decisions.md."""
 SLOWER = 1.25
 """Its median must also be this many times that of the others: cores of one machine differ by less."""
 ASLEEP = "time asleep (traced steps)"
