@@ -74,8 +74,6 @@ def power_of_two(value: Any) -> float:
     return math.ldexp(1.0, power)
 
 
-
-
 def some_leaves(value: Any) -> str | None:
     """Raises ValueError for what is no list of names."""
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
