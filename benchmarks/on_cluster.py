@@ -24,4 +24,4 @@ def run_matrix(cluster: SlurmCluster, folder: Path, runs: Path, *words: str, ste
     document = json.loads(path.read_text())
     document["site"]["max_queued_jobs"] = 1
     path.write_text(json.dumps(document))
-    matrix.harness("submit", "--wait", "--poll-seconds", "0.5", timeout=MATRIX_SECONDS)
+    matrix.harness("submit", "--wait", timeout=MATRIX_SECONDS)

@@ -185,7 +185,7 @@ def compare(
     backends: Sequence[str] | None = None,
     nproc: int | Sequence[int] | None = None,
     repeats: int | None = None,
-    precision: float | None = None,
+    within: float | None = None,
     max_minutes: float | None = None,
     model: str | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -196,7 +196,7 @@ def compare(
 ) -> Results:
     """Run the missing cells of backends x numbers of ranks x repeats, and compare them all.
 
-    `config`: YAML file, or '@default'; `precision`, `max_minutes`: add rounds until each speed is in order
+    `config`: YAML file, or '@default'; `within`, `max_minutes`: add rounds until each speed is in order
     and known so well (0.03: within 3 %), but start none after so long; `model`: of the catalogue or a folder,
     with random weights, in place of the job's; `settings`: values by dotted name,
     such as {'training.steps': 40}; `runs`: folder of the records; `fresh`: run every cell, even one with a
@@ -208,7 +208,7 @@ def compare(
     sizes = [nproc] if isinstance(nproc, int) else nproc
     words += _option("--nproc", None if sizes is None else ",".join(map(str, sizes)))
     words += _option("--repeats", repeats)
-    words += _option("--precision", None if precision is None else f"{100 * precision:.12g}%")
+    words += _option("--within", None if within is None else f"{100 * within:.12g}%")
     words += _option("--max-minutes", max_minutes)
     document = answer([*words, "--fresh"] if fresh else words, quiet=quiet)
     return _read(*map(Path, document["records"]))

@@ -1,12 +1,17 @@
-"""The command line, the only place that prints. Results go to standard output, the rest to standard error."""
+"""The command line, the only place that prints. Results go to standard output, the rest to standard error.
+
+What is in this file needs no library but click, so that a command can say that it works before others load.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
+import threading
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,24 +19,89 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from harness.cli.terminal.working import working
 from harness.import_path import leave_current_folder
+from harness.launch import speaks_for_ranks
+
+_TABLE = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
+GROUPS: dict[str, dict[str, str]] = _TABLE["groups"]
+"""Commands with the first sentence of their help, as people think of them."""
+COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
+EXAMPLES: dict[str, str] = _TABLE["examples"]
+"""With which the help of each command begins."""
+MODULES: dict[str, str] = _TABLE["modules"]
+"""Of commands that are not in the module of their name."""
+INSTEAD: dict[str, str] = _TABLE["instead"]
+"""What to use in place of commands and options that were removed, of one command or of all."""
+EXTRA_ARGUMENT = "Got unexpected extra argument"
+"""Of click."""
+RANKS = ("--nproc", "--world-size", "--gpus", "--ranks", "--num-processes", "--nproc-per-node")
+"""Names of the number of ranks, here and in other tools."""
 
 
-class LazyGroup(click.Group):
-    """Command NAME is the object NAME in the module NAME of `package`; `summaries` has a line for each."""
+class Group(click.Group):
+    """Says of an option or a command that there is not what to use instead."""
 
-    def __init__(self, *arguments: Any, package: str, summaries: Mapping[str, str], **settings: Any) -> None:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Name, command and remaining words."""
+        words = f"{_words(ctx)} {args[0]}".strip()
+        if words in INSTEAD and args[0] not in self.commands:
+            ctx.fail(f"No such command '{args[0]}': use {INSTEAD[words]}.")
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that the words name."""
+        try:
+            return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            if (advice := _advice(error)) is None:
+                raise
+            raise click.UsageError(f"No such option '{error.option_name}': {advice}.", error.ctx) from None
+        except click.UsageError as error:
+            instead = INSTEAD.get(f"{_words(error.ctx)} DIR") if error.ctx is not None else None
+            if instead is None or not error.message.startswith(EXTRA_ARGUMENT):
+                raise
+            raise click.UsageError(f"{error.message}: use {instead}.", error.ctx) from None
+
+
+def _words(context: click.Context) -> str:
+    """'slurm submit' of `harness slurm submit`."""
+    return context.command_path.partition(" ")[2]
+
+
+def _advice(error: click.NoSuchOption) -> str | None:
+    """What to use instead; None: only click may find something like it."""
+    option, context = error.option_name, error.ctx
+    assert context is not None
+    own = {name for one in context.command.params for name in one.opts}
+    if (instead := INSTEAD.get(f"{_words(context)} {option}", INSTEAD.get(option))) is not None:
+        return f"use {instead}"
+    if option in RANKS and (ranks := own.intersection(RANKS)):
+        return f"the number of ranks is {' or '.join(sorted(ranks))}"
+    others = [name for name in COMMANDS if option in _options_of(harness, name)]
+    return f"it is one of {', '.join(others)}" if others else None
+
+
+def _options_of(group: click.Group, name: str) -> set[str]:
+    command = group.get_command(click.Context(group), name)
+    return {option for one in command.params for option in one.opts} if command else set()
+
+
+class CommandLine(Group):
+    """Imports a command when it is needed."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self._package = package
         # In place of the commands wherever only their names or lines are wanted.
-        self.commands = {name: click.Command(name, help=summary) for name, summary in summaries.items()}
+        self.commands = {name: click.Command(name, help=summary) for name, summary in COMMANDS.items()}
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command; None if there is none of this name."""
-        if cmd_name not in self.commands:
+        if cmd_name not in COMMANDS:
             return None
-        command = getattr(import_module(f"{self._package}.{cmd_name}"), cmd_name)
+        place, _, name = MODULES.get(cmd_name, cmd_name).partition(":")
+        command = getattr(import_module(f"{__name__}.{place}"), name or cmd_name)
         assert isinstance(command, click.Command)
         give_example(command, cmd_name)
         return command
@@ -46,19 +116,11 @@ class LazyGroup(click.Group):
         return [*offered, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands with their lines, shortened as click shortens them."""
-        width = formatter.width - 6 - max(map(len, self.commands))
-        with formatter.section("Commands"):
-            formatter.write_dl(
-                [(name, self.commands[name].get_short_help_str(width)) for name in self.list_commands(ctx)]
-            )
-
-
-_TABLE = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
-COMMANDS: dict[str, str] = _TABLE["summaries"]
-"""Commands, each in the module of its name, with the first sentence of its help."""
-EXAMPLES: dict[str, str] = _TABLE["examples"]
-"""With which the help of each command begins."""
+        """Write the commands with their lines, group by group."""
+        width = max(map(len, COMMANDS))
+        for title, group in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), line) for name, line in group.items()])
 
 
 def give_example(command: click.Command, words: str) -> None:
@@ -76,6 +138,10 @@ def give_example(command: click.Command, words: str) -> None:
     command.format_help_text = format_help_text  # type: ignore[method-assign]
 
 
+WORKING_AFTER = "HARNESS_WORKING_AFTER"
+"""Environment variable: seconds without a word until a command says that it works; 0: it never does."""
+SPOKEN = threading.Event()
+"""Whether the command has printed something."""
 SILENT = frozenset({"-q", "--quiet", "-h", "--help"})
 """Words with which no command says that it works."""
 
@@ -86,10 +152,37 @@ def is_silent(words: Sequence[str]) -> bool:
     return not own or own[0] not in COMMANDS or not SILENT.isdisjoint(own)
 
 
+def says_that_it_works() -> bool:
+    """Whether a command that is silent says so."""
+    return _working_after() > 0 and speaks_for_ranks()
+
+
+def _working_after() -> float:
+    return float(os.environ.get(WORKING_AFTER, "1"))
+
+
+@contextlib.contextmanager
+def working(command: str) -> Iterator[None]:
+    """Say on standard error that a command works, if it prints nothing for a second."""
+    after, ended = _working_after(), threading.Event()
+
+    def wait() -> None:
+        if not ended.wait(after) and not SPOKEN.is_set():
+            with contextlib.suppress(OSError):
+                click.echo(f"harness {command}: working", err=True)
+
+    if says_that_it_works():
+        threading.Thread(target=wait, name="working", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
 def main() -> None:
     """Entry point of the `harness` command."""
     leave_current_folder()
-    words = sys.argv[1:]
+    words = [word for word in sys.argv[1:] if word != "--debug"]
     # A terminated launcher must stop its ranks and write their record, as for Ctrl-C.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
@@ -97,14 +190,10 @@ def main() -> None:
         harness(prog_name="harness")
 
 
-@click.group(
-    cls=LazyGroup,
-    package=__name__,
-    summaries=COMMANDS,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+@click.group(cls=CommandLine, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="sharding-harness")
-def harness() -> None:
+@click.option("--debug", is_flag=True, help="Show the traceback of an error: harness --debug COMMAND.")
+def harness(debug: bool) -> None:
     """Run one fine-tuning job under every data-parallel sharding strategy and compare what happened."""
 
 

@@ -9,45 +9,48 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness.cli.cells.cell_runs import MissingCells, largest_batches, open_store
-from harness.cli.cells.dry_run import show_plan
-from harness.cli.cells.preflight import force_option
-from harness.cli.cells.rounds import Until, add_rounds, parse_until
-from harness.cli.options.arguments import numbers, require_gpus, split_backends
-from harness.cli.options.device import resolve_device
-from harness.cli.options.imported import GivenFiles, given_options
-from harness.cli.options.price import priced
-from harness.cli.options.shared import (
+from harness.cli.dry_run import show_plan
+from harness.cli.matrix import (
+    MissingCells,
+    Until,
+    add_rounds,
+    force_option,
+    largest_batches,
+    open_store,
+    parse_until,
+)
+from harness.cli.options import (
     EXIT_INTERRUPTED,
     EXIT_STRICT,
     OUTPUT_FILE,
+    GivenFiles,
     backends_option,
-    config_option,
-    found_checkpoint,
+    given_options,
+    job_options,
     json_option,
-    load_job,
     measuring,
-    model_option,
+    numbers,
+    priced,
     repeats_option,
-    resume_option,
+    require_gpus,
+    resolve_device,
+    resume_options,
     runs_option,
-    set_option,
-    trace_option,
-    trust_option,
+    split_backends,
     view_options,
     warn_skipped,
-    with_trace,
 )
-from harness.cli.terminal.output import View, echo
+from harness.cli.output import View, echo
 from harness.errors import HarnessError
 from harness.files import stream_number
-from harness.job.experiment import CompareSection
+from harness.job.experiment import CompareSection, Experiment
 from harness.judge.wording import ranks
 from harness.launch import started_as_rank
 from harness.launch.cells import BOTH_KERNELS, Cell, have_both_kernels, plan, reusable
 from harness.launch.owner import made_in_job, requeued_job
 from harness.record import Record
 from harness.record.store import Store, keep_runs
+from harness.run_directory.request import Resume
 
 if TYPE_CHECKING:
     from harness.judge.comparison import Comparison
@@ -61,17 +64,17 @@ RECORDS_SUFFIX = ".runs"
 
 
 @click.command()
-@config_option
-@model_option
+@measuring
+@priced
+@job_options
 @backends_option
 @click.option("--nproc", help="Ranks on this machine, comma-separated: 2,4.")
 @repeats_option
-@click.option("--precision", help="Add rounds until speeds are in order and known to this precision: 3%.")
+@click.option("--within", help="Add rounds until speeds are in order and known within so much: 3%.")
 @click.option(
     "--max-minutes", type=click.FloatRange(0, min_open=True),
     help="Add rounds until each speed is in order; start none after so long.",
 )  # fmt: skip
-@set_option
 @runs_option
 @click.option(
     "--report",
@@ -85,51 +88,41 @@ RECORDS_SUFFIX = ".runs"
 @click.option("--fresh", is_flag=True, help="Run every cell, even if it has a record.")
 @click.option("--strict", is_flag=True, help="Exit with 3 if a cell failed or parity failed.")
 @force_option
-@trace_option
 @click.option(
     "--dry-run",
     is_flag=True,
     help="List the cells, which have a record, how long the others take and whether they fit.",
 )
-@resume_option
-@trust_option
+@resume_options
 @json_option
-@measuring
 @view_options
 @given_options
-@priced
 def compare(
-    config: Path | None,
-    model: str | None,
+    experiment: Experiment,
     backends: str | None,
     nproc: str | None,
     repeats: int | None,
-    precision: str | None,
+    within: str | None,
     max_minutes: float | None,
-    assignments: tuple[str, ...],
     runs: Path,
     report: Path | None,
     batch: str,
     fresh: bool,
     strict: bool,
     force: bool,
-    trace: bool,
     dry_run: bool,
-    resume_from: str | None,
-    trust_checkpoint: bool,
+    resume: Resume | None,
     as_json: bool,
     view: View,
     given: GivenFiles,
 ) -> int:
     """Run the missing cells of backends x world sizes x repeats and compare them all."""
     _require_no_launcher()
-    until = parse_until(precision, max_minutes)
-    experiment = load_job(config, with_trace(assignments, trace), model)
+    until = parse_until(within, max_minutes)
     view.begin("checking the job, its data and this machine")
     device = resolve_device(experiment.runtime.device)
     asked = split_backends(backends) if backends is not None else experiment.compare.backends
     sizes = numbers(nproc, "--nproc", "ranks") if nproc is not None else experiment.compare.world_sizes
-    resume = found_checkpoint(resume_from, runs, trusted=trust_checkpoint)
     _require_equal_batches(batch, resume is not None, given, adds_rounds=until != Until())
     experiment, rows = given.rows(experiment, view)
     count = repeats or experiment.compare.repeats
@@ -163,7 +156,7 @@ def compare(
 def _require_equal_batches(batch: str, resumes: bool, given: GivenFiles, *, adds_rounds: bool) -> None:
     """Raise HarnessError for what decides batches by itself next to --batch largest."""
     other = "--resume-from" if resumes else "a file of settings" if given.count else None
-    other = "--precision or --max-minutes" if adds_rounds else other
+    other = "--within or --max-minutes" if adds_rounds else other
     if batch == "largest" and other is not None:
         raise HarnessError(f"--batch largest and {other} exclude each other; leave one out")
 

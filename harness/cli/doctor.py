@@ -13,9 +13,8 @@ import click
 
 from harness.backends import registry
 from harness.backends.libraries.facts import traps_of
-from harness.cli.options.arguments import split_backends
-from harness.cli.options.shared import PATH, common, json_option
-from harness.cli.terminal.output import echo
+from harness.cli.options import PATH, common, json_option, split_backends
+from harness.cli.output import echo
 from harness.doctor.gpu.all_checks import answer_all
 from harness.doctor.gpu.check import Answer, Evidence
 from harness.doctor.gpu.matrices import AT_SIZE, Compared, compare_all, matrices
@@ -24,11 +23,11 @@ from harness.doctor.gpu.runs import gather, ranks_on
 from harness.doctor.self_check import SelfCheck, cover, document, self_check
 from harness.errors import HarnessError
 from harness.fabric.result import FABRIC_NAME, OPERATIONS, write_result
-from harness.gpus.found import Gpus, find_gpus
+from harness.gpus.found import Gpus, device_of, find_gpus
 from harness.judge.rows import reason
 from harness.judge.wording import ranks
 from harness.launch.cells import canonical_label
-from harness.launch.launcher import EVERY_RANK, device_of, require_libraries
+from harness.launch.launcher import EVERY_RANK, require_libraries
 from harness.record.provenance import environment, package_versions
 from harness.scratch import scratch_folder
 from harness.tell.formats import fitted

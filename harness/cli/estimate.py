@@ -8,25 +8,24 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness.cli.options.arguments import numbers, split_backends
-from harness.cli.options.hardware import (
-    calibrate_options,
-    calibrated_constants,
-    gpus_per_node_option,
-    named_fabric,
-)
-from harness.cli.options.imported import GivenFiles, planned_options
-from harness.cli.options.shared import (
+from harness.cli.options import (
     MODEL,
     PATH,
+    GivenFiles,
     backends_option,
+    calibrate_options,
+    calibrated_constants,
     common,
     config_option,
+    gpus_per_node_option,
     json_option,
+    named_fabric,
+    numbers,
+    planned_options,
     set_option,
+    split_backends,
 )
-from harness.cli.terminal.output import begin
-from harness.cli.terminal.predicting import counting_predictors
+from harness.cli.output import begin, counting_predictors
 from harness.job.config import load_experiment
 
 if TYPE_CHECKING:

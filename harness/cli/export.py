@@ -3,87 +3,109 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from harness.cli.options import completion
-from harness.cli.options.arguments import default_ranks
-from harness.cli.options.device import resolve_device
-from harness.cli.options.imported import GivenFiles, given_options
-from harness.cli.options.shared import (
+from harness.cli import Group
+from harness.cli.options import (
     PATH,
+    GivenFiles,
+    backend_option,
     common,
-    config_option,
-    load_job,
-    model_option,
-    set_option,
+    default_ranks,
+    given_options,
+    job_options,
+    nproc_option,
+    resolve_device,
     warn_skipped,
 )
-from harness.cli.terminal.output import View, echo
+from harness.cli.output import View, echo
 from harness.errors import HarnessError
+from harness.exported.folder import (
+    LAUNCH,
+    ON_CPU,
+    TOOLS,
+    Tool,
+    exported_files,
+    exported_strategy,
+    require_exportable,
+    require_new_folder,
+    tool_of,
+    write_folder,
+)
 from harness.import_path import ask_module
+from harness.job.batch import BatchLayout, batch_layout
+from harness.job.experiment import Experiment, RuntimeSection
+from harness.launch.cells import make_cell
+from harness.launch.launcher import LocalLauncher, modules_to_preload
+from harness.record import Record
+from harness.record.store import read_runs
 from harness.run_directory.checkpoint import DESCRIPTION
 from harness.run_directory.request import checkpoint_folder
-
-if TYPE_CHECKING:
-    from harness.exported.folder import Tool
 
 MOST_STEPS = 5
 """Steps of the example whose samples are written."""
 JOB_FILE = "job.yaml"
 
 
-def program(tool: Tool, summary: str) -> click.Command:
-    """The command of one tool."""
-
-    @common
-    @given_options
-    def export(**arguments: Any) -> int:
-        return _export(tool, **arguments)
-
-    described: Callable[..., None] = export
-    for option in reversed((
-        click.option(
-            "--backend", help="Name, with options after a colon.", shell_complete=completion.backend),
-        config_option,
-        model_option,
-        set_option,
-        click.option("--nproc", type=click.IntRange(1), help="Ranks on this machine."),
-        click.option("-o", "--output", required=True, type=PATH, help="New folder for the files."),
-        click.option("--steps", type=click.IntRange(1), default=MOST_STEPS, show_default=True,
-                     help="Steps of the example, whose samples are written."),
-    )):  # fmt: skip
-        described = option(described)
-    return click.command(name=tool, help=summary)(described)
+@click.group(cls=Group)
+def export() -> None:
+    """Export records to other tools, or what was measured to a program of your own."""
 
 
-def _export(
-    tool: Tool, backend: str | None, config: Path | None, model: str | None, assignments: tuple[str, ...],
-    nproc: int | None, output: Path, steps: int, given: GivenFiles,
-) -> int:  # fmt: skip
-    from harness.exported.folder import (
-        LAUNCH,
-        ON_CPU,
-        exported_files,
-        exported_strategy,
-        require_exportable,
-        write_folder,
+def program_of_run(record: Record) -> tuple[Experiment, str, int, BatchLayout]:
+    """Job, backend, ranks and batch of a run. Raises HarnessError for an observed script."""
+    if record.observation is not None:
+        raise HarnessError(f"run {record.run_id} is an observed script: it is a program already")
+    world = record.world
+    layout = BatchLayout(
+        global_batch_size=world.mesh.data_size * world.micro_batch_size * world.accumulation_steps,
+        micro_batch_size=world.micro_batch_size,
+        accumulation_steps=world.accumulation_steps,
     )
-    from harness.job.batch import batch_layout
-    from harness.launch.cells import canonical_label, make_cell
-    from harness.launch.launcher import LocalLauncher, modules_to_preload
+    runtime = RuntimeSection.model_validate({"preset": world.preset})
+    return Experiment(**dict(record.job), runtime=runtime), record.backend.label, world.world_size, layout
 
-    experiment = load_job(config, assignments, model)
-    row = given.only_row(backend, experiment, View())
-    experiment = row.experiment if row is not None else experiment
-    label = row.label if row is not None else canonical_label(backend or "")
+
+@export.command()
+@common
+@click.argument("run", required=False, type=PATH)
+@click.option("--to", "tool", type=click.Choice(TOOLS), help="What starts it; default: by the strategy.")
+@backend_option
+@job_options
+@nproc_option
+@click.option("-o", "--output", required=True, type=PATH, help="New folder for the files.")
+@click.option(
+    "--steps", type=click.IntRange(1), default=MOST_STEPS, show_default=True,
+    help="Steps of the example, whose samples are written.",
+)  # fmt: skip
+@given_options
+def program(
+    run: Path | None, tool: Tool | None, backend: str | None, experiment: Experiment, nproc: int | None,
+    output: Path, steps: int, given: GivenFiles,
+) -> int:  # fmt: skip
+    """Write a program of your own: that of a RUN, or of --backend with its job.
+
+    RUN is the folder of a run. The program is started by torchrun (DDP, FSDP1, FSDP2), the launcher of
+    DeepSpeed, or accelerate launch, whose configuration is written too.
+    """
+    if run is not None:
+        if backend or nproc or given.count or experiment != Experiment():
+            raise HarnessError(f"'{run}' brings job, backend and ranks; leave the options for these out")
+        ((_, record), *others), _ = read_runs([run])
+        if others:
+            raise HarnessError(f"'{run}' holds {1 + len(others)} runs; give the folder of one")
+        experiment, label, ranks, layout = program_of_run(record)
+        device = resolve_device("auto")
+    else:
+        experiment, label, _ = given.only_row(backend, experiment, View())
+        device = resolve_device(experiment.runtime.device)
+        ranks = nproc or default_ranks(device)
+        layout = batch_layout(experiment.training, ranks)
+    tool = tool or tool_of(label)
     require_exportable(tool, label, experiment)
-    device = resolve_device(experiment.runtime.device)
-    ranks = nproc or default_ranks(device)
-    layout = batch_layout(experiment.training, ranks)
     cell = make_cell(experiment, label, ranks, layout, 0, device)
     launcher = LocalLauncher(device, modules_to_preload(experiment, [label]))
     job = cell.job.model_dump(mode="json")
@@ -94,36 +116,25 @@ def _export(
     )  # fmt: skip
     found[JOB_FILE] = json.dumps(experiment.model_dump(mode="json", exclude_unset=True), indent=1) + "\n"
     write_folder(output, found)
-    launch = (LAUNCH if device == "cuda" else ON_CPU)[tool].format(ranks=ranks)
     echo(f"{output}: {', '.join(found)}")
     if tool == "accelerate" and device == "cpu" and exported_strategy(label).family.startswith("fsdp"):
         echo("Accelerate shards with FSDP on GPUs only; on the CPU this file would start DDP", err=True)
+    launch = (LAUNCH if device == "cuda" else ON_CPU)[tool].format(ranks=ranks)
     echo(f"start it with: cd {output} && {launch}")
     return 0
 
 
-@click.group()
-def export() -> None:
-    """Export records to other tools, or what was measured to a program of your own."""
-
-
-export.add_command(program("accelerate", "Write a file for accelerate launch, and a program that it starts."))
-export.add_command(program("deepspeed", "Write DeepSpeed's JSON, and a program with deepspeed.initialize."))
-export.add_command(program("torchrun", "Write a program with DDP, FSDP1 or FSDP2 for torchrun."))
-
-
 @export.command()
+@common
 @click.argument("runs", nargs=-1, required=True, type=PATH)
 @click.option(
     "--to", required=True, type=click.Choice(["tensorboard", "mlflow", "wandb"]), help="Tool to export to."
 )
 @click.option("-o", "--output", required=True, type=PATH, help="Folder for the tool's files.")
-@common
 def tracking(runs: tuple[Path, ...], to: Any, output: Path) -> int:
     """Log records to TensorBoard, MLflow or Weights & Biases (offline), one run each."""
     from harness.exported.tracking import export_runs
     from harness.judge.comparison import Comparison
-    from harness.record.store import read_runs
 
     found, unreadable = read_runs(runs)
     warn_skipped(unreadable)
@@ -133,17 +144,15 @@ def tracking(runs: tuple[Path, ...], to: Any, output: Path) -> int:
 
 
 @export.command()
+@common
 @click.argument("run", type=PATH)
 @click.option("--merged", is_flag=True, help="Merge the adapters into the model's weights.")
 @click.option("-o", "--output", required=True, type=PATH, help="Folder for the files.")
-@common
 def adapter(run: Path, merged: bool, output: Path) -> int:
     """Write the adapters of a run's kept checkpoint as safetensors that peft reads.
 
     With --merged: the whole model as transformers reads it. RUN is the folder of a run, or of its checkpoint.
     """
-    from harness.exported.folder import require_new_folder
-
     require_new_folder(output)
     layers = export_adapter(run, output, merged=merged)
     what = "the model with its adapters merged" if merged else f"adapters of {layers} layers"

@@ -8,10 +8,8 @@ from pathlib import Path
 import click
 
 from harness.backends.refusals import available
-from harness.cli.options.arguments import default_ranks
-from harness.cli.options.device import resolve_device
-from harness.cli.options.shared import EXIT_GATE, PATH, common, json_option
-from harness.cli.terminal.output import echo
+from harness.cli.options import EXIT_GATE, PATH, common, default_ranks, json_option, resolve_device
+from harness.cli.output import echo
 from harness.errors import HarnessError
 from harness.fabric.ranks import start_ranks
 from harness.fabric.result import (

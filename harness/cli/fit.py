@@ -13,22 +13,24 @@ import click
 
 from harness.backends import registry
 from harness.backends.options import parts_of
-from harness.cli.options.arguments import command_line, default_ranks, require_gpus
-from harness.cli.options.device import resolve_device
-from harness.cli.options.imported import GivenFiles, planned_options
-from harness.cli.options.shared import (
+from harness.cli.options import (
     PATH,
+    GivenFiles,
+    command_line,
     config_option,
+    default_ranks,
     json_option,
     load_job,
     measuring,
     model_option,
+    planned_options,
+    require_gpus,
+    resolve_device,
     runs_option,
     set_option,
 )
-from harness.cli.terminal.output import begin, echo
-from harness.cli.terminal.predicting import PREDICTING, PredictionCount, counting
-from harness.cli.terminal.progress import Progress
+from harness.cli.output import PREDICTING, PredictionCount, begin, counting, echo
+from harness.cli.progress import Progress
 from harness.errors import HarnessError
 from harness.launch import started_as_rank
 from harness.launch.cells import Cell, canonical_label

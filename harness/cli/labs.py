@@ -13,8 +13,9 @@ from typing import Any
 import click
 import psutil
 
-from harness.cli.options.shared import PATH, backends_option, common, json_option, measuring, set_option
-from harness.cli.terminal.output import echo
+from harness.cli import Group
+from harness.cli.options import PATH, backends_option, common, json_option, measuring, set_option
+from harness.cli.output import echo
 from harness.errors import HarnessError
 from harness.judge.wording import counted
 from harness.labs.definitions import LABS, Lab, Scale, Variant, find_lab
@@ -77,7 +78,7 @@ def _lab_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.group()
+@click.group(cls=Group)
 def labs() -> None:
     """List, run and tabulate labs: jobs of public courses and talks."""
 

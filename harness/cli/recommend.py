@@ -8,16 +8,22 @@ from pathlib import Path
 
 import click
 
-from harness.cli.options.hardware import (
+from harness.cli.options import (
+    MODEL,
+    PATH,
+    GivenFiles,
+    PlannedJob,
     calibrate_options,
     calibrated_constants,
+    common,
+    config_option,
     gpus_per_node_option,
+    json_option,
     named_fabric,
+    planned_options,
+    set_option,
 )
-from harness.cli.options.imported import GivenFiles, PlannedJob, planned_options
-from harness.cli.options.shared import MODEL, PATH, common, config_option, json_option, set_option
-from harness.cli.terminal.output import begin, echo
-from harness.cli.terminal.predicting import counting_predictors
+from harness.cli.output import begin, counting_predictors, echo
 from harness.job.config import load_experiment
 
 

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import click
 
-from harness.cli.options.price import given_price, price_option
-from harness.cli.options.shared import EXIT_STRICT, OUTPUT_FILE, PATH, common, warn_skipped
-from harness.cli.terminal.output import begin, echo
+from harness.cli.options import (
+    EXIT_STRICT,
+    OUTPUT_FILE,
+    PATH,
+    common,
+    given_price,
+    json_option,
+    price_option,
+    runs_option,
+    warn_skipped,
+)
+from harness.cli.output import begin, echo
+from harness.diagnose import diagnosis as diagnosing
+from harness.diagnose.diagnosis import Diagnosis
+from harness.diagnose.jobs import JobsDiagnosis, diagnose_jobs
+from harness.diagnose.pair import one_job, read_pair
 from harness.errors import HarnessError
 from harness.files import stream_number
 from harness.job.experiment import Price, ReportFocus
 from harness.judge.changes import failures, parse_conditions
 from harness.judge.comparison import Comparison
+from harness.judge.wording import counted
 from harness.launch.owner import lines_about
+from harness.nested import finite
 from harness.record.record_files import ARCHIVE_NAME, is_folder_of_runs, place_of_runs
 from harness.record.store import archive_runs, read_runs, without_collection
 from harness.tell.manifest import Format
@@ -28,10 +44,13 @@ from harness.tell.report import (
     without_odd_runs,
     write_report,
 )
+from harness.tell.verify import verify as verify_report
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, type=PATH)
+@common
+@click.argument("some", nargs=-1, type=PATH, metavar="[RUNS]...")
+@runs_option
 @click.option("-o", "--output", required=True, type=OUTPUT_FILE, help="File to write.")
 @click.option(
     "--format",
@@ -57,9 +76,9 @@ from harness.tell.report import (
     is_flag=True,
     help="Pack the records into runs.tar.xz next to the report, which then refers to them there.",
 )
-@common
 def report(
-    runs: tuple[Path, ...],
+    some: tuple[Path, ...],
+    runs: Path,
     output: Path,
     form: Any,
     question: Any,
@@ -69,18 +88,22 @@ def report(
     fail_on: str | None,
     archive: bool,
 ) -> int:
-    """Write a report of records: files, run folders, folders of runs, or archives (runs.tar.xz)."""
+    """Write a report of records: files, run folders, folders of runs, or archives (runs.tar.xz).
+
+    RUNS: which records; default: those of --runs.
+    """
+    given = some or (runs,)
     begin("reading the records")
     if baseline and archive:
-        raise HarnessError("--archive packs one set of runs; with --baseline give two archives as RUNS")
+        raise HarnessError("--archive packs one set of runs; with --baseline give two archives")
     if baseline and (question or subject or price_per_gpu_hour):
         raise HarnessError(
             "--question, --subject and --price-per-gpu-hour exclude --baseline, which shows what changed"
         )
     if baseline:
-        return report_baseline(runs, output, form=form, fail_on=fail_on)
+        return report_baseline(given, output, form=form, fail_on=fail_on)
     return report_runs(
-        runs, output, form=form, question=question, subject=subject, price=given_price(price_per_gpu_hour),
+        given, output, form=form, question=question, subject=subject, price=given_price(price_per_gpu_hour),
         fail_on=fail_on, archive=archive,
     )  # fmt: skip
 
@@ -174,3 +197,88 @@ def _showable(found: Sequence[Run], output: Path, form: Format) -> list[Run]:
 def _folders(runs: Sequence[Path]) -> list[Path]:
     """Folders and archives whose every record was asked for."""
     return list(filter(is_folder_of_runs, map(place_of_runs, runs)))
+
+
+@click.command()
+@click.argument("report", type=PATH)
+@click.option(
+    "--pictures-by-digest",
+    is_flag=True,
+    help="Accept pictures drawn by another renderer if the report lists their digest.",
+)
+@json_option
+@common
+def verify(report: Path, pictures_by_digest: bool, as_json: bool) -> int:
+    """Recompute a report from its records and list every line that differs.
+
+    Exits with 0 only if every table, sentence and picture follows from unchanged records.
+    """
+    begin(f"recomputing {report}")
+    with without_collection():
+        result = verify_report(report, pictures_by_digest=pictures_by_digest)
+    if as_json:
+        echo(json.dumps(result.as_json(), indent=1, ensure_ascii=False))
+    for note in result.notes:
+        echo(f"note: {note}", err=True)
+    for problem in result.problems:
+        echo(str(problem), err=as_json)
+    if result.problems:
+        count = len(result.problems)
+        echo(f"{report}: {counted(count, 'problem')}", err=True)
+        return 1
+    echo(f"{report}: holds; {result.summary}", err=as_json)
+    return 0
+
+
+@click.command()
+@click.argument("first", type=PATH)
+@click.argument("second", type=PATH)
+@click.option("--strict", is_flag=True, help="Exit with 3 if the runs differ by more than noise.")
+@click.option(
+    "--rerun", "reruns", is_flag=True,
+    help="Of runs of different jobs: run the first again with one setting of the second at a time.",
+)  # fmt: skip
+@json_option
+@common
+def diagnose(first: Path, second: Path, strict: bool, reruns: bool, as_json: bool) -> int:
+    """Explain why two runs differ, given their folders.
+
+    Of one job: the settings in force that differ, the first step, the tensors and the ratio of the
+    difference, or that there is none beyond noise. Reruns both on this machine, and the reference if noise
+    was not measured. Of different jobs: the settings that differ and each figure that does, the first one
+    first; --rerun finds the setting that makes the difference. Of an observed script only the records are
+    compared.
+    """
+    pair = read_pair(first, second)
+
+    def say(text: str) -> None:
+        echo(text, err=True)
+
+    diagnosis: Diagnosis | JobsDiagnosis = (
+        diagnosing.diagnose(pair, say) if one_job(*pair) else diagnose_jobs(pair, say, reruns=reruns)
+    )
+    if as_json:
+        runs = {"runs": [run.record.run_id for run in pair]}
+        echo(json.dumps(finite(runs | diagnosis.as_json()), indent=1))
+    elif isinstance(diagnosis, JobsDiagnosis):
+        echo(diagnosis.verdict())
+        for sentence in diagnosis.sentences():
+            echo(f"- {sentence}")
+    else:
+        _print(diagnosis)
+    return EXIT_STRICT if strict and not diagnosis.clean else 0
+
+
+def _print(diagnosis: Diagnosis) -> None:
+    names = f"{diagnosis.other.name} and {diagnosis.baseline.name}"
+    if diagnosis.verdict is None:
+        echo(f"{names}: {diagnosis.outcome}")
+    elif diagnosis.verdict.parts:
+        echo(f"{names} diverge in step {diagnosis.verdict.step}")
+    else:
+        echo(f"{names} differ, but no examined step does")
+    for sentence in diagnosis.explanation:
+        echo(f"- {sentence}")
+    echo("noise:")
+    for sentence in diagnosis.derivation:
+        echo(f"- {sentence}")

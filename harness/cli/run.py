@@ -10,33 +10,29 @@ from pathlib import Path
 import click
 
 from harness.backends import registry
-from harness.cli.cells.cell_runs import open_store
-from harness.cli.cells.preflight import force_option, predict_one, refuse_as_rank
-from harness.cli.options import completion
-from harness.cli.options.arguments import command_line, default_ranks, require_gpus
-from harness.cli.options.device import resolve_device
-from harness.cli.options.imported import GivenFiles, given_options
-from harness.cli.options.shared import (
-    config_option,
-    found_checkpoint,
+from harness.cli.matrix import force_option, open_store, predict_one, refuse_as_rank
+from harness.cli.options import (
+    GivenFiles,
+    backend_option,
+    command_line,
+    default_ranks,
+    given_options,
+    job_options,
     json_option,
-    load_job,
     measuring,
-    model_option,
+    nproc_option,
     port_option,
-    resume_option,
+    require_gpus,
+    resolve_device,
+    resume_options,
     runs_option,
-    set_option,
-    trace_option,
-    trust_option,
     view_options,
-    with_trace,
 )
-from harness.cli.terminal.output import View, echo
-from harness.cli.terminal.progress import Progress
+from harness.cli.output import View, echo
+from harness.cli.progress import Progress
 from harness.errors import HarnessError
 from harness.job.batch import job_layout
-from harness.job.experiment import Experiment
+from harness.job.experiment import Experiment, MeasureSection
 from harness.launch import (
     external_rank,
     external_ranks_per_node,
@@ -44,7 +40,7 @@ from harness.launch import (
     local_rank,
     started_as_rank,
 )
-from harness.launch.cells import Cell, canonical_label, make_cell, make_request
+from harness.launch.cells import Cell, make_cell, make_request
 from harness.launch.external import supervise
 from harness.launch.launcher import (
     LocalLauncher,
@@ -54,47 +50,33 @@ from harness.launch.launcher import (
     running_cell,
     whole,
 )
+from harness.launch.observed_command import observe_command
 from harness.record import GivenPart, Record
 from harness.record.store import Store
 from harness.run_directory.request import Resume, RunRequest
+from harness.safe_text import redacted
 
 
 @click.command()
-@click.option(
-    "--backend", help="Name, with options after a colon: zero3:offload=cpu.",
-    shell_complete=completion.backend,
-)  # fmt: skip
-@config_option
-@model_option
-@click.option("--nproc", type=click.IntRange(1), help="Ranks on this machine.")
-@click.option(
-    "--nodes", type=click.IntRange(1), default=1, show_default=True,
-    help="Machines: only 1. Several start by `harness slurm render` or torchrun.",
-)  # fmt: skip
-@set_option
+@measuring
+@backend_option
+@job_options
+@nproc_option
 @runs_option
 @port_option
 @force_option
-@trace_option
-@resume_option
-@trust_option
+@resume_options
 @json_option
-@measuring
 @view_options
 @given_options
 def run(
     backend: str | None,
-    config: Path | None,
-    model: str | None,
+    experiment: Experiment,
     nproc: int | None,
-    nodes: int,
-    assignments: tuple[str, ...],
     runs: Path,
     port: int | None,
     force: bool,
-    trace: bool,
-    resume_from: str | None,
-    trust_checkpoint: bool,
+    resume: Resume | None,
     as_json: bool,
     view: View,
     given: GivenFiles,
@@ -103,17 +85,11 @@ def run(
 
     Starts the ranks itself, or becomes one of them under torchrun or accelerate launch.
     """
-    experiment = load_job(config, with_trace(assignments, trace), model)
-    row = given.only_row(backend, experiment, view)
-    experiment = row.experiment if row is not None else experiment
-    label = row.label if row is not None else canonical_label(backend or "")
-    part = row.part if row is not None else None
+    experiment, label, part = given.only_row(backend, experiment, view)
     device = resolve_device(experiment.runtime.device)
-    store = Store(runs)
-    resume = found_checkpoint(resume_from, runs, trusted=trust_checkpoint)
     if started_as_rank():
+        store = Store(runs)
         return _run_as_rank(experiment, label, device, store, nproc, force, as_json, view, resume, part)
-    _require_one_machine(nodes)
     world_size = _world_size(label, nproc, device)
     require_gpus(device, world_size)
     if port is not None:
@@ -136,15 +112,6 @@ def run(
     finally:
         progress.close()
     return _present_run(record, store, as_json, view)
-
-
-def _require_one_machine(nodes: int) -> None:
-    if nodes > 1:
-        raise HarnessError(
-            f"--nodes {nodes}: this command starts ranks on its own machine only; under Slurm use "
-            "`harness slurm render`, else on each node `torchrun --nnodes ... --nproc-per-node ... "
-            "-m harness run`"
-        )
 
 
 def _world_size(label: str, nproc: int | None, device: str) -> int:
@@ -242,3 +209,69 @@ def _present_run(record: Record, store: Store, as_json: bool, view: View) -> int
             view.say(text)
     view.say(f"record: {path}")
     return 0
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.argument("observed", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option(
+    "--warmup", type=click.IntRange(1), default=3, show_default=True, help="First steps, in no statistics."
+)
+@click.option(
+    "--probed", type=click.IntRange(0), default=2, show_default=True,
+    help="Steps after them whose memory and collectives are recorded, not timed.",
+)  # fmt: skip
+@click.option(
+    "--cooldown", type=click.IntRange(0), default=3, show_default=True,
+    help="Steps after those, in no statistics; all later ones are timed.",
+)  # fmt: skip
+@runs_option
+@json_option
+@measuring
+@view_options
+def observe(
+    observed: tuple[str, ...], warmup: int, probed: int, cooldown: int, runs: Path, as_json: bool, view: View
+) -> int:
+    """Run a training script as it is, measure it from inside, and record it.
+
+    OBSERVED is its command after `--`: torchrun, accelerate launch, deepspeed or python with their arguments.
+    The exit code is the command's; 1 if it ended with 0 but trained nothing, 130 after Ctrl-C.
+    """
+    store = Store(runs)
+    store.prepare()
+    measure = MeasureSection(
+        warmup_steps=warmup,
+        probed_steps=probed,
+        traced_steps=0,
+        cooldown_steps=cooldown,
+        weight_digests=False,
+    )
+    done = observe_command(observed, store, measure, command=command_line(), keeps_output_free=as_json)
+    if done.record is not None:
+        try:
+            _present(done.record, store, as_json, view)
+        except HarnessError as error:  # the exit code is the command's
+            echo(f"harness: {error}", err=True)
+    elif done.problem:
+        echo(f"harness: the run has no record: {done.problem}", err=True)
+    else:
+        echo(
+            f"harness: no process of '{redacted(observed[0])}' trained (exit code {done.exit_code}): nothing "
+            "called backward() and stepped a torch optimizer, or Python ran with -E, -I or -S, or lacks the "
+            "packages of the harness",
+            err=True,
+        )
+    return done.exit_code if done.record is not None else done.exit_code or 1
+
+
+def _present(record: Record, store: Store, as_json: bool, view: View) -> None:
+    if as_json:
+        echo(record.model_dump_json(indent=1))
+    elif record.steps:
+        from harness.judge.comparison import Comparison
+        from harness.tell.terminal import terminal_table
+
+        echo(terminal_table(Comparison([record]), wide=view.wide))
+    if record.error is not None:
+        whose = "" if record.error.rank is None else f"rank {record.error.rank}: "
+        echo(f"harness: run {record.status}: {whose}{record.error.message}", err=True)
+    view.say(f"record: {store.record_path(record)}")

@@ -8,10 +8,17 @@ from pathlib import Path
 
 import click
 
-from harness.cli.options.arguments import numbers, split_backends
-from harness.cli.options.shared import BACKENDS, MODEL, common, config_option, json_option, set_option
-from harness.cli.terminal.output import begin, echo
-from harness.cli.terminal.predicting import counting
+from harness.cli.options import (
+    BACKENDS,
+    MODEL,
+    common,
+    config_option,
+    json_option,
+    numbers,
+    set_option,
+    split_backends,
+)
+from harness.cli.output import begin, counting, echo
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
 from harness.launch.cells import canonical_label

@@ -12,26 +12,27 @@ from typing import Any
 
 import click
 
-from harness.cli.cells.preflight import force_option, show
-from harness.cli.options.arguments import DEFAULT_CPU_RANKS, numbers, split_backends
-from harness.cli.options.shared import (
+from harness.cli import Group
+from harness.cli.matrix import force_option, show
+from harness.cli.options import (
+    DEFAULT_CPU_RANKS,
     EXIT_GATE,
     OUTPUT_FILE,
     PATH,
     backends_option,
     common,
-    config_option,
+    job_options,
     json_option,
-    load_job,
-    model_option,
+    numbers,
     repeats_option,
     runs_option,
-    set_option,
+    split_backends,
 )
-from harness.cli.terminal.output import echo
+from harness.cli.output import echo
 from harness.errors import HarnessError
 from harness.fabric.result import FABRIC_NAME, parse_rate, read_fabric, shortfall
 from harness.job.config import only_elsewhere
+from harness.job.experiment import Experiment
 from harness.judge.wording import counted
 from harness.launch.cells import BOTH_KERNELS, canonical_label, have_both_kernels, reusable
 from harness.plan.limits import MemoryLimits
@@ -68,6 +69,8 @@ from harness.slurm.submission import (
 from harness.slurm.submission import collect as collect_records
 from harness.tell.formats import fitted
 
+POLL_SECONDS = 10.0
+"""The longest time between two looks at the queue, which begin within half a second."""
 _run_directory = click.argument("run_directory", type=PATH)
 
 
@@ -110,7 +113,7 @@ def gate(run_directory: Path, rate: str) -> int:
 _folder = click.argument("folder", type=PATH)
 
 
-@click.group()
+@click.group(cls=Group)
 def slurm() -> None:
     """Run a matrix of cells as Slurm jobs."""
 
@@ -120,14 +123,13 @@ for command in (begin, finish, gate):
 
 
 @slurm.command()
+@common
 @click.option("--site", required=True, type=PATH, help="YAML file of the cluster, or @NAME: @ibex.")
-@config_option
-@model_option
+@job_options
 @backends_option
 @click.option("--nodes", default="1", show_default=True, help="Numbers of nodes, comma-separated: 1,2,4.")
 @click.option("--nproc", type=click.IntRange(1), help="Ranks on each node; default: its GPUs, or 2.")
 @repeats_option
-@set_option
 @runs_option
 @click.option(
     "-o", "--output", type=PATH, default=Path("jobs"), show_default=True,
@@ -137,16 +139,13 @@ for command in (begin, finish, gate):
 @click.option("--array", "arrays", is_flag=True, help="One job array per number of nodes.")
 @click.option("--time", "time_limit", help="Time limit of a cell; replaces the site's.")
 @click.option("--fresh", is_flag=True, help="Render every cell, even if it has a record.")
-@common
 def render(
     site: Path,
-    config: Path | None,
-    model: str | None,
+    experiment: Experiment,
     backends: str | None,
     nodes: str,
     nproc: int | None,
     repeats: int | None,
-    assignments: tuple[str, ...],
     runs: Path,
     output: Path,
     job_name: str,
@@ -158,7 +157,7 @@ def render(
     where = load_site(resolve(site, "sites"))
     if time_limit is not None:
         where = with_time_limit(where, time_limit)
-    experiment = on_site(load_job(config, assignments, model), where)
+    experiment = on_site(experiment, where)
     names = split_backends(backends) if backends is not None else experiment.compare.backends
     if names != ["all"]:
         names = [canonical_label(name) for name in names]
@@ -194,12 +193,11 @@ def render(
 @click.option(
     "--wait", is_flag=True, help="Submit the rest as the queue empties; end when all have a record."
 )
-@click.option("--poll-seconds", type=click.FloatRange(0.1), default=10.0, show_default=True)
 @click.option("--gpu", help="GPU of the nodes, such as H100-80; default: the site's `gpu`.")
 @force_option
 @json_option
 @common
-def submit(folder: Path, wait: bool, poll_seconds: float, gpu: str | None, force: bool, as_json: bool) -> int:
+def submit(folder: Path, wait: bool, gpu: str | None, force: bool, as_json: bool) -> int:
     """Submit the runs of a rendered folder that were not submitted yet."""
     matrix = read_matrix(folder)
     if (unfit := unfit_software(matrix.site, gpu)) is not None:
@@ -207,17 +205,19 @@ def submit(folder: Path, wait: bool, poll_seconds: float, gpu: str | None, force
             raise HarnessError(f"{unfit}; --force submits anyway")
         echo(unfit, err=True)
     judge = _Judge(matrix, site_limits(matrix.site, gpu), force)
+    pause = 0.5
     while True:
         try:
             left, states = _submit_some(folder, matrix, wait, judge)
         except (client.SlurmUnavailable, AnotherSubmission) as error:
             if not wait:
                 raise
-            echo(f"{error}; asking again in {poll_seconds:g} s", err=True)
+            echo(f"{error}; asking again in {pause:g} s", err=True)
         else:
             if not wait or not (left or any(state.pending for state in states)):
                 break
-        time.sleep(poll_seconds)
+        time.sleep(pause)
+        pause = min(POLL_SECONDS, 2 * pause)
     _present(folder, states, as_json)
     return 0
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from harness.backends import registry
 from harness.backends.base import BackendOptions, Preset, SetupContext, World
@@ -127,7 +127,7 @@ def accelerate_values(label: str, job: Job, world_size: int, device: str) -> dic
     if job.training.precision not in OF_PRECISION:
         raise HarnessError(
             f"training.precision {job.training.precision} cannot be set in Accelerate without DeepSpeed; "
-            "export torchrun instead"
+            "use --to torchrun"
         )
     shared["mixed_precision"] = OF_PRECISION[job.training.precision]
     if strategy.family == "ddp":
@@ -152,7 +152,7 @@ def _fsdp(label: str, job: Job) -> dict[str, Any]:
     if version == 2:
         reshard = {backend: value for value, backend in RESHARDS.items()}.get(native)
         if reshard is None or getattr(options, "reshard", None) is not None:
-            raise HarnessError(f"'{label}' cannot be set in Accelerate's file; export torchrun instead")
+            raise HarnessError(f"'{label}' cannot be set in Accelerate's file; use --to torchrun")
         return {**values, "fsdp_reshard_after_forward": reshard}
     prefetch = getattr(options, "backward_prefetch", None) or "pre"
     return {
@@ -165,6 +165,7 @@ def _fsdp(label: str, job: Job) -> dict[str, Any]:
 
 
 Tool = Literal["accelerate", "deepspeed", "torchrun"]
+TOOLS: tuple[Tool, ...] = get_args(Tool)
 LAUNCH = {
     "accelerate": "accelerate launch --config_file accelerate.yaml train.py",
     "deepspeed": "deepspeed --num_gpus {ranks} train.py",
@@ -175,13 +176,21 @@ ON_CPU = {**LAUNCH, "deepspeed": LAUNCH["torchrun"]}
 """The launcher of DeepSpeed counts accelerators."""
 
 
+def tool_of(label: str) -> Tool:
+    """The tool that usually starts a strategy. Raises HarnessError for one that has no program."""
+    strategy = exported_strategy(label)
+    if strategy.route == "accelerate":
+        return "accelerate"
+    return "torchrun" if strategy.zero_stage is None else "deepspeed"
+
+
 def require_exportable(tool: Tool, label: str, job: Job) -> None:
     """Raise HarnessError for what the tool does not run, or what the example cannot say."""
     strategy = exported_strategy(label)
     if strategy.zero_stage is not None and tool == "torchrun":
-        raise HarnessError(f"backend '{label}' is DeepSpeed: use `harness export deepspeed` or accelerate")
+        raise HarnessError(f"backend '{label}' is DeepSpeed: use --to deepspeed or --to accelerate")
     if strategy.zero_stage is None and tool == "deepspeed":
-        raise HarnessError(f"backend '{label}' is torch's: use `harness export torchrun` or accelerate")
+        raise HarnessError(f"backend '{label}' is torch's: use --to torchrun or --to accelerate")
     if job.task != "causal-lm" or any((job.model.factory, job.data.factory, job.loss.factory)):
         raise HarnessError("only jobs of task causal-lm without factories can be exported")
     if job.model.trust_remote_code:

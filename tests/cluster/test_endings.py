@@ -203,7 +203,7 @@ def test_the_others_finish_and_only_what_is_missing_runs_again(killed: RenderedM
     assert {json.loads(text)["status"] for text in before.values()} == {"ok"}
     again = killed.rendered_again(*cells(KILLED))
     assert {run["backend"] for run in again.runs()} == set(KILLED)
-    again.harness("submit", "--wait", "--poll-seconds", "1", timeout=600)
+    again.harness("submit", "--wait", timeout=600)
     assert {path: path.read_bytes() for path in before} == before
     done = [record.backend.label for record in killed.records() if record.status == "ok"]
     assert sorted(done) == sorted([*SURVIVORS, *KILLED])

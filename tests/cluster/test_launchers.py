@@ -22,7 +22,7 @@ def by_launcher(
         folder = tmp_path_factory.mktemp(launcher)
         cells = ("--backends", ",".join(LAUNCHED), "--nodes", "2", "--nproc", "2")
         matrix = render(cluster, folder, *cells, site=f"launcher: {launcher}\n").without("single")
-        matrix.harness("submit", "--wait", "--poll-seconds", "1")
+        matrix.harness("submit", "--wait")
         found[launcher] = {record.backend.label: record for record in matrix.records()}
     return found
 

@@ -52,7 +52,7 @@ def sent_per_step(
         )  # fmt: skip
         matrix.without("single")
         before = cluster.nodes.sent_bytes()
-        matrix.harness("submit", "--wait", "--poll-seconds", "0.5")
+        matrix.harness("submit", "--wait")
         after = cluster.nodes.sent_bytes()
         sent[steps] = {name: after[name] - before[name] for name in after}
         (record,) = matrix.records()
@@ -90,7 +90,7 @@ def test_a_slow_network_ends_a_run_before_it_begins(cluster: SlurmCluster, tmp_p
             cluster, tmp_path / rate.replace("/", "-"), "--backends", "ddp", "--nodes", "2", "--nproc", "1",
             site=f"require_busbw: {rate}\n",
         )  # fmt: skip
-        matrix.without("single").harness("submit", "--wait", "--poll-seconds", "0.5")
+        matrix.without("single").harness("submit", "--wait")
         (records[rate],) = matrix.records()
     fast, slow = records["1MB/s"], records["900GB/s"]
     assert fast.status == "ok"

@@ -31,7 +31,7 @@ def matrix(cluster: SlurmCluster, backends: str, tmp_path_factory: pytest.TempPa
         cluster, folder, "--backends", backends, "--nodes", "2", "--nproc", "2", "--array",
         site="launcher: torchrun\n",
     )  # fmt: skip
-    matrix.harness("submit", "--wait", "--poll-seconds", "1")
+    matrix.harness("submit", "--wait")
     return matrix
 
 
@@ -111,7 +111,7 @@ def test_rendering_again_finds_nothing_missing(
 @EXHAUSTIVE
 def test_scaling_over_one_two_and_four_nodes(cluster: SlurmCluster, tmp_path: Path) -> None:
     matrix = render(cluster, tmp_path, "--backends", "ddp", "--nodes", "1,2,4", "--nproc", "1")
-    matrix.harness("submit", "--wait", "--poll-seconds", "1")
+    matrix.harness("submit", "--wait")
     cluster.harness("slurm", "collect", "jobs", "--report", "report.md", cwd=tmp_path)
     records = matrix.records()
     assert {record.status for record in records} == {"ok"}

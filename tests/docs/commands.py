@@ -101,7 +101,7 @@ def tiny(words: list[str]) -> list[str]:
     if command not in ("compare", "estimate", "fit", "run", "simulate"):
         return [*words, "--max-size", "64KB"] if command == "fabric" else words
     found = [command, *_scaled(command, rest), *([] if command == "estimate" else SHORT)]
-    if "--trace" in rest:
+    if "measure.trace=true" in rest:
         found += ["--set", "measure.traced_steps=1"]
     if command == "compare":
         found += ["--set", "compare.noise_runs=false"]

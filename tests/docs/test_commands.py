@@ -8,7 +8,7 @@ import pytest
 
 from harness.backends import registry
 from harness.cli import harness
-from harness.cli.options.arguments import split_backends
+from harness.cli.options import split_backends
 from harness.job.config import load_experiment
 from tests.docs.commands import NOT_RUN, Command, commands
 from tests.docs.markdown import ROOT, tokens

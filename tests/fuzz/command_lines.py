@@ -32,7 +32,7 @@ PRESENT = ("runs", "job.yaml", "fifo", "zero", "sparse", "missing", "folder", "l
 
 def invoke(words: list[str]) -> None:
     """Run a command in this process. Raises HarnessError and what no command may raise, as it was raised."""
-    result = CliRunner().invoke(harness, [*words, "--debug"] if _takes_debug(words) else words)
+    result = CliRunner().invoke(harness, ["--debug", *words])
     error = result.exception
     if isinstance(error, OSError) and error.strerror:
         raise HarnessError(error.strerror)
@@ -40,20 +40,6 @@ def invoke(words: list[str]) -> None:
         raise error
     assert result.exit_code in (0, 1, 2, 3, 130), result.exit_code
     assert "Traceback" not in result.output, result.output[-2000:]
-
-
-def _takes_debug(words: list[str]) -> bool:
-    return _command_of(words) is not None and "--" not in words
-
-
-def _command_of(words: list[str]) -> click.Command | None:
-    command: click.Command | None = harness
-    context = click.Context(harness)
-    for word in words:
-        if not isinstance(command, click.Group):
-            break
-        command = command.get_command(context, word)
-    return None if isinstance(command, click.Group) else command
 
 
 def commands() -> list[tuple[list[str], click.Command]]:

@@ -179,7 +179,7 @@ def report_records(given: tuple[str, str, bytes]) -> None:
         case "report":
             invoke(["report", runs, "-o", f"out.{suffix}"])
         case "list" | "clean":
-            invoke([command, runs])
+            invoke([command, "--runs", runs])
         case "compare":
             invoke(["compare", "--dry-run", "--backends", "ddp", "--runs", runs])
         case "show":

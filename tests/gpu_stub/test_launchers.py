@@ -33,8 +33,9 @@ MODULES = {
 
 def exported(machine: Machine, folder: Path, tool: str, *words: str) -> list[str]:
     """The command that the export prints, its program as a module of this interpreter."""
+    words = ["--to", tool, *words]
     sets = [word for setting in (*SETTINGS, *MORE) for word in ("--set", setting)]
-    done = machine.harness("export", tool, *words, "--nproc", "2", *sets, "-o", str(folder))
+    done = machine.harness("export", "program", *words, "--nproc", "2", *sets, "-o", str(folder))
     assert done.returncode == 0, done.stderr
     program, *rest = done.stdout.splitlines()[-1].rpartition("&& ")[2].split()
     return [sys.executable, "-m", *MODULES[program], *rest]

@@ -67,9 +67,9 @@ def test_the_rates_are_those_of_deepspeed_s_own_default(compared: Journey) -> No
 @pytest.mark.parametrize(("name", "tool"), [("ds", "deepspeed"), ("fsdp", "torchrun")])
 def test_the_program_of_a_file_trains_what_was_compared(compared: Journey, name: str, tool: str) -> None:
     if tool == "deepspeed":
-        done = compared.harness("export", "deepspeed", *FILES[name], *JOB, "-o", name)
+        done = compared.harness("export", "program", *FILES[name], *JOB, "-o", name)
     else:
-        done = compared.harness("export", "torchrun", *FILES[name], *JOB, "-o", name)
+        done = compared.harness("export", "program", *FILES[name], *JOB, "-o", name)
     launch = shlex.split(done.stdout.splitlines()[-1].rpartition("&& ")[2])
     launch[-1] = f"{name}/{launch[-1]}"
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # torchrun, as in an active environment

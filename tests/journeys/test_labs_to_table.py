@@ -24,6 +24,6 @@ def test_a_lab_fills_in_the_table_of_its_hand_out(journey: Journey) -> None:
     assert len(rows) >= 3
     assert any(character.isdigit() for character in "".join(rows[2:]))
     assert journey.harness("labs", "table", *LAB).stdout.strip() in ran.stdout
-    assert "fsdp" in journey.harness("list", folder).stdout
+    assert "fsdp" in journey.harness("list", "--runs", folder).stdout
     journey.harness("report", folder, "-o", "report.md")
     assert "records unchanged" in journey.harness("verify", "report.md").stdout

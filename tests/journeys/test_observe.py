@@ -185,7 +185,7 @@ def test_every_command_reads_the_record_of_a_script(observations: Observations, 
     runs = f"observed-{list(SCRIPTS).index(name)}"
     assert (record.status, record.error, len(record.steps)) == ("ok", None, 8)
     assert record.world.world_size == SCRIPTS[name].ranks
-    assert record.backend.name in journey.harness("list", runs).stdout
+    assert record.backend.name in journey.harness("list", "--runs", runs).stdout
     assert record.run_id in journey.harness("show", f"{runs}/{record.run_id}").stdout
     report, *_ = journey.reports(runs, name=runs)
     assert record.backend.name in report.read_text()

@@ -19,7 +19,7 @@ def test_rendered_scripts_run_and_their_records_are_reported(journey: Journey) -
         "slurm", "render", "--site", "site.yaml", "--backends", "fsdp", "--nproc", "2", *SHORT, "--set",
         "compare.noise_runs=false", "-o", "jobs",
     )  # fmt: skip
-    submitted = journey.harness("slurm", "submit", "jobs", "--wait", "--poll-seconds", "0.1", PATH=slurm.path)
+    submitted = journey.harness("slurm", "submit", "jobs", "--wait", PATH=slurm.path)
     found = {record.backend.label: record for record in journey.records()}
     assert {label: record.status for label, record in found.items()} == dict.fromkeys(
         ("single", "fsdp"), "ok"

@@ -136,8 +136,8 @@ def compare_until(
     report(f"{matrix.name}: compare --config {matrix.config} on {matrix.ranks}, at most {left:.0f} s")
     process = subprocess.Popen(
         [
-            *module_command("harness"), "compare", *matrix.words(), "--nproc", str(matrix.ranks), "--trace",
-            "--set", f"runtime.device={matrix.device}", "--runs", str(runs),
+            *module_command("harness"), "compare", *matrix.words(), "--nproc", str(matrix.ranks),
+            "--set", "measure.trace=true", "--set", f"runtime.device={matrix.device}", "--runs", str(runs),
         ],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         env=safe_environment(), process_group=0, preexec_fn=partial(die_with, os.getpid(), signal.SIGTERM),

@@ -33,8 +33,8 @@ def test_compare_is_a_function() -> None:
 
 
 def test_compare_adds_rounds_as_its_command_does() -> None:
-    with pytest.raises(harness.HarnessError, match="--precision was given '300%'"):
-        harness.compare(precision=3, max_minutes=0.5, quiet=True)
+    with pytest.raises(harness.HarnessError, match="--within was given '300%'"):
+        harness.compare(within=3, max_minutes=0.5, quiet=True)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

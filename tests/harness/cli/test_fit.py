@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.cli.fit import _followed_by
-from harness.cli.terminal.predicting import PREDICTING, PredictionCount
+from harness.cli.output import PREDICTING, PredictionCount
 
 from .command_line import SMALL, harness, records, refused
 

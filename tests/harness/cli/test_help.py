@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from harness.cli import COMMANDS, EXAMPLES, harness
+from harness.cli import COMMANDS, EXAMPLES, INSTEAD, harness
 
 HEAVY = {"numpy", "pydantic", "psutil", "tabulate", "torch", "tqdm", "transformers", "yaml"}
 HELP = """
@@ -47,6 +47,25 @@ def test_a_mistyped_command_is_corrected() -> None:
     assert "Did you mean 'run'?" in done.stderr
 
 
+@pytest.mark.parametrize("gone", INSTEAD)
+def test_what_is_gone_has_one_line_that_says_what_to_use(gone: str) -> None:
+    words = ["compare", gone] if gone.startswith("--") else gone.split()
+    words = ["slurm", "submit", "--poll-seconds"] if gone == "--poll-seconds" else words
+    done = CliRunner().invoke(harness, words, prog_name="harness")
+    assert done.exit_code == 2
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("Error: "))
+    assert line.endswith(f": use {INSTEAD[gone]}.")
+
+
+def test_an_option_of_another_command_is_named() -> None:
+    for words, said in {
+        "run --gpus 2": "the number of ranks is --nproc",
+        "compare --bundle x": "it is one of doctor",
+        "recommend --nproc 2": "the number of ranks is --gpus or --world-size",
+    }.items():
+        assert said in CliRunner().invoke(harness, words.split(), prog_name="harness").stderr
+
+
 def every_command(group: click.Group = harness, words: str = "") -> Iterator[tuple[str, click.Command]]:
     context = click.Context(group)
     for name in group.list_commands(context):
@@ -68,7 +87,6 @@ MEANINGS = {
     "--output": "(New f|F)(older|ile)( for| of| to)",
     "--json": "Print one JSON document on standard output",
     "--config": "YAML file, or @NAME|With --full",
-    "--debug": "Show the traceback",
 }
 """With which the help of an option begins wherever it is."""
 

@@ -45,7 +45,7 @@ def test_list_fits_the_width_and_cuts_nothing(folder: Path) -> None:
 
 
 def test_wide_list_has_a_line_for_each_run_and_says_why_one_failed(folder: Path) -> None:
-    shown = harness("list", "runs", "--wide", cwd=folder).stdout
+    shown = harness("list", "--runs", "runs", "--wide", cwd=folder).stdout
     assert "zero3:offload=cpu,stage3_prefetch_bucket_size=1000000" in shown
     assert "ValueError (rank 1): it broke" in shown
     assert len(shown.splitlines()) == 2 + 3

@@ -1,4 +1,4 @@
-"""`harness settings`, `init` and `explain`, and the files that are shipped."""
+"""`harness settings` and `explain`, and the files that are shipped."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.explain import glossary, unknown, word_of
+from harness.cli.lookup import glossary, unknown, word_of
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
 from harness.job.experiment import INHERITS, Experiment
@@ -49,14 +49,14 @@ def test_schema_takes_what_a_file_takes_and_no_unknown_key(tmp_path: Path) -> No
     assert {"type": "string"} in limit["anyOf"][0].get("anyOf", limit["anyOf"])
 
 
-def test_init_writes_the_default_job(tmp_path: Path) -> None:
-    assert harness("init", cwd=tmp_path).returncode == 0
+def test_the_written_file_is_the_default_job(tmp_path: Path) -> None:
+    assert harness("settings", "--write", "job.yaml", cwd=tmp_path).returncode == 0
     assert load_experiment(tmp_path / "job.yaml") == Experiment()
-    assert "'job.yaml' exists" in refused(tmp_path, "init")
+    assert "'job.yaml' exists" in refused(tmp_path, "settings", "--write", "job.yaml")
 
 
 def test_every_setting_of_the_written_file_can_be_taken_in(tmp_path: Path) -> None:
-    harness("init", "mine.yaml", "--schema", cwd=tmp_path)
+    harness("settings", "--write", "mine.yaml", "--schema", cwd=tmp_path)
     text = (tmp_path / "mine.yaml").read_text()
     assert text.startswith("# yaml-language-server: $schema=mine.schema.json\n")
     assert json.loads((tmp_path / "mine.schema.json").read_text())["title"] == "Experiment"

@@ -12,7 +12,7 @@ from .command_line import environment, harness, harness_process, refused
 @pytest.mark.parametrize(
     "arguments",
     [["run", "--backend", "ddp", "--nproc", "0"], ["run"], ["run", "--backend", "ddp", "--port", "70000"],
-     ["report", "-o", "x.md"], ["nonsense"]],
+     ["report"], ["nonsense"]],
     ids=" ".join,
 )  # fmt: skip
 def test_usage_error_exits_with_two(tmp_path: Path, arguments: list[str]) -> None:
@@ -55,9 +55,9 @@ def test_a_process_of_its_own_writes_one_line_too(tmp_path: Path, arguments: str
 
 @pytest.mark.parametrize(
     "words",
-    ["list nosuch", "show --runs nosuch", "verify nosuch.md", "report nosuch -o x.md", "explain nosuch",
-     "diagnose nosuch other", "compare --backends nosuch", "run --backend nosuch", "settings nosuch",
-     "estimate --gpu nosuch", "clean nosuch"],
+    ["list --runs nosuch", "show --runs nosuch", "verify nosuch.md", "report nosuch -o x.md",
+     "explain nosuch", "diagnose nosuch other", "compare --backends nosuch", "run --backend nosuch", "settings nosuch",
+     "estimate --gpu nosuch", "clean --runs nosuch"],
 )  # fmt: skip
 @pytest.mark.parametrize("variables", [{"RANK": "1"}, {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}])
 def test_an_error_is_shown_whatever_rank_the_environment_names(
@@ -68,7 +68,7 @@ def test_an_error_is_shown_whatever_rank_the_environment_names(
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    done = harness_process("run", "--backend", "zerro3", "--debug", cwd=tmp_path)
+    done = harness_process("--debug", "run", "--backend", "zerro3", cwd=tmp_path)
     assert done.returncode == 1
     assert "Traceback" in done.stderr
     assert "backend 'zerro3' is unknown" in done.stderr

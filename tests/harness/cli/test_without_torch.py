@@ -45,7 +45,7 @@ print(json.dumps([results, sorted(blocked & set(sys.modules))]))
 pytestmark = pytest.mark.long(seconds=10)
 NEEDS = "not installed, which {} need: pip install 'sharding-harness[train]'\n"
 WORKS = {
-    "list": ["list", str(RECORDS)],
+    "list": ["list", "--runs", str(RECORDS)],
     "report-md": ["report", str(RECORDS), "-o", "report.md"],
     "report-html": ["report", str(RECORDS), "-o", "report.html"],
     "report-csv": ["report", str(RECORDS), "-o", "report.csv"],
@@ -57,7 +57,7 @@ WORKS = {
     "backends-json": ["backends", "--json"],
     "settings": ["settings"],
     "explain": ["explain", "gradient-scale"],
-    "init": ["init", "job.yaml"],
+    "settings-file": ["settings", "--write", "job.yaml"],
     "labs-list": ["labs", "list"],
     "labs-table": ["labs", "table", "fsdp-lecture"],
     "estimate": ["estimate", "--model", "Qwen3-8B", "--gpu", "A100-80", "--world-size", "8"],
@@ -70,7 +70,7 @@ WORKS = {
         "slurm", "render", "--site", str(ROOT / "slurm/sites/generic.yaml"), "--backends", "ddp,zero3",
         "--nodes", "1,2", "--nproc", "4", "--runs", "runs", "-o", "jobs",
     ],
-    "clean": ["clean", str(RECORDS)],
+    "clean": ["clean", "--runs", str(RECORDS)],
 }  # fmt: skip
 REFUSED = {
     "run": (["run", "--backend", "ddp"], "ranks"),

@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
+from harness.cli.export import program_of_run
 from harness.errors import HarnessError
-from harness.exported.folder import exported_files, require_exportable, torch_values
+from harness.exported.folder import exported_files, require_exportable, tool_of, torch_values
 from harness.job.batch import batch_layout
 from harness.job.config import load_experiment
 from harness.launch.cells import canonical_label
 from tests.harness.exported.round_trip import PARAMETERS, require_round_trip
 from tests.harness.imported.files import every_file
+from tests.records import make_record
 
 FILES = every_file()
 
@@ -77,8 +79,8 @@ def test_the_program_reduces_in_every_micro_step_if_the_backend_does(tool: Any, 
 @pytest.mark.parametrize(
     ("tool", "label", "assignments", "says"),
     [
-        ("torchrun", "zero3", [], "export deepspeed"),
-        ("deepspeed", "fsdp", [], "export torchrun"),
+        ("torchrun", "zero3", [], "--to deepspeed"),
+        ("deepspeed", "fsdp", [], "--to torchrun"),
         ("torchrun", "single", [], "cannot be exported"),
         ("torchrun", "ddp", ["model.compile=block"], "a job with model.compile=block cannot be exported"),
         ("torchrun", "fsdp", ["training.activation_checkpointing=every-2"], "every-2 cannot be exported"),
@@ -100,3 +102,23 @@ def test_options_that_a_program_cannot_have_are_refused() -> None:
     job = load_experiment(None).job()
     with pytest.raises(HarnessError, match="'prefetch'"):
         torch_values("fsdp:prefetch=2", job, 2, [], "like-for-like")
+
+
+def test_the_program_of_a_run_has_its_job_backend_ranks_and_batch() -> None:
+    run = make_record(label="fsdp:reshard=always", world_size=4)
+    experiment, label, ranks, layout = program_of_run(run)
+    assert (label, ranks) == ("fsdp:reshard=always", 4)
+    assert experiment.job() == run.job
+    assert experiment.runtime.preset == run.world.preset
+    assert (layout.micro_batch_size, layout.accumulation_steps) == (
+        run.world.micro_batch_size, run.world.accumulation_steps,
+    )  # fmt: skip
+    assert layout.global_batch_size == run.job.training.global_batch_size
+
+
+@pytest.mark.parametrize(
+    ("label", "tool"),
+    [("ddp", "torchrun"), ("fsdp1", "torchrun"), ("zero3", "deepspeed"), ("accelerate-fsdp", "accelerate")],
+)
+def test_a_strategy_has_a_usual_tool(label: str, tool: str) -> None:
+    assert tool_of(label) == tool

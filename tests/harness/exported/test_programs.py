@@ -36,7 +36,9 @@ def measured(folder: Path, backend: str, *words: str) -> Record:
 
 def trained(folder: Path, tool: str, backend: str, *words: str) -> list[dict[str, Any]]:
     """The lines that the exported program prints; the printed command starts those of `STARTED`."""
-    done = harness("export", tool, "--backend", backend, *JOB, *words, "-o", "mine", cwd=folder)
+    done = harness(
+        "export", "program", "--to", tool, "--backend", backend, *JOB, *words, "-o", "mine", cwd=folder
+    )
     assert done.returncode == 0, done.stderr
     command = done.stdout.splitlines()[-1].rpartition("&& ")[2]
     program, *rest = shlex.split(command)
@@ -79,7 +81,7 @@ def test_losses_are_those_of_the_harness(tool: str, backend: str, words: list[st
 def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "train.py").write_text("own work")
-    done = harness("export", "torchrun", "--backend", "ddp", *JOB, "-o", "mine", cwd=tmp_path)
+    done = harness("export", "program", "--backend", "ddp", *JOB, "-o", "mine", cwd=tmp_path)
     assert done.returncode == 1
     assert "is not empty" in done.stderr
     assert (tmp_path / "mine" / "train.py").read_text() == "own work"

@@ -1,6 +1,6 @@
 import pytest
 
-from harness.cli.options.price import with_price
+from harness.cli.options import with_price
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
 from harness.job.experiment import Price

@@ -47,7 +47,7 @@ def test_every_command_shows_a_record_of_which_no_setting_was_seen(tmp_path: Pat
     run = written(tmp_path / "runs" / "one", observed(seen_job({}))).parent
     report = tmp_path / f"report.{name}"
     for command in (
-        ["list", str(run.parent)],
+        ["list", "--runs", str(run.parent)],
         ["show", str(run)],
         ["report", str(run.parent), "-o", str(report)],
         ["verify", str(report)],

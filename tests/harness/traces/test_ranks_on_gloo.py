@@ -42,7 +42,17 @@ class Traced(NamedTuple):
 def traced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Traced:
     folder = tmp_path_factory.mktemp(request.param)
     assignments = [part for setting in SETTINGS for part in ("--set", setting)]
-    command = ["run", "--backend", request.param, "--nproc", "2", "--trace", *SMALL, *assignments]
+    command = [
+        "run",
+        "--backend",
+        request.param,
+        "--nproc",
+        "2",
+        "--set",
+        "measure.trace=true",
+        *SMALL,
+        *assignments,
+    ]
     done = harness(*command, cwd=folder)
     assert done.returncode == 0, done.stderr
     (record,) = records(folder / "runs")

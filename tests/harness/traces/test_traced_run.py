@@ -23,7 +23,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Record]:
         "measure.matmul_peak=true",
     )
     assignments = [part for setting in settings for part in ("--set", setting)]
-    command = ["run", "--backend", "ddp", "--nproc", "2", "--trace", *SMALL, *assignments]
+    command = ["run", "--backend", "ddp", "--nproc", "2", "--set", "measure.trace=true", *SMALL, *assignments]
     done = harness(*command, cwd=folder)
     assert done.returncode == 0, done.stderr
     (record,) = records(folder / "runs")
@@ -87,6 +87,15 @@ def test_utilisation_is_below_the_measured_peak(traced: tuple[Path, Record]) -> 
 
 
 def test_a_trace_without_traced_steps_is_refused(tmp_path: Path) -> None:
-    done = harness("run", "--backend", "ddp", "--trace", "--set", "measure.traced_steps=0", cwd=tmp_path)
+    done = harness(
+        "run",
+        "--backend",
+        "ddp",
+        "--set",
+        "measure.trace=true",
+        "--set",
+        "measure.traced_steps=0",
+        cwd=tmp_path,
+    )
     assert done.returncode == 1
     assert "`trace` needs `traced_steps` of at least 1" in done.stderr

@@ -7,7 +7,7 @@ import pytest
 
 from harness.backends import registry
 from harness.backends.options import parts_of
-from harness.cli.options.arguments import split_backends
+from harness.cli.options import split_backends
 from harness.forms.workload import second_copy_ranks
 from harness.job.batch import cell_layout, job_layout
 from harness.job.config import load_experiment

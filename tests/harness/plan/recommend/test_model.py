@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.options.shared import load_job
+from harness.cli.options import load_job
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
 from harness.plan.models import model_settings

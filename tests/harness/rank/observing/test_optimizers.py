@@ -172,7 +172,7 @@ def test_each_group_has_its_rates_decay_and_tensors_and_an_empty_one_is_found(tm
     path.write_text(record.model_dump_json())
     report = str(tmp_path / "report.md")
     for command in (
-        ["list", str(path.parent)],
+        ["list", "--runs", str(path.parent)],
         ["show", str(path.parent)],
         ["report", str(path), "-o", report],
         ["verify", report],

@@ -1,1 +1,0 @@
-"""Runs the cells of a matrix: checks before, what is missing, further rounds."""

@@ -1,0 +1,226 @@
+"""`harness backends`."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import textwrap
+from collections.abc import Collection
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+
+from harness.backends import registry
+from harness.backends.libraries.facts import not_run
+from harness.backends.refusals import available, did_you_mean
+from harness.cli import completion
+from harness.cli.options import PATH, common, json_option
+from harness.cli.output import echo
+from harness.errors import HarnessError
+from harness.files import require_plain_output, write_all_atomically
+from harness.job.reference import DocumentedSetting, commented_file, json_schema, sections
+from harness.job.reference import settings as all_settings
+from harness.judge.findings.finders import kinds
+from harness.record.provenance import package_versions
+from harness.tell.formats import fitted, line_width
+
+PRESET, ROW = "preset", "row"
+"""The options of all backends."""
+
+
+@click.command()
+@json_option
+@common
+def backends(as_json: bool) -> int:
+    """List the backends with their options and library versions."""
+    documents: list[dict[str, Any]] = []
+    for entry in registry.entries().values():
+        versions = package_versions(entry.packages)
+        try:
+            options = entry.options_class().model_fields
+            problem = None
+        except registry.UnknownBackend as error:
+            options, problem = {}, str(error)
+        documents.append(
+            {
+                "name": entry.name,
+                "summary": problem or entry.summary,
+                "loads": problem is None,
+                "installed": all(package in versions for package in entry.packages),
+                "versions": {name: versions.get(name) for name in entry.packages},
+                "options": {
+                    name: field.description
+                    for name, field in options.items()
+                    if (entry.name, name) != (registry.REFERENCE, PRESET)
+                },
+            }
+        )
+    if as_json:
+        never = [{"name": fact.id, "reason": fact.what, "source": fact.source} for fact in not_run()]
+        echo(json.dumps({"backends": documents, "not_run": never}, indent=1))
+        return 0
+    lines = [
+        (
+            d["name"],
+            d["summary"],
+            ", ".join(name for name in d["options"] if name not in (PRESET, ROW)) or "-",
+            ", ".join(f"{n} {v or 'missing'}" for n, v in d["versions"].items()),
+        )
+        for d in documents
+    ]
+    headers = ("backend", "what it is", "options", "versions")
+    echo(fitted(lines, headers))
+    echo("\n" + fitted([(fact.id, fact.what) for fact in not_run()], ("not run", "why")))
+    echo(f"\nEvery backend but {registry.REFERENCE} also takes {PRESET}: NAME:{PRESET}=library-defaults.")
+    echo(f"Every backend takes {ROW}: NAME:{ROW}=TEXT keeps it apart from rows with the same options.")
+    return 0
+
+
+MOST = 5
+"""Findings and words that a hint names."""
+PAGE = Path(__file__).with_name("glossary.md")
+"""`docs/glossary.md`, which every installation brings."""
+GLOSSARY_ROW = re.compile(r"^\| (?P<words>[^|]+) \| (?P<meaning>[^|]+) \|$", re.MULTILINE)
+LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
+ONLY_LINKS = re.compile(rf" \({LINK.pattern}(, {LINK.pattern})*\)")
+
+
+@cache
+def glossary() -> dict[str, str]:
+    """Meanings by word, as the glossary's page has them, without its links."""
+    rows = [*GLOSSARY_ROW.finditer(PAGE.read_text(encoding="utf-8"))][2:]  # heading and rule
+    return {
+        word.strip("` "): LINK.sub(r"\1", ONLY_LINKS.sub("", row["meaning"]))
+        for row in rows
+        for word in row["words"].split(",")
+    }
+
+
+def word_of(text: str) -> str | None:
+    """The glossary's word that was meant, in any case, with hyphens or spaces."""
+    return next((word for word in glossary() if _bare(word) == _bare(text)), None)
+
+
+def _bare(word: str) -> str:
+    return word.lower().replace("-", " ")
+
+
+def unknown(word: str, findings: Collection[str]) -> str:
+    """What to say of a word that nothing explains, with the findings and words that it may mean."""
+    small = word.lower()
+    known = [*findings, *glossary()]
+    close = [one for one in known if small in one][:MOST] or difflib.get_close_matches(small, known, n=MOST)
+    hint = f"{did_you_mean(close)} " if close else ""
+    return f"'{word}' is unknown. {hint}`harness explain` lists all {len(findings)} findings"
+
+
+@click.command()
+@click.argument("word", required=False, shell_complete=completion.finding)
+@json_option
+@common
+def explain(word: str | None, as_json: bool) -> int:
+    """Explain a finding (cause, confirmation, fix) or a word of tables.
+
+    WORD is the id that `compare` and reports show, or a word such as `band` or `payload`; without it all
+    findings are listed.
+    """
+    known = kinds()
+    if word is not None and word not in known:
+        meant = word_of(word)
+        if meant is None:
+            raise HarnessError(unknown(word, known))
+        meaning = glossary()[meant]
+        if as_json:
+            echo(json.dumps({"word": meant, "meaning": meaning}, indent=1))
+        else:
+            echo(textwrap.fill(f"{meant}: {meaning}.", line_width(), subsequent_indent="  "))
+        return 0
+    chosen = [*known.values()] if word is None else [known[word]]
+    if as_json:
+        echo(json.dumps({"findings": [asdict(kind) for kind in chosen]}, indent=1))
+        return 0
+    if word is None:
+        width = max(map(len, known))
+        for kind in chosen:
+            echo(f"{kind.id:<{width}}  {kind.title}")
+        return 0
+    (kind,) = chosen
+    echo(f"{kind.id}: {kind.title}.")
+    for name in ("cause", "confirm", "reported", "fix"):
+        if (said := getattr(kind, name)) is not None:
+            text = f"{name.capitalize()}: {said}"
+            echo(textwrap.fill(text, line_width(), initial_indent="  ", subsequent_indent="    "))
+    return 0
+
+
+@click.command()
+@common
+@click.argument("section", required=False, shell_complete=completion.section)
+@click.option("--schema", is_flag=True, help="Print the JSON schema of a configuration file, for editors.")
+@click.option(
+    "--write",
+    type=PATH,
+    metavar="FILE",
+    help="Write a configuration file with every setting commented out; with --schema its schema next to it.",
+)
+@json_option
+def settings(section: str | None, schema: bool, write: Path | None, as_json: bool) -> int:
+    """List the settings of a configuration file or SECTION with type, default and meaning.
+
+    SECTION is a section such as training, or one setting such as training.steps.
+    """
+    if section is not None and (schema or write):
+        raise HarnessError(f"--schema and --write are of the whole file; leave '{section}' out")
+    if write is not None:
+        return _write_settings(write, schema)
+    if schema:
+        echo(json.dumps(json_schema(), indent=1))
+        return 0
+    found = _chosen(section)
+    if as_json:
+        keys = ("name", "kind", "default", "unit", "meaning")
+        echo(json.dumps({"settings": [{k: getattr(s, k) for k in keys} for s in found]}, indent=1))
+        return 0
+    titles = sections()
+    for place, setting in enumerate(found):
+        if place == 0 or setting.section != found[place - 1].section:
+            echo(f"{'' if place == 0 else chr(10)}{setting.section}: {titles[setting.section]}")
+        unit = f", {setting.unit}" if setting.unit else ""
+        head = f"  {setting.name}: {setting.kind}{unit}, default {setting.default}"
+        for text, indent, next_indent in ((head, "", " " * 4), (setting.meaning, " " * 6, " " * 6)):
+            for line in textwrap.wrap(
+                text, line_width(), initial_indent=indent, subsequent_indent=next_indent
+            ):
+                echo(line)
+    return 0
+
+
+def _write_settings(file: Path, schema: bool) -> int:
+    """Write a configuration file to fill in. Raises HarnessError for a file that is there."""
+    beside = file.with_suffix(".schema.json")
+    contents = {file: commented_file(beside.name if schema else None)}
+    if schema:
+        contents[beside] = json.dumps(json_schema(), indent=1) + "\n"
+    for path in contents:
+        require_plain_output(path, "configuration")
+        if path.is_file():
+            raise HarnessError(f"'{path}' exists; give another name, or remove it first")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_all_atomically(contents)
+    echo(f"{file}: run it with `harness compare --config {file}`", err=True)
+    return 0
+
+
+def _chosen(given: str | None) -> list[DocumentedSetting]:
+    """Settings of the section, or the one setting, that a person names. Raises HarnessError."""
+    section, _, key = (given or "").partition(".")
+    if given is not None and section not in sections():
+        raise HarnessError(f"section '{section}' is unknown. {available(section, sections())}")
+    found = [*all_settings(section or None)]
+    if key and key not in (keys := [setting.key for setting in found]):
+        raise HarnessError(f"setting '{given}' is unknown. {available(key, keys, f'Available in {section}')}")
+    return [setting for setting in found if not key or setting.key == key]

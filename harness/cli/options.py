@@ -1,0 +1,532 @@
+"""Options, exit codes and the treatment of errors that commands share.
+
+Options that become something else are decorators: commands get the job, the checkpoint, the files, the view.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from harness.cli import completion
+from harness.cli.output import View, echo
+from harness.errors import HarnessError
+from harness.files import STANDARD_OUTPUT
+from harness.gpus.found import ON_THE_CPU, choose_device, find_gpus
+from harness.job.experiment import Experiment, Price, read_price
+from harness.launch import local_rank, speaks_for_ranks
+from harness.run_directory.resume import find_checkpoint
+from harness.safe_text import described, encodable, inside
+
+if TYPE_CHECKING:
+    from harness.imported.rows import GivenRow
+    from harness.plan.hardware import Device, Fabric, Hardware, TimeConstants
+    from harness.record import GivenPart
+
+EXIT_ERROR = 1
+EXIT_STRICT = 3
+EXIT_GATE = 3
+EXIT_INTERRUPTED = 130
+
+
+class _Path(click.Path):
+    """A path that a file system can have; `-` is standard output or refused, never a file of that name."""
+
+    def __init__(self, *, stream: bool = False) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def convert(
+        self, value: str | os.PathLike[str], parameter: click.Parameter | None, context: click.Context | None
+    ) -> Path:
+        text = os.fspath(value)
+        if "\0" in text or encodable(text) != text:
+            self.fail(f"{text!r} holds a character that no path can have", parameter, context)
+        if text == "-" and not self._stream:
+            self.fail("'-' cannot be a standard stream here; give a path (a file of that name: './-')")
+        return STANDARD_OUTPUT if text == "-" else Path(text)
+
+
+PATH = _Path()
+OUTPUT_FILE = _Path(stream=True)
+"""Of a report: `-` is standard output."""
+
+
+RANK_COMMANDS = ("run", "fabric")
+"""Those that a launcher starts once for each rank: the first one speaks for all."""
+
+
+def common(command: Callable[..., int], interrupted: str = "interrupted") -> Callable[..., None]:
+    """Turn errors that a user can act on into one line and exit code 1."""
+
+    @wraps(command)
+    def guarded(**arguments: Any) -> None:
+        try:
+            code = command(**arguments)
+        except KeyboardInterrupt:
+            echo(interrupted, err=True)
+            code = EXIT_INTERRUPTED
+        except click.UsageError:
+            raise
+        except Exception as error:
+            if click.get_current_context().find_root().params.get("debug"):
+                raise
+            text, notes = described(error), ()
+            if isinstance(error, HarnessError):
+                notes = getattr(error, "__notes__", ())
+            elif isinstance(error, OSError) and error.strerror:
+                text = f"'{error.filename}': {error.strerror}" if error.filename else error.strerror
+            else:
+                text = f"unexpected {type(error).__name__}: {text} (`harness --debug` shows the traceback)"
+            if command.__name__ not in RANK_COMMANDS or speaks_for_ranks():
+                for line in (text, *notes):
+                    echo(f"harness: {' '.join(line.split())}", err=True)
+            code = EXIT_ERROR
+        sys.exit(code)
+
+    return guarded
+
+
+def measuring(command: Callable[..., int]) -> Callable[..., None]:
+    """The same for a command that records each run as it ends."""
+    return common(command, "interrupted; what was measured so far is kept")
+
+
+def _at_most_one(context: click.Context, parameter: click.Parameter, given: tuple[Path, ...]) -> Path | None:
+    if len(given) > 1:
+        raise click.BadParameter(f"{len(given)} files given; give one, and what differs from it with --set")
+    if not given:
+        return None
+    from harness.shipped import resolve
+
+    try:
+        return resolve(given[0], "configs")
+    except HarnessError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+BACKENDS = "Comma-separated names with their options, or all."
+MODEL = "Name or hub id of the catalogue, folder with config.json, or its file"
+config_option = click.option(
+    "--config",
+    type=PATH,
+    multiple=True,
+    callback=_at_most_one,
+    shell_complete=completion.configuration,
+    help="YAML file, or @NAME for one that is shipped, such as @default; default: the built-in job.",
+)
+set_option = click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="A.B=C",
+    help="Override a setting; repeatable.",
+    shell_complete=completion.setting,
+)
+model_option = click.option(
+    "--model", metavar="NAME|FOLDER|FILE", help=f"{MODEL}, with random weights; default: the job's."
+)
+backend_option = click.option(
+    "--backend", help="Name, with options after a colon: zero3:offload=cpu.",
+    shell_complete=completion.backend,
+)  # fmt: skip
+backends_option = click.option("--backends", help=BACKENDS, shell_complete=completion.backends)
+nproc_option = click.option("--nproc", type=click.IntRange(1), help="Ranks on this machine.")
+repeats_option = click.option("--repeats", type=click.IntRange(1), help="Runs of each cell.")
+runs_option = click.option(
+    "--runs", type=PATH, default=Path("runs"), show_default=True,
+    help="Folder of the records.",
+)  # fmt: skip
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON document on standard output."
+)
+wide_option = click.option("--wide", is_flag=True, help="Show every column, however long the lines.")
+port_option = click.option(
+    "--port", type=click.IntRange(1, 65535), help="Rendezvous port; default: a free port."
+)
+
+
+def resume_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command --resume-from and --trust-checkpoint, and pass the checkpoint as `resume`."""
+
+    @click.option(
+        "--resume-from", metavar="RUN", help="Continue the kept checkpoint of a run: its id, or a folder."
+    )
+    @click.option(
+        "--trust-checkpoint", is_flag=True,
+        help="Load a native checkpoint that you did not save: it can execute any code.",
+    )  # fmt: skip
+    @wraps(command)
+    def with_checkpoint(resume_from: str | None, trust_checkpoint: bool, runs: Path, **arguments: Any) -> int:
+        if trust_checkpoint and resume_from is None:
+            raise HarnessError("--trust-checkpoint does nothing without --resume-from; give both")
+        found = resume_from and find_checkpoint(resume_from, runs, trusted=trust_checkpoint)
+        return command(resume=found or None, runs=runs, **arguments)
+
+    return with_checkpoint
+
+
+def job_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command --config, --model and --set, and pass the job as `experiment`."""
+
+    @config_option
+    @model_option
+    @set_option
+    @wraps(command)
+    def with_job(
+        config: Path | None, model: str | None, assignments: tuple[str, ...], **arguments: Any
+    ) -> int:
+        return command(experiment=load_job(config, assignments, model), **arguments)
+
+    return with_job
+
+
+def load_job(config: Path | None, assignments: tuple[str, ...], model: str | None) -> Experiment:
+    """The job of --config, --model and --set, of which later ones go before earlier ones."""
+    from harness.job.config import load_experiment
+
+    of_model: tuple[str, ...] = ()
+    if model is not None:
+        from harness.plan.models import model_settings
+
+        of_model = model_settings(model)
+    return load_experiment(config, (*of_model, *assignments))
+
+
+def warn_skipped(problems: Iterable[str]) -> None:
+    """Name the records that cannot be read."""
+    for problem in problems:
+        echo(f"skipped: {problem}", err=True)
+
+
+def view_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command -q, -v and --wide, and pass them as `view`."""
+
+    @wide_option
+    @click.option("-q", "--quiet", is_flag=True, help="Show results, findings and errors only.")
+    @click.option("-v", "--verbose", is_flag=True, help="Show steps of each run and which records are used.")
+    @wraps(command)
+    def with_view(wide: bool, quiet: bool, verbose: bool, **arguments: Any) -> int:
+        if quiet and verbose:
+            raise click.UsageError("-q and -v exclude each other")
+        return command(view=View(wide=wide, quiet=quiet, verbose=verbose), **arguments)
+
+    return with_view
+
+
+DEFAULT_CPU_RANKS = 2
+
+
+def split_backends(text: str) -> list[str]:
+    """Split a comma-separated list; 'key=value' pieces belong to the backend before them."""
+    labels: list[str] = []
+    for piece in filter(None, (part.strip() for part in text.split(","))):
+        if "=" in piece and ":" not in piece and labels:
+            labels[-1] += f",{piece}"
+        else:
+            labels.append(piece)
+    if not labels:
+        raise HarnessError("--backends is empty; give names such as ddp,zero3,fsdp, or all")
+    return labels
+
+
+def numbers(text: str, option: str, unit: str) -> list[int]:
+    """'2,4' as numbers, each once. Raises HarnessError."""
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        raise HarnessError(f"{option} was given '{text}'; give numbers of {unit} such as 2 or 2,4")
+    return list(dict.fromkeys(counts))
+
+
+def default_ranks(device: str) -> int:
+    """Default number of ranks on this machine: one per GPU, or two on the CPU."""
+    return max(1, find_gpus().count) if device == "cuda" else DEFAULT_CPU_RANKS
+
+
+def require_gpus(device: str, world_size: int) -> None:
+    """Raise HarnessError if there are more ranks on CUDA than GPUs."""
+    if device == "cuda" and world_size > (count := find_gpus().count):
+        raise HarnessError(
+            f"{world_size} ranks were asked for, but torch can use {count} GPUs here; lower --nproc or set "
+            "runtime.device=cpu"
+        )
+
+
+def command_line() -> list[str]:
+    """The command line to type to repeat this one."""
+    return inside(Path.cwd(), ["harness", *sys.argv[1:]])
+
+
+def resolve_device(asked: str, cpu_option: str = ON_THE_CPU) -> str:
+    """'cpu' or 'cuda' for `runtime.device`. Raises HarnessError where GPUs cannot be used as they are.
+
+    Writes to standard error why a run is on the CPU, where something speaks for GPUs.
+    """
+    chosen = choose_device(asked, cpu_option)
+    if chosen.is_surprising and local_rank() == 0:
+        echo(f"on the CPU: {chosen.why}", err=True)
+    return chosen.name
+
+
+MODES = ("exactly-as-given", "like-for-like", "both")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedJob:
+    """What is planned, with a file of another tool or without."""
+
+    experiment: Experiment
+    assignments: tuple[str, ...]
+    """As `--set` takes them, with those of the file."""
+    backends: tuple[str, ...] = ()
+    """The file's."""
+    remarks: tuple[str, ...] = ()
+    """What was taken from the file, and what was not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenFiles:
+    """Files that a command line names, and how their rows are run."""
+
+    accelerate: tuple[Path, ...]
+    deepspeed: tuple[Path, ...]
+    mode: str
+
+    @property
+    def count(self) -> int:
+        return len(self.accelerate) + len(self.deepspeed)
+
+    def rows(self, experiment: Experiment, view: View) -> tuple[Experiment, list[GivenRow]]:
+        """The job of all other rows, and the rows of the files; shows what became of each key.
+
+        Raises HarnessError for a file that cannot be a row.
+        """
+        if not self.count:
+            return experiment, []
+        from harness.imported.rows import exactly_as_given, like_for_like, read_files
+
+        files = read_files(self.accelerate, self.deepspeed)
+        job: Experiment = experiment
+        rows: list[GivenRow] = []
+        if self.mode != "exactly-as-given":
+            job, rows = like_for_like(files, experiment)
+        if self.mode != "like-for-like":
+            rows += [exactly_as_given(file, experiment) for file in files]
+        _show(rows, view)
+        return job, rows
+
+    def planned(self, experiment: Experiment, assignments: tuple[str, ...]) -> PlannedJob:
+        """The job of a plan, with what it takes from the only file. Raises HarnessError for several.
+
+        `assignments`: as typed.
+        """
+        if not self.count:
+            return PlannedJob(experiment=experiment, assignments=assignments)
+        if self.count > 1:
+            raise HarnessError(f"{self.count} files are given; a plan takes one, compare takes several")
+        from harness.imported.rows import planned_file, read_files
+        from harness.plan.command_words import set_texts
+        from harness.tell.sections.job import planned_lines
+
+        (read,) = read_files(self.accelerate, self.deepspeed, leaves_out=True)
+        file = planned_file(read, experiment)
+        return PlannedJob(
+            experiment=file.experiment,
+            assignments=(*assignments, *set_texts(file.settings)),
+            backends=(file.backend,),
+            remarks=tuple(planned_lines(file.part, file.refused)),
+        )
+
+    def only_row(
+        self, backend: str | None, experiment: Experiment, view: View
+    ) -> tuple[Experiment, str, GivenPart | None]:
+        """Job, backend and file of one run, that of --backend or of a file. Raises HarnessError."""
+        if self.count + (backend is not None) != 1:
+            raise click.UsageError(
+                "Give one of --backend, --from-accelerate and --from-deepspeed; compare takes several."
+            )
+        if self.mode == "both":
+            raise HarnessError(
+                "--from-mode both makes two runs; give like-for-like or exactly-as-given, or use "
+                "`harness compare`"
+            )
+        if backend is not None:
+            from harness.launch.cells import canonical_label
+
+            return experiment, canonical_label(backend), None
+        (row,) = self.rows(experiment, view)[1]
+        return row.experiment, row.label, row.part
+
+
+def given_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command the files of other tools as rows, and pass them as `given`."""
+
+    @_file_options("Add a row with the settings of {} configuration; repeatable.")
+    @click.option(
+        "--from-mode", type=click.Choice(MODES), default=None,
+        help="Whether the settings of a file win over job and preset (the default), or lose to them.",
+    )  # fmt: skip
+    @wraps(command)
+    def with_files(given: GivenFiles, from_mode: str | None, **arguments: Any) -> int:
+        if from_mode and not given.count:
+            raise click.UsageError("--from-mode needs --from-accelerate or --from-deepspeed")
+        return command(given=replace(given, mode=from_mode or given.mode), **arguments)
+
+    return with_files
+
+
+def planned_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command that plans a file of another tool, and pass it as `given`."""
+    return _file_options("Plan with the settings of {} configuration.")(command)
+
+
+def _file_options(help_text: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    def decorate(command: Callable[..., int]) -> Callable[..., int]:
+        @click.option(
+            "--from-accelerate", multiple=True, type=PATH, metavar="FILE",
+            help=help_text.format("an Accelerate"),
+        )  # fmt: skip
+        @click.option(
+            "--from-deepspeed", multiple=True, type=PATH, metavar="FILE",
+            help=help_text.format("a DeepSpeed"),
+        )  # fmt: skip
+        @wraps(command)
+        def with_files(
+            from_accelerate: tuple[Path, ...], from_deepspeed: tuple[Path, ...], **arguments: Any
+        ) -> int:
+            given = GivenFiles(accelerate=from_accelerate, deepspeed=from_deepspeed, mode=MODES[0])
+            return command(given=given, **arguments)
+
+        return with_files
+
+    return decorate
+
+
+def _show(rows: Sequence[GivenRow], view: View) -> None:
+    from harness.tell.sections.job import given_lines
+
+    for row in rows:
+        view.say("\n".join(given_lines(row.label, row.part)))
+
+
+OPTION = "--price-per-gpu-hour"
+price_option = click.option(
+    OPTION,
+    metavar="PRICE",
+    help="What an hour of one GPU costs, such as '2.5 USD'; default: compare.price_per_gpu_hour.",
+)
+
+
+def priced(command: Callable[..., int]) -> Callable[..., int]:
+    """Add the option to a command with --set, as the setting that it stands for."""
+
+    @wraps(command)
+    def with_setting(*, price_per_gpu_hour: str | None, assignments: tuple[str, ...], **others: Any) -> int:
+        return command(assignments=with_price(assignments, price_per_gpu_hour), **others)
+
+    return price_option(with_setting)
+
+
+def given_price(text: str | None) -> Price | None:
+    """The price of the option. Raises HarnessError."""
+    if text is None:
+        return None
+    try:
+        return Price.model_validate(read_price(text))
+    except ValueError:
+        raise HarnessError(
+            f"{OPTION} '{text}' is not a price; give an amount and a currency: '2.5 USD'"
+        ) from None
+
+
+def with_price(assignments: tuple[str, ...], text: str | None) -> tuple[str, ...]:
+    """Add the setting that the option stands for to those given with --set. Raises HarnessError."""
+    price = given_price(text)
+    return assignments if price is None else (*assignments, f"compare.price_per_gpu_hour={price}")
+
+
+def named_fabric(known: Hardware, name: str | None) -> Fabric | None:
+    """The network of `--fabric`, with a notice where another name than its own was given."""
+    if name is None:
+        return None
+    fabric = known.fabric(name)
+    if name.strip().lower() != fabric.name.lower():
+        taken = f"taken as {fabric.name}, {fabric.bandwidth_per_gpu / 1e9:g} GB/s per GPU"
+        echo(f"fabric '{name}' is {taken}; --list-hardware of estimate lists others", err=True)
+    return fabric
+
+
+gpus_per_node_option = click.option(
+    "--gpus-per-node",
+    type=click.IntRange(1),
+    help="Default: as the GPU is sold, 8 for most (--list-hardware of estimate).",
+)
+
+
+def calibrate_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--calibrate` and `--save-calibration`."""
+    command = click.option(
+        "--save-calibration",
+        type=PATH,
+        metavar="FILE",
+        help="Write the calibration as JSON, for --calibrate FILE.",
+    )(command)
+    return click.option(
+        "--calibrate",
+        type=PATH,
+        multiple=True,
+        metavar="RUNS|FILE",
+        help="Runs on this GPU, or a saved calibration: their constants replace published ones. Repeat for "
+        "more runs; fabric*.json next to them give the network.",
+    )(command)
+
+
+def calibrated_constants(
+    calibrate: tuple[Path, ...], save: Path | None, device: Device | None
+) -> TimeConstants | None:
+    """The constants that the options ask for, with their error as a notice; None without the option.
+
+    Raises HarnessError: no GPU named, another GPU, runs that cannot be used.
+    """
+    from harness.plan.time.calibration import calibrate as fit
+    from harness.plan.time.calibration import (
+        check_device,
+        measured_cells,
+        read_calibration,
+        write_calibration,
+    )
+
+    if not calibrate:
+        if save is not None:
+            raise HarnessError("--save-calibration needs --calibrate RUNS; give the runs to calibrate on")
+        return None
+    if device is None:
+        raise HarnessError("--calibrate needs the GPU that the runs were made on; name it with --gpu")
+    saved = [path for path in calibrate if path.suffix == ".json"]
+    if saved and len(calibrate) > 1:
+        raise HarnessError(
+            f"--calibrate {saved[0]} is a saved calibration and stands alone; give it, or runs to make one"
+        )
+    if saved:
+        calibration = read_calibration(saved[0])
+    else:
+        cells = measured_cells(calibrate)
+        check_device(cells[0].device.name, device)
+        calibration = fit(cells)
+    for line in calibration.not_used:
+        echo(f"not used to calibrate: {line}", err=True)
+    constants = calibration.time_constants(device)
+    echo(f"time model {calibration.origin}", err=True)
+    if save is not None:
+        write_calibration(calibration, save)
+    return constants

@@ -1,1 +1,0 @@
-"""What commands share: options, the reading of arguments, exit codes."""

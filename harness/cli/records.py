@@ -1,0 +1,344 @@
+"""Finds the runs that a person names: by id, by a part of it, by a file or folder, or as the latest."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from textwrap import wrap
+from typing import Any, get_args
+
+import click
+
+from harness.backends.refusals import suggestion
+from harness.bounds import MOST_REPORT_BYTES
+from harness.cli import completion
+from harness.cli.options import common, json_option, runs_option, warn_skipped, wide_option
+from harness.cli.output import echo
+from harness.errors import HarnessError
+from harness.files import read_plain
+from harness.job.experiment import Experiment
+from harness.judge.comparison import Comparison
+from harness.judge.metrics import METRICS, SPEED, STEP
+from harness.judge.rows import JudgedRun, reason
+from harness.judge.run_conditions import began_at
+from harness.judge.wording import counted
+from harness.launch.owner import lines_about, without_record
+from harness.nested import leaves
+from harness.record import ObservationPart, Record
+from harness.record.run import Status
+from harness.record.store import Store, read_runs, record_text
+from harness.tell.formats import fitted, line_width, megabytes, milliseconds, number
+from harness.tell.manifest import read_manifest
+from harness.tell.tables import figure_text
+from harness.tell.terminal import finding_lines
+
+LATEST = "latest"
+
+
+def all_runs(folder: Path) -> list[tuple[Path, Record]]:
+    """The readable runs of a folder or archive, oldest first; the others are named.
+
+    Raises HarnessError where there is none.
+    """
+    if folder.is_dir():
+        for line in lines_about(folder):
+            echo(line, err=True)
+    found, unreadable = read_runs([folder])
+    warn_skipped(unreadable)
+    return sorted(found, key=lambda run: (run[1].created_at, run[1].run_id))
+
+
+def one_run(given: str, folder: Path) -> tuple[Path, Record]:
+    """The run that `given` names. Raises HarnessError if there is none, or several."""
+    if Path(given).exists():
+        found, _ = read_runs([Path(given)])
+        return _only(given, found)
+    runs = all_runs(folder)
+    if given == LATEST:
+        return runs[-1]
+    same = [run for run in runs if run[1].run_id == given]
+    found = same or [run for run in runs if given in run[1].run_id]
+    if not found:
+        ids = [record.run_id for _, record in runs]
+        hint = suggestion(given, ids) or "`harness list` shows them"
+        raise HarnessError(f"no run in '{folder}' has '{given}' in its name. {hint}")
+    return _only(given, found)
+
+
+def _only(given: str, found: list[tuple[Path, Record]]) -> tuple[Path, Record]:
+    if len(found) > 1:
+        first = ", ".join(record.run_id for _, record in found[:3])
+        raise HarnessError(f"'{given}' names {len(found)} runs ({first}, ...); give more of the name")
+    return found[0]
+
+
+@click.command("list")
+@runs_option
+@click.option("--backend", help="Only runs of this backend, with or without its options.")
+@click.option("--status", type=click.Choice(get_args(Status)), help="Only runs with this status.")
+@click.option("--job", help="Only runs whose job id begins with this.")
+@wide_option
+@json_option
+@common
+def list_runs(
+    runs: Path, backend: str | None, status: str | None, job: str | None, wide: bool, as_json: bool
+) -> int:
+    """List the runs of a folder, oldest first, with status and figures."""
+    records = [record for _, record in all_runs(runs) if _is_wanted(record, backend, status, job)]
+    documents = [_document(record) for record in records]
+    if as_json:
+        echo(json.dumps({"runs": documents}, indent=1))
+        return 0
+    headers = {
+        "run_id": "run", "backend": "backend", "world_size": "ranks", "status": "status",
+        "tokens_per_second": "tokens/s", "peak_bytes": "peak MB", "loss": "loss",
+    }  # fmt: skip
+    if wide:
+        headers |= {
+            "step_seconds": "step ms", "job_id": "job", "model": "model", "precision": "precision",
+            "steps": "steps", "created_at": "started", "reason": "why",
+        }  # fmt: skip
+    texts = [[_text(key, document[key]) for key in headers] for document in documents]
+    echo(fitted(texts, [*headers.values()], wide=wide))
+    echo(f"{len(records)} runs; `harness show RUN` shows one in detail", err=True)
+    return 0
+
+
+def _is_wanted(record: Record, backend: str | None, status: str | None, job: str | None) -> bool:
+    names = (record.backend.label, record.backend.name)
+    return (
+        (backend is None or backend in names)
+        and (status is None or record.status == status)
+        and (job is None or record.job_id.startswith(job))
+    )
+
+
+def _document(record: Record) -> dict[str, Any]:
+    row = _row(record)
+    figures = row.figures if row is not None else {}
+    job = record.job
+    return {
+        "run_id": record.run_id,
+        "created_at": record.created_at,
+        "backend": record.backend.label,
+        "world_size": record.world.world_size,
+        "nodes": record.world.nodes,
+        "status": record.status,
+        "reason": reason(record),
+        "job_id": record.job_id,
+        "model": job.model.name or _model_kind(record),
+        "precision": job.training.precision,
+        "steps": len(record.steps),
+        "loss": record.steps[-1].loss if record.steps else None,
+        "tokens_per_second": figures.get(SPEED),
+        "step_seconds": figures.get(STEP),
+        "peak_bytes": figures.get("peak_bytes"),
+    }
+
+
+def _model_kind(record: Record) -> str | None:
+    """Type of a model without a name; class of one that the user brings, None where it was not built."""
+    if record.observation is None and record.job.model.factory is None:
+        return record.job.model.config_values().get("model_type")
+    return record.model.architecture if record.model else None
+
+
+def _row(record: Record) -> JudgedRun | None:
+    """The figures of a run; None for a repetition of the reference, which has none."""
+    rows = Comparison([record]).rows
+    return rows[0] if rows else None
+
+
+def _text(key: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if key == "peak_bytes":
+        return megabytes(value)
+    if key == "step_seconds":
+        return milliseconds(value)
+    return number(value) if isinstance(value, float) else str(value)
+
+
+@click.command()
+@click.argument("run", default=LATEST, shell_complete=completion.run)
+@runs_option
+@json_option
+@common
+def show(run: str, runs: Path, as_json: bool) -> int:
+    """Show one run: how it ended, its figures, and the settings that differ from the defaults.
+
+    RUN is a run id or a part of it that no other run has, a folder or file of one, or 'latest' (default).
+    """
+    path, record = one_run(run, runs)
+    if as_json:
+        echo(json.dumps(json.loads(record_text(record)), indent=1, ensure_ascii=False))
+        return 0
+    comparison = Comparison([record])
+    for title, lines in _parts(path, record, comparison):
+        echo(title)
+        for line in _beside(lines):
+            echo(line)
+    for line in finding_lines(comparison):
+        echo(line)
+    return 0
+
+
+def _beside(lines: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Names, and next to them values, whose words continue below their beginning."""
+    width = max((len(name) for name, _ in lines), default=0)
+    for name, value in lines:
+        head = f"  {name:<{width}}  "
+        pieces = wrap(value, line_width() - len(head), break_long_words=False, break_on_hyphens=False) or [""]
+        yield head + pieces[0]
+        yield from (" " * len(head) + piece for piece in pieces[1:])
+
+
+def _parts(path: Path, record: Record, comparison: Comparison) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    world = record.world
+    about = [
+        ("status", record.status),
+        ("started", record.created_at),
+        ("backend", record.backend.label),
+        ("ranks", f"{world.world_size} on {world.nodes} node(s), {world.device}, {world.collectives}"),
+        *([("dimensions", str(world.mesh))] if world.dimensions else []),
+        ("batch", f"micro-batch {world.micro_batch_size}, accumulation {world.accumulation_steps}"),
+        ("job", record.job_id),
+        ("record", str(path)),
+    ]
+    why = reason(record)
+    yield record.run_id, [*about[:1], *([("why", why)] if why else []), *about[1:]]
+    figures = list(_figures(record, comparison))
+    if figures:
+        yield "Figures", figures
+    if record.prediction is not None:
+        predicted = megabytes(record.prediction.peak_bytes)
+        yield "Predicted", [("peak MB", f"{predicted} ({record.prediction.verdict or 'no limit known'})")]
+    if record.observation is not None:
+        yield "Observed", list(_observed(record.observation))
+    yield "Non-default settings", list(_settings(record)) or [("-", "none")]
+    versions = record.backend.versions
+    yield "Versions", [(name, version) for name, version in versions.items()] or [("-", "not known")]
+    yield "Command", [("$", " ".join(record.command))]
+    if record.artifacts:
+        yield "Files", [(part.kind, str(path.parent / part.path)) for part in record.artifacts]
+
+
+def _figures(record: Record, comparison: Comparison) -> Iterator[tuple[str, str]]:
+    if record.steps:
+        yield "steps", str(len(record.steps))
+        loss = record.steps[-1].loss
+        yield "last loss", "n/a" if loss is None else f"{loss}"
+    for row in comparison.rows:
+        for metric in METRICS:
+            value = row.figures.get(metric.key)
+            if value is not None:
+                yield metric.title, figure_text(metric, value)
+
+
+def _observed(observation: ObservationPart) -> Iterator[tuple[str, str]]:
+    """What a script's figures are taken from, and what is n/a."""
+    yield "command", " ".join(observation.command)
+    yield "driven by", ", ".join(observation.frameworks) or "torch alone"
+    yield "loss", observation.loss or "n/a"
+    for note in observation.notes:
+        yield "note", note
+    for name, why in observation.unknown.items():
+        yield f"n/a: {name}", why
+
+
+def _settings(record: Record) -> Iterator[tuple[str, str]]:
+    """Settings of the job and of measuring, with their values."""
+    default = Experiment().model_dump(mode="json")
+    given: dict[str, Any] = record.job.model_dump(mode="json")
+    if record.measure is not None:
+        given["measure"] = record.measure.model_dump(mode="json")
+    for section, values in given.items():
+        for keys, value in leaves(values):
+            known: Any = default.get(section)
+            for key in keys:
+                known = known.get(key) if isinstance(known, dict) else None
+            if value != known and not (value is None and record.observation is not None):
+                yield ".".join([section, *keys]), json.dumps(value)
+
+
+UNFINISHED = ("failed", "timeout")
+MOST_DAYS = 36_500
+REPORTS = ("*.md", "*.html", "*.csv", "*.json", "*.tex")
+
+
+@click.command()
+@runs_option
+@click.option(
+    "--older-than", type=click.FloatRange(0, MOST_DAYS), metavar="DAYS", help="Also runs older than this."
+)
+@click.option("--reports", is_flag=True, help="Also runs that a report in this folder lists.")
+@click.option("--yes", is_flag=True, help="Remove them; without it they are listed only.")
+@json_option
+@common
+def clean(runs: Path, older_than: float | None, reports: bool, yes: bool, as_json: bool) -> int:
+    """Remove runs that no comparison would reuse: failed, stopped or replaced by a later run.
+
+    Without --yes nothing is removed.
+    """
+    if not runs.is_dir():
+        raise HarnessError(f"'{runs}' is not a folder of runs; give the one that --runs named")
+    found, _ = Store(runs).runs()
+    listed = set() if reports else _in_reports(runs)
+    reasons = dict(_removable(runs, found, older_than))
+    kept = [folder for folder in reasons if folder.resolve() in listed]
+    removed = [folder for folder in reasons if folder not in kept]
+    sizes = {folder: _size(folder) for folder in removed}
+    if yes:
+        for folder in removed:
+            if folder.is_symlink():  # to a run that lies elsewhere, and stays
+                folder.unlink()
+            else:
+                shutil.rmtree(folder)
+    if as_json:
+        documents = [{"run_id": f.name, "why": reasons[f], "bytes": sizes[f]} for f in removed]
+        echo(json.dumps({"removed": yes, "runs": documents}, indent=1))
+    else:
+        for folder in removed:
+            echo(f"{folder.name}: {reasons[folder]}, {megabytes(sizes[folder])} MB")
+    what = f"{counted(len(removed), 'run')}, {megabytes(sum(sizes.values()))} MB"
+    echo(f"removed {what}" if yes else f"{what} to remove; --yes removes them", err=True)
+    if kept:
+        echo(f"{counted(len(kept), 'run')} kept for a report in {runs}; --reports removes them too", err=True)
+    return 0
+
+
+def _removable(
+    root: Path, found: Sequence[tuple[Path, Record]], older_than: float | None
+) -> Iterator[tuple[Path, str]]:
+    """Folders with the reason; `found`: oldest first."""
+    last = {record.cell: path for path, record in found if record.status not in UNFINISHED}
+    oldest = None if older_than is None else datetime.now(UTC) - timedelta(days=older_than)
+    for path, record in found:
+        if record.status in UNFINISHED:
+            yield path.parent, record.status
+        elif last[record.cell] != path:
+            yield path.parent, "replaced by a later run"
+        elif oldest is not None and (began := began_at(record)) is not None and began < oldest.timestamp():
+            yield path.parent, f"older than {older_than:g} days"
+    for folder, owner in without_record(root):
+        if owner.is_gone:
+            yield folder, "without a record: its launcher is gone"
+
+
+def _in_reports(folder: Path) -> set[Path]:
+    """Folders of the runs that the reports in a folder list."""
+    found: set[Path] = set()
+    for path in (path for pattern in REPORTS for path in folder.glob(pattern)):
+        try:
+            manifest = read_manifest(read_plain(path, MOST_REPORT_BYTES).decode(), path).manifest
+        except (HarnessError, OSError, UnicodeDecodeError):
+            continue
+        found |= {(folder / entry.path).parent.resolve() for entry in manifest.records}
+    return found
+
+
+def _size(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())

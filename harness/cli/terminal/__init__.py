@@ -1,1 +1,0 @@
-"""What is printed: results, progress, and that a silent command works."""
