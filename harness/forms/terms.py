@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
+from types import SimpleNamespace
 from typing import Any
 
 from harness.forms.dtypes import DTYPE_BYTES
@@ -118,9 +119,9 @@ def _known_terms() -> dict[str, dict[str, Any]]:
     )
 
 
-def named_terms(family: str, names: str) -> list[Term]:
-    """Parts of memory of `peak_memory/terms.toml` under these names, given as words; without their sizes."""
-    return [Term(**_known_terms()[family][name]) for name in names.split()]
+def named_terms(family: str) -> SimpleNamespace:
+    """Parts of the memory of a family by name, as `peak_memory/terms.toml` has them; without their sizes."""
+    return SimpleNamespace(**{name: Term(**term) for name, term in _known_terms()[family].items()})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from harness.forms.model.activations import ActivationProfile
 from harness.forms.model.layout import elements
 from harness.forms.part import samples_at_once
 from harness.forms.peak_memory.families import least_peak, peak_moments
-from harness.forms.peak_memory.step_timeline import TRACED, PeakMoment, Phase
+from harness.forms.peak_memory.step import TRACED, PeakMoment, Phase
 from harness.forms.terms import STATE_KINDS, Term, by_kind
 from harness.forms.zero.zero3.gathering import own_settings
 from harness.plan.architectures import mixture_of_experts

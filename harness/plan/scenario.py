@@ -26,7 +26,7 @@ from harness.errors import HarnessError
 from harness.forms.families import model_states
 from harness.forms.model.activations import LogitBytes, recomputed_until
 from harness.forms.model.layout import Layout, ceil_to, elements
-from harness.forms.peak_memory.peak_rank import peak_rank
+from harness.forms.peak_memory.families import peak_rank
 from harness.forms.terms import ModelStates
 from harness.forms.workload import Workload
 from harness.forms.zero.zero12 import START_ALIGNMENT_ELEMENTS

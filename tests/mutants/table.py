@@ -74,16 +74,16 @@ MUTANTS = (
            "Gradients of keys and values come home in fp32",
            "harness/forms/test_sequence.py"
            "::test_a_ring_gathers_keys_and_values_and_sends_their_gradients_home_in_fp32"),
-    Mutant("ledger-drop", "harness/forms/peak_memory/step_timeline.py",
+    Mutant("ledger-drop", "harness/forms/peak_memory/step.py",
            "        for holding, count in holdings:\n            self.drop(holding, count)", "        pass",
            "What lives for a while is freed in the ledger of a step",
            "harness/forms/peak_memory/test_ledger.py::test_the_fullest_state_of_a_phase_names_its_causes"),
-    Mutant("shards-add-up", "harness/forms/peak_memory/step_timeline.py",
+    Mutant("shards-add-up", "harness/forms/peak_memory/step.py",
            "return self.micro_step == 0 or not self.workload.reduces_each", "return True",
            "Shards of gradients of several micro-steps are added up, not kept",
            "harness/forms/peak_memory/test_timelines.py"
            "::test_fsdp_that_reduces_in_every_micro_step_holds_no_whole_gradients"),
-    Mutant("shards-on-host", "harness/forms/peak_memory/fsdp2.py",
+    Mutant("shards-on-host", "harness/forms/peak_memory/fsdp.py",
            "moved = self.workload.offload ==", "moved = False and self.workload.offload ==",
            "A shard of gradients that FSDP2 copies to the host takes no memory of the GPU",
            "harness/forms/peak_memory/test_timelines.py"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.forms.peak_memory.cached_blocks import Blocks, FlatUpdate, kept
+from harness.forms.peak_memory.zero import Blocks, FlatUpdate, kept
 
 
 def test_the_smallest_free_piece_that_is_large_enough_serves() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.forms.peak_memory.step_timeline import BELOW, Ledger
+from harness.forms.peak_memory.step import BELOW, Ledger
 from harness.forms.terms import Term
 
 WEIGHTS = Term(kind="weights", name="weights")
@@ -15,8 +15,8 @@ def test_the_fullest_state_of_a_phase_names_its_causes() -> None:
     ledger.compute(5)
     ledger.briefly((BUFFER, 7))
     ledger.look()
-    assert ledger.peaks["forward"].bytes == 22
-    assert ledger.peaks["forward"].held == {WEIGHTS: 10, BUFFER: 7, BELOW: 5}
+    assert ledger.moments()["forward"].bytes == 22
+    assert ledger.moments()["forward"].held == {WEIGHTS: 10, BUFFER: 7, BELOW: 5}
     assert ledger.held == {WEIGHTS: 10, BUFFER: 0}
 
 
@@ -26,7 +26,7 @@ def test_phases_are_kept_apart() -> None:
     ledger.look()
     with ledger.during("reduction"):
         ledger.briefly((BUFFER, 1))
-    assert (ledger.peaks["forward"].bytes, ledger.peaks["reduction"].bytes) == (10, 11)
+    assert (ledger.moments()["forward"].bytes, ledger.moments()["reduction"].bytes) == (10, 11)
     assert ledger.phase == "forward"
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from harness.backends.registry import BUILT_IN
 from harness.forms.families import model_states
-from harness.forms.peak_memory.peak_rank import peak_rank
+from harness.forms.peak_memory.families import peak_rank
 from harness.forms.workload import Workload
 from tests.geometries import bloom_workload, small_workload, under
 from tests.harness.plan.plans import scenario

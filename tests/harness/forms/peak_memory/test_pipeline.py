@@ -5,8 +5,7 @@ import pytest
 from harness.backends.mesh import Mesh
 from harness.backends.strategy import StrategyKind
 from harness.forms.model.layout import Layout, Tensor
-from harness.forms.peak_memory.families import without_activations
-from harness.forms.peak_memory.pipeline import order
+from harness.forms.peak_memory.families import order, without_activations
 from harness.forms.workload import Workload
 
 

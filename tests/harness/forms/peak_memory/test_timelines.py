@@ -8,8 +8,8 @@ from harness.backends.registry import strategy_of
 from harness.forms.model.activations import no_activations
 from harness.forms.model.layout import Layout, Tensor
 from harness.forms.peak_memory.families import peak_moments, without_activations
-from harness.forms.peak_memory.fsdp2 import Fsdp2Timeline
-from harness.forms.peak_memory.step_timeline import Ledger
+from harness.forms.peak_memory.fsdp import Fsdp2Timeline
+from harness.forms.peak_memory.step import Ledger
 from harness.forms.terms import Term
 from harness.forms.workload import Workload
 from tests.harness.forms.peak_memory.plain import held, layout, moments
@@ -141,7 +141,7 @@ def test_a_root_that_is_resharded_is_gathered_again_for_the_backward_pass(
     timeline.before_model()
     timeline.after_model()
     timeline.ledger.briefly((at_loss, 1))
-    assert held(timeline.ledger.peaks["forward"], "gathered") >= 8 * 4 * BLOCK
+    assert held(timeline.ledger.moments()["forward"], "gathered") >= 8 * 4 * BLOCK
     assert sum(c for h, c in timeline.ledger.held.items() if h.kind == "gathered") == gathered * 4 * BLOCK
 
 

@@ -1,10 +1,9 @@
-"""What is known of a step without going through all of it: equal blocks, and bytes that it needs at least."""
+"""What is known of a step without going through it: bytes that it needs at least."""
 
 from __future__ import annotations
 
 import pytest
 
-from harness.forms.peak_memory.replay import Replay
 from harness.job.config import load_experiment
 from harness.plan.models import load_model
 from harness.plan.prediction import least_memory, predict_memory
@@ -17,26 +16,6 @@ LABELS = (
     "autotp-zero3:tensor=2", "ulysses-zero3:sequence=2", PIPELINE,
 )  # fmt: skip
 MODEL = load_model("llama-3.2-1b")
-
-
-CASES = [(label, given) for label in LABELS for given in ("false", "true", "every-3")]
-CASES.remove((PIPELINE, "every-3"))  # not predicted
-
-
-@pytest.mark.parametrize(("label", "checkpointing"), CASES)
-def test_replay_that_passes_over_equal_blocks_finds_the_moments_of_one_that_does_not(
-    label: str, checkpointing: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scenarios = [_scenario(label, checkpointing, preset, steps) for preset, steps in BOTH]
-    passed = _count_blocks(monkeypatch)
-    short = [predict_memory(scenario) for scenario in scenarios]
-    few = passed[0]
-    monkeypatch.setattr(Replay, "_ends_of_equal", lambda self, order: {})
-    assert short == [predict_memory(scenario) for scenario in scenarios]
-    if checkpointing != "every-3" and label != "zero2" and label != PIPELINE:
-        assert few < (passed[0] - few) * 0.8
-
-
 OFFLOADED = ("zero1:offload=optimizer", "zero3:offload=cpu", "fsdp:offload=cpu", "fsdp1:offload=cpu")
 
 
@@ -62,15 +41,3 @@ def _scenario(label: str, checkpointing: str, preset: str, steps: int) -> Scenar
     )  # fmt: skip
     assert scenario is not None
     return scenario
-
-
-def _count_blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many blocks were passed, in the first place."""
-    count, passed = [0], Replay._pass_backward
-
-    def counting(self: Replay, *given: object) -> None:
-        count[0] += 1
-        passed(self, *given)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Replay, "_pass_backward", counting)
-    return count

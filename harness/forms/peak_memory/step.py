@@ -1,13 +1,15 @@
-"""What a rank holds as a step proceeds: the ledger by cause, and the hooks that families fill in."""
+"""What a rank holds as a step proceeds: a ledger by cause, hooks for families, and what drives them."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal
 
 from harness.forms.families import model_states
+from harness.forms.model.activations import ActivationProfile, Segment, Size
 from harness.forms.model.layout import Layout, Tensor, elements
 from harness.forms.optimizer.step import step_temporary, update_copies, updated_tensors
 from harness.forms.terms import Term, named_terms
@@ -15,6 +17,7 @@ from harness.forms.workload import Workload
 from harness.forms.zero.stages import gradient_accumulation_bytes
 
 Phase = Literal["forward", "backward", "reduction", "step"]
+Part = Literal["embedding", "block", "head", "loss"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,32 +83,19 @@ class Ledger:
             self._streams[stream] = there = self._streams.get(stream, 0) + change
             self._most[stream] = max(there, self._most.get(stream, 0))
 
-    def since(self, held: Mapping[Term, int]) -> dict[Term, int]:
-        """By how many bytes what is held differs from what was."""
-        changes = {term: self.held.get(term, 0) - held.get(term, 0) for term in (*held, *self.held)}
-        return {term: change for term, change in changes.items() if change}
-
-    def repeat(self, changes: Mapping[Term, int], times: int) -> None:
-        """Change what is held by so many times these bytes."""
-        for term, change in changes.items():
-            self.add(term, change * times)
-
     def compute(self, below: int, here: int = 0) -> None:
         """Bytes of activations from now on."""
         self.below, self.here = below, here
 
-    @property
-    def peaks(self) -> dict[Phase, PeakMoment]:
-        """The fullest state of each phase, without what other streams keep."""
+    def moments(self) -> dict[Phase, PeakMoment]:
+        """The fullest state of each phase, with what all streams keep."""
+        reserved = sum(self._most.values())
         return {
-            phase: PeakMoment(bytes=total, held={term: count for term, count in held.items() if count})
+            phase: PeakMoment(
+                bytes=total, held={term: count for term, count in held.items() if count}, reserved=reserved
+            )
             for phase, (total, held) in self._peaks.items()
         }
-
-    def moments(self) -> dict[Phase, PeakMoment]:
-        """The fullest state of each phase."""
-        reserved = sum(self._most.values())
-        return {phase: replace(fullest, reserved=reserved) for phase, fullest in self.peaks.items()}
 
     @property
     def all_held(self) -> int:
@@ -149,9 +139,8 @@ class Ledger:
 
 
 DOUBLE_BYTES = 8
-NORM_COPY, GRADIENTS, BATCH, GLOO_GATHER, GLOO_REDUCE_SCATTER = named_terms(
-    "step_timeline", "norm_copy gradients batch gloo_gather gloo_reduce_scatter"
-)
+STEP = named_terms("step_timeline")
+GRADIENTS: Term = STEP.gradients
 
 
 def harness_norm(workload: Workload, largest: int) -> tuple[Term, int]:
@@ -161,12 +150,12 @@ def harness_norm(workload: Workload, largest: int) -> tuple[Term, int]:
     they add up in is less than a thousandth of it.
     """
     copies = workload.device == "cpu" and workload.master_dtype != "float32"
-    return NORM_COPY, DOUBLE_BYTES * largest if copies else 0
+    return STEP.norm_copy, DOUBLE_BYTES * largest if copies else 0
 
 
 def deepspeed_norm(workload: Workload, largest: int) -> tuple[Term, int]:
     """`g.data.to(get_norm_dtype())` of one gradient after the other (DeepSpeed, get_grad_norm_direct)."""
-    return NORM_COPY, DOUBLE_BYTES * largest if workload.has_fp64 else 0
+    return STEP.norm_copy, DOUBLE_BYTES * largest if workload.has_fp64 else 0
 
 
 STATE_SOURCE = "harness.forms, closed forms of the model states"
@@ -191,13 +180,6 @@ class Unit:
         return tuple(tensor for tensor in self.parameters if not layout.is_frozen(tensor))
 
 
-def _shapes(layout: Layout) -> dict[str, Hashable]:
-    return {
-        name: tuple((t.name.removeprefix(name), t.shape, t.dtype, layout.is_reached(t)) for t in tensors)
-        for name, tensors in layout.units()
-    }
-
-
 @dataclass
 class StepTimeline:
     """One step under one strategy; this one is a single process, which shards and reduces nothing."""
@@ -209,26 +191,11 @@ class StepTimeline:
     micro_step: int = 0
     there: set[str] = field(default_factory=set)
     """Names of units whose weights are gathered: ahead (FSDP2), or and not freed yet (FSDP1)."""
-    looks_ahead = 0
-    """Blocks that are gathered before it is their turn."""
-    forward_alike = True
-    """Whether equal blocks change the ledger alike in the forward pass."""
-    backward_alike = True
-    """The same in the backward pass."""
-    last_differs = True
-    """Whether the last micro-step does what others do not."""
 
     def __post_init__(self) -> None:
         named = self.workload.units()
         self.units = tuple(Unit(name, tuple(tensors)) for name, tensors in named if name)
         self.root = next((Unit(name, tuple(tensors)) for name, tensors in named if not name), None)
-
-    @property
-    def shapes(self) -> list[Hashable]:
-        """Of each block, what distinguishes its parameters from those of another."""
-        layout = self.workload.layout
-        shapes = layout.once("shapes of units", lambda: _shapes(layout))
-        return [shapes[unit.name] for unit in self.units]
 
     @property
     def last_micro_step(self) -> bool:
@@ -253,7 +220,7 @@ class StepTimeline:
                 self.ledger.add(holding, term.bytes)
         batches = min(2, self.workload.accumulation_steps)
         tokens = self.workload.micro_batch_size * (self.workload.sequence_length or 0)
-        self.ledger.add(BATCH, batches * BATCH_BYTES * tokens)
+        self.ledger.add(STEP.batch, batches * BATCH_BYTES * tokens)
 
     def keeps_gradient(self, *, host: bool) -> bool:
         """Whether a gradient of the closed form stays between steps; `host`: it lies there on CUDA."""
@@ -280,19 +247,8 @@ class StepTimeline:
     def after_backward(self, unit: Unit) -> None:
         """A block's backward pass is over."""
 
-    def before_backward_of_embedding(self) -> None:
-        """All blocks are done; modules follow whose inputs have no gradient."""
-
-    @property
-    def carried(self) -> Hashable:
-        """What decides about the next block, beyond what is held and `there`: alike after equal blocks."""
-        return None
-
-    def pass_over(self, unit: Unit, *, backward: bool) -> None:
-        """A block that changes the ledger as the one before it, and of which nothing else is said."""
-
-    def at_module(self, tensors: tuple[Tensor, ...], *, backward: bool) -> None:
-        """A module with these parameters of its own computes."""
+    def modules(self, part: Part, tensors: Sequence[Sequence[Tensor]], *, backward: bool) -> None:
+        """A part of the model computes next, of modules with these parameters of their own."""
 
     def gradient_ready(self, parameter: Tensor) -> None:
         """A parameter's gradient is complete, and no activation any more."""
@@ -370,9 +326,120 @@ class StepTimeline:
 
 def gathering(workload: Workload, size: int) -> tuple[Term, int]:
     """While `size` bytes are gathered."""
-    return GLOO_GATHER, size if workload.transport == "gloo" else 0
+    return STEP.gloo_gather, size if workload.transport == "gloo" else 0
 
 
 def reduce_scattering(workload: Workload, size: int) -> tuple[Term, int]:
     """While `size` bytes are reduced and scattered."""
-    return GLOO_REDUCE_SCATTER, size if workload.transport == "gloo" else 0
+    return STEP.gloo_reduce_scatter, size if workload.transport == "gloo" else 0
+
+
+class Replay:
+    """One step of a timeline along an activation profile, part by part: embedding, blocks, head, loss."""
+
+    def __init__(
+        self, timeline: StepTimeline, profile: ActivationProfile, *, micro_batch: int, sequence: int
+    ) -> None:
+        self._timeline, self._shape = timeline, (micro_batch, sequence)
+        self._profile, self._whole = profile.fullest(micro_batch, sequence), profile
+        self._ledger = timeline.ledger
+        self._follows_modules = type(timeline).modules is not StepTimeline.modules
+        layout = timeline.workload.layout
+        self._parameters = layout.once("by name", lambda: {t.name: t for t in layout.parameters})
+        self._own = layout.once("by module", lambda: _by_module(layout))
+
+    def run(self) -> None:
+        """The first and the last micro-step, and the update."""
+        timeline, ledger = self._timeline, self._ledger
+        timeline.begin()
+        for micro_step in sorted({0, timeline.workload.accumulation_steps - 1}):
+            timeline.micro_step = micro_step
+            self.forward()
+            self.backward()
+        ledger.compute(self._bytes(self._profile.kept) + self._bytes(self._profile.lingering))
+        with ledger.during("step"):
+            timeline.step()
+
+    def forward(self) -> None:
+        """The forward pass of a micro-step."""
+        timeline, profile, ledger = self._timeline, self._profile, self._ledger
+        ledger.phase = "forward"
+        held = self._bytes(profile.lingering) + (self._bytes(profile.kept) if timeline.micro_step else 0)
+        ledger.compute(held)
+        timeline.before_model()
+        for part, index in self._parts():
+            unit = None if index is None else timeline.units[index]
+            sized = self._segment(profile, part, index).in_bytes(*self._shape)
+            ledger.compute(held)
+            if part == "loss":
+                timeline.after_model()
+            if unit:
+                timeline.before_forward(unit)
+            self._tell_modules(part, index, backward=False)
+            for _, here in sized.forward:
+                ledger.compute(held, here)
+                ledger.look()
+            held += sized.forward_growth
+            if unit:
+                timeline.after_forward(unit)
+
+    def backward(self) -> None:
+        """Its backward pass."""
+        timeline, profile, ledger = self._timeline, self._profile, self._ledger
+        ledger.phase = "backward"
+        parts = list(self._parts())
+        held = [self._segment(profile, *part).in_bytes(*self._shape).held for part in parts[:-1]]
+        below = list(accumulate(held, initial=self._bytes(profile.kept)))
+        for (part, index), beneath in zip(reversed(parts), reversed(below), strict=True):
+            unit = None if index is None else timeline.units[index]
+            if part == "head":
+                timeline.before_backward_of_model()
+            if unit:
+                timeline.before_backward(unit)
+            self._tell_modules(part, index, backward=True)
+            for gradient, points in self._segment(profile, part, index).in_bytes(*self._shape).backward:
+                if gradient:
+                    ledger.compute(beneath, gradient[1])
+                    name = f"{unit.name}.{gradient[0]}" if unit else gradient[0]
+                    timeline.gradient_ready(self._parameters[name])
+                for _, here in points:
+                    ledger.compute(beneath, here)
+                    ledger.look()
+            ledger.compute(beneath)
+            if unit:
+                timeline.after_backward(unit)
+        timeline.after_backward_of_model()
+
+    def _parts(self) -> Iterator[tuple[Part, int | None]]:
+        yield "embedding", None
+        yield from (("block", index) for index in range(len(self._timeline.units)))
+        yield "head", None
+        yield "loss", None
+
+    def _segment(self, profile: ActivationProfile, part: Part, index: int | None) -> Segment:
+        if index is not None:
+            return profile.block_at(index)
+        return {"embedding": profile.embedding, "head": profile.head, "loss": profile.loss}[part]
+
+    def _tell_modules(self, part: Part, index: int | None, *, backward: bool) -> None:
+        if not self._follows_modules:
+            return
+        prefix = "" if index is None else f"{self._timeline.units[index].name}."
+        points = self._segment(self._whole, part, index).forward
+        names = dict.fromkeys(f"{prefix}{point.module}".rstrip(".") for point in points)
+        own = [self._own[name] for name in names if name in self._own]
+        self._timeline.modules(part, own, backward=backward)
+
+    def _bytes(self, size: Size) -> int:
+        return size.bytes(*self._shape)
+
+
+def _by_module(layout: Layout) -> Mapping[str, tuple[Tensor, ...]]:
+    """The parameters of each module itself, tied ones too."""
+    named = {tensor.name: tensor for tensor in layout.parameters}
+    named |= {name: named[first] for name, first in layout.tied.items()}
+    found: dict[str, tuple[Tensor, ...]] = {}
+    for name, tensor in named.items():
+        owner = name.rpartition(".")[0]
+        found[owner] = (*found.get(owner, ()), tensor)
+    return found

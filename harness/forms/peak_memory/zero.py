@@ -1,0 +1,549 @@
+"""DeepSpeed 0.19.8: gathered weights, gradients in buckets, their reduction, the update by partition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from harness.backends.presets import ZERO3_DEFAULTS, ZERO3_PREFETCH_ELEMENTS
+from harness.backends.tensor.plan import autotp_cut_dimension
+from harness.forms.dtypes import DTYPE_BYTES
+from harness.forms.model.layout import Tensor, ceil_to, elements
+from harness.forms.optimizer.step import update_copies, updated_tensors
+from harness.forms.peak_memory.step import (
+    GRADIENTS,
+    STATE_SOURCE,
+    Part,
+    StepTimeline,
+    deepspeed_norm,
+    gathering,
+    harness_norm,
+    reduce_scattering,
+)
+from harness.forms.terms import named_terms
+from harness.forms.zero.stages import bucket_elements, gradient_accumulation_bytes, reduce_dtype
+from harness.forms.zero.zero0 import FALLBACK_BUCKET_ELEMENTS
+from harness.forms.zero.zero3.states import SECOND_COPY, SECOND_COPY_PADDING
+from harness.forms.zero.zero12 import START_ALIGNMENT_ELEMENTS
+
+ZERO0, ZERO12, ZERO3 = map(named_terms, ("zero0", "zero12", "zero3"))
+
+
+class Zero0Timeline(StepTimeline):
+    """Data parallelism by DeepSpeed's engine."""
+
+    @property
+    def gradient_bytes(self) -> int:
+        return self.workload.compute_bytes
+
+    def after_backward_of_model(self) -> None:
+        if not self.last_micro_step:
+            return
+        reduced = DTYPE_BYTES[reduce_dtype(self.workload)]
+        bucket = self._largest_bucket()
+        converted = bucket * reduced if reduced != self.workload.compute_bytes else 0
+        flattened = (ZERO0.flattened, bucket * self.workload.compute_bytes)
+        with self.ledger.during("reduction"):
+            self.ledger.briefly(flattened, (ZERO0.converted, converted))
+
+    def _largest_bucket(self) -> int:
+        """`allreduce_no_retain`: a bucket is reduced once it exceeds its limit."""
+        largest = held = 0
+        for parameter in self.workload.layout.trained:
+            held += parameter.numel
+            largest = max(largest, held)
+            if held > FALLBACK_BUCKET_ELEMENTS:
+                held = 0
+        return largest
+
+    def step(self) -> None:
+        parameters = self.workload.layout.trained
+        largest = max(parameter.numel for parameter in parameters)
+        if self.workload.precision == "fp32":
+            self.ledger.briefly(harness_norm(self.workload, largest))
+            super().step()
+            return
+        self.ledger.briefly((ZERO0.float_copy, 4 * largest))
+        self.ledger.add(ZERO0.widened, 4 * self.workload.layout.trained_count)
+        super().step()
+        self.ledger.drop(ZERO0.widened)
+        self.ledger.drop(GRADIENTS)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a parameter lies in its flat group."""
+
+    group: int
+    first: int
+    """Partition that its first element is in."""
+    last: int
+    own: int
+    """Elements in this rank's partition."""
+
+
+class Zero12Timeline(StepTimeline):
+    """Stage 2 reduces gradients as they come, stage 1 when the backward pass is over."""
+
+    def begin(self) -> None:
+        super().begin()
+        workload = self.workload
+        self._limit = bucket_elements(workload)
+        self._width = workload.compute_bytes
+        self._accumulated = gradient_accumulation_bytes(workload)
+        self._reduced = DTYPE_BYTES[reduce_dtype(workload)]
+        self._bucket: list[Tensor] = []
+        self._filled = 0
+        """Elements in the bucket."""
+        self._has_bucket = self._has_partition = False
+        self._compact_groups: set[int] = set()
+        self._pieces: list[int] = []
+        self._places: dict[str, _Place] = {}
+        for index, group in enumerate(workload.layout.groups()):
+            self._lay_out(index, group)
+        touching = (t for t in workload.layout.trained if self._places[t.name].own)
+        self._touching = elements(touching)
+
+    def _lay_out(self, index: int, group: list[Tensor]) -> None:
+        ranks, rank = self.workload.world_size, self.workload.rank
+        piece = ceil_to(elements(group), START_ALIGNMENT_ELEMENTS * ranks) // ranks
+        position = 0
+        for tensor in group:
+            end = position + tensor.numel
+            own = max(0, min(end, piece * (rank + 1)) - max(position, piece * rank))
+            self._places[tensor.name] = _Place(index, position // piece, (end - 1) // piece, own)
+            position = end
+        self._pieces.append(piece)
+
+    def keeps_gradient(self, *, host: bool) -> bool:
+        return self._offloads and host
+
+    @property
+    def gradient_bytes(self) -> int:
+        return self._width
+
+    @property
+    def _compact(self) -> bool:
+        """`_use_compact_grad_partition_buffer`."""
+        return self._accumulated > self._width
+
+    @property
+    def _offloads(self) -> bool:
+        return self.workload.offload != "none"
+
+    @property
+    def _buckets(self) -> int:
+        """Without contiguous gradients there is `buf_1` alone; those that wait take the room of the other."""
+        contiguous = self._offloads or self.workload.options.get("contiguous_gradients") is not False
+        return 2 if self.workload.options.get("overlap_comm") and contiguous else 1
+
+    # Backward pass
+
+    def gradient_ready(self, parameter: Tensor) -> None:
+        if not self._has_bucket:
+            self._has_bucket = True
+            self.ledger.add(ZERO12.bucket, self._buckets * self._limit * self._width)
+        if self.workload.strategy.stage == 1:
+            super().gradient_ready(parameter)
+            return
+        self.ledger.add(GRADIENTS, parameter.numel * self._width)
+        self.ledger.look()
+        self._into_bucket(parameter)
+
+    def _into_bucket(self, parameter: Tensor) -> None:
+        if self._filled + parameter.numel > self._limit:
+            self._reduce()
+        self._bucket.append(parameter)
+        self._filled += parameter.numel
+        if parameter.numel <= self._limit:
+            self.ledger.drop(GRADIENTS, parameter.numel * self._width)
+
+    def _reduce(self) -> None:
+        bucket, count = self._bucket, self._filled
+        self._bucket, self._filled = [], 0
+        if not count:
+            return
+        if self._compact:
+            self._start_compact(bucket)
+        flattened = 0 if self._is_one_slice(bucket) else count * self._width
+        converted = count * self._reduced if self._reduced != self._width else 0
+        with self.ledger.during("reduction"):
+            self.ledger.briefly((ZERO12.flattened, flattened), (ZERO12.converted, converted))
+        if not self._compact and any(self._places[t.name].own for t in bucket):
+            self._copy_out(bucket)
+        if count > self._limit:
+            self.ledger.drop(GRADIENTS, count * self._width)
+
+    def _start_compact(self, bucket: Iterable[Tensor]) -> None:
+        for group in {self._places[t.name].group for t in bucket if self._places[t.name].own}:
+            if group not in self._compact_groups:
+                self._compact_groups.add(group)
+                self.ledger.add(ZERO12.partition, self._pieces[group] * self._accumulated)
+
+    def _copy_out(self, bucket: list[Tensor]) -> None:
+        if self._offloads:
+            largest = max(self._places[t.name].own for t in bucket)
+            with self.ledger.during("reduction"):
+                self.ledger.briefly(deepspeed_norm(self.workload, largest))
+        elif not self._has_partition:
+            self._has_partition = True
+            self.ledger.add(
+                ZERO12.further if self._has_accumulated else ZERO12.partition, self._touching * self._width
+            )
+            with self.ledger.during("reduction"):
+                self.ledger.look()
+
+    @property
+    def _has_accumulated(self) -> bool:
+        return self.workload.strategy.stage == 2 and self.micro_step > 0
+
+    def _is_one_slice(self, bucket: list[Tensor]) -> bool:
+        """Whether everything goes to one partition, so that nothing is flattened (`average_tensor`)."""
+        places = [self._places[tensor.name] for tensor in bucket]
+        to = {place.first for place in places} | {place.last for place in places}
+        separate = self._compact and any(place.own for place in places) and len(bucket) > 1
+        return len(to) == 1 and not separate
+
+    def after_backward_of_model(self) -> None:
+        if self.workload.strategy.stage == 1:
+            if not self.last_micro_step:
+                return
+            for group in self.workload.layout.groups():
+                for tensor in group:
+                    self._into_bucket(tensor)
+        self._reduce()
+        self.ledger.drop(ZERO12.further)
+        self.ledger.drop(ZERO12.bucket)
+        self._has_bucket = self._has_partition = False
+
+    # Update
+
+    def step(self) -> None:
+        if not self._offloads:
+            largest = max(place.own for place in self._places.values())
+            self.ledger.briefly(deepspeed_norm(self.workload, largest))
+        for piece in self._pieces:
+            flattened = 0 if self._compact or self._offloads else piece
+            self.update_flat(piece, flattened, ZERO12.flat, ZERO12.widened, ZERO12.update)
+            if self._compact and not self._offloads:
+                self.ledger.drop(ZERO12.partition, piece * self._accumulated)
+        self.ledger.drop(ZERO12.partition)
+        for piece in self._pieces:
+            whole = piece * self.workload.world_size * self._width
+            self.ledger.briefly(gathering(self.workload, whole if self.workload.world_size > 1 else 0))
+
+
+class Zero3Timeline(StepTimeline):
+    """Stage 3: weights are gathered module by module, gradients reduced by bucket.
+
+    Like for like a module's weights come for its own use and go after it. With the library's defaults up to
+    1e9 elements stay from the forward to the backward pass, small parameters always; each module that is
+    fetched has the next 5e7 elements gathered (`_fetch_sub_module_impl`).
+    """
+
+    def begin(self) -> None:
+        super().begin()
+        workload = self.workload
+        if workload.like_for_like:  # else it is taken to be there from the start
+            for holding in [h for h in self.ledger.held if h.name in (SECOND_COPY, SECOND_COPY_PADDING)]:
+                self.ledger.drop(holding)
+        self._width = workload.compute_bytes
+        self._limit = bucket_elements(workload)
+        self._reduced = DTYPE_BYTES[reduce_dtype(workload)]
+        self._accumulated = gradient_accumulation_bytes(workload)
+        self._bucket: list[Tensor] = []
+        self._filled = 0
+        """Elements in the bucket."""
+        self._copied: set[str] = set()
+        """Of hpZ: weights of which the group of ranks has a copy since they were released."""
+        self._left: dict[str, Tensor] = {}
+        """By the defaults: weights that are gathered and not given back."""
+
+    def keeps_gradient(self, *, host: bool) -> bool:
+        return True  # `_setup_for_real_optimizer`: one of every piece, for good
+
+    @property
+    def gradient_bytes(self) -> int:
+        return self._width
+
+    # Weights
+
+    def modules(self, part: Part, tensors: Sequence[Sequence[Tensor]], *, backward: bool) -> None:
+        if self.workload.world_size == 1:
+            return
+        if self.workload.like_for_like:
+            self._fetch_each(part, tensors, backward=backward)
+        else:
+            self._fetch_all({t.name: t for module in tensors for t in module}, backward=backward)
+
+    def _fetch_each(self, part: Part, modules: Sequence[Sequence[Tensor]], *, backward: bool) -> None:
+        """While a part computes its largest module is there; several tensors are copied out of one."""
+        self.ledger.drop(ZERO3.gathered)
+        if part == "loss" or not modules:
+            return
+        largest = max(map(self._gathered, modules))
+        several = max((self._gathered(module) for module in modules if len(module) > 1), default=0)
+        self.ledger.briefly((ZERO3.gathered, several), (ZERO3.coalesced, several))
+        self.ledger.add(ZERO3.gathered, largest)
+        self.ledger.briefly(gathering(self.workload, largest))
+        # hpZ: a weight leaves a copy in its group of ranks as it is released for the first time.
+        new = [t for module in modules for t in module if t.name not in self._copied]
+        on_host = self.workload.offload == "cpu" and self.workload.device != "cpu"
+        if not backward and (ranks := self.workload.second_copy_ranks) and not on_host:
+            self._copied |= {t.name for t in new}
+            self.ledger.add(ZERO3.copy_of_group, self._gathered(new) // ranks)
+
+    def _fetch_all(self, own: dict[str, Tensor], *, backward: bool) -> None:
+        persistent = ZERO3_DEFAULTS["stage3_param_persistence_threshold"]
+        limit = ZERO3_DEFAULTS["stage3_max_live_parameters"]
+        rest = {t.name: t for t in self.workload.layout.parameters if t.numel > persistent}
+        width = self.workload.compute_bytes
+        if not backward and not self._left:
+            # The first module's own, then what is gathered ahead of all others, in one call.
+            self._left = rest
+            ahead = [t for name, t in rest.items() if name not in own]
+            size = min(self._gathered(ahead), ZERO3_PREFETCH_ELEMENTS * width)
+            self.ledger.add(ZERO3.gathered, self._gathered([t for n, t in own.items() if n in rest]))
+            self.ledger.briefly(
+                (ZERO3.coalesced, size if len(ahead) > 1 else 0), gathering(self.workload, size)
+            )
+            self._hold(min(limit, elements(rest.values())) * width)
+        elif backward and 2 * elements(rest.values()) <= limit:
+            # What other modules used before in the backward pass is given back once they are done.
+            self._hold(self._gathered(self._left.values()))
+            tied = self.workload.layout.tied.values()
+            self._left = {name: t for name, t in self._left.items() if name not in own or name in tied}
+
+    def _hold(self, size: int) -> None:
+        self.ledger.drop(ZERO3.gathered)
+        self.ledger.add(ZERO3.gathered, size)
+
+    def _gathered(self, tensors: Iterable[Tensor]) -> int:
+        """Bytes with padding to equal pieces."""
+        ranks = self.workload.world_size
+        return sum(ceil_to(t.numel, ranks) * self.workload.gathered_bytes(t) for t in tensors)
+
+    # Gradients
+
+    def gradient_ready(self, parameter: Tensor) -> None:
+        self.ledger.add(GRADIENTS, parameter.numel * self._width)
+        self.ledger.look()
+        if self._bucket and self._filled + parameter.numel > self._limit:
+            self._reduce()
+        self._bucket.append(parameter)
+        self._filled += parameter.numel
+        if self._filled <= self._limit:
+            self.ledger.drop(GRADIENTS, parameter.numel * self._width)
+
+    def after_backward_of_model(self) -> None:
+        # The hook of the last gradient reduces (`update_hook_state_and_maybe_run_epilogue`): the embedding's
+        # weights are still there.
+        self._reduce()
+        self.ledger.drop(ZERO3.gathered)
+        self._left = {}
+
+    def _reduce(self) -> None:
+        bucket, count = self._bucket, self._filled
+        self._bucket, self._filled = [], 0
+        if not bucket:
+            return
+        ranks = self.workload.world_size
+        padded = sum(ceil_to(t.numel, ranks) for t in bucket)
+        # The bucket itself is in the reduce dtype.
+        converted = count * self._reduced if self._reduced != self._width and count > self._limit else 0
+        in_place = len(bucket) == 1 and padded == count
+        with self.ledger.during("reduction"):
+            self.ledger.briefly(
+                (ZERO3.converted, converted),
+                (ZERO3.interleaved, 0 if in_place else padded * self._reduced),
+                reduce_scattering(self.workload, padded * self._reduced),
+            )
+        if count > self._limit:
+            self.ledger.drop(GRADIENTS, count * self._width)
+
+    def step(self) -> None:
+        gathered = [h for h in self.ledger.held if h.kind == "gathered" and h.source == STATE_SOURCE]
+        kept = {holding: self.ledger.held[holding] for holding in gathered}
+        for holding in gathered:
+            self.ledger.drop(holding)
+        self._update_all()
+        for holding, count in kept.items():
+            self.ledger.add(holding, count)
+            self.ledger.briefly(gathering(self.workload, count))
+
+    def _update_all(self) -> None:
+        offloads = self.workload.offload != "none"
+        largest = max(-(-t.numel // self.workload.world_size) for t in self.workload.layout.trained)
+        norm = deepspeed_norm(self.workload, 0 if offloads else largest)
+        if not offloads and self.workload.device != "cpu":
+            self._keep_blocks(norm[1])
+        self.ledger.briefly(norm)
+        for (piece,) in updated_tensors(self.workload):
+            self.update_flat(piece, 0 if offloads else piece, ZERO3.flat, ZERO3.widened, ZERO3.update)
+
+    def _keep_blocks(self, norm: int) -> None:
+        """What the allocator keeps for tensors that are flat over a whole sub-group."""
+        workload, held = self.workload, self.ledger.held
+        states = {
+            kind: sum(
+                count for term, count in held.items() if term.kind == kind and term.source == STATE_SOURCE
+            )
+            for kind in ("masters", "optimizer", "gradients")
+        }
+        if not states["masters"]:
+            return
+        pieces = [piece for (piece,) in updated_tensors(workload)]
+        update = FlatUpdate(
+            pieces=pieces,
+            master=workload.master_bytes,
+            gradient=self._accumulated,
+            moments=states["optimizer"] // sum(pieces),
+            copies=update_copies(workload),
+            norm=norm,
+            small=max(t.numel for t in workload.layout.trained) * self._width,
+            copied_first=workload.options.get("copied_first", workload.master_bytes),
+        )
+        others = self.ledger.all_held - sum(states.values())
+        self.ledger.keep(others + kept(update, self.ledger.kept - self.ledger.all_held))
+
+
+class Zero3TensorTimeline(Zero3Timeline):
+    """As `Zero3Timeline`, but autograd holds on to the weights of cut layers.
+
+    Recomputed blocks save them when they run again. With the library's defaults small models stay gathered.
+    """
+
+    def modules(self, part: Part, tensors: Sequence[Sequence[Tensor]], *, backward: bool) -> None:
+        super().modules(part, tensors, backward=backward)
+        if backward == (part == "block" and bool(self.workload.activation_checkpointing)):
+            for tensor in (tensor for module in tensors for tensor in module if self._is_kept(tensor)):
+                self.ledger.add(ZERO3.kept, self._gathered([tensor]))
+
+    def gradient_ready(self, parameter: Tensor) -> None:
+        if self._is_kept(parameter):
+            self.ledger.drop(ZERO3.kept, self._gathered([parameter]))
+        super().gradient_ready(parameter)
+
+    def _is_kept(self, tensor: Tensor) -> bool:
+        cut = tensor.name.endswith(".weight") and autotp_cut_dimension(tensor.name) is not None
+        return cut and self.workload.like_for_like and self.workload.world_size > 1
+
+
+# What torch's caching allocator keeps of blocks that are as large as all that a rank updates at once. Small
+# tensors find room in what others left, a flat tensor of a whole sub-group only in a free block as large (torch
+# 2.13, c10/cuda/CUDACachingAllocator.cpp: get_free_block takes the smallest such block, split_block returns the
+# rest, free_block joins neighbours).
+
+
+@dataclass(eq=False)
+class Piece:
+    """A part of a block."""
+
+    size: int
+    is_free: bool = False
+
+
+@dataclass
+class Blocks:
+    """What the allocator got from the device, in pieces."""
+
+    _blocks: list[list[Piece]] = field(default_factory=list)
+
+    @property
+    def total(self) -> int:
+        """Bytes that it keeps."""
+        return sum(piece.size for block in self._blocks for piece in block)
+
+    @property
+    def free(self) -> int:
+        """Bytes of that that nobody uses."""
+        return sum(piece.size for block in self._blocks for piece in block if piece.is_free)
+
+    def take(self, size: int) -> Piece:
+        """Allocate: the smallest free piece that is large enough, else a block of its own."""
+        fitting = [
+            (piece.size, number, place)
+            for number, block in enumerate(self._blocks)
+            for place, piece in enumerate(block)
+            if piece.is_free and piece.size >= size
+        ]
+        if not fitting:
+            self._blocks.append([taken := Piece(size)])
+            return taken
+        _, number, place = min(fitting)
+        block = self._blocks[number]
+        taken, rest = block[place], block[place].size - size
+        taken.size, taken.is_free = size, False
+        if rest:
+            block.insert(place + 1, Piece(rest, is_free=True))
+        return taken
+
+    def give(self, piece: Piece) -> None:
+        """Free, and join with free neighbours."""
+        block = next(block for block in self._blocks if piece in block)
+        piece.is_free = True
+        joined: list[Piece] = []
+        for one in block:
+            if joined and one.is_free and joined[-1].is_free:
+                joined[-1] = Piece(joined[-1].size + one.size, is_free=True)
+            else:
+                joined.append(one)
+        block[:] = joined
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlatUpdate:
+    """Of DeepSpeed's ZeRO-3, what its steps allocate in one piece; bytes per element."""
+
+    pieces: Sequence[int]
+    """Elements of each sub-group of a rank."""
+    master: int
+    gradient: int
+    moments: int
+    copies: int
+    """Of what is updated at once, that the update makes."""
+    norm: int
+    """Bytes of the copy that the norm of the largest gradient takes."""
+    small: int
+    """Bytes up to which a tensor finds room in what the passes left."""
+    copied_first: int
+    """Bytes per element of what is copied as masters are made."""
+
+
+def kept(update: FlatUpdate, passes: int) -> int:
+    """Bytes that the allocator keeps of masters, moments, gradients and their flat copies.
+
+    passes: bytes that forward and backward pass take besides states.
+    DeepSpeed 0.19.8, stage3.py: _create_fp32_partitions, initialize_optimizer_states (a buffer of the largest
+    sub-group), grad_partitions_flat_buffer; then the passes; then norms and _prepare_fp32_grad_for_sub_group.
+    """
+    blocks, master = Blocks(), update.master
+    for count in update.pieces:
+        copied = blocks.take(count * update.copied_first)
+        blocks.take(count * master)
+        blocks.give(copied)
+    blocks.give(blocks.take(max(update.pieces) * master))
+    blocks.take(sum(update.pieces) * update.gradient)
+    beyond = max(0, passes - blocks.free)
+    if update.norm > update.small:
+        blocks.give(blocks.take(update.norm))
+    for count in update.pieces:
+        wide = _flat_gradient(blocks, update, count)
+        blocks.take(count * update.moments)
+        if (extra := count * master * update.copies) > update.small:
+            blocks.give(blocks.take(extra))
+        if wide is not None:
+            blocks.give(wide)
+    return blocks.total + beyond
+
+
+def _flat_gradient(blocks: Blocks, update: FlatUpdate, count: int) -> Piece | None:
+    """Laid out flat, then widened; None: it finds room in what the passes left."""
+    low, high = (count * width for width in (update.gradient, update.master))
+    flat = blocks.take(low) if low > update.small else None
+    if low == high:
+        return flat
+    wide = blocks.take(high) if high > update.small else None
+    if flat is not None:
+        blocks.give(flat)
+    return wide
