@@ -430,7 +430,7 @@ class Zero3TensorTimeline(Zero3Timeline):
 
 
 # What torch's caching allocator keeps of blocks that are as large as all that a rank updates at once. Small
-# tensors find room in what others left, a flat tensor of a whole sub-group only in a free block as large (torch
+# tensors find room in what others left, a flat one of a whole sub-group only in a free block as large (torch
 # 2.13, c10/cuda/CUDACachingAllocator.cpp: get_free_block takes the smallest such block, split_block returns the
 # rest, free_block joins neighbours).
 
