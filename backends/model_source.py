@@ -16,6 +16,8 @@ Loading = Literal["slices", "broadcast", "full"]
 """How initial weights reach ranks that shard them: each draws them module by module and keeps its part, or
 reads its part of files; rank 0 reads and broadcasts; every rank builds the whole model, then shards it."""
 
+PIECE_ELEMENTS = 4 * 2**20
+"""Of a parameter, read and broadcast at once."""
 WHOLE_ALONE = "this source builds the whole model only"
 
 

@@ -180,8 +180,8 @@ class Fsdp2HybridOptions(HybridOptions, Fsdp2Options):
 
 
 NO_FILES = (
-    "offload to files (NVMe, ZeRO-Infinity) is not supported: with DeepSpeed's default buffers it keeps as much "
-    "host memory as it frees; use offload=optimizer or offload=cpu"
+    "offload to files (NVMe, ZeRO-Infinity) is not supported: with DeepSpeed's default buffers it keeps as "
+    "much host memory as it frees; use offload=optimizer or offload=cpu"
 )
 
 

@@ -51,14 +51,6 @@ RECOMPUTATION = (
     "Mistral and Qwen2 model. Only ZeRO-3 communicates more with it: it gathers each block once more, except "
     "the module in which recomputation stops."
 )
-CHECKPOINTS = (
-    "Nor are checkpoints. If a run saves one (`measure.checkpoint`), that phase is compared to "
-    "the byte too, except pickled objects: DeepSpeed all-reduces 40 bytes to compare the tag and gathers "
-    "nothing; FSDP1 gathers every unit's weights and both moments of Adam, in the dtype of the masters "
-    "and with the padding of its flat parameters; FSDP2 and DDP gather no tensor. "
-    "`torch.distributed.checkpoint`, which saves for DDP and FSDP, exchanges its plans as pickled "
-    "objects, whose size does not follow from the job."
-)
 PRECISIONS = ("fp32", "bf16-mixed")
 ACCUMULATION = (1, 4)
 WORLD_SIZES = (2, 4)
@@ -123,7 +115,7 @@ def document(records: dict[Cut, dict[str, Record]]) -> list[str]:
     first = records[CUTS[0]]
     parts = [
         f"{len(ran) - len(differing)} of {len(ran)} runs send the bytes of their closed form, on every rank, "
-        "in every phase (setup, weight digest, forward, backward, step), collective, dtype and group "
+        "in every phase of a step (forward, backward, step), collective, dtype and group "
         "([list of all](communication/payload.csv)). `harness/rank/probes/communication.py` counts, "
         "`harness/forms` derives from the job alone.",
         f"{CUTS[0].geometry}, {CUTS[0].world_size} ranks, {CUTS[0].precision}, no accumulation: traffic "
@@ -140,7 +132,7 @@ def document(records: dict[Cut, dict[str, Record]]) -> list[str]:
         "width of the second requires every kind of padding. On 2 and 4 ranks, fp32 and bf16-mixed, with 1 "
         "and 4 micro-steps, like for like; with the libraries' defaults bf16-mixed, 4 micro-steps, on 2 "
         "ranks. Four steps, two of them probed; micro-batches of one sample of 16 tokens.",
-        RECOMPUTATION, CHECKPOINTS, "Not run:", _failures(everything),
+        RECOMPUTATION, "Not run:", _failures(everything),
     ]  # fmt: skip
     return parts
 

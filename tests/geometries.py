@@ -10,10 +10,9 @@ from harness.backends.strategy import StrategyKind
 from harness.forms.families import collectives
 from harness.forms.model.layout import Layout, Tensor
 from harness.forms.terms import Volume
-from harness.forms.workload import Window, Workload
+from harness.forms.workload import Workload
 
 LAYOUT = ("tied", "buffers", "blocks")
-WINDOW = ("evaluation_every", "evaluation_passes", "evaluation_spells", "digest", "checkpoint")
 
 
 def bloom_560m() -> list[Tensor]:
@@ -35,12 +34,11 @@ def bloom_560m() -> list[Tensor]:
 def workload(parameters: list[Tensor], block_count: int, prefix: str, **changes: Any) -> Workload:
     """One probed step of a job on these parameters, like for like, fp32, on 2 ranks, not yet of a backend.
 
-    `changes` may name fields of the layout and the window too.
+    `changes` may name fields of the layout too.
     """
     if changes.get("precision") == "bf16":
         parameters = [replace(tensor, dtype="bfloat16") for tensor in parameters]
     of_layout = {name: changes.pop(name) for name in LAYOUT if name in changes}
-    of_window = {name: changes.pop(name) for name in WINDOW if name in changes}
     layout = Layout(
         parameters=tuple(parameters),
         decaying=frozenset(t.name for t in parameters if len(t.shape) > 1),
@@ -49,8 +47,7 @@ def workload(parameters: list[Tensor], block_count: int, prefix: str, **changes:
     return Workload(
         layout=layout,
         strategy=StrategyKind(family="not chosen"),
-        window=Window(steps=changes.pop("steps", (4,)), **of_window),
-        **({"world_size": 2} | changes),
+        **({"world_size": 2, "steps": (4,)} | changes),
     )
 
 

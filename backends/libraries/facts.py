@@ -91,12 +91,6 @@ def fact(name: str) -> LibraryFact:
     return next(entry for entry in FACTS if entry.id == name)
 
 
-def holds(name: str, versions: Mapping[str, str]) -> bool:
-    """Whether a fact is true of these versions by distribution; of a library not named: as of its newest."""
-    entry = fact(name)
-    return entry.library not in versions or entry.includes(versions[entry.library])
-
-
 def traps_of(versions: Mapping[str, str]) -> list[LibraryFact]:
     """What these versions by distribution train, or take for an unset setting, against expectation."""
     return [

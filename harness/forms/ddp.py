@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.forms.common_states import replica_terms
-from harness.forms.loading import with_pickled_plans
 from harness.forms.model.layout import Tensor, elements
 from harness.forms.terms import (
     BUFFERS,
@@ -24,8 +23,6 @@ BUCKET_BYTES = 25 * 2**20
 """`bucket_cap_mb` of DistributedDataParallel.__init__."""
 FIRST_BUCKET_BYTES = 2**20
 """`torch.distributed._DEFAULT_FIRST_BUCKET_BYTES`, the smaller first bucket once they are rebuilt."""
-BROADCAST_BUCKET_BYTES = 250 * 2**20
-"""`broadcast_bucket_size` of DistributedDataParallel.__init__."""
 REBUILT = "bucket order broadcast"
 USED_PARAMETERS = "map of used parameters"
 ROOM = "buckets' space for parameters without a gradient"
@@ -69,39 +66,7 @@ def collectives(workload: Workload) -> Volume:
     `torch/nn/parallel/distributed.py`: under `no_sync` neither gradients nor buffers cross the wire
     (`_pre_forward`, `_post_forward`, `will_sync_module_buffers`), so accumulation changes nothing.
     """
-    found = (*_setup(workload), *over_steps(workload, _step), *_evaluation(workload))
-    return with_pickled_plans(workload, Volume(collectives=found))
-
-
-def _setup(workload: Workload) -> list[Collective]:
-    """Shapes of what is trained are compared, then the state of rank 0 is broadcast, frozen weights too.
-
-    `_verify_param_shape_across_processes` gathers each rank's number of parameters (one int64) and
-    broadcasts sizes and strides of them all (two int64 per dimension; `torch/csrc/distributed/c10d/
-    reducer.cpp`, verify_params_across_processes); `_sync_module_states` broadcasts parameters and
-    buffers, coalesced by dtype.
-    """
-    dimensions = sum(len(tensor.shape) for tensor in workload.layout.trained)
-    compared = (
-        ("all_gather", "number of parameters compared", 8 * workload.world_size),
-        ("broadcast", "parameter shapes compared", 16 * dimensions),
-    )
-    found = [
-        Collective(phase="setup", op=op, dtype="int64", term=term, payload_bytes=size)
-        for op, term, size in compared
-    ]
-    for dtype, size in _by_dtype([*workload.layout.parameters, *workload.layout.buffers]).items():
-        found.append(
-            Collective(
-                phase="setup",
-                op="broadcast",
-                dtype=dtype,
-                term="initial state broadcast",
-                payload_bytes=size,
-                calls=1 if size <= BROADCAST_BUCKET_BYTES else None,
-            )
-        )
-    return found
+    return Volume(collectives=tuple(over_steps(workload, _step)))
 
 
 def _step(workload: Workload, step: int) -> list[Collective]:
@@ -110,8 +75,8 @@ def _step(workload: Workload, step: int) -> list[Collective]:
     found = _rebuilt_buckets(workload) if rebuilds else []
     # `require_forward_param_sync` is left true by the last forward pass that synchronised; the forward
     # passes of an evaluation leave it false.
-    broadcasts = reductions - workload.window.follows_evaluation(step)
-    found += _buffers(workload, "forward") * broadcasts
+    broadcasts = reductions - workload.follows_evaluation(step)
+    found += _buffers(workload) * broadcasts
     for dtype, size in _by_dtype(workload.layout.trained).items():
         # Before the buckets are rebuilt there is one of unlimited size.
         one_bucket = (step == 0 and reductions == 1) or size <= FIRST_BUCKET_BYTES
@@ -185,16 +150,10 @@ def bucket_count(workload: Workload) -> int:
     return closed + sum(size > 0 for size in open_bytes.values())
 
 
-def _evaluation(workload: Workload) -> list[Collective]:
-    """Only the first pass of an evaluation broadcasts the buffers: it follows one that synchronised."""
-    spells = range(workload.window.evaluation_spells)
-    return [collective for _ in spells for collective in _buffers(workload, "evaluation")]
-
-
-def _buffers(workload: Workload, phase: str) -> list[Collective]:
+def _buffers(workload: Workload) -> list[Collective]:
     """`_sync_buffers`: all buffers, coalesced by dtype (`broadcast_buffers` is true by default)."""
     return [
-        Collective(phase=phase, op="broadcast", dtype=dtype, term=BUFFERS, payload_bytes=size)
+        Collective(phase="forward", op="broadcast", dtype=dtype, term=BUFFERS, payload_bytes=size)
         for dtype, size in _by_dtype(workload.layout.buffers).items()
     ]
 

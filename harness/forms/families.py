@@ -9,7 +9,7 @@ from harness.forms import ddp, pipeline, sequence, single, tensor
 from harness.forms.fsdp import fsdp1, fsdp2, fsdp2_tensor
 from harness.forms.optimizer.other_kinds import with_optimizer, with_whole_matrices
 from harness.forms.sequence import with_attention
-from harness.forms.terms import Collective, ModelStates, Underived, Volume
+from harness.forms.terms import Collective, ModelStates, Volume
 from harness.forms.workload import Workload
 from harness.forms.zero import zero0, zero3, zero12
 from harness.forms.zero.zero_tensor import zero3_tensor, zero12_tensor
@@ -22,8 +22,7 @@ class ClosedForms(Protocol):
         """What one rank holds after a backward pass, from the second step on."""
 
     def collectives(self, workload: Workload) -> Volume:
-        """What each rank hands to collectives: over the probed steps in the phases 'forward', 'backward'
-        and 'step', over the whole run in 'setup', 'digest', 'evaluation' and 'checkpoint'."""
+        """What each rank hands to collectives in the phases 'forward', 'backward' and 'step' of the steps."""
 
 
 FAMILIES: dict[str, ClosedForms] = {
@@ -65,24 +64,9 @@ def underived(workload: Workload) -> str | None:
 FOLLOWING = frozenset({"zero3", "fsdp1", "fsdp2"})
 """Families that gather weights as modules run."""
 EVALUATES_OTHERWISE = (
-    "an evaluation runs other modules than training, or in another order; what is gathered for it is not "
-    "modelled"
+    "an evaluation runs other modules than training, or in another order; what a step after it finds "
+    "gathered is not modelled"
 )
-
-
-def _with_evaluation(workload: Workload, volume: Volume) -> Volume:
-    """Nothing is said of evaluations that run other modules, nor of a step that finds what they gathered."""
-    window = workload.window
-    if workload.layout.evaluates_alike or workload.strategy.family not in FOLLOWING:
-        return volume
-    after = any(map(window.follows_evaluation, window.steps))
-    apart = Underived(phase="evaluation", dtypes=(), reason=EVALUATES_OTHERWISE)
-    return replace(
-        volume,
-        collectives=tuple(c for c in volume.collectives if c.phase != "evaluation"),
-        unknown=volume.unknown or (EVALUATES_OTHERWISE if after else None),
-        underived=(*volume.underived, *([apart] if window.evaluation_passes else [])),
-    )
 
 
 def model_states(workload: Workload) -> ModelStates:
@@ -98,8 +82,11 @@ def collectives(workload: Workload) -> Volume:
 
 def _collectives(workload: Workload) -> Volume:
     of_family = FAMILIES[workload.strategy.family].collectives(workload)
-    volume = with_attention(workload, with_whole_matrices(workload, _with_evaluation(workload, of_family)))
-    return replace(volume, unknown=volume.unknown or underived(workload))
+    volume = with_attention(workload, with_whole_matrices(workload, of_family))
+    follows = any(map(workload.follows_evaluation, workload.steps))
+    other = follows and workload.strategy.family in FOLLOWING and not workload.layout.evaluates_alike
+    unknown = EVALUATES_OTHERWISE if other else underived(workload)
+    return replace(volume, unknown=volume.unknown or unknown)
 
 
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")

@@ -8,7 +8,7 @@ from harness.forms.common_states import ADAM_MOMENTS
 from harness.forms.fsdp import fsdp1, fsdp2
 from harness.forms.part import local_workload
 from harness.forms.terms import STEP_PHASES, ModelStates
-from harness.forms.workload import Window, Workload
+from harness.forms.workload import ORDINARY_STEP, Workload
 from harness.forms.zero import zero3
 from harness.forms.zero.stages import gradient_accumulation_bytes
 from harness.forms.zero.zero12 import ACCUMULATED_ON_HOST
@@ -31,7 +31,7 @@ def host_link_bytes(workload: Workload, expected: ModelStates) -> float:
     """
     if workload.offload == "none":
         return 0.0
-    inner = replace(local_workload(workload), window=Window())
+    inner = replace(local_workload(workload), steps=(ORDINARY_STEP,), evaluation_every=None)
     if inner.strategy.zero_stage is None:
         reads = fsdp1.host_reads if inner.strategy.family == "fsdp1" else fsdp2.host_reads
         return reads(inner) + inner.reductions * _gradients_on_host(expected)

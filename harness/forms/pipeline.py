@@ -8,7 +8,6 @@ from harness.backends.options import PipelineOptions
 from harness.backends.pipeline.cut import Cut, why_not_cut
 from harness.forms.common_states import ADAM_MOMENTS, buffer_terms, step_counters
 from harness.forms.dtypes import DTYPE_BYTES
-from harness.forms.loading import with_pickled_plans
 from harness.forms.model.layout import Tensor, elements
 from harness.forms.terms import (
     GRADIENTS,
@@ -152,8 +151,7 @@ def collectives(workload: Workload) -> Volume:
     reason = why_not_cut(blocks=len(cut.blocks), ranks=cut.ranks, stages=cut.stages)
     if reason is not None or crossing_bytes(workload) is None:
         return Volume(unknown=reason or "the sequence length is not known")
-    found = (*over_steps(workload, _step), *_evaluation(workload))
-    return with_pickled_plans(workload, Volume(collectives=found))
+    return Volume(collectives=tuple(over_steps(workload, _step)))
 
 
 def _step(workload: Workload, step: int) -> list[Collective]:
@@ -215,10 +213,3 @@ def _gradients(workload: Workload) -> list[Collective]:
         return []
     sizes = whole_sizes(held(workload))
     return gathered("backward", GRADIENTS, sizes, workload.master_dtype, op="all_reduce", role="data")
-
-
-def _evaluation(workload: Workload) -> list[Collective]:
-    """The micro-batches of each pass, forward alone."""
-    before, behind = neighbours(workload)
-    passes = workload.window.evaluation_passes
-    return list(_activations(workload, "evaluation", ACTIVATIONS, behind, before, passes)) if passes else []

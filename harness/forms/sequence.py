@@ -31,13 +31,11 @@ def with_attention(workload: Workload, volume: Volume) -> Volume:
     exchange = _Exchange(workload, attention)
     share = recomputed_share(workload.activation_checkpointing, attention.layers)
     again = replace(exchange, attention=replace(attention, layers=int(share * attention.layers)))
-    window = workload.window
-    passes = len(window.steps) * workload.accumulation_steps
+    passes = len(workload.steps) * workload.accumulation_steps
     found = [
         *exchange.forward("forward", passes),
         *again.forward("backward", passes),
         *exchange.backward(passes),
-        *exchange.forward("evaluation", window.evaluation_passes),
     ]
     return replace(volume, collectives=(*volume.collectives, *found))
 

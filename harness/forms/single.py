@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from harness.forms.common_states import buffer_terms, replica_terms
-from harness.forms.loading import with_pickled_plans
 from harness.forms.terms import ModelStates, Term, Volume, states
 from harness.forms.workload import Workload
 
@@ -22,4 +21,4 @@ def model_states(workload: Workload) -> ModelStates:
 
 def collectives(workload: Workload) -> Volume:
     """Nothing."""
-    return with_pickled_plans(workload, Volume())
+    return Volume()

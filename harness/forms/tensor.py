@@ -7,11 +7,9 @@ from dataclasses import replace
 from harness.backends.tensor.plan import COLUMNS, ROWS, VOCABULARY, cut_dimension, local_shape
 from harness.forms.common_states import replica_tensors, replica_terms
 from harness.forms.dtypes import DTYPE_BYTES
-from harness.forms.loading import with_pickled_plans
 from harness.forms.model.activations import SELECTIVE, blocks_between
 from harness.forms.model.layout import Layout, Tensor
 from harness.forms.terms import (
-    DIGEST,
     GRADIENTS,
     NORM,
     Collective,
@@ -69,9 +67,7 @@ def collectives(workload: Workload) -> Volume:
 
     if workload.sequence_length is None:
         return Volume(unknown="the length of samples is not known, and so the size of activations")
-    passes = workload.window.evaluation_passes
-    found = [*over_steps(workload, step), *evaluation(workload, passes), *digest(workload)]
-    return with_pickled_plans(workload, Volume(collectives=tuple(found), unknown=why_unknown(workload)))
+    return Volume(collectives=tuple(over_steps(workload, step)), unknown=why_unknown(workload))
 
 
 def why_unknown(workload: Workload) -> str | None:
@@ -119,7 +115,7 @@ def activations(workload: Workload, passes: int) -> list[Collective]:
 
     Backward: the gradient of what each group of `COLUMNS` and the output layer read is added up.
     """
-    forward = _forward(workload, "forward", passes)
+    forward = _forward(workload, passes)
     back = _weights_dtype(workload)
     width = DTYPE_BYTES[back]
     hidden = [_inputs(tensor) for tensor in _readers(workload)]
@@ -133,18 +129,13 @@ def activations(workload: Workload, passes: int) -> list[Collective]:
     ]  # fmt: skip
 
 
-def evaluation(workload: Workload, passes: int) -> list[Collective]:
-    """Forward passes alone."""
-    return _forward(workload, "evaluation", passes) if passes else []
-
-
-def _forward(workload: Workload, phase: str, passes: int) -> list[Collective]:
+def _forward(workload: Workload, passes: int) -> list[Collective]:
     per_feature, width = passes * positions(workload), DTYPE_BYTES[workload.compute_dtype]
     weights = [tensor for tensor in workload.layout.parameters if _is_weight(tensor)]
     rows = [tensor.shape[0] for tensor in weights if _layer(tensor) in ROWS]
     found = [
         Collective(
-            phase=phase, op="all_reduce", dtype=workload.compute_dtype, term=FORWARD, role="tensor",
+            phase="forward", op="all_reduce", dtype=workload.compute_dtype, term=FORWARD, role="tensor",
             payload_bytes=per_feature * sum(rows) * width, calls=passes * len(rows),
         )
     ]  # fmt: skip
@@ -153,11 +144,11 @@ def _forward(workload: Workload, phase: str, passes: int) -> list[Collective]:
         held = _weights_dtype(workload)
         found += [
             Collective(
-                phase=phase, op="all_reduce", dtype=held, term=FORWARD, role="tensor",
+                phase="forward", op="all_reduce", dtype=held, term=FORWARD, role="tensor",
                 payload_bytes=per_feature * table.shape[1] * DTYPE_BYTES[held], calls=passes,
             ),
             Collective(
-                phase=phase, op="all_gather", dtype=workload.compute_dtype, term=LOGITS, role="tensor",
+                phase="forward", op="all_gather", dtype=workload.compute_dtype, term=LOGITS, role="tensor",
                 payload_bytes=per_feature * table.shape[0] * width, calls=passes,
             ),
         ]  # fmt: skip
@@ -170,14 +161,6 @@ def _gradients(workload: Workload) -> list[Collective]:
         return []
     sizes = whole_sizes(cut(workload).trained)
     return gathered("backward", GRADIENTS, sizes, workload.master_dtype, op="all_reduce", role="data")
-
-
-def digest(workload: Workload) -> list[Collective]:
-    """`DTensor.full_tensor` of every parameter that is cut."""
-    if not workload.window.digest:
-        return []
-    sizes = whole_sizes(tensor for tensor in workload.layout.parameters if is_cut(workload, tensor))
-    return gathered("digest", DIGEST, sizes, workload.master_dtype, role="tensor")
 
 
 def _readers(workload: Workload) -> list[Tensor]:

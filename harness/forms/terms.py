@@ -84,7 +84,6 @@ PADDING = "padding"
 NORM = "gradient norm"
 OVERFLOW = "overflow flag"
 BUFFERS = "buffers broadcast"
-DIGEST = "weights gathered for their digest"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +155,8 @@ class ModelStates:
 
     terms: tuple[Term, ...]
     """Parts of the model states."""
+    files: tuple[Term, ...] = ()
+    """Always empty; records with forms of a third party's backend have it."""
     unknown: str | None = None
     """Why the optimizer's states are not among the terms; None: they are."""
 
@@ -233,16 +234,16 @@ class Underived:
 
 @dataclass(frozen=True, kw_only=True)
 class Volume:
-    """What a run is expected to communicate, or why that is not known."""
+    """What the steps of a run are expected to communicate, or why that is not known."""
 
     collectives: tuple[Collective, ...] = ()
     """Calls with their cause."""
     remarks: tuple[tuple[str, str], ...] = ()
     """(term, why this implementation moves less under it than the textbook, or by another collective)."""
     unknown: str | None = None
-    """Why the steps and evaluations could not be derived; None: they were."""
+    """Why the steps could not be derived; None: they were."""
     underived: tuple[Underived, ...] = ()
-    """Phases without a closed form."""
+    """Parts of the steps without a closed form."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,7 +260,7 @@ class OwnForms:
 
 def over_steps(workload: Workload, one_step: Callable[[Workload, int], list[Collective]]) -> list[Collective]:
     """The collectives of all probed steps."""
-    return [collective for step in workload.window.steps for collective in one_step(workload, step)]
+    return [collective for step in workload.steps for collective in one_step(workload, step)]
 
 
 def reducing_passes(reductions: int) -> list[tuple[str, int]]:

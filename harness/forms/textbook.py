@@ -168,7 +168,7 @@ def term_differences(
     The differences add up to the whole difference.
     """
     expected = _by_term(workload, (c for c in volume.collectives if c.phase in STEP_PHASES))
-    steps = len(workload.window.steps)
+    steps = len(workload.steps)
     given = _by_term(workload, textbook)
     remarks = dict(volume.remarks)
     found = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 from harness.backends.base import OptimizerImplementation, OptimizerKind, Precision, Preset
 from harness.backends.hybrid import SECOND_COPY
 from harness.backends.mesh import Mesh
-from harness.backends.model_source import Loading
 from harness.backends.optimizer.kinds import NewtonSchulz
 from harness.backends.strategy import StrategyKind
 from harness.forms.dtypes import COMPUTE, DTYPE_BYTES
@@ -24,52 +23,6 @@ ELSEWHERE = "other"
 ORDINARY_STEP = 2
 """The first step that does as all later ones: before it Adam has no states, DDP orders its buckets and
 ZeRO-3 records its trace."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Window:
-    """What of a run is summed up; by default one ordinary step."""
-
-    steps: tuple[int, ...] = (ORDINARY_STEP,)
-    """Indices, from 0, of the probed steps."""
-    evaluation_every: int | None = None
-    evaluation_passes: int = 0
-    """Forward passes of one rank in all evaluations."""
-    evaluation_spells: int = 0
-    """Spells of such passes without a training step between them."""
-    digest: bool = False
-    """Whether the initial weights are gathered for their digest."""
-    checkpoint: bool = False
-
-    @classmethod
-    def of_run(
-        cls,
-        probed: tuple[int, ...],
-        *,
-        every: int | None,
-        evaluated: Collection[int],
-        batches: int,
-        **rest: bool,
-    ) -> Window:
-        """`evaluated` holds the steps taken before each evaluation, which runs `batches` passes per rank.
-
-        Where evaluations are asked for, one pass more follows the last probed step, for its memory.
-        """
-        if not every:
-            return cls(steps=probed, evaluation_every=every, **rest)
-        after_probed = [step + 1 for step in probed[-1:]]
-        ran = list(evaluated) if batches else []
-        return cls(
-            steps=probed,
-            evaluation_every=every,
-            evaluation_passes=len(ran) * batches + len(after_probed),
-            evaluation_spells=len({*ran, *after_probed}),
-            **rest,
-        )
-
-    def follows_evaluation(self, step: int) -> bool:
-        """Whether an evaluation ran between the step before and this one."""
-        return bool(self.evaluation_every) and step > 0 and step % (self.evaluation_every or 1) == 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,19 +59,20 @@ class Workload(Derivations):
     """As the job has it; 'default': torch chooses by device."""
     original_parameters: bool = True
     """FSDP1: whether the optimizer holds original parameters, not the flat one of each unit."""
-    loading: Loading = "full"
-    """How initial weights reached ranks that shard them."""
-    gathers_for_hooks: bool = True
-    """ZeRO-3 gathers each parameter to attach its hook, as DeepSpeed does unless it is kept from it."""
     device: str = "cpu"
     transport: str = "gloo"
     has_fp64: bool = True
     """Whether the device has fp64, in which DeepSpeed adds up norms."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of the backend, as typed after its name."""
-    window: Window = Window()
-    versions: Mapping[str, str] = field(default_factory=dict)
-    """Of the libraries by distribution; closed forms take the newest of one that is missing."""
+    steps: tuple[int, ...] = (ORDINARY_STEP,)
+    """Indices, from 0, of the steps that are summed up."""
+    evaluation_every: int | None = None
+    """Steps between evaluations, which leave weights gathered for the step that follows."""
+
+    def follows_evaluation(self, step: int) -> bool:
+        """Whether an evaluation ran between the step before and this one."""
+        return bool(self.evaluation_every) and step > 0 and step % (self.evaluation_every or 1) == 0
 
     @property
     def ranks_per_sample(self) -> int:

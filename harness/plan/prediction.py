@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Literal, TypeVar
 
-from harness.backends.model_source import Loading
+from harness.backends.model_source import PIECE_ELEMENTS, Loading
 from harness.errors import HarnessError
 from harness.forms.dtypes import COMPUTE, DTYPE_BYTES
 from harness.forms.fsdp.units import reduce_dtype
-from harness.forms.loading import PIECE_ELEMENTS
 from harness.forms.model.activations import ActivationProfile
 from harness.forms.model.layout import elements
 from harness.forms.part import samples_at_once

@@ -25,7 +25,6 @@ from harness.backends.model.precision import compute_dtype
 from harness.backends.refusals import explain_refusal
 from harness.errors import HarnessError
 from harness.forms.terms import OwnForms
-from harness.forms.workload import Window
 from harness.job.batch import BatchLayout
 from harness.job.pairs import why_refused
 from harness.rank.accelerator import describe_accelerator, measured_peaks
@@ -196,27 +195,14 @@ def own_forms(
         device=world.device,
         transport=transport,
         options=backend.options.model_dump(mode="json"),
-        window=_window(request, world, loop),
+        steps=tuple(s for s in range(loop.first_step, loop.steps) if loop.window(s) == "probed"),
+        evaluation_every=request.job.evaluation.every_steps,
     )
     ranks = (replace(workload, rank=rank) for rank in range(world.world_size))
     return OwnForms(
         states=tuple(forms.model_states(of_rank) for of_rank in ranks),
         volume=forms.collectives(workload),
-        steps=workload.window.steps,
-    )
-
-
-def _window(request: RunRequest, world: World, loop: Loop) -> Window:
-    """What will be counted if the run reaches its end."""
-    every = request.job.evaluation.every_steps
-    held_out = len(loop.sampler.evaluation_ids)
-    return Window.of_run(
-        tuple(s for s in range(loop.first_step, loop.steps) if loop.window(s) == "probed"),
-        every=every,
-        evaluated=[s for s in range(every, loop.steps + 1, every) if s > loop.first_step] if every else (),
-        batches=-(-held_out // (request.micro_batch_size * world.data_size)),
-        digest=request.measure.weight_digests,
-        checkpoint=request.measure.checkpoint == "native",
+        steps=workload.steps,
     )
 
 

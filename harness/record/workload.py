@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.backends.presets import HOOKED_WITHOUT_GATHER
 from harness.backends.registry import strategy_of
 from harness.backends.strategy import StrategyKind
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.model.activations import recomputed_until
 from harness.forms.model.layout import Attention, Layout, Tensor
-from harness.forms.workload import Window, Workload
+from harness.forms.workload import Workload
 from harness.job.job import Job
 from harness.record.model import LayoutPart, TensorPart
 from harness.record.run import Record
@@ -57,16 +56,12 @@ def of_record(record: Record, rank: int = 0) -> Workload | None:
         preset=world.preset,
         micro_batch_size=world.micro_batch_size,
         accumulation_steps=world.accumulation_steps,
-        loading=(record.backend.effective.loading if record.backend.effective else None) or "full",
         original_parameters=(record.backend.native_config or {}).get("use_orig_params") is not False,
-        gathers_for_hooks=not (
-            record.backend.effective and record.backend.effective.details.get(HOOKED_WITHOUT_GATHER)
-        ),
         device=world.device,
         transport=world.collectives,
         options=record.backend.options,
-        window=_window(record),
-        versions=record.backend.versions,
+        steps=tuple(step.step for step in record.steps if step.window == "probed"),
+        evaluation_every=record.job.evaluation.every_steps,
     )
 
 
@@ -113,25 +108,6 @@ def _shard_size(record: Record, strategy: StrategyKind) -> int:
     if strategy.sharding != "none" and not strategy.facts.has_replicas:
         return record.world.world_size
     return record.backend.shard_size or record.world.world_size
-
-
-def _window(record: Record) -> Window:
-    """What was counted of the run."""
-    held_out = record.data.evaluation_samples if record.data else 0
-    phases = {row.phase for row in record.comm}
-    return Window.of_run(
-        tuple(step.step for step in record.steps if step.window == "probed"),
-        every=record.job.evaluation.every_steps,
-        evaluated=[part.step for part in record.eval],
-        batches=-(-held_out // (record.world.micro_batch_size * record.world.data_size)),
-        digest="digest" in phases,
-        checkpoint="checkpoint" in phases and _saved_natively(record),
-    )
-
-
-def _saved_natively(record: Record) -> bool:
-    """Portable formats gather nothing; a record without its settings is of a time without them."""
-    return record.measure is None or record.measure.checkpoint == "native"
 
 
 RUNNING_MEAN = ".running_mean"

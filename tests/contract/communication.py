@@ -124,11 +124,6 @@ def count_cases(backend: Backend, world: World) -> list[Counted]:
     return [_count(backend, world, case) for case in VOLUME_CASES]
 
 
-def count_broadcast(backend: Backend, world: World) -> list[Counted]:
-    """The same where rank 0 broadcasts the initial weights."""
-    return [_count(backend, world, case, "broadcast") for case in VOLUME_CASES]
-
-
 def count_twice(backend: Backend, world: World) -> tuple[dict[str, int], dict[str, int]]:
     """Payload by collective over setup and three steps: by the counter, and by the flight recorder."""
     before = len(_recorded())
@@ -150,10 +145,10 @@ def count_twice(backend: Backend, world: World) -> tuple[dict[str, int], dict[st
     return ours, theirs
 
 
-def _count(backend: Backend, world: World, case: VolumeCase, loading: Loading = "slices") -> Counted:
+def _count(backend: Backend, world: World, case: VolumeCase) -> Counted:
     counter = CommunicationCounter(world.layout)
     with counter.counting("setup"):
-        engine, layout, model = prepare(backend, world, case, loading)
+        engine, layout, model = prepare(backend, world, case)
     for step, batch in enumerate(list(global_batches())[: case.probed_step + 1]):
         take_step(engine, batch, world, case, counter if step == case.probed_step else None)
     counted = Counted(layout=layout, model=model, effective=engine.effective(), rows=counter.rows())

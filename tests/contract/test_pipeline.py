@@ -9,7 +9,7 @@ import pytest
 from harness.backends import registry
 from harness.forms import pipeline
 from harness.forms.terms import Volume
-from harness.forms.workload import Window, Workload
+from harness.forms.workload import Workload
 from harness.record.workload import closed_form_layout
 from tests.contract.cases import GLOBAL_BATCH, LENGTH
 from tests.contract.communication import PROBED_STEP, VolumeCase
@@ -97,7 +97,7 @@ def workload(label: str, case: VolumeCase, trained: Trained, ranks: int, rank: i
         sequence_length=LENGTH,
         gradient_clipping=case.clipping,
         options=options.model_dump(),
-        window=Window(steps=(0, PROBED_STEP)),
+        steps=(0, PROBED_STEP),
     )
 
 

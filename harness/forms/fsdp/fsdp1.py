@@ -11,21 +11,16 @@ from harness.forms.fsdp.units import (
     KEPT_BY_EVALUATION,
     GatherUnit,
     blocks_without_gradient,
-    evaluation,
     gathers_and_reductions,
     irregular_units,
     norm,
     reduce_dtype,
     reduced_sizes,
     reduction_remarks,
-    shard_role,
-    sizes,
 )
-from harness.forms.loading import PHASE, loading_collectives, with_pickled_plans
 from harness.forms.model.layout import Tensor, ceil_to, elements
 from harness.forms.terms import (
     BACKWARD,
-    DIGEST,
     FORWARD,
     GRADIENTS,
     OVERFLOW,
@@ -142,28 +137,21 @@ def collectives(workload: Workload) -> Volume:
     units = _units(workload, reshards=reshards)
     kept = not (reshards or workload.reduces_each)
     if not is_sharded(workload):
-        return with_pickled_plans(workload, _not_sharded(workload, units))
+        return _not_sharded(workload, units)
 
     def step(workload: Workload, index: int) -> list[Collective]:
         moved = gathers_and_reductions(workload, units, index, kept_within_step=kept)
         return [*moved, norm(workload), *_overflow(workload)]
 
-    found = loading_collectives(workload) + over_steps(workload, step) + evaluation(workload, units)
-    if workload.window.digest:
-        # `summon_full_params` gathers every unit in the dtype of the masters.
-        dtype, role = workload.master_dtype, shard_role(workload)
-        found += gathered("digest", DIGEST, sizes(units), dtype, role=role)
-    if workload.window.checkpoint:
-        found += _checkpoint(workload, units)
+    found = over_steps(workload, step)
     remarks = reduction_remarks(workload)
     if _has_frozen_neighbours(workload):
         remarks.append((GRADIENTS, FROZEN_REDUCED))
     remarks += [(BACKWARD, ROOT_KEPT)] if reshards else []
-    if workload.window.evaluation_spells:
+    if workload.evaluation_every:
         remarks.append((FORWARD, KEPT_BY_EVALUATION))
     unknown = irregular_units(workload) or blocks_without_gradient(workload) or _normalised_apart(workload)
-    volume = Volume(collectives=tuple(found), remarks=tuple(remarks), unknown=unknown)
-    return with_pickled_plans(workload, volume)
+    return Volume(collectives=tuple(found), remarks=tuple(remarks), unknown=unknown)
 
 
 def _normalised_apart(workload: Workload) -> str | None:
@@ -257,17 +245,3 @@ def _overflow(workload: Workload) -> list[Collective]:
     if workload.precision != "fp16-mixed":
         return []
     return [Collective(phase="step", op="all_reduce", dtype="float32", term=OVERFLOW, payload_bytes=4)]
-
-
-def _checkpoint(workload: Workload, units: Sequence[GatherUnit]) -> list[Collective]:
-    """FSDP1 makes whole tensors of every unit before it cuts them into the pieces that are written.
-
-    torch 2.13: `_sharded_pre_state_dict_hook` (_state_dict_utils.py) unshards the weights, and
-    `_allgather_orig_param_states` (_optim_utils.py) each of Adam's two moments. FSDP2 and DDP gather nothing.
-    """
-    dtype, role = workload.master_dtype, shard_role(workload)
-    weights, moments = "weights gathered for a checkpoint", "Adam's moments gathered for a checkpoint"
-    return [
-        *gathered(PHASE, weights, sizes(units), dtype, role=role),
-        *gathered(PHASE, moments, sizes(units), dtype, role=role, passes=ADAM_MOMENTS),
-    ]

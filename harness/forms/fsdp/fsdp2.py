@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from harness.forms.common_states import ADAM_MOMENTS, FROZEN, buffer_terms, step_counters
 from harness.forms.dtypes import DTYPE_BYTES
-from harness.forms.fsdp.fsdp2_order import evaluation_in_order, in_order
+from harness.forms.fsdp.fsdp2_order import in_order
 from harness.forms.fsdp.units import (
     KEPT_BY_EVALUATION,
     GatherUnit,
     blocks_without_gradient,
-    evaluation,
     gathers_and_reductions,
     irregular_units,
     norm,
@@ -20,11 +19,9 @@ from harness.forms.fsdp.units import (
     reductions,
     shard_role,
 )
-from harness.forms.loading import loading_collectives, with_pickled_plans
 from harness.forms.model.layout import Layout, Tensor, ceil_to, elements
 from harness.forms.terms import (
     BACKWARD,
-    DIGEST,
     FORWARD,
     OVERFLOW,
     Collective,
@@ -32,7 +29,6 @@ from harness.forms.terms import (
     Share,
     Term,
     Volume,
-    gathered,
     merged,
     over_steps,
     states,
@@ -158,19 +154,13 @@ def collectives(workload: Workload) -> Volume:
         return gathers_and_reductions(workload, units, index, kept_within_step=False) + found
 
     found = over_steps(workload, step)
-    if workload.world_size > 1:
-        found += loading_collectives(workload) + _scattered(workload)
-        found += evaluation_in_order(workload, named) if irregular else evaluation(workload, units)
-        found += _digest(workload)
     remarks = reduction_remarks(workload)
     if reshards and not resharded_root:
         remarks.append((BACKWARD, ROOT_KEPT))
-    if workload.window.evaluation_spells and not resharded_root:
+    if workload.evaluation_every and not resharded_root:
         remarks.append((FORWARD, KEPT_BY_EVALUATION))
     unknown = _order_unknown(workload)
-    return with_pickled_plans(
-        workload, Volume(collectives=tuple(found), remarks=tuple(remarks), unknown=unknown)
-    )
+    return Volume(collectives=tuple(found), remarks=tuple(remarks), unknown=unknown)
 
 
 def host_reads(workload: Workload) -> int:
@@ -289,31 +279,3 @@ def _norm(workload: Workload) -> list[Collective]:
         phase="step", op="all_reduce", dtype="float32", term=OVERFLOW, payload_bytes=4, role=role
     )
     return [norm(workload), flag]
-
-
-def _scattered(workload: Workload) -> list[Collective]:
-    """Accelerate has `distribute_tensor` cut what rank 0 sent, which sends the padded pieces once more."""
-    if not (workload.strategy.through_accelerate and workload.loading == "broadcast"):
-        return []
-    return [
-        Collective(
-            phase="setup",
-            op="scatter",
-            dtype=dtype,
-            term="pieces of initial weights",
-            payload_bytes=_padded(alike, workload.shards) * DTYPE_BYTES[dtype],
-            calls=len(alike),
-        )
-        for dtype, alike in workload.by_held_dtype(workload.layout.parameters).items()
-    ]
-
-
-def _digest(workload: Workload) -> list[Collective]:
-    """`DTensor.full_tensor` of every parameter, in the dtype in which it is held."""
-    if not workload.window.digest:
-        return []
-    found: list[Collective] = []
-    for dtype, alike in workload.by_held_dtype(workload.layout.parameters).items():
-        sizes = [(t.numel, _padded([t], workload.shards)) for t in alike]
-        found += gathered("digest", DIGEST, sizes, dtype, role=shard_role(workload))
-    return found

@@ -95,7 +95,7 @@ def _moments(calls: Sequence[UnitCall]) -> Iterator[tuple[str, str, bool]]:
 def in_order(workload: Workload, units: Mapping[str, GatherUnit], step: int) -> list[Collective]:
     """What one step gathers. units: by name, '' for what no block holds."""
     order = _order(workload, units)
-    if workload.window.follows_evaluation(step):
+    if workload.follows_evaluation(step):
         order.forward()
     found: list[Collective] = []
     for micro_step in range(workload.accumulation_steps):
@@ -103,18 +103,6 @@ def in_order(workload: Workload, units: Mapping[str, GatherUnit], step: int) -> 
         forward, backward = (FURTHER_FORWARD, FURTHER_BACKWARD) if micro_step else (FORWARD, BACKWARD)
         found += _gathers(workload, "forward", forward, units, order.forward())
         found += _gathers(workload, "backward", backward, units, order.backward(last=last))
-    return found
-
-
-def evaluation_in_order(workload: Workload, units: Mapping[str, GatherUnit]) -> list[Collective]:
-    """A first pass, and further ones without a training step between them."""
-    window, order, found = workload.window, _order(workload, units), []
-    passes = (window.evaluation_spells, window.evaluation_passes - window.evaluation_spells)
-    for count in passes:
-        gathered = order.forward()
-        found += _gathers(
-            workload, "evaluation", FORWARD, units, Counter({n: c * count for n, c in gathered.items()})
-        )
     return found
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from harness.forms import tensor
 from harness.forms.fsdp import fsdp2
 from harness.forms.part import local_workload
-from harness.forms.terms import DIGEST, NORM, Collective, ModelStates, Underived, Volume, over_steps
+from harness.forms.terms import NORM, Collective, ModelStates, Volume, over_steps
 from harness.forms.workload import Workload
 
 
@@ -30,19 +30,10 @@ def collectives(workload: Workload) -> Volume:
     def step(workload: Workload, _: int) -> list[Collective]:
         return [*tensor.activations(workload, workload.accumulation_steps), tensor.norm("world")]
 
-    along_shard = [
-        replace(part, role="shard") for part in inner.collectives if part.term not in (NORM, DIGEST)
-    ]
+    along_shard = [replace(part, role="shard") for part in inner.collectives if part.term != NORM]
     found = [*along_shard, *over_steps(workload, step)]
-    found += tensor.evaluation(workload, workload.window.evaluation_passes)
     return Volume(
         collectives=tuple(found),
         remarks=inner.remarks,
         unknown=inner.unknown or tensor.why_unknown(workload),
-        underived=(
-            *inner.underived,
-            Underived(
-                phase="digest", dtypes=(), reason="DTensor chooses the order in which two cuts are undone"
-            ),
-        ),
     )

@@ -144,12 +144,12 @@ def gathers_and_reductions(
     further = workload.accumulation_steps - 1
     back = [unit for unit in units if not unit.kept]
     # After an evaluation, units that keep their weights are still gathered.
-    first = back if workload.window.follows_evaluation(step) else units
+    first = back if workload.follows_evaluation(step) else units
     again = 0 if kept_within_step else further
     straight, astray = ([unit for unit in units if unit.astray is is_so] for is_so in (False, True))
     found = [
         *gathers(
-            workload, "forward", FORWARD, first, again=workload.window.follows_evaluation(step)
+            workload, "forward", FORWARD, first, again=workload.follows_evaluation(step)
         ),
         *gathers(workload, "forward", FURTHER_FORWARD, straight, passes=again),
         *gathers(workload, "forward", FURTHER_FORWARD, astray, passes=min(again, 1)),
@@ -218,16 +218,3 @@ def norm(workload: Workload) -> Collective:
         payload_bytes=numbers * DTYPE_BYTES[dtype],
         role=shard_role(workload),
     )
-
-
-def evaluation(workload: Workload, units: Sequence[GatherUnit]) -> list[Collective]:
-    """A forward pass gathers what is not gathered already; without a backward pass kept units stay."""
-    window = workload.window
-    if not window.evaluation_passes:
-        return []
-    passes, spells = window.evaluation_passes, window.evaluation_spells
-    freed = [unit for unit in units if not unit.kept]
-    return [
-        *gathers(workload, "evaluation", FORWARD, units, passes=spells),
-        *gathers(workload, "evaluation", FORWARD, freed, passes=passes - spells, again=True),
-    ]

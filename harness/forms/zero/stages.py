@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from harness.backends.libraries.facts import holds
 from harness.backends.presets import COMMUNICATION_DTYPE, DATA_TYPES, ZERO_BUCKET_DEFAULT, zero_changes
-from harness.forms.loading import PHASE
-from harness.forms.terms import Collective, Volume
 from harness.forms.workload import Workload
 
-TAG_DIGEST_BYTES = 20
-"""SHA-1."""
 FP32_SURPLUS = "gradients add up in fp32"
 """Beyond the textbook's 2 bytes per gradient."""
 SECOND_FP32_COPY = "second fp32 copy"
@@ -56,18 +50,6 @@ def gradient_accumulation_bytes(workload: Workload) -> int:
     return 4 if DATA_TYPES in preset_values(workload) else workload.compute_bytes
 
 
-def broadcast_model(workload: Workload) -> list[Collective]:
-    """`DeepSpeedEngine._broadcast_model` sends every parameter in the model's compute dtype."""
-    as_bytes = holds("zero-broadcasts-bytes", workload.versions)
-    size = sum(tensor.numel * workload.held_bytes(tensor) for tensor in workload.layout.parameters)
-    return [
-        Collective(
-            phase="setup", op="broadcast", dtype="uint8" if as_bytes else workload.compute_dtype,
-            term="initial weights broadcast", payload_bytes=size, calls=len(workload.layout.parameters),
-        )
-    ]  # fmt: skip
-
-
 def bucket_calls(workload: Workload) -> int | None:
     """1 where all gradients fit into one bucket; else it depends on the order in which they come."""
     return 1 if workload.layout.trained_count <= bucket_elements(workload) else None
@@ -86,15 +68,3 @@ def buckets_filled(workload: Workload) -> int:
             buckets, filled = buckets + 1, 0
         filled += parameter.numel
     return buckets
-
-
-def with_checkpoint(workload: Workload, volume: Volume) -> Volume:
-    """`_checkpoint_tag_validation` (DeepSpeed 0.19.8, engine.py) compares digests of the tag by their
-    largest and smallest bytes. Each rank writes the partitions it holds; nothing is gathered."""
-    if not workload.window.checkpoint:
-        return volume
-    compared = Collective(
-        phase=PHASE, op="all_reduce", dtype="uint8", term="checkpoint's tag compared",
-        payload_bytes=2 * TAG_DIGEST_BYTES, calls=2,
-    )  # fmt: skip
-    return replace(volume, collectives=(*volume.collectives, compared))

@@ -6,7 +6,7 @@ from harness.forms.common_states import ADAM_MOMENTS, buffer_terms, step_counter
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.terms import GRADIENTS, NORM, Collective, ModelStates, Term, Volume, over_steps, states
 from harness.forms.workload import Workload
-from harness.forms.zero.stages import broadcast_model, reduce_dtype, with_checkpoint
+from harness.forms.zero.stages import reduce_dtype
 
 FALLBACK_BUCKET_ELEMENTS = 500_000_000
 """`MEMORY_OPT_ALLREDUCE_SIZE` (engine.py)."""
@@ -35,8 +35,7 @@ def model_states(workload: Workload) -> ModelStates:
 
 def collectives(workload: Workload) -> Volume:
     """`buffered_allreduce_fallback` (engine.py) at the accumulation boundary."""
-    found = (*broadcast_model(workload), *over_steps(workload, _step))
-    return with_checkpoint(workload, Volume(collectives=found))
+    return Volume(collectives=tuple(over_steps(workload, _step)))
 
 
 def _step(workload: Workload, _: int) -> list[Collective]:

@@ -22,17 +22,14 @@ from harness.forms.terms import (
     gathered,
     over_steps,
     states,
-    whole_sizes,
 )
 from harness.forms.workload import Workload
 from harness.forms.zero.stages import (
     FP32_SURPLUS,
     SECOND_FP32_COPY,
-    broadcast_model,
     bucket_calls,
     gradient_accumulation_bytes,
     reduce_dtype,
-    with_checkpoint,
 )
 
 START_ALIGNMENT_ELEMENTS = 2
@@ -198,13 +195,8 @@ def collectives(workload: Workload) -> Volume:
     `use_multi_rank_bucket_allreduce` is false: stage 1 at the accumulation boundary, stage 2 in every
     micro-step, to partition them (`DeepSpeedEngine.allreduce_gradients`).
     """
-    found = [*broadcast_model(workload), *over_steps(workload, _step)]
-    if workload.window.digest:
-        # `safe_get_full_fp32_param` all-reduces a whole fp32 buffer per parameter (tensor_fragment.py).
-        sizes = whole_sizes(workload.layout.trained)
-        found += gathered("digest", "weights assembled for their digest", sizes, "float32", op="all_reduce")
-    volume = Volume(collectives=tuple(found), remarks=((GRADIENTS, ALL_REDUCED),))
-    return with_checkpoint(workload, volume)
+    found = tuple(over_steps(workload, _step))
+    return Volume(collectives=found, remarks=((GRADIENTS, ALL_REDUCED),))
 
 
 def reduces_to_owners(workload: Workload) -> bool:

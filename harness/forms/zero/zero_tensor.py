@@ -10,14 +10,13 @@ from harness.backends.tensor.plan import (
     COLUMNS,
     OUTPUT,
     ROWS,
-    autotp_cut_dimension,
     autotp_local_shape,
     part_sizes,
 )
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.model.layout import Layout, Tensor
 from harness.forms.tensor import BACKWARD, FORWARD, LOGITS, positions, recomputed, why_unknown
-from harness.forms.terms import DIGEST, NORM, OVERFLOW, Collective, ModelStates, Volume, over_steps
+from harness.forms.terms import NORM, OVERFLOW, Collective, ModelStates, Volume, over_steps
 from harness.forms.workload import Workload
 from harness.forms.zero import zero3, zero12
 from harness.forms.zero.stages import bucket_elements
@@ -48,13 +47,11 @@ class ZeroTensor:
         def step(workload: Workload, _: int) -> list[Collective]:
             return _activations(workload, workload.accumulation_steps)
 
-        found = [replace(part, role=_role(part)) for part in along_data.collectives]
+        found = [replace(part, role="data") for part in along_data.collectives]
         found += [
             replace(part, role="tensor") for part in along_data.collectives if part.term in (NORM, OVERFLOW)
         ]
         found += over_steps(workload, step)
-        found += _forward(workload, "evaluation", workload.window.evaluation_passes)
-        found += _digest(workload)
         return replace(
             along_data,
             collectives=tuple(found),
@@ -65,11 +62,6 @@ class ZeroTensor:
 zero12_tensor, zero3_tensor = ZeroTensor(zero12), ZeroTensor(zero3)
 UNDERNEATH = {"zero12-tensor": "zero12", "zero3-tensor": "zero3"}
 """Family of AutoTP -> that of ZeRO across the ranks that hold the same parts."""
-
-
-def _role(part: Collective) -> str:
-    """Checkpoints and barriers concern all ranks."""
-    return "world" if part.op == "barrier" or part.phase == "checkpoint" else "data"
 
 
 def zero_workload(workload: Workload) -> Workload:
@@ -113,7 +105,7 @@ def _activations(workload: Workload, passes: int) -> list[Collective]:
     readers = list(_weights(workload, *COLUMNS, OUTPUT))
     size = sum(tensor.shape[1] for tensor in readers) * positions(workload) * DTYPE_BYTES[dtype]
     return [
-        *_forward(workload, "forward", passes),
+        *_forward(workload, passes),
         Collective(
             phase="backward", op="all_reduce", dtype=dtype, term=BACKWARD, role="tensor",
             payload_bytes=passes * size, calls=passes * len(readers),
@@ -122,43 +114,24 @@ def _activations(workload: Workload, passes: int) -> list[Collective]:
     ]  # fmt: skip
 
 
-def _forward(workload: Workload, phase: str, passes: int) -> list[Collective]:
-    if not passes:
-        return []
+def _forward(workload: Workload, passes: int) -> list[Collective]:
     dtype = workload.compute_dtype
     per_feature = passes * positions(workload) * DTYPE_BYTES[dtype]
     rows, output = list(_weights(workload, *ROWS)), list(_weights(workload, OUTPUT))
     found = [
         Collective(
-            phase=phase, op="all_reduce", dtype=dtype, term=FORWARD, role="tensor",
+            phase="forward", op="all_reduce", dtype=dtype, term=FORWARD, role="tensor",
             payload_bytes=per_feature * sum(tensor.shape[0] for tensor in rows), calls=passes * len(rows),
         )
     ]  # fmt: skip
     if output:
         found.append(
             Collective(
-                phase=phase, op="all_gather", dtype=dtype, term=LOGITS, role="tensor",
+                phase="forward", op="all_gather", dtype=dtype, term=LOGITS, role="tensor",
                 payload_bytes=per_feature * _padded(workload, output[0], 0), calls=passes,
             )
         )  # fmt: skip
     return found
-
-
-def _digest(workload: Workload) -> list[Collective]:
-    """`AutoTpEngine.full_parameters`: what is cut is gathered in fp32."""
-    if not workload.window.digest:
-        return []
-    sizes = [
-        tensor.numel // tensor.shape[cut] * _padded(workload, tensor, cut)
-        for tensor in workload.layout.parameters
-        if (cut := autotp_cut_dimension(tensor.name)) is not None
-    ]
-    return [
-        Collective(
-            phase="digest", op="all_gather", dtype="float32", term=DIGEST, role="tensor",
-            payload_bytes=sum(sizes) * DTYPE_BYTES["float32"], calls=len(sizes),
-        )
-    ]  # fmt: skip
 
 
 def _padded(workload: Workload, tensor: Tensor, dimension: int) -> int:

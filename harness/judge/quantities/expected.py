@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from harness.forms import families
-from harness.forms.terms import STEP_PHASES, ModelStates, Underived, Volume
+from harness.forms.terms import ModelStates, Volume
 from harness.forms.workload import ORDINARY_STEP, Workload
 from harness.record import Record
 from harness.record.workload import known_strategy, of_record
-
-LOADING = Underived(
-    phase="checkpoint_load", dtypes=(), reason="each library loads a checkpoint in its own way"
-)
 
 ADAM_CLASSES = ("Adam", "AdamW", "FusedAdam", "DeepSpeedCPUAdam")
 """Optimizers whose states the closed forms know, whatever library they are of."""
@@ -64,34 +58,14 @@ def expected_volume(record: Record, workload: Workload) -> Volume | None:
     """
     own = record.backend.own_forms
     if own is not None:
-        return _with_loading(record, own.volume) if own.steps == workload.window.steps else None
+        return own.volume if own.steps == workload.steps else None
     if workload.strategy.family not in families.FAMILIES or _resumed_into_probed_steps(record, workload):
         return None
-    volume = families.collectives(workload)
-    return _with_loading(record, volume if record.backend.claim is None else _as_claimed(volume))
-
-
-def _with_loading(record: Record, volume: Volume) -> Volume:
-    """Loading a checkpoint is counted, not derived; records that load none stay as they are."""
-    if not any(row.phase == LOADING.phase for row in record.comm):
-        return volume
-    return replace(volume, underived=(*volume.underived, LOADING))
+    return families.collectives(workload)
 
 
 def _resumed_into_probed_steps(record: Record, workload: Workload) -> bool:
     """The closed forms know the first steps of a training, not those of a run that continues one."""
     if record.resumed is None:
         return False
-    return min(workload.window.steps, default=0) - record.resumed.step < ORDINARY_STEP
-
-
-def _as_claimed(volume: Volume) -> Volume:
-    """The part of a family's volume that another implementation of the strategy shares."""
-    outside = tuple(
-        Underived(
-            phase=phase, dtypes=(), reason="a backend that claims a strategy does so for its steps only"
-        )
-        for phase in ("setup", "digest", "evaluation", "checkpoint")
-    )
-    in_steps = tuple(c for c in volume.collectives if c.phase in STEP_PHASES)
-    return replace(volume, collectives=in_steps, underived=(*volume.underived, *outside))
+    return min(workload.steps, default=0) - record.resumed.step < ORDINARY_STEP

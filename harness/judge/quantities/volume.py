@@ -102,17 +102,14 @@ def expected_payload(volume: Volume, mesh: Mesh | None = None) -> dict[Key, int]
 
 
 def is_derived(volume: Volume, phase: str, dtype: str) -> bool:
-    """Whether a volume says what collectives of a phase and dtype move, be it nothing."""
-    if volume.unknown and phase in (*STEP_PHASES, "evaluation"):
+    """Whether a volume says what collectives of a phase and dtype move, be it nothing: within steps only."""
+    if volume.unknown or phase not in STEP_PHASES:
         return False
     return not any(part.covers(phase, dtype) for part in volume.underived)
 
 
 def volume_differences(record: Record) -> list[VolumeDifference] | None:
-    """Every kind of collective whose payload is not as expected; None where nothing is expected.
-
-    Where the steps could not be derived, the phases outside of them are compared all the same.
-    """
+    """Every kind of collective of the steps whose payload is not as expected; None where nothing is."""
     pair = volume_of(record)
     if pair is None:
         return None
@@ -198,10 +195,10 @@ def expected_sent_bytes_per_step(record: Record) -> float | None:
 
 def sent_per_step(workload: Workload, volume: Volume) -> float | None:
     """Ring bytes that a rank sends per step of the window; None where the volume of a step is not known."""
-    if volume.unknown or any(part.phase in STEP_PHASES for part in volume.underived):
+    if volume.unknown or volume.underived:
         return None
     total = sum(c.sent_bytes(workload) for c in volume.collectives if c.phase in STEP_PHASES)
-    return total / len(workload.window.steps)
+    return total / len(workload.steps)
 
 
 def textbook_differences(record: Record) -> list[TermDifference] | None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from harness.backends.checkpoints.tensor_files import safetensors_header
-from harness.forms.loading import PIECE_ELEMENTS
+from harness.backends.model_source import PIECE_ELEMENTS
 
 
 def pieces(start: int, stop: int) -> Iterator[tuple[int, int]]:

@@ -396,8 +396,7 @@ def volume_section(comparison: Comparison) -> Section | None:
                 key="communication_differences",
                 columns=table_columns("communication_differences"),
                 rows=differences,
-                caption="Measured payload that is not as expected, in bytes over the probed steps (setup, "
-                "evaluation and digest: over the run)",
+                caption="Measured payload that is not as expected, in bytes over the probed steps",
             )
         )
     return Section("communication_volume", "Communication: measured, expected, textbook", blocks)

@@ -13,7 +13,7 @@ from harness.backends.registry import moving_parts
 from harness.forms import families
 from harness.forms.peak_memory.families import kinds_without_activations, without_activations
 from harness.forms.terms import STATE_KINDS
-from harness.forms.workload import Window, Workload
+from harness.forms.workload import ORDINARY_STEP, Workload
 from harness.job.experiment import ReportFocus
 from harness.judge.quantities.pipeline import pipeline_use
 from harness.judge.quantities.volume import sent_per_step
@@ -291,7 +291,9 @@ def _what_if(record: Record, accumulation_steps: int, world_size: int | None) ->
     workload = _built_in(record)
     if workload is None:
         return None
-    workload = replace(workload, accumulation_steps=accumulation_steps, window=Window())
+    workload = replace(
+        workload, accumulation_steps=accumulation_steps, steps=(ORDINARY_STEP,), evaluation_every=None
+    )
     if world_size in (None, record.world.world_size):
         return workload
     if workload.strategy.facts.has_replicas or record.world.dimensions:

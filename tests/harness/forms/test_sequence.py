@@ -11,7 +11,7 @@ from harness.backends.registry import strategy_of
 from harness.forms.model.layout import Attention, Layout, Tensor
 from harness.forms.sequence import KEPT, UNKNOWN_HEADS, with_attention
 from harness.forms.terms import Collective, Volume
-from harness.forms.workload import Window, Workload
+from harness.forms.workload import Workload
 
 LAYERS, HEADS, KEYS, SIZE = 3, 8, 2, 16
 SAMPLES, LENGTH, RANKS = 2, 21, 4
@@ -76,12 +76,6 @@ def test_recomputed_blocks_exchange_once_more(checkpointing: bool | str, blocks:
     volume = with_attention(workload("cp", activation_checkpointing=checkpointing), Volume())
     calls = sum(c.calls or 0 for c in volume.collectives if (c.phase, c.op) == ("backward", "all_gather"))
     assert calls == LAYERS + blocks
-
-
-def test_evaluations_exchange_in_the_forward_direction_only() -> None:
-    window = Window(steps=(2,), evaluation_every=2, evaluation_passes=5)
-    found = with_attention(workload("cp", window=window), Volume()).collectives
-    assert [(c.op, c.calls) for c in found if c.phase == "evaluation"] == [("all_gather", 5 * LAYERS)]
 
 
 def test_what_is_not_known_is_said() -> None:

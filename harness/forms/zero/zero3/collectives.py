@@ -6,12 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from harness.forms.loading import loading_collectives
 from harness.forms.model.activations import SELECTIVE, blocks_between
 from harness.forms.model.layout import READ_ELSEWHERE, RETURNED, Layout, Tensor, Use, ceil_to
 from harness.forms.terms import (
     BACKWARD,
-    DIGEST,
     FORWARD,
     FURTHER_BACKWARD,
     FURTHER_FORWARD,
@@ -27,7 +25,7 @@ from harness.forms.terms import (
     over_steps,
 )
 from harness.forms.workload import Role, Workload
-from harness.forms.zero.stages import broadcast_model, bucket_calls, reduce_dtype, with_checkpoint
+from harness.forms.zero.stages import bucket_calls, reduce_dtype
 from harness.forms.zero.zero3.gathering import fetching, own_settings
 from harness.forms.zero.zero3.states import sub_groups
 
@@ -54,7 +52,7 @@ def uses_unknown(workload: Workload) -> str | None:
             "ZeRO-3 gathers such a parameter is not modelled"
         )
     early = [name for name, uses in layout.uses.items() if RETURNED in uses and uses[0] != RETURNED]
-    if early and 0 in workload.window.steps:
+    if early and 0 in workload.steps:
         return (
             f"how often the first forward pass gathers '{early[0]}', which a module returns, is not modelled"
         )
@@ -154,17 +152,13 @@ def collectives(workload: Workload) -> Volume:
     the module unless it persists or is used again within the reuse distance
     (partitioned_param_coordinator.py).
     """
-    unknown = _unknown(workload)
-    found = [*_setup(workload), *_digest(workload)]
-    if unknown:
-        return with_checkpoint(workload, Volume(collectives=tuple(found), unknown=unknown))
-    found += over_steps(workload, _step) + _evaluation(workload)
-    how = fetching(workload)
+    if unknown := _unknown(workload):
+        return Volume(unknown=unknown)
+    found, how = over_steps(workload, _step), fetching(workload)
     remarks = [(FORWARD, PERSISTENT)] if how.persistence else []
     remarks += [(BACKWARD, GATHERED_ONCE)] if how.keeps_for_backward else []
     underived = (TRACE_CHECK,) if _traces(workload) else ()
-    volume = Volume(collectives=tuple(found), remarks=tuple(remarks), underived=underived)
-    return with_checkpoint(workload, volume)
+    return Volume(collectives=tuple(found), remarks=tuple(remarks), underived=underived)
 
 
 def _traces(workload: Workload) -> bool:
@@ -173,7 +167,7 @@ def _traces(workload: Workload) -> bool:
     Until it is complete each module gives back everything it gathered, persistent parameters too
     (`release_sub_module`): like for like that is what happens anyway.
     """
-    steps = workload.window.steps
+    steps = workload.steps
     runs = sum(not name for name, _ in workload.layout.unit_calls or ())
     if runs > 1:
         return True  # each run of the whole model is one, and passes that differ begin the trace anew
@@ -183,7 +177,7 @@ def _traces(workload: Workload) -> bool:
 def _unknown(workload: Workload) -> str | None:
     how = fetching(workload)
     gives_back = how.gathers_each_use and not how.persistence
-    plain = not (workload.activation_checkpointing or workload.window.evaluation_every)
+    plain = not (workload.activation_checkpointing or workload.evaluation_every)
     if _traces(workload) and not (gives_back and plain):
         return (
             "ZeRO-3 records its trace of modules in the first two forward passes, gathers otherwise than "
@@ -322,7 +316,7 @@ def _step(workload: Workload, step: int) -> list[Collective]:
     found: list[Collective] = []
     further = workload.accumulation_steps - 1
     # Without a backward pass an evaluation leaves what the reuse distance covers gathered.
-    evaluated = workload.window.follows_evaluation(step)
+    evaluated = workload.follows_evaluation(step)
     there_already = evaluated and fetching(workload).keeps_for_backward
     _pass(workload, "forward", FORWARD, 0 if there_already else 1, found, anew=not evaluated)
     _pass(workload, "forward", FURTHER_FORWARD, further, found)
@@ -362,38 +356,3 @@ def _persisting(workload: Workload) -> list[Collective]:
     if workload.world_size == 1:
         return []
     return _gathered(workload, "step", UPDATED, kept, calls=len(kept))
-
-
-def _evaluation(workload: Workload) -> list[Collective]:
-    found: list[Collective] = []
-    window = workload.window
-    _pass(workload, "evaluation", FORWARD, window.evaluation_spells, found, anew=True)
-    if fetching(workload).gathers_each_use:
-        _pass(workload, "evaluation", FORWARD, window.evaluation_passes - window.evaluation_spells, found)
-    return found
-
-
-def _setup(workload: Workload) -> list[Collective]:
-    """`Init._zero_init_param` broadcasts every parameter while it partitions them. Before that the engine
-    broadcasts a model that is not partitioned yet. Then
-    `create_reduce_and_remove_grad_hooks` (stage3.py) gathers each to attach its hook, where it is let."""
-    trained = workload.layout.trained if workload.gathers_for_hooks else ()
-    hooked = _gathered(workload, "setup", "weights gathered to attach hooks", trained, calls=len(trained))
-    barriers = Collective(
-        phase="setup", op="barrier", dtype="none", term="barriers", payload_bytes=0, calls=3
-    )
-    initial = loading_collectives(workload)
-    if workload.loading == "full":
-        initial = broadcast_model(workload)
-    return [*initial, *broadcast_model(workload), barriers, *hooked]
-
-
-def _digest(workload: Workload) -> list[Collective]:
-    """`safe_get_full_fp32_param` gathers the fp32 partition of every parameter (`_fp32_state_allgather`)."""
-    if not workload.window.digest:
-        return []
-    frozen = workload.layout.frozen_parameters
-    return [
-        *gathered("digest", DIGEST, _sizes(workload, workload.layout.trained), workload.master_dtype),
-        *_gathered(workload, "digest", "frozen weights gathered for their digest", frozen, calls=len(frozen)),
-    ]

@@ -8,7 +8,7 @@ import pytest
 from harness.backends.registry import BUILT_IN
 from harness.forms.families import collectives
 from harness.forms.model.layout import Layout, Tensor, Use
-from harness.forms.workload import Window, Workload
+from harness.forms.workload import Workload
 from harness.forms.zero.zero3.collectives import SHARED_TERM, shared_gathers, uses_unknown
 
 SEEN: Use = "inputs with gradient"
@@ -81,7 +81,7 @@ def volume_of(asked: Workload) -> int:
 def test_what_the_first_pass_gathers_before_a_weight_is_returned_is_not_known() -> None:
     layout = {"uses": {TABLE.name: (IDS, KEPT)}, "tied": {}}
     assert uses_unknown(workload(layout=layout)) is None
-    assert "first forward pass" in str(uses_unknown(workload(layout=layout, window=Window(steps=(0, 2)))))
+    assert "first forward pass" in str(uses_unknown(workload(layout=layout, steps=(0, 2))))
 
 
 def test_uses_replace_what_names_say() -> None:
