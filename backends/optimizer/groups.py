@@ -53,11 +53,16 @@ def _own_rate(group: Mapping[str, Any], rate: float) -> float:
     return rate * float(group.get(LR_SCALE, 1.0))
 
 
+def uses_rate(group: Mapping[str, Any], asked: float) -> bool:
+    """Whether a group has its share of the job's learning rate of a step."""
+    return group_rate(group) == _own_rate(group, asked)
+
+
 def rate_in_force(optimizers: Iterable[Any], asked: float) -> float | None:
     """Of the rates of all groups, over their share, the one farthest from what was asked; None: none."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     rates = [
-        asked if rate == _own_rate(group, asked) else rate / float(group.get(LR_SCALE, 1.0))
+        asked if uses_rate(group, asked) else rate / float(group.get(LR_SCALE, 1.0))
         for group in groups
         if (rate := group_rate(group)) is not None
     ]

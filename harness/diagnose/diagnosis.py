@@ -26,7 +26,7 @@ from harness.diagnose.tensors import (
     TensorNoise,
     compare_tensors,
 )
-from harness.judge.agreement.divergence_causes import explain_divergence, name_scale, shifted
+from harness.judge.agreement.causes import explain_divergence, name_scale, shifted
 from harness.judge.agreement.job_equivalence import Difference, job_differences
 from harness.judge.agreement.noise import Tolerance
 from harness.judge.agreement.parity import MEAN_NORM, first_divergent_step
@@ -316,7 +316,7 @@ def diagnose(pair: tuple[LoadedRun, LoadedRun], say: Say) -> Diagnosis:
     causes = [
         *about_job(same_job, other),
         *about_settings(settings, baseline, other, clean=clean),
-        *([factor.text] if (factor := shifted(shift)) is not None else []),
+        *([factor] if (factor := shifted(shift)) is not None else []),
     ]
     explanation = [how_far(found, limits)]
     verdict = None

@@ -774,7 +774,7 @@ MUTANTS = (
            "-(-tensor.size(dim) // count)", "tensor.size(dim) // count",
            "A simulated rank cuts tensors as torch does",
            "harness/rank/simulation/test_chunks.py::test_chunks_are_those_of_torch"),
-    Mutant("audit-of-the-reference", "harness/judge/agreement/divergence_causes.py",
+    Mutant("audit-of-the-reference", "harness/judge/agreement/causes.py",
            "if elsewhere or any(part.odd_update for part in reference.ranks):", "if elsewhere:",
            "What the reference does as well is no fault of a backend",
            "harness/judge/findings/test_updates.py::test_what_the_reference_does_too_is_no_finding"),

@@ -309,7 +309,7 @@ CLIPPED = [
     for suffix, where in (("OfDdp", "DDP"), ("OfFsdp", "FSDP"))
 ] + [
     Trap(name=f"embedding scaled, {where}", label=f"planted-EmbeddingScaled{suffix}",
-         finding="gradient-differs", says="gradients of model.embed_tokens.weight are",
+         finding="gradient-differs", says="gradients of model.embed_tokens.weight, beside all others",
          what="gradients of the embedding divided by how often a batch holds each token")
     for suffix, where in (("OfDdp", "DDP"), ("OfFsdp", "FSDP"), ("AtStage1", "ZeRO-1"),
                           ("AtStage3", "ZeRO-3"))
@@ -402,12 +402,12 @@ OWN_JOBS = [
 ] + [
     Trap(name="block skipped on a rank", label="planted-BlockSkippedOnOneRank:find_unused_parameters=true",
          finding="gradient-differs",
-         says="no gradient reaches block blocks.0, block blocks.1, first.bias and 1 more on rank 1",
+         says="no gradient reaches block blocks.0, block blocks.1, first.bias and 1 more (ranks: 1)",
          settings=settings_of("mean"), also=("idle-on-some-ranks",),
          what="rank 1 leaves a block out of its backward pass"),
     Trap(name="late block skipped on a rank",
          label="planted-LateBlockSkippedOnOneRank:find_unused_parameters=true",
-         finding="gradient-differs", says="first.bias and 1 more on rank 1",
+         finding="gradient-differs", says="first.bias and 1 more (ranks: 1)",
          settings=settings_of("mean"), also=("idle-on-some-ranks",),
          what="from the fourth step on rank 1 leaves a block out of its backward pass"),
     Trap(name="decay without gradient", label="zero2", finding="decay-without-gradient",

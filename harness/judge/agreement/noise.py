@@ -9,6 +9,7 @@ is run with sums that are added up so.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -136,6 +137,9 @@ class Noise:
     answers: int | None = None
     """Most generated answers in which a repetition differs from the reference; None: none were generated."""
 
+    no_yardstick: tuple[str, ...] = ()
+    """Repetitions whose loss scaler skipped other steps than the reference's: what they differ by is no
+    rounding."""
     norms: tuple[tuple[str, Norms], ...] = field(default=(), compare=False)
     """Of the reference and its repetitions, by label; empty in fp32 and where no other split was measured."""
     mean_norm: float = 0.0
@@ -179,8 +183,8 @@ class Noise:
     def as_json(self) -> dict[str, Any]:
         document = asdict(self)
         del document["norms"]
-        for name in ("answers", "cut_band"):
-            if document[name] is None:
+        for name in ("answers", "cut_band", "no_yardstick"):
+            if not document[name] and document[name] != 0:
                 del document[name]
         levels = [level | {"repetitions": list(level["repetitions"])} for level in document["levels"]]
         return document | {"derivation": list(self.derivation), "levels": levels}
@@ -193,7 +197,11 @@ def measure_noise(reference: Record, repeats: Iterable[Record]) -> Noise:
     dtype for the band. A plain repeat adds in the same order, often to the same bits: it counts, but beside
     another split only. A split changes more than the order where layers normalise over micro-batches.
     """
-    repeats = [r for r in repeats if r.status == "ok" and not is_another_computation(r, reference)]
+    made = [r for r in repeats if not is_another_computation(r, reference)]
+    # What a repetition would have shown that did not run, the precision bounds.
+    is_complete = all(r.status == "ok" for r in made if _other_precision(r))
+    ran = [r for r in made if r.status == "ok"]
+    repeats = [r for r in ran if skipped(r) == skipped(reference)]
     in_parts = [r for r in repeats if _adds_up_parts(r)]
     others = [r for r in repeats if _other_precision(r) and r not in in_parts]
     splits = [r for r in repeats if r not in in_parts and r not in others]
@@ -210,7 +218,7 @@ def measure_noise(reference: Record, repeats: Iterable[Record]) -> Noise:
     levels = [_level(TIGHT, factor, splits, measured, "fp32")]
     band = cut_band = None
     if precision != "fp32" or others:
-        unit = "fp32" if others else precision
+        unit = "fp32" if others and is_complete else precision
         measured = [distance(reference, record) for record in others]
         band = _limits(reference, measured, BAND_FACTOR, UNIT_ROUNDOFF[unit], _other_sign(reference))
         if others:
@@ -228,9 +236,31 @@ def measure_noise(reference: Record, repeats: Iterable[Record]) -> Noise:
     return Noise(
         tight=tight, band=band, cut_band=cut_band, derivation=tuple(sentences), levels=tuple(levels),
         answers=max(answers, default=None),
+        no_yardstick=tuple(dict.fromkeys(r.backend.label for r in ran if r not in repeats)),
         norms=tuple((r.backend.label, norms_by_step(r)) for r in (reference, *repeats)) if shifts else (),
         mean_norm=max([UNIT_ROUNDOFF["fp32"], *(abs(float(c.mean())) + standard_error(c) for c in shifts)]),
     )  # fmt: skip
+
+
+def skipped(record: Record) -> set[int]:
+    """Steps that a loss scaler skipped."""
+    without = {step.step for step in record.steps if step.gradient_norm is None}
+    return without if record.skipped_steps else set()
+
+
+def least_loss(record: Record) -> Tolerance | None:
+    """What a run would differ by if a rank, or a micro-step, added no gradient; None: it has one of each.
+
+    Without a share s of a gradient whose parts point anywhere, its norm is the root of 1 - s of what it was,
+    and so is the cosine of the angle between the two. No rounding is as large, whatever repetitions show.
+    """
+    world = record.world
+    parts = [n for n in (world.data_size, world.accumulation_steps) if n > 1]
+    if not parts:
+        return None
+    left = (1.0 - 1.0 / max(parts)) ** 0.5
+    apart = (2.0 - 2.0 * left) ** 0.5
+    return Tolerance(loss=math.inf, norm=1.0 - left, update=math.inf, weights=apart)
 
 
 def is_repetition(record: Record) -> bool:

@@ -10,15 +10,17 @@ import numpy as np
 
 from harness.forms.terms import STEP_PHASES
 from harness.judge.agreement.job_equivalence import Difference, job_differences
-from harness.judge.agreement.noise import Noise, Tolerance, measure_noise
+from harness.judge.agreement.noise import Noise, Tolerance, least_loss, measure_noise, skipped
 from harness.judge.agreement.resumed import aligned_runs
 from harness.judge.distance import Distance, StepPairs, aligned, distance, step_pairs
 from harness.judge.effective import SettingDifference, setting_differences
 from harness.judge.run import Run
+from harness.judge.wording import percent
 from harness.record import Record
 
 MEAN_NORM = "mean_norm"
 """In what lies beyond its limit: the mean of the norms' differences from the repetition that rounds alike."""
+MEASURED = {"norm": "gradient norms", "weights": "final weights"}
 Parity = Literal["exact", "tight", "band", "diverged", "unjudged"]
 
 
@@ -87,6 +89,8 @@ def judge(
     level = _level(expected, record, found, noise)
     if unjudged is not None and level not in ("exact", "tight"):
         return _unjudged(unjudged)  # nothing agrees so well by chance
+    if why := _without_yardstick(expected, record, found, noise, level):
+        return _unjudged(why)
     exceeded = list(widest.exceeded(found).items())
     if level in ("tight", "band") and (shift := noise.norm_shift(record)) is not None:
         level = "diverged"
@@ -106,6 +110,26 @@ def judge(
         exceeded=tuple((name, *values) for name, values in exceeded),
         settings=tuple(setting_differences(expected, record)),
     )
+
+
+def _without_yardstick(expected: Record, record: Record, found: Distance, noise: Noise, level: Parity) -> str:
+    """Why repetitions of the reference are no measure of this run; '': they are."""
+    least, measured = least_loss(record), any(one.repetitions for one in noise.levels)
+    lost = least.exceeded(found) if least is not None else {}
+    if level in ("tight", "band") and measured and lost:
+        name, (value, most) = next(iter(lost.items()))
+        return (
+            f"{MEASURED[name]} differ by {percent(value)}, as may those of repetitions of the reference; "
+            f"{percent(most)} would be enough for the gradient of a rank or a micro-step that is missing"
+        )
+    finite = record.status == "ok" and found.loss is not None
+    alike = skipped(record) == skipped(expected) and lost
+    if level == "diverged" and finite and noise.no_yardstick and not alike:
+        return (
+            f"the loss scaler of {', '.join(noise.no_yardstick)} skipped other steps than the reference's: "
+            "rounding was not measured"
+        )
+    return ""
 
 
 def _communicates_itself(record: Record) -> str:

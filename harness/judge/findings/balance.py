@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from harness.judge.agreement.parameters import where
+from harness.judge.agreement.causes import where
 from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.quantities.measures import gradient_lost, idle_on_some_ranks
 from harness.judge.quantities.timings import PERSISTENT_RUNS, Seconds, is_beyond_noise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from harness.judge.agreement.divergence_causes import (
+from harness.judge.agreement.causes import (
     altered_step,
     explain_divergence,
     moved_alone,

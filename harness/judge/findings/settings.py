@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import Any
 
 from harness.backends.options import COST_ALONE
-from harness.judge.agreement.divergence_causes import read_outside
+from harness.judge.agreement.causes import read_outside
 from harness.judge.agreement.noise import is_repetition, measure_noise
 from harness.judge.agreement.parity import has_dropout
 from harness.judge.distance import distance

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.judge.agreement.divergence_causes import altered_updates
+from harness.judge.agreement.causes import altered_updates
 from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.repeats import Runs
 from harness.judge.rows import JudgedRun

@@ -215,6 +215,7 @@ class Observer:
         self._audit: UpdateAudit | None = None
         self._share = 0.0
         self._rates: list[list[float | None]] = []
+        self._asked: float | None = None
         self._constants: dict[int, list[dict[str, Any]]] = {}
         self._buffers: dict[str, str] = {}
 
@@ -321,7 +322,7 @@ class Observer:
         if step == 0 and self._audit is not None and self._optimizer is not None and self._optimizer.state:
             # It continues: what its states were decides its first update.
             self._watch.note_groups(self._optimizer)
-            self._audit.look(self._watch.held(self._optimizer), step, tuple)
+            self._audit.look(self._watch.held(self._optimizer), None, tuple)
         if step < DIGESTED_STEPS:
             self._watch.start()
             self._writer.begin_step()
@@ -342,6 +343,7 @@ class Observer:
         seen: dict[str, Any] = {"applied_learning_rate": rate_in_force(self._at_work, rate)}
         groups = [group for optimizer in self._at_work for group in optimizer.param_groups]
         self._rates.append(list(map(group_rate, groups)))
+        self._asked = rate
         self._note_constants(step, list(map(group_constants, groups)))
         if self._digests is not None:
             seen["batch_digests"] = self._digests
@@ -370,14 +372,14 @@ class Observer:
         return self._audit is not None
 
     def audit(self, engine: Engine, step: int) -> dict[str, Any]:
-        """After a step: look whether its update is what its optimizer should make of the gradient.
+        """After `end_step`: look whether its update is what its optimizer should make of the gradient.
 
         Returns what is known of that, in the form of `StepEvent`.
         """
         if self._audit is None:
             return {}
         held = list(self._watch.held())
-        self._audit.look(held, step, lambda: _weight_pieces(engine))
+        self._audit.look(held, step, lambda: _weight_pieces(engine), self._asked)
         squares = self._audit.squares(held)
         if squares is None or self._audit.odd is not None or not self._share:
             return {}

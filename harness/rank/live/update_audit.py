@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from harness.backends.optimizer.gradients import local_shard
+from harness.backends.optimizer.groups import uses_rate
 from harness.backends.piece import MOMENTS, Piece
 from harness.record.ranks import OddUpdate, OddUpdatePart
 
@@ -82,15 +83,25 @@ class UpdateAudit:
         """decoupled: whether weight decay leaves the gradient alone, as in AdamW."""
         self._decoupled = decoupled
         self._before: dict[int, Sample] = {}
-        self._taken: dict[int, tuple[int, int]] = {}
+        self._taken: dict[int, tuple[int, int | None]] = {}
         self._sums: dict[int, _Sum] = {}
         self.updates = 0
         """How many were looked at."""
         self.odd: OddUpdatePart | None = None
         """The first that is something else."""
 
-    def look(self, held: Iterable[HeldTensor], step: int, pieces: Callable[[], Iterable[Piece]]) -> None:
-        """Compare what these hold with the step before. pieces: of the weights of this rank, to name them."""
+    def look(
+        self,
+        held: Iterable[HeldTensor],
+        step: int | None,
+        pieces: Callable[[], Iterable[Piece]],
+        asked: float | None = None,
+    ) -> None:
+        """Compare what these hold with the step before.
+
+        step: None: before the first. pieces: of the weights of this rank, to name them. asked: the learning
+        rate that the loop asked this update to use; None: not known.
+        """
         tensors = list(held)
         now: dict[int, Sample] = {}
         odd: list[tuple[HeldTensor, Sample, Told]] = []
@@ -98,10 +109,13 @@ class UpdateAudit:
             if (sample := _sample(one, decoupled=self._decoupled)) is not None:
                 key = id(one.tensor)
                 taken, then = self._taken.get(key, (0, step))
-                told = unlike(self._before.get(key), sample, taken, step - then) if not self.odd else None
+                since = 1 if step is None or then is None else step - then
+                used = asked is not None and uses_rate(one.group, asked)
+                before = self._before.get(key)
+                told = None if self.odd else unlike(before, sample, taken, since, in_force=used)
                 now[key], self._taken[key] = sample, (sample.updates, step)
                 odd += [] if told is None else [(one, sample, told)]
-        if odd:
+        if odd and step is not None:
             counts = Counter[OddUpdate]()
             for *_, told in odd:
                 counts[told[0]] += int(told[3].sum())
@@ -201,9 +215,11 @@ def _names(odd: Iterable[tuple[HeldTensor, Sample, Told]], pieces: Iterable[Piec
             yield piece.name
 
 
-def unlike(before: Sample | None, after: Sample, taken: int = 0, steps: int = 1) -> Told | None:
+def unlike(
+    before: Sample | None, after: Sample, taken: int = 0, steps: int = 1, *, in_force: bool = False
+) -> Told | None:
     """None: the update is sound. taken: updates that were counted when states were last seen, so many steps
-    before."""
+    before. in_force: whether the rate after the update is the one that it was to use."""
     if after.updates < taken or (before is None and 0 < after.updates == taken):
         everywhere = numpy.ones_like(after.first, dtype=bool)
         return "begun-anew", float(after.updates), float(taken + steps), everywhere
@@ -215,7 +231,7 @@ def unlike(before: Sample | None, after: Sample, taken: int = 0, steps: int = 1)
         return None
     # A constant may change between the update and the end of its step.
     earlier = replace(before.constants, rate=after.constants.rate)
-    for constants in (after.constants, earlier, before.constants):
+    for constants in (after.constants, earlier, *([] if in_force else [before.constants])):
         of_moments = odd_moments(before.first, before.second, replace(after, constants=constants))
         if of_moments is None and odd_weights(before, after, constants) is None:
             return None

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from harness.judge.agreement.divergence_causes import explain_divergence
+from harness.judge.agreement.causes import explain_divergence
 from harness.judge.agreement.job_equivalence import job_differences
 from harness.judge.agreement.noise import Noise, measure_noise
 from harness.judge.agreement.parity import Judgement
@@ -130,6 +130,53 @@ def test_the_band_is_what_the_precision_was_seen_to_change() -> None:
     for loss, parity in ((2.9e-3, "band"), (3.1e-3, "diverged")):
         other = make_record(label="ddp", training=training, **shifted(loss))
         assert judge(single, other, noise).parity == parity
+
+
+def test_what_a_failed_repetition_would_have_shown_the_precision_bounds() -> None:
+    """A loss in bf16 lies up to 2^-8 of it away, where only the repetition in fp32 came to a result."""
+    training = {"precision": "bf16-mixed"}
+    single = reference(training=training)
+    exact = make_record(label="single:precision=fp32", training=training, **shifted(1e-3))
+    cast = make_record(label="single:precision=cast", training=training, **shifted(1e-3))
+    failed = cast.model_copy(update={"status": "failed"})
+    other = make_record(label="fsdp", training=training, **shifted(5.5 * 2**-8))
+    assert judge(single, other, measure_noise(single, [exact, failed])).parity == "band"
+    assert judge(single, other, measure_noise(single, [exact, cast])).parity == "diverged"
+    wrong = make_record(label="fsdp", training=training, **shifted(4 * 5.5 * 2**-8))
+    assert judge(single, wrong, measure_noise(single, [exact, failed])).parity == "diverged"
+
+
+def skipping(label: str, *without: int, norm: float = 1.0) -> Record:
+    norms = [None if step in without else value * norm for step, value in enumerate(NORMS)]
+    steps = {"steps": make_steps(LOSSES, norms), "skipped_steps": len(without)}
+    return make_record(label=label, training={"precision": "fp16-mixed"}, **(shifted() | steps))
+
+
+def test_a_repetition_that_skipped_other_steps_is_no_yardstick() -> None:
+    single = skipping("single", 0)
+    alike, other = (
+        skipping("single:precision=cast", 0, norm=1.001),
+        skipping("single:precision=fp32", norm=1.3),
+    )
+    noise = measure_noise(single, [alike, other])
+    assert (noise.no_yardstick, noise.band and noise.band.norm) == (
+        ("single:precision=fp32",),
+        pytest.approx(0.003),
+    )
+    assert judge(single, skipping("ddp", 0, norm=1.002), noise).parity == "band"
+    found = judge(single, skipping("ddp", 0, norm=1.01), noise)
+    assert (found.parity, "skipped other steps" in (found.reason or "")) == ("unjudged", True)
+    assert judge(single, skipping("ddp", 0, norm=0.6), noise).parity == "diverged", "a rank less does as much"
+
+
+@pytest.mark.parametrize(("norm", "parity"), [(0.8, "band"), (0.6, "unjudged"), (0.1, "diverged")])
+def test_no_repetition_lets_pass_what_a_rank_without_gradient_does(norm: float, parity: str) -> None:
+    single, cast = skipping("single"), skipping("single:precision=cast", norm=1.25)
+    noise = measure_noise(single, [cast])
+    assert judge(single, skipping("ddp", norm=norm), noise).parity == parity
+    alone = make_record(label="ddp", world_size=1, training={"precision": "fp16-mixed"},
+                        **(shifted() | {"steps": skipping("ddp", norm=0.6).steps}))  # fmt: skip
+    assert judge(single, alone, noise).parity == "band"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from harness.judge.agreement.divergence_causes import name_scale, sums_of_step
+from harness.judge.agreement.causes import name_scale, sums_of_step
 from harness.judge.agreement.job_equivalence import job_differences
 from harness.record import DimensionPart, Record
 from tests.records import make_ranks, make_record

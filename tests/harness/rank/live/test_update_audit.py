@@ -50,9 +50,13 @@ def audited(
     spoil: Spoil | None = None,
     *,
     on: int = ODD_STEP,
+    late: int = 0,
     **constants: float,
 ) -> OddUpdatePart | None:
-    """Of a training of two matrices of which `spoil` changes something after a step."""
+    """Of a training of two matrices of which `spoil` changes something after a step.
+
+    late: by how many steps the rate that updates use is behind the one asked.
+    """
     generator = torch.Generator().manual_seed(0)
     weights = [nn.Parameter(torch.randn(20, 30, generator=generator)) for _ in range(2)]
     decays = {"weight_decay": 0.1} | constants
@@ -68,14 +72,15 @@ def audited(
     for step in range(STEPS):
         for weight in weights:
             weight.grad = torch.randn(20, 30, generator=generator) * 10.0 ** -(3 + step % 3)
-        optimizer.param_groups[0]["lr"] = 1e-2 / (1 + step)
+        optimizer.param_groups[0]["lr"] = 1e-2 / (1 + max(0, step - late))
         optimizer.step()
+        optimizer.param_groups[0]["lr"] = 1e-2 / (1 + step)
         if spoil is not None and step == on:
             spoil(optimizer)
         held = [
             HeldTensor(tensor=w, state=optimizer.state[w], group=optimizer.param_groups[0]) for w in weights
         ]
-        audit.look(held, step, pieces)
+        audit.look(held, step, pieces, 1e-2 / (1 + step))
     assert audit.updates >= STEPS - 3
     return audit.odd
 
@@ -186,6 +191,32 @@ def test_states_that_begin_anew_are_named() -> None:
     found = audited(spoil=remove)
     assert found is not None
     assert (found.kind, found.step, found.given, found.due) == ("begun-anew", ODD_STEP + 1, 1.0, ODD_STEP + 2)
+
+
+def test_an_update_with_the_rate_of_the_step_before_is_named_by_its_factor() -> None:
+    found = audited(late=1)
+    assert found is not None
+    assert (found.kind, found.step, found.given) == ("factor", 1, pytest.approx(2.0))
+
+
+def test_the_first_update_behind_a_checkpoint_is_the_next_one() -> None:
+    weight = nn.Parameter(torch.ones(40))
+    optimizer = torch.optim.AdamW([weight], lr=1e-3)
+    audit = UpdateAudit(decoupled=True)
+
+    def update() -> list[HeldTensor]:
+        weight.grad = torch.ones(40)
+        optimizer.step()
+        state, group = optimizer.state[weight], optimizer.param_groups[0]
+        return [HeldTensor(tensor=weight, state=state, group=group)]
+
+    for _ in range(5):
+        held = update()
+    audit.look(held, None, list)
+    optimizer.state[weight]["step"].zero_()
+    audit.look(update(), 5, list)
+    assert audit.odd is not None
+    assert (audit.odd.kind, audit.odd.given, audit.odd.due) == ("begun-anew", 1.0, 6.0)
 
 
 def test_second_moments_tell_the_norm_of_the_gradient_of_every_update() -> None:
