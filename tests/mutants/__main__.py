@@ -2,7 +2,7 @@
 
 Exits 1 if a fault goes unnoticed, or if tests cannot tell: they fail without one, or cannot begin with it.
 
-Usage: python -m tests.mutants [-k NAME ...] [--jobs N] [--list]
+Usage: python -m tests.mutants [-k NAME ...] [--jobs N] [--list | --check]
 """
 
 from __future__ import annotations
@@ -37,14 +37,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("-k", "--only", nargs="+", default=[""], help="parts of names or files")
+    parser.add_argument("-k", "--only", nargs="+", default=[""], help="parts of names or places")
     parser.add_argument("--jobs", type=int, default=1, help="faults at a time, each in a copy of its own")
     parser.add_argument("--list", action="store_true", help="print what is guaranteed; plant nothing")
+    parser.add_argument("--check", action="store_true", help="say which faults fit the source no more")
     options = parser.parse_args()
-    chosen = [m for m in MUTANTS if any(part in f"{m.name} {m.file}" for part in options.only)]
+    chosen = [m for m in MUTANTS if any(part in f"{m.name} {m.place}" for part in options.only)]
     if options.list:
         say("\n".join(guarantees(chosen)))
         return 0
+    stale = [reason for m in chosen if (reason := m.stale()) is not None]
+    say("\n".join((*stale, f"{len(chosen)} faults, {len(stale)} fit the source no more\n")))
+    if options.check:
+        return 1 if stale else 0
+    chosen = [mutant for mutant in chosen if mutant.stale() is None]
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copies: Queue[Path] = Queue()
         for index in range(options.jobs):
@@ -66,14 +72,14 @@ def main() -> int:
         with ThreadPoolExecutor(options.jobs) as pool:
             noticed = list(pool.map(attempt, chosen))
     say(f"\n{len(noticed)} faults, {noticed.count(True)} noticed")
-    return 0 if all(noticed) else 1
+    return 0 if all(noticed) and not stale else 1
 
 
 def guarantees(mutants: Iterable[Mutant]) -> Iterator[str]:
     """A table in Markdown: what is guaranteed of each subsystem, the fault that breaks it, who notices."""
     yield "| subsystem | guarantee | fault | test |\n| --- | --- | --- | --- |"
     for mutant in sorted(mutants, key=lambda mutant: mutant.subsystem):
-        fault = f"{mutant.name} in {mutant.file}"
+        fault = f"{mutant.name} in {mutant.place} of {mutant.file}"
         yield f"| {mutant.subsystem} | {mutant.guarantee} | {fault} | {mutant.tests} |"
 
 
@@ -127,8 +133,6 @@ def planted(copy: Path, mutant: Mutant) -> tuple[str, float]:
     """How the tests ended with this fault in the copy, and after how many seconds."""
     path = copy / mutant.file
     given = path.read_text(encoding="utf-8")
-    if (reason := mutant.stale(given)) is not None:
-        return f"stale: {reason}", 0.0
     began = time.monotonic()
     try:
         write(path, mutant.applied(given))
