@@ -12,8 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from harness.api.results import Results
-    from harness.api.runs import Estimate, compare, estimate, load, run
+    from harness.api import Estimate, Results, compare, estimate, load, run
     from harness.errors import HarnessError
 
     __version__: str
@@ -21,13 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["Estimate", "HarnessError", "Results", "__version__", "compare", "estimate", "load", "run"]
 
 _HOMES = {
-    "Estimate": "harness.api.runs",
+    "Estimate": "harness.api",
     "HarnessError": "harness.errors",
-    "Results": "harness.api.results",
-    "compare": "harness.api.runs",
-    "estimate": "harness.api.runs",
-    "load": "harness.api.runs",
-    "run": "harness.api.runs",
+    "Results": "harness.api",
+    "compare": "harness.api",
+    "estimate": "harness.api",
+    "load": "harness.api",
+    "run": "harness.api",
 }
 
 

@@ -5,11 +5,13 @@ import sys
 
 import pytest
 
-from harness.cli import COMMANDS
+from harness.cli import COMMANDS, MODULES
+
+CLI = {f"harness.cli.{MODULES.get(name, name).partition(':')[0]}" for name in COMMANDS}
 
 WITHOUT_TORCH = [
-    "harness.api.runs",
-    "harness.job.batch", "harness.launch.cells", "harness.cli", *(f"harness.cli.{name}" for name in COMMANDS),
+    "harness.api",
+    "harness.job.batch", "harness.launch.cells", "harness.cli", *sorted(CLI),
     "harness.judge.comparison",
     "harness.judge.findings.finders", "harness.judge.quantities.measures", "harness.judge.agreement.parity",
     "harness.judge.rows", "harness.job.config", "harness.run_directory.assemble", "harness.launch.launcher",

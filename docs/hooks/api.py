@@ -4,7 +4,7 @@ from __future__ import annotations
 
 TITLE = "Python API"
 TOPICS = {
-    "What `import harness` offers": ("harness.api.runs", "harness.api.results"),
+    "What `import harness` offers": ("harness.api", "harness.api"),
     "Backends": ("harness.backends.base", "harness.backends.registry", "harness.backends.strategy"),
     "Settings and records": ("harness.job.config", "harness.record.store", "harness.record.record_files"),
     "Comparisons": (

@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel
 
 from docs.hooks.tables import code, table
-from harness.job.model import SettingsSection
+from harness.job.job import SettingsSection
 from harness.job.reference import in_words, models_within, unit, yaml_value
 from harness.record import Record
 from harness.record.run import SCHEMA_VERSION

@@ -8,7 +8,7 @@ from pydantic.fields import FieldInfo
 
 from docs.hooks.tables import code, table
 from harness.job.experiment import Experiment
-from harness.job.model import SettingsSection
+from harness.job.job import SettingsSection
 from harness.job.reference import bounds, in_words, models_within, section_model, unit, yaml_value
 
 TITLE = "Settings"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from docs.hooks.settings import setting_row
 from docs.hooks.tables import table
-from harness.slurm.site import Site
+from harness.slurm.matrix import Site
 
 
 def site_table() -> str:

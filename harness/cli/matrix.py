@@ -28,9 +28,8 @@ from harness.judge.wording import counted, listed, ranks
 from harness.launch import external_rank
 from harness.launch.cells import Cell, is_refused, with_same_split
 from harness.launch.external import OthersRecords, claimed, forget_dead_claims
-from harness.launch.launcher import LocalLauncher, modules_to_preload, running_cell
+from harness.launch.launcher import AUTO, LocalLauncher, groups, modules_to_preload, running_cell, take_turns
 from harness.launch.owner import forget_never_begun, record_abandoned
-from harness.launch.turns import AUTO, groups, take_turns
 from harness.record import PredictionPart, Record
 from harness.record.provenance import environment
 from harness.record.store import Store

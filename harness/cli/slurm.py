@@ -44,13 +44,14 @@ from harness.slurm.attempt import ScriptEnd
 from harness.slurm.matrix import (
     Matrix,
     PlannedRun,
+    load_site,
     on_site,
     plan_nodes,
     read_matrix,
     render_matrix,
+    with_time_limit,
     write_matrix,
 )
-from harness.slurm.site import load_site, with_time_limit
 from harness.slurm.submission import (
     AnotherSubmission,
     RunState,

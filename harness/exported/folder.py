@@ -21,8 +21,7 @@ from harness.files import write_atomically
 from harness.imported.accelerate import RESHARDS, STRATEGIES
 from harness.imported.values import PRECISIONS, PREFETCH
 from harness.job.batch import BatchLayout
-from harness.job.job import Job, axes_of
-from harness.job.model import CODE_SWITCH
+from harness.job.job import CODE_SWITCH, Job, axes_of
 
 LOW_DTYPES = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
 

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from harness.backends.yaml_values import require_bounded
 from harness.errors import HarnessError
 from harness.files import read_settings
-from harness.job.yaml_files import parse_yaml
+from harness.job.config import parse_yaml
 
 BYTE_ORDER_MARK = "\ufeff"
 """What some editors write first."""

@@ -39,8 +39,7 @@ from harness.imported.reading import (
 from harness.imported.values import alike
 from harness.job.config import FOREIGN_KEYS, settings_by_name
 from harness.job.experiment import Experiment
-from harness.job.model import SettingsSection
-from harness.job.optimizer import EFFECTIVE
+from harness.job.job import EFFECTIVE, SettingsSection
 from harness.nested import leaves, removed
 from harness.record import FileKind, GivenMode, GivenPart, GivenSettingPart
 from harness.safe_text import capped

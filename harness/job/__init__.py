@@ -1,6 +1,5 @@
 """What a job is. Validation touches neither the environment nor the network nor torch."""
 
-from harness.job.data import DataSection
 from harness.job.experiment import (
     LEAST_TIMED_STEPS,
     CheckpointFormat,
@@ -16,11 +15,17 @@ from harness.job.experiment import (
 )
 from harness.job.job import (
     DEFAULT_GLOBAL_BATCH_SIZE,
+    DEFAULT_MODEL_CONFIG,
     DEFAULT_STEPS,
+    AdapterSection,
+    DataSection,
     EvaluationSection,
     Job,
+    LossSection,
+    ModelSection,
+    OptimizerSection,
+    ScheduleSection,
+    SettingsSection,
     Task,
     TrainingSection,
 )
-from harness.job.model import DEFAULT_MODEL_CONFIG, AdapterSection, LossSection, ModelSection, SettingsSection
-from harness.job.optimizer import OptimizerSection, ScheduleSection

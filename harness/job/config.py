@@ -8,20 +8,42 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from harness.backends.refusals import choices, explain_refusals
-from harness.backends.yaml_values import parse_value
+from harness.backends.refusals import choices, explain_refusal, explain_refusals
+from harness.backends.yaml_values import InvalidYaml, parse_value
 from harness.errors import HarnessError
 from harness.files import read_settings
 from harness.job.experiment import INHERITS, Experiment
-from harness.job.job import FACTORIES, Job
+from harness.job.job import FACTORIES, Job, SettingsSection, split_factory
 from harness.job.job import NAMED_FILES as SETTINGS
-from harness.job.model import SettingsSection, split_factory
-from harness.job.yaml_files import parse_yaml
 from harness.shipped import resolve
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """The value of a YAML text. Raises HarnessError that begins with `where`."""
+    try:
+        return parse_value(text)
+    except InvalidYaml as error:
+        raise HarnessError(f"{where} {error}") from error
+
+
+def read_yaml_file(path: Path, what: str, model: type[Model], must_be: str) -> Model:
+    """Read and validate; `what` names the kind of file and `must_be` the mapping that it should hold.
+
+    Raises HarnessError naming the file, what was given and what is allowed.
+    """
+    document = parse_yaml(read_settings(path, what), f"{what} {path}")
+    if not isinstance(document, dict):
+        raise HarnessError(f"{what} {path} must be {must_be}")
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        raise HarnessError(f"{what} {path}: {explain_refusal(error, model)}") from error
 
 
 @cache

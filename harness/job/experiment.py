@@ -24,8 +24,7 @@ from harness.backends.model_source import Loading
 from harness.backends.registry import IN_DEFAULT_COMPARISON
 from harness.bounds import MOST_REPEATS
 from harness.files import Stored
-from harness.job.job import Job
-from harness.job.model import SettingsSection
+from harness.job.job import Job, SettingsSection
 
 
 class Limits(SettingsSection):

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Any, Literal
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
+    AfterValidator,
     Field,
+    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -15,12 +21,596 @@ from pydantic import (
     model_validator,
 )
 
-from harness.backends.base import Precision
+from harness.backends.base import Compile, OptimizerImplementation, OptimizerKind, Precision
 from harness.backends.model_source import Loading
+from harness.backends.optimizer.kinds import LOW_BIT, OF_TORCH, NewtonSchulz
+from harness.backends.refusals import TypedValues
+from harness.errors import JobError
 from harness.forms.model.activations import PARTIAL_CHECKPOINTING
-from harness.job.data import IMAGES, ROWS, DataSection
-from harness.job.model import AdapterSection, LossSection, ModelSection, SettingsSection, later_setting
-from harness.job.optimizer import OptimizerSection, ScheduleSection
+
+
+class SettingsSection(TypedValues):
+    """A part of a configuration: frozen, unknown keys refused."""
+
+
+def later_setting(default: Any, **of: Any) -> Any:
+    """A field that documents of jobs leave out while it has its default: earlier jobs' stay as they are."""
+    return Field(default, exclude_if=lambda value: value == default, **of)
+
+
+_SPELLING = re.compile(r"(?P<place>[^:]+\.py|[A-Za-z_][\w.]*):(?P<function>[A-Za-z_]\w*)")
+
+
+def split_factory(spelling: str) -> tuple[str, str]:
+    """('shapes', 'images') of 'shapes:images'; the first is a dotted module or the path of a .py file.
+
+    Raises ValueError.
+    """
+    found = _SPELLING.fullmatch(spelling)
+    if found is None:
+        raise ValueError("write module:function, such as my_model:build, or path/to/file.py:function")
+    return found["place"], found["function"]
+
+
+def _checked(spelling: str) -> str:
+    split_factory(spelling)
+    return spelling
+
+
+Factory = Annotated[str, AfterValidator(_checked)]
+
+
+def factory_field(makes: str) -> Any:
+    """An optional factory, left out of documents of jobs without one. `makes`: what it returns."""
+    return later_setting(
+        None,
+        description=f"module:function of your own that returns {makes}; looked for in the file's folder, the "
+        "working directory and among installed packages",
+    )
+
+
+def arguments_field() -> Any:
+    """Keyword arguments of that factory."""
+    return later_setting({}, description="keyword arguments of `factory`")
+
+
+CODE_SWITCH = "model.trust_remote_code"
+DEFAULT_MODEL_CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 352,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+
+
+class ModelSection(SettingsSection):
+    """The model: a checkpoint by name or path, a configuration with random weights, or your own module."""
+
+    name: str | None = Field(None, description="Hugging Face hub name or local folder; excludes `config`")
+    revision: str | None = Field(None, description="hub revision of `name`")
+    weights: Literal["pretrained", "random"] | None = Field(
+        None,
+        description="with `name`: its weights (pretrained, the default) or random ones from the seed",
+    )
+    trust_remote_code: bool = later_setting(
+        False,
+        description="with `name`: run the Python code that its folder or repository brings, with your rights "
+        "on every rank; read it first, and pin `revision` of a hub's",
+    )
+    config: dict[str, Any] | None = Field(
+        None,
+        description=(
+            "values of the Hugging Face configuration. With `model_type` they stand on that type's "
+            "defaults; without it they change the default small Llama. `vocab_size` defaults to the "
+            "tokenizer's"
+        ),
+    )
+    factory: Factory | None = factory_field("the model, an `nn.Module`; excludes `name` and `config`")
+    arguments: dict[str, Any] = arguments_field()
+    block_class: str | None = later_setting(
+        None,
+        description="class of the modules that FSDP wraps as one unit each; several separated by commas. "
+        "Default: what a Hugging Face model declares, else the class repeated in the largest `ModuleList` or "
+        "`Sequential`; without one, or with the model's own class, the whole model is one unit",
+    )
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = Field(
+        "auto", description="attention kernel; auto: sdpa where the architecture has it, else eager"
+    )
+    dropout: float | None = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="probability written to every dropout of the model; null: as the model has it",
+    )
+    compile: Compile = later_setting(
+        "none",
+        description="torch.compile: of each block (block), of the whole model as the strategy wraps it "
+        "(model; DeepSpeed: `engine.compile()`), or not at all",
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelSection:
+        if self.name is not None and self.config is not None:
+            raise ValueError("give either `name` or `config`, not both")
+        if self.factory is not None and (self.name is not None or self.config is not None):
+            raise ValueError("give either `factory` or `name` or `config`, not several")
+        if self.arguments and self.factory is None:
+            raise ValueError("`arguments` need a `factory`")
+        if self.name is None and (self.weights == "pretrained" or self.revision):
+            raise ValueError("`weights: pretrained` and `revision` need a `name`")
+        if self.trust_remote_code and self.name is None:
+            raise ValueError("`trust_remote_code` needs a `name`: only a model by name brings code")
+        return self
+
+    @property
+    def reads_checkpoint(self) -> bool:
+        """Whether the initial weights are those of a checkpoint."""
+        return self.name is not None and self.weights != "random"
+
+    @property
+    def block_classes(self) -> tuple[str, ...]:
+        """Names of the classes that are wrapped; none: as the model declares."""
+        return tuple(name.strip() for name in (self.block_class or "").split(",") if name.strip())
+
+    @property
+    def attention_kernel(self) -> str | None:
+        """What transformers is asked for; None: its own choice."""
+        return None if self.attention == "auto" else self.attention
+
+    def config_values(self) -> dict[str, Any]:
+        """Configuration values of a model without a name, the default's filled in."""
+        given = self.config or {}
+        return dict(given) if "model_type" in given else DEFAULT_MODEL_CONFIG | given
+
+
+ALL_LINEAR = "all-linear"
+ADAPTER_NAME = "default"
+"""What peft calls an adapter that has no name of its own; a part of parameters' names."""
+
+
+class AdapterSection(SettingsSection):
+    """Low-rank adapters (peft's LoRA): they alone are trained, all other weights are frozen."""
+
+    kind: Literal["none", "lora"] = Field(
+        "none", description="none: all weights are trained; lora: low-rank adapters on a frozen model"
+    )
+    rank: PositiveInt = Field(8, description="rank of each adapter")
+    alpha: PositiveFloat = Field(16.0, description="adapters are scaled by alpha / rank")
+    dropout: float = Field(0.0, ge=0, lt=1, description="probability of dropout before each adapter")
+    targets: list[str] | None = Field(
+        None,
+        description="names, or ends of names, of the linear layers that get an adapter; [all-linear] for all "
+        "but the output layer. Default: peft's choice for the model's type",
+    )
+    base_dtype: Literal["fp32", "bf16", "nf4"] | None = Field(
+        None,
+        description="dtype of frozen weights where the library does not cast them. Default: as "
+        "`training.precision` has the weights of a job without adapter. nf4: linear layers in 4 bits (QLoRA)",
+    )
+
+    @model_validator(mode="after")
+    def _settings_take_effect(self) -> AdapterSection:
+        given = sorted(self.model_fields_set - {"kind"})
+        given = [name for name in given if getattr(self, name) != type(self).model_fields[name].default]
+        if self.kind == "none" and given:
+            raise ValueError(f"`{given[0]}` would be ignored without an adapter; set `kind: lora`")
+        if self.targets is not None and not self.targets:
+            raise ValueError("`targets` is empty; name at least one layer, or write null for peft's choice")
+        if self.targets and ALL_LINEAR in self.targets and len(self.targets) > 1:
+            raise ValueError(f"`targets` is either [{ALL_LINEAR}] or names of layers")
+        return self
+
+    @property
+    def is_quantised(self) -> bool:
+        return self.base_dtype == "nf4"
+
+    @property
+    def is_present(self) -> bool:
+        return self.kind not in (None, "none")  # None: an observed script that does not show it
+
+
+class LossSection(SettingsSection):
+    """The loss: the task's, or a function of your own."""
+
+    factory: Factory | None = factory_field("the loss: a function of (model, batch) that returns a scalar")
+    arguments: dict[str, Any] = arguments_field()
+    reduction: Literal["sum", "mean"] = Field(
+        "mean",
+        description="what that function, or the model's own loss in task custom, returns of a batch: the sum "
+        "over its targets or their mean",
+    )
+    targets: Literal["samples", "labels"] = Field(
+        "samples",
+        description="task custom: what the loss of a step is the mean over: samples, or labels that are not "
+        "-100. Other tasks: labels of text, samples of classes",
+    )
+
+    chunk_tokens: PositiveInt | None = later_setting(
+        None,
+        description="task causal-lm: tokens whose logits are computed at once, and once more in the backward "
+        "pass, for large vocabularies; null: those of all tokens",
+    )
+
+    @model_validator(mode="after")
+    def _arguments_are_used(self) -> LossSection:
+        if self.arguments and self.factory is None:
+            raise ValueError("`arguments` need a `factory`")
+        if self.chunk_tokens is not None and self.factory is not None:
+            raise ValueError("`chunk_tokens` would be ignored by a `factory`; remove one of them")
+        return self
+
+
+Source = Literal["prose", "text", "jsonl", "json", "csv", "squad", "datasets", "images", "synthetic-images"]
+ROWS = ("jsonl", "json", "csv", "datasets")
+"""Sources of rows with named fields."""
+IMAGES = ("images", "synthetic-images")
+WITHOUT_PATH = ("prose", "synthetic-images")
+DEFAULT_CLASSES = 10
+
+Targets = Literal["text", "all", "prompt", "text over prompt"]
+
+
+class DataSection(SettingsSection):
+    """The text or images, how text becomes tokens, and how tokens become samples."""
+
+    source: Source = Field(
+        "prose",
+        description=(
+            "prose: the English help texts that every Python carries; text: a plain text file; jsonl: "
+            "one JSON object a line; json, csv: a file that `datasets` reads; squad: a SQuAD v1.1 JSON file; "
+            "datasets: anything that `datasets.load_dataset` or `load_from_disk` opens; images: a folder "
+            "with one folder of pictures per class; synthetic-images: noise around one pattern per class"
+        ),
+    )
+    factory: Factory | None = factory_field("the samples; replaces `source`")
+    arguments: dict[str, Any] = arguments_field()
+    path: str | None = Field(
+        None,
+        description="file or folder; for `datasets` also a hub name; prose and synthetic-images take none",
+    )
+    configuration: str | None = Field(None, description="configuration name for `datasets`")
+    split: str = Field("train", description="split for `datasets`")
+    text_field: str = Field("text", description="field that holds the text (jsonl, json, csv, datasets)")
+    prompt_field: str | None = Field(
+        None,
+        description="field put before the text; its tokens are not trained on (jsonl, json, csv, datasets). "
+        "In task seq2seq the input, with the text as the target; in classification the first of two texts",
+    )
+    label_field: str = later_setting(
+        "label",
+        description="field that holds the class, a number or a name (classification of text)",
+    )
+    tokenizer: str = Field(
+        "bytes",
+        description="'bytes' or a Hugging Face tokenizer name or folder. Default: the one of "
+        "`model.name`; bytes for a model without a name",
+    )
+    sequence_length: PositiveInt = Field(128, lt=2**31, description="tokens per sample")
+    target_length: PositiveInt | None = later_setting(
+        None,
+        lt=2**31,
+        description="tokens per target of task seq2seq; default: sequence_length",
+    )
+    image_size: PositiveInt = later_setting(
+        32,
+        le=4096,
+        description="pixels of an image's height and width",
+    )
+    classes: PositiveInt | None = later_setting(
+        None,
+        description=f"classes of synthetic-images; default: {DEFAULT_CLASSES}",
+    )
+    packed: bool | None = Field(
+        None,
+        description=(
+            "true: one stream of tokens cut into samples; false: one sample per document, cut or "
+            "padded. Default: true for prose and text, false otherwise"
+        ),
+    )
+    document_attention: Literal["across", "within"] = later_setting(
+        "across",
+        description="in packed samples tokens attend to all documents before them (across), or to their own "
+        "only (within), where positions restart and a document's first token is no target",
+    )
+    shuffle: bool = Field(True, description="permute samples in each epoch, from the seed")
+    limit: PositiveInt | None = Field(None, description="use at most this many samples")
+    targets: Targets = later_setting(
+        "text",
+        description="tokens that are trained on where a sample has a prompt: those of the text; all of them; "
+        "prompt: of the prompt alone, without a text (for experiments); text over prompt: the text's tokens "
+        "as labels of the prompt's last ones, without a text (for experiments)",
+    )
+
+    @model_validator(mode="after")
+    def _path_fits_source(self) -> DataSection:
+        if self.factory is not None:
+            if self.path is not None or self.source != "prose":
+                raise ValueError("give either `factory` or `source` and `path`, not both")
+            return self
+        if self.arguments:
+            raise ValueError("`arguments` need a `factory`")
+        if self.source in WITHOUT_PATH and self.path is not None:
+            raise ValueError(
+                f"`path` would be ignored with source '{self.source}'; set source to text, jsonl, squad, "
+                "datasets or another that reads files"
+            )
+        if self.source not in WITHOUT_PATH and self.path is None:
+            raise ValueError(f"source '{self.source}' needs a `path`")
+        if self.classes is not None and self.source != "synthetic-images":
+            raise ValueError("`classes` is of source synthetic-images; other data say how many they have")
+        return self
+
+    @model_validator(mode="after")
+    def _samples_are_possible(self) -> DataSection:
+        if self.prompt_field is not None and (self.source not in ROWS or self.is_packed):
+            raise ValueError(f"`prompt_field` needs source {', '.join(ROWS)} and `packed: false`")
+        if self.targets != "text" and not (self.source == "squad" or self.prompt_field):
+            raise ValueError("`targets` needs samples with a prompt: source squad, or a `prompt_field`")
+        if self.document_attention == "within" and not self.is_packed:
+            raise ValueError("`document_attention` is of packed samples; set `packed: true`")
+        if self.source == "squad" and self.packed:
+            raise ValueError("source 'squad' is one sample per question; leave `packed` out")
+        if self.sequence_length < 2:
+            raise ValueError("`sequence_length` must be at least 2: a token is predicted from another")
+        return self
+
+    @property
+    def is_packed(self) -> bool:
+        return self.source in ("prose", "text") if self.packed is None else self.packed
+
+    @property
+    def is_tokenized(self) -> bool:
+        """Whether samples are text that the tokenizer cuts."""
+        return self.factory is None and self.source not in IMAGES
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateGroup:
+    """Parameters that are updated with the same constants; a group of the optimizer."""
+
+    names: frozenset[str]
+    weight_decay: float
+    rate: float = 1.0
+    """Its learning rate over the job's."""
+
+
+class GroupSection(SettingsSection):
+    """Parameters whose names match a pattern, and what of the optimizer's constants is their own."""
+
+    parameters: str = Field(
+        min_length=1,
+        description="pattern of names as in the model, such as *.bias or model.embed_tokens.*; * stands for "
+        "any text, dots included. A parameter is in the first group that matches",
+    )
+    learning_rate: PositiveFloat | None = Field(
+        None, description="peak learning rate, shaped by the schedule as the others'; null: the job's"
+    )
+    weight_decay: NonNegativeFloat | None = Field(
+        None,
+        description="weight decay of all these parameters; null: by `optimizer.weight_decay` and `decay`",
+    )
+    frozen: bool = Field(False, description="whether they keep their initial values")
+
+    @model_validator(mode="after")
+    def _says_something(self) -> GroupSection:
+        own = self.learning_rate is not None or self.weight_decay is not None
+        if self.frozen and own:
+            raise ValueError("`frozen` parameters have no `learning_rate` or `weight_decay`; leave these out")
+        if not (self.frozen or own):
+            raise ValueError("give `learning_rate`, `weight_decay` or `frozen: true`")
+        return self
+
+
+ADAMS = tuple(kind for kind in get_args(OptimizerKind) if kind not in ("sgd", "own"))
+EFFECTIVE: dict[str, tuple[str, ...]] = {
+    "implementation": OF_TORCH, "newton_schulz": ("muon",), "momentum": ("sgd",), "arguments": ("own",),
+    **dict.fromkeys(("beta1", "beta2", "epsilon"), ADAMS),
+}  # fmt: skip
+"""Settings that only some kinds have."""
+
+
+SPELLINGS = {
+    "adam8bit": "adamw-8bit", "adamw8bit": "adamw-8bit", "adamwtorch8bit": "adamw-8bit",
+    "adamwbnb8bit": "adamw-8bit-bnb", "adamw8bitbnb": "adamw-8bit-bnb", "bnbadamw8bit": "adamw-8bit-bnb",
+    "adamwtorch": "adamw", "adamwhf": "adamw",
+}  # fmt: skip
+"""Of kinds, by what other tools call them, without case and separators."""
+NOT_OFFERED = {
+    "adafactor": "Adafactor", "lion": "Lion", "lion8bit": "Lion", "pagedlion8bit": "Lion", "lamb": "LAMB",
+    "adagrad": "Adagrad", "rmsprop": "RMSprop", "galore": "GaLore", "shampoo": "Shampoo", "soap": "SOAP",
+}  # fmt: skip
+"""What people ask for that no kind is, by its spelling without case and separators."""
+
+
+def kind_of(text: str) -> str:
+    """The kind that a name stands for, or the name. Raises ValueError for an optimizer that no kind is."""
+    plain = "".join(letter for letter in text.lower() if letter.isalnum())
+    if plain in NOT_OFFERED:
+        raise ValueError(
+            f"{NOT_OFFERED[plain]} is not among the optimizers; give one of your own with optimizer.kind=own "
+            "and optimizer.factory, whose states are measured and not predicted, or adamw-8bit"
+        )
+    if plain.startswith("paged"):
+        raise ValueError(
+            "paged states, which move to host memory where the device is full, are not offered; "
+            "adamw-8bit-bnb is bitsandbytes' without pages"
+        )
+    return SPELLINGS.get(plain, text)
+
+
+class OptimizerSection(SettingsSection):
+    """AdamW or another optimizer, every constant explicit."""
+
+    kind: OptimizerKind = later_setting(
+        "adamw",
+        description="adamw: torch's, moments in the dtype of the weights that it updates; adam and sgd: "
+        "torch's, which add weight decay to gradients; adamw-8bit: torchao's, moments in blocks of 256 with "
+        "8 bits each (needs the extra low-bit); adamw-8bit-bnb: bitsandbytes', likewise (extra qlora); muon: "
+        "matrices of blocks by Muon, updates scaled to the size of AdamW's, everything else by AdamW; own: "
+        "what `factory` returns",
+    )
+    factory: Factory | None = factory_field(
+        "an optimizer of `groups`, given by that name: a list of params, lr and weight_decay"
+    )
+    arguments: dict[str, Any] = arguments_field()
+    newton_schulz: NewtonSchulz = later_setting(
+        "fp32",
+        description="precision in which Muon orthogonalises; bf16 is what torch.optim.Muon does",
+    )
+    learning_rate: PositiveFloat = Field(1e-3, description="peak learning rate")
+    beta1: float = Field(0.9, ge=0, lt=1, description="decay of the first moment")
+    beta2: float = Field(0.95, ge=0, lt=1, description="decay of the second moment")
+    epsilon: PositiveFloat = Field(1e-8, description="added to the root of the second moment")
+    momentum: float = later_setting(
+        0.0,
+        ge=0,
+        lt=1,
+        description="of `kind: sgd`; 0: it keeps no states",
+    )
+    weight_decay: NonNegativeFloat = Field(
+        0.1, description="weight decay; decoupled from gradients but for adam and sgd"
+    )
+    decay: Literal["matrices", "all"] = Field(
+        "matrices", description="parameters that decay: those with two dimensions or more, or all"
+    )
+    groups: list[GroupSection] = later_setting(
+        [],
+        description="parameters with a learning rate or weight decay of their own, or frozen ones; the "
+        "others have the settings above",
+    )
+    implementation: OptimizerImplementation = later_setting(
+        "default",
+        description=(
+            "torch's code for the update: one tensor at a time (for-loop), all at once (foreach) or in one "
+            "kernel (fused); default: torch's choice, foreach on CUDA and for-loop on the CPU"
+        ),
+    )
+
+    @field_validator("kind", mode="before")
+    @classmethod
+    def _as_spelled_elsewhere(cls, kind: object) -> object:
+        return kind_of(kind) if isinstance(kind, str) else kind
+
+    @model_validator(mode="before")
+    @classmethod
+    def _factory_is_own(cls, values: Any) -> Any:
+        has_factory = isinstance(values, dict) and values.get("factory") is not None
+        return {"kind": "own", **values} if has_factory else values
+
+    @model_validator(mode="after")
+    def _settings_take_effect(self) -> OptimizerSection:
+        if (self.kind == "own") != (self.factory is not None):
+            raise ValueError("`factory` and `kind: own` need each other; give both or neither")
+        for key, kinds in EFFECTIVE.items():
+            if self.kind not in kinds and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"`{key}` would be ignored by `kind: {self.kind}`; leave it out")
+        return self
+
+    def update_groups(self, dimensions: Mapping[str, int]) -> tuple[UpdateGroup, ...]:
+        """Groups of the trained parameters: those that decay, then the rest, then the same of each of
+        `groups`; any may be empty.
+
+        dimensions: of each trained parameter of the whole model, since shards lose theirs.
+        """
+        decaying = frozenset(name for name, count in dimensions.items() if self.decay == "all" or count >= 2)
+        place = self.places(dimensions)
+        found = []
+        for index in (None, *range(len(self.groups))):
+            names = frozenset(name for name in dimensions if place.get(name) == index)
+            own = GroupSection.model_construct(parameters="*") if index is None else self.groups[index]
+            decays = (self.weight_decay, 0.0) if own.weight_decay is None else (own.weight_decay,) * 2
+            rate = (own.learning_rate or self.learning_rate) / self.learning_rate
+            pair = zip((names & decaying, names - decaying), decays, strict=True)
+            found += [UpdateGroup(names=part, weight_decay=decay, rate=rate) for part, decay in pair]
+        return tuple(found)
+
+    @property
+    def freezes(self) -> bool:
+        """Whether any of its groups keeps its values."""
+        return any(group.frozen for group in self.groups)
+
+    def places(self, names: Iterable[str]) -> dict[str, int]:
+        """Which of `groups` a parameter is in, of those that are in any."""
+        matching = ((n, i) for n in names for i, g in enumerate(self.groups) if fnmatchcase(n, g.parameters))
+        return dict(reversed(list(matching)))
+
+    def frozen_among(self, names: Iterable[str]) -> frozenset[str]:
+        """The parameters that `groups` freeze. Raises JobError for a group without any parameter."""
+        every = list(names)
+        place = self.places(every)
+        for index, group in enumerate(self.groups):
+            if index not in place.values():
+                matched = any(fnmatchcase(name, group.parameters) for name in every)
+                why = (
+                    "earlier groups have all that it matches" if matched else "it matches none of the model's"
+                )
+                raise JobError(
+                    f"optimizer.groups: '{group.parameters}' has no parameters: {why}; names are like "
+                    f"'{every[0]}' and '{every[-1]}'"
+                )
+        return frozenset(name for name, index in place.items() if self.groups[index].frozen)
+
+    def for_closed_forms(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields of a `Workload`; `single:states=fp32` has states of full width."""
+        runs = self.at_full_width() if options.get("states") == "fp32" else self
+        return {
+            "optimizer": runs.kind,
+            "newton_schulz": self.newton_schulz,
+            "momentum": self.momentum,
+            "optimizer_implementation": self.implementation,
+        }
+
+    @property
+    def moments(self) -> int:
+        """Values that the optimizer keeps per weight, as Adam keeps two."""
+        return (1 if self.momentum else 0) if self.kind == "sgd" else 2
+
+    @property
+    def rounds_states(self) -> bool:
+        """Whether the update itself rounds to fewer bits than the weights have."""
+        return self.kind in LOW_BIT or self.newton_schulz == "bf16"
+
+    def at_full_width(self) -> OptimizerSection:
+        """The same without that rounding."""
+        kind: OptimizerKind = "adamw" if self.kind in LOW_BIT else self.kind
+        return self.model_copy(update={"kind": kind, "newton_schulz": "fp32"})
+
+
+class ScheduleSection(SettingsSection):
+    """The learning rate over steps."""
+
+    kind: Literal["constant", "linear", "cosine", "deepspeed"] = Field(
+        "cosine",
+        description="shape after the warm-up, down to `final_fraction` at the last step; deepspeed: the "
+        "rates of `scheduler`, as the installed DeepSpeed computes them",
+    )
+    warmup_steps: NonNegativeInt = Field(2, description="steps of linear rise from 0 to the peak")
+    final_fraction: float = Field(
+        0.1, ge=0, le=1, description="last learning rate over the peak (linear, cosine)"
+    )
+    scheduler: str | None = later_setting(
+        None,
+        description="of `kind: deepspeed`: a scheduler of DeepSpeed, such as WarmupLR, or of torch",
+    )
+    parameters: dict[str, Any] = later_setting(
+        {},
+        description="of `kind: deepspeed`: its arguments. Absent ones have the library's defaults; auto: "
+        "warmup_min_lr is 0, warmup_max_lr the learning rate, warmup_num_steps `warmup_steps`, "
+        "total_num_steps the steps of the training",
+    )
+
+    @model_validator(mode="after")
+    def _scheduler_takes_effect(self) -> ScheduleSection:
+        if (self.scheduler is not None) != (self.kind == "deepspeed"):
+            raise ValueError("`scheduler` and `kind: deepspeed` need each other; give both or neither")
+        if self.parameters and self.scheduler is None:
+            raise ValueError("`parameters` are those of `scheduler`, which is not given; leave them out")
+        return self
+
 
 Task = Literal["causal-lm", "seq2seq", "classification", "custom"]
 DEFAULT_TASK: Task = "causal-lm"

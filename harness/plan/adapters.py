@@ -7,8 +7,7 @@ from dataclasses import replace
 from harness.backends.strategy import StrategyKind
 from harness.errors import HarnessError
 from harness.forms.model.layout import Layout, Tensor, elements
-from harness.job.job import Job
-from harness.job.model import ADAPTER_NAME, ALL_LINEAR, AdapterSection
+from harness.job.job import ADAPTER_NAME, ALL_LINEAR, AdapterSection, Job
 
 TRANSPOSED = ("gpt2",)
 """Model types whose projections lie as (inputs, outputs): transformers' Conv1D."""

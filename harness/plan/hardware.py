@@ -17,8 +17,8 @@ from harness.backends.base import Preset
 from harness.backends.refusals import TypedValues, did_you_mean, suggestion
 from harness.errors import HarnessError
 from harness.forms.flops import find_peak
+from harness.job.config import read_yaml_file
 from harness.job.experiment import Experiment
-from harness.job.yaml_files import read_yaml_file
 from harness.plan.catalogue import read_file
 from harness.plan.model import PlannedModel
 from harness.tell.formats import fitted, gigabytes

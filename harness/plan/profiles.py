@@ -36,7 +36,7 @@ from harness.forms.part import local_workload, samples_at_once
 from harness.forms.tensor import ranks_of
 from harness.forms.workload import Workload
 from harness.import_path import ask_module, module_command, safe_environment
-from harness.job.model import AdapterSection, ModelSection
+from harness.job.job import AdapterSection, ModelSection
 from harness.launch.launcher import EVERY_RANK, require_libraries
 from harness.plan.adapters import (
     joined_outputs,

@@ -30,8 +30,7 @@ from harness.forms.peak_memory.families import peak_rank
 from harness.forms.terms import ModelStates
 from harness.forms.workload import Workload
 from harness.forms.zero.zero12 import START_ALIGNMENT_ELEMENTS
-from harness.job.job import DEFAULT_TASK, Job
-from harness.job.optimizer import OptimizerSection
+from harness.job.job import DEFAULT_TASK, Job, OptimizerSection
 from harness.job.pairs import why_refused as why_pair_refused
 from harness.launch.cells import Cell
 from harness.launch.launcher import require_libraries

@@ -20,7 +20,7 @@ from harness.forms.workload import Role, Workload
 from harness.import_path import module_command, safe_environment
 from harness.job.batch import job_layout
 from harness.job.experiment import Experiment
-from harness.job.model import ModelSection
+from harness.job.job import ModelSection
 from harness.launch.cells import Cell, make_cell, make_request
 from harness.launch.launcher import require_libraries
 from harness.plan.prediction import MemoryPrediction, MomentName, Predictors, predict, predict_memory

@@ -17,8 +17,7 @@ from typing import Any
 from harness.errors import HarnessError, JobError
 from harness.files import locked
 from harness.import_path import put_before_packages, put_last
-from harness.job.job import Job
-from harness.job.model import CODE_SWITCH, split_factory
+from harness.job.job import CODE_SWITCH, Job, split_factory
 from harness.rank.telling import doing
 from harness.record.provenance import package_root
 from harness.safe_text import described

@@ -13,9 +13,7 @@ from torch import nn
 from harness.backends.refusals import suggestion
 from harness.errors import HarnessError, JobError
 from harness.forms.model.layout import Layout
-from harness.job.job import Job
-from harness.job.model import CODE_SWITCH
-from harness.job.optimizer import OptimizerSection
+from harness.job.job import CODE_SWITCH, Job, OptimizerSection
 from harness.rank.data.samples import Sampler, Samples, load_samples
 from harness.rank.loading.skeleton import why_whole
 from harness.rank.loop import describe_data, training_steps

@@ -12,8 +12,7 @@ from harness.backends.base import Backend, Batch, Engine, LossScale, SetupContex
 from harness.backends.model_source import Loading
 from harness.backends.registry import strategy_of
 from harness.forms.optimizer.other_kinds import why_not
-from harness.job.job import Job
-from harness.job.optimizer import OptimizerSection, UpdateGroup
+from harness.job.job import Job, OptimizerSection, UpdateGroup
 from harness.rank.data.samples import DataFacts
 from harness.rank.failure_words import note_parameters
 from harness.rank.live.observer import Observer

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from harness.backends.libraries.installed import installed_version
 from harness.gpus.found import find_gpus
-from harness.job.model import split_factory
+from harness.job.job import split_factory
 from harness.record.environment import EnvironmentPart, GitPart
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,8 +10,7 @@ from pydantic import BaseModel, ValidationError, ValidatorFunctionWrapHandler, W
 from pydantic_core import PydanticCustomError
 
 from harness.job.experiment import MeasureSection
-from harness.job.job import Job
-from harness.job.model import SettingsSection
+from harness.job.job import Job, SettingsSection
 
 Settings = TypeVar("Settings", bound=SettingsSection)
 

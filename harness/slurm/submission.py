@@ -32,8 +32,7 @@ from harness.run_directory.request import REQUEST_NAME
 from harness.slurm import client
 from harness.slurm.attempt import noted_job, write_run
 from harness.slurm.client import JobFacts
-from harness.slurm.matrix import Matrix, PlannedRun
-from harness.slurm.site import Site
+from harness.slurm.matrix import Matrix, PlannedRun, Site
 
 JOBS_NAME = "jobs.json"
 

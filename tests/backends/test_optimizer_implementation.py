@@ -6,7 +6,7 @@ import torch
 from harness.backends.base import Unsupported
 from harness.backends.fsdp.fsdp1 import refuse_fused
 from harness.backends.optimizer.groups import optimizer_implementation
-from harness.job.optimizer import OptimizerSection
+from harness.job.job import OptimizerSection
 from harness.rank.models.optimizer import build_optimizer, update_groups
 
 

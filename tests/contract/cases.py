@@ -9,8 +9,7 @@ from itertools import product
 import torch
 
 from harness.backends.base import Backend, Engine, SetupContext, World
-from harness.job.job import Job
-from harness.job.optimizer import UpdateGroup
+from harness.job.job import Job, UpdateGroup
 from harness.rank.data.samples import IGNORED
 from harness.rank.models.losses import ComputeLoss, summed_cross_entropy
 from harness.rank.models.optimizer import build_optimizer, update_groups

@@ -11,8 +11,7 @@ import torch
 
 from harness.backends.base import Backend, Effective, Engine, SetupContext, World
 from harness.backends.model_source import Loading
-from harness.job.job import Job
-from harness.job.optimizer import UpdateGroup
+from harness.job.job import Job, UpdateGroup
 from harness.rank.models.description import Built
 from harness.rank.models.optimizer import build_optimizer, update_groups
 from harness.rank.probes.communication import CommunicationCounter

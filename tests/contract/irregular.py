@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.backends.base import Backend, Effective, SetupContext, World
-from harness.job.job import Job
-from harness.job.optimizer import UpdateGroup
+from harness.job.job import Job, UpdateGroup
 from harness.rank.loading.source import JobModelSource
 from harness.rank.models.description import Built
 from harness.rank.models.losses import loss_function

@@ -10,10 +10,7 @@ from torch import nn
 
 from harness.backends.base import Backend, SetupContext, World
 from harness.backends.model_source import Loading, ModelSource
-from harness.job.data import DataSection
-from harness.job.job import Job
-from harness.job.model import ModelSection
-from harness.job.optimizer import UpdateGroup
+from harness.job.job import DataSection, Job, ModelSection, UpdateGroup
 from harness.rank.models.losses import summed_cross_entropy
 from harness.rank.models.optimizer import build_optimizer, update_groups
 from harness.rank.probes.device_memory import AllocatorProbe, live_bytes_by_kind

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from docs.hooks.site_file import site_table
-from harness.slurm.site import Site
+from harness.slurm.matrix import Site
 from tests.docs.markdown import ROOT, generated
 
 PAGE = ROOT / "slurm" / "README.md"

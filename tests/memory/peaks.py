@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from harness.backends.base import Backend, Engine, SetupContext, World
-from harness.job.optimizer import UpdateGroup
+from harness.job.job import UpdateGroup
 from harness.rank.data.samples import DataFacts
 from harness.rank.models.losses import summed_cross_entropy
 from harness.rank.models.model import build_model, model_config

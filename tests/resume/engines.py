@@ -16,8 +16,7 @@ from harness.backends import registry
 from harness.backends.base import Engine, LossScale, SetupContext, World
 from harness.backends.checkpoints.portable import load_portable, save_portable
 from harness.backends.piece import OptimizerProgress
-from harness.job.job import Job
-from harness.job.optimizer import UpdateGroup
+from harness.job.job import Job, UpdateGroup
 from harness.rank.data.samples import IGNORED, DataFacts
 from harness.rank.models.losses import summed_cross_entropy
 from harness.rank.models.model import build_model, model_config

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from harness.backends.registry import REFERENCE
 from harness.forms.terms import GATHERING, SCALAR_BYTES, may_reduce
-from harness.job.model import CODE_SWITCH
+from harness.job.job import CODE_SWITCH
 from harness.judge.findings.finding import Finding, labels, of_cells
 from harness.judge.repeats import Runs
 from harness.judge.rows import JudgedRun

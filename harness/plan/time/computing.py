@@ -32,7 +32,7 @@ from harness.forms.terms import (
 from harness.forms.textbook import textbook_collectives
 from harness.forms.workload import Workload
 from harness.forms.zero import stages as zero
-from harness.job.model import ModelSection
+from harness.job.job import ModelSection
 from harness.plan.hardware import Device, TimeConstants, TimeTerm
 from harness.plan.model import Decoder, PlannedModel, Weight, decoder, part_of
 from harness.plan.profiles import AUTOCAST

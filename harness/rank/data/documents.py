@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import JobError
-from harness.job.data import DataSection
+from harness.job.job import DataSection
 from harness.rank.data.tokens import settle_hub
 from harness.safe_text import encodable
 

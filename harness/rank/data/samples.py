@@ -17,8 +17,7 @@ from torch import Tensor
 from harness.backends.base import Batch
 from harness.errors import JobError
 from harness.job.batch import BatchLayout
-from harness.job.data import DEFAULT_CLASSES, IMAGES, DataSection, Targets
-from harness.job.job import Job
+from harness.job.job import DEFAULT_CLASSES, IMAGES, DataSection, Job, Targets
 from harness.rank.data.documents import TextSample, read_documents, read_labelled
 from harness.rank.data.tokens import Tokenizer, tokenizer_of
 from harness.rank.factories import call_factory

@@ -24,7 +24,7 @@ from harness.backends.optimizer.gradients import COUNTED_ELSEWHERE, COUNTED_RANG
 from harness.backends.optimizer.groups import group_constants, group_rate, rate_in_force
 from harness.backends.optimizer.kinds import LOW_BIT
 from harness.backends.piece import Piece
-from harness.job.optimizer import OptimizerSection, UpdateGroup
+from harness.job.job import OptimizerSection, UpdateGroup
 from harness.rank.accelerator import uses_tf32
 from harness.rank.data.batch_digest import SeenBatch, batch_hash_sum, content_digests
 from harness.rank.data.samples import LABELS, seed_generators

@@ -19,8 +19,7 @@ from harness.backends.model.precision import COMPUTE_DTYPES
 from harness.errors import HarnessError, JobError
 from harness.files import locked, refusing, write_atomically
 from harness.import_path import ask_module
-from harness.job.job import Job
-from harness.job.model import AdapterSection
+from harness.job.job import AdapterSection, Job
 from harness.rank.data.samples import DataFacts
 from harness.rank.loading.skeleton import CannotStream, stream_weights, write_buffers
 from harness.rank.loading.weight_file import StoredTensor, WeightReader, WeightWriter, pieces, stored_shapes

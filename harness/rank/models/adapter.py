@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.errors import JobError
-from harness.job.job import Job
-from harness.job.model import ADAPTER_NAME, ALL_LINEAR, AdapterSection
+from harness.job.job import ADAPTER_NAME, ALL_LINEAR, AdapterSection, Job
 from harness.rank.models.optimizer import freeze
 
 _A, _B = f".lora_A.{ADAPTER_NAME}.weight", f".lora_B.{ADAPTER_NAME}.weight"

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from harness.backends.checkpoints.portable import WEIGHTS
 from harness.backends.checkpoints.tensor_files import TensorFiles
 from harness.errors import HarnessError
-from harness.job.job import Job
-from harness.job.model import ADAPTER_NAME
+from harness.job.job import ADAPTER_NAME, Job
 from harness.rank.factories import one_at_a_time
 from harness.rank.models.adapter import add_adapters, bare_name, is_adapter, peft_config
 from harness.rank.models.model_classes import from_config

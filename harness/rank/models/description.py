@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from harness.backends.model.blocks import transformer_blocks
 from harness.backends.model.precision import dtype_name
-from harness.job.optimizer import UpdateGroup
+from harness.job.job import UpdateGroup
 from harness.rank.factories import configuration
 from harness.rank.models.changes import uses_checkpointing
 from harness.rank.models.module_uses import REGULAR, ModuleUses

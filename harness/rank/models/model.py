@@ -13,8 +13,7 @@ from harness.backends.model.blocks import needed_blocks
 from harness.backends.model.precision import COMPUTE_DTYPES
 from harness.backends.refusals import available, suggestion
 from harness.errors import JobError
-from harness.job.data import IMAGES
-from harness.job.job import Job
+from harness.job.job import IMAGES, Job
 from harness.rank.data.samples import DataFacts
 from harness.rank.data.tokens import settle_hub
 from harness.rank.factories import one_at_a_time, why_refused

@@ -24,7 +24,7 @@ from harness.backends.optimizer.groups import LR_SCALE
 from harness.backends.optimizer.kinds import BLOCK_ELEMENTS, LEAST_ELEMENTS, LOW_BIT
 from harness.backends.strategy import StrategyKind
 from harness.errors import JobError
-from harness.job.optimizer import OptimizerSection, ScheduleSection, UpdateGroup
+from harness.job.job import OptimizerSection, ScheduleSection, UpdateGroup
 from harness.rank.factories import call_factory
 
 MOMENTUM = 0.95

@@ -10,8 +10,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from harness.backends.model.blocks import transformer_blocks
 from harness.errors import JobError
-from harness.job.job import Job
-from harness.job.model import ModelSection
+from harness.job.job import Job, ModelSection
 from harness.rank.factories import call_factory
 
 

@@ -36,7 +36,7 @@ from harness.forms.model.activations import (
     Size,
     to_json,
 )
-from harness.job.model import ADAPTER_NAME, AdapterSection
+from harness.job.job import ADAPTER_NAME, AdapterSection
 from harness.rank.models.adapter import BASE_DTYPES, is_adapter, peft_config
 from harness.rank.models.changes import enable_checkpointing
 from harness.rank.models.losses import summed_cross_entropy, unpacked_samples

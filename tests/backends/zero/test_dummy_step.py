@@ -7,7 +7,7 @@ import torch
 
 from harness.backends.optimizer.groups import set_rates
 from harness.backends.zero.engine import forget_dummy_step
-from harness.job.optimizer import OptimizerSection
+from harness.job.job import OptimizerSection
 from harness.rank.models.optimizer import build_optimizer, update_groups
 
 RATE = 1e-2

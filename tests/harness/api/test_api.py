@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 import harness
-from harness.api.results import Results
-from harness.api.runs import answer, assignments, several_jobs
+from harness.api import Results, answer, assignments, several_jobs
 from tests.docs.markdown import ROOT
 from tests.harness.cli.command_line import harness as command
 from tests.records import make_record, make_steps, make_weights

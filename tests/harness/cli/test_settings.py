@@ -12,7 +12,7 @@ from harness.job.config import load_experiment
 from harness.job.experiment import INHERITS, Experiment
 from harness.judge.findings.finders import kinds
 from harness.shipped import names, resolve
-from harness.slurm.site import load_site
+from harness.slurm.matrix import load_site
 from harness.tell.formats import WIDTH
 from tests.docs.markdown import ROOT
 

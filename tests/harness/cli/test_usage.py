@@ -56,8 +56,8 @@ def test_a_process_of_its_own_writes_one_line_too(tmp_path: Path, arguments: str
 @pytest.mark.parametrize(
     "words",
     ["list --runs nosuch", "show --runs nosuch", "verify nosuch.md", "report nosuch -o x.md",
-     "explain nosuch", "diagnose nosuch other", "compare --backends nosuch", "run --backend nosuch", "settings nosuch",
-     "estimate --gpu nosuch", "clean --runs nosuch"],
+     "explain nosuch", "diagnose nosuch other", "compare --backends nosuch", "run --backend nosuch",
+     "settings nosuch", "estimate --gpu nosuch", "clean --runs nosuch"],
 )  # fmt: skip
 @pytest.mark.parametrize("variables", [{"RANK": "1"}, {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}])
 def test_an_error_is_shown_whatever_rank_the_environment_names(

@@ -7,7 +7,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from harness.forms.model.layout import Layout
-from harness.job.optimizer import OptimizerSection
+from harness.job.job import OptimizerSection
 from harness.rank.models.description import describe_layout
 from harness.rank.models.optimizer import update_groups
 from harness.record.workload import closed_form_layout

@@ -2,7 +2,7 @@ import pytest
 
 from harness.backends import registry
 from harness.forms.textbook import textbook_sent_bytes, textbook_states
-from harness.job.optimizer import OptimizerSection
+from harness.job.job import OptimizerSection
 
 BLOOM_560M = 559_214_592
 

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from harness.job.optimizer import OptimizerSection
+from harness.job.job import OptimizerSection
 from harness.judge.comparison import Comparison
 from harness.judge.scaling import strong_scaling, weak_scaling
 from harness.record import Record, WeightsPart

@@ -15,8 +15,7 @@ import pytest
 
 from harness.job.config import load_experiment
 from harness.launch.cells import Cell, plan
-from harness.launch.launcher import STOPPING, running_cell
-from harness.launch.turns import OTHERS_RAN, OTHERS_TOOK_TURNS, groups, take_turns
+from harness.launch.launcher import OTHERS_RAN, OTHERS_TOOK_TURNS, STOPPING, groups, running_cell, take_turns
 from harness.record import PredictionPart, Record
 from harness.record.ranks import TurnsPart
 from harness.record.store import Store

@@ -8,8 +8,7 @@ from harness.forms.families import collectives, model_states
 from harness.forms.model.layout import Layout
 from harness.forms.workload import Workload
 from harness.job.experiment import Experiment
-from harness.job.model import AdapterSection
-from harness.job.optimizer import OptimizerSection
+from harness.job.job import AdapterSection, OptimizerSection
 from harness.plan.adapters import DEFAULT_TARGETS, packed_head, packed_inputs, with_adapters
 from harness.plan.hardware import with_training_defaults
 from harness.plan.models import load_model

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.published import collectives
 from benchmarks.published.collectives import Measured, read_measured
-from harness.api.runs import estimate
+from harness.api import estimate
 from harness.plan.hardware import load_hardware
 from harness.plan.prediction import nccl_bytes
 from tests.harness.plan.plans import scenario

@@ -9,8 +9,7 @@ import pytest
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
 from harness.job.experiment import CompareSection, Experiment
-from harness.slurm.matrix import Matrix, plan_nodes, read_matrix, render_matrix, write_matrix
-from harness.slurm.site import Site
+from harness.slurm.matrix import Matrix, Site, plan_nodes, read_matrix, render_matrix, write_matrix
 from tests.harness.cli.command_line import harness
 
 SITE = Site(name="test")

@@ -11,8 +11,7 @@ from harness.cli import harness
 from harness.errors import HarnessError
 from harness.job.experiment import Experiment
 from harness.record.store import read_record
-from harness.slurm.matrix import MATRIX_NAME, Matrix, plan_nodes, render_matrix, write_matrix
-from harness.slurm.site import Site, load_site
+from harness.slurm.matrix import MATRIX_NAME, Matrix, Site, load_site, plan_nodes, render_matrix, write_matrix
 from harness.slurm.submission import memory_bytes, site_limits, unfit_software, unsubmitted
 from tests.harness.slurm.fakes import FakeSlurm
 from tests.harness.slurm.test_site import SITES

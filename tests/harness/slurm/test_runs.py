@@ -18,8 +18,7 @@ from harness.record.store import read_record
 from harness.run_directory.request import rank_exit, rank_file
 from harness.slurm.attempt import ScriptEnd, begin, finish
 from harness.slurm.client import SlurmUnavailable
-from harness.slurm.matrix import Matrix, PlannedRun, plan_nodes, render_matrix, write_matrix
-from harness.slurm.site import Site
+from harness.slurm.matrix import Matrix, PlannedRun, Site, plan_nodes, render_matrix, write_matrix
 from harness.slurm.submission import alone, collect, look, ranges, submit_runs, unsubmitted
 from tests.harness.slurm.fakes import FakeSlurm
 from tests.records import make_effective

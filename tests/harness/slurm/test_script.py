@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError
-from harness.slurm.matrix import directive, render_script
-from harness.slurm.site import Site
+from harness.slurm.matrix import Site, directive, render_script
 from tests.patience import SECONDS
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "slurm"

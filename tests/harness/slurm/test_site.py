@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError
-from harness.slurm.site import Site, load_site, time_seconds, with_time_limit
+from harness.slurm.matrix import Site, load_site, time_seconds, with_time_limit
 
 SITES = Path(__file__).resolve().parents[3] / "slurm" / "sites"
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.job.optimizer import OptimizerSection
+from harness.job.job import OptimizerSection
 from harness.judge.comparison import Comparison
 from harness.judge.findings.finders import kinds
 from harness.judge.findings.memory import _gap, find_memory

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.job.optimizer import OptimizerSection
+from harness.job.job import OptimizerSection
 from harness.plan.architectures import ARCHITECTURES
 from harness.plan.model import PlannedModel
 from harness.plan.models import catalogue_names, find_entry, from_config, load_model

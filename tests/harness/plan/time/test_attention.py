@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from harness.job.model import ModelSection
+from harness.job.job import ModelSection
 from harness.plan.architectures import ARCHITECTURES
 from harness.plan.models import load_model
 from harness.plan.time.computing import EAGER_ONLY, attention_kernel, eager_attention

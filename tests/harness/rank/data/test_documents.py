@@ -5,7 +5,7 @@ import datasets
 import pytest
 
 from harness.errors import JobError
-from harness.job.data import DataSection
+from harness.job.job import DataSection
 from harness.rank.data.documents import TextSample, read_documents
 
 

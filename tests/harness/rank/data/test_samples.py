@@ -8,8 +8,7 @@ import torch
 
 from harness.errors import JobError
 from harness.job.batch import BatchLayout, batch_layout
-from harness.job.data import DataSection
-from harness.job.job import EvaluationSection, Job, TrainingSection
+from harness.job.job import DataSection, EvaluationSection, Job, TrainingSection
 from harness.rank.data.samples import IGNORED, Sampler, Samples, load_samples
 from harness.rank.data.tokens import ByteTokenizer
 

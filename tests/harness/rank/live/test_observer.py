@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.job.job import Job
-from harness.job.optimizer import OptimizerSection
+from harness.job.job import Job, OptimizerSection
 from harness.rank.live.observer import DIGESTED_STEPS, Observer
 from harness.rank.models.losses import returns_loss, summed_cross_entropy, targets_of
 from harness.rank.models.optimizer import update_groups

@@ -10,9 +10,7 @@ from torch import Tensor, nn
 
 from harness.backends.base import World
 from harness.backends.model_source import Loading
-from harness.job.data import DataSection
-from harness.job.job import Job, TrainingSection
-from harness.job.model import ModelSection
+from harness.job.job import DataSection, Job, ModelSection, TrainingSection
 from harness.rank.data.samples import DataFacts
 from harness.rank.loading.source import JobModelSource
 from harness.rank.models.model import draw_model, model_config

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 from harness.errors import HarnessError
-from harness.job.model import ModelSection
+from harness.job.job import ModelSection
 from harness.rank.data.samples import DataFacts
 from harness.rank.loading import weight_files as files
 from harness.rank.models.description import describe_layout, describe_model

@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from harness.errors import JobError
-from harness.job.job import Job
-from harness.job.model import AdapterSection
+from harness.job.job import AdapterSection, Job
 from harness.rank.data.samples import DataFacts
 from harness.rank.models.adapter import add_adapters, initial_values, is_adapter
 from harness.rank.models.model import build_model, model_config

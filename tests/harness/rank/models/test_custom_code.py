@@ -10,9 +10,7 @@ import pytest
 from safetensors.torch import save_file
 
 from harness.errors import HarnessError, JobError
-from harness.job.data import DataSection
-from harness.job.job import Job
-from harness.job.model import ModelSection
+from harness.job.job import DataSection, Job, ModelSection
 from harness.plan.profiles import workload_profile
 from harness.plan.scenario import job_model
 from harness.rank.data.samples import DataFacts

@@ -8,9 +8,7 @@ from torch import Tensor, nn
 from harness.backends.base import Unsupported
 from harness.backends.model.blocks import needed_blocks, transformer_blocks
 from harness.errors import JobError
-from harness.job.data import DataSection
-from harness.job.job import Job, TrainingSection
-from harness.job.model import ModelSection
+from harness.job.job import DataSection, Job, ModelSection, TrainingSection
 from harness.rank.data.samples import DataFacts
 from harness.rank.models.losses import summed_cross_entropy
 from harness.rank.models.model import build_model, model_config

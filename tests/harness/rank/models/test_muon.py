@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.job.optimizer import OptimizerSection
+from harness.job.job import OptimizerSection
 from harness.rank.models.optimizer import MOMENTUM_KEY, build_muon, orthogonalised, orthogonalised_in_parts
 
 

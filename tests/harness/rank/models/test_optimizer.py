@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from harness.backends.registry import strategy_of
-from harness.job.optimizer import OptimizerSection, ScheduleSection
+from harness.job.job import OptimizerSection, ScheduleSection
 from harness.rank.models.optimizer import (
     OwnUpdate,
     build_optimizer,

@@ -1,1 +1,0 @@
-"""What `import harness` offers to programs and notebooks: the work of the commands, with Python values."""
