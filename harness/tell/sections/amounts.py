@@ -421,10 +421,8 @@ def _verdict(row: JudgedRun) -> str:
     differences, reason = volume_differences(row.record), why_unknown(row.record)
     if differences:
         return f"no: {len(differences)} differ"
-    if differences is None:
-        return f"unknown: {reason}"
-    if reason:
-        return f"steps unknown: {reason}"
+    if differences is None or reason:
+        return f"not judged: {reason}"
     if row.record.backend.claim is not None and row.record.backend.own_forms is None:
         return "yes, as claimed"
     pair = volume_of(row.record)
