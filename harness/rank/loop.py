@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from harness.backends.base import Batch, Engine, World
@@ -22,78 +21,28 @@ from harness.rank.data.samples import IGNORED, LABELS, Sampler, Samples, to_devi
 from harness.rank.events import EventWriter
 from harness.rank.live.observer import Observer
 from harness.rank.models.optimizer import learning_rate
+from harness.rank.probes.instrument import Shells, Step
 from harness.rank.probes.probes import Probes
-from harness.rank.probes.sketch import sketch
-from harness.rank.probes.time import PhaseTimer
-from harness.rank.probes.tracer import Tracer
-from harness.rank.process.turns import Turns
+from harness.rank.probes.time import Clock
 from harness.record import OUTSIDE, DataPart, Window
-from harness.run_directory.events import EvaluationEvent, ExaminedEvent, StepEvent
-from harness.run_directory.rank_state import EVALUATION, TURN, PositionWriter
-
-Sketches = dict[str, list[float]]
-
-
-class Examination:
-    """Of one step; both methods are collectives."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._gradients: Sketches | None = None
-        self._before: Sketches = {}
-
-    def before_update(self) -> None:
-        """Between the last backward pass and the update."""
-        gradients = self._engine.full_gradients()
-        if gradients is not None:
-            self._gradients = {name: sketch(name, tensor) for name, tensor in gradients}
-        self._before = self._weights()
-
-    def after_update(self, step: int) -> ExaminedEvent:
-        """Sketches of gradients (None: the engine cannot gather them) and updates, and norms of weights."""
-        after = self._weights()
-        return ExaminedEvent(
-            step=step,
-            gradients=self._gradients,
-            updates={name: _difference(after[name], old) for name, old in self._before.items()},
-            weight_norms={name: old[0] for name, old in self._before.items()},
-        )
-
-    def _weights(self) -> Sketches:
-        return {name: sketch(name, tensor) for name, tensor in self._engine.full_parameters()}
-
-
-def _difference(after: list[float], before: list[float]) -> list[float]:
-    """Projections are linear; the norm of a difference is the root of their mean square."""
-    projections = [a - b for a, b in zip(after[1:], before[1:], strict=True)]
-    norm = (sum(value**2 for value in projections) / len(projections)) ** 0.5
-    return [norm, *projections]
-
+from harness.run_directory.events import EvaluationEvent, StepEvent
+from harness.run_directory.rank_state import EVALUATION, PositionWriter
 
 HASH_MODULUS = 2**64
 
 
-class SampleHashes:
-    """The samples of one step, by their ids; what a batch became on its way is in `rank/live/observer.py`."""
+def sample_facts(samples: Samples, ids: Sequence[int]) -> dict[str, Any]:
+    """Samples that were fed, tokens without padding, targets and the sum of the hashes, as events have them.
 
-    def __init__(self, samples: Samples) -> None:
-        self._samples = samples
-        self._ids: list[int] = []
-
-    def note(self, ids: Sequence[int]) -> None:
-        """Remember the samples of a micro-batch that is about to be fed."""
-        self._ids += ids
-
-    def totals(self) -> dict[str, Any]:
-        """Samples, tokens without padding, targets and the sum of the hashes, as events have them."""
-        samples, ids = self._samples, self._ids
-        hashes = sum(sample_hash(i, [tensor[i] for tensor in samples.fields.values()]) for i in ids)
-        return {
-            "samples": len(ids),
-            "tokens": int(samples.lengths[ids].sum()),
-            "target_tokens": int(samples.targets[ids].sum()),
-            "sample_hashes": f"{hashes % HASH_MODULUS:016x}",
-        }
+    What a batch became on its way is in `rank/live/observer.py`.
+    """
+    hashes = sum(sample_hash(i, [tensor[i] for tensor in samples.fields.values()]) for i in ids)
+    return {
+        "samples": len(ids),
+        "tokens": int(samples.lengths[ids].sum()),
+        "target_tokens": int(samples.targets[ids].sum()),
+        "sample_hashes": f"{hashes % HASH_MODULUS:016x}",
+    }
 
 
 def sample_hash(sample_id: int, values: Iterable[Tensor]) -> int:
@@ -115,16 +64,16 @@ class Loop:
     samples: Samples
     sampler: Sampler
     engine: Engine
+    instruments: Shells
     probes: Probes
-    timer: PhaseTimer
-    tracer: Tracer
     observer: Observer
+    clock: Clock
+    discarded_steps: int
+    """First steps under the profiler that count for nothing."""
     events: EventWriter
     position: PositionWriter
     checkpoint: CheckpointProbe | None = None
     """Saves a checkpoint after the probed steps; None: no checkpoint."""
-    turns: Turns | None = None
-    """None: timed steps are taken one after the other."""
     first_step: int = 0
     """Steps that the checkpoint which the run continues had taken."""
     examine_steps: Sequence[int] = ()
@@ -138,112 +87,57 @@ class Loop:
     def window(self, step: int) -> Window:
         """Windows are counted from the first step that the run takes."""
         return self.measure.window(
-            step - self.first_step, self.steps - self.first_step, discarded=self.tracer.discarded_steps
+            step - self.first_step, self.steps - self.first_step, discarded=self.discarded_steps
         )
 
     def run(self) -> None:
         """Train, writing one event per step and evaluation as they end."""
-        self.engine.enter_phase = self.timer.enter
+        self.engine.enter_phase = self.clock.timer.enter
         every = self.job.evaluation.every_steps
         for step in range(self.first_step, self.steps):
             self._train_step(step)
+            if self.probes.was_last_probed:
+                self._after_probed_steps(step + 1)
             if self.examine_steps and step == max(self.examine_steps):
                 break
             if every and (step + 1) % every == 0:
                 self._evaluate(step + 1)
-        self._trace(wanted=False)
+        self.instruments.finish()
 
     def _train_step(self, step: int) -> None:
-        window = self.window(step)
+        """One optimizer step, and its event with the facts of the instruments."""
+        engine, instruments, fed = self.engine, self.instruments, list[int]()
         rate = learning_rate(step, self.steps, self.job.optimizer, self.job.schedule)
-        global_targets = int(self.samples.targets[self.sampler.step_ids(step)].sum())
-        hashes = SampleHashes(self.samples)
-        self.position.begin_step(step)
-        self.position.enter("data")
-        self.observer.begin_step(step - self.first_step)
-        self._trace(wanted=window == "traced")
-        if self.turns is not None and window == "timed":
-            self._take_turn(self.turns)
-        self.probes.begin_step(step, window)
-        self._synchronise()
-        self.tracer.begin_step(step)
-        begin = time.perf_counter()
-        loss_sum, data_seconds = self._micro_steps(step, global_targets, hashes)
-        self.probes.moment("after_backward")
-        norm = self._update(step, rate)
-        self._synchronise()
-        seconds = time.perf_counter() - begin
-        self.observer.enter(OUTSIDE)
-        self.tracer.end_step()
-        self.probes.moment("after_step")
-        was_last_probed = self.probes.end_step()
-        seen = self.observer.end_step(rate, step)
-        # When the observer has let go of the batches.
-        seen |= self.probes.step_memory()
-        taken = StepEvent(
-            step=step,
-            window=window,
-            loss_sum=float(loss_sum),
-            gradient_norm=norm,
-            learning_rate=rate,
-            global_target_tokens=global_targets,
-            **hashes.totals(),
-            seconds=seconds,
-            data_seconds=data_seconds,
-            phase_seconds=self.timer.take(),
-            **(self.observer.audit(self.engine, step) | seen),
-        )
-        self.events.write(taken)
-        if was_last_probed:
-            self._after_probed_steps(step + 1)
-
-    def _take_turn(self, turns: Turns) -> None:
-        """Before a timed step: wait if it begins another turn; the ranks then begin together."""
-        if turns.is_over:
-            self.position.enter(TURN)
-            self._synchronise()
-            self.probes.rest()
-            self.events.write(turns.wait())
-            dist.barrier()
-            self.position.enter("data")
-        turns.count()
-
-    def _micro_steps(self, step: int, global_targets: int, hashes: SampleHashes) -> tuple[Tensor, float]:
-        """Forward and backward passes of a step; the summed loss of this rank, and seconds of fetching."""
+        targets = int(self.samples.targets[self.sampler.step_ids(step)].sum())  # of all ranks
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.world.device)
-        data_seconds = 0.0
+        window = self.window(step)
+        instruments.prepare(Step(number=step, since_first=step - self.first_step, window=window, rate=rate))
+        self._synchronise()
+        instruments.begin()
         for micro_step in range(self.layout.accumulation_steps):
             last = micro_step == self.layout.accumulation_steps - 1
-            self.probes.begin_micro_step(last=last)
-            self._enter(None)
-            fetch = time.perf_counter()
-            batch = self._batch(step, micro_step, hashes)
-            data_seconds += time.perf_counter() - fetch
-            self._enter("forward")
-            if last:
-                self.probes.before_forward()
-            loss = self.engine.forward(batch)
-            if last:
-                self.probes.moment("after_forward")
-            self._enter("backward")
+            instruments.enter("data", last=last)
+            ids = self._ids(step, micro_step)
+            batch = to_device(self.samples.batch(ids), self.world.device)
+            instruments.enter("forward", last=last)
+            loss = engine.forward(batch)
+            instruments.enter("backward", last=last)
             # Engines average over data ranks, so this makes the gradient that of the mean per target.
-            self.engine.backward(loss * (self.world.data_size / global_targets), last_micro_step=last)
+            engine.backward(loss * (self.world.data_size / targets), last_micro_step=last)
             loss_sum += loss.detach().double()
-        return loss_sum, data_seconds
-
-    def _update(self, step: int, rate: float) -> float:
-        """Clip and update; the gradient norm before clipping."""
-        self._enter("step")
-        examination = Examination(self.engine) if step in self.examine_steps else None
-        if examination is not None:
-            self.position.enter("examination")
-        if examination is not None:
-            examination.before_update()
-        norm = self.engine.step(rate)
-        if examination is not None:
-            self.events.write(examination.after_update(step))
-        self._enter(None)
-        return norm
+            fed += ids
+        del batch, loss  # memory is read from here on
+        instruments.enter("step")
+        norm = engine.step(rate)  # clips, then updates
+        instruments.enter(OUTSIDE)
+        self._synchronise()
+        instruments.end()
+        facts = instruments.facts()
+        taken = StepEvent(
+            step=step, window=window, loss_sum=float(loss_sum), gradient_norm=norm, learning_rate=rate,
+            global_target_tokens=targets, **sample_facts(self.samples, fed), **facts,
+        )  # fmt: skip
+        self.events.write(taken)
 
     def _after_probed_steps(self, steps_taken: int) -> None:
         """What is measured once, when the last probed step is over."""
@@ -259,35 +153,11 @@ class Loop:
         ids = self.sampler.step_ids(0)[: self.layout.micro_batch_size]
         return to_device(self.samples.batch(ids), self.world.device)
 
-    def _enter(self, phase: str | None) -> None:
-        """A phase of the step begins; None: fetching a batch, or the end of the step."""
-        self.position.enter(phase or "data")
-        self.observer.enter(phase or "data")
-        self.timer.enter(phase)
-        self.tracer.enter(phase)
-        if phase is not None:
-            self.probes.phase(phase)
-
-    def _trace(self, *, wanted: bool) -> None:
-        """Turn the profiler on or off; the ranks meet, so that no step waits for another's profiler."""
-        if wanted or self.tracer.at_work:
-            self.position.enter("trace")
-            if wanted:
-                self.tracer.start()
-            else:
-                self.tracer.stop()
-            dist.barrier()
-
     def _ids(self, step: int, micro_step: int) -> list[int]:
         """Of the samples that this rank takes."""
         return self.sampler.micro_batch_ids(
             step, micro_step, self.world.data_rank, self.world.data_size, self.layout
         )
-
-    def _batch(self, step: int, micro_step: int, hashes: SampleHashes) -> Batch:
-        ids = self._ids(step, micro_step)
-        hashes.note(ids)
-        return to_device(self.samples.batch(ids), self.world.device)
 
     @torch.no_grad()
     def _evaluate(self, steps_taken: int) -> None:

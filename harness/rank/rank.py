@@ -33,6 +33,7 @@ from harness.rank.checkpoint import LOADING_PHASE, CheckpointProbe, if_supported
 from harness.rank.data.samples import Sampler, Samples, load_samples
 from harness.rank.events import EventWriter
 from harness.rank.failure_words import failure_message
+from harness.rank.instruments import Instruments
 from harness.rank.loop import Loop, describe_data, training_steps
 from harness.rank.models.changes import while_compiling
 from harness.rank.models.description import Built
@@ -42,9 +43,8 @@ from harness.rank.placement import placement
 from harness.rank.preparation import prepare_engine
 from harness.rank.probes.communication import CommunicationCounter
 from harness.rank.probes.device_watch import watch_device
-from harness.rank.probes.probes import Instruments
 from harness.rank.probes.process_memory import HostPeak
-from harness.rank.probes.time import phase_timer
+from harness.rank.probes.time import Clock
 from harness.rank.probes.weights import combined, digest_share, digest_weights, moment_sums
 from harness.rank.process.environment import (
     device_name,
@@ -382,6 +382,7 @@ def _loop(
 ) -> Loop:
     watch_device(world, engine, run_directory)
     instruments.tracer.every_thread = engine.own_thread
+    clock = Clock(world.device)
     checkpoint = CheckpointProbe(
         folder=checkpoint_folder(run_directory),
         request=request,
@@ -401,14 +402,21 @@ def _loop(
         samples=samples,
         sampler=sampler,
         engine=engine,
+        instruments=instruments.around(
+            engine,
+            clock,
+            telling.position,
+            telling.events,
+            examined=request.examine_steps,
+            turns=telling.turns,
+        ),
         probes=instruments.probes,
-        timer=phase_timer(world.device),
-        tracer=instruments.tracer,
         observer=instruments.observer,
+        clock=clock,
+        discarded_steps=instruments.tracer.discarded_steps,
         events=telling.events,
         position=telling.position,
         checkpoint=checkpoint if request.measure.saves_checkpoint else None,
-        turns=telling.turns,
         first_step=request.resume.saved.step if request.resume else 0,
         examine_steps=request.examine_steps,
     )

@@ -44,6 +44,7 @@ from harness.rank.models.optimizer import (
     stored_dtype,
     wide_bytes,
 )
+from harness.rank.probes.instrument import Instrument, Step
 from harness.rank.process.environment import is_deterministic
 from harness.record.model import ModelLossPart
 from harness.run_directory.rank_state import ModuleWriter
@@ -185,7 +186,7 @@ DIGESTED_STEPS = 2
 step. Later ones only note what is read after them."""
 
 
-class Observer:
+class Observer(Instrument):
     """Stands between the harness and one engine; its methods are what the engine is given."""
 
     def __init__(self, modules: ModuleWriter | None = None) -> None:
@@ -213,9 +214,9 @@ class Observer:
         self._targets_of_model_loss: Callable[[Batch], Tensor | int] | None = None
         self._model_loss: ModelLossPart | None = None
         self._audit: UpdateAudit | None = None
+        self._step = Step(number=0)
         self._share = 0.0
         self._rates: list[list[float | None]] = []
-        self._asked: float | None = None
         self._constants: dict[int, list[dict[str, Any]]] = {}
         self._buffers: dict[str, str] = {}
 
@@ -310,8 +311,12 @@ class Observer:
         finally:
             self._instead = None
 
-    def begin_step(self, step: int) -> None:
+    def prepare(self, step: Step) -> None:
         """Forget the step before; look closer if this one is one of the first."""
+        self._step = step
+        self._look(step.since_first)
+
+    def _look(self, step: int) -> None:
         self._digests = [] if step < DIGESTED_STEPS else None
         self._batches.clear()
         self._losses.clear()
@@ -329,22 +334,15 @@ class Observer:
         else:
             self._watch.leave()
 
-    def enter(self, phase: str) -> None:
-        """What the loop does from here on: fetching data, a phase of the step, or what no clock counts."""
+    def enter(self, phase: str, *, last: bool = False) -> None:
         self._watch.phase = phase
 
-    def end_step(self, rate: float, step: int = 0) -> dict[str, Any]:
-        """What one optimizer step was seen to use: see `record.StepPart` and `record.RankPart`.
-
-        step: its number in the training.
-
-        Reads tensors of the device, so it stands outside of what is timed.
-        """
-        seen: dict[str, Any] = {"applied_learning_rate": rate_in_force(self._at_work, rate)}
+    def facts(self) -> dict[str, Any]:
+        """What one optimizer step was seen to use: see `record.StepPart` and `record.RankPart`."""
+        seen: dict[str, Any] = {"applied_learning_rate": rate_in_force(self._at_work, self._step.rate)}
         groups = [group for optimizer in self._at_work for group in optimizer.param_groups]
         self._rates.append(list(map(group_rate, groups)))
-        self._asked = rate
-        self._note_constants(step, list(map(group_constants, groups)))
+        self._note_constants(self._step.number, list(map(group_constants, groups)))
         if self._digests is not None:
             seen["batch_digests"] = self._digests
         if self._batches:
@@ -372,14 +370,14 @@ class Observer:
         return self._audit is not None
 
     def audit(self, engine: Engine, step: int) -> dict[str, Any]:
-        """After `end_step`: look whether its update is what its optimizer should make of the gradient.
+        """Look whether its update is what its optimizer should make of the gradient.
 
         Returns what is known of that, in the form of `StepEvent`.
         """
         if self._audit is None:
             return {}
         held = list(self._watch.held())
-        self._audit.look(held, step, lambda: _weight_pieces(engine), self._asked)
+        self._audit.look(held, step, lambda: _weight_pieces(engine), self._step.rate)
         squares = self._audit.squares(held)
         if squares is None or self._audit.odd is not None or not self._share:
             return {}
@@ -560,6 +558,20 @@ class Observer:
             "evaluating_in_training": self._passes.in_other_mode(trains=True),
             "training_in_evaluation": self._passes.in_other_mode(trains=False),
         }
+
+
+class Audit(Instrument):
+    """Computes the update of each step again, which takes memory: outside of what reads it."""
+
+    def __init__(self, observer: Observer, engine: Engine) -> None:
+        self._observer, self._engine = observer, engine
+        self._step = 0
+
+    def prepare(self, step: Step) -> None:
+        self._step = step.number
+
+    def facts(self) -> dict[str, Any]:
+        return self._observer.audit(self._engine, self._step)
 
 
 def _weight_pieces(engine: Engine) -> Iterator[Piece]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,28 +16,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from harness.backends import registry
-from harness.backends.base import Engine, World
-from harness.rank.events import EventWriter
-from harness.rank.factories import brought_packages
+from harness.backends.base import Engine
 from harness.rank.live.observer import Observer
 from harness.rank.probes.communication import CommunicationCounter, release_finished_collectives
 from harness.rank.probes.device_memory import (
     AllocatorProbe,
     LiveBytes,
-    allocator_probe,
     host_peak_bytes,
     live_bytes_by_kind,
 )
 from harness.rank.probes.energy import EnergyMeter
+from harness.rank.probes.instrument import Instrument, Step
 from harness.rank.probes.process_memory import process_memory
-from harness.rank.probes.time import ProcessorAccount
+from harness.rank.probes.time import PHASES, ProcessorAccount
 from harness.rank.probes.tracer import Tracer
-from harness.rank.process.environment import keep_freed_memory
-from harness.record import CommunicationPart, MemoryPart, Moment, OverlapPart, Window
+from harness.record import CommunicationPart, MemoryPart, Moment
 from harness.run_directory.events import MeasuredEvent
-from harness.run_directory.rank_state import ModuleWriter
-from harness.run_directory.request import RunRequest, snapshot_file, trace_file
 
 LONGEST_HISTORY = 200_000
 """Allocations and frees that torch remembers, oldest dropped first."""
@@ -234,8 +227,8 @@ class ProbedSteps:
             self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
 
-class Probes(ProbedSteps):
-    """Of the harness's own loop, which says which step and phase it is in."""
+class Probes(ProbedSteps, Instrument):
+    """Of the harness's own loop."""
 
     def __init__(
         self,
@@ -258,7 +251,8 @@ class Probes(ProbedSteps):
         self._snapshot = snapshot
         self._wanted_steps = probed_steps
         self._counter_seconds = 0.0
-        self._between = False
+        self.was_last_probed = False
+        """Whether the last step was the last probed one."""
 
     @property
     def within_probed_step(self) -> bool:
@@ -270,10 +264,10 @@ class Probes(ProbedSteps):
         self._memory = MemoryProbe(self.allocator, engine, data)
         self._memory.record(0, "after_setup")
 
-    def begin_step(self, step: int, window: Window) -> None:
-        """Start a step; memory and communication are recorded only in the probed window."""
-        probed = window == "probed"
-        self._step = step if probed else None
+    def prepare(self, step: Step) -> None:
+        """Memory and communication are recorded in the probed window alone."""
+        probed = step.window == "probed"
+        self._step = step.number if probed else None
         if probed:
             release_finished_collectives()
             self._probed_steps += 1
@@ -283,12 +277,9 @@ class Probes(ProbedSteps):
             self._counter_seconds = self.counter.seconds
             if self._memory:
                 self._memory.begin()
-        elif window != "warmup":
+        elif step.window != "warmup":
             self.allocator.relax()  # the probed steps are over
-        self._between = not probed
-        if self._between:
-            self.allocator.reset_peak()
-        if window == "timed":
+        if step.window == "timed":
             self.found_in_timed_step(
                 counter=self.counter.at_work,
                 allocator=self.allocator.at_work,
@@ -305,107 +296,63 @@ class Probes(ProbedSteps):
         if self.energy is not None:
             self.energy.rest()
 
-    def begin_micro_step(self, *, last: bool) -> None:
-        """Tell the counter whether this micro-step is the last of its step."""
-        self.counter.begin_micro_step(last=last)
+    def enter(self, phase: str, *, last: bool) -> None:
+        """Read memory at the borders of the last micro-step; name what collectives from here on belong to."""
+        if phase == "data":
+            self.counter.begin_micro_step(last=last)
+        elif phase == "backward" and last:
+            self.moment("after_forward")
+        elif phase == "step":
+            self.moment("after_backward")
+        if phase in PHASES:
+            self.counter.phase = phase
+        if phase == "forward" and last:
+            self.before_forward()
 
-    def phase(self, name: str) -> None:
-        """Name what the collectives from here on belong to."""
-        self.counter.phase = name
-
-    def counting(self, phase: str) -> AbstractContextManager[None]:
-        """Count the collectives of something outside the steps, such as an evaluation, as `phase`."""
-        return self.counter.counting(phase)
-
-    def end_step(self) -> bool:
-        """End a step; True if it was the last probed one."""
-        last_probed = self._step is not None and self._probed_steps == self._wanted_steps
+    def facts(self) -> dict[str, Any]:
+        """End the step: what was probed is in an event of its own."""
+        self.moment("after_step")
+        self.was_last_probed = self._step is not None and self._probed_steps == self._wanted_steps
         if self._step is not None:
             self._add_cost("counter", self.counter.seconds - self._counter_seconds)
         self.counter.stop()
         if self._memory:
             self._add_cost("memory_gathered", self._memory.end())
-        if last_probed and self._snapshot:
+        if self.was_last_probed and self._snapshot:
             self._snapshot.write()
         self._step = None
-        return last_probed
+        return {}
 
-    def step_memory(self) -> dict[str, int | None]:
-        """Of the step that has just ended, in the form of `StepEvent`; nothing of a probed one."""
-        if not self._between:
-            return {}
-        return {
-            "allocated_bytes": self.allocator.allocated_bytes(),
-            "peak_bytes": self.allocator.peak_bytes(),
-        }
+    def counting(self, phase: str) -> AbstractContextManager[None]:
+        """Count the collectives of something outside the steps, such as an evaluation, as `phase`."""
+        return self.counter.counting(phase)
 
     def memory_of(self, moment: Moment, steps_taken: int) -> AbstractContextManager[None]:
         """Record the memory of something outside the steps, while the allocator still counts."""
         return self._memory.span(steps_taken, moment) if self._memory else nullcontext()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Instruments:
-    """What measures and observes a rank while it trains."""
+class StepMemory(Instrument):
+    """What is allocated at the end of each step that is not probed, and its peak.
 
-    rank: int
-    allocator: AllocatorProbe
-    counter: CommunicationCounter
-    tracer: Tracer
-    observer: Observer
-    probes: Probes
+    Outside of the observer, whose batches are gone when this is read.
+    """
 
-    @classmethod
-    def install(cls, request: RunRequest, run_directory: Path, world: World) -> Instruments:
-        """Install them; call this before the first tensor whose memory counts."""
-        measure = request.measure
-        allocator = allocator_probe(world.device) if measure.probed_steps else AllocatorProbe()
-        if request.memory_limit_bytes is not None and world.device == "cuda":
-            allocator.limit(request.memory_limit_bytes)
-        of_backend = {base.__module__ for base in type(registry.create(request.backend)).__mro__}
-        counter = CommunicationCounter(world.layout, brought_packages(request.job), of_backend)
-        tracer = Tracer(world.device, trace_file(run_directory, world.rank) if measure.trace else None)
-        snapshot = Snapshot(snapshot_file(run_directory, world.rank)) if measure.memory_snapshot else None
-        # Stages of a pipeline hold different modules by design.
-        alike = world.mesh.size("pipeline") == 1
-        observer = Observer(ModuleWriter(run_directory if alike else None, world.rank))
-        probes = Probes(
-            allocator,
-            counter,
-            tracer,
-            observer,
-            EnergyMeter(world.device),
-            probed_steps=measure.probed_steps,
-            snapshot=snapshot,
-        )
-        return cls(
-            rank=world.rank,
-            allocator=allocator,
-            counter=counter,
-            tracer=tracer,
-            observer=observer,
-            probes=probes,
-        )
+    def __init__(self, allocator: AllocatorProbe) -> None:
+        self._allocator = allocator
+        self._reads = False
 
-    def before_training(self, request: RunRequest) -> None:
-        """Have freed memory kept from now on, and put the limit of memory into force.
+    def prepare(self, step: Step) -> None:
+        self._reads = step.window != "probed"
 
-        On the CPU no earlier, since models are built on the host; on a device once more, since NCCL has taken
-        its part by now.
-        """
-        keep_freed_memory()
-        if request.memory_limit_bytes is not None:
-            self.allocator.limit(request.memory_limit_bytes)
+    def begin(self) -> None:
+        if self._reads:
+            self._allocator.reset_peak()
 
-    def write(self, events: EventWriter) -> None:
-        """Write all that was measured so far."""
-        rows, processors, energy = self.tracer.rows, self.probes.processors, self.probes.energy
-        measured = self.probes.measured(
-            self.rank,
-            seconds={"tracer": self.tracer.seconds / len(rows)} if rows else {},
-            overlap=[OverlapPart(**row) for row in rows],
-            overlap_missing=self.tracer.missing,
-            processors=processors.end(),
-            energy=energy.end() if energy else None,
-        )
-        events.write(measured)
+    def facts(self) -> dict[str, Any]:
+        if not self._reads:
+            return {}
+        return {
+            "allocated_bytes": self._allocator.allocated_bytes(),
+            "peak_bytes": self._allocator.peak_bytes(),
+        }

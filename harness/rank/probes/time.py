@@ -10,9 +10,11 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from harness.rank.probes.instrument import Instrument
 from harness.record import ProcessorPart
 
 PHASES = ("forward", "backward", "step")
@@ -76,6 +78,35 @@ class CudaPhaseTimer(PhaseTimer):
 def phase_timer(device: str) -> PhaseTimer:
     """The timer for a device."""
     return CudaPhaseTimer() if device == "cuda" else HostPhaseTimer()
+
+
+class Clock(Instrument):
+    """Seconds of a step, of its phases, and of fetching its batches."""
+
+    def __init__(self, device: str) -> None:
+        self.timer = phase_timer(device)
+        self._began = self._fetching = self._fetched = self._seconds = 0.0
+
+    def begin(self) -> None:
+        self._fetched = 0.0
+        self._began = time.perf_counter()
+
+    def enter(self, phase: str, *, last: bool) -> None:
+        now = time.perf_counter()
+        if phase == "forward":
+            self._fetched += now - self._fetching
+        self._fetching = now
+        self.timer.enter(phase if phase in PHASES else None)
+
+    def end(self) -> None:
+        self._seconds = time.perf_counter() - self._began
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "seconds": self._seconds,
+            "data_seconds": self._fetched,
+            "phase_seconds": self.timer.take(),
+        }
 
 
 PROC = Path("/proc")

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from harness.rank.probes.time import ThreadAccount, thread_account
+from harness.rank.probes.instrument import Instrument, Step
+from harness.rank.probes.time import PHASES, ThreadAccount, thread_account
 from harness.traces.kinds import (
     COPIES,
     DEVICE_ACTIVITIES,
@@ -47,7 +48,7 @@ NOTHING_SEEN = (
 )
 
 
-class Tracer:
+class Tracer(Instrument):
     """Off until `start`; the loop says which step and phase it is in."""
 
     def __init__(self, device: str, trace_file: Path | None) -> None:
@@ -91,27 +92,26 @@ class Tracer:
         self._profile.start()
         self.seconds += time.perf_counter() - begin
 
-    def begin_step(self, step: int) -> None:
-        """Begin a step, if the profiler runs."""
+    def prepare(self, step: Step) -> None:
+        self._number = step.number
+
+    def begin(self) -> None:
         if self._profile is not None:
-            self._number, self._at_step, self._of_phases = step, thread_account(), []
-            self._step = record_function(f"{STEP}{step}")
+            self._at_step, self._of_phases = thread_account(), []
+            self._step = record_function(f"{STEP}{self._number}")
             self._step.__enter__()
 
-    def enter(self, phase: str | None) -> None:
-        """Begin a phase of a traced step; None: what follows belongs to no phase."""
+    def enter(self, phase: str, *, last: bool = False) -> None:
         if self._phase is not None:
             self._phase.__exit__(None, None, None)
             self._phase = None
             self._of_phases.append(_since(self._at_phase))
-        if self._step is not None and phase is not None:
+        if self._step is not None and phase in PHASES:
             self._at_phase = thread_account()
             self._phase = record_function(PHASE + phase)
             self._phase.__enter__()
 
-    def end_step(self) -> None:
-        """End a step, once the device has finished."""
-        self.enter(None)
+    def end(self) -> None:
         if self._step is not None:
             self._step.__exit__(None, None, None)
             self._step = None

@@ -32,6 +32,7 @@ from harness.rank.models.model import model_config
 from harness.rank.preparation import prepare_engine
 from harness.rank.probes.communication import CommunicationCounter
 from harness.rank.probes.device_memory import AllocatorProbe, allocator_probe, host_peak_bytes
+from harness.rank.probes.instrument import Step
 from harness.rank.probes.probes import MemoryProbe
 from harness.rank.process.environment import prepare_process
 from harness.rank.simulation import ddp
@@ -64,7 +65,9 @@ class Steps:
         self.counter.stop()
 
     def _step(self, step: int, *, counted: bool) -> None:
-        self.observer.begin_step(ORDINARY_STEP)  # forgets the batches of the step before
+        self.observer.prepare(
+            Step(number=step, since_first=ORDINARY_STEP)
+        )  # forgets the batches of the step before
         loss_sum = torch.zeros((), dtype=torch.float64)
         accumulation = self.request.accumulation_steps
         for micro_step in range(accumulation):

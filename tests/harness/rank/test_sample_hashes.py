@@ -3,7 +3,7 @@ from dataclasses import replace
 import torch
 
 from harness.rank.data.samples import IGNORED, Samples
-from harness.rank.loop import SampleHashes, sample_hash
+from harness.rank.loop import sample_facts, sample_hash
 
 TOKENS = torch.tensor([[1, 2, 3], [4, 5, 6]])
 LABELS = torch.tensor([[IGNORED, 2, 3], [4, 5, 6]])
@@ -14,23 +14,16 @@ SAMPLES = Samples(
 )
 
 
-def hashes(*batches: list[int], samples: Samples = SAMPLES) -> SampleHashes:
-    found = SampleHashes(samples)
-    for ids in batches:
-        found.note(ids)
-    return found
-
-
 def test_totals_are_over_the_micro_batches_of_a_step() -> None:
-    totals = hashes([0], [1]).totals()
+    totals = sample_facts(SAMPLES, [0, 1])
     assert (totals["samples"], totals["tokens"], totals["target_tokens"]) == (2, 5, 3)
-    assert totals["sample_hashes"] == hashes([1, 0]).totals()["sample_hashes"]
-    assert totals["sample_hashes"] != hashes([0], [0]).totals()["sample_hashes"]
+    assert totals["sample_hashes"] == sample_facts(SAMPLES, [1, 0])["sample_hashes"]
+    assert totals["sample_hashes"] != sample_facts(SAMPLES, [0, 0])["sample_hashes"]
 
 
 def test_another_content_under_the_same_id_has_another_hash() -> None:
     other = replace(SAMPLES, fields={"tokens": TOKENS.flip(0), "labels": LABELS})
-    assert hashes([0], samples=other).totals()["sample_hashes"] != hashes([0]).totals()["sample_hashes"]
+    assert sample_facts(other, [0])["sample_hashes"] != sample_facts(SAMPLES, [0])["sample_hashes"]
 
 
 def test_an_entry_changes_with_a_token_a_label_and_the_sample() -> None:

@@ -11,6 +11,7 @@ from harness.job.job import Job, OptimizerSection
 from harness.rank.live.observer import DIGESTED_STEPS, Observer
 from harness.rank.models.losses import returns_loss, summed_cross_entropy, targets_of
 from harness.rank.models.optimizer import update_groups
+from harness.rank.probes.instrument import Step
 from harness.record import ObservedPart
 
 
@@ -49,11 +50,12 @@ def observed(model: Model, **changes: Any) -> tuple[Observer, torch.optim.AdamW]
 def train(observer: Observer, model: Model, optimizer: torch.optim.Optimizer, steps: int = 1) -> list[Any]:
     seen = []
     for step in range(steps):
-        observer.begin_step(step)
+        rate = optimizer.param_groups[0]["lr"]
+        observer.prepare(Step(number=step, since_first=step, rate=rate))
         observer.compute_loss(model, batch([0, 1, 2], [2, 3, 4])).backward()
         optimizer.step()
         optimizer.zero_grad()
-        seen.append(observer.end_step(optimizer.param_groups[0]["lr"]))
+        seen.append(observer.facts())
     return seen
 
 
@@ -101,9 +103,9 @@ def test_an_optimizer_that_a_backend_built_for_itself_is_read_in_place_of_the_jo
 def test_updates_without_a_torch_optimizer_are_not_seen() -> None:
     model = Model()
     observer, _ = observed(model)
-    observer.begin_step(0)
+    observer.prepare(Step(number=0, since_first=0))
     observer.compute_loss(model, batch([0, 1, 2]))
-    seen = observer.end_step(0.001)
+    seen = observer.facts()
     assert seen["applied_learning_rate"] is None
     assert "applied" not in seen
     assert "optimizer_groups" not in observer.report()
@@ -124,18 +126,21 @@ def test_the_rate_of_the_group_farthest_from_the_jobs_is_told() -> None:
     observer, optimizer = observed(model)
     train(observer, model, optimizer)
     optimizer.param_groups[1]["lr"] = 0.5
-    assert observer.end_step(0.001)["applied_learning_rate"] == 0.5
+    assert observer.facts()["applied_learning_rate"] == 0.5
 
 
 def test_constants_are_told_by_step_if_they_change() -> None:
     model = Model()
     observer, optimizer = observed(model)
     train(observer, model, optimizer)
-    observer.end_step(0.001, 1)
+    observer.prepare(Step(number=1, since_first=1))
+    observer.facts()
     assert observer.report()["constants_by_step"] == {}
     optimizer.param_groups[0]["eps"] = 0.5
-    observer.end_step(0.001, 2)
-    observer.end_step(0.001, 3)
+    observer.prepare(Step(number=2, since_first=2))
+    observer.facts()
+    observer.prepare(Step(number=3, since_first=3))
+    observer.facts()
     changes = observer.report()["constants_by_step"]
     assert {step: groups[0]["eps"] for step, groups in changes.items()} == {0: 1e-8, 2: 0.5}
 
@@ -188,31 +193,31 @@ class Operators(TorchDispatchMode):
 def test_nothing_is_computed_of_a_later_step_while_it_runs() -> None:
     model = Model()
     observer, _ = observed(model)
-    observer.begin_step(DIGESTED_STEPS)
+    observer.prepare(Step(number=DIGESTED_STEPS, since_first=DIGESTED_STEPS))
     with Operators() as own:
         summed_cross_entropy(model, batch([0, 1, 2]))
     with Operators() as seen:
         observer.compute_loss(model, batch([0, 1, 2]))
     assert seen.ran - own.ran == {"aten.detach.default": 1}
-    assert observer.end_step(0.001)["batch_hash_sum"]
+    assert observer.facts()["batch_hash_sum"]
 
 
 def test_samples_of_an_evaluation_are_not_noted() -> None:
     model = Model()
     observer, _ = observed(model)
-    observer.begin_step(0)
+    observer.prepare(Step(number=0, since_first=0))
     with torch.no_grad():
         observer.compute_loss(model, batch([0, 1, 2]))
-    assert observer.end_step(0.001)["batch_digests"] == []
+    assert observer.facts()["batch_digests"] == []
 
 
 def test_equal_tokens_with_other_labels_are_another_sample() -> None:
     model = Model()
     observer, _ = observed(model)
-    observer.begin_step(0)
+    observer.prepare(Step(number=0, since_first=0))
     tokens = torch.tensor([[0, 1, 2], [0, 1, 2]])
     observer.compute_loss(model, {"tokens": tokens, "labels": torch.tensor([[0, 1, 2], [0, 1, 3]])})
-    assert len(set(observer.end_step(0.001)["batch_digests"])) == 2
+    assert len(set(observer.facts()["batch_digests"])) == 2
 
 
 def test_tied_frozen_dropout_and_checkpointing_are_read_from_the_live_model() -> None:

@@ -1,0 +1,162 @@
+"""Everything that measures and observes a rank while it trains, and how it lies around a step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from harness.backends import registry
+from harness.backends.base import Engine, World
+from harness.rank.events import EventWriter
+from harness.rank.factories import brought_packages
+from harness.rank.live.observer import Audit, Observer
+from harness.rank.probes.communication import CommunicationCounter
+from harness.rank.probes.device_memory import AllocatorProbe, allocator_probe
+from harness.rank.probes.energy import EnergyMeter
+from harness.rank.probes.examination import Examination
+from harness.rank.probes.instrument import Instrument, Shells, Step
+from harness.rank.probes.probes import Probes, Snapshot, StepMemory
+from harness.rank.probes.time import Clock
+from harness.rank.probes.tracer import Tracer
+from harness.rank.process.environment import keep_freed_memory
+from harness.rank.process.turns import Turns
+from harness.record import OUTSIDE, OverlapPart
+from harness.run_directory.rank_state import TURN, ModuleWriter, PositionWriter
+from harness.run_directory.request import RunRequest, snapshot_file, trace_file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instruments:
+    """What measures and observes a rank while it trains."""
+
+    rank: int
+    allocator: AllocatorProbe
+    counter: CommunicationCounter
+    tracer: Tracer
+    observer: Observer
+    probes: Probes
+
+    @classmethod
+    def install(cls, request: RunRequest, run_directory: Path, world: World) -> Instruments:
+        """Install them; call this before the first tensor whose memory counts."""
+        measure = request.measure
+        allocator = allocator_probe(world.device) if measure.probed_steps else AllocatorProbe()
+        if request.memory_limit_bytes is not None and world.device == "cuda":
+            allocator.limit(request.memory_limit_bytes)
+        of_backend = {base.__module__ for base in type(registry.create(request.backend)).__mro__}
+        counter = CommunicationCounter(world.layout, brought_packages(request.job), of_backend)
+        tracer = Tracer(world.device, trace_file(run_directory, world.rank) if measure.trace else None)
+        snapshot = Snapshot(snapshot_file(run_directory, world.rank)) if measure.memory_snapshot else None
+        # Stages of a pipeline hold different modules by design.
+        alike = world.mesh.size("pipeline") == 1
+        observer = Observer(ModuleWriter(run_directory if alike else None, world.rank))
+        probes = Probes(
+            allocator, counter, tracer, observer, EnergyMeter(world.device),
+            probed_steps=measure.probed_steps, snapshot=snapshot,
+        )  # fmt: skip
+        return cls(
+            rank=world.rank, allocator=allocator, counter=counter, tracer=tracer, observer=observer,
+            probes=probes,
+        )  # fmt: skip
+
+    def around(
+        self, engine: Engine, clock: Clock, position: PositionWriter, events: EventWriter,
+        *, examined: Collection[int], turns: Turns | None,
+    ) -> Shells:  # fmt: skip
+        """All of them as the loop tells them: who works within the step lies inside."""
+        shells = [
+            Whereabouts(position),
+            Examination(engine, examined, position, events),
+            Audit(self.observer, engine),
+            StepMemory(self.allocator),
+            self.observer,
+            Tracing(self.tracer, position),
+            *([] if turns is None else [TakesTurns(turns, self.probes, position, events)]),
+            self.probes,
+            self.tracer,
+            clock,
+        ]
+        return Shells(shells)
+
+    def before_training(self, request: RunRequest) -> None:
+        """Have freed memory kept from now on, and put the limit of memory into force.
+
+        On the CPU no earlier, since models are built on the host; on a device once more, since NCCL has taken
+        its part by now.
+        """
+        keep_freed_memory()
+        if request.memory_limit_bytes is not None:
+            self.allocator.limit(request.memory_limit_bytes)
+
+    def write(self, events: EventWriter) -> None:
+        """Write all that was measured so far."""
+        rows, processors, energy = self.tracer.rows, self.probes.processors, self.probes.energy
+        measured = self.probes.measured(
+            self.rank,
+            seconds={"tracer": self.tracer.seconds / len(rows)} if rows else {},
+            overlap=[OverlapPart(**row) for row in rows],
+            overlap_missing=self.tracer.missing,
+            processors=processors.end(),
+            energy=energy.end() if energy else None,
+        )
+        events.write(measured)
+
+
+class Whereabouts(Instrument):
+    """Notes the step and phase that the rank is in, for who finds it stuck."""
+
+    def __init__(self, position: PositionWriter) -> None:
+        self._position = position
+
+    def prepare(self, step: Step) -> None:
+        self._position.begin_step(step.number)
+        self._position.enter("data")
+
+    def enter(self, phase: str, *, last: bool) -> None:
+        self._position.enter("data" if phase == OUTSIDE else phase)
+
+
+class Tracing(Instrument):
+    """Turns the profiler on and off; the ranks meet, so that no step waits for another's profiler."""
+
+    def __init__(self, tracer: Tracer, position: PositionWriter) -> None:
+        self._tracer, self._position = tracer, position
+
+    def prepare(self, step: Step) -> None:
+        self._switch(on=step.window == "traced")
+
+    def finish(self) -> None:
+        self._switch(on=False)
+
+    def _switch(self, *, on: bool) -> None:
+        if on or self._tracer.at_work:
+            self._position.enter("trace")
+            if on:
+                self._tracer.start()
+            else:
+                self._tracer.stop()
+            dist.barrier()
+
+
+class TakesTurns(Instrument):
+    """Waits before a timed step that begins another turn; the ranks then begin together."""
+
+    def __init__(self, turns: Turns, probes: Probes, position: PositionWriter, events: EventWriter) -> None:
+        self._turns, self._probes, self._position, self._events = turns, probes, position, events
+
+    def prepare(self, step: Step) -> None:
+        if step.window != "timed":
+            return
+        if self._turns.is_over:
+            self._position.enter(TURN)
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+            self._probes.rest()
+            self._events.write(self._turns.wait())
+            dist.barrier()
+            self._position.enter("data")
+        self._turns.count()

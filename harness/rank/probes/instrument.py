@@ -1,0 +1,87 @@
+"""What the training loop tells an instrument: the borders of a step and of its phases.
+
+Instruments lie around the step like shells. `prepare` and `begin` go from the outermost to the innermost one,
+`enter`, `end` and `facts` the other way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.record import Window
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """An optimizer step."""
+
+    number: int
+    """In the training, from 0."""
+    since_first: int = 0
+    """The same in this run, which may continue another."""
+    window: Window = "warmup"
+    rate: float = 0.0
+    """The job's learning rate."""
+
+
+class Instrument:
+    """Hears of a step and returns facts about it; each method does nothing by default."""
+
+    def prepare(self, step: Step) -> None:
+        """A step is next. May wait for other ranks."""
+
+    def begin(self) -> None:
+        """The clock of the step starts; the device is idle."""
+
+    def enter(self, phase: str, *, last: bool) -> None:
+        """A phase begins: 'data', 'forward' and 'backward' of each micro-step, 'step', OUTSIDE.
+
+        last: of the last micro-step of its step.
+        """
+
+    def end(self) -> None:
+        """The device is idle again."""
+
+    def facts(self) -> Mapping[str, Any]:
+        """Fields of the step's event. May read tensors."""
+        return {}
+
+    def finish(self) -> None:
+        """No step follows."""
+
+
+class Shells(Instrument):
+    """Several instruments as one, from the outermost to the innermost."""
+
+    def __init__(self, shells: Sequence[Instrument]) -> None:
+        self._outside_in = list(shells)
+        self._inside_out = self._outside_in[::-1]
+
+    def prepare(self, step: Step) -> None:
+        for instrument in self._outside_in:
+            instrument.prepare(step)
+
+    def begin(self) -> None:
+        for instrument in self._outside_in:
+            instrument.begin()
+
+    def enter(self, phase: str, *, last: bool = False) -> None:
+        for instrument in self._inside_out:
+            instrument.enter(phase, last=last)
+
+    def end(self) -> None:
+        for instrument in self._inside_out:
+            instrument.end()
+
+    def facts(self) -> dict[str, Any]:
+        """Of all; the inner one counts where two know the same."""
+        found: dict[str, Any] = {}
+        for instrument in self._inside_out:
+            found = {**instrument.facts(), **found}
+        return found
+
+    def finish(self) -> None:
+        for instrument in self._inside_out:
+            instrument.finish()
