@@ -18,12 +18,12 @@ from harness.rank.probes.communication import CommunicationCounter
 from harness.rank.probes.device_memory import AllocatorProbe, allocator_probe
 from harness.rank.probes.energy import EnergyMeter
 from harness.rank.probes.examination import Examination
-from harness.rank.probes.instrument import Instrument, Shells, Step
 from harness.rank.probes.probes import Probes, Snapshot, StepMemory
 from harness.rank.probes.time import Clock
 from harness.rank.probes.tracer import Tracer
 from harness.rank.process.environment import keep_freed_memory
 from harness.rank.process.turns import Turns
+from harness.rank.shells import Instrument, Shells, Step
 from harness.record import OUTSIDE, OverlapPart
 from harness.run_directory.rank_state import TURN, ModuleWriter, PositionWriter
 from harness.run_directory.request import RunRequest, snapshot_file, trace_file

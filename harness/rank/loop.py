@@ -21,9 +21,9 @@ from harness.rank.data.samples import IGNORED, LABELS, Sampler, Samples, to_devi
 from harness.rank.events import EventWriter
 from harness.rank.live.observer import Observer
 from harness.rank.models.optimizer import learning_rate
-from harness.rank.probes.instrument import Shells, Step
 from harness.rank.probes.probes import Probes
 from harness.rank.probes.time import Clock
+from harness.rank.shells import Shells, Step
 from harness.record import OUTSIDE, DataPart, Window
 from harness.run_directory.events import EvaluationEvent, StepEvent
 from harness.run_directory.rank_state import EVALUATION, PositionWriter

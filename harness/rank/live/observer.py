@@ -44,8 +44,8 @@ from harness.rank.models.optimizer import (
     stored_dtype,
     wide_bytes,
 )
-from harness.rank.probes.instrument import Instrument, Step
 from harness.rank.process.environment import is_deterministic
+from harness.rank.shells import Instrument, Step
 from harness.record.model import ModelLossPart
 from harness.run_directory.rank_state import ModuleWriter
 

@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 from harness.backends.base import Engine
 from harness.rank.events import EventWriter
-from harness.rank.probes.instrument import Instrument, Step
 from harness.rank.probes.sketch import sketch
+from harness.rank.shells import Instrument, Step
 from harness.record import OUTSIDE
 from harness.run_directory.events import ExaminedEvent
 from harness.run_directory.rank_state import PositionWriter

@@ -26,10 +26,10 @@ from harness.rank.probes.device_memory import (
     live_bytes_by_kind,
 )
 from harness.rank.probes.energy import EnergyMeter
-from harness.rank.probes.instrument import Instrument, Step
 from harness.rank.probes.process_memory import process_memory
 from harness.rank.probes.time import PHASES, ProcessorAccount
 from harness.rank.probes.tracer import Tracer
+from harness.rank.shells import Instrument, Step
 from harness.record import CommunicationPart, MemoryPart, Moment
 from harness.run_directory.events import MeasuredEvent
 

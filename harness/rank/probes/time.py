@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from harness.rank.probes.instrument import Instrument
+from harness.rank.shells import Instrument
 from harness.record import ProcessorPart
 
 PHASES = ("forward", "backward", "step")

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from harness.rank.probes.instrument import Instrument, Step
 from harness.rank.probes.time import PHASES, ThreadAccount, thread_account
+from harness.rank.shells import Instrument, Step
 from harness.traces.kinds import (
     COPIES,
     DEVICE_ACTIVITIES,

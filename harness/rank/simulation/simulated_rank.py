@@ -32,9 +32,9 @@ from harness.rank.models.model import model_config
 from harness.rank.preparation import prepare_engine
 from harness.rank.probes.communication import CommunicationCounter
 from harness.rank.probes.device_memory import AllocatorProbe, allocator_probe, host_peak_bytes
-from harness.rank.probes.instrument import Step
 from harness.rank.probes.probes import MemoryProbe
 from harness.rank.process.environment import prepare_process
+from harness.rank.shells import Step
 from harness.rank.simulation import ddp
 from harness.rank.simulation.fake_tensors import PERFORMED, SUBSTITUTIONS, FakeAllocatorProbe, fake_tensors
 from harness.record import CommunicationPart, MemoryPart

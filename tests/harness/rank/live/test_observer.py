@@ -11,7 +11,7 @@ from harness.job.job import Job, OptimizerSection
 from harness.rank.live.observer import DIGESTED_STEPS, Observer
 from harness.rank.models.losses import returns_loss, summed_cross_entropy, targets_of
 from harness.rank.models.optimizer import update_groups
-from harness.rank.probes.instrument import Step
+from harness.rank.shells import Step
 from harness.record import ObservedPart
 
 

@@ -3,9 +3,9 @@ import pytest
 from harness.rank.live.observer import DIGESTED_STEPS, Observer
 from harness.rank.probes.communication import CommunicationCounter
 from harness.rank.probes.device_memory import AllocatorProbe, allocator_probe
-from harness.rank.probes.instrument import Instrument, Shells, Step
 from harness.rank.probes.probes import Probes
 from harness.rank.probes.tracer import Tracer
+from harness.rank.shells import Instrument, Shells, Step
 
 
 def test_a_tracer_at_work_in_a_timed_step_is_told() -> None:
