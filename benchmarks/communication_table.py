@@ -19,11 +19,12 @@ from tabulate import tabulate
 from benchmarks.packed_page import DOCS, END, between
 from harness.backends import registry
 from harness.forms.terms import STEP_PHASES
-from harness.judge.quantities.measures import sent_bytes_per_step, textbook_bytes_per_step
-from harness.judge.quantities.volume import (
+from harness.judge.quantities import (
     expected_payload,
     expected_sent_bytes_per_step,
     measured_payload,
+    sent_bytes_per_step,
+    textbook_bytes_per_step,
     textbook_differences,
     volume_differences,
     volume_of,

@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.packed_page import DOCS, packed, run, table, with_tables, write
 from harness.backends.libraries.facts import why_not_run
 from harness.forms.terms import STATE_KINDS
-from harness.judge.quantities.model_states import all_kinds
+from harness.judge.quantities import all_kinds
 from harness.record import Record
 
 NAME = "equivalences"

@@ -23,9 +23,9 @@ from tabulate import tabulate
 
 from benchmarks.measuring import harness_command, progress, run_quietly
 from harness.judge.comparison import Comparison
-from harness.judge.metrics import OWN_STEP, SPEED
-from harness.judge.ranking import ByRound, Ranking
-from harness.judge.repeats import BASE, rank_speeds
+from harness.judge.facts import OWN_STEP, SPEED
+from harness.judge.rows import BASE, rank_speeds
+from harness.judge.statistics import ByRound, Ranking
 from harness.record.store import read_runs
 from harness.tell.formats import percent
 

@@ -19,8 +19,7 @@ from harness.judge.comparison import Comparison
 from harness.labs.definitions import LABS, Lab, Variant
 from harness.labs.tables import fill
 from harness.record import Record
-from harness.record.record_files import ARCHIVE_NAME, write_archive
-from harness.record.store import read_runs
+from harness.record.store import ARCHIVE_NAME, read_runs, write_archive
 
 OF_THE_MACHINE = frozenset({"busy-machine", "slow-rank", "cores-shared", "warmup-too-short"})
 """Findings that say how quiet the machine was, and nothing of the job."""

@@ -27,8 +27,7 @@ from harness.plan.profiles import workload_profile
 from harness.plan.trust import CPU, CPU_ERRORS, kind_of
 from harness.rank.probes.activation_trace import profile_text
 from harness.record import Record
-from harness.record.record_files import ARCHIVE_NAME, pack_records
-from harness.record.store import read_runs
+from harness.record.store import ARCHIVE_NAME, pack_records, read_runs
 from harness.record.workload import of_record
 
 SETTINGS = {

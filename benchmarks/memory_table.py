@@ -14,8 +14,8 @@ from pathlib import Path
 from tabulate import tabulate
 
 from harness.forms.terms import STATE_KINDS
-from harness.judge.quantities import measures
-from harness.judge.quantities.model_states import RankStates, largest, rank_states, textbook
+from harness.judge import quantities
+from harness.judge.quantities import RankStates, largest, rank_states, textbook
 from harness.record import Record
 from harness.record.store import read_runs
 
@@ -102,7 +102,7 @@ def _line(record: Record) -> list[object] | None:
         held.measured_bytes - total,
         extra,
         round(sum(book.values())),
-        max(measures.peak_bytes(record), default=None),
+        max(quantities.peak_bytes(record), default=None),
     ]
 
 

@@ -16,8 +16,7 @@ from typing import Any
 from benchmarks.on_cluster import NOISE_RUNS, run_matrix
 from benchmarks.publishing import publish
 from harness.record import Record
-from harness.record.record_files import ARCHIVE_NAME
-from harness.record.store import read_runs
+from harness.record.store import ARCHIVE_NAME, read_runs
 from tests.cluster.slurm import SlurmCluster
 
 BACKENDS = "ddp,zero1,zero2,zero3,fsdp,fsdp-hybrid"

@@ -10,10 +10,9 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from harness.judge.quantities.volume import volume_differences
+from harness.judge.quantities import volume_differences
 from harness.record import Record
-from harness.record.record_files import ARCHIVE_NAME, RECORD_NAME, write_archive
-from harness.record.store import read_runs
+from harness.record.store import ARCHIVE_NAME, RECORD_NAME, read_runs, write_archive
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 END = "<!-- end of runs -->"

@@ -14,8 +14,7 @@ from typing import Any
 
 from benchmarks.published_reports import SUBJECTS, question_of
 from harness.record import Record
-from harness.record.record_files import ARCHIVE_NAME
-from harness.record.store import read_runs
+from harness.record.store import ARCHIVE_NAME, read_runs
 from harness.tell.manifest import read_manifest
 from harness.tell.report import write_report
 from harness.tell.verify import verify

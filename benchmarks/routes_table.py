@@ -12,8 +12,7 @@ from tabulate import tabulate
 
 from harness.backends import registry
 from harness.record import Record
-from harness.record.record_files import ARCHIVE_NAME
-from harness.record.store import read_runs
+from harness.record.store import ARCHIVE_NAME, read_runs
 
 RECORDS = Path(__file__).resolve().parents[1] / "reports" / "gpu-stub"
 PRECISIONS = ("fp32", "bf16-mixed", "fp16-mixed")

@@ -7,8 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from harness.record.record_files import ARCHIVE_NAME
-from harness.record.store import read_runs
+from harness.record.store import ARCHIVE_NAME, read_runs
 from harness.tell.verify import verify
 
 FOLDER = "gpu"

@@ -23,11 +23,10 @@ from benchmarks.on_cluster import NOISE_RUNS, run_matrix
 from benchmarks.publishing import publish
 from harness.errors import HarnessError
 from harness.fabric.result import read_fabric
-from harness.judge.quantities.measures import step_seconds
-from harness.judge.ranking import ByRound, Ranking
+from harness.judge.quantities import step_seconds
+from harness.judge.statistics import ByRound, Ranking
 from harness.record import Record
-from harness.record.record_files import ARCHIVE_NAME
-from harness.record.store import read_runs
+from harness.record.store import ARCHIVE_NAME, read_runs
 from harness.tell.sections.amounts import node_volumes
 from harness.tell.tables import unranked_words
 from tests.cluster.fabric import measured_fabric

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks import measuring
 from harness.judge.comparison import Comparison
-from harness.judge.ranking import Ranking
+from harness.judge.statistics import Ranking
 from harness.record.store import read_runs
 from harness.tell.tables import ratio_text
 

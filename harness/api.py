@@ -27,12 +27,10 @@ from harness.errors import HarnessError
 from harness.import_path import module_command, safe_environment
 from harness.job.config import load_experiment
 from harness.judge.comparison import Comparison
-from harness.judge.metrics import METRICS
+from harness.judge.facts import METRICS
 from harness.judge.rows import JudgedRun
 from harness.record import Record
-from harness.record.record_files import RECORD_NAME
-from harness.record.run_id import run_folder
-from harness.record.store import read_runs
+from harness.record.store import RECORD_NAME, read_runs, run_folder
 
 if TYPE_CHECKING:
     from pandas import DataFrame

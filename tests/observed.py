@@ -19,8 +19,7 @@ from typing import Any
 from harness.job.experiment import MeasureSection
 from harness.launch.bootstrap.sitecustomize import AfterImport
 from harness.record import Record
-from harness.run_directory.observed_processes import note_end
-from harness.run_directory.observed_record import ObserveRequest, assemble_observed
+from harness.run_directory.observed_record import ObserveRequest, assemble_observed, note_end
 from tests import kept
 from tests.forkserver import context, held_port
 from tests.patience import SECONDS

@@ -21,8 +21,7 @@ from harness.record import (
     WindowsPart,
     WorldPart,
 )
-from harness.record.record_files import ARCHIVE_NAME
-from harness.record.store import read_runs
+from harness.record.store import ARCHIVE_NAME, read_runs
 
 REPORTS = Path(__file__).resolve().parents[1] / "reports"
 

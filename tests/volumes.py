@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from harness.judge.quantities.volume import volume_of
+from harness.judge.quantities import volume_of
 from harness.record import BackendPart, CommunicationPart, LayoutPart, Record, TensorPart, WindowsPart
 from tests.records import make_effective, make_record
 

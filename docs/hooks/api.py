@@ -6,11 +6,11 @@ TITLE = "Python API"
 TOPICS = {
     "What `import harness` offers": ("harness.api", "harness.api"),
     "Backends": ("harness.backends.base", "harness.backends.registry", "harness.backends.strategy"),
-    "Settings and records": ("harness.job.config", "harness.record.store", "harness.record.record_files"),
+    "Settings and records": ("harness.job.config", "harness.record.store", "harness.record.store"),
     "Comparisons": (
         "harness.judge.comparison",
         "harness.judge.rows",
-        "harness.judge.metrics",
+        "harness.judge.facts",
         "harness.judge.findings.finding",
     ),
     "Reports": ("harness.tell.report", "harness.tell.verify"),

@@ -50,7 +50,7 @@ from harness.launch.cells import BOTH_KERNELS, Cell, have_both_kernels, plan, re
 from harness.launch.owner import made_in_job, requeued_job
 from harness.record import Record
 from harness.record.store import Store, keep_runs
-from harness.run_directory.request import Resume
+from harness.run_directory.checkpoint import Resume
 
 if TYPE_CHECKING:
     from harness.judge.comparison import Comparison

@@ -42,8 +42,7 @@ from harness.launch.cells import make_cell
 from harness.launch.launcher import LocalLauncher, modules_to_preload
 from harness.record import Record
 from harness.record.store import read_runs
-from harness.run_directory.checkpoint import DESCRIPTION
-from harness.run_directory.request import checkpoint_folder
+from harness.run_directory.checkpoint import DESCRIPTION, checkpoint_folder
 
 MOST_STEPS = 5
 """Steps of the example whose samples are written."""

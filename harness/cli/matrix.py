@@ -23,8 +23,7 @@ from harness.cli.progress import MatrixProgress
 from harness.errors import HarnessError
 from harness.job.batch import BatchLayout
 from harness.job.experiment import Experiment
-from harness.judge.cell import CellName
-from harness.judge.wording import counted, listed, ranks
+from harness.judge.wording import CellName, counted, listed, ranks
 from harness.launch import external_rank
 from harness.launch.cells import Cell, is_refused, with_same_split
 from harness.launch.external import OthersRecords, claimed, forget_dead_claims
@@ -363,7 +362,7 @@ def _line(record: Record) -> str:
 
 
 if TYPE_CHECKING:
-    from harness.judge.ranking import Ratio
+    from harness.judge.statistics import Ratio
 
 FIRST_LOOK = 8
 """Rounds below which no order is clear enough to stop."""

@@ -21,7 +21,7 @@ from harness.errors import HarnessError
 from harness.files import read_plain
 from harness.job.experiment import Experiment
 from harness.judge.comparison import Comparison
-from harness.judge.metrics import METRICS, SPEED, STEP
+from harness.judge.facts import METRICS, SPEED, STEP
 from harness.judge.rows import JudgedRun, reason
 from harness.judge.run_conditions import began_at
 from harness.judge.wording import counted

@@ -33,8 +33,14 @@ from harness.judge.comparison import Comparison
 from harness.judge.wording import counted
 from harness.launch.owner import lines_about
 from harness.nested import finite
-from harness.record.record_files import ARCHIVE_NAME, is_folder_of_runs, place_of_runs
-from harness.record.store import archive_runs, read_runs, without_collection
+from harness.record.store import (
+    ARCHIVE_NAME,
+    archive_runs,
+    is_folder_of_runs,
+    place_of_runs,
+    read_runs,
+    without_collection,
+)
 from harness.tell.manifest import Format
 from harness.tell.report import (
     Run,

@@ -53,7 +53,8 @@ from harness.launch.launcher import (
 from harness.launch.observed_command import observe_command
 from harness.record import GivenPart, Record
 from harness.record.store import Store
-from harness.run_directory.request import Resume, RunRequest
+from harness.run_directory.checkpoint import Resume
+from harness.run_directory.request import RunRequest
 from harness.safe_text import redacted
 
 

@@ -33,7 +33,7 @@ from harness.plan.simulation import (
     with_model,
 )
 from harness.plan.simulation import as_json as document
-from harness.run_directory.simulation import Tensors
+from harness.run_directory.request import Tensors
 
 MOST_RANKS = 4096
 

@@ -18,10 +18,9 @@ from harness.job.job import Job
 from harness.judge.agreement.noise import UNIT_ROUNDOFF, Tolerance, measure_noise
 from harness.judge.agreement.parity import has_dropout
 from harness.judge.agreement.resumed import aligned_runs, first_step, from_step
-from harness.judge.cell import CellName
 from harness.judge.distance import Series, StepPairs, distance, relative_distance, step_pairs
 from harness.judge.effective import setting_differences
-from harness.judge.wording import words
+from harness.judge.wording import CellName, words
 from harness.launch.launcher import LocalLauncher, modules_to_preload
 from harness.nested import differences, put, value_at
 from harness.record import Record

@@ -12,10 +12,9 @@ from harness.diagnose.rerun import Say, reference_labels
 from harness.errors import HarnessError
 from harness.judge.agreement.noise import Noise, NormShift, Tolerance, measure_noise
 from harness.judge.agreement.parity import judge
-from harness.judge.run import Run as JudgedRun
+from harness.judge.quantities import Run as JudgedRun
 from harness.record import Record
-from harness.record.record_files import RecordFiles
-from harness.record.store import read_record
+from harness.record.store import RecordFiles, read_record
 from harness.record.workload import depends_on_split, is_another_computation
 
 

@@ -9,12 +9,11 @@ from harness.backends.refusals import suggestion
 from harness.errors import HarnessError
 from harness.judge.agreement.parity import has_dropout
 from harness.judge.agreement.resumed import first_step
-from harness.judge.cell import CellName
 from harness.judge.rows import reason
+from harness.judge.wording import CellName
 from harness.launch.cells import canonical_label
 from harness.record import Record
-from harness.record.record_files import archive_of, place_of_runs
-from harness.record.store import read_runs
+from harness.record.store import archive_of, place_of_runs, read_runs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,7 @@ from harness.judge.rows import reason
 from harness.launch.cells import make_cell, noise_labels, same_split_labels, samples_of_cuts
 from harness.launch.launcher import LocalLauncher, run_cell, whole
 from harness.record import Record
-from harness.record.run_id import run_folder
-from harness.record.store import Store
+from harness.record.store import Store, run_folder
 from harness.record.workload import is_another_computation, samples_at_once
 from harness.run_directory.assemble import assemble
 from harness.run_directory.events import ExaminedEvent, Tail

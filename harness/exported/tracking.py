@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from harness.errors import HarnessError
 from harness.judge.comparison import Comparison
-from harness.judge.metrics import metrics_in
+from harness.judge.facts import metrics_in
 from harness.judge.rows import JudgedRun
 from harness.nested import leaves
-from harness.record.run_id import run_folder
+from harness.record.store import run_folder
 
 Tracker = Literal["tensorboard", "mlflow", "wandb"]
 PACKAGES: dict[Tracker, str] = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}

@@ -16,7 +16,7 @@ from harness.errors import HarnessError
 from harness.files import Stored, read_plain, refusing, write_atomically
 from harness.forms.flops import is_stub
 from harness.judge.wording import counted, listed
-from harness.record.environment import FabricPart
+from harness.record.measured import FabricPart
 from harness.tell.document import Picture
 from harness.tell.formats import NOT_AVAILABLE, fitted, gigabytes, number
 from harness.tell.pictures.curves import Panel, decades, plain_look

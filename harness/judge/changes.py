@@ -11,25 +11,29 @@ from typing import Any, Literal
 
 from harness.backends.refusals import available
 from harness.errors import HarnessError
-from harness.judge.cell import CellName
 from harness.judge.comparison import Comparison
-from harness.judge.metrics import Metric, metrics_in
-from harness.judge.ranking import Logs, Ratio, Round, log_ratios, made_in_one_go, ratios
-from harness.judge.repeats import CellRuns
-from harness.judge.rows import JudgedRun
-from harness.judge.run import Run
+from harness.judge.facts import Metric, metrics_in
+from harness.judge.quantities import Run
+from harness.judge.rows import CellRuns, JudgedRun
 from harness.judge.run_conditions import BySession, began_at, labelled, sessions, varying, words
 from harness.judge.statistics import (
     LEVEL,
     Interval,
+    Logs,
+    Ratio,
+    Round,
     Significance,
     Stratum,
     interval_runs,
     is_testable,
+    log_ratios,
+    made_in_one_go,
+    ratios,
     shown_interval,
     stratified_significance,
     value_range,
 )
+from harness.judge.wording import CellName
 from harness.nested import leaves
 from harness.record import Record
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any, Literal, get_args
 
-from harness.judge.quantities.measures import reduced_bytes, reduced_dtypes
+from harness.judge.quantities import reduced_bytes, reduced_dtypes
 from harness.judge.wording import both, differs, words
 from harness.record import Record
 

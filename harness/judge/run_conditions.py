@@ -201,3 +201,14 @@ def _by_host(records: Sequence[Record], stretch: Sequence[int]) -> list[Sequence
         return [stretch]
     first, *others = found.values()
     return [[*lost, *first], *others]
+
+
+def node_threads(record: Record) -> int:
+    """That compute on one node; nodes which share a machine's processors count as one."""
+    return record.world.ranks_per_node * record.world.threads_per_rank
+
+
+def shares_cores(record: Record) -> bool:
+    """Whether the ranks of a node compute on the CPU with more threads than it has cores."""
+    cores = record.environment.cores or 0
+    return record.world.device == "cpu" and 0 < cores < node_threads(record)

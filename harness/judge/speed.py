@@ -13,8 +13,7 @@ from harness.forms.flops import (
     least_flops_per_token,
     model_flops_per_token,
 )
-from harness.judge.quantities.timings import WHOLE
-from harness.judge.run import Run
+from harness.judge.quantities import WHOLE, Run
 from harness.judge.statistics import percentile_95
 from harness.record import OverlapPart, Record
 
@@ -26,17 +25,6 @@ class Peak:
     flops_per_second: float
     source: str
     """A data sheet, or 'measured'."""
-
-
-def node_threads(record: Record) -> int:
-    """That compute on one node; nodes which share a machine's processors count as one."""
-    return record.world.ranks_per_node * record.world.threads_per_rank
-
-
-def shares_cores(record: Record) -> bool:
-    """Whether the ranks of a node compute on the CPU with more threads than it has cores."""
-    cores = record.environment.cores or 0
-    return record.world.device == "cpu" and 0 < cores < node_threads(record)
 
 
 def p95_step_seconds(run: Run) -> float | None:

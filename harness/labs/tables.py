@@ -11,7 +11,7 @@ from tabulate import tabulate
 from harness.job.config import load_experiment
 from harness.judge.comparison import Comparison
 from harness.judge.findings.other_jobs import work_per_rank
-from harness.judge.repeats import CellRuns
+from harness.judge.rows import CellRuns
 from harness.judge.speed import median_step
 from harness.labs.definitions import LAYOUTS, Counted, Estimated, Figure, Lab, TableLayout
 from harness.plan.estimate import document, question

@@ -27,7 +27,7 @@ def train(run_directory: Path, request: RunRequest, tell: Callable[[str], object
     from harness.rank.process.environment import world_of
     from harness.rank.process.start import leave
     from harness.rank.rank import run_rank
-    from harness.run_directory.nodes import write_node
+    from harness.run_directory.assemble import write_node
 
     gc.freeze()
     gc.enable()

@@ -39,10 +39,10 @@ from harness.record.provenance import (
     module_fingerprint,
     package_versions,
 )
-from harness.record.run_id import as_name
+from harness.record.store import as_name
 from harness.record.workload import depends_on_split, samples_at_once
-from harness.run_directory.request import Resume, RunRequest
-from harness.run_directory.resume import require_same_job
+from harness.run_directory.checkpoint import Resume, require_same_job
+from harness.run_directory.request import RunRequest
 
 if TYPE_CHECKING:
     from harness.imported.rows import GivenRow

@@ -26,22 +26,20 @@ from harness.files import NO_LOCKS, write_atomically
 from harness.launch.ending import adopt_orphans, die_with, kill_descendants
 from harness.launch.watch import ANSWER_SECONDS, STATE_SIGNAL, Watch, is_stopped
 from harness.record import Record
-from harness.record.record_files import RECORD_NAME
-from harness.record.run_id import run_folder
-from harness.record.store import read_record, write_record
-from harness.run_directory.assemble import Outcome, assemble, clean_up
-from harness.run_directory.events import FailureEvent, Tail
-from harness.run_directory.external_ends import (
+from harness.record.store import RECORD_NAME, read_record, run_folder, write_record
+from harness.run_directory.assemble import (
+    Outcome,
+    assemble,
+    clean_up,
     exits_before_stuck,
     external_outcome,
     has_gone,
     is_gone,
     wait_for_ends,
 )
-from harness.run_directory.out_of_memory import is_out_of_memory
-from harness.run_directory.rank_state import Owner, read_part, read_state
+from harness.run_directory.events import FailureEvent, Tail, is_out_of_memory
+from harness.run_directory.rank_state import STUCK_NAME, Owner, StuckNote, read_note, read_part, read_state
 from harness.run_directory.request import RankExit, RunRequest, rank_exit, rank_file, rank_owner
-from harness.run_directory.stuck import STUCK_NAME, StuckNote, read_note
 from harness.safe_text import capped, described, encodable
 
 MOST_MESSAGE_BYTES = 2048

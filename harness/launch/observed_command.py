@@ -19,10 +19,14 @@ from harness.import_path import given_environment
 from harness.job.experiment import MeasureSection
 from harness.launch.bootstrap.sitecustomize import PACKAGES, PROCESSES, RUN_DIRECTORY
 from harness.record import Record
-from harness.record.run_id import as_name
-from harness.record.store import Store, keep_record
-from harness.run_directory.observed_processes import note_end, processes_folder, wait_for_processes
-from harness.run_directory.observed_record import ObserveRequest, assemble_observed
+from harness.record.store import Store, as_name, keep_record
+from harness.run_directory.observed_record import (
+    ObserveRequest,
+    assemble_observed,
+    note_end,
+    processes_folder,
+    wait_for_processes,
+)
 from harness.safe_text import described, redacted
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"

@@ -14,8 +14,7 @@ from typing import Literal
 from harness.errors import HarnessError
 from harness.files import write_atomically
 from harness.record import Part, Record
-from harness.record.record_files import RECORD_NAME
-from harness.record.store import write_record
+from harness.record.store import RECORD_NAME, write_record
 from harness.run_directory.assemble import Outcome, Verdict, assemble, clean_up
 from harness.run_directory.rank_state import Owner, read_part
 from harness.run_directory.request import RANK_OWNERS, RunRequest

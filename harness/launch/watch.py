@@ -15,9 +15,8 @@ from statistics import median
 import psutil
 
 from harness.run_directory.events import Event, SetupEvent, StepEvent
-from harness.run_directory.rank_state import read_head, read_position, read_state
+from harness.run_directory.rank_state import StuckNote, read_head, read_position, read_state
 from harness.run_directory.request import RunRequest
-from harness.run_directory.stuck import StuckNote
 
 START_PHASES = ("start", "rendezvous", "load data", "setup")
 """In their order; a rank is in the first before it said anything."""

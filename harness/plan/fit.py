@@ -17,7 +17,7 @@ from harness.errors import HarnessError
 from harness.gpus.found import find_gpus
 from harness.job.batch import BatchLayout, batch_layout
 from harness.job.experiment import Experiment, read_bytes
-from harness.judge.quantities import measures
+from harness.judge import quantities
 from harness.judge.rows import reason
 from harness.judge.wording import counted, listed, percent, ranks
 from harness.launch.cells import Cell, make_cell, reusable
@@ -163,7 +163,7 @@ class Trial:
 def trial_of(record: Record, predicted_bytes: int | None) -> Trial:
     """What a run says of the size that it tried."""
     world = record.world
-    rates = [step.tokens / step.seconds for step in measures.timed_steps(record) if step.tokens is not None]
+    rates = [step.tokens / step.seconds for step in quantities.timed_steps(record) if step.tokens is not None]
     retries = [rank.num_alloc_retries for rank in record.ranks if rank.num_alloc_retries is not None]
     return Trial(
         micro_batch_size=world.micro_batch_size,
@@ -172,8 +172,8 @@ def trial_of(record: Record, predicted_bytes: int | None) -> Trial:
         sequence_length=record.job.data.sequence_length,
         predicted_bytes=predicted_bytes,
         status=record.status,
-        peak_bytes=max(measures.peak_bytes(record), default=None),
-        tokens_per_second=measures.rate(record, "tokens"),
+        peak_bytes=max(quantities.peak_bytes(record), default=None),
+        tokens_per_second=quantities.rate(record, "tokens"),
         slowest_tokens_per_second=min(rates, default=None),
         fastest_tokens_per_second=max(rates, default=None),
         num_alloc_retries=max(retries, default=None),

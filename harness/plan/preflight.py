@@ -16,7 +16,7 @@ from harness.errors import HarnessError
 from harness.forms.dtypes import COMPUTE, DTYPE_BYTES
 from harness.forms.flops import ModelGeometry, model_flops_per_token
 from harness.job.job import DEFAULT_STEPS, DEFAULT_TASK, Job
-from harness.judge.cell import CellName, name_cells
+from harness.judge.wording import CellName, name_cells
 from harness.launch.cells import Cell
 from harness.plan.architectures import find_architecture
 from harness.plan.hardware import Device

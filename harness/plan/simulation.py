@@ -25,7 +25,7 @@ from harness.launch.cells import Cell, make_cell, make_request
 from harness.launch.launcher import require_libraries
 from harness.plan.prediction import MemoryPrediction, MomentName, Predictors, predict, predict_memory
 from harness.plan.scenario import Scenario, planned_model, scenario_of
-from harness.run_directory.simulation import (
+from harness.run_directory.request import (
     SimulatedRank,
     SimulationRequest,
     Tensors,

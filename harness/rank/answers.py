@@ -20,7 +20,7 @@ from harness.rank.data.documents import TextSample, read_documents
 from harness.rank.data.samples import to_device
 from harness.rank.data.tokens import Tokenizer, tokenizer_of
 from harness.rank.loop import Loop
-from harness.record.ranks import AnswerPart
+from harness.record.measured import AnswerPart
 from harness.run_directory.events import RankAnswers
 
 

@@ -19,7 +19,7 @@ from harness.rank.events import EventWriter
 from harness.rank.probes.probes import Probes
 from harness.rank.probes.process_memory import HostPeak
 from harness.rank.probes.weights import digest_weights
-from harness.record.ranks import CheckpointPart, SavedFormat
+from harness.record.measured import CheckpointPart, SavedFormat
 from harness.run_directory.checkpoint import SavedCheckpoint
 from harness.run_directory.events import CheckpointEvent
 from harness.run_directory.request import RunRequest

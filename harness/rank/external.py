@@ -24,9 +24,7 @@ from harness.rank.process.environment import join_process_group, prepare_process
 from harness.rank.rank import run_rank
 from harness.record import Record
 from harness.record.store import write_record
-from harness.run_directory.assemble import assemble
-from harness.run_directory.external_ends import external_outcome, wait_for_ends
-from harness.run_directory.nodes import node_file, write_node
+from harness.run_directory.assemble import assemble, external_outcome, node_file, wait_for_ends, write_node
 from harness.run_directory.request import REQUEST_NAME, RunRequest, rank_file
 
 PIECE_BYTES = 4 * 2**20

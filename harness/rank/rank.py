@@ -57,9 +57,10 @@ from harness.rank.process.signals import SignalThread
 from harness.rank.process.turns import Turns
 from harness.rank.telling import tell_through
 from harness.record import ObservedPart, SetupMemoryPart, WeightsPart
-from harness.record.model import weights_differ
+from harness.record.run import weights_differ
 from harness.record.workload import NOT_CLAIMED, of_job
 from harness.run_directory.assemble import EVENTS_LOST
+from harness.run_directory.checkpoint import Resume, checkpoint_folder, require_steps_left
 from harness.run_directory.events import (
     DoneEvent,
     FailureEvent,
@@ -67,11 +68,10 @@ from harness.run_directory.events import (
     SetupEvent,
     StoppedEvent,
     UnsupportedEvent,
+    is_out_of_memory,
 )
-from harness.run_directory.out_of_memory import is_out_of_memory
 from harness.run_directory.rank_state import PositionWriter
-from harness.run_directory.request import Resume, RunRequest, checkpoint_folder, rank_file, weights_folder
-from harness.run_directory.resume import require_steps_left
+from harness.run_directory.request import RunRequest, rank_file, weights_folder
 from harness.safe_text import described, encodable
 
 

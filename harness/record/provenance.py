@@ -15,7 +15,7 @@ from pathlib import Path
 from harness.backends.libraries.installed import installed_version
 from harness.gpus.found import find_gpus
 from harness.job.job import split_factory
-from harness.record.environment import EnvironmentPart, GitPart
+from harness.record.measured import EnvironmentPart, GitPart
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN_PACKAGES = ("backends", "harness")

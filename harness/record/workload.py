@@ -11,8 +11,7 @@ from harness.forms.model.activations import recomputed_until
 from harness.forms.model.layout import Attention, Layout, Tensor
 from harness.forms.workload import Workload
 from harness.job.job import Job
-from harness.record.model import LayoutPart, TensorPart
-from harness.record.run import Record
+from harness.record.run import LayoutPart, Record, TensorPart
 
 NOT_CLAIMED = StrategyKind(family="not claimed")
 """In place of a third party's strategy that nothing is known of."""

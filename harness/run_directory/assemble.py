@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import psutil
+
 from harness.backends import registry
+from harness.backends.base import Effective
 from harness.backends.mesh import Mesh
+from harness.files import write_atomically
 from harness.record import (
     AnswersPart,
     ArtifactKind,
     ArtifactPart,
     BackendPart,
     DimensionPart,
+    EnvironmentPart,
     ErrorPart,
+    InterfacePart,
+    NodePart,
     ObservedPart,
+    Part,
     RankPart,
     Record,
     Status,
@@ -30,7 +43,8 @@ from harness.record import (
     WindowsPart,
     WorldPart,
 )
-from harness.record.provenance import package_versions
+from harness.record.provenance import environment, package_versions
+from harness.run_directory.checkpoint import checkpoint_folder
 from harness.run_directory.events import (
     Events,
     FailureEvent,
@@ -38,24 +52,39 @@ from harness.run_directory.events import (
     RankEvents,
     SetupEvent,
     StepEvent,
+    clipped_apart,
     evaluations_of,
+    has_ended_well,
+    has_said_its_end,
+    line_of_out_of_memory,
     read_events,
     steps_of,
 )
-from harness.run_directory.nodes import environment_of
-from harness.run_directory.out_of_memory import line_of_out_of_memory
-from harness.run_directory.rank_state import Position, log_tail, read_log, read_position, shown_text
+from harness.run_directory.rank_state import (
+    Owner,
+    Position,
+    StuckNote,
+    log_tail,
+    parting,
+    rank_states,
+    read_log,
+    read_note,
+    read_part,
+    read_position,
+    shown_text,
+    stuck_error,
+)
 from harness.run_directory.request import (
+    RankExit,
     RunRequest,
-    checkpoint_folder,
     launcher_log,
+    rank_exit,
     rank_log,
+    rank_owner,
     snapshot_file,
     trace_file,
     weights_folder,
 )
-from harness.run_directory.stuck import StuckNote, parting, rank_states, read_note, stuck_error
-from harness.run_directory.unlike_ranks import otherwise
 from harness.safe_text import described, encodable
 
 EVENTS_LOST = 74
@@ -576,3 +605,290 @@ def clean_up(run_directory: Path, request: RunRequest) -> None:
     shutil.rmtree(weights_folder(run_directory), ignore_errors=True)
     if not request.measure.keep_checkpoint:
         shutil.rmtree(checkpoint_folder(run_directory), ignore_errors=True)
+
+
+NETWORK = Path("/sys/class/net")
+
+
+def node_file(run_directory: Path, node: int) -> Path:
+    """Where the first rank of a node describes it."""
+    return run_directory / f"node-{node:05d}.json"
+
+
+def write_node(run_directory: Path, node: int) -> None:
+    """Describe this machine for the record."""
+    write_atomically(node_file(run_directory, node), describe_node().model_dump_json())
+
+
+class NodeFile(Part):
+    """What the first rank of a node writes."""
+
+    environment: EnvironmentPart
+    topology: NodePart
+
+
+def read_nodes(run_directory: Path) -> list[NodeFile]:
+    """What the nodes reported, in order; empty if the launcher knows its only node itself."""
+    found = (read_part(path, NodeFile) for path in sorted(run_directory.glob("node-*.json")))
+    return [node for node in found if node is not None]
+
+
+def run_environment(run_directory: Path) -> EnvironmentPart:
+    """The environment of a record: of the first node, with the topology of every node under 'nodes'."""
+    nodes = read_nodes(run_directory)
+    if not nodes:
+        return environment()
+    return nodes[0].environment.model_copy(update={"nodes": [node.topology for node in nodes]})
+
+
+def environment_of(
+    run_directory: Path, request: RunRequest, setup: SetupEvent | None, broken_event_lines: int
+) -> EnvironmentPart:
+    """The same with what request and ranks know of it."""
+    more = {
+        "broken_event_lines": broken_event_lines,
+        "accelerator": setup.accelerator if setup else None,
+        "launcher_settings": request.launcher_settings,
+    }
+    return run_environment(run_directory).model_copy(update=more)
+
+
+def describe_node() -> NodeFile:
+    """Environment of this machine, and how its processors, GPUs and networks are laid out."""
+    facts = environment().model_copy(update={"started_at": datetime.now(UTC).isoformat(timespec="seconds")})
+    topology = NodePart(
+        host=socket.gethostname(),
+        cpu=facts.cpu,
+        cores=facts.cores,
+        usable_cores=len(os.sched_getaffinity(0)),
+        memory_bytes=facts.memory_bytes,
+        numa_nodes=len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))),
+        gpus=facts.gpus,
+        gpu_topology=_gpu_topology(),
+        interfaces=_interfaces(),
+    )
+    return NodeFile(environment=facts, topology=topology)
+
+
+def _interfaces() -> list[InterfacePart]:
+    """Network interfaces that are up, with their speed where the kernel knows one."""
+    addresses = psutil.net_if_addrs()
+    found = []
+    for name, state in psutil.net_if_stats().items():
+        if state.isup and name != "lo":
+            own = [a.address for a in addresses.get(name, []) if a.family == socket.AF_INET]
+            found.append(
+                InterfacePart(
+                    name=name,
+                    addresses=own,
+                    megabits_per_second=state.speed or None,
+                    mtu_bytes=state.mtu,
+                    infiniband=(NETWORK / name / "device" / "infiniband").exists(),
+                )
+            )
+    return found
+
+
+def _gpu_topology() -> list[str] | None:
+    """Lines of `nvidia-smi topo -m`; None without GPUs."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    done = subprocess.run(
+        ["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=60, check=False
+    )
+    return done.stdout.splitlines() if done.returncode == 0 else None
+
+
+OF_PROCESS = ("tf32", "deterministic")
+OF_MODEL = (
+    "parameters_left_out", "optimizer_used", "optimizer_steps", "learning_rates", "master_dtypes",
+    "optimizer_state_dtypes", "compute_dtype", "tied_parameters", "frozen_parameters", "frozen_dtypes",
+    "attention", "activation_checkpointing", "compiled", "dropout", "evaluating_in_training",
+    "training_in_evaluation", "still_buffers",
+)  # fmt: skip
+"""Fields of `ObservedPart`; the stages of a pipeline need not agree in them."""
+IN_FORCE = (
+    "strategy", "parameter_dtype", "autocast_dtype", "master_dtype", "gradient_dtype", "reduce_dtype",
+    "optimizer", "gradient_clipping", "accumulation_steps", "gradient_synchronisation", "loss_scale",
+    "gather_dtype", "accumulation_dtype",
+)  # fmt: skip
+"""Fields of `Effective`."""
+NONE_IS_A_VALUE = ("autocast_dtype", "gradient_clipping", "loss_scale")
+"""Of these None says that there is none."""
+
+
+Changes = Mapping[int, list[dict[str, Any]]]
+
+
+def otherwise(rank: RankEvents, first: RankEvents, *, whole_model: bool) -> dict[str, list[Any]]:
+    """By name, this rank's value and rank 0's; what one of them does not know is passed over.
+
+    whole_model: False: ranks hold different layers.
+    """
+    found: dict[str, list[Any]] = {}
+    if rank is first:
+        return found
+    found |= _of_first_step(rank, first, "learning rate", _rate, lambda *pair: _unlike(*map(_rate, pair)))
+    found |= _of_first_step(rank, first, "norm of the clipped gradient", _clipped_norm, clipped_apart)
+    if rank.setup is not None and first.setup is not None and whole_model:
+        found |= _fields(rank.setup.effective, first.setup.effective, IN_FORCE)
+    if rank.final is None or first.final is None:
+        return found
+    if _unlike(rank.final.loss_scale, first.final.loss_scale):
+        found["loss scale after the training"] = [rank.final.loss_scale, first.final.loss_scale]
+    for name in rank.final.in_force.keys() & first.final.in_force.keys():
+        pair = [rank.final.in_force[name], first.final.in_force[name]]
+        if pair[0] != pair[1] and name.replace("_", " ") not in found and whole_model:
+            found[f"{name.replace('_', ' ')} after the training"] = pair
+    mine_seen, other_seen = rank.final.observed, first.final.observed
+    found |= _fields(mine_seen, other_seen, (*OF_PROCESS, *(OF_MODEL if whole_model else ())))
+    return found | (dict(_constants(mine_seen, other_seen)) if whole_model else {})
+
+
+def _of_first_step(
+    rank: RankEvents,
+    first: RankEvents,
+    name: str,
+    read: Callable[[StepEvent], float | None],
+    differ: Callable[[StepEvent, StepEvent], bool],
+) -> dict[str, list[Any]]:
+    """Of the first step in which the two differ."""
+    for mine, other in zip(rank.steps, first.steps, strict=False):
+        if differ(mine, other):
+            return {f"{name} of step {mine.step}": [read(mine), read(other)]}
+    return {}
+
+
+def _rate(row: StepEvent) -> float | None:
+    return row.applied_learning_rate
+
+
+def _clipped_norm(row: StepEvent) -> float | None:
+    return row.applied.squares**0.5 if row.applied and row.applied.squares is not None else None
+
+
+def _unlike(mine: Any, other: Any) -> bool:
+    return mine is not None and other is not None and mine != other
+
+
+def _fields(
+    mine: Effective | ObservedPart, other: Effective | ObservedPart, names: tuple[str, ...]
+) -> dict[str, list[Any]]:
+    """A rank whose part of every weight is empty knows none of their dtypes."""
+    pairs = {name: [getattr(mine, name), getattr(other, name)] for name in names}
+    return {
+        name.replace("_", " "): pair
+        for name, pair in pairs.items()
+        if (pair[0] != pair[1] if name in NONE_IS_A_VALUE else _unlike(*pair))
+        and not (name.endswith("dtypes") and [] in pair)
+    }
+
+
+def _constants(mine: ObservedPart, other: ObservedPart) -> Iterator[tuple[str, list[Any]]]:
+    """Constants and parameters of the optimizers' groups."""
+    groups, others = mine.optimizer_groups, other.optimizer_groups
+    if groups and others and len(groups) != len(others):
+        yield "groups of the optimizer", [len(groups), len(others)]
+        return
+    for index, (group, its_like) in enumerate(zip(groups, others, strict=False)):
+        for name in group.keys() & its_like.keys():
+            if group[name] != its_like[name]:
+                since = _since(_changes(mine), _changes(other), index, name)
+                yield f"{name} of optimizer group {index}{since}", list(_beyond(group, its_like, name))
+
+
+def _changes(seen: ObservedPart) -> Changes:
+    return seen.constants_by_step or {0: seen.optimizer_groups}
+
+
+def _since(mine: Changes, other: Changes, index: int, name: str) -> str:
+    """', changed in step 3', of a constant that was the same before."""
+    known = sorted(mine.keys() | other.keys())
+    alike = [step for step in known if _at(mine, step, index, name) == _at(other, step, index, name)]
+    later = [step for step in known if alike and step > alike[-1]]
+    return f", changed in step {later[0]}" if later else ""
+
+
+def _at(changes: Changes, step: int, index: int, name: str) -> Any:
+    """A constant in a step, or in the first of which it is known."""
+    groups = changes[max((first for first in changes if first <= step), default=min(changes))]
+    return groups[index].get(name) if index < len(groups) else None
+
+
+def _beyond(group: Mapping[str, Any], other: Mapping[str, Any], name: str) -> tuple[Any, Any]:
+    """Of lists of parameters what the other lacks."""
+    mine, its = group[name], other[name]
+    if name != "parameters":
+        return mine, its
+    return [one for one in mine if one not in its], [one for one in its if one not in mine]
+
+
+PATIENCE_SECONDS = 2.0
+"""Monitors note an end at once; a file system shows the note a little later."""
+TOGETHER_SECONDS = 1.0
+"""Ranks that were all told to end within this time were told by their launcher."""
+
+
+def wait_for_ends(run_directory: Path, world_size: int) -> None:
+    """Return when every rank has said or is known to have ended, or after PATIENCE_SECONDS."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        # Last lines only: all events of 64 ranks and 1,000 steps take seconds to read.
+        if all(has_said_its_end(run_directory, r) or _is_known(run_directory, r) for r in range(world_size)):
+            return
+        time.sleep(0.1)
+
+
+def noted_exits(run_directory: Path, ranks: Iterable[int]) -> dict[int, RankExit]:
+    """How ranks ended as their monitors noted it, the first to end first."""
+    notes = {rank: read_part(rank_exit(run_directory, rank), RankExit) for rank in ranks}
+    known = {rank: note for rank, note in notes.items() if note is not None}
+    return dict(sorted(known.items(), key=lambda item: (item[1].at, item[0])))
+
+
+def external_outcome(run_directory: Path, world_size: int) -> Outcome:
+    """The exits that monitors noted, and which ranks vanished with their monitors."""
+    noted = noted_exits(run_directory, range(world_size))
+    events, _ = read_events(run_directory, world_size)
+    vanished = frozenset(
+        rank
+        for rank, of_rank in events.items()
+        if rank not in noted and not of_rank.has_ended and is_gone(run_directory, rank)
+    )
+    outcome = Outcome(
+        exit_codes={rank: end.exit_code for rank, end in noted.items()},
+        ended_at={rank: end.at for rank, end in noted.items()},
+        vanished=vanished,
+    )
+    return Outcome(exit_codes={}, stopped="interrupted") if _told_to_end(events, outcome) else outcome
+
+
+def is_gone(run_directory: Path, rank: int) -> bool:
+    """Whether the monitor of a rank is known to have ended."""
+    owner = read_part(rank_owner(run_directory, rank), Owner)
+    return owner is not None and owner.is_gone
+
+
+def has_gone(run_directory: Path, rank: int) -> bool:
+    """Whether a rank, or its monitor with it, is known to have ended before the rank was done."""
+    return _is_known(run_directory, rank) and not has_ended_well(run_directory, rank)
+
+
+def exits_before_stuck(run_directory: Path, note: StuckNote) -> Outcome:
+    """Of a run whose ranks had to be ended: the exits of those that had ended by themselves before."""
+    noted = noted_exits(run_directory, note.gone_ranks)
+    return Outcome(
+        exit_codes={rank: end.exit_code for rank, end in noted.items()},
+        ended_at={rank: end.at for rank, end in noted.items()},
+        stopped="stuck",
+    )
+
+
+def _is_known(run_directory: Path, rank: int) -> bool:
+    return rank_exit(run_directory, rank).exists() or is_gone(run_directory, rank)
+
+
+def _told_to_end(events: dict[int, RankEvents], outcome: Outcome) -> bool:
+    """Whether all ranks were told to end at once, as by a user or a scheduler."""
+    told = [of_rank.stopped.at for of_rank in events.values() if of_rank.stopped is not None]
+    return len(told) == len(events) > 0 and not outcome.vanished and max(told) - min(told) < TOGETHER_SECONDS

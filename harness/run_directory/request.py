@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Literal
 
+from pydantic import TypeAdapter
+
+from harness.backends.base import Effective
 from harness.backends.model_source import Loading
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.files import Stored, read_plain, write_atomically
 from harness.job.experiment import Limits, MeasureSection, Price, ReportFocus
 from harness.job.job import Job
-from harness.record import GivenPart, PredictionPart
-from harness.record.run_id import RunId
-from harness.run_directory.checkpoint import SavedCheckpoint
+from harness.record import CommunicationPart, GivenPart, LayoutPart, MemoryPart, ModelPart, PredictionPart
+from harness.record.store import RunId
+from harness.run_directory.checkpoint import Resume
 from harness.safe_text import KeptCommand
 
 REQUEST_NAME = "request.json"
 LOCAL_RENDEZVOUS = "HARNESS_LOCAL_RENDEZVOUS"
 """Set in ranks that all run on this machine, so that their store listens there only."""
-
-
-class Resume(Stored):
-    """The checkpoint that a run continues."""
-
-    folder: Path
-    saved: SavedCheckpoint
 
 
 class RunRequest(Stored):
@@ -115,11 +112,6 @@ def snapshot_file(run_directory: Path, rank: int) -> Path:
     return run_directory / f"memory-snapshot-{rank:05d}.pickle"
 
 
-def checkpoint_folder(run_directory: Path) -> Path:
-    """Where all ranks save a checkpoint, if one is asked for; deleted afterwards unless it is to be kept."""
-    return run_directory / "checkpoint"
-
-
 def weights_folder(run_directory: Path) -> Path:
     """Where the initial weights lie while ranks read them; removed before the training."""
     return run_directory / "initial-weights"
@@ -141,3 +133,71 @@ def rank_exit(run_directory: Path, rank: int) -> Path:
 def launcher_log(run_directory: Path) -> Path:
     """Where the launchers of all nodes and their ranks print, where ranks have no logs of their own."""
     return run_directory / "launcher.log"
+
+
+Tensors = Literal["fake", "real"]
+"""'fake': tensors without data, so that a model of any size fits; 'real': tensors with data."""
+REQUESTS_NAME = "requests.json"
+
+
+class SimulationRequest(Stored):
+    """One rank of a run that does not take place."""
+
+    run: RunRequest
+    rank: int
+    tensors: Tensors
+
+
+class SimulatedRank(Stored):
+    """What one rank communicated and held in its third step; the steps before prepare it."""
+
+    status: Literal["ok", "unsupported", "failed", "refused"]
+    """failed: the library broke off; refused: the job itself cannot run, under no backend."""
+    reason: str | None = None
+    tensors: Tensors
+    substitutions: list[str] = []
+    """What was done otherwise than in a run."""
+    versions: dict[str, str] = {}
+    effective: Effective | None = None
+    model: ModelPart | None = None
+    layout: LayoutPart | None = None
+    configuration: dict[str, Any] = {}
+    """Of the model, in full, as Hugging Face writes it."""
+    communication: list[CommunicationPart] = []
+    """Of one step."""
+    memory: list[MemoryPart] = []
+    """After setup and at the moments of that step."""
+    seconds: float = 0.0
+    """What the simulation took, imports not included."""
+    host_peak_bytes: int = 0
+    """Largest resident set of the process that simulated."""
+
+
+_REQUESTS = TypeAdapter(list[SimulationRequest])
+
+
+def write_requests(directory: Path, requests: list[SimulationRequest]) -> None:
+    """Write what the process in `directory` shall simulate."""
+    write_atomically(directory / REQUESTS_NAME, _REQUESTS.dump_json(requests).decode())
+
+
+def read_requests(directory: Path) -> list[SimulationRequest]:
+    """What `write_requests` wrote."""
+    return _REQUESTS.validate_json((directory / REQUESTS_NAME).read_bytes())
+
+
+def write_result(directory: Path, index: int, result: SimulatedRank) -> None:
+    """Write the answer to request `index`."""
+    write_atomically(_result_file(directory, index), result.model_dump_json())
+
+
+def read_result(directory: Path, index: int) -> SimulatedRank | None:
+    """The answer to request `index`; None: there is none."""
+    try:
+        return SimulatedRank.model_validate_json(_result_file(directory, index).read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def _result_file(directory: Path, index: int) -> Path:
+    return directory / f"result-{index:05d}.json"

@@ -14,9 +14,8 @@ from harness.fabric.result import FABRIC_NAME, FabricResult, parse_rate, shortfa
 from harness.files import Stored, write_atomically
 from harness.record import Record, SlurmPart
 from harness.record.store import write_record
-from harness.run_directory.assemble import Outcome, Verdict, assemble
+from harness.run_directory.assemble import Outcome, Verdict, assemble, noted_exits
 from harness.run_directory.events import ENDINGS, SetupEvent, Tail
-from harness.run_directory.external_ends import noted_exits
 from harness.run_directory.rank_state import log_tail, read_log, read_part
 from harness.run_directory.request import (
     REQUEST_NAME,

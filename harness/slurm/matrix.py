@@ -26,7 +26,7 @@ from harness.files import Stored, read_plain, refusing, write_atomically
 from harness.job.config import read_yaml_file
 from harness.job.experiment import Experiment
 from harness.launch.cells import Cell, make_request, plan
-from harness.record.run_id import PlainName, as_name, run_folder
+from harness.record.store import PlainName, as_name, run_folder
 from harness.run_directory.request import RunRequest
 
 TIME = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-5]?[0-9]))?(?::([0-5]?[0-9]))?")

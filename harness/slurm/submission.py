@@ -25,8 +25,7 @@ from harness.plan.hardware import load_hardware
 from harness.plan.limits import MemoryLimits
 from harness.plan.preflight import CellPredictions, of_requests, predict_runs
 from harness.record import Record
-from harness.record.record_files import RECORD_NAME
-from harness.record.store import Store, read_record, write_record
+from harness.record.store import RECORD_NAME, Store, read_record, write_record
 from harness.run_directory.assemble import assemble_refused
 from harness.run_directory.request import REQUEST_NAME
 from harness.slurm import client

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.judge.cell import CellName
 from harness.judge.changes import Change, changes, pairs, settings, shares_sessions
 from harness.judge.comparison import Comparison
-from harness.judge.metrics import metrics_in
+from harness.judge.facts import metrics_in
 from harness.judge.statistics import LEVEL, runs_to_judge
-from harness.judge.wording import listed
+from harness.judge.wording import CellName, listed
 from harness.tell.document import (
     Block,
     Column,

@@ -16,7 +16,7 @@ from harness.errors import HarnessError
 from harness.files import Stored, read_plain
 from harness.job.experiment import Price, ReportFocus
 from harness.record import Record
-from harness.record.record_files import RecordFiles
+from harness.record.store import RecordFiles
 from harness.tell.pictures.drawing import renderer
 
 Format = Literal["md", "html", "csv", "json", "latex"]

@@ -14,8 +14,7 @@ from harness.files import read_plain, refusing, require_plain_output, stream_num
 from harness.job.experiment import Price
 from harness.judge.comparison import Comparison
 from harness.record import Record
-from harness.record.record_files import RECORD_NAME
-from harness.record.store import try_writing
+from harness.record.store import RECORD_NAME, try_writing
 from harness.safe_text import described
 from harness.tell.document import Document
 from harness.tell.manifest import Asked, Format, Manifest, digest, make_manifest, manifest_name, read_manifest

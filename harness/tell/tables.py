@@ -11,14 +11,21 @@ from typing import Any
 from tabulate import tabulate
 
 from harness.judge.comparison import Comparison
-from harness.judge.metrics import BY_KEY, SENT, SPEED, STEP, Metric, Unit, metrics_in
-from harness.judge.quantities.expected import unjudged_amounts
-from harness.judge.quantities.measures import counts_samples
-from harness.judge.ranking import EQUAL, NO_FIGURES, Ranking, Ratio
-from harness.judge.repeats import BASE, CellRuns
-from harness.judge.rows import JudgedRun, reason
+from harness.judge.facts import BY_KEY, SENT, SPEED, STEP, Metric, Unit, metrics_in
+from harness.judge.quantities import counts_samples, unjudged_amounts
+from harness.judge.rows import BASE, CellRuns, JudgedRun, reason
 from harness.judge.run_conditions import is_deterministic
-from harness.judge.statistics import LEVEL, interval_runs, median_interval, percentile_95, value_range
+from harness.judge.statistics import (
+    EQUAL,
+    LEVEL,
+    NO_FIGURES,
+    Ranking,
+    Ratio,
+    interval_runs,
+    median_interval,
+    percentile_95,
+    value_range,
+)
 from harness.judge.wording import both, counted, listed
 from harness.tell import formats
 from harness.tell.document import Column, Shown, Table, plain

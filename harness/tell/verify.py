@@ -22,8 +22,7 @@ from harness.errors import HarnessError
 from harness.files import read_plain
 from harness.judge.wording import counted
 from harness.record import Record
-from harness.record.record_files import RecordFiles
-from harness.record.store import parse_record, read_record
+from harness.record.store import RecordFiles, parse_record, read_record
 from harness.tell.document import Document
 from harness.tell.manifest import Carried, Manifest, RecordEntry, digest, neighbours, read_manifest
 from harness.tell.outline import PICTURE_KEYS

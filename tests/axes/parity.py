@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.judge.quantities.model_states import RankStates, rank_states
-from harness.judge.quantities.volume import volume_differences, why_unknown
+from harness.judge.quantities import RankStates, rank_states, volume_differences, why_unknown
 from harness.launch.cells import canonical_label
 from harness.record import Record
 from tests import kept

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from harness.cli import harness
 from harness.job.job import Job
 from harness.job.pairs import why_refused
-from harness.judge.quantities.model_states import rank_states
+from harness.judge.quantities import rank_states
 from tests.representatives import EXHAUSTIVE, first
 from tests.traps.matrix import TINY
 

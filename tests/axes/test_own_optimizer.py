@@ -9,8 +9,7 @@ from click.testing import CliRunner
 from harness.cli import harness
 from harness.job.job import Job
 from harness.job.pairs import why_refused
-from harness.judge.quantities.model_states import rank_states, textbook
-from harness.judge.quantities.volume import volume_differences, why_unknown
+from harness.judge.quantities import rank_states, textbook, volume_differences, why_unknown
 from tests.representatives import EXHAUSTIVE
 from tests.traps.matrix import TINY
 

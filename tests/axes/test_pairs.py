@@ -9,8 +9,7 @@ import pytest
 
 from docs.hooks.pairs import LABELS, OFFLOAD, has_offload, refused, settings_of
 from harness.job.pairs import AXES, LOW_BIT, LOW_BIT_BNB, Axis
-from harness.judge.quantities.model_states import expected_model_state_bytes
-from harness.judge.quantities.volume import volume_differences
+from harness.judge.quantities import expected_model_state_bytes, volume_differences
 from harness.record import Record
 from tests.built_in import MULTIPLYING
 from tests.traps.matrix import Matrix

@@ -1,6 +1,5 @@
 from benchmarks.equivalences import PAGE, held, page_with_tables, records, same_states, traffic
-from harness.judge.quantities.model_states import rank_states
-from harness.judge.quantities.volume import volume_differences
+from harness.judge.quantities import rank_states, volume_differences
 
 RAN = records()
 

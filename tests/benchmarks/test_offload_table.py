@@ -1,6 +1,6 @@
 from benchmarks.offload_table import PAGE, page_with_table, records
 from harness.judge.comparison import Comparison
-from harness.judge.quantities.model_states import rank_states
+from harness.judge.quantities import rank_states
 
 RAN = records()
 HELD = ("weights", "gathered", "gradients", "masters", "optimizer", "communication")

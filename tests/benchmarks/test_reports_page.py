@@ -8,8 +8,7 @@ import pytest
 from benchmarks.published_reports import PUBLISHED, Published
 from benchmarks.reports_page import page, with_results
 from benchmarks.sent_packages import FOLDER, NONE, problems, section, sent
-from harness.record.record_files import ARCHIVE_NAME
-from harness.record.store import archive_runs, read_runs, write_record
+from harness.record.store import ARCHIVE_NAME, archive_runs, read_runs, write_record
 from harness.tell.report import write_report
 from tests.records import make_record
 

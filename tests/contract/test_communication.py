@@ -13,7 +13,7 @@ from harness.backends import registry
 from harness.forms.network import EMULATED
 from harness.forms.terms import GRADIENTS
 from harness.judge.comparison import Comparison
-from harness.judge.quantities.volume import textbook_differences, volume_differences, volume_of
+from harness.judge.quantities import textbook_differences, volume_differences, volume_of
 from harness.record import BackendPart, CommunicationPart, DimensionPart, Record, WindowsPart
 from tests.built_in import EACH_MICRO_STEP, HYBRID, NATIVE
 from tests.contract.cases import GLOBAL_BATCH, LENGTH

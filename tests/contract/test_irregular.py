@@ -9,8 +9,7 @@ import pytest
 
 from harness.backends import registry
 from harness.forms.terms import STATE_KINDS
-from harness.judge.quantities.expected import expected_states
-from harness.judge.quantities.volume import volume_differences, why_unknown
+from harness.judge.quantities import expected_states, volume_differences, why_unknown
 from harness.record import BackendPart, CommunicationPart, Record, WindowsPart
 from tests.contract.irregular import CASES, GLOBAL_BATCH, PROBED_STEP, REFUSED, CountedStep, job_of
 from tests.contract.ranks import on_ranks

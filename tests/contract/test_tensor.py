@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.judge.quantities.volume import volume_differences, volume_of
+from harness.judge.quantities import volume_differences, volume_of
 from tests.contract.cases import CASES, HARDEST, Case, Trace
 from tests.contract.communication import RECOMPUTED_CASES, VOLUME_CASES
 from tests.contract.ranks import on_ranks, traces

@@ -6,7 +6,7 @@ import pytest
 from torch import Tensor
 
 from harness.rank.probes.sketch import content_sum, sketch
-from harness.record.model import DIGEST_KIND
+from harness.record.run import DIGEST_KIND
 from tests.contract.ranks import on_ranks
 from tests.contract.weight_digests import NAMES, tensors
 from tests.representatives import first

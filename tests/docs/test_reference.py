@@ -15,7 +15,7 @@ from harness.cli import COMMANDS
 from harness.job.experiment import Experiment
 from harness.job.reference import in_words, models_within, section_model, unit
 from harness.record import Record
-from harness.record.ranks import MemoryPart, StepPart
+from harness.record.measured import MemoryPart, StepPart
 
 
 def section(page: str, heading: str) -> str:

@@ -19,11 +19,10 @@ from pathlib import Path
 from tabulate import tabulate
 
 from harness.judge.comparison import Comparison
-from harness.judge.metrics import BY_KEY
+from harness.judge.facts import BY_KEY
 from harness.judge.rows import JudgedRun
 from harness.judge.wording import listed
-from harness.record.record_files import ARCHIVE_NAME, RECORD_NAME, write_archive
-from harness.record.store import read_runs
+from harness.record.store import ARCHIVE_NAME, RECORD_NAME, read_runs, write_archive
 from harness.tell.report import write_report
 from tests.gpu_stub.log import Bytes, counted_collectives, told_collectives
 from tests.gpu_stub.machine import Machine

@@ -13,7 +13,7 @@ from collections.abc import Collection
 import pytest
 
 from harness.judge.comparison import Comparison
-from harness.judge.metrics import BY_KEY
+from harness.judge.facts import BY_KEY
 from harness.judge.rows import JudgedRun
 from tests.gpu_stub.log import (
     counted_collectives,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.judge.quantities.model_states import rank_states
+from harness.judge.quantities import rank_states
 from harness.record import Record
 from tests.memory.conftest import EACH, MICRO_STEPS
 from tests.memory.runs import LLAMA, Outcome, compare

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from harness.judge.quantities.model_states import expected_model_state_bytes
-from harness.judge.quantities.volume import expected_sent_bytes_per_step, volume_differences
+from harness.judge.quantities import (
+    expected_model_state_bytes,
+    expected_sent_bytes_per_step,
+    volume_differences,
+)
 from tests.memory.runs import LLAMA, Outcome, compare
 
 pytestmark = pytest.mark.costly

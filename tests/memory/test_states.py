@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.forms.terms import STATE_KINDS
-from harness.judge.quantities.model_states import rank_states
+from harness.judge.quantities import rank_states
 from harness.record import Record
 from tests.built_in import HYBRID, NATIVE, THROUGH_ACCELERATE, strategy
 from tests.memory.runs import BLOOM, LLAMA, Outcome, compare

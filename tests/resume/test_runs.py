@@ -17,9 +17,9 @@ from harness.backends import registry
 from harness.judge.agreement.job_equivalence import job_differences
 from harness.judge.comparison import Comparison
 from harness.record import Record
-from harness.record.model import DIGEST_KIND
+from harness.record.run import DIGEST_KIND
 from harness.record.store import Store
-from harness.run_directory.resume import find_checkpoint
+from harness.run_directory.checkpoint import find_checkpoint
 from tests.harness.cli.command_line import harness, refused
 from tests.resume.engines import BACKENDS
 

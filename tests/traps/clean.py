@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from harness.backends import registry
 from harness.backends.base import World
-from harness.judge.metrics import BY_KEY
-from harness.judge.quantities.model_states import rank_states
-from harness.judge.quantities.volume import volume_differences
+from harness.judge.facts import BY_KEY
+from harness.judge.quantities import rank_states, volume_differences
 from harness.judge.rows import JudgedRun
 from tests.built_in import MULTIPLYING
 

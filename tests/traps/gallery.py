@@ -18,8 +18,7 @@ from tabulate import tabulate
 from benchmarks.publishing import publish
 from harness.judge.comparison import Comparison
 from harness.judge.findings.finding import Finding
-from harness.record.record_files import ARCHIVE_NAME
-from harness.record.store import read_runs
+from harness.record.store import ARCHIVE_NAME, read_runs
 
 from .matrix import ABOUT_TIME, Matrix, install, padded_documents
 from .planted import TRAPS, Trap

@@ -31,8 +31,7 @@ from harness.launch.cells import (
 )
 from harness.launch.launcher import run_cell
 from harness.record import Record
-from harness.record.record_files import RECORD_NAME
-from harness.record.store import Store, read_record
+from harness.record.store import RECORD_NAME, Store, read_record
 from tests import kept
 from tests.adapters import planted
 from tests.forkserver import launcher

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.judge.quantities.measures import sent_bytes_per_step, transport_bytes_per_step
+from harness.judge.quantities import sent_bytes_per_step, transport_bytes_per_step
 from harness.record.store import read_runs
 from tests.representatives import first
 from tests.wire.namespace import Namespace, Traffic

@@ -27,11 +27,8 @@ from harness.doctor.gpu.check import (
 from harness.forms.flops import find_peak
 from harness.forms.terms import STEP_PHASES
 from harness.gpus.found import runs_on, sm_name
-from harness.judge.quantities.measures import all_ranks_counted, first_timed
-from harness.judge.quantities.model_states import rank_states
-from harness.judge.quantities.volume import volume_differences
+from harness.judge.quantities import Run, all_ranks_counted, first_timed, rank_states, volume_differences
 from harness.judge.rows import reason
-from harness.judge.run import Run
 from harness.judge.speed import model_flops_per_second, peak_dtype, share_of, sheet_peak
 from harness.record import RankPart, Record
 

@@ -24,11 +24,19 @@ import psutil
 from harness.errors import HarnessError
 from harness.files import refusing
 from harness.judge.comparison import Comparison
-from harness.judge.quantities.measures import median_step_seconds, peak_bytes, predicted_peak_bytes
+from harness.judge.quantities import median_step_seconds, peak_bytes, predicted_peak_bytes
 from harness.record import Record
-from harness.record.record_files import ARCHIVE_NAME, RECORD_NAME, SUFFIX, write_archive
-from harness.record.run_id import as_name
-from harness.record.store import archive_runs, read_runs, record_text, try_writing
+from harness.record.store import (
+    ARCHIVE_NAME,
+    RECORD_NAME,
+    SUFFIX,
+    archive_runs,
+    as_name,
+    read_runs,
+    record_text,
+    try_writing,
+    write_archive,
+)
 from harness.run_directory.rank_state import read_log, shown_text
 from harness.safe_text import harmless
 from harness.snapshots.account import accounts, read_snapshot

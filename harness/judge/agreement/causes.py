@@ -31,7 +31,7 @@ from harness.judge.effective import (
     optimizer_groups,
     reduce_dtypes,
 )
-from harness.judge.quantities.measures import WithoutGradient, idle_on_some_ranks
+from harness.judge.quantities import WithoutGradient, idle_on_some_ranks
 from harness.judge.wording import a_few
 from harness.record import OddUpdatePart, Record
 from harness.record.workload import known_strategy, micro_batches

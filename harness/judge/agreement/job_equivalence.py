@@ -13,7 +13,7 @@ from harness.judge.agreement.resumed import aligned_runs, first_step
 from harness.judge.wording import Digest, counted, differs
 from harness.nested import differences
 from harness.record import RankPart, Record, StepPart
-from harness.record.model import weights_differ
+from harness.record.run import weights_differ
 
 
 @dataclass(frozen=True)

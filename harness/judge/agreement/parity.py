@@ -14,7 +14,7 @@ from harness.judge.agreement.noise import Noise, Tolerance, least_loss, measure_
 from harness.judge.agreement.resumed import aligned_runs
 from harness.judge.distance import Distance, StepPairs, aligned, distance, step_pairs
 from harness.judge.effective import SettingDifference, setting_differences
-from harness.judge.run import Run
+from harness.judge.quantities import Run
 from harness.judge.wording import percent
 from harness.record import Record
 

@@ -10,11 +10,15 @@ import numpy as np
 
 from harness.judge.agreement.causes import where
 from harness.judge.findings.finding import Finding, of_cells
-from harness.judge.quantities.measures import gradient_lost, idle_on_some_ranks
-from harness.judge.quantities.timings import PERSISTENT_RUNS, Seconds, is_beyond_noise
-from harness.judge.repeats import CellRuns, Place, Runs
-from harness.judge.rows import JudgedRun
-from harness.judge.run import Run
+from harness.judge.quantities import (
+    PERSISTENT_RUNS,
+    Run,
+    Seconds,
+    gradient_lost,
+    idle_on_some_ranks,
+    is_beyond_noise,
+)
+from harness.judge.rows import CellRuns, JudgedRun, Place, Runs
 from harness.judge.wording import numbered
 
 LEAST_STEPS = 5

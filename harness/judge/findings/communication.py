@@ -11,11 +11,15 @@ from harness.forms.peak_memory.families import most_gathered_bytes
 from harness.forms.workload import ELSEWHERE
 from harness.judge.effective import EVERY_MICRO_STEP, counted_synchronisation
 from harness.judge.findings.finding import Finding, of_cells
-from harness.judge.quantities.measures import REDUCTIONS, reduced_bytes
-from harness.judge.quantities.model_states import all_kinds
-from harness.judge.quantities.volume import VolumeDifference, volume_differences, volume_of
-from harness.judge.repeats import Runs
-from harness.judge.rows import JudgedRun
+from harness.judge.quantities import (
+    REDUCTIONS,
+    VolumeDifference,
+    all_kinds,
+    reduced_bytes,
+    volume_differences,
+    volume_of,
+)
+from harness.judge.rows import JudgedRun, Runs
 from harness.record import LayoutPart, MemoryPart, Record
 from harness.record.workload import closed_form_layout, of_record
 

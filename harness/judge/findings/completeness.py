@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from harness.bounds import MOST_REPEATS
-from harness.judge.cell import CellName
 from harness.judge.findings.finding import Finding
-from harness.judge.repeats import Runs
-from harness.judge.wording import listed, numbered
+from harness.judge.rows import Runs
+from harness.judge.wording import CellName, listed, numbered
 from harness.record import Record
 
 OPTION = "--repeats"

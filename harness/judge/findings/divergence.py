@@ -15,10 +15,9 @@ from harness.judge.agreement.causes import (
 from harness.judge.agreement.noise import Noise, differing_answers
 from harness.judge.agreement.parity import MEAN_NORM
 from harness.judge.distance import movement
+from harness.judge.facts import metrics_in
 from harness.judge.findings.finding import Finding, of_cells
-from harness.judge.metrics import metrics_in
-from harness.judge.repeats import Runs
-from harness.judge.rows import JudgedRun
+from harness.judge.rows import JudgedRun, Runs
 from harness.judge.wording import a_few, listed, percent
 from harness.record import Record
 from harness.record.workload import batch_statistics

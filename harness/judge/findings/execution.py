@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.judge.findings.finding import Finding, of_cells
-from harness.judge.repeats import Runs
-from harness.judge.rows import JudgedRun
+from harness.judge.rows import JudgedRun, Runs
 from harness.judge.wording import a_few, both, counted, listed, numbered
 from harness.record import Record
 

@@ -27,7 +27,7 @@ from harness.judge.findings import (
     updates,
 )
 from harness.judge.findings.finding import Finding, Kind
-from harness.judge.repeats import Runs
+from harness.judge.rows import Runs
 
 FINDERS: tuple[Callable[[Runs], list[Finding]], ...] = (
     other_jobs.find_other_jobs,

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from harness.judge.cell import Backends, CellName
-from harness.judge.repeats import Runs
-from harness.judge.rows import JudgedRun
+from harness.judge.rows import JudgedRun, Runs
+from harness.judge.wording import Backends, CellName
 
 
 @dataclass(frozen=True, kw_only=True)

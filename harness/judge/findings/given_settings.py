@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from harness.backends.libraries.facts import FACTS, LibraryFact
 from harness.judge.findings.finding import Finding, of_cells
-from harness.judge.repeats import Runs
-from harness.judge.rows import JudgedRun
+from harness.judge.rows import JudgedRun, Runs
 from harness.nested import differences
 from harness.record import GivenPart, Record
 from harness.record.workload import known_strategy

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.judge.cell import CellName, name_cells
 from harness.judge.findings.finding import Finding
+from harness.judge.wording import CellName, name_cells
 
 Role = Literal["cause", "consequence", "figures"]
 ROLES: dict[Role, str] = {

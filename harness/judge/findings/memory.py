@@ -9,12 +9,10 @@ from statistics import fmean, median
 from typing import Any
 
 from harness.forms.terms import STATE_KINDS
+from harness.judge import quantities
 from harness.judge.findings.finding import Finding
-from harness.judge.quantities import measures
-from harness.judge.quantities.expected import derived_states
-from harness.judge.quantities.model_states import all_kinds, rank_states
-from harness.judge.repeats import Runs
-from harness.judge.rows import JudgedRun
+from harness.judge.quantities import all_kinds, derived_states, rank_states
+from harness.judge.rows import JudgedRun, Runs
 from harness.judge.wording import percent
 from harness.record import RankPart, Record
 
@@ -219,7 +217,7 @@ def _spike(record: Record, part: RankPart) -> tuple[int, int, int] | None:
     peaks = _later(record, part.step_peak_bytes)
     if len(peaks) < LEAST_LATER_STEPS:
         return None
-    probed = [m.peak_bytes or 0 for m in part.memory if m.moment in measures.STEP_MOMENTS]
+    probed = [m.peak_bytes or 0 for m in part.memory if m.moment in quantities.STEP_MOMENTS]
     usual = max([int(median(size for _, size in peaks)), *probed])
     step, peak = max(peaks, key=lambda pair: pair[1])
     return (step, peak, usual) if peak - usual - _held_by_transport(record) > SPIKE * usual else None
@@ -228,7 +226,7 @@ def _spike(record: Record, part: RankPart) -> tuple[int, int, int] | None:
 def _lasting_bytes(part: RankPart) -> list[tuple[int, int]]:
     """(step, bytes above the least of all steps) at the moment of the step where that is smallest."""
     above: dict[int, list[int]] = {}
-    for moment in measures.STEP_MOMENTS:
+    for moment in quantities.STEP_MOMENTS:
         series = [
             (m.step, m.allocated_bytes)
             for m in part.memory
@@ -333,7 +331,7 @@ def _lasting_peaks(record: Record) -> dict[int, int]:
     for part in record.ranks:
         steps: dict[int, int] = {}
         for held in part.memory:
-            if held.moment in measures.STEP_MOMENTS and held.peak_bytes is not None:
+            if held.moment in quantities.STEP_MOMENTS and held.peak_bytes is not None:
                 steps[held.step] = max(steps.get(held.step, 0), held.peak_bytes)
         if steps:
             lowest[part.rank] = min(steps.values())

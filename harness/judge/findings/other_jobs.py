@@ -10,9 +10,8 @@ from harness.forms.flops import hardware_flops_per_token
 from harness.judge.agreement.parity import has_dropout
 from harness.judge.findings.execution import THE_MODEL
 from harness.judge.findings.finding import Finding
-from harness.judge.repeats import Runs
-from harness.judge.rows import JudgedRun
-from harness.judge.run import Run
+from harness.judge.quantities import Run
+from harness.judge.rows import JudgedRun, Runs
 from harness.judge.speed import geometry, recomputation
 from harness.judge.wording import both, listed, ranks
 from harness.nested import differences, value_at

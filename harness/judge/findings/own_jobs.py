@@ -9,8 +9,7 @@ from harness.backends.registry import REFERENCE
 from harness.forms.terms import GATHERING, SCALAR_BYTES, may_reduce
 from harness.job.job import CODE_SWITCH
 from harness.judge.findings.finding import Finding, labels, of_cells
-from harness.judge.repeats import Runs
-from harness.judge.rows import JudgedRun
+from harness.judge.rows import JudgedRun, Runs
 from harness.judge.wording import counted
 from harness.record import ModelLossPart, Record
 from harness.record.workload import batch_statistics, depends_on_split, is_another_computation

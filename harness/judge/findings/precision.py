@@ -8,8 +8,7 @@ from harness.backends.optimizer.kinds import LOW_BIT
 from harness.judge.agreement.noise import is_repetition
 from harness.judge.effective import SettingDifference
 from harness.judge.findings.finding import Finding, of_cells
-from harness.judge.repeats import Runs
-from harness.judge.rows import JudgedRun
+from harness.judge.rows import JudgedRun, Runs
 from harness.judge.wording import a_few, words
 
 LOW = {"bf16": "bfloat16", "bf16-mixed": "bfloat16", "fp16-mixed": "float16"}

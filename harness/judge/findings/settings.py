@@ -13,8 +13,7 @@ from harness.judge.agreement.parity import has_dropout
 from harness.judge.distance import distance
 from harness.judge.effective import GROUPS, SETTINGS, SettingDifference, reduce_dtypes
 from harness.judge.findings.finding import Finding, of_cells
-from harness.judge.repeats import Runs
-from harness.judge.rows import JudgedRun
+from harness.judge.rows import JudgedRun, Runs
 from harness.judge.wording import words
 from harness.record import Record
 from harness.record.workload import batch_statistics

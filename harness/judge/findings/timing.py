@@ -9,25 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from harness.judge import speed
-from harness.judge.cell import CellName
+from harness.judge import quantities, speed
 from harness.judge.findings.finding import Finding, labels, of_cells
-from harness.judge.quantities import measures
-from harness.judge.quantities.measures import mean_watts
-from harness.judge.quantities.timings import DATA, WHOLE, is_beyond_noise
-from harness.judge.repeats import CellRuns, Runs
-from harness.judge.rows import JudgedRun
-from harness.judge.run import Run
-from harness.judge.speed import node_threads, shares_cores
+from harness.judge.quantities import DATA, WHOLE, Run, is_beyond_noise, mean_watts
+from harness.judge.rows import CellRuns, JudgedRun, Runs
+from harness.judge.run_conditions import node_threads, shares_cores
 from harness.judge.statistics import LEAST_STEPS, SAME_SHARE, uninstrumented_steps
-from harness.judge.wording import counted, numbered
+from harness.judge.wording import CellName, counted, numbered
 from harness.record import OUTSIDE, EnergyPart, RankPart, Record
 
 
 def find_too_short(runs: Runs) -> list[Finding]:
     """Successful runs that were too short for a timed step, in one finding; none is timed on a CUDA stub."""
     ran = [r for r in runs.rows if r.record.status == "ok" and not r.record.on_stub]
-    short = [r for r in ran if not measures.timed_steps(r.record)]
+    short = [r for r in ran if not quantities.timed_steps(r.record)]
     if not short:
         return []
     steps = max(len(row.record.steps) for row in short)
@@ -121,7 +116,7 @@ def _shorter_than_parts(row: JudgedRun) -> list[Finding]:
         return []
     values = {
         "rank": record.ranks[rank].rank,
-        "step": record.steps[measures.first_timed(record) + int(step)].step,
+        "step": record.steps[quantities.first_timed(record) + int(step)].step,
         "step_seconds": float(timed.steps[rank, step]),
         "phase_seconds": float(parts[rank, step]),
     }
@@ -183,7 +178,7 @@ def _is_long_enough(run: Run) -> bool:
 
 def early_steps(run: Run) -> Early | None:
     """What a run shows; None: nothing, or it is not known what the machine took from it."""
-    timed = measures.timed_steps(run.record)
+    timed = quantities.timed_steps(run.record)
     numbers = [step.step for step in timed]
     first = run.steady_from
     early = len(timed) // 2 if first is None else sum(number < first for number in numbers)
@@ -224,7 +219,7 @@ def find_machine(runs: Runs) -> list[Finding]:
 
 def _shared(row: JudgedRun) -> Finding | None:
     record = row.record
-    if not shares_cores(record) or not measures.timed_steps(record):
+    if not shares_cores(record) or not quantities.timed_steps(record):
         return None
     cores, threads = record.environment.cores or 0, node_threads(record)
     return Finding(
@@ -238,7 +233,7 @@ def _shared(row: JudgedRun) -> Finding | None:
 
 def _unbound(row: JudgedRun) -> Finding | None:
     record = row.record
-    if record.on_stub or not measures.timed_steps(record):
+    if record.on_stub or not quantities.timed_steps(record):
         return None
     threads = record.world.threads_per_rank if record.world.device == "cpu" else 1
     places = {rank.rank: rank.placement for rank in record.ranks if rank.placement is not None}
@@ -306,7 +301,7 @@ def find_instrumentation(runs: Runs) -> list[Finding]:
     """One finding per job whose timed windows differ in instrumentation."""
     jobs: dict[str, dict[CellName, tuple[str, ...]]] = {}
     for row in runs.rows:
-        if measures.timed_steps(row.record):
+        if quantities.timed_steps(row.record):
             cell = row.cell
             found = jobs.setdefault(row.record.job_id, {})
             # Of repeats, the one with the most counts.

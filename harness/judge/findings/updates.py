@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from harness.judge.agreement.causes import altered_updates
 from harness.judge.findings.finding import Finding, of_cells
-from harness.judge.repeats import Runs
-from harness.judge.rows import JudgedRun
+from harness.judge.rows import JudgedRun, Runs
 from harness.judge.wording import a_few, numbered
 from harness.record import OddUpdatePart
 

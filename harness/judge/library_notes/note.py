@@ -8,9 +8,8 @@ from typing import Any, Literal, Self
 
 from harness.backends.libraries.facts import fact
 from harness.job.experiment import ReportFocus
-from harness.judge.cell import CellName
-from harness.judge.repeats import CellRuns
-from harness.judge.wording import listed, ranks
+from harness.judge.rows import CellRuns
+from harness.judge.wording import CellName, listed, ranks
 from harness.record import Record
 
 Cause = Literal["library", "transport", "preset"]

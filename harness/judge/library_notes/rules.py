@@ -11,7 +11,7 @@ from harness.judge.library_notes.note import CellNote, ReportNote, merged
 from harness.judge.library_notes.states import find_in_states
 from harness.judge.library_notes.traffic import find_in_traffic
 from harness.judge.library_notes.training import find_in_training
-from harness.judge.repeats import CellRuns
+from harness.judge.rows import CellRuns
 
 RULES: tuple[Callable[[CellRuns], list[CellNote]], ...] = (find_in_training, find_in_traffic, find_in_states)
 

@@ -8,8 +8,8 @@ from harness.forms.zero.stages import FP32_SURPLUS, SECOND_FP32_COPY
 from harness.forms.zero.zero3.states import PERSISTENT_PARAMETERS, REDUCTION_BUCKET
 from harness.judge.library_notes.note import MEMORY, SMALL_SHARE, CellNote, LibraryNote
 from harness.judge.library_notes.training import low_precision_masters
-from harness.judge.quantities.model_states import RankStates, largest, rank_states, textbook
-from harness.judge.repeats import CellRuns
+from harness.judge.quantities import RankStates, largest, rank_states, textbook
+from harness.judge.rows import CellRuns
 from harness.record.workload import known_strategy
 
 CLOSE = 1e-3

@@ -15,13 +15,14 @@ from harness.forms.terms import (
 from harness.forms.textbook import TermDifference
 from harness.forms.zero.zero3.collectives import TIED_TERM
 from harness.judge.library_notes.note import SMALL_SHARE, TRAFFIC, CellNote, LibraryNote
-from harness.judge.quantities.measures import (
+from harness.judge.quantities import (
     sent_bytes_per_step,
     textbook_bytes_per_step,
+    textbook_differences,
     transport_bytes_per_step,
+    volume_differences,
 )
-from harness.judge.quantities.volume import textbook_differences, volume_differences
-from harness.judge.repeats import CellRuns
+from harness.judge.rows import CellRuns
 from harness.record import Record
 from harness.record.workload import known_strategy, of_record
 

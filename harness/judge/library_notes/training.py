@@ -10,8 +10,8 @@ from harness.backends.presets import TIMER_WAITS, preset_changes
 from harness.forms.dtypes import DTYPE_BYTES
 from harness.judge.effective import clipping, master_dtypes
 from harness.judge.library_notes.note import NAMES, PARITY, CellNote, LibraryNote
-from harness.judge.quantities.measures import reduced_dtypes
-from harness.judge.repeats import CellRuns
+from harness.judge.quantities import reduced_dtypes
+from harness.judge.rows import CellRuns
 from harness.judge.wording import listed
 from harness.record import Record
 

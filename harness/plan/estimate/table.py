@@ -9,8 +9,7 @@ from typing import Any
 
 from harness.backends.strategy import ROUTE_PREFIXES
 from harness.forms.terms import STATE_KINDS
-from harness.judge.cell import CellName
-from harness.judge.wording import counted, listed, percent, ranks
+from harness.judge.wording import CellName, counted, listed, percent, ranks
 from harness.plan.alternatives import (
     COMMAND,
     NO_WAYS,

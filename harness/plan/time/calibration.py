@@ -19,7 +19,7 @@ from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
 from harness.fabric.result import FabricResult, read_fabric
 from harness.files import Stored, read_plain, write_atomically
-from harness.judge.quantities.measures import step_seconds
+from harness.judge.quantities import step_seconds
 from harness.plan.hardware import Device, Fabric, TimeConstants, default_constants, load_hardware
 from harness.plan.model import PlannedModel
 from harness.plan.scenario import Scenario

@@ -46,7 +46,7 @@ from harness.rank.models.optimizer import (
 )
 from harness.rank.process.environment import is_deterministic
 from harness.rank.shells import Instrument, Step
-from harness.record.model import ModelLossPart
+from harness.record.run import ModelLossPart
 from harness.run_directory.rank_state import ModuleWriter
 
 NO_GRADIENT = "does not require grad and does not have a grad_fn"

@@ -21,7 +21,7 @@ from torch import Tensor
 from harness.backends.optimizer.gradients import local_shard
 from harness.backends.optimizer.groups import uses_rate
 from harness.backends.piece import MOMENTS, Piece
-from harness.record.ranks import OddUpdate, OddUpdatePart
+from harness.record.measured import OddUpdate, OddUpdatePart
 
 Values: TypeAlias = numpy.typing.NDArray[numpy.float64]
 Odd: TypeAlias = numpy.typing.NDArray[numpy.bool_]

@@ -41,10 +41,15 @@ from harness.rank.observing.step import Step
 from harness.rank.placement import placement
 from harness.rank.process.environment import device_name
 from harness.record import LayoutPart, ModelPart, ObservationPart
-from harness.run_directory.events import DoneEvent, FailureEvent, FinalEvent, ObservationEvent, SetupEvent
-from harness.run_directory.observed_processes import note_start, rank_ends
-from harness.run_directory.observed_record import LOSS
-from harness.run_directory.out_of_memory import is_out_of_memory
+from harness.run_directory.events import (
+    DoneEvent,
+    FailureEvent,
+    FinalEvent,
+    ObservationEvent,
+    SetupEvent,
+    is_out_of_memory,
+)
+from harness.run_directory.observed_record import LOSS, note_start, rank_ends
 from harness.run_directory.request import rank_file
 from harness.safe_text import described, encodable
 

@@ -19,7 +19,7 @@ from harness.backends.refusals import Unsupported
 from harness.errors import HarnessError
 from harness.rank.probes.sketch import CHUNK_ELEMENTS, content_sum, partial_sketch
 from harness.record import WeightsPart
-from harness.record.model import DIGEST_KIND
+from harness.record.run import DIGEST_KIND
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from harness.run_directory.simulation import SimulatedRank, read_requests, read_result, write_result
+from harness.run_directory.request import SimulatedRank, read_requests, read_result, write_result
 
 
 def answer_all(directory: Path) -> None:

@@ -39,8 +39,7 @@ from harness.rank.simulation import ddp
 from harness.rank.simulation.fake_tensors import PERFORMED, SUBSTITUTIONS, FakeAllocatorProbe, fake_tensors
 from harness.record import CommunicationPart, MemoryPart
 from harness.record.provenance import package_versions
-from harness.run_directory.request import RunRequest
-from harness.run_directory.simulation import SimulatedRank, SimulationRequest
+from harness.run_directory.request import RunRequest, SimulatedRank, SimulationRequest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,13 +7,11 @@ from statistics import median
 from typing import Any
 
 from harness.forms.terms import STATE_KINDS
-from harness.judge import speed
+from harness.judge import quantities, speed
 from harness.judge.comparison import Comparison
-from harness.judge.metrics import EXPECTED_SENT, SENT, TEXTBOOK_SENT
-from harness.judge.quantities import measures
-from harness.judge.quantities.model_states import largest, rank_states
-from harness.judge.quantities.timings import DATA, WAITING
-from harness.judge.repeats import CellRuns, place_to_compare
+from harness.judge.facts import EXPECTED_SENT, SENT, TEXTBOOK_SENT
+from harness.judge.quantities import DATA, WAITING, largest, rank_states
+from harness.judge.rows import CellRuns, place_to_compare
 from harness.judge.wording import ranks
 from harness.record import RankPart
 from harness.tell.document import Picture
@@ -217,7 +215,7 @@ class _Bar:
 
     def __init__(self, group: CellRuns) -> None:
         record = group.record
-        kinds = measures.kinds_at(record, "after_backward")
+        kinds = quantities.kinds_at(record, "after_backward")
         self.group = group
         self.states = {kind: kinds[kind] / 1e6 for kind in STATE_KINDS if kinds.get(kind)}
         self.peak = max(group.rank_peaks) / 1e6

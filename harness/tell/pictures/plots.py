@@ -10,12 +10,10 @@ from statistics import median
 from typing import Any
 
 from harness.judge.agreement.noise import is_variant
-from harness.judge.comparison import Comparison
-from harness.judge.metrics import SPEED
-from harness.judge.ranking import Ranking, frontier
-from harness.judge.repeats import CellRuns, place_to_compare, rivals
-from harness.judge.scaling import ScalingPoint
-from harness.judge.statistics import LEVEL, interval_runs
+from harness.judge.comparison import Comparison, ScalingPoint
+from harness.judge.facts import SPEED
+from harness.judge.rows import CellRuns, place_to_compare, rivals
+from harness.judge.statistics import LEVEL, Ranking, frontier, interval_runs
 from harness.judge.wording import counted, listed, ranks
 from harness.record import Record
 from harness.tell.document import Picture

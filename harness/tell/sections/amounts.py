@@ -9,22 +9,24 @@ from typing import Any
 
 from harness.forms.network import NodeTraffic, node_traffic
 from harness.forms.terms import STATE_KINDS, STEP_PHASES
+from harness.judge import quantities
 from harness.judge.comparison import Comparison
-from harness.judge.metrics import SENT, metrics_in
-from harness.judge.quantities import measures
-from harness.judge.quantities.measures import all_ranks_counted
-from harness.judge.quantities.model_states import largest, rank_states, textbook
-from harness.judge.quantities.pipeline import PipelineUse, pipeline_use
-from harness.judge.quantities.volume import (
+from harness.judge.facts import SENT, metrics_in
+from harness.judge.quantities import (
+    PipelineUse,
+    all_ranks_counted,
     expected_payload,
     is_derived,
+    largest,
+    pipeline_use,
+    rank_states,
+    textbook,
     textbook_differences,
     volume_differences,
     volume_of,
     why_unknown,
 )
-from harness.judge.repeats import CellRuns
-from harness.judge.rows import JudgedRun
+from harness.judge.rows import CellRuns, JudgedRun
 from harness.judge.statistics import median_known
 from harness.record import CheckpointPart, CommunicationPart, MemoryPart, Record
 from harness.tell.document import Block, Column, Folded, Paragraph, Section, Table
@@ -191,10 +193,10 @@ def _table(key: str, columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -
 
 def _line(record: Record, moment: str) -> list[int | None] | None:
     """Kinds of the largest rank, then least, most and peak over the ranks; None: not measured."""
-    parts = measures.memory_at(record, moment)
+    parts = quantities.memory_at(record, moment)
     if not parts:
         return None
-    kinds = measures.kinds_at(record, moment)
+    kinds = quantities.kinds_at(record, moment)
     allocated = [part.allocated_bytes for part in parts if part.allocated_bytes is not None]
     peaks = [part.peak_bytes for part in parts if part.peak_bytes is not None]
     sizes: list[int | None] = [kinds.get(kind, 0) if kinds else None for kind in KINDS]

@@ -14,14 +14,12 @@ from harness.backends.presets import BESIDE_ZERO_OPTIMIZATION, PresetChange, pre
 from harness.backends.registry import REFERENCE
 from harness.forms.flops import is_stub
 from harness.job.experiment import LEAST_TIMED_STEPS
-from harness.judge.cell import name_cells
 from harness.judge.comparison import Comparison
 from harness.judge.effective import Effect
-from harness.judge.quantities.timings import disturbance
-from harness.judge.repeats import CellRuns
-from harness.judge.rows import JudgedRun
+from harness.judge.quantities import disturbance
+from harness.judge.rows import CellRuns, JudgedRun
 from harness.judge.run_conditions import accelerator_facts
-from harness.judge.wording import listed, ranks, words
+from harness.judge.wording import listed, name_cells, ranks, words
 from harness.nested import differences, put
 from harness.record import EnvironmentPart, GivenPart, GivenSettingPart, ObservationPart, Record
 from harness.record.workload import closed_form_layout

@@ -16,10 +16,9 @@ from harness.judge.agreement.noise import (
     Noise,
     Tolerance,
 )
-from harness.judge.cell import CellName, name_cells
 from harness.judge.comparison import Comparison
 from harness.judge.run_conditions import is_deterministic
-from harness.judge.wording import listed
+from harness.judge.wording import CellName, listed, name_cells
 from harness.record.workload import depends_on_split
 from harness.tell.document import Block, Column, Folded, Heading, Items, Paragraph, Section, Table
 from harness.tell.formats import number, scientific

@@ -6,23 +6,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from harness.judge.cell import Backends, CellName, name_cells
-from harness.judge.comparison import Comparison
+from harness.judge.comparison import Comparison, ScalingPoint, strong_scaling, weak_scaling
+from harness.judge.facts import STEP
 from harness.judge.findings.finders import kinds
 from harness.judge.findings.finding import Finding
 from harness.judge.findings.groups import DOCUMENT, ROLES, Statement, role_of, statements
 from harness.judge.library_notes.rules import library_notes
-from harness.judge.metrics import STEP
-from harness.judge.quantities.expected import unjudged_amounts
-from harness.judge.ranking import EQUAL
-from harness.judge.repeats import CellRuns, job_marks
-from harness.judge.rows import reason
+from harness.judge.quantities import unjudged_amounts
+from harness.judge.rows import CellRuns, job_marks, reason
 from harness.judge.run_conditions import PAUSE_SECONDS
-from harness.judge.scaling import ScalingPoint, strong_scaling, weak_scaling
-from harness.judge.statistics import LEAST_FOR_P95, LEVEL, interval_runs
-from harness.judge.wording import counted, listed, words
+from harness.judge.statistics import EQUAL, LEAST_FOR_P95, LEVEL, interval_runs
+from harness.judge.wording import Backends, CellName, counted, listed, name_cells, words
 from harness.record import Record
-from harness.record.record_files import RECORD_NAME
+from harness.record.store import RECORD_NAME
 from harness.tell.document import Block, Column, Folded, Heading, Items, Paragraph, Section, Shown, Table
 from harness.tell.formats import milliseconds, percent
 from harness.tell.manifest import Manifest, RecordEntry

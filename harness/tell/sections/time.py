@@ -8,16 +8,13 @@ from typing import Any
 
 from harness.backends.registry import strategy_of
 from harness.job.experiment import Price
-from harness.judge import speed
-from harness.judge.cell import CellName, name_cells
+from harness.judge import quantities, speed
 from harness.judge.comparison import Comparison
-from harness.judge.quantities import measures
-from harness.judge.quantities.measures import Usage, usage
-from harness.judge.quantities.timings import DATA, PHASES, WAITING
-from harness.judge.repeats import CellRuns, job_marks
-from harness.judge.run import Run
+from harness.judge.quantities import DATA, PHASES, WAITING, Run, Usage, usage
+from harness.judge.rows import CellRuns, job_marks
 from harness.judge.speed import median_step
 from harness.judge.statistics import LEAST_FOR_P95, LEAST_STEPS, SAME_SHARE, median_known
+from harness.judge.wording import CellName, name_cells
 from harness.record import OverlapPart, Record
 from harness.tell.document import Block, Column, Folded, Heading, Items, Paragraph, Section, Table
 from harness.tell.formats import milliseconds, number, percent
@@ -31,7 +28,7 @@ def evaluation_blocks(comparison: Comparison) -> list[Block]:
     """A line for each cell that was evaluated while its steps were timed; [] without any."""
     body = []
     for group in comparison.groups:
-        timed = [pair for row in group.rows for pair in measures.timed_evaluations(row.record)]
+        timed = [pair for row in group.rows for pair in quantities.timed_evaluations(row.record)]
         if timed:
             samples, seconds = timed[0][0], median(seconds for _, seconds in timed)
             rate = group.figures["evaluation_samples_per_second"]
@@ -52,7 +49,7 @@ def time_section(comparison: Comparison) -> Section | None:
     cells = [
         CellRuns(timed)
         for group in comparison.groups
-        if (timed := [row for row in group.rows if measures.timed_steps(row.record)])
+        if (timed := [row for row in group.rows if quantities.timed_steps(row.record)])
     ]
     if not cells:
         return None
@@ -90,7 +87,7 @@ def _times(cell: CellRuns) -> list[object]:
         *(_middle(runs, _part(phase)) for phase in PHASES),
         _waiting(cell),
         max(steady) if len(steady) == len(runs) else None,
-        measures.timed_steps(cell.record)[0].step,
+        quantities.timed_steps(cell.record)[0].step,
     ]
 
 

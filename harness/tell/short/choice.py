@@ -10,10 +10,9 @@ from typing import Any
 from harness.forms.terms import STEP_PHASES
 from harness.job.experiment import ReportFocus
 from harness.judge.comparison import Comparison
-from harness.judge.metrics import SENT, SPEED
-from harness.judge.ranking import Ratio, frontier
-from harness.judge.repeats import CellRuns, place_to_compare, rank_speeds, rivals
-from harness.judge.statistics import interval_runs
+from harness.judge.facts import SENT, SPEED
+from harness.judge.rows import CellRuns, place_to_compare, rank_speeds, rivals
+from harness.judge.statistics import Ratio, frontier, interval_runs
 from harness.judge.wording import percent
 from harness.record import Record
 from harness.record.workload import known_strategy

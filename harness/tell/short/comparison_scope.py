@@ -9,9 +9,9 @@ from typing import TypeVar
 
 from harness.backends.registry import PLANTED
 from harness.judge.comparison import Comparison
-from harness.judge.metrics import SENT, SPEED
-from harness.judge.ranking import Ranking
-from harness.judge.repeats import BASE, CellRuns, Place, place_to_compare
+from harness.judge.facts import SENT, SPEED
+from harness.judge.rows import BASE, CellRuns, Place, place_to_compare
+from harness.judge.statistics import Ranking
 
 Read = Callable[[CellRuns], float | None]
 T = TypeVar("T")

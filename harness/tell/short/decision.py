@@ -15,9 +15,8 @@ from harness.forms.peak_memory.families import kinds_without_activations, withou
 from harness.forms.terms import STATE_KINDS
 from harness.forms.workload import ORDINARY_STEP, Workload
 from harness.job.experiment import ReportFocus
-from harness.judge.quantities.pipeline import pipeline_use
-from harness.judge.quantities.volume import sent_per_step
-from harness.judge.repeats import BASE, CellRuns
+from harness.judge.quantities import pipeline_use, sent_per_step
+from harness.judge.rows import BASE, CellRuns
 from harness.judge.wording import ranks
 from harness.record import Record
 from harness.record.workload import of_record

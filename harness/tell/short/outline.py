@@ -6,13 +6,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from harness.job.experiment import ReportFocus
-from harness.judge.cell import name_cells
-from harness.judge.comparison import Comparison
+from harness.judge.comparison import Comparison, strong_scaling, weak_scaling
 from harness.judge.findings.groups import Statement, statements
 from harness.judge.library_notes.note import ReportNote
 from harness.judge.library_notes.rules import library_notes
-from harness.judge.scaling import strong_scaling, weak_scaling
-from harness.judge.wording import counted, listed
+from harness.judge.wording import counted, listed, name_cells
 from harness.record import WorldPart
 from harness.tell.document import Block, Code, Document, Folded, Items, Line, Picture, Section, report_cells
 from harness.tell.pictures.bars import memory_picture, volume_picture

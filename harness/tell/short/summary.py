@@ -7,14 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.job.experiment import ReportFocus
-from harness.judge.cell import CellName
-from harness.judge.comparison import Comparison
-from harness.judge.metrics import SENT, SPEED, STEP
-from harness.judge.quantities.expected import unjudged_amounts
-from harness.judge.repeats import BASE, CellRuns, job_marks
+from harness.judge.comparison import Comparison, strong_scaling, weak_scaling
+from harness.judge.facts import SENT, SPEED, STEP
+from harness.judge.quantities import unjudged_amounts
+from harness.judge.rows import BASE, CellRuns, job_marks
 from harness.judge.run_conditions import is_deterministic
-from harness.judge.scaling import strong_scaling, weak_scaling
-from harness.judge.wording import counted, ranks
+from harness.judge.wording import CellName, counted, ranks
 from harness.tell.document import Align, Block, Column, Heading, Line, Section, Shown, Table
 from harness.tell.formats import NOT_AVAILABLE, dash, percent, times
 from harness.tell.short.comparison_scope import bytes_frontier, comparison_scope, peak

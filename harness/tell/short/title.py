@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from harness.forms.flops import STUB
 from harness.job.experiment import ReportFocus
-from harness.judge.comparison import Comparison
-from harness.judge.repeats import BASE, CellRuns
-from harness.judge.scaling import strong_scaling, weak_scaling
+from harness.judge.comparison import Comparison, strong_scaling, weak_scaling
+from harness.judge.rows import BASE, CellRuns
 from harness.judge.wording import listed
 from harness.record import Record
 

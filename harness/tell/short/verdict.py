@@ -9,18 +9,15 @@ from harness.backends.strategy import ROUTE_PREFIXES
 from harness.forms.terms import STATE_KINDS
 from harness.job.experiment import ReportFocus
 from harness.judge.agreement.noise import Tolerance
-from harness.judge.cell import CellName, name_cells
-from harness.judge.comparison import Comparison
+from harness.judge.comparison import Comparison, ScalingPoint, strong_scaling, weak_scaling
+from harness.judge.facts import EXPECTED_SENT, SENT, SPEED, STEP
 from harness.judge.findings.finders import kinds
 from harness.judge.findings.groups import statements
-from harness.judge.metrics import EXPECTED_SENT, SENT, SPEED, STEP
-from harness.judge.quantities.model_states import largest, rank_states
-from harness.judge.quantities.volume import volume_differences
-from harness.judge.ranking import EQUAL, Ranking
-from harness.judge.repeats import CellRuns, rank_speeds
-from harness.judge.scaling import ScalingPoint, strong_scaling, weak_scaling
-from harness.judge.speed import shares_cores
-from harness.judge.wording import counted, listed, ranks
+from harness.judge.quantities import largest, rank_states, volume_differences
+from harness.judge.rows import CellRuns, rank_speeds
+from harness.judge.run_conditions import shares_cores
+from harness.judge.statistics import EQUAL, Ranking
+from harness.judge.wording import CellName, counted, listed, name_cells, ranks
 from harness.tell.document import Items, Line, Section
 from harness.tell.formats import megabytes, number, percent, scientific, times
 from harness.tell.short.comparison_scope import (

@@ -13,7 +13,7 @@ from harness.cli.doctor import doctor
 from harness.doctor.gpu.all_checks import CHECKS
 from harness.doctor.gpu.check import Evidence
 from harness.gpus.found import Gpu, Gpus
-from harness.record.record_files import read_archive
+from harness.record.store import read_archive
 from tests.harness.doctor.gpu_evidence import fabric_of, sound
 
 Doctor = Callable[..., Result]

@@ -4,7 +4,7 @@ import pytest
 
 from harness.judge.changes import Change, changes, failures, parse_conditions, settings, shares_sessions
 from harness.judge.comparison import Comparison
-from harness.judge.ranking import Ranking
+from harness.judge.statistics import Ranking
 from harness.record import BackendPart, Record
 from harness.tell.before_after import before_after
 from harness.tell.writers.markdown import render_markdown

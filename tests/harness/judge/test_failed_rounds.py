@@ -4,7 +4,7 @@ import pytest
 
 from harness.job.experiment import ReportFocus
 from harness.judge.comparison import Comparison
-from harness.judge.ranking import Ranking
+from harness.judge.statistics import Ranking
 from harness.record import ErrorPart, Record
 from harness.tell.outline import details_document
 from harness.tell.short.outline import short_document

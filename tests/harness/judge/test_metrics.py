@@ -6,10 +6,10 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.exported.tracking import scalars
-from harness.judge import metrics, repeats, rows
+from harness.judge import facts, rows
 from harness.judge.changes import changes, failures, parse_conditions
 from harness.judge.comparison import Comparison
-from harness.judge.metrics import METRICS, Metric, metrics_in
+from harness.judge.facts import METRICS, Metric, metrics_in
 from harness.tell import tables
 from harness.tell.tables import main_table, results_table
 from tests.records import make_record, make_steps
@@ -37,9 +37,9 @@ def side(seconds: float) -> Comparison:
 def with_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     """One metric more than the harness has, in every module that took the table by name."""
     everything = (*METRICS, LONGEST)
-    for module in (metrics, repeats, rows):
+    for module in (facts, rows):
         monkeypatch.setattr(module, "METRICS", everything)
-    for module in (tables, repeats):
+    for module in (tables, rows):
         monkeypatch.setattr(module, "BY_KEY", {metric.key: metric for metric in everything})
     monkeypatch.setattr(tables, "RESULTS", metrics_in("results", "data"))
 

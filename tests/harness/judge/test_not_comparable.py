@@ -1,7 +1,6 @@
 """Runs that are not the same job stand apart everywhere."""
 
-from harness.judge.comparison import Comparison
-from harness.judge.scaling import strong_scaling, weak_scaling
+from harness.judge.comparison import Comparison, strong_scaling, weak_scaling
 from harness.record import Record
 from harness.tell.before_after import before_after
 from harness.tell.outline import details_document

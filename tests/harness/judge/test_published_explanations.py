@@ -3,9 +3,9 @@
 import pytest
 
 from harness.forms.terms import STATE_KINDS
-from harness.judge.cell import CellName
 from harness.judge.findings.groups import Statement, statements
-from harness.judge.quantities.model_states import rank_states
+from harness.judge.quantities import rank_states
+from harness.judge.wording import CellName
 from tests.records import published_comparison
 
 

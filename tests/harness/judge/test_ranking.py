@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.judge.comparison import Comparison
-from harness.judge.metrics import SPEED, STEP
-from harness.judge.ranking import EQUAL, ByRound, Ranking, frontier
-from harness.judge.repeats import rank_speeds
-from harness.judge.statistics import Interval
+from harness.judge.facts import SPEED, STEP
+from harness.judge.rows import rank_speeds
+from harness.judge.statistics import EQUAL, ByRound, Interval, Ranking, frontier
 from harness.record import ErrorPart, Record, TurnsPart
 from harness.tell.tables import fastest_words, ratio_cell, slowest_words, unranked_words
 from tests.records import make_record, make_steps

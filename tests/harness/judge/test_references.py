@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness.judge.comparison import Comparison
-from harness.judge.quantities.expected import expected_states
-from harness.judge.quantities.volume import volume_differences, why_unknown
+from harness.judge.quantities import expected_states, volume_differences, why_unknown
 from harness.judge.rows import JudgedRun
 from harness.record import LayoutPart, ObservedPart, Record, SplitPart, TensorPart
 from tests.records import LOSSES, make_record, make_steps, make_weights

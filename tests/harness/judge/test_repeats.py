@@ -4,9 +4,8 @@ import pytest
 
 from harness.job.experiment import MeasureSection
 from harness.judge.changes import pairs
-from harness.judge.comparison import Comparison
-from harness.judge.repeats import rankings
-from harness.judge.scaling import strong_scaling
+from harness.judge.comparison import Comparison, strong_scaling
+from harness.judge.rows import rankings
 from harness.record import EvaluationPart, Record
 from harness.tell.document import Table
 from harness.tell.sections.results import scaling_section

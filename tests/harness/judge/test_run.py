@@ -3,9 +3,9 @@
 import gc
 from weakref import ref
 
+from harness.judge import quantities
 from harness.judge.comparison import Comparison
-from harness.judge.quantities import measures
-from harness.judge.run import Run
+from harness.judge.quantities import Run
 from tests.records import make_record
 
 
@@ -16,7 +16,7 @@ def test_a_figure_is_computed_once_and_forgotten_with_its_run(monkeypatch) -> No
         asked.append(record.run_id)
         return 1.0
 
-    monkeypatch.setattr(measures, "median_step_seconds", median)
+    monkeypatch.setattr(quantities, "median_step_seconds", median)
     first, second = Run.of(make_record(run_id="a")), Run.of(make_record(run_id="b"))
     assert [run.median_step_seconds for run in (first, second, first)] == [1.0, 1.0, 1.0]
     assert asked == ["a", "b"]

@@ -4,8 +4,7 @@ from typing import Any
 import pytest
 
 from harness.job.job import OptimizerSection
-from harness.judge.comparison import Comparison
-from harness.judge.scaling import strong_scaling, weak_scaling
+from harness.judge.comparison import Comparison, strong_scaling, weak_scaling
 from harness.record import Record, WeightsPart
 from tests.records import make_record, make_steps
 

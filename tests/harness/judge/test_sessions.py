@@ -5,7 +5,7 @@ import pytest
 from harness.judge.comparison import Comparison
 from harness.judge.run_conditions import Spread, sessions, spread
 from harness.record import Record
-from harness.record.environment import SlurmPart
+from harness.record.measured import SlurmPart
 from harness.tell.tables import ONE_SESSION, sessions_words
 from tests.records import ENVIRONMENT, make_record, make_steps
 

@@ -11,8 +11,7 @@ import pytest
 from harness.job.experiment import MeasureSection
 from harness.launch.bootstrap.sitecustomize import PACKAGES, AfterImport, _modules_in
 from harness.launch.observed_command import observed_environment
-from harness.run_directory.observed_processes import processes_folder
-from harness.run_directory.observed_record import ObserveRequest, assemble_observed
+from harness.run_directory.observed_record import ObserveRequest, assemble_observed, processes_folder
 
 
 def run(folder: Path, script: str, *paths: Path) -> str:

@@ -9,9 +9,18 @@ import pytest
 from harness.launch.launcher import whole
 from harness.record import ErrorPart
 from harness.run_directory.assemble import assemble
-from harness.run_directory.rank_state import HEAD_BYTES, ModuleWriter, Position, RankState, read_modules
+from harness.run_directory.rank_state import (
+    HEAD_BYTES,
+    ModuleWriter,
+    Position,
+    RankState,
+    StuckNote,
+    late_ranks,
+    parting,
+    read_modules,
+    stuck_error,
+)
 from harness.run_directory.request import modules_file, rank_state
-from harness.run_directory.stuck import StuckNote, late_ranks, parting, stuck_error
 from tests.fake_ranks import Behaviour, FakeLauncher, Rank, a_request
 
 MISMATCH = (

@@ -17,7 +17,7 @@ from harness.job.config import load_experiment
 from harness.launch.cells import Cell, plan
 from harness.launch.launcher import OTHERS_RAN, OTHERS_TOOK_TURNS, STOPPING, groups, running_cell, take_turns
 from harness.record import PredictionPart, Record
-from harness.record.ranks import TurnsPart
+from harness.record.measured import TurnsPart
 from harness.record.store import Store
 from harness.run_directory.events import StepEvent, TurnEvent
 from tests.fake_ranks import STEP, Behaviour, FakeLauncher, Rank

@@ -19,8 +19,7 @@ from harness.launch.watch import Idleness, StartWatch, Watch
 from harness.record import ErrorPart, Record
 from harness.run_directory.assemble import assemble
 from harness.run_directory.events import StepEvent
-from harness.run_directory.rank_state import Position, PositionWriter, RankState, read_position
-from harness.run_directory.stuck import late_ranks
+from harness.run_directory.rank_state import Position, PositionWriter, RankState, late_ranks, read_position
 from tests.fake_ranks import STEP, Behaviour, FakeLauncher, Rank, a_request
 
 IMPATIENT = {"stuck_after_seconds": 1.0, "phase_timeout_seconds": 20.0, "timeout_seconds": 30.0}

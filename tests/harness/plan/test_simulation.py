@@ -18,7 +18,7 @@ from harness.plan.simulation import (
 )
 from harness.rank.job_check import check_job
 from harness.record import CommunicationPart, MemoryPart
-from harness.run_directory.simulation import SimulatedRank
+from harness.run_directory.request import SimulatedRank
 from harness.tell.formats import WIDTH
 
 RANKS, PER_NODE, PAYLOAD = 16, 8, 1600

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.errors import HarnessError
-from harness.record import record_files
-from harness.record.record_files import read_archive, write_archive
+from harness.record import store
+from harness.record.store import read_archive, write_archive
 
 NAME = "record.json"
 FILES = {f"run-{n}/{NAME}": bytes(random.Random(n).randbytes(3000 + n)) for n in range(5)}
@@ -113,14 +113,14 @@ def test_a_name_twice_is_refused(again: str, tmp_path: Path) -> None:
 
 
 def test_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_files, "MOST_BYTES", 2**21)
+    monkeypatch.setattr(store, "MOST_BYTES", 2**21)
     data = lzma.compress(packed((member("a/notes"), bytes(2**22))))
     assert len(data) < 2**13
     assert "unpacks to more than 2,097,152 bytes, the most allowed" in refused(tmp_path / "a.tar.xz", data)
 
 
 def test_file_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_files, "MOST_MEMBER_BYTES", 1000)
+    monkeypatch.setattr(store, "MOST_MEMBER_BYTES", 1000)
     data = lzma.compress(packed((member("a/record.json"), bytes(1001))))
     assert "of 1,001 bytes; from 0 to 1,000 are allowed" in refused(tmp_path / "a.tar.xz", data)
 
@@ -132,7 +132,7 @@ def test_size_that_no_file_has_is_refused(size: int, tmp_path: Path) -> None:
 
 
 def test_too_many_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_files, "MOST_MEMBERS", 3)
+    monkeypatch.setattr(store, "MOST_MEMBERS", 3)
     data = lzma.compress(packed(*((member(f"{n}/{NAME}"), b"") for n in range(4))))
     assert "holds more than 3 files" in refused(tmp_path / "a.tar.xz", data)
 

@@ -7,15 +7,18 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError
-from harness.record.record_files import (
+from harness.record.store import (
     ARCHIVE_NAME,
     RECORD_NAME,
     SUFFIX,
+    archive_runs,
     is_folder_of_runs,
     place_of_runs,
+    read_record,
+    read_runs,
     write_archive,
+    write_record,
 )
-from harness.record.store import archive_runs, read_record, read_runs, write_record
 from tests.records import make_record
 
 

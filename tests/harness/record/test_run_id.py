@@ -6,8 +6,7 @@ from click.testing import CliRunner
 
 from harness.cli import harness
 from harness.errors import HarnessError
-from harness.record.run_id import as_name, plain_name, run_folder
-from harness.record.store import write_record
+from harness.record.store import as_name, plain_name, run_folder, write_record
 from harness.slurm.matrix import read_matrix
 from tests.harness.slurm.test_runs import a_matrix
 from tests.records import make_record

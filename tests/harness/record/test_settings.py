@@ -12,7 +12,7 @@ from harness.errors import HarnessError
 from harness.job.job import Job
 from harness.judge.comparison import Comparison
 from harness.record import ObservationPart, Record
-from harness.record.settings import seen_job
+from harness.record.run import seen_job
 from harness.record.store import read_record
 from harness.tell.outline import details_document
 from tests.records import make_model, make_record

@@ -1,7 +1,7 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
-from harness.run_directory.nodes import run_environment, write_node
+from harness.run_directory.assemble import run_environment, write_node
 
 
 def test_a_node_says_when_the_run_began_on_it(tmp_path: Path) -> None:

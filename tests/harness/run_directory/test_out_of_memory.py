@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.run_directory.out_of_memory import (
+from harness.run_directory.events import (
     is_out_of_memory,
     line_of_out_of_memory,
     speaks_of_out_of_memory,

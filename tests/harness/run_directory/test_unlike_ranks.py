@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from harness.record import ObservedPart
+from harness.run_directory.assemble import otherwise
 from harness.run_directory.events import (
     AppliedGradients,
     FinalEvent,
@@ -13,7 +14,6 @@ from harness.run_directory.events import (
     StepEvent,
     steps_of,
 )
-from harness.run_directory.unlike_ranks import otherwise
 from tests.records import make_effective
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.published_reports import MOST_MEGABYTES
 from benchmarks.publishing import REPORTS, render_again
-from harness.record.record_files import ARCHIVE_NAME, RECORD_NAME, read_archive
+from harness.record.store import ARCHIVE_NAME, RECORD_NAME, read_archive
 from harness.tell.short.outline import MOST_PICTURES, MOST_WORDS
 from tests.gpu_stub.gallery import page as stub_page
 from tests.harness.cli.command_line import harness

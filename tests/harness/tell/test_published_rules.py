@@ -7,7 +7,7 @@ import pytest
 from harness.job.experiment import ReportFocus, speeds_are_asked
 from harness.judge.comparison import Comparison
 from harness.judge.statistics import interval_runs
-from harness.record.record_files import ARCHIVE_NAME
+from harness.record.store import ARCHIVE_NAME
 from harness.tell.document import Table
 from harness.tell.manifest import read_manifest
 from harness.tell.outline import details_document

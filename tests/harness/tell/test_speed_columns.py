@@ -12,9 +12,8 @@ from statistics import median, stdev
 import pytest
 
 from harness.judge.comparison import Comparison
-from harness.judge.metrics import OWN_STEP, STEP
-from harness.judge.ranking import NO_FIGURES, Order, Ratio
-from harness.judge.statistics import Interval
+from harness.judge.facts import OWN_STEP, STEP
+from harness.judge.statistics import NO_FIGURES, Interval, Order, Ratio
 from harness.record.store import read_runs
 from harness.tell.document import Document, Section
 from harness.tell.formats import percent

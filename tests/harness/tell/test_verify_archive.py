@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError
-from harness.record.record_files import ARCHIVE_NAME, RECORD_NAME, read_archive, write_archive
-from harness.record.store import archive_runs
+from harness.record.store import ARCHIVE_NAME, RECORD_NAME, archive_runs, read_archive, write_archive
 from harness.tell.report import write_report
 from harness.tell.verify import verify
 from tests.harness.tell.published import edit, found, point_to_the_list, write_runs

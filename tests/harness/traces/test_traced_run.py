@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.judge import speed
-from harness.judge.quantities.timings import timings
-from harness.judge.run import Run
+from harness.judge.quantities import Run, timings
 from harness.record import Record
 from tests.harness.cli.command_line import SMALL, harness, records
 

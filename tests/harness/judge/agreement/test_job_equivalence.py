@@ -4,7 +4,7 @@ import pytest
 
 from harness.judge.agreement.job_equivalence import job_differences
 from harness.judge.comparison import Comparison
-from harness.judge.repeats import place_to_compare
+from harness.judge.rows import place_to_compare
 from harness.record import ObservedPart, Record
 from harness.tell.document import Items
 from harness.tell.sections.parity import levels_section

@@ -8,7 +8,7 @@ from harness.judge.agreement.noise import Noise, measure_noise
 from harness.judge.agreement.parity import Judgement
 from harness.judge.agreement.parity import judge as judge_run
 from harness.judge.distance import movement
-from harness.judge.run import Run
+from harness.judge.quantities import Run
 from harness.record import DimensionPart, Record
 from tests.records import LOSSES, NORMS, make_effective, make_record, make_steps, make_weights
 

@@ -12,7 +12,7 @@ import pytest
 
 from harness.judge.comparison import Comparison
 from harness.judge.findings import balance, timing
-from harness.judge.run import Run
+from harness.judge.quantities import Run
 from harness.record import Record
 from tests.records import make_ranks, make_record, make_steps
 from tests.timed_records import processors

@@ -3,7 +3,7 @@ import pytest
 from harness.judge.comparison import Comparison
 from harness.judge.findings.divergence import _exceeded, find_diverged
 from harness.record import Record
-from harness.record.model import LayoutPart, ObservedPart
+from harness.record.run import LayoutPart, ObservedPart
 from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights
 
 BEYOND = (

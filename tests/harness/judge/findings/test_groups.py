@@ -1,8 +1,8 @@
-from harness.judge.cell import CellName, name_cells
 from harness.judge.comparison import Comparison
 from harness.judge.findings.finders import kinds
 from harness.judge.findings.finding import Finding
 from harness.judge.findings.groups import ABOUT_FIGURES, CONSEQUENCES, statements
+from harness.judge.wording import CellName, name_cells
 from tests.records import NORMS, make_record, make_steps, make_weights
 
 

@@ -7,7 +7,7 @@ from harness.job.job import OptimizerSection
 from harness.judge.comparison import Comparison
 from harness.judge.findings.finders import kinds
 from harness.judge.findings.memory import _gap, find_memory
-from harness.judge.quantities.expected import derived_states
+from harness.judge.quantities import derived_states
 from harness.record import LayoutPart, MemoryPart, Record, TensorPart
 from harness.record.run import ObservationPart
 from tests.records import make_effective, make_ranks, make_record

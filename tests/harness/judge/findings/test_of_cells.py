@@ -1,7 +1,7 @@
-from harness.judge.cell import CellName
 from harness.judge.comparison import Comparison
 from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.rows import JudgedRun
+from harness.judge.wording import CellName
 from tests.records import make_record
 
 

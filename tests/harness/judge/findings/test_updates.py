@@ -7,7 +7,7 @@ import pytest
 from harness.judge.comparison import Comparison
 from harness.judge.findings.updates import OTHERWISE
 from harness.record import ObservedPart, OddUpdatePart, Record
-from harness.record.ranks import OddUpdate
+from harness.record.measured import OddUpdate
 from tests.records import make_ranks, make_record
 
 

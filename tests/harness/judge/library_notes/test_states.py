@@ -2,7 +2,7 @@ from harness.backends.base import Preset
 from harness.judge.comparison import Comparison
 from harness.judge.library_notes.note import ReportNote
 from harness.judge.library_notes.rules import library_notes
-from harness.judge.quantities.model_states import expected_states
+from harness.judge.quantities import expected_states
 from harness.record import MemoryPart, RankPart, Record
 from tests.harness.judge.library_notes.moving import moving
 

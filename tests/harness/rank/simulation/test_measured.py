@@ -7,11 +7,11 @@ import pytest
 
 from harness.forms.terms import STATE_KINDS, STEP_PHASES
 from harness.job.experiment import Experiment
-from harness.judge.quantities.model_states import after_backward, all_kinds
+from harness.judge.quantities import after_backward, all_kinds
 from harness.plan.simulation import plan_simulation, run_simulations, simulated_peaks
 from harness.record import CommunicationPart, Record
 from harness.record.store import read_runs
-from harness.run_directory.simulation import SimulatedRank, Tensors
+from harness.run_directory.request import SimulatedRank, Tensors
 
 pytestmark = [pytest.mark.long(seconds=90), pytest.mark.exhaustive]
 

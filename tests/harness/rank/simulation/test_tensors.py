@@ -5,7 +5,7 @@ import pytest
 from harness.job.config import load_experiment
 from harness.plan.simulation import plan_simulation, run_simulations, simulated_peaks
 from harness.rank.simulation.fake_tensors import FEW
-from harness.run_directory.simulation import Tensors
+from harness.run_directory.request import Tensors
 from tests.representatives import first
 
 pytestmark = pytest.mark.long(seconds=10)

@@ -1,6 +1,6 @@
 """Scaling: points are speed-ups and efficiencies, each curve is named at its end."""
 
-from harness.judge.scaling import strong_scaling, weak_scaling
+from harness.judge.comparison import strong_scaling, weak_scaling
 from harness.tell.pictures.plots import MOST_IN_ONE, strong_picture, weak_picture
 from tests.harness.tell.pictures.drawn import compared, made, rows_of, texts, timed
 

@@ -1,7 +1,7 @@
 """Communication: what was sent against the textbook and what is expected."""
 
 from harness.judge.comparison import Comparison
-from harness.judge.metrics import SENT, TEXTBOOK_SENT
+from harness.judge.facts import SENT, TEXTBOOK_SENT
 from harness.tell.pictures.bars import volume_picture
 from tests.harness.tell.pictures.drawn import compared, made, rows_of, texts
 from tests.records import make_communication, make_record

@@ -2,7 +2,7 @@
 
 from harness.forms.flops import find_peak
 from harness.judge.comparison import Comparison
-from harness.judge.quantities.measures import first_timed, rate
+from harness.judge.quantities import first_timed, rate
 from harness.tell.outline import details_document
 from harness.tell.short.outline import short_document
 from harness.tell.short.title import rank_words

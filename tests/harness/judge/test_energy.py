@@ -7,7 +7,7 @@ import pytest
 from harness.forms.cost import BILLION, JOULES_PER_KILOWATT_HOUR, SECONDS_PER_HOUR
 from harness.job.experiment import Price
 from harness.judge.comparison import Comparison
-from harness.judge.quantities.measures import usage
+from harness.judge.quantities import usage
 from harness.record import EnergyPart, Record
 from tests.records import make_ranks, make_record, on_stub
 

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.judge.quantities.volume import (
+from harness.judge.quantities import (
     expected_sent_bytes_per_step,
     textbook_differences,
     volume_differences,

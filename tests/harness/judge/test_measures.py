@@ -1,6 +1,6 @@
 import pytest
 
-from harness.judge.quantities import measures
+from harness.judge import quantities
 from harness.record import BackendPart, EvaluationPart, WindowsPart
 from tests.records import make_communication, make_effective, make_record, make_steps
 
@@ -8,15 +8,15 @@ from tests.records import make_communication, make_effective, make_record, make_
 def test_rates_take_timed_steps_only() -> None:
     steps = make_steps(changes={0: {"seconds": 100.0}, 1: {"seconds": 100.0}, 3: {"seconds": 1.5}})
     record = make_record(steps=steps)
-    assert measures.rate(record, "tokens") == 1024.0
-    assert measures.rate(record, "samples") == 8.0
-    assert measures.median_step_seconds(record) == 1.0
+    assert quantities.rate(record, "tokens") == 1024.0
+    assert quantities.rate(record, "samples") == 8.0
+    assert quantities.median_step_seconds(record) == 1.0
 
 
 def test_run_without_timed_steps_has_no_rate() -> None:
     record = make_record(steps=make_steps()[:2])
-    assert measures.rate(record, "tokens") is None
-    assert measures.median_step_seconds(record) is None
+    assert quantities.rate(record, "tokens") is None
+    assert quantities.median_step_seconds(record) is None
 
 
 def test_evaluations_are_timed_once_steps_are() -> None:
@@ -25,20 +25,20 @@ def test_evaluations_are_timed_once_steps_are() -> None:
         EvaluationPart(step=step, loss=5.0, target_tokens=254, samples=6, seconds=seconds)
         for step, seconds in ((1, 100.0), (2, 100.0), (3, 0.5), (4, 1.5))
     ]
-    assert measures.timed_evaluations(make_record(eval=parts)) == [(6, 0.5), (6, 1.5)]
-    assert measures.evaluation_rate(make_record(eval=parts)) == (12 + 4) / 2
-    assert measures.evaluation_rate(make_record(eval=parts[:2])) is None
+    assert quantities.timed_evaluations(make_record(eval=parts)) == [(6, 0.5), (6, 1.5)]
+    assert quantities.evaluation_rate(make_record(eval=parts)) == (12 + 4) / 2
+    assert quantities.evaluation_rate(make_record(eval=parts[:2])) is None
 
 
 def test_evaluations_of_an_older_record_have_no_rate() -> None:
     assert (
-        measures.evaluation_rate(make_record(eval=[EvaluationPart(step=4, loss=5.0, target_tokens=1)]))
+        quantities.evaluation_rate(make_record(eval=[EvaluationPart(step=4, loss=5.0, target_tokens=1)]))
         is None
     )
 
 
 def test_peak_is_each_ranks_largest() -> None:
-    assert measures.peak_bytes(make_record(label="ddp", world_size=2)) == [2_000_000, 2_001_000]
+    assert quantities.peak_bytes(make_record(label="ddp", world_size=2)) == [2_000_000, 2_001_000]
 
 
 def test_run_without_a_counting_allocator_has_no_peak() -> None:
@@ -46,8 +46,8 @@ def test_run_without_a_counting_allocator_has_no_peak() -> None:
     rank = record.ranks[0]
     moment = rank.memory[0].model_copy(update={"peak_bytes": None, "kinds": None})
     silent = make_record(ranks=[rank.model_copy(update={"memory": [moment]})])
-    assert measures.peak_bytes(silent) == []
-    assert measures.model_state_bytes(silent) is None
+    assert quantities.peak_bytes(silent) == []
+    assert quantities.model_state_bytes(silent) is None
 
 
 def test_model_states_leave_out_gathered_weights_and_buffers() -> None:
@@ -55,7 +55,9 @@ def test_model_states_leave_out_gathered_weights_and_buffers() -> None:
     rank = record.ranks[0]
     kinds = {"weights": 1, "gradients": 2, "masters": 4, "optimizer": 8, "gathered": 16, "buffers": 32}
     moment = rank.memory[0].model_copy(update={"kinds": kinds})
-    assert measures.model_state_bytes(make_record(ranks=[rank.model_copy(update={"memory": [moment]})])) == 15
+    assert (
+        quantities.model_state_bytes(make_record(ranks=[rank.model_copy(update={"memory": [moment]})])) == 15
+    )
 
 
 def test_model_states_are_those_of_the_rank_that_holds_most() -> None:
@@ -64,7 +66,7 @@ def test_model_states_are_those_of_the_rank_that_holds_most() -> None:
         rank.model_copy(update={"memory": [rank.memory[0].model_copy(update={"kinds": {"weights": size}})]})
         for rank, size in zip(record.ranks, (3, 5), strict=True)
     ]
-    assert measures.model_state_bytes(record.model_copy(update={"ranks": held})) == 5
+    assert quantities.model_state_bytes(record.model_copy(update={"ranks": held})) == 5
 
 
 def test_sent_bytes_are_ring_bytes_per_probed_step_and_rank() -> None:
@@ -72,7 +74,7 @@ def test_sent_bytes_are_ring_bytes_per_probed_step_and_rank() -> None:
     record = make_record(
         label="ddp", world_size=4, comm=communication, windows=WindowsPart(warmup=1, probed=2, timed=1)
     )
-    assert measures.sent_bytes_per_step(record) == (1.5 * 4000 + 0.75 * 800) / 2
+    assert quantities.sent_bytes_per_step(record) == (1.5 * 4000 + 0.75 * 800) / 2
 
 
 def test_only_the_steps_are_sent_per_step() -> None:
@@ -82,21 +84,21 @@ def test_only_the_steps_are_sent_per_step() -> None:
         for row in make_communication(2)
     ]
     record = make_record(label="ddp", comm=[*make_communication(2), *outside])
-    assert measures.sent_bytes_per_step(record) == 4000
+    assert quantities.sent_bytes_per_step(record) == 4000
 
 
 def test_gloo_sends_a_reduce_scatter_as_an_all_reduce() -> None:
     communication = make_communication(4, "reduce_scatter", 800) + make_communication(4, "all_gather", 800)
     record = make_record(label="fsdp", world_size=4, comm=communication)
-    assert measures.sent_bytes_per_step(record) == 600 + 600
-    assert measures.transport_bytes_per_step(record) == 1200 + 600
+    assert quantities.sent_bytes_per_step(record) == 600 + 600
+    assert quantities.transport_bytes_per_step(record) == 1200 + 600
     world = record.world.model_copy(update={"collectives": "nccl"})
-    assert measures.transport_bytes_per_step(record.model_copy(update={"world": world})) == 1200
+    assert quantities.transport_bytes_per_step(record.model_copy(update={"world": world})) == 1200
 
 
 def test_run_without_probed_steps_has_no_volume() -> None:
     record = make_record(label="ddp", windows=WindowsPart(warmup=1, probed=0, timed=3))
-    assert measures.sent_bytes_per_step(record) is None
+    assert quantities.sent_bytes_per_step(record) is None
 
 
 def backend(label: str, **effective: object) -> BackendPart:
@@ -108,29 +110,29 @@ def backend(label: str, **effective: object) -> BackendPart:
 )
 def test_textbook_volume_follows_the_strategy(label: str, sent: float) -> None:
     record = make_record(label=label, world_size=2, backend=backend(label))
-    assert measures.textbook_bytes_per_step(record) == sent
+    assert quantities.textbook_bytes_per_step(record) == sent
 
 
 def test_textbook_volume_takes_the_dtypes_that_ran() -> None:
     part = backend("fsdp", parameter_dtype="bfloat16", reduce_dtype="float32")
     record = make_record(label="fsdp", world_size=2, backend=part)
-    assert measures.textbook_bytes_per_step(record) == 4000.0
+    assert quantities.textbook_bytes_per_step(record) == 4000.0
 
 
 def test_textbook_volume_of_a_hybrid_takes_its_shard_size() -> None:
     part = backend("fsdp-hybrid", details={"shard_size": 2})
     record = make_record(label="fsdp-hybrid", world_size=4, backend=part)
-    assert measures.textbook_bytes_per_step(record) == 0.5 * 1000 * 12 + 2 * 0.5 * 500 * 4
+    assert quantities.textbook_bytes_per_step(record) == 0.5 * 1000 * 12 + 2 * 0.5 * 500 * 4
 
 
 def test_unknown_backend_has_no_textbook_volume() -> None:
     record = make_record(label="mine", world_size=2, backend=backend("mine"))
-    assert measures.textbook_bytes_per_step(record) is None
+    assert quantities.textbook_bytes_per_step(record) is None
 
 
 def test_run_that_never_began_has_no_textbook_volume() -> None:
     part = BackendPart(label="ddp", name="ddp", effective=None)
-    assert measures.textbook_bytes_per_step(make_record(label="ddp", backend=part)) is None
+    assert quantities.textbook_bytes_per_step(make_record(label="ddp", backend=part)) is None
 
 
 def test_host_peak_is_that_of_the_largest_process() -> None:
@@ -140,18 +142,18 @@ def test_host_peak_is_that_of_the_largest_process() -> None:
         part.model_copy(update={"host_peak_bytes": size})
         for part, size in zip(record.ranks, sizes, strict=True)
     ]
-    assert measures.host_peak_bytes(record.model_copy(update={"ranks": parts})) == 7
-    assert measures.host_peak_bytes(record.model_copy(update={"ranks": []})) is None
+    assert quantities.host_peak_bytes(record.model_copy(update={"ranks": parts})) == 7
+    assert quantities.host_peak_bytes(record.model_copy(update={"ranks": []})) is None
 
 
 @pytest.mark.parametrize("reporting", [[], [0], [1]])
 def test_bytes_of_a_killed_run_are_unknown_unless_every_rank_reported(reporting: list[int]) -> None:
     rows = [row for row in make_communication(2) if row.rank in reporting]
     killed = make_record(label="ddp", status="failed", comm=rows)
-    assert measures.sent_bytes_per_step(killed) is None
-    assert measures.transport_bytes_per_step(killed) is None
-    assert measures.sent_bytes_per_step(make_record(label="ddp", status="failed")) is not None
+    assert quantities.sent_bytes_per_step(killed) is None
+    assert quantities.transport_bytes_per_step(killed) is None
+    assert quantities.sent_bytes_per_step(make_record(label="ddp", status="failed")) is not None
 
 
 def test_bytes_of_a_killed_run_on_one_rank_are_unknown() -> None:
-    assert measures.sent_bytes_per_step(make_record(status="failed")) is None
+    assert quantities.sent_bytes_per_step(make_record(status="failed")) is None

@@ -4,8 +4,7 @@ from functools import cache
 
 import pytest
 
-from harness.judge.quantities.model_states import expected_model_state_bytes
-from harness.judge.quantities.volume import expected_sent_bytes_per_step
+from harness.judge.quantities import expected_model_state_bytes, expected_sent_bytes_per_step
 from harness.record import Record
 from harness.tell.short.decision import held_with, sent_with
 from tests.records import make_record, published

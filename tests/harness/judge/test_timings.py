@@ -1,7 +1,6 @@
 import pytest
 
-from harness.judge.quantities.timings import DATA, WAITING, WHOLE, timings
-from harness.judge.run import Run
+from harness.judge.quantities import DATA, WAITING, WHOLE, Run, timings
 from harness.record import Record
 from tests.pipelines import make_pipeline
 from tests.records import make_record

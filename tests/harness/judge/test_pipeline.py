@@ -7,7 +7,7 @@ import pytest
 
 from harness.forms.pipeline import bubble_share
 from harness.judge.comparison import Comparison
-from harness.judge.quantities.pipeline import idle_share, pipeline_use
+from harness.judge.quantities import idle_share, pipeline_use
 from harness.tell.document import Table
 from harness.tell.sections.amounts import pipeline_section
 from tests.pipelines import OTHER, SAME, SHARED, make_pipeline

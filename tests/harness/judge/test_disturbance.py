@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.judge.quantities.timings import disturbance, is_beyond_noise
+from harness.judge.quantities import disturbance, is_beyond_noise
 from harness.record import ProcessorPart, Record
 from tests.records import make_ranks, make_record
 from tests.timed_records import processors

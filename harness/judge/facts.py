@@ -11,11 +11,9 @@ from math import inf
 from statistics import median
 from typing import Literal
 
+from harness.judge import quantities
 from harness.judge.agreement.parity import Judgement
-from harness.judge.quantities import measures
-from harness.judge.quantities.model_states import expected_model_state_bytes
-from harness.judge.quantities.volume import expected_sent_bytes_per_step
-from harness.judge.run import Run
+from harness.judge.quantities import Run, expected_model_state_bytes, expected_sent_bytes_per_step
 from harness.record import Record
 
 Unit = Literal["tokens/s", "samples/s", "seconds", "bytes", "nats/token", "relative", "step"]
@@ -105,7 +103,7 @@ METRICS = (
     ),
     Metric(
         key="evaluation_samples_per_second", title="held-out samples/s", unit="samples/s", better="higher",
-        read=_of_record(measures.evaluation_rate), aggregate=rate_median, shown=("tracking",),
+        read=_of_record(quantities.evaluation_rate), aggregate=rate_median, shown=("tracking",),
     ),
     Metric(
         key=STEP, title="step ms", unit="seconds", follows=SPEED, read=lambda run, _: run.mean_step_seconds,
@@ -122,7 +120,7 @@ METRICS = (
     ),
     Metric(
         key="model_state_bytes", title="states MB", unit="bytes", is_count=True,
-        read=_of_record(measures.model_state_bytes), shown=("results", "changes", "tracking"),
+        read=_of_record(quantities.model_state_bytes), shown=("results", "changes", "tracking"),
     ),
     Metric(
         key="expected_model_state_bytes", title="expected states MB", unit="bytes", better=None,
@@ -130,7 +128,7 @@ METRICS = (
     ),
     Metric(
         key=SENT, title="sent MB/step", unit="bytes", is_count=True,
-        name="sent by a rank per step", read=_of_record(measures.sent_bytes_per_step),
+        name="sent by a rank per step", read=_of_record(quantities.sent_bytes_per_step),
         shown=("results", "changes", "tracking", "volume"),
     ),
     Metric(
@@ -139,11 +137,11 @@ METRICS = (
     ),
     Metric(
         key=TEXTBOOK_SENT, title="textbook", unit="bytes", better=None,
-        read=_of_record(measures.textbook_bytes_per_step), shown=("results", "volume"),
+        read=_of_record(quantities.textbook_bytes_per_step), shown=("results", "volume"),
     ),
     Metric(
         key=TRANSPORT_SENT, title="on the transport", unit="bytes",
-        read=_of_record(measures.transport_bytes_per_step), shown=("volume",),
+        read=_of_record(quantities.transport_bytes_per_step), shown=("volume",),
     ),
     Metric(
         key="max_loss_difference", title="loss diff", unit="nats/token", aggregate=max,
@@ -169,11 +167,11 @@ METRICS = (
     ),
     Metric(
         key="predicted_peak_bytes", title="predicted peak MB/rank", unit="bytes", better=None, aggregate=max,
-        read=_of_record(measures.predicted_peak_bytes), shown=(),
+        read=_of_record(quantities.predicted_peak_bytes), shown=(),
     ),
     Metric(
         key="host_peak_bytes", title="host peak MB/rank", unit="bytes", aggregate=max,
-        read=_of_record(measures.host_peak_bytes),
+        read=_of_record(quantities.host_peak_bytes),
     ),
 )  # fmt: skip
 BY_KEY = {metric.key: metric for metric in METRICS}

@@ -1,0 +1,1071 @@
+"""The closed forms that a run is held to: of its family, of the strategy it claims, or its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
+from statistics import fmean, median
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.backends.mesh import Mesh
+from harness.backends.pipeline.cut import Cut
+from harness.forms import families, pipeline
+from harness.forms.cost import gpu_hours, kilowatt_hours
+from harness.forms.dtypes import DTYPE_BYTES
+from harness.forms.network import transport_sent_bytes
+from harness.forms.terms import (
+    BUFFERS,
+    STATE_KINDS,
+    STEP_PHASES,
+    ModelStates,
+    Volume,
+    ring_sent_bytes,
+)
+from harness.forms.textbook import (
+    TermDifference,
+    gathers_updated,
+    term_differences,
+    textbook_collectives,
+    textbook_sent_bytes,
+    textbook_states,
+)
+from harness.forms.workload import ELSEWHERE, ORDINARY_STEP, Workload, second_copy_ranks
+from harness.judge.distance import Series, series
+from harness.judge.statistics import steady_from
+from harness.judge.wording import CellName
+from harness.record import (
+    CommunicationPart,
+    EnergyPart,
+    MemoryPart,
+    ProcessorPart,
+    RankPart,
+    Record,
+    StepPart,
+)
+from harness.record.workload import closed_form_layout, complex_parameters, known_strategy, of_record
+
+ADAM_CLASSES = ("Adam", "AdamW", "FusedAdam", "DeepSpeedCPUAdam")
+"""Optimizers whose states the closed forms know, whatever library they are of."""
+
+
+def unjudged_amounts(record: Record) -> tuple[str, ...]:
+    """'bytes' and 'memory' of a run that succeeded under a strategy without a closed form; else nothing.
+
+    A third party's backend that claims no strategy and brings no form, or a script whose strategy is unknown.
+    """
+    strategy = known_strategy(record)
+    known = strategy is not None and strategy.family in families.FAMILIES
+    unjudged = record.status == "ok" and not known and record.backend.own_forms is None
+    return ("bytes", "memory") if unjudged else ()
+
+
+def expected_states(record: Record, rank: int) -> ModelStates | None:
+    """The closed form for one rank: of its family, or its own; None: there is none of all that it holds."""
+    found = derived_states(record, rank)
+    return None if found is None or found.unknown is not None else found
+
+
+def derived_states(record: Record, rank: int) -> ModelStates | None:
+    """The same, also where the optimizer's states are not known: then without them."""
+    if record.backend.own_forms is not None:
+        return record.backend.own_forms.states[rank]
+    workload = of_record(record, rank)
+    if workload is None or workload.strategy.family not in families.FAMILIES or _keeps_other_states(record):
+        return None
+    if families.underived(workload) is not None:
+        return None
+    return families.model_states(workload)
+
+
+def _keeps_other_states(record: Record) -> bool:
+    """Whether an observed script steps an optimizer whose states are not Adam's two moments."""
+    effective = record.backend.effective
+    if record.observation is None or effective is None:
+        return False
+    seen = [name.rpartition(".")[2] for name in effective.optimizer.split(" and ")]
+    others = any(name not in ADAM_CLASSES for name in seen)
+    return others or any(group.get("amsgrad") for group in effective.optimizer_groups or ())
+
+
+def expected_volume(record: Record, workload: Workload) -> Volume | None:
+    """What the run should communicate by its family, or by its own closed form; None: there is none.
+
+    Own forms were evaluated before the run: they say nothing of one that ended before its probed steps.
+    """
+    own = record.backend.own_forms
+    if own is not None:
+        return own.volume if own.steps == workload.steps else None
+    if workload.strategy.family not in families.FAMILIES or _resumed_into_probed_steps(record, workload):
+        return None
+    return families.collectives(workload)
+
+
+def _resumed_into_probed_steps(record: Record, workload: Workload) -> bool:
+    """The closed forms know the first steps of a training, not those of a run that continues one."""
+    if record.resumed is None:
+        return False
+    return min(workload.steps, default=0) - record.resumed.step < ORDINARY_STEP
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStates:
+    """One rank's bytes by kind after the backward pass of its last probed step."""
+
+    rank: int
+    step: int
+    measured: dict[str, int]
+    expected: ModelStates | None
+    """None: no closed form is known, no layout in the record, or the first step, before Adam's states."""
+
+    @property
+    def measured_bytes(self) -> int:
+        return sum(self.measured.get(kind, 0) for kind in STATE_KINDS)
+
+
+def rank_states(record: Record) -> list[RankStates]:
+    """Every rank that measured kinds after a backward pass with optimizer states, in order."""
+    found = []
+    for part in record.ranks:
+        moment = after_backward(part)
+        if moment is not None:
+            found.append(
+                RankStates(
+                    rank=part.rank,
+                    step=moment.step,
+                    measured=all_kinds(moment),
+                    expected=expected_states(record, part.rank) if moment.step > 0 else None,
+                )
+            )
+    return found
+
+
+def after_backward(part: RankPart) -> MemoryPart | None:
+    """The last probed backward pass; None where none was probed or the backend names no tensors."""
+    moments = [m for m in part.memory if m.moment == "after_backward" and m.kinds is not None]
+    return moments[-1] if moments else None
+
+
+def all_kinds(moment: MemoryPart) -> dict[str, int]:
+    """Bytes by kind on the device and outside of its allocator together."""
+    kinds = dict(moment.kinds or {})
+    for kind, size in (moment.outside_kinds or {}).items():
+        kinds[kind] = kinds.get(kind, 0) + size
+    return kinds
+
+
+def largest(states: list[RankStates]) -> RankStates | None:
+    """The rank that holds most model states."""
+    return max(states, key=lambda of_rank: of_rank.measured_bytes, default=None)
+
+
+def expected_model_state_bytes(record: Record) -> int | None:
+    """The largest rank's closed form; None where there is none."""
+    sizes = [
+        states.model_state_bytes
+        for rank in range(record.world.world_size)
+        if (states := expected_states(record, rank)) is not None
+    ]
+    return max(sizes) if sizes else None
+
+
+def textbook(record: Record) -> dict[str, float] | None:
+    """What the ZeRO paper counts per kind; None for an unknown strategy, size or optimizer."""
+    effective, strategy = record.backend.effective, known_strategy(record)
+    precision = record.job.training.held_precision
+    if effective is None or strategy is None or record.world.dimensions or precision is None:
+        return None
+    if record.job.optimizer.kind == "own":
+        return None
+    parts = record.world.mesh.model_parts
+    shards = parts if parts > 1 else record.backend.shard_size or record.world.world_size
+    trained = (
+        closed_form_layout(record.layout).trained_count if record.layout and record.layout.frozen else None
+    )
+    return textbook_states(
+        strategy.stage, effective.parameter_count, shards, precision, trained=trained,
+        moments=record.job.optimizer.moments,
+    )  # fmt: skip
+
+
+STEP_MOMENTS = ("after_forward", "after_backward", "after_step")
+REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
+SCALAR_BYTES = 8
+
+
+def timed_steps(record: Record) -> list[StepPart]:
+    """The steps whose duration counts."""
+    return record.steps[first_timed(record) :]
+
+
+def first_timed(record: Record) -> int:
+    """Index of the first timed step; all that follow are timed too. Without any, the number of steps.
+
+    Steps on a CUDA stub are not timed, whatever their window: the one place that leaves its speeds out.
+    """
+    if record.on_stub:
+        return len(record.steps)
+    return next((i for i, step in enumerate(record.steps) if step.window == "timed"), len(record.steps))
+
+
+def step_seconds(record: Record) -> list[float]:
+    """Duration of each timed step, the slowest rank's."""
+    return [step.seconds for step in timed_steps(record)]
+
+
+def rate(record: Record, what: str) -> float | None:
+    """`tokens` or `samples` of the timed steps over their summed duration; None without such steps."""
+    steps = timed_steps(record)
+    seconds: float = sum(map(attrgetter("seconds"), steps))
+    counts = [count for count in map(attrgetter(what), steps) if count is not None]
+    return sum(counts) / seconds if seconds and len(counts) == len(steps) else None
+
+
+def counts_samples(record: Record) -> bool:
+    """Whether each sample counts as one token, since the data is no text; a text has two tokens or more."""
+    return bool(record.steps) and all(step.tokens == step.samples for step in record.steps)
+
+
+def timed_evaluations(record: Record) -> list[tuple[int, float]]:
+    """Samples and seconds of the evaluations between and after timed steps, when no probe of memory works."""
+    first = first_timed(record)
+    return [(p.samples, p.seconds) for p in record.eval if p.step > first and p.samples and p.seconds]
+
+
+def evaluation_rate(record: Record) -> float | None:
+    """Held-out samples per second of the median timed evaluation; None without one."""
+    rates = [samples / seconds for samples, seconds in timed_evaluations(record)]
+    return median(rates) if rates else None
+
+
+def median_step_seconds(record: Record) -> float | None:
+    """Median duration of a timed step."""
+    seconds = step_seconds(record)
+    return median(seconds) if seconds else None
+
+
+def peak_bytes(record: Record) -> list[int]:
+    """Per rank, the largest allocator peak within the probed steps; empty where no step was probed."""
+    peaks = [
+        [m.peak_bytes for m in rank.memory if m.peak_bytes is not None and m.moment in STEP_MOMENTS]
+        for rank in record.ranks
+    ]
+    return [max(of_rank) for of_rank in peaks if of_rank]
+
+
+def predicted_peak_bytes(record: Record) -> int | None:
+    """Peak of torch's allocator on the rank that needs most, as predicted before the run."""
+    return record.prediction.peak_bytes if record.prediction else None
+
+
+def host_peak_bytes(record: Record) -> int | None:
+    """Largest resident set of a rank's process, libraries included; offload shows here."""
+    return max((r.host_peak_bytes for r in record.ranks if r.host_peak_bytes is not None), default=None)
+
+
+def memory_at(record: Record, moment: str) -> list[MemoryPart]:
+    """Of each rank the last reading at a moment; ranks that have none are left out."""
+    of_ranks = ([part for part in rank.memory if part.moment == moment] for rank in record.ranks)
+    return [parts[-1] for parts in of_ranks if parts]
+
+
+def kinds_at(record: Record, moment: str) -> dict[str, int]:
+    """Live bytes by kind on the rank that holds most, when the moment was last recorded; {} if never."""
+    known = [(part.allocated_bytes or 0, part.kinds) for part in memory_at(record, moment) if part.kinds]
+    return max(known, key=lambda pair: (pair[0], sum(pair[1].values())), default=(0, {}))[1]
+
+
+def model_state_bytes(record: Record) -> int | None:
+    """Weights, gradients, masters and optimizer states after a backward pass, the largest rank's.
+
+    In the last probed step: before the first update there is no optimizer state.
+    """
+    sizes = [
+        sum(all_kinds(moment).get(kind, 0) for kind in STATE_KINDS)
+        for rank in record.ranks
+        if (moment := after_backward(rank)) is not None
+    ]
+    return max(sizes) if sizes else None
+
+
+def sent_bytes_per_step(record: Record, rows: Sequence[CommunicationPart] | None = None) -> float | None:
+    """Ring bytes that a rank sends per probed step, averaged over the ranks; of these collectives, or all."""
+    return _per_step(record, lambda row: ring_sent_bytes(row.op, row.payload_bytes, row.group_size), rows)
+
+
+def transport_bytes_per_step(record: Record) -> float | None:
+    """The same as the transport really moves it, where it emulates a collective by another."""
+    transport = record.world.collectives
+    return _per_step(
+        record, lambda row: transport_sent_bytes(transport, row.op, row.payload_bytes, row.group_size)
+    )
+
+
+def _per_step(
+    record: Record,
+    sent: Callable[[CommunicationPart], float],
+    rows: Sequence[CommunicationPart] | None = None,
+) -> float | None:
+    probed = record.windows.probed if record.windows else 0
+    if not probed or not record.ranks or not all_ranks_counted(record):
+        return None
+    counted = record.comm if rows is None else rows
+    total = sum(sent(row) for row in counted if row.phase in STEP_PHASES)
+    return total / probed / len(record.ranks)
+
+
+def all_ranks_counted(record: Record) -> bool:
+    """Whether every rank wrote what it counted; a rank that was killed did not, and zero would be wrong."""
+    if record.status in ("ok", "diverged"):
+        return True
+    return len({row.rank for row in record.comm}) == record.world.world_size
+
+
+def textbook_bytes_per_step(record: Record) -> float | None:
+    """What the textbook says that a rank sends per step; None for a strategy it does not know."""
+    effective = record.backend.effective
+    strategy = known_strategy(record)
+    if effective is None or strategy is None or record.world.dimensions:
+        return None
+    weights = DTYPE_BYTES.get(effective.parameter_dtype)
+    reduced = DTYPE_BYTES.get(effective.reduce_dtype or effective.parameter_dtype)
+    if weights is None or reduced is None:
+        return None
+    return textbook_sent_bytes(
+        strategy.sharding,
+        effective.parameter_count,
+        record.world.world_size,
+        weight_bytes=weights,
+        reduce_bytes=reduced,
+        shard_size=record.backend.shard_size,
+        trained=closed_form_layout(record.layout).trained_count
+        if record.layout and record.layout.frozen
+        else None,
+        after_update=gathers_updated(strategy),
+        second_copy_ranks=second_copy_ranks(record.backend.options),
+    )
+
+
+def _reduces(row: CommunicationPart) -> bool:
+    """Whether these collectives add up gradients."""
+    of_gradients = row.phase in ("backward", "step") and row.op in REDUCTIONS and not row.of_job
+    return of_gradients and row.group_size > 1
+
+
+def reduced_bytes(record: Record) -> int:
+    """Payload of reductions after forward passes in the probed steps, the largest rank's."""
+    sizes: dict[int, int] = {}
+    for row in record.comm:
+        if _reduces(row):
+            sizes[row.rank] = sizes.get(row.rank, 0) + row.payload_bytes
+    return max(sizes.values(), default=0)
+
+
+OF_PARTS = {"complex64": "float32", "complex128": "float64"}
+"""Dtype of the real and imaginary parts of complex numbers."""
+
+
+def reduced_dtypes(record: Record) -> list[str]:
+    """Dtypes in which gradients crossed the wire in the probed steps, sorted; empty: nothing crossed.
+
+    What adds up to less than a hundredth of the bytes is norms and flags, not gradients; so are scalars, and
+    integers, such as DDP's map of used parameters. Along 'tensor' ranks add up activations and their
+    gradients. A complex number is two real ones, as which DDP sends it.
+    """
+    sizes: dict[str, int] = {}
+    for row in record.comm:
+        if row.payload_bytes <= SCALAR_BYTES * row.calls or row.role == "tensor":
+            continue
+        if row.dtype.startswith(("int", "uint", "bool")):
+            continue
+        if _reduces(row):
+            dtype = OF_PARTS.get(row.dtype, row.dtype)
+            sizes[dtype] = sizes.get(dtype, 0) + row.payload_bytes
+    total = sum(sizes.values())
+    return sorted(dtype for dtype, size in sizes.items() if size * 100 >= total)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithoutGradient:
+    """Parameters that in one step got a gradient elsewhere, and none here."""
+
+    step: int
+    names: list[str]
+    ranks: list[int]
+    """Those without; if these are all, elsewhere is in the reference and in earlier steps."""
+
+
+def idle_on_some_ranks(record: Record) -> list[WithoutGradient]:
+    """By the first step in which a parameter got a gradient on one rank and none on these.
+
+    Where all ranks hold the same parameters.
+    """
+    if record.world.data_size < record.world.world_size:
+        return []
+    found: dict[tuple[int, tuple[int, ...]], list[str]] = {}
+    seen: set[str] = set()
+    for step, of_ranks in _changes(record.ranks):
+        everywhere: set[str] = set.intersection(*of_ranks)
+        some = set().union(*of_ranks) - everywhere
+        for name in sorted(some - seen):
+            ranks = (part.rank for part, names in zip(record.ranks, of_ranks, strict=True) if name in names)
+            found.setdefault((step, tuple(ranks)), []).append(name)
+        seen |= some
+    return [
+        WithoutGradient(step=step, names=names, ranks=list(ranks)) for (step, ranks), names in found.items()
+    ]
+
+
+def gradient_lost(reference: Record, record: Record) -> WithoutGradient | None:
+    """Parameters that every rank gave a gradient at first and none does from a step on.
+
+    Only what the reference always gives one; nothing where some ranks have idle parameters: there data
+    decide.
+    """
+    there = [names for part in reference.ranks for names in part.without_gradient.values()]
+    if not there or None in there or record.world.data_size < record.world.world_size:
+        return None
+    steps = [(step, of_ranks[0]) for step, of_ranks in _changes(record.ranks)]
+    if not steps or idle_on_some_ranks(record):
+        return None
+    lost = steps[-1][1] - steps[0][1] - {name for names in there for name in names or ()}
+    if not lost:
+        return None
+    # Since when all of them are missing.
+    first = next(n for n in range(len(steps)) if all(lost <= missing for _, missing in steps[n:]))
+    ranks = [part.rank for part in record.ranks]
+    return WithoutGradient(step=steps[first][0], names=sorted(lost), ranks=ranks)
+
+
+def _changes(ranks: Sequence[RankPart]) -> Iterator[tuple[int, list[set[str]]]]:
+    """Each step from which on other parameters lack a gradient, with those of every rank, as far as known."""
+    missing: list[list[str] | None] = [None] * len(ranks)
+    for step in sorted({step for part in ranks for step in part.without_gradient}):
+        missing = [
+            part.without_gradient.get(step, before) for part, before in zip(ranks, missing, strict=True)
+        ]
+        known = [set(names) for names in missing if names is not None]
+        if len(known) < len(ranks):
+            return
+        yield step, known
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """Of the timed steps of one run, over all ranks; None: not known."""
+
+    device_watts: float | None
+    """Mean power of all GPUs together."""
+    host_watts: float | None
+    """Mean power of the processors and DRAM of all machines together."""
+    kilowatt_hours: float | None
+    """Per 1e9 tokens, of all that is known."""
+    gpu_hours: float | None
+    """Per 1e9 tokens."""
+    cost: float | None
+    """Per 1e9 tokens, in the currency of the price."""
+
+
+def usage(record: Record) -> Usage | None:
+    """None where nothing was timed: without a rate no figure says anything. No run on a CUDA stub is."""
+    tokens_per_second = rate(record, "tokens")
+    if not tokens_per_second:
+        return None
+    parts = [part for rank in record.ranks if (part := rank.energy) is not None]
+    complete = len(parts) == len(record.ranks) > 0
+    device = _device_watts(parts) if complete else None
+    host = _host_watts(record) if complete else None
+    known = [watts for watts in (device, host) if watts is not None]
+    gpus = record.world.world_size if record.world.device == "cuda" else None
+    hours = gpu_hours(tokens_per_second, gpus) if gpus else None
+    price = record.price_per_gpu_hour
+    return Usage(
+        device_watts=device,
+        host_watts=host,
+        kilowatt_hours=kilowatt_hours(tokens_per_second, sum(known)) if known else None,
+        gpu_hours=hours,
+        cost=hours * price.amount if hours is not None and price is not None else None,
+    )
+
+
+def mean_watts(joules: float | None, seconds: float) -> float | None:
+    """Energy over time."""
+    return joules / seconds if joules is not None and seconds > 0 else None
+
+
+def _device_watts(parts: Sequence[EnergyPart]) -> float | None:
+    """Each rank has a GPU of its own."""
+    watts = [mean_watts(part.device_joules, part.seconds) for part in parts]
+    return None if None in watts else sum(w for w in watts if w is not None)
+
+
+def _host_watts(record: Record) -> float | None:
+    """Ranks on one machine read the same counters: the first of each machine counts."""
+    machines: dict[str, float | None] = {}
+    for rank in record.ranks:
+        if rank.energy is not None:
+            name = rank.energy.boot or rank.host
+            machines.setdefault(name, mean_watts(rank.energy.host_joules, rank.energy.seconds))
+    watts = list(machines.values())
+    return None if None in watts else sum(w for w in watts if w is not None)
+
+
+Key = tuple[str, str, str, str]
+"""(phase, collective, dtype, role of the group, or ELSEWHERE)."""
+CLAIM_TOLERANCE = 0.01
+"""Of the payload of the probed steps. Implementations of one strategy differ in norms, flags and handshakes,
+and in whether they broadcast buffers, but not in gradients and weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VolumeDifference:
+    """Payload of one kind of collective that is not as expected, on the rank where it differs most."""
+
+    phase: str
+    op: str
+    dtype: str
+    role: str
+    rank: int
+    measured_bytes: int
+    expected_bytes: int
+    group_ranks: tuple[int, ...] = ()
+    """Ranks of that rank's group; () where the record does not say, or nothing was measured."""
+
+    @property
+    def group(self) -> str:
+        """The role of the group, or its ranks where it has none."""
+        return f"ranks {', '.join(map(str, self.group_ranks))}" if self.role == ELSEWHERE else self.role
+
+
+def why_unknown(record: Record) -> str | None:
+    """Why nothing, or nothing of the steps, is expected of a record; None: everything is."""
+    if record.windows is None or not record.windows.probed:
+        return "no step was probed (measure.probed_steps)"
+    if record.layout is None or record.backend.effective is None:
+        return "the record does not describe the model"
+    if names := complex_parameters(record.layout):
+        return f"{names[0]} is complex, which libraries count as one number here and as two there"
+    pair = volume_of(record)
+    if pair is None:
+        return f"{record.backend.name} has no closed form here"
+    return (
+        "execution depends on data" if pair[1].unknown and record.layout.depends_on_data else pair[1].unknown
+    )
+
+
+def volume_of(record: Record) -> tuple[Workload, Volume] | None:
+    """What the record's run is expected to communicate; None for a backend or run without an answer."""
+    if record.backend.effective is None or record.windows is None or not record.windows.probed:
+        return None
+    workload = of_record(record)
+    if workload is None:
+        return None
+    volume = expected_volume(record, workload)
+    return None if volume is None else (workload, volume)
+
+
+def measured_payload(record: Record, workload: Workload) -> dict[int, dict[Key, int]]:
+    """Payload bytes by rank and kind of collective, over the probed steps or the whole run."""
+    found: dict[int, dict[Key, int]] = {rank.rank: {} for rank in record.ranks}
+    for row in record.comm:
+        if row.of_job:
+            continue
+        kinds = found.setdefault(row.rank, {})
+        key = _key(row, workload)
+        kinds[key] = kinds.get(key, 0) + row.payload_bytes
+    return found
+
+
+def _key(row: CommunicationPart, workload: Workload) -> Key:
+    """A role holds for the ranks that it has in this workload; a record that names no ranks is believed."""
+    known = row.role != ELSEWHERE and (
+        not row.group_ranks or sorted(row.group_ranks) == workload.group_ranks(row.role, row.rank)
+    )
+    return row.phase, row.op, row.dtype, row.role if known else ELSEWHERE
+
+
+def expected_payload(volume: Volume, mesh: Mesh | None = None) -> dict[Key, int]:
+    """Payload bytes that every rank is expected to hand to each kind of collective."""
+    sums: dict[Key, int] = {}
+    for collective in volume.collectives:
+        role = collective.role
+        if mesh is not None and mesh.shares_samples:
+            role = mesh.canonical(role)
+        key = (collective.phase, collective.op, collective.dtype, role)
+        sums[key] = sums.get(key, 0) + collective.payload_bytes
+    return sums
+
+
+def is_derived(volume: Volume, phase: str, dtype: str) -> bool:
+    """Whether a volume says what collectives of a phase and dtype move, be it nothing: within steps only."""
+    if volume.unknown or phase not in STEP_PHASES:
+        return False
+    return not any(part.covers(phase, dtype) for part in volume.underived)
+
+
+def volume_differences(record: Record) -> list[VolumeDifference] | None:
+    """Every kind of collective of the steps whose payload is not as expected; None where nothing is."""
+    pair = volume_of(record)
+    if pair is None:
+        return None
+    workload, volume = pair
+    measured = measured_payload(record, workload)
+    volumes = _volume_by_rank(record, volume, measured)
+    expected = {rank: expected_payload(of_rank, workload.mesh) for rank, of_rank in volumes.items()}
+    everything = {key for sums in (*expected.values(), *measured.values()) for key in sums}
+    kinds = {key for key in everything if is_derived(volume, key[0], key[2])}
+    kinds -= _within_one_rank(record, workload) - {key for sums in expected.values() for key in sums}
+    leeway = {id(of_rank): _leeway(record, of_rank) for of_rank in volumes.values()}
+    found = []
+    for key in sorted(kinds):
+        rank, sent, wanted = max(
+            ((rank, sums.get(key, 0), expected[rank].get(key, 0)) for rank, sums in measured.items()),
+            key=lambda found: abs(found[1] - found[2]),
+        )
+        least, most = leeway[id(volumes[rank])](key)
+        if not least <= sent <= most:
+            phase, op, dtype, role = key
+            found.append(
+                VolumeDifference(
+                    phase=phase, op=op, dtype=dtype, role=role, rank=rank, measured_bytes=sent,
+                    expected_bytes=wanted, group_ranks=_group_ranks(record, workload, rank, key),
+                )
+            )  # fmt: skip
+    return found
+
+
+def _within_one_rank(record: Record, workload: Workload) -> set[Key]:
+    """Collectives in groups of one rank alone: they send nothing, whoever calls them."""
+    sizes: dict[Key, int] = {}
+    for row in record.comm:
+        key = _key(row, workload)
+        sizes[key] = max(row.group_size, sizes.get(key, 0))
+    return {key for key, size in sizes.items() if size == 1}
+
+
+def _volume_by_rank(record: Record, of_first: Volume, ranks: Iterable[int]) -> dict[int, Volume]:
+    """What each rank is expected to communicate: the same as rank 0, unless ranks share samples."""
+    found: dict[int, Volume] = {}
+    for rank in ranks:
+        workload = of_record(record, rank) if record.world.dimensions and rank else None
+        volume = expected_volume(record, workload) if workload is not None else None
+        found[rank] = volume or of_first
+    return found
+
+
+def _leeway(record: Record, volume: Volume) -> Callable[[Key], tuple[int, int]]:
+    """The least and the most payload of each kind that is as expected: one figure, unless it is claimed."""
+    payload = expected_payload(volume, record.world.mesh)
+    if record.backend.claim is None or record.backend.own_forms is not None:
+        return lambda key: (payload.get(key, 0), payload.get(key, 0))
+    buffers = expected_payload(Volume(collectives=tuple(c for c in volume.collectives if c.term == BUFFERS)))
+    small = int(CLAIM_TOLERANCE * sum(payload.values()))
+
+    def bounds(key: Key) -> tuple[int, int]:
+        wanted = payload.get(key, 0)
+        return wanted - buffers.get(key, 0) - small, wanted + small
+
+    return bounds
+
+
+def _group_ranks(record: Record, workload: Workload, rank: int, key: Key) -> tuple[int, ...]:
+    """Ranks of the first group in which `rank` did this."""
+    rows = (row for row in record.comm if row.rank == rank and _key(row, workload) == key)
+    return next((tuple(sorted(row.group_ranks)) for row in rows), ())
+
+
+def expected_sent_bytes_per_step(record: Record) -> float | None:
+    """Ring bytes that a rank is expected to send per probed step, those of the job's own code as counted.
+
+    Mean over the ranks; None: not known.
+    """
+    pair = volume_of(record)
+    if pair is None:
+        return None
+    volumes = _volume_by_rank(record, pair[1], range(record.world.world_size))
+    sent = [sent_per_step(pair[0], volume) for volume in volumes.values()]
+    of_job = sent_bytes_per_step(record, [row for row in record.comm if row.of_job])
+    return None if None in sent else fmean(part for part in sent if part is not None) + (of_job or 0)
+
+
+def sent_per_step(workload: Workload, volume: Volume) -> float | None:
+    """Ring bytes that a rank sends per step of the window; None where the volume of a step is not known."""
+    if volume.unknown or volume.underived:
+        return None
+    total = sum(c.sent_bytes(workload) for c in volume.collectives if c.phase in STEP_PHASES)
+    return total / len(workload.steps)
+
+
+def textbook_differences(record: Record) -> list[TermDifference] | None:
+    """Expected minus textbook, term by term; None where one of them is not known."""
+    pair, effective = volume_of(record), record.backend.effective
+    strategy = known_strategy(record)
+    if pair is None or pair[1].unknown or effective is None or strategy is None or strategy.facts.cuts_layers:
+        return None
+    if record.world.dimensions:
+        return None  # the papers count data-parallel strategies
+    workload, volume = pair
+    weights = effective.parameter_dtype
+    textbook = textbook_collectives(
+        workload, weight_dtype=weights, reduce_dtype=effective.reduce_dtype or weights
+    )
+    return term_differences(workload, volume, textbook)
+
+
+PERSISTENT_RUNS = 3
+"""What so many runs show, and all there are, is no chance of one of them."""
+BEYOND_UNSEEN = 2.0
+"""Fewer runs must show more than what nobody counts: a neighbour on the other hardware thread of a core,
+caches, clock rates. Sharing a core's hardware threads at most halves the speed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disturbance:
+    """Processor time that went to others than the ranks, from the first timed step to the end of training."""
+
+    seconds: float
+    """The stretch that was watched."""
+    other_cores: float
+    """Processors that anything but the ranks used, on the machine where most were."""
+    lost_seconds: float
+    """By which it may have made the timed steps longer."""
+    lost_by_rank: Sequence[float]
+    """By which it may have made each rank slower, ranks in the order of the record."""
+    lost_share: float
+    """Of the stretch, what was taken at the least: from the rank that lost most, nothing counted twice."""
+
+
+def disturbance(record: Record) -> Disturbance | None:
+    """What the ranks' accounts say; None where a rank has none, and on a CUDA stub: nothing is timed."""
+    if record.on_stub:
+        return None
+    accounts = [rank.processors for rank in record.ranks]
+    known = [account for account in accounts if account is not None]
+    if not known or len(known) < len(accounts):
+        return None
+    machines = _by_machine(known)
+    taken = {boot: _taken_by_others(parts) for boot, parts in machines.items()}
+    # Ranks also wait for each other where they share cores: only what others took is no property of the run.
+    lost = [min(_held_up_seconds(part), taken[part.boot]) for part in known]
+    return Disturbance(
+        seconds=max(part.seconds for part in known),
+        other_cores=max(taken[part.boot] / part.seconds for part in known),
+        lost_seconds=sum(
+            min(sum(map(_held_up_seconds, parts)), taken[boot]) for boot, parts in machines.items()
+        ),
+        lost_by_rank=lost,
+        lost_share=max(
+            _lost_seconds(part, parts) / part.seconds / record.world.threads_per_rank
+            for parts in machines.values()
+            for part in parts
+        ),
+    )
+
+
+def is_beyond_noise(factors: Sequence[float]) -> bool:
+    """Whether runs that all show the same thing, by these factors, show more than noise of their machine."""
+    return bool(factors) and (len(factors) >= PERSISTENT_RUNS or min(factors) > BEYOND_UNSEEN)
+
+
+def _held_up_seconds(part: ProcessorPart) -> float:
+    """At the most: any of what the hypervisor took may have been this rank's."""
+    return part.waiting_seconds + part.machine_stolen_seconds
+
+
+def _lost_seconds(part: ProcessorPart, parts: Sequence[ProcessorPart]) -> float:
+    """By one rank's threads: their waiting for other programs, and their share of what was stolen."""
+    busy = sum(part.machine_busy_seconds for part in parts) / len(parts)
+    stolen = sum(part.machine_stolen_seconds for part in parts) / len(parts)
+    ranks = sum(part.process_seconds for part in parts)
+    share = part.process_seconds / max(busy, ranks) if ranks else 0.0
+    return min(part.waiting_seconds, max(0.0, busy - ranks)) + stolen * share
+
+
+def _taken_by_others(parts: Sequence[ProcessorPart]) -> float:
+    """Processor seconds of one machine that did not go to these ranks."""
+    used = sum(part.machine_busy_seconds + part.machine_stolen_seconds for part in parts) / len(parts)
+    return max(0.0, used - sum(part.process_seconds for part in parts))
+
+
+def _by_machine(accounts: Sequence[ProcessorPart]) -> dict[str | None, list[ProcessorPart]]:
+    """Ranks of one machine together, whatever containers they run in."""
+    found: dict[str | None, list[ProcessorPart]] = {}
+    for account in accounts:
+        found.setdefault(account.boot, []).append(account)
+    return found
+
+
+PHASES = ("forward", "backward", "step")
+WAITING = "waiting"
+"""For other stages of a pipeline: in none of the phases."""
+Seconds: TypeAlias = npt.NDArray[np.float64]
+"""A line per rank and a column per timed step."""
+
+
+WHOLE = "whole step"
+DATA = "data"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timings:
+    """How long each rank took for each timed step and for its parts."""
+
+    seconds: dict[str, Seconds]
+    """Of the whole step, of fetching its batches, and of the phases that every rank timed."""
+    medians: dict[str, list[float]]
+    """The same over the steps, a value per rank."""
+
+    @property
+    def steps(self) -> Seconds:
+        """The whole step."""
+        return self.seconds[WHOLE]
+
+    @property
+    def data(self) -> Seconds:
+        """Fetching its batches."""
+        return self.seconds[DATA]
+
+    @property
+    def phases(self) -> Seconds | None:
+        """All phases added up, and what a pipeline waits between them, without fetching; None where one was
+        not timed."""
+        if any(phase not in self.seconds for phase in PHASES):
+            return None
+        parts = [self.seconds[part] for part in (*PHASES, WAITING) if part in self.seconds]
+        return sum(parts, np.zeros_like(self.steps))
+
+
+def timings(record: Record) -> Timings | None:
+    """None without ranks or timed steps."""
+    ranks = record.ranks
+    phases = [phase for phase in (*PHASES, WAITING) if all(phase in rank.phase_seconds for rank in ranks)]
+    lists = {WHOLE: [rank.step_seconds for rank in ranks], DATA: [rank.data_seconds for rank in ranks]}
+    lists |= {phase: [rank.phase_seconds[phase] for rank in ranks] for phase in phases}
+    first = first_timed(record)
+    # A rank that died left shorter lists than the others, or than there are steps.
+    lengths = [len(of_rank) for of_ranks in lists.values() for of_rank in of_ranks]
+    last = min(len(record.steps), *lengths) if ranks else 0
+    if first >= last:
+        return None
+    seconds = np.array([[of_rank[first:last] for of_rank in of_ranks] for of_ranks in lists.values()])
+    return Timings(
+        seconds=dict(zip(lists, seconds, strict=True)),
+        medians=dict(zip(lists, np.median(seconds, axis=2).tolist(), strict=True)),
+    )
+
+
+PASSES = ("forward", "backward")
+MESSAGE = "send"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageUse:
+    """One rank of a pipeline."""
+
+    rank: int
+    stages: tuple[int, ...]
+    blocks: int
+    model_state_bytes: int | None
+    forward_seconds: float | None
+    """Median over the timed steps, as all seconds here; None: not timed."""
+    backward_seconds: float | None
+    waiting_seconds: float | None
+    """For other stages, and for messages, until the rank's own last pass."""
+    activation_bytes: float
+    """Sent to the next stages per probed step."""
+    gradient_bytes: float
+    """Sent to the stages before per probed step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineUse:
+    """One run of a pipeline."""
+
+    schedule: str
+    ranks: int
+    """Of one pipeline."""
+    stages: int
+    micro_batches: int
+    """Per micro-step."""
+    expected_bubble: float
+    """Share of the passes that ranks wait by the schedule alone."""
+    measured_bubble: float | None
+    """Share of the passes that ranks waited, as `idle_share` has it; None: not timed."""
+    by_rank: tuple[StageUse, ...]
+
+
+def pipeline_use(record: Record) -> PipelineUse | None:
+    """None for a run that is no pipeline, or whose ranks measured nothing."""
+    workload = of_record(record)
+    if workload is None or record.world.mesh.size("pipeline") == 1 or not record.ranks:
+        return None
+    if workload.strategy.family != "pipeline":
+        return None
+    cut, micro_batches = pipeline.cut_of(workload), pipeline.micro_batches_of(workload)
+    return PipelineUse(
+        schedule=pipeline.options_of(workload).schedule,
+        ranks=cut.ranks,
+        stages=cut.stages,
+        micro_batches=micro_batches,
+        expected_bubble=pipeline.bubble_of(workload),
+        measured_bubble=_measured_bubble(record),
+        by_rank=tuple(_stage_use(record, part, cut) for part in record.ranks),
+    )
+
+
+def _measured_bubble(record: Record) -> float | None:
+    """None: not timed."""
+    seconds = (found := timings(record)) and found.seconds
+    if not seconds or any(phase not in seconds for phase in (*PASSES, WAITING)):
+        return None
+    computing = seconds[PASSES[0]] + seconds[PASSES[1]]
+    places = [record.world.mesh.coordinates(part.rank) for part in record.ranks]
+    pipelines = [tuple(at for name, at in place.items() if name != "pipeline") for place in places]
+    return idle_share(computing, computing + seconds[WAITING], pipelines)
+
+
+def idle_share(computing: Seconds, until_last: Seconds, pipelines: Sequence[Hashable]) -> float | None:
+    """Share of a pipeline's passes in which its ranks run none, mean over ranks and median over steps.
+
+    computing: seconds of a rank's own passes; until_last: seconds until the last of them ended; pipelines:
+    which pipeline a rank belongs to. Ranks begin a step together, as the norm's all-reduce ended the one
+    before. The passes last until the slowest rank's have ended: who ends sooner waits for it in the norm's
+    all-reduce, which no seconds of waiting show.
+    """
+    spans = np.empty_like(until_last)
+    for name in set(pipelines):
+        own = [rank for rank, of in enumerate(pipelines) if of == name]
+        spans[own] = until_last[own].max(axis=0)
+    if not spans.all():
+        return None
+    return float(np.median(np.mean(1 - computing / spans, axis=0)))
+
+
+def _stage_use(record: Record, part: RankPart, cut: Cut) -> StageUse:
+    stages = cut.of_rank(record.world.mesh.coordinates(part.rank)["pipeline"])
+    held = {states.rank: states.measured_bytes for states in rank_states(record)}
+    first = first_timed(record)
+    seconds = {
+        phase: median(series[first:]) if (series := part.phase_seconds.get(phase, []))[first:] else None
+        for phase in (*PASSES, WAITING)
+    }
+    return StageUse(
+        rank=part.rank,
+        stages=stages,
+        blocks=sum(len(cut.blocks_of(stage)) for stage in stages),
+        model_state_bytes=held.get(part.rank),
+        forward_seconds=seconds["forward"],
+        backward_seconds=seconds["backward"],
+        waiting_seconds=seconds[WAITING],
+        activation_bytes=_sent(record, part.rank, "forward"),
+        gradient_bytes=_sent(record, part.rank, "backward"),
+    )
+
+
+def _sent(record: Record, rank: int, phase: str) -> float:
+    """Bytes per probed step."""
+    rows = (row for row in record.comm if (row.rank, row.phase, row.op) == (rank, phase, MESSAGE))
+    steps = record.windows.probed if record.windows else 0
+    return sum(row.payload_bytes for row in rows) / max(1, steps)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Run:
+    """A record under its label; equal to itself only.
+
+    Each figure is computed on first use and kept as long as the run, that is as long as its comparison.
+    """
+
+    record: Record
+    label: str
+    """The backend with its options, and in brackets what distinguishes it from others of its job and size."""
+    session: int = 0
+    """Which session of its comparison it ran on, counted from 0."""
+
+    @classmethod
+    def of(cls, record: Record) -> Run:
+        """A run that is not compared with others, under the label of its backend."""
+        return cls(record=record, label=record.backend.label)
+
+    @property
+    def backend(self) -> str:
+        """The label without the brackets."""
+        return self.record.backend.label
+
+    @property
+    def cell(self) -> CellName:
+        """The label and the number of ranks."""
+        return CellName(self.label, self.record.world.world_size)
+
+    @cached_property
+    def series(self) -> tuple[Series, Series]:
+        """Losses and gradient norms of all steps."""
+        return series(self.record)
+
+    @cached_property
+    def step_seconds(self) -> list[float]:
+        """Duration of each timed step, the slowest rank's."""
+        return step_seconds(self.record)
+
+    @cached_property
+    def mean_step_seconds(self) -> float | None:
+        """Mean duration of a timed step: the clock of a run, which its rates follow."""
+        return fmean(self.step_seconds) if self.step_seconds else None
+
+    @cached_property
+    def median_step_seconds(self) -> float | None:
+        """Median duration of a timed step."""
+        return median_step_seconds(self.record)
+
+    @cached_property
+    def tokens_per_second(self) -> float | None:
+        """Over the timed steps, all ranks together."""
+        return rate(self.record, "tokens")
+
+    @cached_property
+    def samples_per_second(self) -> float | None:
+        """Over the timed steps, all ranks together."""
+        return rate(self.record, "samples")
+
+    @cached_property
+    def rank_peaks(self) -> list[int]:
+        """Per rank, the largest allocator peak within the probed steps; empty where no step was probed."""
+        return peak_bytes(self.record)
+
+    @cached_property
+    def steady_from(self) -> int | None:
+        """Number of the first steady step; None: too few steps, or there is none."""
+        return steady_from(self.record)
+
+    @cached_property
+    def timings(self) -> Timings | None:
+        """The seconds of each rank; None without ranks or timed steps."""
+        return timings(self.record)
+
+    @cached_property
+    def disturbance(self) -> Disturbance | None:
+        """What else used the processors in the timed steps; None where that was not recorded."""
+        return disturbance(self.record)
+
+    @property
+    def own_step_seconds(self) -> float | None:
+        """The mean timed step without what others took from CPU ranks; None where that was not recorded."""
+        lost = self.disturbance.lost_share if self.disturbance and self.record.world.device == "cpu" else 1.0
+        mean = self.mean_step_seconds
+        return mean * (1 - lost) if mean is not None and lost < 1 else None
+
+    def rank_medians(self, part: str) -> list[float]:
+        """Per rank, the median timed step or a part of it; empty where that was not timed."""
+        return [] if self.timings is None else self.timings.medians.get(part, [])
+
+    def largest_median(self, part: str) -> float | None:
+        """Of the rank on which it is largest; None where that was not timed."""
+        return max(self.rank_medians(part), default=None)
+
+    def least_median(self, part: str) -> float | None:
+        """Of the rank on which it is smallest; None where that was not timed."""
+        return min(self.rank_medians(part), default=None)

@@ -1,1 +1,0 @@
-"""Quantities of one run, measured and as the closed forms say."""
