@@ -30,8 +30,7 @@ from harness.forms.flops import is_stub
 from harness.forms.model.layout import UnitCall, Use
 from harness.forms.terms import OwnForms
 from harness.job.experiment import MeasureSection, Price, ReportFocus
-from harness.job.job import Job
-from harness.job.model import SettingsSection
+from harness.job.job import Job, SettingsSection
 from harness.record.measured import (
     AnswersPart,
     CommunicationPart,
