@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.packed_page import DOCS, packed, run, table, with_tables, write
-from harness.forms.host_link import host_link_bytes
+from harness.forms.network import host_link_bytes
 from harness.forms.terms import STATE_KINDS
 from harness.judge.quantities import expected_states
 from harness.judge.rows import reason

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.forms.common_states import replica_terms
 from harness.forms.model.layout import Tensor, elements
+from harness.forms.single import replica_terms
 from harness.forms.terms import (
     BUFFERS,
     Collective,

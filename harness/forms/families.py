@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Protocol
 
 from harness.forms import ddp, pipeline, sequence, single, tensor
-from harness.forms.fsdp import fsdp1, fsdp2, fsdp2_tensor
-from harness.forms.optimizer.other_kinds import with_optimizer, with_whole_matrices
+from harness.forms.fsdp import fsdp1, fsdp2
+from harness.forms.optimizers import with_optimizer, with_whole_matrices
 from harness.forms.sequence import with_attention
+from harness.forms.tensor import fsdp2_tensor, zero3_tensor, zero12_tensor
 from harness.forms.terms import Collective, ModelStates, Volume
 from harness.forms.workload import Workload
 from harness.forms.zero import zero0, zero3, zero12
-from harness.forms.zero.zero_tensor import zero3_tensor, zero12_tensor
 
 
 class ClosedForms(Protocol):

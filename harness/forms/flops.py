@@ -96,3 +96,18 @@ def find_peak(device_name: str, dtype: str) -> tuple[float, str] | None:
             rate = device.teraflops.get(dtype, in_half)
             return None if rate is None else (rate * 1e12, device.sheet)
     return None
+
+
+BILLION = 1e9
+SECONDS_PER_HOUR = 3600.0
+JOULES_PER_KILOWATT_HOUR = 3.6e6
+
+
+def gpu_hours(tokens_per_second: float, gpus: int) -> float:
+    """Hours of one GPU for 1e9 tokens where `gpus` together train `tokens_per_second`."""
+    return BILLION / tokens_per_second * gpus / SECONDS_PER_HOUR
+
+
+def kilowatt_hours(tokens_per_second: float, watts: float) -> float:
+    """Energy for 1e9 tokens at this power and rate."""
+    return BILLION / tokens_per_second * watts / JOULES_PER_KILOWATT_HOUR

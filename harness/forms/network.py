@@ -1,12 +1,19 @@
-"""Transports, nodes, links of another speed, and what a step can hide."""
+"""What crosses links: transports, nodes, hosts of offloaded states, and what a step can hide."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.backends.strategy import StrategyKind
-from harness.forms.terms import ring_sent_bytes
+from harness.forms.fsdp import fsdp1, fsdp2
+from harness.forms.single import ADAM_MOMENTS
+from harness.forms.tensor import local_workload
+from harness.forms.terms import STEP_PHASES, ModelStates, ring_sent_bytes
+from harness.forms.workload import ORDINARY_STEP, Workload
+from harness.forms.zero import zero3
+from harness.forms.zero.zero0 import gradient_accumulation_bytes
+from harness.forms.zero.zero12 import ACCUMULATED_ON_HOST
 
 EMULATED = {"gloo": {"reduce_scatter": "all_reduce"}}
 """Transport -> collective -> what runs in its place."""
@@ -115,3 +122,67 @@ def guide_ratio(
         return parameter_sharded_ratio(ranks, sequence_length, micro_batch_size, peak_flops, bandwidth)
     ratio = gradient_sharded_ratio if strategy.stage == 2 else replicated_ratio
     return ratio(ranks, parameters, tokens, peak_flops, bandwidth)
+
+
+def host_elements(workload: Workload, expected: ModelStates) -> float:
+    """Elements that a rank updates in host memory: those of its moments there, without padding."""
+    on_host = [term for term in expected.terms if term.host and not term.extra]
+    moments = sum(term.bytes for term in on_host if term.kind == "optimizer")
+    return moments / (ADAM_MOMENTS * workload.master_bytes)
+
+
+def host_link_bytes(workload: Workload, expected: ModelStates) -> float:
+    """Bytes that cross the link of a rank in a step, in both directions; 0 without offload.
+
+    FSDP: weights up at each gather, frozen ones too, in the dtype in which they are held; reduced gradients
+    down as often as they are reduced. DeepSpeed: gradients down and, where micro-steps add them up on the
+    host, up again; updated weights up in the compute dtype, or, where weights too are offloaded, at each
+    gather instead.
+    """
+    if workload.offload == "none":
+        return 0.0
+    inner = replace(local_workload(workload), steps=(ORDINARY_STEP,), evaluation_every=None)
+    if inner.strategy.zero_stage is None:
+        reads = fsdp1.host_reads if inner.strategy.family == "fsdp1" else fsdp2.host_reads
+        return reads(inner) + inner.reductions * _gradients_on_host(expected)
+    elements = host_elements(workload, expected)
+    moved = elements * workload.master_bytes + _added_up(inner, expected, elements)
+    return moved + (
+        _gathered(inner, expected) if workload.offloads_weights else elements * workload.compute_bytes
+    )
+
+
+def _gradients_on_host(expected: ModelStates) -> int:
+    return sum(term.bytes for term in expected.terms if term.host and term.kind == "gradients")
+
+
+def _added_up(workload: Workload, expected: ModelStates, elements: float) -> float:
+    """Bytes of gradients beside those that DeepSpeed hands to the optimizer in the dtype of the masters.
+
+    Stage 3 writes each micro-step's to the host and reads them back, to widen them or to add the next
+    (`partition_grads`, stage3.py). Stage 2 does where micro-steps add up on the host
+    (`async_accumulate_grad_in_cpu_via_gpu`, stage_1_and_2.py): in the first it reads nothing.
+    """
+    micro_steps = workload.accumulation_steps
+    if workload.strategy.stage == 3:
+        return 2 * micro_steps * elements * gradient_accumulation_bytes(workload)
+    held = sum(term.bytes for term in expected.terms if term.name == ACCUMULATED_ON_HOST)
+    return held * (2 * micro_steps - 1)
+
+
+def _gathered(workload: Workload, expected: ModelStates) -> float:
+    """Bytes of weights that ZeRO-3 reads from the host: a rank's pieces, at each gather of them.
+
+    One rank reads what each of two would gather (`_no_gather_coalesced`, partition_parameters.py). Where
+    gathers have no closed form: all weights there in each pass, and once more to recompute.
+    """
+    several = replace(workload, world_size=2) if workload.world_size == 1 else workload
+    volume = zero3.collectives(several)
+    if volume.unknown is None:
+        return sum(
+            c.payload_bytes / (workload.world_size if c.role == "world" else workload.group_size(c.role))
+            for c in volume.collectives
+            if c.phase in STEP_PHASES and c.op == "all_gather"
+        )
+    weights = sum(t.bytes for t in expected.terms if t.kind == "weights" and t.host)
+    return weights * workload.accumulation_steps * (3 if workload.activation_checkpointing else 2)

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 
 from harness.backends.options import PipelineOptions
 from harness.backends.pipeline.cut import Cut, why_not_cut
-from harness.forms.common_states import ADAM_MOMENTS, buffer_terms, step_counters
-from harness.forms.dtypes import DTYPE_BYTES
-from harness.forms.model.layout import Tensor, elements
+from harness.forms.model.layout import DTYPE_BYTES, Tensor, elements
+from harness.forms.single import ADAM_MOMENTS, buffer_terms, step_counters
 from harness.forms.terms import (
     GRADIENTS,
     NORM,
@@ -213,3 +212,10 @@ def _gradients(workload: Workload) -> list[Collective]:
         return []
     sizes = whole_sizes(held(workload))
     return gathered("backward", GRADIENTS, sizes, workload.master_dtype, op="all_reduce", role="data")
+
+
+def samples_at_once(workload: Workload) -> int:
+    """Samples that one pass of a rank computes: a pipeline cuts the micro-step into micro-batches."""
+    if not workload.strategy.facts.cuts_layers:
+        return workload.micro_batch_size
+    return workload.micro_batch_size // micro_batches_of(workload)

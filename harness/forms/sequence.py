@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.model.activations import SELECTIVE, recomputed_share
-from harness.forms.model.layout import Attention
+from harness.forms.model.layout import DTYPE_BYTES, Attention
 from harness.forms.terms import Collective, Volume
 from harness.forms.workload import Role, Workload
 

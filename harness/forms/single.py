@@ -1,10 +1,70 @@
-"""One process: it holds everything and talks to nobody."""
+"""One process, which holds everything and talks to nobody, and states that other strategies have too."""
 
 from __future__ import annotations
 
-from harness.forms.common_states import buffer_terms, replica_terms
+from harness.forms.model.layout import DTYPE_BYTES, Tensor, elements
 from harness.forms.terms import ModelStates, Term, Volume, states
 from harness.forms.workload import Workload
+
+ADAM_MOMENTS = 2
+ADAM_STEP_BYTES = 4
+"""torch.optim.AdamW keeps one fp32 scalar `step` per parameter, on the host unless capturable or fused
+(torch 2.13, `optim/adam.py`, `Adam._init_group`)."""
+
+
+def step_counters(count: int, workload: Workload) -> Term:
+    """Adam's counters of steps, one per tensor that it updates; DeepSpeedCPUAdam has plain numbers."""
+    return Term(
+        kind="optimizer",
+        name="Adam's step counters",
+        bytes=0 if workload.options.get("adam") == "deepspeed" else ADAM_STEP_BYTES * count,
+        host=workload.optimizer_implementation != "fused" or workload.offloads_optimizer,
+        extra=True,
+    )
+
+
+FROZEN = "frozen weights"
+
+
+def whole_frozen(workload: Workload) -> Term:
+    """Weights that are not trained, where every rank holds them whole."""
+    held = sum(tensor.numel * workload.held_bytes(tensor) for tensor in workload.layout.frozen_parameters)
+    return Term(kind="weights", name=FROZEN, bytes=held)
+
+
+def buffer_terms(workload: Workload) -> list[Term]:
+    """The model's buffers: every rank holds them, and every library keeps their dtypes here."""
+    size = sum(buffer.numel * _width(workload, buffer) for buffer in workload.layout.buffers)
+    return [Term(kind="buffers", name="model buffers", bytes=size, extra=True)]
+
+
+def replica_terms(workload: Workload) -> list[Term]:
+    """P elements of weights and of gradients, 2 P of Adam, and one step counter per parameter.
+
+    P counts what is trained; frozen weights are there once more, in their own dtype. A parameter that no
+    gradient reaches has neither a gradient nor states.
+    """
+    parameters = workload.layout.reached
+    size = elements(parameters) * workload.master_bytes
+    held = workload.layout.trained_count * workload.master_bytes
+    return [
+        Term(kind="weights", name="whole weights", bytes=held),
+        whole_frozen(workload),
+        Term(kind="gradients", name="whole gradients", bytes=size),
+        Term(kind="optimizer", name="Adam's moments", bytes=ADAM_MOMENTS * size),
+        step_counters(len(parameters), workload),
+        *buffer_terms(workload),
+    ]
+
+
+def replica_tensors(workload: Workload) -> list[list[int]]:
+    """Elements of each parameter by group: what an optimizer of whole replicas updates."""
+    return [[parameter.numel for parameter in group] for group in workload.layout.reached_groups()]
+
+
+def _width(workload: Workload, buffer: Tensor) -> int:
+    is_float = "float" in buffer.dtype
+    return DTYPE_BYTES["float32" if is_float and workload.widened else buffer.dtype]
 
 
 def model_states(workload: Workload) -> ModelStates:

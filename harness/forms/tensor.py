@@ -1,17 +1,31 @@
-"""Tensor parallelism with DTensor of torch 2.13 (`backends/tensor/cut.py`), layers cut over ranks."""
+"""Layers cut over ranks: DTensor of torch 2.13 (`backends/tensor/cut.py`), alone and under FSDP2, and AutoTP
+of DeepSpeed; and the workload of the ranks that hold the same part of each layer."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from types import ModuleType
 
-from harness.backends.tensor.plan import COLUMNS, ROWS, VOCABULARY, cut_dimension, local_shape
-from harness.forms.common_states import replica_tensors, replica_terms
-from harness.forms.dtypes import DTYPE_BYTES
+from harness.backends.mesh import Mesh
+from harness.backends.tensor.plan import (
+    COLUMNS,
+    OUTPUT,
+    ROWS,
+    VOCABULARY,
+    autotp_local_shape,
+    cut_dimension,
+    local_shape,
+    part_sizes,
+)
+from harness.forms.fsdp import fsdp2
 from harness.forms.model.activations import SELECTIVE, blocks_between
-from harness.forms.model.layout import Layout, Tensor
+from harness.forms.model.layout import DTYPE_BYTES, Layout, Tensor
+from harness.forms.single import replica_tensors, replica_terms
 from harness.forms.terms import (
     GRADIENTS,
     NORM,
+    OVERFLOW,
     Collective,
     ModelStates,
     Volume,
@@ -21,11 +35,16 @@ from harness.forms.terms import (
     whole_sizes,
 )
 from harness.forms.workload import Workload
+from harness.forms.zero import zero3, zero12
+from harness.forms.zero.zero0 import bucket_elements
 
 FORWARD = "activations added up in the forward pass"
 BACKWARD = "gradients of activations added up in the backward pass"
 AGAIN = "activations added up to recompute blocks"
 LOGITS = "logits gathered"
+UNDERNEATH = {"tensor": "single", "fsdp2-tensor": "fsdp2", "zero12-tensor": "zero12", "zero3-tensor": "zero3"}
+"""Family of ranks that cut layers -> that of the ranks which hold the same part of them."""
+LENGTH_UNKNOWN = "the length of samples is not known, and so the size of activations"
 FSDP2 = "fsdp2-tensor"
 """The family of FSDP2 around layers that are cut."""
 
@@ -66,7 +85,7 @@ def collectives(workload: Workload) -> Volume:
         return [*found, *_gradients(workload), norm("tensor")]
 
     if workload.sequence_length is None:
-        return Volume(unknown="the length of samples is not known, and so the size of activations")
+        return Volume(unknown=LENGTH_UNKNOWN)
     return Volume(collectives=tuple(over_steps(workload, step)), unknown=why_unknown(workload))
 
 
@@ -201,3 +220,183 @@ def _layer(tensor: Tensor) -> str:
 
 def _is_weight(tensor: Tensor) -> bool:
     return tensor.name.endswith(".weight")
+
+
+class Fsdp2Tensor:
+    """FSDP2 of torch 2.13 along 'shard' of a model whose layers are cut along 'tensor'."""
+
+    def model_states(self, workload: Workload) -> ModelStates:
+        """Those of FSDP2 with the model that one rank along 'tensor' holds."""
+        return fsdp2.model_states(local_workload(workload))
+
+    def updated_tensors(self, workload: Workload) -> list[list[int]]:
+        """Elements of what the rank holds of each parameter, by group."""
+        return fsdp2.updated_tensors(local_workload(workload))
+
+    def collectives(self, workload: Workload) -> Volume:
+        """FSDP2's of that model along 'shard', and the activations along 'tensor'."""
+        if workload.sequence_length is None:
+            return Volume(unknown=LENGTH_UNKNOWN)
+        inner = fsdp2.collectives(local_workload(workload))
+
+        def step(workload: Workload, _: int) -> list[Collective]:
+            return [*activations(workload, workload.accumulation_steps), norm("world")]
+
+        along_shard = [replace(part, role="shard") for part in inner.collectives if part.term != NORM]
+        return replace(
+            inner,
+            collectives=(*along_shard, *over_steps(workload, step)),
+            unknown=inner.unknown or why_unknown(workload),
+        )
+
+
+fsdp2_tensor = Fsdp2Tensor()
+
+
+# DeepSpeed AutoTP 0.19.8 (`backends/tensor/autotp.py`): layers cut along 'tensor', ZeRO along 'data'.
+
+
+@dataclass(frozen=True)
+class ZeroTensor:
+    """Closed forms of one family of ZeRO across ranks that hold the same part of each layer."""
+
+    inner: ModuleType
+
+    def model_states(self, workload: Workload) -> ModelStates:
+        """Those of ZeRO with the model that one rank along 'tensor' holds."""
+        found: ModelStates = self.inner.model_states(zero_workload(workload))
+        return found
+
+    def updated_tensors(self, workload: Workload) -> list[list[int]]:
+        """Elements of each flat tensor that this rank's optimizer updates."""
+        found: list[list[int]] = self.inner.updated_tensors(zero_workload(workload))
+        return found
+
+    def collectives(self, workload: Workload) -> Volume:
+        """ZeRO's of that model along 'data', and activations, norms and flags along 'tensor'."""
+        if workload.sequence_length is None:
+            return Volume(unknown=LENGTH_UNKNOWN)
+        along_data: Volume = self.inner.collectives(zero_workload(workload))
+
+        def step(workload: Workload, _: int) -> list[Collective]:
+            return _autotp_activations(workload, workload.accumulation_steps)
+
+        found = [replace(part, role="data") for part in along_data.collectives]
+        found += [
+            replace(part, role="tensor") for part in along_data.collectives if part.term in (NORM, OVERFLOW)
+        ]
+        found += over_steps(workload, step)
+        return replace(
+            along_data,
+            collectives=tuple(found),
+            unknown=along_data.unknown or why_unknown(workload),
+        )
+
+
+zero12_tensor, zero3_tensor = ZeroTensor(zero12), ZeroTensor(zero3)
+
+
+def zero_workload(workload: Workload) -> Workload:
+    """One rank of those that share states, as ZeRO sees it."""
+    mesh = workload.mesh
+    assert mesh is not None
+    return replace(
+        workload,
+        layout=_autotp_cut(workload),
+        strategy=replace(workload.strategy, family=UNDERNEATH[workload.strategy.family]),
+        # By the preset no larger than the model before it is cut.
+        options={**workload.options, "reduce_bucket_size": bucket_elements(workload)},
+        world_size=mesh.size("data"),
+        rank=mesh.coordinates(workload.rank)["data"],
+        mesh=None,
+    )
+
+
+def _autotp_cut(workload: Workload) -> Layout:
+    """The model as one rank along 'tensor' holds it."""
+    mesh = workload.mesh
+    assert mesh is not None
+    ranks, place = mesh.size("tensor"), mesh.coordinates(workload.rank)["tensor"]
+
+    def local(tensor: Tensor) -> Tensor:
+        return replace(tensor, shape=autotp_local_shape(tensor.name, tensor.shape, ranks, place))
+
+    layout = workload.layout
+    return layout.once(
+        ("autotp", ranks, place), lambda: replace(layout, parameters=tuple(map(local, layout.parameters)))
+    )
+
+
+def _autotp_activations(workload: Workload, passes: int) -> list[Collective]:
+    """Forward: each layer of `ROWS` adds up its outputs; an untied output layer gathers its logits.
+
+    Backward: each layer of `COLUMNS`, and that output layer, adds up the gradient of what it read, by itself
+    (`ColumnParallel.backward`, module_inject/layers.py).
+    """
+    dtype = workload.compute_dtype
+    readers = list(_weights(workload, *COLUMNS, OUTPUT))
+    size = sum(tensor.shape[1] for tensor in readers) * positions(workload) * DTYPE_BYTES[dtype]
+    return [
+        *_autotp_forward(workload, passes),
+        Collective(
+            phase="backward", op="all_reduce", dtype=dtype, term=BACKWARD, role="tensor",
+            payload_bytes=passes * size, calls=passes * len(readers),
+        ),
+        *recomputed(workload, passes),
+    ]  # fmt: skip
+
+
+def _autotp_forward(workload: Workload, passes: int) -> list[Collective]:
+    dtype = workload.compute_dtype
+    per_feature = passes * positions(workload) * DTYPE_BYTES[dtype]
+    rows, output = list(_weights(workload, *ROWS)), list(_weights(workload, OUTPUT))
+    found = [
+        Collective(
+            phase="forward", op="all_reduce", dtype=dtype, term=FORWARD, role="tensor",
+            payload_bytes=per_feature * sum(tensor.shape[0] for tensor in rows), calls=passes * len(rows),
+        )
+    ]  # fmt: skip
+    if output:
+        found.append(
+            Collective(
+                phase="forward", op="all_gather", dtype=dtype, term=LOGITS, role="tensor",
+                payload_bytes=per_feature * _padded(workload, output[0], 0), calls=passes,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _padded(workload: Workload, tensor: Tensor, dimension: int) -> int:
+    """A dimension once it was gathered from parts that are padded to the largest."""
+    assert workload.mesh is not None
+    ranks = workload.mesh.size("tensor")
+    return ranks * max(part_sizes(tensor.shape[dimension], ranks))
+
+
+def _weights(workload: Workload, *layers: str) -> Iterator[Tensor]:
+    for tensor in workload.layout.parameters:
+        module, _, kind = tensor.name.rpartition(".")
+        if kind == "weight" and module.rpartition(".")[2] in layers:
+            yield tensor
+
+
+def local_workload(workload: Workload) -> Workload:
+    """The workload of the ranks that hold the same part of each layer; itself where none is cut.
+
+    Its model is what one rank holds, its ranks those with samples of their own.
+    """
+    mesh = workload.mesh
+    if mesh is None or mesh.size("tensor") == 1:
+        return workload
+    family = workload.strategy.family
+    if family.startswith("zero"):
+        return zero_workload(workload)
+    return replace(
+        workload,
+        layout=cut(workload),
+        strategy=replace(workload.strategy, family=UNDERNEATH.get(family, family)),
+        world_size=mesh.data_size,
+        shard_size=mesh.size("shard") if mesh.size("shard") > 1 else None,
+        rank=mesh.data_rank(workload.rank),
+        mesh=Mesh.data_parallel(mesh.data_size),
+    )

@@ -10,8 +10,7 @@ from importlib.resources import files
 from types import SimpleNamespace
 from typing import Any
 
-from harness.forms.dtypes import DTYPE_BYTES
-from harness.forms.model.layout import Tensor
+from harness.forms.model.layout import DTYPE_BYTES, Tensor
 from harness.forms.workload import Role, Workload
 
 RING_PASSES = {

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from harness.backends.base import Precision
 from harness.backends.strategy import SHARDINGS, StrategyKind
-from harness.forms.common_states import ADAM_MOMENTS
-from harness.forms.dtypes import DTYPE_BYTES
+from harness.forms.model.layout import DTYPE_BYTES
+from harness.forms.single import ADAM_MOMENTS
 from harness.forms.terms import (
     BACKWARD,
     FORWARD,

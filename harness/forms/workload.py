@@ -12,8 +12,7 @@ from harness.backends.hybrid import SECOND_COPY
 from harness.backends.mesh import Mesh
 from harness.backends.optimizer.kinds import NewtonSchulz
 from harness.backends.strategy import StrategyKind
-from harness.forms.dtypes import COMPUTE, DTYPE_BYTES
-from harness.forms.model.layout import Derivations, Layout, Tensor
+from harness.forms.model.layout import COMPUTE, DTYPE_BYTES, Derivations, Layout, Tensor
 
 Role = str
 """What a group of ranks is for: 'world'; 'shard' or 'replica' of hybrid sharding; else the dimensions of the

@@ -10,7 +10,7 @@ from importlib.resources import files
 from harness.backends import registry
 from harness.backends.libraries.extensions import why_not_replaced
 from harness.backends.mesh import Dimension
-from harness.forms.optimizer.other_kinds import why_not
+from harness.forms.optimizers import why_not
 from harness.job.job import Job
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from harness.errors import HarnessError
 from harness.forms.model.activations import blocks_between
-from harness.forms.optimizer.other_kinds import OWN_STATES
-from harness.forms.optimizer.step import implementation
+from harness.forms.optimizers import OWN_STATES, implementation
 from harness.forms.peak_memory.families import has_timeline
 from harness.job.job import DEFAULT_TASK, Job, axes_of
 from harness.judge.wording import listed

@@ -12,7 +12,7 @@ from harness.errors import HarnessError
 from harness.forms import pipeline, tensor
 from harness.forms.model.activations import ActivationProfile, Segment, Size
 from harness.forms.model.layout import Attention, Layout, Tensor
-from harness.forms.part import local_workload
+from harness.forms.tensor import local_workload
 from harness.forms.workload import Workload
 
 

@@ -11,15 +11,14 @@ from typing import Literal, TypeVar
 
 from harness.backends.model_source import PIECE_ELEMENTS, Loading
 from harness.errors import HarnessError
-from harness.forms.dtypes import COMPUTE, DTYPE_BYTES
 from harness.forms.fsdp.units import reduce_dtype
 from harness.forms.model.activations import ActivationProfile
-from harness.forms.model.layout import elements
-from harness.forms.part import samples_at_once
+from harness.forms.model.layout import COMPUTE, DTYPE_BYTES, elements
 from harness.forms.peak_memory.families import least_peak, peak_moments
 from harness.forms.peak_memory.step import TRACED, PeakMoment, Phase
+from harness.forms.pipeline import samples_at_once
 from harness.forms.terms import STATE_KINDS, Term, by_kind
-from harness.forms.zero.zero3.gathering import own_settings
+from harness.forms.zero.zero3 import own_settings
 from harness.plan.architectures import mixture_of_experts
 from harness.plan.coverage import (
     neighbours,

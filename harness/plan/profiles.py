@@ -32,8 +32,8 @@ from harness.forms.model.activations import (
     from_json,
 )
 from harness.forms.model.layout import Layout
-from harness.forms.part import local_workload, samples_at_once
-from harness.forms.tensor import ranks_of
+from harness.forms.pipeline import samples_at_once
+from harness.forms.tensor import local_workload, ranks_of
 from harness.forms.workload import Workload
 from harness.import_path import ask_module, module_command, safe_environment
 from harness.job.job import AdapterSection, ModelSection

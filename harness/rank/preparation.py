@@ -11,7 +11,7 @@ from torch import nn
 from harness.backends.base import Backend, Batch, Engine, LossScale, SetupContext, Unsupported, World
 from harness.backends.model_source import Loading
 from harness.backends.registry import strategy_of
-from harness.forms.optimizer.other_kinds import why_not
+from harness.forms.optimizers import why_not
 from harness.job.job import Job, OptimizerSection, UpdateGroup
 from harness.rank.data.samples import DataFacts
 from harness.rank.failure_words import note_parameters

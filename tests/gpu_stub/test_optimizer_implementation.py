@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.forms.optimizer.step import implementation
+from harness.forms.optimizers import implementation
 from harness.record.workload import of_record
 from tests.gpu_stub.machine import Machine
 from tests.representatives import first

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.forms.optimizer.step import step_temporary
+from harness.forms.optimizers import step_temporary
 from harness.record import Record
 from harness.record.workload import of_record
 from tests.memory.runs import LLAMA, compare

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from harness.forms.common_states import ADAM_MOMENTS, FROZEN, buffer_terms, step_counters
-from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.fsdp.units import (
     KEPT_BY_EVALUATION,
     GatherUnit,
@@ -18,7 +16,8 @@ from harness.forms.fsdp.units import (
     reduced_sizes,
     reduction_remarks,
 )
-from harness.forms.model.layout import Tensor, ceil_to, elements
+from harness.forms.model.layout import DTYPE_BYTES, Tensor, ceil_to, elements
+from harness.forms.single import ADAM_MOMENTS, FROZEN, buffer_terms, step_counters
 from harness.forms.terms import (
     BACKWARD,
     FORWARD,

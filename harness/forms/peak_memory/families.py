@@ -15,11 +15,19 @@ from harness.forms.ddp import wraps
 from harness.forms.fsdp.fsdp1 import ALIGNMENT_BYTES, flat_unit, is_sharded
 from harness.forms.model.activations import ActivationProfile, Gradient, Segment, Size, no_activations
 from harness.forms.model.layout import Layout, Tensor, ceil_to, elements
-from harness.forms.part import local_workload, samples_at_once
 from harness.forms.peak_memory.fsdp import Fsdp1Timeline, Fsdp2Timeline
 from harness.forms.peak_memory.step import GRADIENTS, Ledger, PeakMoment, Phase, Replay, StepTimeline
 from harness.forms.peak_memory.zero import Zero0Timeline, Zero3TensorTimeline, Zero3Timeline, Zero12Timeline
-from harness.forms.pipeline import cut_of, held, micro_batches_of, options_of, place_of, ranks_of
+from harness.forms.pipeline import (
+    cut_of,
+    held,
+    micro_batches_of,
+    options_of,
+    place_of,
+    ranks_of,
+    samples_at_once,
+)
+from harness.forms.tensor import local_workload
 from harness.forms.terms import Term, named_terms
 from harness.forms.workload import Workload
 from harness.forms.zero.zero12 import START_ALIGNMENT_ELEMENTS

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.fsdp.fsdp1 import flat_unit, is_sharded
 from harness.forms.fsdp.fsdp2 import reshards_root
 from harness.forms.fsdp.units import reduce_dtype
-from harness.forms.model.layout import Tensor, ceil_to, elements
+from harness.forms.model.layout import DTYPE_BYTES, Tensor, ceil_to, elements
 from harness.forms.peak_memory.step import GRADIENTS, StepTimeline, Unit, gathering
 from harness.forms.terms import named_terms
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 from harness.backends.presets import ZERO3_DEFAULTS, ZERO3_PREFETCH_ELEMENTS
 from harness.backends.tensor.plan import autotp_cut_dimension
-from harness.forms.dtypes import DTYPE_BYTES
-from harness.forms.model.layout import Tensor, ceil_to, elements
-from harness.forms.optimizer.step import update_copies, updated_tensors
+from harness.forms.model.layout import DTYPE_BYTES, Tensor, ceil_to, elements
+from harness.forms.optimizers import update_copies, updated_tensors
 from harness.forms.peak_memory.step import (
     GRADIENTS,
     STATE_SOURCE,
@@ -21,9 +20,13 @@ from harness.forms.peak_memory.step import (
     reduce_scattering,
 )
 from harness.forms.terms import named_terms
-from harness.forms.zero.stages import bucket_elements, gradient_accumulation_bytes, reduce_dtype
-from harness.forms.zero.zero0 import FALLBACK_BUCKET_ELEMENTS
-from harness.forms.zero.zero3.states import SECOND_COPY, SECOND_COPY_PADDING
+from harness.forms.zero.zero0 import (
+    FALLBACK_BUCKET_ELEMENTS,
+    bucket_elements,
+    gradient_accumulation_bytes,
+    reduce_dtype,
+)
+from harness.forms.zero.zero3 import SECOND_COPY, SECOND_COPY_PADDING
 from harness.forms.zero.zero12 import START_ALIGNMENT_ELEMENTS
 
 ZERO0, ZERO12, ZERO3 = map(named_terms, ("zero0", "zero12", "zero3"))
@@ -431,8 +434,8 @@ class Zero3TensorTimeline(Zero3Timeline):
 
 # What torch's caching allocator keeps of blocks that are as large as all that a rank updates at once. Small
 # tensors find room in what others left, a flat one of a whole sub-group only in a free block as large (torch
-# 2.13, c10/cuda/CUDACachingAllocator.cpp: get_free_block takes the smallest such block, split_block returns the
-# rest, free_block joins neighbours).
+# 2.13, c10/cuda/CUDACachingAllocator.cpp: get_free_block takes the smallest such block, split_block returns
+# the rest, free_block joins neighbours).
 
 
 @dataclass(eq=False)

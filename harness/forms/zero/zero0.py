@@ -1,12 +1,77 @@
-"""DeepSpeed 0.19.8, ZeRO stage 0: data parallelism under DeepSpeed's engine."""
+"""DeepSpeed 0.19.8: what the stages of ZeRO have in common, and stage 0, which is data parallelism."""
 
 from __future__ import annotations
 
-from harness.forms.common_states import ADAM_MOMENTS, buffer_terms, step_counters, whole_frozen
-from harness.forms.dtypes import DTYPE_BYTES
+from typing import Any
+
+from harness.backends.presets import COMMUNICATION_DTYPE, DATA_TYPES, ZERO_BUCKET_DEFAULT, zero_changes
+from harness.forms.model.layout import DTYPE_BYTES
+from harness.forms.single import ADAM_MOMENTS, buffer_terms, step_counters, whole_frozen
 from harness.forms.terms import GRADIENTS, NORM, Collective, ModelStates, Term, Volume, over_steps, states
 from harness.forms.workload import Workload
-from harness.forms.zero.stages import reduce_dtype
+
+FP32_SURPLUS = "gradients add up in fp32"
+"""Beyond the textbook's 2 bytes per gradient."""
+SECOND_FP32_COPY = "second fp32 copy"
+"""Of weights that are fp32 already: DeepSpeed clones them for the optimizer as it does low-precision ones."""
+
+
+def preset_values(workload: Workload) -> dict[str, Any]:
+    """What the preset sets in DeepSpeed's configuration."""
+    return workload.once("preset", lambda: _preset_values(workload))
+
+
+def _preset_values(workload: Workload) -> dict[str, Any]:
+    stage, count = workload.strategy.stage, workload.layout.parameter_count
+    changes = zero_changes(stage, workload.precision, workload.preset, count)
+    return {change.setting: change.value for change in changes}
+
+
+def bucket_elements(workload: Workload) -> int:
+    """`reduce_bucket_size`: as given, else by the preset."""
+    given = workload.options.get("reduce_bucket_size")
+    if given is not None:
+        return int(given)
+    return int(preset_values(workload).get("reduce_bucket_size", ZERO_BUCKET_DEFAULT))
+
+
+def reduce_dtype(workload: Workload) -> str:
+    """`DeepSpeedEngine.communication_data_type`; like for like it is set to fp32 at mixed precision.
+
+    Where ranks divide samples `seq_parallel_communication_data_type` takes its place, which is fp32
+    (DeepSpeed 0.19.8, engine.py, `_configure_distributed_model`).
+    """
+    pinned = COMMUNICATION_DTYPE in preset_values(workload) or workload.strategy.sequence is not None
+    return "float32" if pinned else workload.compute_dtype
+
+
+def gradient_accumulation_bytes(workload: Workload) -> int:
+    """Bytes per element in which micro-steps add up: the compute dtype's unless the preset says fp32.
+
+    DeepSpeed 0.19.8, `runtime/engine.py`, `DeepSpeedEngine.get_data_types`.
+    """
+    return 4 if DATA_TYPES in preset_values(workload) else workload.compute_bytes
+
+
+def bucket_calls(workload: Workload) -> int | None:
+    """1 where all gradients fit into one bucket; else it depends on the order in which they come."""
+    return 1 if workload.layout.trained_count <= bucket_elements(workload) else None
+
+
+def buckets_filled(workload: Workload) -> int:
+    """Buckets that the gradients of one backward pass fill, taken from the last parameter to the first.
+
+    A bucket is reduced when the next gradient would not fit into it; no gradient is split, so one that is
+    larger than a bucket is reduced alone (DeepSpeed 0.19.8, stage3.py
+    `reduce_independent_p_g_buckets_and_remove_grads`, and its namesake of stages 1 and 2).
+    """
+    limit, filled, buckets = bucket_elements(workload), 0, 1
+    for parameter in reversed(workload.layout.trained):
+        if filled and filled + parameter.numel > limit:
+            buckets, filled = buckets + 1, 0
+        filled += parameter.numel
+    return buckets
+
 
 FALLBACK_BUCKET_ELEMENTS = 500_000_000
 """`MEMORY_OPT_ALLREDUCE_SIZE` (engine.py)."""

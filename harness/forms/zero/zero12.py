@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.backends.presets import MULTI_RANK_BUCKET
-from harness.forms.common_states import ADAM_MOMENTS, buffer_terms, step_counters, whole_frozen
-from harness.forms.dtypes import DTYPE_BYTES
-from harness.forms.model.layout import Tensor, ceil_to, elements
+from harness.forms.model.layout import DTYPE_BYTES, Tensor, ceil_to, elements
+from harness.forms.single import ADAM_MOMENTS, buffer_terms, step_counters, whole_frozen
 from harness.forms.terms import (
     FURTHER_GRADIENTS,
     GRADIENTS,
@@ -24,7 +23,7 @@ from harness.forms.terms import (
     states,
 )
 from harness.forms.workload import Workload
-from harness.forms.zero.stages import (
+from harness.forms.zero.zero0 import (
     FP32_SURPLUS,
     SECOND_FP32_COPY,
     bucket_calls,

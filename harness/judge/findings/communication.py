@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from harness.backends.base import Effective
-from harness.forms.dtypes import DTYPE_BYTES
+from harness.forms.model.layout import DTYPE_BYTES
 from harness.forms.peak_memory.families import most_gathered_bytes
 from harness.forms.workload import ELSEWHERE
 from harness.judge.effective import EVERY_MICRO_STEP, counted_synchronisation

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from harness.forms.ddp import BUCKETS_BESIDE_GRADIENTS
 from harness.forms.terms import Term
-from harness.forms.zero.stages import FP32_SURPLUS, SECOND_FP32_COPY
-from harness.forms.zero.zero3.states import PERSISTENT_PARAMETERS, REDUCTION_BUCKET
+from harness.forms.zero.zero0 import FP32_SURPLUS, SECOND_FP32_COPY
+from harness.forms.zero.zero3 import PERSISTENT_PARAMETERS, REDUCTION_BUCKET
 from harness.judge.library_notes.note import MEMORY, SMALL_SHARE, CellNote, LibraryNote
 from harness.judge.library_notes.training import low_precision_masters
 from harness.judge.quantities import RankStates, largest, rank_states, textbook

@@ -13,7 +13,7 @@ from harness.forms.terms import (
     UPDATED,
 )
 from harness.forms.textbook import TermDifference
-from harness.forms.zero.zero3.collectives import TIED_TERM
+from harness.forms.zero.zero3 import TIED_TERM
 from harness.judge.library_notes.note import SMALL_SHARE, TRAFFIC, CellNote, LibraryNote
 from harness.judge.quantities import (
     sent_bytes_per_step,

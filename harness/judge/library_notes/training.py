@@ -7,7 +7,7 @@ import math
 from harness.backends import registry
 from harness.backends.libraries.facts import fact
 from harness.backends.presets import TIMER_WAITS, preset_changes
-from harness.forms.dtypes import DTYPE_BYTES
+from harness.forms.model.layout import DTYPE_BYTES
 from harness.judge.effective import clipping, master_dtypes
 from harness.judge.library_notes.note import NAMES, PARITY, CellNote, LibraryNote
 from harness.judge.quantities import reduced_dtypes

@@ -9,13 +9,13 @@ from harness.backends import registry
 from harness.backends.base import World
 from harness.errors import HarnessError, JobError
 from harness.forms import pipeline
-from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.fsdp import units as fsdp
+from harness.forms.model.layout import DTYPE_BYTES
 from harness.forms.network import EMULATED, transport_sent_bytes
 from harness.forms.terms import Collective, ModelStates, ring_formula
 from harness.forms.textbook import gathers_updated, textbook_sent_bytes, textbook_states
 from harness.forms.workload import Role, Workload
-from harness.forms.zero import stages as zero
+from harness.forms.zero import zero0
 from harness.job.batch import BatchLayout, cell_layout, job_layout, with_global_batch
 from harness.judge.wording import ranks
 from harness.plan.accumulation import reduced_each_time, reducing_each
@@ -93,7 +93,7 @@ def communication_dtypes(workload: Workload) -> tuple[str, str]:
     """
     if workload.strategy.family in ("single", "ddp", "pipeline"):
         return workload.master_dtype, workload.master_dtype
-    library = fsdp if workload.strategy.zero_stage is None else zero
+    library = fsdp if workload.strategy.zero_stage is None else zero0
     return workload.compute_dtype, library.reduce_dtype(workload)
 
 

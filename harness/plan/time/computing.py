@@ -11,12 +11,12 @@ from harness.errors import HarnessError
 from harness.forms.ddp import views_buckets
 from harness.forms.families import collectives, gathers_weights, model_states, reduces_gradients
 from harness.forms.fsdp import units as fsdp
-from harness.forms.host_link import host_elements, host_link_bytes
 from harness.forms.model.activations import SELECTIVE, recomputed_share
-from harness.forms.optimizer.step import implementation
-from harness.forms.part import local_workload, samples_at_once
-from harness.forms.pipeline import bubble_of
+from harness.forms.network import host_elements, host_link_bytes
+from harness.forms.optimizers import implementation
+from harness.forms.pipeline import bubble_of, samples_at_once
 from harness.forms.sequence import with_attention
+from harness.forms.tensor import local_workload
 from harness.forms.terms import (
     BACKWARD,
     FORWARD,
@@ -31,7 +31,7 @@ from harness.forms.terms import (
 )
 from harness.forms.textbook import textbook_collectives
 from harness.forms.workload import Workload
-from harness.forms.zero import stages as zero
+from harness.forms.zero import zero0
 from harness.job.job import ModelSection
 from harness.plan.hardware import Device, TimeConstants, TimeTerm
 from harness.plan.model import Decoder, PlannedModel, Weight, decoder, part_of
@@ -161,7 +161,7 @@ class Work:
             return found, f"harness.forms.{workload.strategy.family}"
         if self.scenario.mesh.cuts_model:
             raise HarnessError(f"traffic is not known: {volume.unknown}")
-        library = fsdp if workload.strategy.zero_stage is None else zero
+        library = fsdp if workload.strategy.zero_stage is None else zero0
         textbook = textbook_collectives(
             workload, weight_dtype=workload.compute_dtype, reduce_dtype=library.reduce_dtype(workload)
         )

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from harness.errors import HarnessError
-from harness.forms.cost import gpu_hours, kilowatt_hours
 from harness.forms.ddp import bucket_count
-from harness.forms.dtypes import DTYPE_BYTES
 from harness.forms.families import gathers_weights, reduces_gradients
-from harness.forms.flops import ModelGeometry, model_flops_per_token
+from harness.forms.flops import ModelGeometry, gpu_hours, kilowatt_hours, model_flops_per_token
+from harness.forms.model.layout import DTYPE_BYTES
 from harness.forms.network import EMULATED, guide_ratio, time_ratio, transport_sent_bytes
-from harness.forms.part import local_workload
+from harness.forms.tensor import local_workload
 from harness.forms.terms import (
     FURTHER_FORWARD,
     FURTHER_GRADIENTS,
@@ -24,8 +23,8 @@ from harness.forms.terms import (
     ring_sent_bytes,
 )
 from harness.forms.workload import Workload
-from harness.forms.zero import stages as zero
-from harness.forms.zero.zero3.gathering import fetching
+from harness.forms.zero import zero0
+from harness.forms.zero.zero3 import fetching
 from harness.plan.coverage import COMPILED, OPTIMIZER, require_speed
 from harness.plan.hardware import Device, TimeConstants, TimeTerm, default_constants
 from harness.plan.scenario import Scenario
@@ -255,7 +254,7 @@ def _calls(collective: Collective, workload: Workload) -> int:
         workload = local_workload(workload)
         gradients = workload.layout.parameter_count * DTYPE_BYTES[collective.dtype]
         passes = max(1, round(collective.payload_bytes / gradients))
-        return zero.buckets_filled(workload) * passes
+        return zero0.buckets_filled(workload) * passes
     return max(1, len(workload.layout.units()))
 
 

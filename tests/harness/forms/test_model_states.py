@@ -9,7 +9,7 @@ from harness.forms.model.layout import Layout, Tensor
 from harness.forms.terms import ModelStates
 from harness.forms.textbook import textbook_states
 from harness.forms.workload import Workload
-from harness.forms.zero.stages import FP32_SURPLUS
+from harness.forms.zero.zero0 import FP32_SURPLUS
 from tests.harness.forms.layouts import BLOOM_560M, BLOOM_SMALL, LLAMA_SMALL, layout_of
 
 GEOMETRIES = {"bloom": BLOOM_560M, "bloom-small": BLOOM_SMALL, "llama-small": LLAMA_SMALL}

@@ -1,16 +1,14 @@
 """The part of a model that a rank computes, and what plans make of it."""
 
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from harness.errors import HarnessError
 from harness.forms import tensor
-from harness.forms.part import local_workload
 from harness.forms.pipeline import bubble_share
-from harness.forms.zero import zero_tensor
+from harness.forms.tensor import local_workload
 from harness.plan.model import decoder, local_config, part_of
 from harness.plan.models import load_model
 from harness.plan.prediction import predict_memory
@@ -117,20 +115,19 @@ def test_autotp_under_stage_3_keeps_what_it_gathers_for_cut_layers_until_the_bac
     assert kept(activation_checkpointing=True) == 2 * head.numel // 2
 
 
-@pytest.mark.parametrize(("label", "module"), [("autotp-zero2", zero_tensor), ("tp", tensor)])
+@pytest.mark.parametrize(("label", "name"), [("autotp-zero2", "autotp_local_shape"), ("tp", "local_shape")])
 def test_a_model_is_cut_once_for_all_micro_batches(
-    label: str, module: ModuleType, monkeypatch: pytest.MonkeyPatch
+    label: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A recommendation asks for hundreds of batches of the same parts."""
-    name = "autotp_local_shape" if module is zero_tensor else "local_shape"
-    shape, cut = getattr(module, name), []
+    shape, cut = getattr(tensor, name), []
 
     def counted(*given: Any) -> tuple[int, ...]:
         cut.append(given)
         found: tuple[int, ...] = shape(*given)
         return found
 
-    monkeypatch.setattr(module, name, counted)
+    monkeypatch.setattr(tensor, name, counted)
     first = scenario(label, 4)
     model = replace(first.model, layout=replace(first.model.layout))
     parts = [

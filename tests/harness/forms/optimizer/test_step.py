@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from harness.forms.optimizer.step import implementation, step_temporary, updated_tensors
+from harness.forms.optimizers import implementation, step_temporary, updated_tensors
 from tests.geometries import bloom_workload, small_workload, under
 
 SHAPES = ((10, 4), (6, 4), (8, 4))

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from harness.backends.tensor.cut import cut_layers
-from harness.forms.dtypes import DTYPE_BYTES
+from harness.forms.model.layout import DTYPE_BYTES
 from harness.forms.tensor import LOGITS
 from harness.plan.hardware import Device
 from harness.plan.models import load_model

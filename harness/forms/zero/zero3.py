@@ -1,13 +1,17 @@
-"""Collectives of ZeRO stage 3."""
+"""When ZeRO stage 3 gathers weights, and which it keeps gathered."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
+from harness.backends.options import SUB_GROUP_ELEMENTS
+from harness.backends.presets import ZERO3_DEFAULTS, ZERO3_PREFETCH_ELEMENTS
 from harness.forms.model.activations import SELECTIVE, blocks_between
-from harness.forms.model.layout import READ_ELSEWHERE, RETURNED, Layout, Tensor, Use, ceil_to
+from harness.forms.model.layout import DTYPE_BYTES, READ_ELSEWHERE, RETURNED, Layout, Tensor, Use, ceil_to
+from harness.forms.single import ADAM_MOMENTS, FROZEN, buffer_terms, step_counters
 from harness.forms.terms import (
     BACKWARD,
     FORWARD,
@@ -19,15 +23,232 @@ from harness.forms.terms import (
     OVERFLOW,
     UPDATED,
     Collective,
+    ModelStates,
+    Share,
+    Term,
     Underived,
     Volume,
     gathered,
+    merged,
     over_steps,
+    states,
 )
 from harness.forms.workload import Role, Workload
-from harness.forms.zero.stages import bucket_calls, reduce_dtype
-from harness.forms.zero.zero3.gathering import fetching, own_settings
-from harness.forms.zero.zero3.states import sub_groups
+from harness.forms.zero.zero0 import (
+    FP32_SURPLUS,
+    SECOND_FP32_COPY,
+    bucket_calls,
+    bucket_elements,
+    gradient_accumulation_bytes,
+    preset_values,
+    reduce_dtype,
+)
+
+OPTIONS = (*ZERO3_DEFAULTS, "stage3_prefetch_bucket_size", "leaf_module", "memory_efficient_linear")
+"""Options of the backend that decide what is gathered when, and what that costs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatherLimits:
+    """Limits in elements, as `PartitionedParameterCoordinator` (DeepSpeed 0.19.8) takes them."""
+
+    persistence: int
+    live: int
+    reuse: int
+    ahead: int
+    parameters: int
+    """Of the model."""
+    blocks: tuple[str, ...]
+    """Leaf modules: names of those that are gathered at once."""
+
+    @cached_property
+    def gathers_each_use(self) -> bool:
+        """Whether each module's weights come for its own use and go after it."""
+        return not self.reuse and not (self.live and self.ahead)
+
+    @cached_property
+    def keeps_for_backward(self) -> bool:
+        """Whether everything that the forward pass gathers stays until the backward pass has used it.
+
+        By reuse: no two uses are further apart than all uses together. By prefetch too: what is
+        there already when the fetch queue passes its next use is not released (`__params_to_release`), and
+        with room for the whole model the queue passes all uses at once.
+        """
+        uses = 2 * self.parameters
+        if self.blocks:
+            return False  # not derived: the reuse scan looks into all children of what it compares with
+        return self.reuse >= uses or (self.live >= uses and self.ahead > self.parameters)
+
+    def is_persistent(self, tensor: Tensor) -> bool:
+        """`mark_persistent_parameters` (parameter_offload.py)."""
+        return tensor.numel <= self.persistence
+
+    def unit(self, tensor: Tensor) -> str:
+        """The module with which a parameter is gathered."""
+        block = next((name for name in self.blocks if tensor.name.startswith(f"{name}.")), None)
+        return block or tensor.name.rpartition(".")[0]
+
+
+def fetching(workload: Workload) -> GatherLimits:
+    """Options as typed, else the preset's values, else the library's."""
+    return workload.once("fetching", lambda: _fetching(workload))
+
+
+def _fetching(workload: Workload) -> GatherLimits:
+    known = preset_values(workload)
+
+    def value(name: str, default: int) -> int:
+        given = workload.options.get(name)
+        return int(known.get(name, default) if given is None else given)
+
+    return GatherLimits(
+        persistence=value(
+            "stage3_param_persistence_threshold", ZERO3_DEFAULTS["stage3_param_persistence_threshold"]
+        ),
+        live=value("stage3_max_live_parameters", ZERO3_DEFAULTS["stage3_max_live_parameters"]),
+        reuse=value("stage3_max_reuse_distance", ZERO3_DEFAULTS["stage3_max_reuse_distance"]),
+        ahead=value("stage3_prefetch_bucket_size", ZERO3_PREFETCH_ELEMENTS),
+        parameters=workload.layout.parameter_count,
+        blocks=tuple(workload.layout.blocks) if workload.options.get("leaf_module") == "blocks" else (),
+    )
+
+
+def own_settings(workload: Workload) -> list[str]:
+    """Options given that decide about gathering."""
+    return [name for name in OPTIONS if workload.options.get(name) is not None]
+
+
+SECOND_COPY = "second copy within a group of ranks (hpZ)"
+SECOND_COPY_PADDING = "padding of the second copy"
+PERSISTENT_PARAMETERS = "parameters below the persistence threshold"
+REDUCTION_BUCKET = "persistent reduction bucket"
+
+
+def model_states(workload: Workload) -> ModelStates:
+    """Closed form per rank, from DeepSpeed 0.19.8.
+
+    `partition_parameters.py`, `_partition_param`: each parameter is padded to a multiple of N. `stage3.py`:
+    `_create_fp16_partitions_with_defragmentation` lays the pieces into one buffer; `_create_fp32_partitions`
+    copies them for the optimizer, in fp32 too (it compares a device with the name of one, which never
+    agree); `_setup_for_real_optimizer` keeps a gradient of every piece, in the dtype in which micro-steps add
+    up, and one reduction bucket for good.
+    With the optimizer offloaded, `initialize_optimizer_states` keeps a second gradient on the host.
+    Parameters up to the persistence threshold stay gathered.
+    """
+    width, trained = workload.compute_bytes, workload.master_bytes
+    accumulated = gradient_accumulation_bytes(workload)
+    offload = workload.offload != "none"
+    pad = "padding of each parameter to N pieces"
+    cut = _share(workload, workload.layout.trained, pad)
+    fp32 = workload.precision == "fp32"
+    masters = f"{SECOND_FP32_COPY} of own pieces" if fp32 else "masters of own pieces"
+    return states(
+        [
+            *cut.terms("weights", "own pieces", width, host=workload.offloads_weights),
+            *_frozen(workload, pad),
+            *_second_copy(workload),
+            Term(kind="gathered", name=PERSISTENT_PARAMETERS,
+                 bytes=_persistent_elements(workload) * width, extra=True),
+            *cut.terms("masters", masters, trained, host=offload, extra=fp32),
+            Term(kind="gradients", name="own pieces", bytes=cut.own * width, host=offload),
+            Term(kind="gradients", name=FP32_SURPLUS, bytes=cut.own * (accumulated - width), host=offload,
+                 extra=True),
+            Term(kind="gradients", name=pad, bytes=cut.padding * accumulated, host=offload, extra=True),
+            Term(kind="gradients", name="second gradient for the offloaded optimizer",
+                 bytes=(cut.own + cut.padding) * trained if offload else 0, host=True, extra=True),
+            *cut.terms("optimizer", "Adam's moments of own pieces", ADAM_MOMENTS * trained, host=offload),
+            step_counters(sub_groups(workload), workload),
+            Term(kind="communication", name=REDUCTION_BUCKET,
+                 bytes=bucket_elements(workload) * DTYPE_BYTES[reduce_dtype(workload)], extra=True),
+            *buffer_terms(workload),
+        ]
+    )  # fmt: skip
+
+
+def _frozen(workload: Workload, padding_name: str) -> list[Term]:
+    """Pieces of weights that are not trained: cut as the others are (`Init._zero_init_param`)."""
+    found: list[Term] = []
+    ranks = workload.world_size
+    for parameter in workload.layout.frozen_parameters:
+        own = _own(parameter.numel, ranks, workload.rank)
+        share = Share(own=own, padding=-(-parameter.numel // ranks) - own, padding_name=padding_name)
+        width = workload.held_bytes(parameter)
+        found += share.terms("weights", FROZEN, width, host=workload.offloads_weights)
+    return merged(found)
+
+
+def _second_copy(workload: Workload) -> list[Term]:
+    """hpZ: pieces within the rank's group of all weights that are gathered and released, frozen ones too,
+    from the forward pass to the update (`Init._partition_param_sec`)."""
+    ranks = workload.second_copy_ranks
+    if ranks is None:
+        return []
+    found: list[Term] = []
+    for parameter in workload.layout.parameters:
+        if fetching(workload).is_persistent(parameter):
+            continue
+        piece = ceil_to(parameter.numel, workload.world_size) // ranks
+        own = max(0, min(parameter.numel - piece * (workload.rank % ranks), piece))
+        share = Share(own=own, padding=piece - own, padding_name=SECOND_COPY_PADDING)
+        width, host = workload.held_bytes(parameter), workload.offload == "cpu"
+        found += share.terms("weights", SECOND_COPY, width, host=host, extra=True)
+    return merged(found)
+
+
+def _share(workload: Workload, parameters: Iterable[Tensor], padding_name: str) -> Share:
+    """One rank's pieces of some parameters."""
+    listed = list(parameters)
+    own = sum(_own(parameter.numel, workload.world_size, workload.rank) for parameter in listed)
+    return Share(own=own, padding=_pieces(workload, listed) - own, padding_name=padding_name)
+
+
+def _own(count: int, ranks: int, rank: int) -> int:
+    piece = -(-count // ranks)
+    return max(0, min(count - piece * rank, piece))
+
+
+def _persistent_elements(workload: Workload) -> int:
+    """`parameter_offload.py`, `mark_persistent_parameters`: all up to the threshold, padded to N pieces,
+    frozen ones too."""
+    if workload.world_size == 1:
+        return 0  # `NoGatherHandle`: the parameter is a view of its only piece
+    kept = filter(fetching(workload).is_persistent, workload.layout.parameters)
+    return sum(ceil_to(tensor.numel, workload.world_size) for tensor in kept)
+
+
+def sub_groups(workload: Workload) -> int:
+    """Parts of the optimizer's groups."""
+    return len(updated_tensors(workload))
+
+
+def updated_tensors(workload: Workload) -> list[list[int]]:
+    """Elements of each sub-group, padding included: one flat tensor that is stepped by itself
+    (`_optimizer_step`)."""
+    return [[_pieces(workload, group)] for group in _sub_groups(workload)]
+
+
+def _sub_groups(workload: Workload) -> list[list[Tensor]]:
+    """Parameters that are updated together: `_create_fp16_sub_groups` closes a sub-group at the size."""
+    limit = int(workload.options.get("sub_group_size") or SUB_GROUP_ELEMENTS)
+    found: list[list[Tensor]] = []
+    for group in workload.layout.groups():
+        members: list[Tensor] = []
+        count = 0
+        for parameter in group:
+            members.append(parameter)
+            count += _pieces(workload, [parameter])
+            if count >= limit:
+                found.append(members)
+                members, count = [], 0
+        if members:
+            found.append(members)
+    return found
+
+
+def _pieces(workload: Workload, parameters: Iterable[Tensor]) -> int:
+    """Elements of a rank's pieces, padding included."""
+    return sum(-(-parameter.numel // workload.world_size) for parameter in parameters)
+
 
 SHARED_TERM = "shared weights gathered at each use"
 

@@ -1,1 +1,0 @@
-"""States of optimizers, and what an update does with them."""
