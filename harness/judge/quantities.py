@@ -15,8 +15,8 @@ import numpy.typing as npt
 from harness.backends.mesh import Mesh
 from harness.backends.pipeline.cut import Cut
 from harness.forms import families, pipeline
-from harness.forms.cost import gpu_hours, kilowatt_hours
-from harness.forms.dtypes import DTYPE_BYTES
+from harness.forms.flops import gpu_hours, kilowatt_hours
+from harness.forms.model.layout import DTYPE_BYTES
 from harness.forms.network import transport_sent_bytes
 from harness.forms.terms import (
     BUFFERS,
