@@ -27,7 +27,7 @@ from harness.errors import HarnessError
 from harness.import_path import module_command, safe_environment
 from harness.job.config import load_experiment
 from harness.judge.comparison import Comparison
-from harness.judge.facts import METRICS
+from harness.judge.facts import METRICS, facts
 from harness.judge.rows import JudgedRun
 from harness.record import Record
 from harness.record.store import RECORD_NAME, read_runs, run_folder
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from harness.judge.findings.finding import Finding
     from harness.record import Record
 
-Kind = Literal["runs", "steps", "evaluations", "findings"]
+Kind = Literal["runs", "steps", "evaluations", "facts", "findings"]
 FINDING = ("id", "backends", "message", "values")
 
 
@@ -50,6 +50,7 @@ def frame(comparison: Comparison, kind: Kind) -> DataFrame:
         case "runs":
             rows = comparison.rows
             table = DataFrame([{**row.figures, "same_job": row.is_comparable} for row in rows])
+            table = table.rename(columns={"world_size": "ranks"})
             return table.astype({metric.key: "float64" for metric in METRICS if metric.key in table})
         case "steps":
             return DataFrame(
@@ -58,6 +59,10 @@ def frame(comparison: Comparison, kind: Kind) -> DataFrame:
         case "evaluations":
             return DataFrame(
                 [_run(row) | done.model_dump() for row in comparison.rows for done in row.record.eval]
+            )
+        case "facts":
+            return DataFrame(
+                [_run(row) | vars(fact) for row in comparison.rows for fact in facts(row.record)]
             )
         case "findings":
             return DataFrame([found.as_json() for found in comparison.findings], columns=list(FINDING))
@@ -70,7 +75,7 @@ def _run(row: JudgedRun) -> dict[str, Any]:
     return {
         "run_id": record.run_id,
         "backend": row.label,
-        "world_size": record.world.world_size,
+        "ranks": record.world.world_size,
         "repeat": record.repeat,
     }
 
@@ -108,7 +113,8 @@ class Results:
         """A table for pandas, in bytes and seconds; None where nothing was measured.
 
         'runs': a line per run with the figures of `compare --json`; 'steps': a line per run and optimizer
-        step; 'evaluations': a line per run and evaluation; 'findings': a line per finding.
+        step; 'evaluations': a line per run and evaluation; 'facts': a line per value of a rank, step, kind of
+        memory or collective, measured, expected or predicted; 'findings': a line per finding.
         """
 
         return frame(self.comparison, kind)

@@ -1,15 +1,15 @@
-"""The figures of a run, each once: its key, how it is read, aggregated and written, and where it is shown.
+"""A run as a table of facts, and its figures: each has one entry with its key, unit, aggregation and places.
 
 `compare --json`, the tables, CSV, `--fail-on`, the report before and after and the tracking export follow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from math import inf
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 from harness.judge import quantities
 from harness.judge.agreement.parity import Judgement
@@ -84,6 +84,16 @@ def _inverse(value: float) -> float:
 
 def _of_record(read: Callable[[Record], float | None]) -> Read:
     return lambda run, _: read(run.record)
+
+
+def of_ranks(name: str, over: Callable[[Sequence[float]], float] = max) -> Read:
+    """A figure that a probe wrote on each rank, over the ranks; None where no rank has it."""
+
+    def read(run: Run, _: Judgement) -> float | None:
+        values = [value for part in run.record.ranks if (value := part.figures.get(name)) is not None]
+        return over(values) if values else None
+
+    return read
 
 
 def _largest(pool: Callable[[Run], Sequence[float]]) -> Read:
@@ -180,3 +190,96 @@ BY_KEY = {metric.key: metric for metric in METRICS}
 def metrics_in(*places: Place) -> list[Metric]:
     """The metrics that are shown in any of these places, in their order."""
     return [metric for metric in METRICS if not set(places).isdisjoint(metric.shown)]
+
+
+Source = Literal["measured", "expected", "predicted"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """One value of one run."""
+
+    quantity: str
+    """Name of the field, with its unit."""
+    value: float | str | None
+    unknown: str | None = None
+    """Why there is no value."""
+    source: Source = "measured"
+    """'expected': by the closed forms; 'predicted': before the run."""
+    rank: int | None = None
+    """None: over all ranks."""
+    step: int | None = None
+    subject: str = ""
+    """A kind or moment of memory, a phase, a collective; empty: the quantity says all."""
+
+
+def facts(record: Record) -> Iterator[Fact]:
+    """Every value of a run: of the run, of ranks and steps, of kinds of memory and of collectives."""
+    if record.prediction is not None:
+        yield Fact(quantity="peak_bytes", value=record.prediction.peak_bytes, source="predicted")
+    for step in record.steps:
+        for name, value in asdict(step).items():
+            if name != "step":
+                yield Fact(quantity=name, value=value, step=step.step)
+    for part in record.ranks:
+        for name in type(part).model_fields:
+            yield from _of_field(record, part.rank, name, getattr(part, name))
+        for moment in part.memory:
+            for name, value in moment:
+                if name not in ("step", "moment"):
+                    subject = moment.moment
+                    yield from _values(name, value, rank=part.rank, step=moment.step, subject=subject)
+    for held in quantities.rank_states(record):
+        kinds = held.expected.kinds() if held.expected is not None else {}
+        for kind, size in kinds.items():
+            yield Fact(
+                quantity="kinds", value=size, source="expected", rank=held.rank, step=held.step,
+                subject=f"after_backward {kind}",
+            )  # fmt: skip
+    yield from _collectives(record)
+
+
+def _of_field(record: Record, rank: int, name: str, value: Any) -> Iterator[Fact]:
+    """A field of a rank: one value, one per step, or those of named parts."""
+    numbers = [step.step for step in record.steps]
+    if isinstance(value, list):
+        if all(isinstance(one, float | int | str | None) for one in value):
+            for step, one in zip(numbers, value, strict=False):
+                yield Fact(quantity=name, value=one, rank=rank, step=step)
+    elif isinstance(value, dict) and all(isinstance(one, list) for one in value.values()):
+        for subject, series in value.items():
+            yield from (
+                Fact(quantity=name, value=one, rank=rank, step=step, subject=str(subject))
+                for step, one in zip(numbers, series, strict=False)
+                if isinstance(one, float | int | str | None)
+            )
+    elif name != "rank":
+        yield from _values(name, value, rank=rank)
+
+
+def _values(name: str, value: Any, *, subject: str = "", **where: Any) -> Iterator[Fact]:
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from _values(name, one, subject=f"{subject} {key}".strip(), **where)
+    elif isinstance(value, float | int | str | None):
+        yield Fact(quantity=name, value=value, subject=subject, **where)
+
+
+def _collectives(record: Record) -> Iterator[Fact]:
+    """Payload of each kind of collective, next to what is expected; calls of the job's own are left out."""
+    pair = quantities.volume_of(record)
+    if pair is None:
+        for row in record.comm:
+            subject = f"{row.phase} {row.op} {row.dtype} {row.role}"
+            yield Fact(quantity="payload_bytes", value=row.payload_bytes, rank=row.rank, subject=subject)
+        return
+    workload, volume = pair
+    for rank, sums in quantities.measured_payload(record, workload).items():
+        for key, size in sums.items():
+            yield Fact(quantity="payload_bytes", value=size, rank=rank, subject=" ".join(key))
+    for key, size in quantities.expected_payload(volume, workload.mesh).items():
+        unknown = quantities.why_unknown(record)
+        yield Fact(
+            quantity="payload_bytes", value=None if unknown else size, unknown=unknown, source="expected",
+            subject=" ".join(key),
+        )  # fmt: skip

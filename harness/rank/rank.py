@@ -292,6 +292,7 @@ def _train(request: RunRequest, run_directory: Path, world: World, telling: _Tel
     shutil.rmtree(weights, ignore_errors=True)
     with _explaining(request.backend):
         ready = SetupEvent(
+            rank=world.rank,
             setup_seconds=time.perf_counter() - telling.started - not_setup,
             effective=engine.effective(),
             native_config=engine.native_config(),
@@ -307,7 +308,7 @@ def _train(request: RunRequest, run_directory: Path, world: World, telling: _Tel
             **vars(built),
             data=describe_data(samples, sampler),
             steps=loop.steps,
-            host_memory=host_memory,
+            setup_memory=host_memory,
             matmul_flops_per_second=peaks,
             random_state=random_state(world.device),
         )

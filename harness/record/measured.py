@@ -409,8 +409,8 @@ class OddUpdatePart(Part):
     """Parameters of the elements that show it; []: all do, or the backend does not list its pieces."""
 
 
-class RankPart(Part):
-    """What one rank measured."""
+class ReadyRank(Part):
+    """A rank that is ready to train."""
 
     rank: int
     """Global rank."""
@@ -424,28 +424,89 @@ class RankPart(Part):
     """From the start of the rank to its first step."""
     setup_memory: SetupMemoryPart | None = None
     """Host memory until then; None: the system does not tell, or an older record."""
-    step_seconds: list[float]
+    matmul_flops_per_second: dict[str, float] = {}
+    """By dtype, what matrix products alone reached before the training; where that was asked for."""
+    random_state: str | None = None
+    """Digest of the state of torch's generator of random numbers before the first step, on a GPU of that
+    device's too: what dropout draws follows from it. None: an older record, or an observed script."""
+
+
+class ProbedRank(Part):
+    """What was probed on a rank."""
+
+    memory: list[MemoryPart]
+    """Memory at each moment of the probed steps."""
+    early_reduced_bytes: int | None = None
+    """Probed steps: payload of reductions in backward passes that were not the last of their step; None:
+    nothing was counted, or every step has one."""
+    overlap: list[OverlapPart] = []
+    """How each traced step divides."""
+    overlap_missing: str | None = None
+    """Why steps were traced and `overlap` is empty."""
+    probe_seconds: dict[str, float] = {}
+    """What each probe cost by its own clock, seconds per step in which it ran."""
+    timed_probes: list[str] = []
+    """Probes that were at work in the timed steps; none should be."""
+    reserved_bytes: int | None = None
+    """CUDA: the most that the caching allocator reserved."""
+    num_alloc_retries: int | None = None
+    """CUDA: the same count as of `memory`, at the end of the training."""
+    host_peak_bytes: int | None = None
+    """The process's largest resident set, libraries included."""
+    processors: ProcessorPart | None = None
+    """None: no step was timed, the system keeps no such accounts, or an older record."""
+    energy: EnergyPart | None = None
+    """None: no step was timed, or an older record."""
+    figures: dict[str, float | None] = Field({}, exclude_if=lambda value: not value)
+    """Further figures by name, with the unit in it; `judge/facts.py` has an entry for each that is shown."""
+
+
+class EndedRank(Part):
+    """A rank after the training."""
+
+    audited_updates: int | None = None
+    """Updates of Adam that were computed again from samples of weights and moments at the ends of steps;
+    None: another optimizer, or an older record."""
+    odd_update: OddUpdatePart | None = None
+    """The first of them that came out otherwise; None: none did."""
+    probe_loss: float | None = None
+    """Loss of one batch, equal on all ranks, after training: where it differs, so do the weights."""
+
+
+@dataclass(frozen=True)
+class PerStep:
+    """Marks a list with a value per step, taken from a field of the rank's step events."""
+
+    field: str
+    known: bool = False
+    """Whether the list is empty where a step has no value."""
+
+
+class RankPart(EndedRank, ProbedRank, ReadyRank):
+    """What one rank measured: what it wrote, and its steps as columns."""
+
+    step_seconds: Annotated[list[float], PerStep("seconds")]
     """Duration of each step."""
-    data_seconds: list[float]
+    data_seconds: Annotated[list[float], PerStep("data_seconds")]
     """The part of each step spent on fetching the batch."""
     phase_seconds: dict[str, list[float]] = {}
     """Per step: 'forward', 'backward' and 'step' (clipping and update), each summed over micro-steps; of a
     pipeline also 'waiting', for other stages."""
-    sample_hashes: list[HashSum]
+    sample_hashes: Annotated[list[HashSum], PerStep("sample_hashes", known=True)]
     """Per step, the hash sum over this rank's samples."""
-    samples: list[int]
+    samples: Annotated[list[int], PerStep("samples", known=True)]
     """Per step, samples of this rank."""
-    target_tokens: list[int] = []
+    target_tokens: Annotated[list[int], PerStep("target_tokens", known=True)] = []
     """Per step, tokens whose prediction counts in the loss."""
-    loss_sums: list[float | None] = []
+    loss_sums: Annotated[list[float | None], PerStep("loss_sum")] = []
     """Per step, the loss summed over this rank's target tokens, as the backend returned it."""
-    gradient_norms: list[float | None] = []
+    gradient_norms: Annotated[list[float | None], PerStep("gradient_norm")] = []
     """Per step, the global norm as this rank was told it."""
     batch_digests: list[list[str]] = []
     """For each of the first steps, a digest of every sample that reached the model."""
-    batch_hash_sums: list[HashSum | None] = []
+    batch_hash_sums: Annotated[list[HashSum | None], PerStep("batch_hash_sum")] = []
     """Per step, the sum modulo 2^64 of a hash of every sample that reached the model."""
-    computed_loss_sums: list[float | None] = []
+    computed_loss_sums: Annotated[list[float | None], PerStep("computed_loss_sum")] = []
     """Per step, the loss summed over this rank's target tokens as it was computed, whatever the backend
     returned; None: the backend computes it by itself, or it is not finite."""
     without_gradient: dict[int, list[str] | None] = {}
@@ -458,52 +519,19 @@ class RankPart(Part):
     otherwise: dict[str, list[Any]] = {}
     """What this rank has otherwise than rank 0 and all ranks should have alike, such as the learning rate of
     a step or a constant of the optimizer: its value and rank 0's."""
-    early_reduced_bytes: int | None = None
-    """Probed steps: payload of reductions in backward passes that were not the last of their step; None:
-    nothing was counted, or every step has one."""
     initial_digest: str | None = None
     """Digest of the weights before the first step, as this rank gathered them; None: not taken."""
-    random_state: str | None = None
-    """Digest of the state of torch's generator of random numbers before the first step, on a GPU of that
-    device's too: what dropout draws follows from it. None: an older record, or an observed script."""
     final_digest: str | None = None
     """The same after the last step."""
-    audited_updates: int | None = None
-    """Updates of Adam that were computed again from samples of weights and moments at the ends of steps;
-    None: another optimizer, or an older record."""
-    odd_update: OddUpdatePart | None = None
-    """The first of them that came out otherwise; None: none did."""
-    probe_loss: float | None = None
-    """Loss of one batch, equal on all ranks, after training: where it differs, so do the weights."""
-    memory: list[MemoryPart]
-    """Memory at each moment of the probed steps."""
-    step_allocated_bytes: list[int | None] = []
+    step_allocated_bytes: Annotated[list[int | None], PerStep("allocated_bytes")] = []
     """Per step, what torch's allocator serves at its end; None: a probed step, whose moments are in `memory`,
     or nothing counted. On the CPU after the probed steps as the C library rounds blocks."""
-    step_peak_bytes: list[int | None] = []
+    step_peak_bytes: Annotated[list[int | None], PerStep("peak_bytes")] = []
     """The same: the most that it served in the step."""
     checkpoints: list[CheckpointPart] = []
     """Checkpoints saved and loaded, in order."""
-    overlap: list[OverlapPart] = []
-    """How each traced step divides."""
-    overlap_missing: str | None = None
-    """Why steps were traced and `overlap` is empty."""
-    probe_seconds: dict[str, float] = {}
-    """What each probe cost by its own clock, seconds per step in which it ran."""
-    timed_probes: list[str] = []
-    """Probes that were at work in the timed steps; none should be."""
-    matmul_flops_per_second: dict[str, float] = {}
-    """By dtype, what matrix products alone reached before the training; where that was asked for."""
-    reserved_bytes: int | None = None
-    """CUDA: the most that the caching allocator reserved."""
-    num_alloc_retries: int | None = None
-    """CUDA: the same count as of `memory`, at the end of the training."""
-    host_peak_bytes: int | None = None
-    """The process's largest resident set, libraries included."""
-    processors: ProcessorPart | None = None
-    """None: no step was timed, the system keeps no such accounts, or an older record."""
-    energy: EnergyPart | None = None
-    """None: no step was timed, or an older record."""
+    step_figures: dict[str, list[float | None]] = Field({}, exclude_if=lambda value: not value)
+    """The same per step; None: a step without it."""
 
 
 def _known(op: str) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import psutil
 
@@ -43,6 +43,7 @@ from harness.record import (
     WindowsPart,
     WorldPart,
 )
+from harness.record.measured import PerStep
 from harness.record.provenance import environment, package_versions
 from harness.run_directory.checkpoint import checkpoint_folder
 from harness.run_directory.events import (
@@ -346,7 +347,6 @@ def _log_tail(run_directory: Path, rank: int) -> str:
 
 PHASES = ("forward", "backward", "step")
 WAITING = "waiting"
-Value = TypeVar("Value", int, str)
 
 
 def assemble(run_directory: Path, request: RunRequest, outcome: Outcome) -> Record:
@@ -523,30 +523,32 @@ def rank_part(rank: int, events: RankEvents) -> RankPart | None:
     setup, final, steps = events.setup, events.final, events.steps
     if setup is None:
         return None
-    known = {"memory": []} | RankPart.shared(setup) | RankPart.shared(events.measured)
+    known = (
+        {"memory": []} | RankPart.shared(setup) | RankPart.shared(events.measured) | RankPart.shared(final)
+    )
     return RankPart(
-        **known | RankPart.shared(final),
-        rank=rank,
-        setup_memory=setup.host_memory,
-        step_seconds=[row.seconds for row in steps],
-        data_seconds=[row.data_seconds for row in steps],
+        **known,
+        **_columns(steps),
         phase_seconds=_phase_seconds(steps),
-        sample_hashes=_known([row.sample_hashes for row in steps]),
-        samples=_known([row.samples for row in steps]),
-        target_tokens=_known([row.target_tokens for row in steps]),
-        loss_sums=[row.loss_sum for row in steps],
-        gradient_norms=[row.gradient_norm for row in steps],
         batch_digests=[row.batch_digests for row in steps if row.batch_digests is not None],
-        batch_hash_sums=[row.batch_hash_sum for row in steps],
-        computed_loss_sums=[row.computed_loss_sum for row in steps],
-        step_allocated_bytes=[row.allocated_bytes for row in steps],
-        step_peak_bytes=[row.peak_bytes for row in steps],
         without_gradient=_without_gradient(steps),
         passes=_passes(steps),
         initial_digest=setup.initial_weights.digest if setup.initial_weights else None,
         final_digest=final.weights.digest if final and final.weights else None,
         checkpoints=[event.part for event in events.checkpoints],
     )
+
+
+def _columns(steps: Sequence[StepEvent]) -> dict[str, Any]:
+    """The fields of `RankPart` with a value per step."""
+    found: dict[str, Any] = {}
+    for name, column in RankPart.model_fields.items():
+        for mark in column.metadata:
+            if isinstance(mark, PerStep):
+                values = [getattr(row, mark.field) for row in steps]
+                found[name] = [] if mark.known and None in values else values
+    names = dict.fromkeys(name for row in steps for name in row.figures)
+    return found | {"step_figures": {name: [row.figures.get(name) for row in steps] for name in names}}
 
 
 def _without_gradient(steps: Sequence[StepEvent]) -> dict[int, list[str] | None]:
@@ -576,12 +578,6 @@ def _phase_seconds(steps: Sequence[StepEvent]) -> dict[str, list[float]]:
     waits = any(WAITING in row.phase_seconds for row in steps)
     phases = (*PHASES, WAITING) if waits else PHASES
     return {phase: [row.phase_seconds.get(phase, 0.0) for row in steps] for phase in phases}
-
-
-def _known(values: list[Value | None]) -> list[Value]:
-    """One value per step; empty where a step has none."""
-    known = [value for value in values if value is not None]
-    return known if len(known) == len(values) else []
 
 
 def _answers(events: Events, mesh: Mesh) -> AnswersPart | None:

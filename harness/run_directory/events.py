@@ -23,24 +23,18 @@ from harness.record import (
     CheckpointPart,
     CommunicationPart,
     DataPart,
-    EnergyPart,
     EvaluationPart,
     LayoutPart,
-    MemoryPart,
     ModelPart,
     ObservationPart,
     ObservedPart,
-    OddUpdatePart,
-    OverlapPart,
     Part,
-    PlacementPart,
-    ProcessorPart,
-    SetupMemoryPart,
     SplitPart,
     StepPart,
     WeightsPart,
     Window,
 )
+from harness.record.measured import EndedRank, ProbedRank, ReadyRank
 from harness.record.run import with_details
 from harness.run_directory.request import rank_file
 from harness.safe_text import said
@@ -73,7 +67,7 @@ class FailureEvent(Part):
     phase: str | None = None
 
 
-class SetupEvent(Part):
+class SetupEvent(ReadyRank):
     """The rank is ready to train."""
 
     kind: Literal["setup"] = "setup"
@@ -85,9 +79,6 @@ class SetupEvent(Part):
     claim: StrategyKind | None = None
     own_forms: OwnForms | None = None
     """Of rank 0 only."""
-    host: str
-    device_name: str
-    placement: PlacementPart | None = None
     accelerator: AcceleratorPart | None = None
     layout: LayoutPart | None = None
     """None: the backend did not build the model."""
@@ -98,10 +89,6 @@ class SetupEvent(Part):
     """None: not known of an observed script."""
     steps: int | None
     """Of the whole training; None: not known of an observed script."""
-    host_memory: SetupMemoryPart | None = None
-    matmul_flops_per_second: dict[str, float] = {}
-    random_state: str | None = None
-    setup_seconds: float
 
 
 class AppliedGradients(Part):
@@ -151,6 +138,8 @@ class StepEvent(Part):
     """Whether that is known no longer."""
     passes: tuple[int, int] | None = None
     """Calls of the model and backward passes of the loss; None: not known."""
+    figures: dict[str, float | None] = {}
+    """See `step_figures` of `RankPart`."""
 
 
 class ObservationEvent(Part):
@@ -216,22 +205,11 @@ class ExaminedEvent(Part):
     weight_norms: Mapping[str, float | None]
 
 
-class MeasuredEvent(Part):
+class MeasuredEvent(ProbedRank):
     """Everything that was probed."""
 
     kind: Literal["measured"] = "measured"
-    memory: list[MemoryPart]
     communication: list[CommunicationPart]
-    early_reduced_bytes: int | None
-    overlap: list[OverlapPart]
-    overlap_missing: str | None = None
-    probe_seconds: dict[str, float]
-    timed_probes: list[str]
-    reserved_bytes: int | None
-    num_alloc_retries: int | None = None
-    host_peak_bytes: int | None
-    processors: ProcessorPart | None = None
-    energy: EnergyPart | None = None
 
 
 class RankAnswers(Part):
@@ -241,13 +219,12 @@ class RankAnswers(Part):
     seconds: float
 
 
-class FinalEvent(Part):
+class FinalEvent(EndedRank):
     """The state after the training."""
 
     kind: Literal["final"] = "final"
     weights: WeightsPart | None
     observed: ObservedPart
-    probe_loss: float | None
     loss_scale: float | None = None
     """After the training; None: no scaler, or the backend does not say."""
     answers: RankAnswers | None = None
@@ -255,9 +232,6 @@ class FinalEvent(Part):
     """Fields of `Effective` that no training changes, as read back after it."""
     moment_sums: dict[str, tuple[float, float]] | None = None
     """By parameter, of this rank: sums of the squared first and of the second moments of Adam."""
-    audited_updates: int | None = None
-    odd_update: OddUpdatePart | None = None
-    """See `RankPart`."""
 
 
 class StoppedEvent(Part):

@@ -254,6 +254,7 @@ class Writing:
 
     def _setup_event(self, found: Described) -> SetupEvent:
         return SetupEvent(
+            rank=self.world.rank,
             effective=found.effective,
             native_config=found.live.engine.native_config(),
             versions={name: version(name) for name in PACKAGES if name in sys.modules},

@@ -172,6 +172,8 @@ class ProbedSteps:
         self.allocator = allocator
         self.counter = counter
         self.timed_probes: set[str] = set()
+        self.figures: dict[str, float | None] = {}
+        """Figures of this rank by name, with the unit in it: `judge/facts.py` says what they are."""
         """Probes found at work in a timed step."""
         self._memory: MemoryProbe | None = None
         self._step: int | None = None
@@ -213,6 +215,7 @@ class ProbedSteps:
             reserved_bytes=self.allocator.reserved_peak_bytes(),
             num_alloc_retries=self.allocator.allocation_retries(),
             host_peak_bytes=host_peak_bytes(),
+            figures=self.figures,
             **more,
         )
 

@@ -1,18 +1,26 @@
 """The table of metrics: each figure has one entry, from which its places follow."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from harness.errors import HarnessError
 from harness.exported.tracking import scalars
 from harness.judge import facts, rows
+from harness.judge.agreement.parity import Judgement
 from harness.judge.changes import changes, failures, parse_conditions
 from harness.judge.comparison import Comparison
-from harness.judge.facts import METRICS, Metric, metrics_in
+from harness.judge.facts import METRICS, Metric, metrics_in, of_ranks
+from harness.judge.facts import facts as facts_of
+from harness.judge.quantities import Run
+from harness.run_directory.assemble import rank_part
+from harness.run_directory.events import MeasuredEvent
 from harness.tell import tables
 from harness.tell.tables import main_table, results_table
+from tests.harness.run_directory.test_unlike_ranks import rank
 from tests.records import make_record, make_steps
+from tests.volumes import make_volume_record
 
 SHOWN_TO_PEOPLE = [
     "tokens_per_second", "step_seconds", "peak_bytes", "model_state_bytes", "sent_bytes_per_step",
@@ -83,3 +91,32 @@ def test_which_direction_is_worse_follows_from_the_metric() -> None:
     better = {c.key: c.is_worse for c in changes(side(0.75), side(0.5)) if c.backend == "ddp"}
     assert (better["tokens_per_second"], better["step_seconds"]) == (False, False)
     assert worse["max_loss_difference"] is None
+
+
+def test_what_a_probe_writes_is_in_the_record_and_in_the_table_of_facts() -> None:
+    events = rank((0.1, 0.1))
+    assert events.setup is not None
+    written = MeasuredEvent(memory=[], communication=[], figures={"stalls": 3.0})
+    events = replace(events, measured=written)
+    events.steps[1] = events.steps[1].model_copy(update={"figures": {"stall_seconds": 0.5}})
+    part = rank_part(0, events)
+    assert part is not None
+    record = make_record(ranks=[part])
+    assert part.step_figures == {"stall_seconds": [None, 0.5]}
+    assert (
+        of_ranks("stalls")(
+            Run.of(record), Judgement(parity="exact", loss_difference=None, norm_difference=None)
+        )
+        == 3.0
+    )
+    found = [fact for fact in facts_of(record) if fact.subject in ("stalls", "stall_seconds")]
+    assert [(fact.value, fact.step) for fact in found] == [(3.0, None), (None, 0), (0.5, 1)]
+
+
+def test_measured_and_expected_bytes_stand_side_by_side() -> None:
+    values = {
+        fact.source: fact.value
+        for fact in facts_of(make_volume_record("ddp"))
+        if fact.quantity == "payload_bytes" and fact.rank in (0, None) and "backward" in fact.subject
+    }
+    assert values["measured"] == values["expected"]

@@ -30,7 +30,7 @@ class WithDepth(Effective):
 def setup_event(effective: Effective, **changes: Any) -> SetupEvent:
     values: dict[str, Any] = {
         "native_config": {"stages": [1, 2]}, "versions": {}, "initial_weights": None, "collectives": "gloo",
-        "host": "node1", "device_name": "cpu", "steps": 2, "setup_seconds": 1.0,
+        "rank": 0, "host": "node1", "device_name": "cpu", "steps": 2, "setup_seconds": 1.0,
         "data": dict.fromkeys(
             ("samples", "training_samples", "evaluation_samples", "target_tokens", "vocabulary_size"), 8
         ),

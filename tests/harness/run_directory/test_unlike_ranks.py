@@ -28,6 +28,7 @@ def rank(rates: tuple[float | None, ...] = (), scale: float | None = None, **see
         for step, rate in enumerate(rates)
     ]  # fmt: skip
     setup = SetupEvent(
+        rank=0,
         effective=effective, native_config={}, versions={}, initial_weights=None, collectives="gloo",
         host="host", device_name="cpu", data=None, steps=None, setup_seconds=1.0,
     )  # fmt: skip
