@@ -46,7 +46,7 @@ def test_the_marker_of_types_is_shipped(names: set[str]) -> None:
 
 
 def test_the_pages_of_explain_are_shipped(names: set[str]) -> None:
-    assert {"harness/judge/findings/findings.md", "harness/cli/glossary.md"} <= names
+    assert {"harness/judge/findings.toml", "harness/cli/glossary.md"} <= names
 
 
 def test_every_file_of_the_packages_is_shipped(names: set[str]) -> None:

@@ -21,6 +21,7 @@ FILES = (
     "docs/*.css",
     "docs/communication/*.csv",
     "docs/faults/*.csv",
+    "docs/findings/*.csv",
     "docs/notebooks/*.ipynb",
     "docs/labs/**/*.xz",
     "docs/own-backend/*.py",

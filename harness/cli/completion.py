@@ -50,7 +50,7 @@ def configuration(
 
 def finding(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Ids of findings."""
-    from harness.judge.findings.finders import kinds
+    from harness.judge.findings.finding import kinds
 
     known = kinds()
     return [CompletionItem(name, help=known[name].title) for name in _beginning(known, incomplete)]

@@ -24,7 +24,7 @@ from harness.errors import HarnessError
 from harness.files import require_plain_output, write_all_atomically
 from harness.job.reference import DocumentedSetting, commented_file, json_schema, sections
 from harness.job.reference import settings as all_settings
-from harness.judge.findings.finders import kinds
+from harness.judge.findings.finding import kinds
 from harness.record.provenance import package_versions
 from harness.tell.formats import fitted, line_width
 

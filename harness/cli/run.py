@@ -202,7 +202,7 @@ def _present_run(record: Record, store: Store, as_json: bool, view: View) -> int
         raise HarnessError(f"run {record.status}: {reason(record)} (record and logs: {path.parent})")
     if not as_json:
         from harness.judge.comparison import Comparison
-        from harness.judge.findings.given_settings import overridden_text
+        from harness.judge.findings.jobs import overridden_text
         from harness.tell.terminal import terminal_table
 
         echo(terminal_table(Comparison([record]), wide=view.wide))

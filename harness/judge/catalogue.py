@@ -25,7 +25,7 @@ def entries() -> dict[str, Entry]:
     return {kind: entry for kind, entry in _read().items() if kind != SHARED}
 
 
-def sentence(kind: str, case: str = "", **figures: Any) -> str:
+def sentence(kind: str, case: str = "", /, **figures: Any) -> str:
     """What a finding of this kind says of these figures; `case`: which of the kind's sentences."""
     return _environment().get_template(f"{kind}/{case}").render(figures)
 

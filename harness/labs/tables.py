@@ -10,7 +10,7 @@ from tabulate import tabulate
 
 from harness.job.config import load_experiment
 from harness.judge.comparison import Comparison
-from harness.judge.findings.other_jobs import work_per_rank
+from harness.judge.findings.jobs import work_per_rank
 from harness.judge.rows import CellRuns
 from harness.judge.speed import median_step
 from harness.labs.definitions import LAYOUTS, Counted, Estimated, Figure, Lab, TableLayout

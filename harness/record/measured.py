@@ -391,7 +391,7 @@ OddUpdate = Literal[
     "eps-in-root", "bias-uncorrected", "first-uncorrected", "second-uncorrected", "moments-rounded",
     "weights-rounded",
 ]  # fmt: skip
-"""What an update did that Adam does not: see `judge/findings/updates.py`."""
+"""What an update did that Adam does not: see `update-altered` in `judge/findings.toml`."""
 
 
 class OddUpdatePart(Part):

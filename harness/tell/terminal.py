@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from harness.judge.comparison import Comparison
 from harness.judge.facts import SENT, SPEED
-from harness.judge.findings.groups import statements
+from harness.judge.findings.finding import statements
 from harness.judge.statistics import LEVEL
 from harness.tell.document import Column, Table
 from harness.tell.formats import fitted, line_width, percent

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.defaults_table import PAGE, ROWS, Read, UnknownDefault, libraries, with_defaults
 from harness.backends import presets
-from harness.judge.findings.finders import kinds
+from harness.judge.findings.finding import kinds
 
 
 def test_the_page_has_the_defaults_of_the_installed_libraries() -> None:

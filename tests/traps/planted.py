@@ -223,27 +223,27 @@ RATE = "late learning rate of one rank"
 MOVED = settings_of("mean", survival=0.8)
 EXECUTION = [
     Trap(name="forward twice", label="planted-ForwardTwice", finding="passes-differ",
-         says="ranks 0 and 1 make 2 forward passes in step 0, 1 is due", settings=settings_of("mean"),
+         says="forward passes in step 0: 2, due: 1 (ranks: 0, 1", settings=settings_of("mean"),
          what="each micro-batch run once more without gradients under ZeRO-2"),
     Trap(name="backward in halves", label="planted-BackwardInHalves", finding="passes-differ",
-         says="ranks 0 and 1 make 2 backward passes in step 0, 1 is due", settings=settings_of("mean"),
+         says="backward passes in step 0: 2, due: 1 (ranks: 0, 1", settings=settings_of("mean"),
          what="each backward pass of FSDP made twice, of half the loss"),
     Trap(name="training in evaluation mode", label="planted-TrainsInEvaluationMode", finding="mode-differs",
-         says="the model itself is in evaluation mode in training passes",
+         says="in evaluation mode in training passes: the model itself",
          settings=(*MOVED, "evaluation.every_steps=2", "evaluation.samples=8"),
          also=("gradient-differs", "gradient-scale", "held-out-loss-differs", "update-differs"),
          what="ZeRO-2 left in evaluation mode after the first evaluation"),
     Trap(name="evaluating in training mode", label="planted-EvaluatesInTrainingMode", finding="mode-differs",
-         says="the model itself is in training mode in evaluation passes",
+         says="in training mode in evaluation passes: the model itself",
          settings=(*MOVED, "evaluation.every_steps=2", "evaluation.samples=8"),
          also=("held-out-loss-differs",),
          what="FSDP left in training mode while it evaluates"),
     Trap(name="weight decay of one rank", label="planted-DecayOfOneRank", finding="ranks-differ",
-         says="rank 1 differs from rank 0: weight_decay of optimizer group 0 1 against 0.1",
+         says="differs from rank 0 (ranks: 1): weight_decay of optimizer group 0 1 against 0.1",
          settings=settings_of("mean"), also=("update-differs",),
          what="ten times the weight decay on rank 1 of FSDP1"),
     Trap(name="clipping of one rank", label="planted-ClippedOnOneRank", finding="ranks-differ",
-         says="rank 1 differs from rank 0: norm of the clipped gradient of step 0 0.1 against 0.",
+         says="differs from rank 0 (ranks: 1): norm of the clipped gradient of step 0 0.1 against 0.",
          settings=(*settings_of("mean"), "training.gradient_clipping=0.5"), also=("replicas-differ",),
          what="the gradients of rank 1 of DDP clipped once more, at 0.1"),
     Trap(name="buffer cast", label="planted-RotaryInBf16", finding="update-differs",
@@ -259,7 +259,7 @@ EXECUTION = [
 ]  # fmt: skip
 EXECUTION += [
     replace(trap, name=f"{trap.name}, {where}", label=f"{trap.label}{suffix}{options}", world_size=ranks,
-            says=trap.says.replace("ranks 0 and 1", "ranks 0, 1, 2 and 3") if ranks == 4 else trap.says,
+            says=trap.says.replace("ranks: 0, 1", "ranks: 0, 1, 2, 3") if ranks == 4 else trap.says,
             also=(*trap.also, *also.get(trap.name, ())))
     for suffix, options, ranks, where, names, also in (
         ("AtStage3", "", 2, "ZeRO-3",
@@ -327,7 +327,7 @@ CLIPPED = [
 ] + [
     Trap(name=f"statistics kept, {where}", label=f"planted-StatisticsKept{suffix}",
          finding="buffers-not-updated", also=("batch-norm",), settings=settings_of("mean", statistics=True),
-         says="buffers blocks.0.norm.running_mean, blocks.0.norm.running_var and 2 more kept the values of",
+         says="in the reference: blocks.0.norm.running_mean, blocks.0.norm.running_var, blocks",
          what="running statistics of BatchNorm that are never updated")
     for suffix, where in (("OfDdp", "DDP"), ("OfFsdp", "FSDP"), ("AtStage2", "ZeRO-2"))
 ] + [
@@ -346,7 +346,7 @@ CLIPPED = [
          what="passes that use a copy of the weights which is renewed before each update"),
     Trap(name="statistics kept on a rank", label="planted-StatisticsKeptOnOneRank",
          finding="ranks-differ", also=("batch-norm",), settings=settings_of("mean", statistics=True),
-         says="rank 1 differs from rank 0: still buffers blocks.0.norm.running_mean, blocks.0.norm",
+         says="differs from rank 0 (ranks: 1): still buffers blocks.0.norm.running_mean, blocks.0.norm",
          what="running statistics of BatchNorm that rank 1 never updates"),
 ]  # fmt: skip
 """Gradients that change between backward pass and update, buffers that stay: not in the published gallery."""
@@ -369,11 +369,11 @@ UPDATED = [
         ("bias uncorrected", "BiasUncorrected", "moments are not corrected for the bias of their beginning",
          "AdamW by hand, without correction of the moments' bias", (),
          (("AtStage2", "ZeRO-2"), ("OfFsdp1", "FSDP1"))),
-        ("part of a rank left", "PartLeft", "on rank 1 is not what Adam makes of its gradient: weights stay",
+        ("part of a rank left", "PartLeft", "(ranks: 1) is not what Adam makes of its gradient: weights stay",
          "a rank that leaves its part of the weights as it was", ("parameters-not-updated",),
          (("AtStage1", "ZeRO-1"), ("AtStage2", "ZeRO-2"), ("AtStage3", "ZeRO-3"), ("OfFsdp", "FSDP"),
           ("OfFsdp1", "FSDP1"))),
-        ("decay undone on a rank", "DecayUndone", "of step 1 on rank 1 is not what Adam makes of its "
+        ("decay undone on a rank", "DecayUndone", "of step 1 (ranks: 1) is not what Adam makes of its "
          "gradient: weights decay by", "a rank that takes weight decay back", (),
          (("AtStage3", "ZeRO-3"), ("OfFsdp", "FSDP"))),
         ("rate doubled once", "RateDoubledOnce", "of its gradient: weights move 2 times as far",

@@ -63,7 +63,7 @@ def test_a_rank_without_dropout_is_named_though_dropout_is_not_judged(matrix: Ma
     tally["planted"][1] += 1
     found = matrix.findings(["planted-NoDropoutOnOneRank"], 2, ("model.dropout=0.1",))
     assert [f.text for f in found if f.id == "ranks-differ"] == [
-        "rank 1 differs from rank 0: dropout 0 against 0.1"
+        "differs from rank 0 (ranks: 1): dropout 0 against 0.1"
     ]
     tally["planted"][0] += 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.packed_page import between
-from harness.judge.findings.finders import kinds
+from harness.judge.findings.finding import kinds
 
 from .page import listed, page, rows
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from harness.judge.comparison import Comparison
-from harness.judge.findings import balance
+from harness.judge.findings import timing
 from harness.judge.findings.finding import Finding
 from harness.rank.probes.time import thread_account
 from harness.record import Record
@@ -90,7 +90,7 @@ def test_a_rank_that_sleeps_in_each_step_is_named(where: str, matrix: Matrix, ta
     found = matrix.compare(["ddp", label], 2, ("training.steps=7", "measure.traced_steps=4")).findings
     (finding,) = [f for f in found if f.id == "slow-rank"]
     assert (finding.backends, finding.values["rank"]) == ((label,), 1)
-    assert finding.values["what"] == balance.ASLEEP
+    assert finding.values["what"] == timing.ASLEEP
     tally["planted"][0] += 1
 
 

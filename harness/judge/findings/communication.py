@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from harness.backends.base import Effective
 from harness.forms.model.layout import DTYPE_BYTES
 from harness.forms.peak_memory.families import most_gathered_bytes
 from harness.forms.workload import ELSEWHERE
+from harness.judge.catalogue import sentence
 from harness.judge.effective import EVERY_MICRO_STEP, counted_synchronisation
-from harness.judge.findings.finding import Finding, of_cells
+from harness.judge.findings.finding import Finding, Rules, found
 from harness.judge.quantities import (
     REDUCTIONS,
     VolumeDifference,
@@ -19,51 +20,38 @@ from harness.judge.quantities import (
     volume_differences,
     volume_of,
 )
-from harness.judge.rows import JudgedRun, Runs
-from harness.record import LayoutPart, MemoryPart, Record
+from harness.judge.rows import JudgedRun
+from harness.record import MemoryPart, Record
 from harness.record.workload import closed_form_layout, of_record
 
-
-def find_volumes(runs: Runs) -> list[Finding]:
-    """One finding per run whose payload differs anywhere, by a single byte or more."""
-    trained = [row for row in runs.rows if row.record.status in ("ok", "diverged")]
-    looked = (look(row) for row in trained for look in (_differs, _early))
-    return [finding for finding in looked if finding is not None]
+KIND = "communication-differs"
 
 
-def _differs(row: JudgedRun) -> Finding | None:
-    differences = volume_differences(row.record)
-    if not differences:
-        return None
-    messages = _messages(differences, row.record.world.accumulation_steps)
-    return Finding(
-        id="communication-differs",
-        about=row.cell,
-        text="; ".join(messages),
-        values={"differences": [vars(difference) for difference in differences]},
-    )
+def volumes(row: JudgedRun) -> Iterator[Finding]:
+    """A payload that differs anywhere, by a single byte or more."""
+    differences = volume_differences(row.record) if row.record.status in ("ok", "diverged") else []
+    if differences:
+        text = "; ".join(_messages(differences, row.record.world.accumulation_steps))
+        values = {"differences": [vars(difference) for difference in differences]}
+        yield Finding(id=KIND, about=row.cell, text=text, values=values)
 
 
-def _early(row: JudgedRun) -> Finding | None:
+def early(row: JudgedRun) -> Iterator[Finding]:
     """Of a backend without a closed form; one that shards gradients may reduce early, if it declares so."""
     record = row.record
-    if volume_of(record) is not None or counted_synchronisation(record) != EVERY_MICRO_STEP:
-        return None
+    if record.status not in ("ok", "diverged") or volume_of(record) is not None:
+        return
+    if counted_synchronisation(record) != EVERY_MICRO_STEP:
+        return
     effective = record.backend.effective
     declared = effective.gradient_synchronisation if effective else None
-    sharded = (record.backend.shard_size or 1) > 1
-    if declared == EVERY_MICRO_STEP and sharded:
-        return None
-    early = max(rank.early_reduced_bytes or 0 for rank in record.ranks)
-    return Finding(
-        id="synchronised-early",
-        about=row.cell,
-        text=f"gradients are reduced in every micro-step: {early:,} of "
-        f"{reduced_bytes(record):,} reduced bytes cross the wire before the last of "
-        f"{record.world.accumulation_steps} micro-steps"
-        + (f", although it declares: {declared}" if declared else ""),
-        values={"early_reduced_bytes": early, "reduced_bytes": reduced_bytes(record), "declared": declared},
-    )
+    if declared != EVERY_MICRO_STEP or not _sharded(record):
+        values = {
+            "early_reduced_bytes": max(rank.early_reduced_bytes or 0 for rank in record.ranks),
+            "reduced_bytes": reduced_bytes(record), "declared": declared,
+        }  # fmt: skip
+        micro_steps = record.world.accumulation_steps
+        yield found("synchronised-early", row.cell, values, micro_steps=micro_steps)
 
 
 def _messages(differences: Sequence[VolumeDifference], accumulation_steps: int) -> list[str]:
@@ -75,7 +63,7 @@ def _messages(differences: Sequence[VolumeDifference], accumulation_steps: int) 
         partner = next((other for other in left if _in_its_place(first, other)), None)
         if partner is not None:
             left.remove(partner)
-            messages.append(_exchange_message(first, partner))
+            messages.append(_exchange(first, partner))
         else:
             messages.append(_message(first, accumulation_steps))
     return messages
@@ -90,17 +78,13 @@ def _in_its_place(one: VolumeDifference, other: VolumeDifference) -> bool:
     return same and alike and (lacks or (other.measured_bytes == 0 and one.expected_bytes == 0))
 
 
-def _exchange_message(one: VolumeDifference, other: VolumeDifference) -> str:
-    measured, expected = (one, other) if one.measured_bytes else (other, one)
-    runs, wanted = (
-        (measured.dtype, expected.dtype)
-        if measured.role == expected.role
-        else (_group(measured), _group(expected))
-    )
-    return (
-        f"{measured.op} in {measured.phase} runs in {runs}, expected {wanted} "
-        f"({measured.measured_bytes:,} bytes against {expected.expected_bytes:,})"
-    )
+def _exchange(one: VolumeDifference, other: VolumeDifference) -> str:
+    ran, due = (one, other) if one.measured_bytes else (other, one)
+    sides = (ran.dtype, due.dtype) if ran.role == due.role else (_group(ran), _group(due))
+    return sentence(
+        KIND, "exchanged", op=ran.op, phase=ran.phase, runs_in=sides[0], wanted=sides[1],
+        measured=ran.measured_bytes, expected=due.expected_bytes,
+    )  # fmt: skip
 
 
 def _group(difference: VolumeDifference) -> str:
@@ -109,48 +93,34 @@ def _group(difference: VolumeDifference) -> str:
 
 def _message(difference: VolumeDifference, accumulation_steps: int) -> str:
     measured, expected = difference.measured_bytes, difference.expected_bytes
-    where = f"{difference.op} of {difference.dtype} in {difference.phase}"
-    if difference.role != "world":
-        where += f" in {_group(difference)}"
-    figures = f"{where} moves {measured:,} bytes, expected {expected:,}"
+    times = measured // expected if expected and measured % expected == 0 else 0
+    case = "moves"
     if difference.role == "replica" and not measured:
-        return f"never reduces across replicas: {figures}"
-    if expected and measured % expected == 0:
-        times = measured // expected
-        if times == accumulation_steps > 1 and "reduce" in difference.op:
-            return f"synchronised at every micro-step: {figures}, {times} times as much"
-        if times > 1:
-            return f"{figures}, {times} times as much"
-    return figures
+        case = "never"
+    elif times == accumulation_steps > 1 and "reduce" in difference.op:
+        case = "every"
+    return sentence(
+        KIND, case, op=difference.op, dtype=difference.dtype, phase=difference.phase, measured=measured,
+        expected=expected, times=times, group="" if difference.role == "world" else _group(difference),
+    )  # fmt: skip
 
 
 REDUCED_SHARE = 0.05
 """Of the frozen weights, beyond what trained ones may be padded by."""
 
 
-def find_frozen(runs: Runs) -> list[Finding]:
-    """At most one finding of each kind per run."""
-    return [*of_cells(runs, _reduced), *of_cells(runs, _widened), *of_cells(runs, _cast)]
-
-
-def _reduced(row: JudgedRun) -> Finding | None:
+def frozen_reduced(row: JudgedRun) -> Iterator[Finding]:
+    """Frozen weights that cross the wire with trained ones."""
     record = row.record
     if record.layout is None or not record.layout.frozen:
-        return None
+        return
     layout = closed_form_layout(record.layout)
-    reduced = _reduced_elements(record)
-    frozen = layout.parameter_count - layout.trained_count
-    padding = _most_padding(record)
-    if reduced - layout.trained_count - padding <= REDUCED_SHARE * frozen:
-        return None
-    ratio = reduced / layout.trained_count
-    return Finding(
-        id="frozen-weights-reduced",
-        about=row.cell,
-        text=f"gradients of {reduced:,} elements are reduced in a backward pass, {ratio:.3g} x the "
-        f"{layout.trained_count:,} that are trained: frozen weights cross the wire with them",
-        values={"reduced_elements": reduced, "trained_elements": layout.trained_count},
-    )
+    reduced, trained = _reduced_elements(record), layout.trained_count
+    frozen = layout.parameter_count - trained
+    if trained and reduced - trained - _most_padding(record) > REDUCED_SHARE * frozen:
+        yield found(
+            "frozen-weights-reduced", row.cell, {"reduced_elements": reduced, "trained_elements": trained}
+        )
 
 
 def _most_padding(record: Record) -> int:
@@ -169,7 +139,7 @@ def _reduced_elements(record: Record) -> int:
     """
     steps = sum(step.window == "probed" for step in record.steps)
     effective = record.backend.effective
-    every = effective is not None and effective.gradient_synchronisation == "every micro-step"
+    every = effective is not None and effective.gradient_synchronisation == EVERY_MICRO_STEP
     passes = steps * (record.world.accumulation_steps if every else 1)
     sums: dict[tuple[int, str, str, str], float] = {}
     for row in record.comm:
@@ -179,87 +149,54 @@ def _reduced_elements(record: Record) -> int:
     return round(max(sums.values(), default=0) / max(1, passes))
 
 
-def _widened(row: JudgedRun) -> Finding | None:
-    record = row.record
-    if record.layout is None or record.observed is None or not record.observed.frozen_dtypes:
-        return None
-    built, held = _widest(_frozen_dtypes(record.layout)), _widest(record.observed.frozen_dtypes)
-    if DTYPE_BYTES[held] <= DTYPE_BYTES[built]:
-        return None
-    ratio = DTYPE_BYTES[held] / DTYPE_BYTES[built]
-    return Finding(
-        id="frozen-dtype-differs",
-        about=row.cell,
-        text=f"frozen weights are held in {held}, the job's are {built}: {ratio:.3g} x their memory",
-        values={"held": held, "job": built},
-    )
-
-
-def _cast(row: JudgedRun) -> Finding | None:
-    record, effective = row.record, row.record.backend.effective
-    if not record.job.adapter.is_present or record.job.training.precision != "fp32" or effective is None:
-        return None
-    computed = effective.autocast_dtype or effective.parameter_dtype
-    if DTYPE_BYTES.get(computed, 4) >= DTYPE_BYTES["float32"]:
-        return None
-    return Finding(
-        id="adapters-cast",
-        about=row.cell,
-        text=f"adapters compute in {computed}, the job's precision is fp32",
-        values={"computed": computed},
-    )
-
-
-def _frozen_dtypes(layout: LayoutPart) -> list[str]:
+def frozen_widened(row: JudgedRun) -> Iterator[Finding]:
+    layout, observed = row.record.layout, row.record.observed
+    if layout is None or observed is None or not observed.frozen_dtypes:
+        return
     frozen = set(layout.frozen)
-    return sorted({tensor.dtype for tensor in layout.parameters if tensor.name in frozen})
+    dtypes = sorted({tensor.dtype for tensor in layout.parameters if tensor.name in frozen})
+    built, held = (max(of, key=lambda dtype: DTYPE_BYTES[dtype]) for of in (dtypes, observed.frozen_dtypes))
+    ratio = DTYPE_BYTES[held] / DTYPE_BYTES[built]
+    if ratio > 1:
+        yield found("frozen-dtype-differs", row.cell, {"held": held, "job": built}, ratio=ratio)
 
 
-def _widest(dtypes: list[str]) -> str:
-    return max(dtypes, key=lambda dtype: DTYPE_BYTES[dtype])
+def adapters_cast(row: JudgedRun) -> Iterator[Finding]:
+    job, effective = row.record.job, row.record.backend.effective
+    if not job.adapter.is_present or job.training.precision != "fp32" or effective is None:
+        return
+    computed = effective.autocast_dtype or effective.parameter_dtype
+    if DTYPE_BYTES.get(computed, 4) < DTYPE_BYTES["float32"]:
+        yield found("adapters-cast", row.cell, {"computed": computed})
 
 
 BLOCKS_AT_ONCE = 2
 """The block that computes, and one gathered ahead; `prefetch=N` of a backend comes on top."""
 
 
-def find_wrap_units(runs: Runs) -> list[Finding]:
-    """At most one finding per run: blocks that are not listed as units, else listed but not wrapped."""
-    return [finding for row in runs.rows if (finding := _not_listed(row) or _not_there(row)) is not None]
-
-
-def _not_listed(row: JudgedRun) -> Finding | None:
-    layout, effective = row.record.layout, row.record.backend.effective
-    if layout is None or effective is None or len(layout.blocks) < 2 or not _sharded(row.record):
-        return None
-    units = _units(effective)
-    if len(units) >= len(layout.blocks):
-        return None
-    return _finding(
-        row,
-        f"wrap units: root and {len(units)} of {len(layout.blocks)} blocks; everything else is gathered with "
-        "the root, without overlap",
-    )
-
-
-def _not_there(row: JudgedRun) -> Finding | None:
-    """Every block is listed as a unit, and yet more was gathered at once than units could be."""
+def wrap_units(row: JudgedRun) -> Iterator[Finding]:
+    """Blocks that are not listed as units, else listed, and yet more gathered at once than units could be."""
     layout, effective = row.record.layout, row.record.backend.effective
     if layout is None or effective is None:
-        return None
-    if not (_sharded(row.record) or set(layout.blocks) <= set(_units(effective))):
-        return None
-    limit = gathered_limit(row.record)
-    if limit is None:
-        return None
-    seen = max((at_once(moment, limit) for moment in _forward(row.record)), default=0)
-    if seen <= limit:
-        return None
-    return _finding(
-        row,
-        f"every block is listed as a unit, but a forward pass gathered {seen:,} bytes of weights at once, "
-        f"more than the {limit:,} of root and largest blocks: blocks are not gathered one by one",
-    )
+        return
+    units = _units(effective)
+    forward = [m for part in row.record.ranks for m in part.memory if m.moment == "after_forward"]
+    moments = [m for part in row.record.ranks for m in part.memory]
+    most = [m.gathered_peak_bytes for m in moments if m.gathered_peak_bytes is not None]
+    least = [m.gathered_least_bytes for m in forward if m.gathered_least_bytes is not None]
+    values = {
+        "wrap_units": len(units),
+        "blocks": len(layout.blocks),
+        "gathered_peak_bytes": max(most, default=None),
+        "gathered_least_bytes": max(least, default=None),
+        "root_and_largest_blocks_bytes": (limit := gathered_limit(row.record)),
+    }
+    if len(layout.blocks) > 1 and _sharded(row.record) and len(units) < len(layout.blocks):
+        yield found("one-wrap-unit", row.cell, values, "not-listed")
+    elif limit is not None and (_sharded(row.record) or set(layout.blocks) <= set(units)):
+        seen = max((at_once(moment, limit) for moment in forward), default=0)
+        if seen > limit:
+            yield found("one-wrap-unit", row.cell, values, "not-there", seen=seen)
 
 
 def at_once(moment: MemoryPart, limit: int) -> int:
@@ -294,26 +231,15 @@ def _units(effective: Effective) -> list[str]:
     return [unit for unit in effective.wrap_units if unit]
 
 
-def _forward(record: Record) -> list[MemoryPart]:
-    return [m for part in record.ranks for m in part.memory if m.moment == "after_forward"]
-
-
-def _finding(row: JudgedRun, message: str) -> Finding:
-    record = row.record
-    assert record.layout is not None
-    assert record.backend.effective is not None
-    moments = [m for part in record.ranks for m in part.memory]
-    most = [m.gathered_peak_bytes for m in moments if m.gathered_peak_bytes is not None]
-    least = [m.gathered_least_bytes for m in _forward(record) if m.gathered_least_bytes is not None]
-    return Finding(
-        id="one-wrap-unit",
-        about=row.cell,
-        text=message,
-        values={
-            "wrap_units": len(_units(record.backend.effective)),
-            "blocks": len(record.layout.blocks),
-            "gathered_peak_bytes": max(most, default=None),
-            "gathered_least_bytes": max(least, default=None),
-            "root_and_largest_blocks_bytes": gathered_limit(record),
-        },
-    )
+RULES = Rules(
+    of_runs=(
+        volumes,
+        early,
+        wrap_units,
+    ),
+    of_cells=(
+        frozen_reduced,
+        frozen_widened,
+        adapters_cast,
+    ),
+)

@@ -1,62 +1,53 @@
-"""How ranks ran the model: passes and modes against the reference's, and what ranks should have alike."""
+"""How ranks ran the model: passes, modes, buffers, what ranks should have alike; runs that are missing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from harness.judge.findings.finding import Finding, of_cells
+from harness.bounds import MOST_REPEATS
+from harness.judge.findings.finding import Finding, Rules, found
 from harness.judge.rows import JudgedRun, Runs
-from harness.judge.wording import a_few, both, counted, listed, numbered
+from harness.judge.wording import CellName, both
 from harness.record import Record
 
 Passes = Mapping[int, tuple[int, int] | None]
 DIRECTIONS = ("forward passes", "backward passes")
-THE_MODEL = "the model itself"
 
 
-def find_passes(runs: Runs) -> list[Finding]:
-    """One finding per cell: the first step in which a rank makes more or fewer than its micro-steps take."""
-    return of_cells(runs, _passes)
+def layer_names(names: Sequence[str]) -> list[str]:
+    """The whole model has no name among its layers."""
+    return [name or "the model itself" for name in names]
 
 
-def _passes(row: JudgedRun) -> Finding | None:
+def passes(row: JudgedRun) -> Iterator[Finding]:
+    """The first step in which a rank makes more or fewer passes than its micro-steps take."""
     record = row.record
     if row.reference is None or record.world.mesh.size("pipeline") > 1:
-        return None
+        return
     each = per_micro_step(row.reference.record)
-    if each is None:
-        return None
-    for step in record.steps:
+    for step in record.steps if each is not None else ():
         made = {part.rank: pair for part in record.ranks if (pair := _at(part.passes, step.step)) is not None}
         for which, name in enumerate(DIRECTIONS):
-            due = each[which] * record.world.accumulation_steps
-            other = {rank: pair[which] for rank, pair in made.items() if pair[which] != due}
+            micro_steps, of_one = record.world.accumulation_steps, (each or (0, 0))[which]
+            other = {rank: pair[which] for rank, pair in made.items() if pair[which] != of_one * micro_steps}
             if other:
-                return Finding(
-                    id="passes-differ",
-                    about=row.cell,
-                    text=f"{_made(other, name)} in step {step.step}, {due} {'is' if due == 1 else 'are'} "
-                    f"due: {counted(record.world.accumulation_steps, 'micro-step')}, each with {each[which]} "
-                    "in the reference",
-                    values={"step": step.step, "passes": name, "due": due, "made": other},
-                )
-    return None
-
-
-def _made(passes: Mapping[int, int], name: str) -> str:
-    """'rank 1 makes 3 forward passes'; of several numbers that of the first rank."""
-    first = next(iter(passes.values()))
-    ranks = [rank for rank, count in passes.items() if count == first]
-    name = name if first != 1 else name.removesuffix("es")
-    return f"{numbered('rank', ranks)} make{'s' if len(ranks) == 1 else ''} {first} {name}"
+                first = next(iter(other.values()))
+                yield found(
+                    "passes-differ", row.cell,
+                    {"step": step.step, "passes": name, "due": of_one * micro_steps, "made": other},
+                    first=first, ranks=[rank for rank, count in other.items() if count == first],
+                    micro_steps=micro_steps, each=of_one,
+                )  # fmt: skip
+                return
 
 
 def per_micro_step(reference: Record) -> tuple[int, int] | None:
     """Forward and backward passes of one micro-step; None: not known, or not the same in all of them."""
     steps, size = [step.step for step in reference.steps], reference.world.accumulation_steps
-    found = {_at(part.passes, step) for part in reference.ranks for step in steps}
-    made = found.pop() if len(found) == 1 else None
+    counts = {_at(part.passes, step) for part in reference.ranks for step in steps}
+    made = counts.pop() if len(counts) == 1 else None
     if made is None or any(count % size for count in made):
         return None
     return made[0] // size, made[1] // size
@@ -68,77 +59,32 @@ def _at(passes: Passes, step: int) -> tuple[int, int] | None:
     return passes[max(begun)] if begun else None
 
 
-def find_modes(runs: Runs) -> list[Finding]:
-    """One finding per run and mode that a layer has otherwise than in the reference."""
-    return [finding for row in runs.rows for finding in _modes(row)]
-
-
-MODES = {
-    "evaluating_in_training": "in evaluation mode in training passes",
-    "training_in_evaluation": "in training mode in evaluation passes",
-}
-
-
-def _modes(row: JudgedRun) -> Iterator[Finding]:
+def modes(row: JudgedRun) -> Iterator[Finding]:
+    """Layers in another mode than in the reference."""
     seen, expected = row.record.observed, row.reference.record.observed if row.reference else None
     if seen is None or expected is None or row.record.world.mesh.size("pipeline") > 1:
         return
-    for field, words in MODES.items():
+    for field in ("evaluating_in_training", "training_in_evaluation"):
         mine, other = getattr(seen, field), getattr(expected, field)
         if mine is None or other is None or mine == other:
             continue
-        more, fewer = [sorted(set(a) - set(b)) for a, b in ((mine, other), (other, mine))]
-        text = f"{_layers(more or fewer)} {words}" + ("" if more else " in the reference alone")
-        yield Finding(
-            id="mode-differs",
-            about=row.cell,
-            text=text,
-            values={"field": field, "reference": other, "given": mine},
-        )
+        more, fewer = [layer_names(sorted(set(a) - set(b))) for a, b in ((mine, other), (other, mine))]
+        values = {"field": field, "reference": other, "given": mine}
+        yield found("mode-differs", row.cell, values, more=more, fewer=fewer)
 
 
-def _layers(names: Sequence[str]) -> str:
-    """'layer drop is', 'layers drop, norm and 3 more are'; the whole model has no name."""
-    shown = listed([name or THE_MODEL for name in names], 3)
-    return f"layer {shown} is" if len(names) == 1 else f"layers {shown} are"
-
-
-def find_buffers(runs: Runs) -> list[Finding]:
-    """One finding per cell: buffers that training moves in the reference and not here."""
-    return of_cells(runs, _buffers)
-
-
-def _buffers(row: JudgedRun) -> Finding | None:
+def buffers(row: JudgedRun) -> Iterator[Finding]:
+    """Buffers that training moves in the reference and not here."""
     seen, expected = row.record.observed, row.reference.record.observed if row.reference else None
     if seen is None or expected is None or None in (seen.still_buffers, expected.still_buffers):
-        return None
+        return
     moved = expected.buffers.keys() - set(expected.still_buffers or ())
-    still = sorted(moved & set(seen.still_buffers or ()))
-    if not still:
-        return None
-    return Finding(
-        id="buffers-not-updated",
-        about=row.cell,
-        text=f"{'buffer' if len(still) == 1 else 'buffers'} {listed(still, 3)} kept the values of before the "
-        "training, which changes them in the reference",
-        values={"buffers": still},
-    )
+    if still := sorted(moved & set(seen.still_buffers or ())):
+        yield found("buffers-not-updated", row.cell, {"buffers": still})
 
 
-def find_unlike_ranks(runs: Runs) -> list[Finding]:
-    """One finding per cell and group of ranks that differ from rank 0 in the same."""
-    return [finding for row in runs.rows for finding in _unlike_ranks(row)]
-
-
-MOST_SHOWN = 3
-
-
-def _named(value: Any) -> Any:
-    """The whole model has no name among its layers."""
-    return [one or THE_MODEL for one in value] if isinstance(value, list) else value
-
-
-def _unlike_ranks(row: JudgedRun) -> Iterator[Finding]:
+def unlike_ranks(row: JudgedRun) -> Iterator[Finding]:
+    """One finding per group of ranks that differ from rank 0 in the same."""
     groups: list[tuple[dict[str, list[Any]], list[int]]] = []
     for part in row.record.ranks if row.record.status in ("ok", "diverged") else ():
         alike = next((ranks for unlike, ranks in groups if unlike == part.otherwise), None)
@@ -147,15 +93,90 @@ def _unlike_ranks(row: JudgedRun) -> Iterator[Finding]:
         elif part.otherwise:
             groups.append((part.otherwise, [part.rank]))
     for unlike, ranks in groups:
-        said = [
-            f"{name} {given} against {first}"
+        sides = {
+            name: both(*(layer_names(value) if isinstance(value, list) else value for value in pair))
             for name, pair in unlike.items()
-            for given, first in (both(*map(_named, pair)),)
-        ]
-        yield Finding(
-            id="ranks-differ",
-            about=row.cell,
-            text=f"{numbered('rank', ranks)} {'differs' if len(ranks) == 1 else 'differ'} from rank 0: "
-            + a_few(said, MOST_SHOWN, "; "),
-            values={"ranks": ranks, "otherwise": unlike},
-        )
+        }
+        said = [f"{name} {given} against {first}" for name, (given, first) in sides.items()]
+        yield found("ranks-differ", row.cell, {"ranks": ranks, "otherwise": unlike}, settings=said)
+
+
+def tied_apart(row: JudgedRun) -> Iterator[Finding]:
+    """A pipeline whose ends hold different copies of a weight."""
+    record, effective = row.record, row.record.backend.effective
+    shared = effective.details.get("tied_across_stages") if effective else None
+    digests: dict[int, set[str]] = {}
+    for rank in record.ranks if shared else ():
+        if rank.final_digest is not None:
+            digests.setdefault(record.world.mesh.data_rank(rank.rank), set()).add(rank.final_digest)
+    if shared and any(len(of_pipeline) > 1 for of_pipeline in digests.values()):
+        yield found("tied-weight-apart", row.cell, {"weights": list(shared)})
+
+
+OPTION = "--repeats"
+
+
+def completeness(runs: Runs) -> list[Finding]:
+    """Findings per cell with a gap, or with runs without a result, whatever machine its runs were made on.
+
+    None of an unsupported one, or of one in which no run succeeded.
+    """
+    cells: dict[tuple[str, str, int], list[Record]] = {}
+    rounds: dict[tuple[str, ...], int] = {}
+    for row in runs.rows:
+        record = row.record
+        if record.status != "unsupported":
+            cells.setdefault((record.job_id, row.backend, record.world.world_size), []).append(record)
+            command = tuple(record.command)
+            rounds[command] = max(rounds.get(command, 0), record.repeat + 1)
+    told = []
+    for (_, backend, size), records in cells.items():
+        cell = CellName(backend, size)
+        due = max(max(record.repeat + 1, _due(record.command, rounds)) for record in records)
+        told += [*_missing(cell, records, min(due, MOST_REPEATS)), *_without_result(cell, records, due)]
+    return told
+
+
+def _due(command: Sequence[str], rounds: Mapping[tuple[str, ...], int]) -> int:
+    """Runs of each cell that a command made: those it asked for, as far as any of its cells is here.
+
+    Another command that asks for fewer takes over the first runs of all.
+    """
+    return min(_asked(command), rounds[tuple(command)])
+
+
+def _missing(cell: CellName, records: Sequence[Record], due: int) -> Iterator[Finding]:
+    if missing := sorted(set(range(due)) - {record.repeat for record in records}):
+        yield found("runs-missing", cell, {"missing": missing, "runs": due}, "missing")
+
+
+def _without_result(cell: CellName, records: Sequence[Record], due: int) -> Iterator[Finding]:
+    known = {record.repeat for record in records if record.status == "ok"}
+    ended = {r.repeat: r.status for r in records if r.repeat not in known and not r.was_interrupted}
+    if known and ended and "diverged" not in ended.values():
+        values = {"without_result": sorted(ended), "runs": due}
+        yield found("runs-missing", cell, values, "without-result", statuses=sorted(set(ended.values())))
+
+
+def _asked(command: Sequence[str]) -> int:
+    """How many runs of each cell a command asked for; 0 where it does not say."""
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        option, equals, value = word.partition("=")
+        if option == OPTION:
+            with suppress(ValueError):
+                return int(value if equals else following)
+    return 0
+
+
+RULES = Rules(
+    of_runs=(
+        modes,
+        unlike_ranks,
+        tied_apart,
+    ),
+    of_cells=(
+        passes,
+        buffers,
+    ),
+    of_all=(completeness,),
+)

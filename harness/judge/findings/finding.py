@@ -1,14 +1,25 @@
-"""A finding of a comparison as data, and what its kind means."""
+"""A finding of a comparison as data, what its kind means, and findings as a reader sees them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cache
+from typing import Any, Literal
 
+from harness.judge.catalogue import entries, sentence
 from harness.judge.rows import JudgedRun, Runs
-from harness.judge.wording import Backends, CellName
+from harness.judge.wording import Backends, CellName, name_cells
+
+Role = Literal["cause", "consequence", "figures"]
+ROLES: dict[Role, str] = {
+    "cause": "Causes",
+    "consequence": "Consequences",
+    "figures": "Caveats for speed and memory",
+}
+"""Headings, in the order of the report."""
+DOCUMENT = "docs/findings.md"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +66,19 @@ class Finding:
         }
 
 
+def found(
+    kind: str, about: CellName | Backends, values: dict[str, Any], case: str = "", /, **words: Any
+) -> Finding:
+    """A finding with the sentence that `findings.toml` has for its figures.
+
+    case: which of the kind's sentences. words: what only the sentence needs.
+    """
+    return Finding(id=kind, about=about, text=sentence(kind, case, **(values | words)), values=values)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A kind of finding, as `docs/findings.md` explains it."""
+    """A kind of finding, as `findings.toml` explains it."""
 
     id: str
     title: str
@@ -70,18 +91,86 @@ class Kind:
     """What to change, in terms of DeepSpeed, FSDP, DDP and Accelerate."""
 
 
-def of_cells(runs: Runs, judge: Callable[[JudgedRun], Finding | None]) -> list[Finding]:
+@cache
+def kinds() -> dict[str, Kind]:
+    """Every kind of finding by its id, in the order of the report."""
+    parts = ("title", "cause", "confirm", "reported", "fix")
+    return {kind: Kind(id=kind, **{part: entry.get(part) for part in parts})  # type: ignore[arg-type]
+            for kind, entry in entries().items()}  # fmt: skip
+
+
+def role_of(kind: str) -> Role:
+    """What a finding of this kind is to its reader."""
+    role: Role = entries()[kind]["role"]
+    return role
+
+
+Rule = Callable[[JudgedRun], Iterable[Finding]]
+"""What one run shows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """Those of one module."""
+
+    of_runs: tuple[Rule, ...] = ()
+    of_cells: tuple[Rule, ...] = ()
+    """Those that also say in how many repeats."""
+    of_all: tuple[Callable[[Runs], list[Finding]], ...] = ()
+    """Those that compare runs."""
+
+
+def of_cells(runs: Runs, rule: Rule) -> list[Finding]:
     """Findings about single runs, each with the number of repeats of its cell that have the same one."""
-    found = []
+    told = []
     for group in runs.groups:
-        of_group = [finding for row in group.rows if (finding := judge(row)) is not None]
-        counts = Counter(finding.text for finding in of_group)
+        of_group = [finding for row in group.rows for finding in rule(row)]
+        counts = Counter((finding.id, finding.text) for finding in of_group)
         for finding in of_group:
-            count, of = counts[finding.text], len(group.rows)
-            found.append(finding if count == of else replace(finding, runs=(count, of)))
-    return found
+            count, of = counts[finding.id, finding.text], len(group.rows)
+            told.append(finding if count == of else replace(finding, runs=(count, of)))
+    return told
 
 
 def labels(rows: Sequence[JudgedRun]) -> Backends:
     """The backends of rows, each once, sorted."""
     return tuple(sorted({row.label for row in rows}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """What one or several findings of a kind say alike, and of which cells."""
+
+    id: str
+    role: Role
+    cells: tuple[CellName, ...]
+    """Each once; empty for a finding about several backends."""
+    text: str
+
+    @property
+    def sentence(self) -> str:
+        """'zero1 and zero2 on 2 ranks: gradient clipping differs'."""
+        return f"{name_cells(self.cells)}: {self.text}" if self.cells else self.text
+
+    @property
+    def reference(self) -> str:
+        """Where its kind is explained."""
+        return f"{DOCUMENT}#{self.id}"
+
+
+def statements(findings: Sequence[Finding]) -> list[Statement]:
+    """Findings that say the same of several cells as one; causes first, order kept otherwise."""
+    alike: dict[tuple[str, str], dict[CellName, None]] = {}
+    for finding in findings:
+        cells = alike.setdefault((finding.id, finding.clause), {})
+        if finding.cell is not None:
+            cells[finding.cell] = None
+    merged = [
+        Statement(id=kind, role=role_of(kind), cells=tuple(cells), text=text)
+        for (kind, text), cells in alike.items()
+    ]
+    roles, order = list(ROLES), list(entries())
+    specific = {kind: order.index(kind) for kind in order if role_of(kind) == "consequence"}
+    # Consequences from the most specific to the most general, which is 'diverged'.
+    specific["diverged"] = len(order)
+    return sorted(merged, key=lambda one: (roles.index(one.role), specific.get(one.id, 0)))

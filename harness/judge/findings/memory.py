@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, combinations, pairwise
 from statistics import fmean, median
@@ -10,10 +10,9 @@ from typing import Any
 
 from harness.forms.terms import STATE_KINDS
 from harness.judge import quantities
-from harness.judge.findings.finding import Finding
+from harness.judge.findings.finding import Finding, Rules, found
 from harness.judge.quantities import all_kinds, derived_states, rank_states
-from harness.judge.rows import JudgedRun, Runs
-from harness.judge.wording import percent
+from harness.judge.rows import JudgedRun
 from harness.record import RankPart, Record
 
 SMALLEST_COPY = 0.25
@@ -85,58 +84,37 @@ IMBALANCE = 0.1
 """(largest - smallest) / mean over ranks. Padding of a model worth sharding is far below it."""
 
 
-def find_memory(runs: Runs) -> list[Finding]:
-    """At most one finding of each kind per run."""
-    looked = (look(row) for row in runs.rows for look in (_differs, _grows, _spikes, _imbalance))
-    return [finding for finding in looked if finding is not None]
-
-
-def _differs(row: JudgedRun) -> Finding | None:
-    found: list[dict[str, Any]] = []
+def differs(row: JudgedRun) -> Iterator[Finding]:
+    """Model states that are not those of the closed form, and copies that no form lists."""
+    told: list[dict[str, Any]] = []
     for states in rank_states(row.record):
-        if states.expected is None:
-            continue
-        expected = states.expected.kinds()
-        for kind in STATE_KINDS:
+        expected = states.expected.kinds() if states.expected is not None else {}
+        for kind in STATE_KINDS if states.expected is not None else ():
             measured, form = states.measured.get(kind, 0), expected.get(kind, 0)
             if abs(measured - form) > STATES_TOLERANCE * form:
-                found.append(
+                told.append(
                     {"rank": states.rank, "kind": kind, "measured_bytes": measured, "expected_bytes": form}
                 )
-    found += [
+    told += [
         vars(copy) for copy in hidden_copies(row.record, row.reference.record if row.reference else None)
     ]
-    if not found:
-        return None
-    first = max(found, key=lambda f: abs(f["measured_bytes"] - f["expected_bytes"]))
-    where = (
-        f"that its backend does not list; the reference holds {first['expected_bytes']:,}"
-        if first["kind"] == "other"
-        else f"of {first['kind']}, the closed form gives {first['expected_bytes']:,}"
-    )
-    return Finding(
-        id="memory-differs",
-        about=row.cell,
-        text=f"rank {first['rank']} holds {first['measured_bytes']:,} bytes {where}",
-        values={"differences": found},
-    )
+    if told:
+        first = max(told, key=lambda f: abs(f["measured_bytes"] - f["expected_bytes"]))
+        yield found(
+            "memory-differs", row.cell, {"differences": told},
+            rank=first["rank"], kind=first["kind"], measured=first["measured_bytes"],
+            expected=first["expected_bytes"],
+        )  # fmt: skip
 
 
-def _grows(row: JudgedRun) -> Finding | None:
+def grows(row: JudgedRun) -> Iterator[Finding]:
     parts = row.record.ranks
     growth = {part.rank: grown for part in parts if (grown := growth_bytes(part)) > GROWTH_BYTES}
-    when = ""
-    if not growth:
+    if later := not growth:
         growth = {p.rank: grown for p in parts if (grown := later_growth_bytes(row.record, p)) > GROWTH_BYTES}
-        when = " after the probed steps"
-    if not growth:
-        return None
-    return Finding(
-        id="memory-grows",
-        about=row.cell,
-        text=f"allocated memory grows by {max(growth.values()):,} bytes per step{when}",
-        values={"bytes_per_step_by_rank": {str(rank): grown for rank, grown in growth.items()}},
-    )
+    if growth:
+        values = {"bytes_per_step_by_rank": {str(rank): grown for rank, grown in growth.items()}}
+        yield found("memory-grows", row.cell, values, largest=max(growth.values()), later=later)
 
 
 def growth_bytes(part: RankPart) -> int:
@@ -190,23 +168,18 @@ def _data_decide(record: Record) -> bool:
     return record.layout is not None and record.layout.unreached is None
 
 
-def _spikes(row: JudgedRun) -> Finding | None:
+def spikes(row: JudgedRun) -> Iterator[Finding]:
     """The rank and step whose peak is farthest beyond the usual one, unless the reference's is as well."""
     looked = ((_spike(row.record, part), part.rank) for part in row.record.ranks)
-    found = [(*spike, rank) for spike, rank in looked if spike is not None]
-    if not found or _data_decide(row.record):
-        return None
-    step, peak, usual, rank = max(found, key=lambda one: one[1] / one[2])
+    far = [(*spike, rank) for spike, rank in looked if spike is not None]
+    if not far or _data_decide(row.record):
+        return
+    step, peak, usual, rank = max(far, key=lambda one: one[1] / one[2])
     reference = row.reference.record if row.reference is not None else row.record
     there = [_spike(reference, part) for part in reference.ranks] if reference is not row.record else []
-    if any(spike is not None and spike[0] == step for spike in there):
-        return None
-    return Finding(
-        id="memory-spikes",
-        about=row.cell,
-        text=f"rank {rank} needs {peak:,} bytes in step {step}, {usual:,} in others",
-        values={"rank": rank, "step": step, "peak_bytes": peak, "usual_peak_bytes": usual},
-    )
+    if not any(spike is not None and spike[0] == step for spike in there):
+        values = {"rank": rank, "step": step, "peak_bytes": peak, "usual_peak_bytes": usual}
+        yield found("memory-spikes", row.cell, values)
 
 
 def _spike(record: Record, part: RankPart) -> tuple[int, int, int] | None:
@@ -238,9 +211,10 @@ def _lasting_bytes(part: RankPart) -> list[tuple[int, int]]:
     return [(step, min(sizes)) for step, sizes in sorted(above.items())]
 
 
-def _imbalance(row: JudgedRun) -> Finding | None:
+def imbalance(row: JudgedRun) -> Iterator[Finding]:
+    """The widest gap between ranks in peaks or model states."""
     if row.record.status not in ("ok", "diverged"):
-        return None  # ranks were cut off at different moments
+        return  # ranks were cut off at different moments
     peaks = _lasting_peaks(row.record)
     states = rank_states(row.record)
     held = {of_rank.rank: of_rank.measured_bytes for of_rank in states}
@@ -256,18 +230,13 @@ def _imbalance(row: JudgedRun) -> Finding | None:
         _gap("model states", held, expected),
     )
     wide = [gap for gap in gaps if gap is not None and gap.share > IMBALANCE]
-    if not wide:
-        return None
-    return Finding(
-        id="memory-imbalance",
-        about=row.cell,
-        text=max(wide, key=lambda gap: gap.share).sentence,
-        values={
+    if wide:
+        values = {
             "peak_bytes_by_rank": list(peaks.values()),
             "model_state_bytes_by_rank": list(held.values()),
             "expected_model_state_bytes_by_rank": list(expected.values()),
-        },
-    )
+        }
+        yield found("memory-imbalance", row.cell, values, **vars(max(wide, key=lambda gap: gap.share)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,22 +247,12 @@ class _Gap:
     largest: tuple[int, int]
     """A rank and its bytes, as measured."""
     smallest: tuple[int, int]
-    uneven_by_design: bool
+    by_design: bool
     """Whether closed forms expect different bytes of the two."""
     by_chance: int
     """Bytes that may lie between the two without a reason."""
     share: float
     """Bytes between the two, less those by design or by chance, over the mean of all ranks."""
-
-    @property
-    def sentence(self) -> str:
-        """'rank 1 has a peak of 150 bytes, rank 0 of 100: a gap of 40 % of the mean over ranks'."""
-        (most, most_bytes), (least, least_bytes) = self.largest, self.smallest
-        text = f"rank {most} has {self.what} of {most_bytes:,} bytes, rank {least} of {least_bytes:,}: "
-        text += f"a gap of {percent(self.share)} of the mean over ranks"
-        less = ["what the closed forms expect of each"] if self.uneven_by_design else []
-        less += ["a buffer that gloo may hold"] if self.by_chance else []
-        return text + (f", minus {' and '.join(less)}" if less else "")
 
 
 def _held_by_transport(record: Record) -> int:
@@ -315,7 +274,7 @@ def _gap(what: str, held: dict[int, int], expected: dict[int, int], by_chance: i
         what=what,
         largest=(most, held[most]),
         smallest=(least, held[least]),
-        uneven_by_design=design[most] != design[least],
+        by_design=design[most] != design[least],
         by_chance=by_chance,
         share=max(0, beyond[most] - beyond[least] - by_chance) / fmean(held.values()),
     )
@@ -336,3 +295,13 @@ def _lasting_peaks(record: Record) -> dict[int, int]:
         if steps:
             lowest[part.rank] = min(steps.values())
     return lowest
+
+
+RULES = Rules(
+    of_runs=(
+        differs,
+        grows,
+        spikes,
+        imbalance,
+    ),
+)

@@ -1,8 +1,9 @@
-"""Speed that was not measured, cannot be right, or is not the backend's: warm-up, neighbours, data, power."""
+"""Speed that was not measured, cannot be right, or is not the backend's: warm-up, neighbours, slow ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
@@ -10,36 +11,22 @@ from typing import Any
 import numpy as np
 
 from harness.judge import quantities, speed
-from harness.judge.findings.finding import Finding, labels, of_cells
-from harness.judge.quantities import DATA, WHOLE, Run, is_beyond_noise, mean_watts
-from harness.judge.rows import CellRuns, JudgedRun, Runs
+from harness.judge.findings.finding import Finding, Rules, found, labels
+from harness.judge.quantities import DATA, PERSISTENT_RUNS, WHOLE, Run, Seconds, is_beyond_noise, mean_watts
+from harness.judge.rows import CellRuns, JudgedRun, Place, Runs
 from harness.judge.run_conditions import node_threads, shares_cores
 from harness.judge.statistics import LEAST_STEPS, SAME_SHARE, uninstrumented_steps
-from harness.judge.wording import CellName, counted, numbered
-from harness.record import OUTSIDE, EnergyPart, RankPart, Record
+from harness.judge.wording import CellName
+from harness.record import OUTSIDE, Record
 
 
-def find_too_short(runs: Runs) -> list[Finding]:
+def too_short(runs: Runs) -> list[Finding]:
     """Successful runs that were too short for a timed step, in one finding; none is timed on a CUDA stub."""
     ran = [r for r in runs.rows if r.record.status == "ok" and not r.record.on_stub]
     short = [r for r in ran if not quantities.timed_steps(r.record)]
     if not short:
         return []
-    steps = max(len(row.record.steps) for row in short)
-    text = (
-        "no step was timed: measure.warmup_steps, measure.probed_steps and measure.traced_steps use up all "
-        f"{steps}"
-    )
-    if not steps:
-        text = "no step was seen: no torch optimizer stepped after a call of backward()"
-    return [
-        Finding(
-            id="nothing-timed",
-            about=labels(short),
-            text=text,
-            values={"steps": steps},
-        )
-    ]
+    return [found("nothing-timed", labels(short), {"steps": max(len(row.record.steps) for row in short)})]
 
 
 MEASURED_MARGIN = 1.25
@@ -47,89 +34,51 @@ MEASURED_MARGIN = 1.25
 CLOCK_SHARE = 0.01
 CLOCK_SECONDS = 1e-4
 """The clocks of host and device may differ by so much of a step, and by so much at its borders."""
-
-
-def find_impossible(runs: Runs) -> list[Finding]:
-    """At most one finding of each kind per run."""
-    found = []
-    for row in runs.rows:
-        found += _beyond_peak(row)
-        found += _shorter_than_parts(row)
-        found += _outside_clock(row)
-    return found
-
-
 LATE = (OUTSIDE, "data", "forward")
 """What the loop does behind a step's update."""
 
 
-def _outside_clock(row: JudgedRun) -> list[Finding]:
+def outside_clock(row: JudgedRun) -> Iterator[Finding]:
     """Updates that were made after the time of their step was taken."""
     made = row.record.observed.updates_by_phase if row.record.observed is not None else {}
-    late = sum(count for phase, count in made.items() if phase in LATE)
-    if not late:
-        return []
-    ahead = late == made.get("forward")
-    where = "in the next forward pass" if ahead else "between two steps, where no clock runs"
-    return [
-        Finding(
-            id="work-outside-clock",
-            about=row.cell,
-            text=f"updates of the optimizer ran {where} ({late} of {sum(made.values())} that were looked "
-            "at): a step's time lacks its update",
-            values={"updates_by_phase": made},
-        )
-    ]
+    if late := sum(count for phase, count in made.items() if phase in LATE):
+        ahead = late == made.get("forward")
+        values = {"updates_by_phase": made}
+        yield found("work-outside-clock", row.cell, values, ahead=ahead, late=late, made=sum(made.values()))
 
 
-def _beyond_peak(row: JudgedRun) -> list[Finding]:
+def beyond_peak(row: JudgedRun) -> Iterator[Finding]:
+    """More FLOP/s than the devices reach, by their sheet or as measured."""
     record = row.record
     for peak, margin in ((speed.sheet_peak(record), 1.0), (speed.measured_peak(record), MEASURED_MARGIN)):
         achieved = speed.least_flops_per_second(row.run) if peak is not None else None
         if peak is not None and achieved is not None and achieved > margin * peak.flops_per_second:
-            return [
-                Finding(
-                    id="faster-than-possible",
-                    about=row.cell,
-                    text=f"needs {achieved / 1e12:.3g} TFLOP/s but the devices reach "
-                    f"{peak.flops_per_second / 1e12:.3g} ({peak.source}): timing is not synchronised",
-                    values={
-                        "least_flops_per_second": achieved,
-                        "peak_flops_per_second": peak.flops_per_second,
-                        "peak_source": peak.source,
-                    },
-                )
-            ]
-    return []
+            values = {
+                "least_flops_per_second": achieved,
+                "peak_flops_per_second": peak.flops_per_second,
+                "peak_source": peak.source,
+            }
+            yield found("faster-than-possible", row.cell, values)
+            return
 
 
-def _shorter_than_parts(row: JudgedRun) -> list[Finding]:
+def shorter_than_parts(row: JudgedRun) -> Iterator[Finding]:
     """The timed step that is shortest compared with its phases."""
     record, timed = row.record, row.run.timings
     if timed is None or timed.phases is None:
-        return []
+        return
     # On CUDA the host fetches the next batch while the device still works on the last.
     parts = timed.phases + timed.data if record.world.device == "cpu" else timed.phases
     missing = parts - timed.steps * (1 + CLOCK_SHARE) - CLOCK_SECONDS
     rank, step = np.unravel_index(missing.argmax(), missing.shape)
-    if missing[rank, step] <= 0:
-        return []
-    values = {
-        "rank": record.ranks[rank].rank,
-        "step": record.steps[quantities.first_timed(record) + int(step)].step,
-        "step_seconds": float(timed.steps[rank, step]),
-        "phase_seconds": float(parts[rank, step]),
-    }
-    return [
-        Finding(
-            id="inconsistent-timing",
-            about=row.cell,
-            text=f"step {values['step']:g} of rank {values['rank']:g} took "
-            f"{values['step_seconds']:.4g} s, its phases {values['phase_seconds']:.4g} s: the step's timer "
-            "stopped too early",
-            values=values,
-        )
-    ]
+    if missing[rank, step] > 0:
+        values = {
+            "rank": record.ranks[rank].rank,
+            "step": record.steps[quantities.first_timed(record) + int(step)].step,
+            "step_seconds": float(timed.steps[rank, step]),
+            "phase_seconds": float(parts[rank, step]),
+        }
+        yield found("inconsistent-timing", row.cell, values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,33 +92,21 @@ class Early:
     """Between the mean of early and later steps, without what the machine took; at least 1."""
 
 
-def find_warmup(runs: Runs) -> list[Finding]:
+def warmup(runs: Runs) -> list[Finding]:
     """One finding per cell whose timed steps begin before its steady state in all runs."""
-    return [finding for group in runs.groups if (finding := _unsteady(group)) is not None]
-
-
-def _unsteady(group: CellRuns) -> Finding | None:
-    judged = [run for run in group.runs if _is_long_enough(run)]
-    early = [found for run in judged if (found := early_steps(run)) is not None]
-    if len(early) < len(judged) or not is_beyond_noise([one.factor for one in early]):
-        return None
-    steady = [one.first_steady for one in early if one.first_steady is not None]
-    first_steady = max(steady) if len(steady) == len(early) else None
-    steady_when = (
-        "do not become steady within the first half of the run"
-        if first_steady is None
-        else f"are steady from step {first_steady}"
-    )
-    return Finding(
-        id="warmup-too-short",
-        about=group.cell,
-        text=f"timing begins at step {early[0].first_timed}, steps {steady_when}",
-        values={
-            "first_timed_step": early[0].first_timed,
-            "first_steady_step": first_steady,
-            "warmup_steps": _warmup(group.record),
-        },
-    )
+    told = []
+    for group in runs.groups:
+        judged = [run for run in group.runs if _is_long_enough(run)]
+        early = [one for run in judged if (one := early_steps(run)) is not None]
+        if len(early) == len(judged) and is_beyond_noise([one.factor for one in early]):
+            steady = [one.first_steady for one in early if one.first_steady is not None]
+            values = {
+                "first_timed_step": early[0].first_timed,
+                "first_steady_step": max(steady) if len(steady) == len(early) else None,
+                "warmup_steps": group.record.windows.warmup if group.record.windows else 0,
+            }
+            told.append(found("warmup-too-short", group.cell, values))
+    return told
 
 
 def _is_long_enough(run: Run) -> bool:
@@ -201,40 +138,22 @@ def _excess(seconds: Sequence[float], early: int, *, either: bool) -> tuple[floa
     return early * (max(first, rest) - level if either else first - level), level
 
 
-def _warmup(record: Record) -> int:
-    return record.windows.warmup if record.windows else 0
-
-
 LEAST_CORES = 0.2
 """With so much of its core taken a rank is 1.25 times slower: what counts as a slow rank."""
 
 
-def find_machine(runs: Runs) -> list[Finding]:
-    """One finding per run beside which other work used processors, or that had too few cores."""
-    left = max((node_threads(row.record) for row in runs.rows), default=0)
-    found = [_busy(row, left) for row in runs.rows]
-    found += [judge(row) for judge in (_shared, _unbound) for row in runs.rows]
-    return [finding for finding in found if finding is not None]
-
-
-def _shared(row: JudgedRun) -> Finding | None:
+def cores_shared(row: JudgedRun) -> Iterator[Finding]:
     record = row.record
-    if not shares_cores(record) or not quantities.timed_steps(record):
-        return None
-    cores, threads = record.environment.cores or 0, node_threads(record)
-    return Finding(
-        id="cores-shared",
-        about=row.cell,
-        text=f"{threads} threads per node share {counted(cores, 'core')}: "
-        "speed and scaling say little about the strategies",
-        values={"threads": threads, "cores": cores},
-    )
+    if shares_cores(record) and quantities.timed_steps(record):
+        values = {"threads": node_threads(record), "cores": record.environment.cores or 0}
+        yield found("cores-shared", row.cell, values)
 
 
-def _unbound(row: JudgedRun) -> Finding | None:
+def unbound(row: JudgedRun) -> Iterator[Finding]:
+    """Ranks that may run on processors of several NUMA nodes, or of none that their GPU lies on."""
     record = row.record
     if record.on_stub or not quantities.timed_steps(record):
-        return None
+        return
     threads = record.world.threads_per_rank if record.world.device == "cpu" else 1
     places = {rank.rank: rank.placement for rank in record.ranks if rank.placement is not None}
     far = [r for r, p in places.items() if p.numa_nodes and p.device_numa_node not in (None, *p.numa_nodes)]
@@ -242,53 +161,37 @@ def _unbound(row: JudgedRun) -> Finding | None:
         r for r, p in places.items()
         if len(p.numa_nodes) > 1 and p.processor_count // len(p.numa_nodes) >= threads
     ]  # fmt: skip
-    if not far and not loose:
-        return None
-    worst = far or loose
-    nodes = sorted({node for rank in worst for node in places[rank].numa_nodes})
-    text = f"{numbered('rank', worst)} may run on processors of {numbered('NUMA node', nodes)} " + (
-        "only, and the GPU lies on another" if far else "in turn"
-    )
-    values = {"ranks": {str(rank): places[rank].model_dump() for rank in worst}}
-    return Finding(id="numa-unbound", about=row.cell, text=text, values=values)
+    if worst := far or loose:
+        nodes = sorted({node for rank in worst for node in places[rank].numa_nodes})
+        values = {"ranks": {str(rank): places[rank].model_dump() for rank in worst}}
+        yield found("numa-unbound", row.cell, values, far=bool(far), worst=worst, nodes=nodes)
 
 
-def _busy(row: JudgedRun, left: int) -> Finding | None:
-    if row.record.status == "unsupported" or row.record.on_stub:
-        return None
-    cores, used = row.record.environment.cores, row.run.disturbance
-    if used is None or not cores:
-        return _started_busy(row, left)
-    threads = _needed_threads(row.record)
-    needed = used.other_cores - max(0, cores - threads)
-    if needed <= LEAST_CORES:
-        return None
-    return Finding(
-        id="busy-machine",
-        about=row.cell,
-        # Without figures, so that findings of several cells merge into one sentence; the values hold them.
-        text="other programs or virtual machines used the processors of ranks during timed steps",
-        values={"other_cores": used.other_cores, "cores": cores, "threads": threads},
-    )
+def busy(runs: Runs) -> list[Finding]:
+    """One finding per run beside which other work used processors that it needed."""
+    left = max((node_threads(row.record) for row in runs.rows), default=0)
+    return [finding for row in runs.rows for finding in _busy(row, left)]
 
 
-def _needed_threads(record: Record) -> int:
-    """Of one node: a rank that computes on a GPU keeps one thread busy with launching."""
-    return node_threads(record) if record.world.device == "cpu" else record.world.ranks_per_node
+def _busy(row: JudgedRun, left: int) -> Iterator[Finding]:
+    """By what others used, else by the load average before the run.
 
-
-def _started_busy(row: JudgedRun, left: int) -> Finding | None:
-    """By the load average: of a run that did not record what others used."""
-    load, cores = row.record.environment.load_average, row.record.environment.cores
-    if load is None or not cores or load <= cores + left:
-        return None
-    return Finding(
-        id="busy-machine",
-        about=row.cell,
-        text="the load average at the start exceeded cores and threads of the largest run combined: other "
-        "programs, or processes of an earlier run, were running",
-        values={"load_average": load, "cores": cores, "threads_of_largest_run": left},
-    )
+    The text has no figures, so that findings of several cells merge into one sentence; the values hold them.
+    """
+    record, used = row.record, row.run.disturbance
+    cores, load = record.environment.cores, record.environment.load_average
+    if record.status == "unsupported" or record.on_stub or not cores:
+        return
+    if used is not None:
+        # A rank that computes on a GPU keeps one thread busy with launching.
+        on_cpu = record.world.device == "cpu"
+        threads = node_threads(record) if on_cpu else record.world.ranks_per_node
+        if used.other_cores - max(0, cores - threads) > LEAST_CORES:
+            values = {"other_cores": used.other_cores, "cores": cores, "threads": threads}
+            yield found("busy-machine", row.cell, values, "used")
+    elif load is not None and load > cores + left:
+        values = {"load_average": load, "cores": cores, "threads_of_largest_run": left}
+        yield found("busy-machine", row.cell, values, "load")
 
 
 # Sections of DeepSpeed's configuration that synchronise or record within a step when they are on.
@@ -297,22 +200,20 @@ SLOW_VARIABLES = ("CUDA_LAUNCH_BLOCKING", "NCCL_DEBUG", "TORCH_DISTRIBUTED_DEBUG
 OFF = ("", "0", "false", "off", "version", "warn")
 
 
-def find_instrumentation(runs: Runs) -> list[Finding]:
+def instrumented(runs: Runs) -> list[Finding]:
     """One finding per job whose timed windows differ in instrumentation."""
     jobs: dict[str, dict[CellName, tuple[str, ...]]] = {}
     for row in runs.rows:
         if quantities.timed_steps(row.record):
-            cell = row.cell
-            found = jobs.setdefault(row.record.job_id, {})
+            cells = jobs.setdefault(row.record.job_id, {})
             # Of repeats, the one with the most counts.
-            found[cell] = max(found.get(cell, ()), instrumentation(row.record), key=len)
+            cells[row.cell] = max(cells.get(row.cell, ()), instrumentation(row.record), key=len)
     return [
-        Finding(
-            id="instrumented-timing",
-            about=tuple(sorted({cell.label for cell, used in cells.items() if used})),
-            text="the timed steps were instrumented differently: "
-            + "; ".join(f"{cell.key}: {', '.join(used)}" for cell, used in cells.items() if used),
-            values={cell.key: list(used) for cell, used in cells.items()},
+        found(
+            "instrumented-timing",
+            tuple(sorted({cell.label for cell, used in cells.items() if used})),
+            {cell.key: list(used) for cell, used in cells.items()},
+            instruments={cell.key: used for cell, used in cells.items() if used},
         )
         for cells in jobs.values()
         if len(set(cells.values())) > 1
@@ -321,16 +222,16 @@ def find_instrumentation(runs: Runs) -> list[Finding]:
 
 def instrumentation(record: Record) -> tuple[str, ...]:
     """Instrumentation of the timed steps of a run: probes, loggers of the library, variables."""
-    found = {probe for rank in record.ranks for probe in rank.timed_probes}
+    used = {probe for rank in record.ranks for probe in rank.timed_probes}
     config = record.backend.native_config or {}
-    found |= {name for name in LIBRARY_LOGGERS if _is_on(config.get(name))}
+    used |= {name for name in LIBRARY_LOGGERS if _is_on(config.get(name))}
     variables = record.environment.variables
-    found |= {
+    used |= {
         f"{name}={variables[name]}"
         for name in SLOW_VARIABLES
         if str(variables.get(name, "")).lower() not in OFF
     }
-    return tuple(sorted(found))
+    return tuple(sorted(used))
 
 
 def _is_on(value: Any) -> bool:
@@ -340,24 +241,16 @@ def _is_on(value: Any) -> bool:
 LARGE_SHARE = 0.2
 
 
-def find_data_loading(runs: Runs) -> list[Finding]:
+def slow_data(runs: Runs) -> list[Finding]:
     """One finding per cell that fetches slowly in all its runs."""
-    return [finding for group in runs.groups if (finding := _slow_data(group)) is not None]
-
-
-def _slow_data(group: CellRuns) -> Finding | None:
-    shares = [share for run in group.runs if (share := data_share(run)) is not None]
-    if not shares or min(shares) <= LARGE_SHARE:
-        return None
-    return Finding(
-        id="slow-data",
-        about=group.cell,
-        text=f"fetching batches takes {median(shares):.0%} of the step",
-        values={
-            "data_share": median(shares),
-            "data_seconds": median([run.largest_median(DATA) or 0.0 for run in group.runs]),
-        },
-    )
+    told = []
+    for group in runs.groups:
+        shares = [share for run in group.runs if (share := data_share(run)) is not None]
+        if shares and min(shares) > LARGE_SHARE:
+            seconds = median([run.largest_median(DATA) or 0.0 for run in group.runs])
+            values = {"data_share": median(shares), "data_seconds": seconds}
+            told.append(found("slow-data", group.cell, values))
+    return told
 
 
 def data_share(run: Run) -> float | None:
@@ -377,33 +270,185 @@ SAMPLES_MARGIN = 0.25
 """Samples are those of the driver's buffer, which may hold only the last seconds of the run."""
 
 
-def find_energy(runs: Runs) -> list[Finding]:
-    """At most one per run: of its first rank whose energy cannot be right."""
-    return of_cells(runs, _implausible)
-
-
-def _implausible(row: JudgedRun) -> Finding | None:
+def energy(row: JudgedRun) -> Iterator[Finding]:
+    """Of the first rank whose energy cannot be right: above its limit, or not what samples of power say."""
     for rank in row.record.ranks:
-        why = _why_implausible(rank.energy) if rank.energy is not None else None
-        if why is not None:
-            return Finding(
-                id="implausible-energy", about=row.cell, text=f"GPU of rank {rank.rank}: {why}",
-                values=_energy_values(rank),
-            )  # fmt: skip
-    return None
+        part = rank.energy
+        watts = mean_watts(part.device_joules, part.seconds) if part is not None else None
+        if part is None or watts is None:
+            continue
+        limit, sampled = part.device_limit_watts, part.device_sampled_watts
+        beyond = limit is not None and watts > LIMIT_MARGIN * limit
+        if beyond or (sampled is not None and abs(watts - sampled) > SAMPLES_MARGIN * sampled):
+            values = {"rank": rank.rank, **part.model_dump()}
+            yield found("implausible-energy", row.cell, values, "limit" if beyond else "samples", watts=watts)
+            return
 
 
-def _why_implausible(part: EnergyPart) -> str | None:
-    watts = mean_watts(part.device_joules, part.seconds)
-    if watts is None:
+LEAST_RANK_STEPS = 5
+"""With fewer a slow rank cannot be distinguished from a disturbance."""
+PERSISTENT_SHARE = 0.8
+"""A rank is persistently slower if it is the slowest in at least this share of the steps."""
+LEAST_SHARE_OF_STEP = 0.05
+"""A smaller share of the step is not reported."""
+LEAST_TRACED_STEPS = 3
+"""Of all runs of a cell. One step may wait for a disk, so two must show it, and a third of many."""
+LEAST_ASLEEP_SECONDS = 1e-3
+"""More than on any other rank; what sound runs show is in docs/decisions.md."""
+SLOWER = 1.25
+"""Its median must also be this many times that of the others: cores of one machine differ by less."""
+ASLEEP = "time asleep (traced steps)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowRank:
+    """How much slower a rank of one run is than the others, without what the machine took from it."""
+
+    rank: int
+    what: str
+    """The part of the step that is compared."""
+    factor: float
+    """Median of the rank over that of the others."""
+    medians: dict[str, float]
+    """Seconds by rank, as measured."""
+
+
+def find_slow_ranks(runs: Runs) -> list[Finding]:
+    """One finding per run of a cell of which a rank is slow in all runs."""
+    slow = {run: slow_ranks(run) for group in runs.groups for run in group.runs if run.timings is not None}
+    places: dict[Place, list[Run]] = {}
+    for group in runs.groups:
+        places.setdefault(group.place, []).extend(run for run in group.runs if run in slow)
+    told = []
+    for group in runs.groups:
+        own = [run for run in group.runs if run in slow]
+        shown = _persistent([slow[run] for run in own], [slow[run] for run in places[group.place]])
+        works = [
+            found(
+                "slow-rank", group.cell,
+                {"rank": one.rank, "what": one.what, "median_seconds": one.medians}, "works",
+            )
+            for one in shown
+        ]  # fmt: skip
+        told += works or _asleep(group)
+    return told
+
+
+def _persistent(of_cell: Sequence[list[SlowRank]], of_place: Sequence[list[SlowRank]]) -> list[SlowRank]:
+    """Of each run of a cell how slow the rank is that is slow in all of them; none if there is none."""
+    for first in of_cell[0] if of_cell else []:
+        if len(own := _same(first, of_cell)) < len(of_cell):
+            continue
+        everywhere = len(of_place) >= PERSISTENT_RUNS and len(_same(first, of_place)) == len(of_place)
+        if everywhere or is_beyond_noise([slow.factor for slow in own]):
+            return own
+    return []
+
+
+def _same(first: SlowRank, runs: Sequence[list[SlowRank]]) -> list[SlowRank]:
+    """The same rank in the same part of the step, of those runs in which it is slow."""
+    return [slow for of_run in runs for slow in of_run if (slow.rank, slow.what) == (first.rank, first.what)]
+
+
+def _asleep(group: CellRuns) -> list[Finding]:
+    """The rank that lies idle in traced steps, outside of communication and whatever the machine took.
+
+    What is recorded of a step is the least, and of sound ranks next to nothing, unless the machine stops for
+    a moment: that touches other ranks in the same step, so only a step counts in which no other sleeps half
+    as long.
+    Of several threads the first waits for the others, which the machine may hold up.
+    """
+    world = group.record.world
+    ranks = [rank.rank for rank in group.record.ranks]
+    if len(ranks) < 2 or world.mesh.size("pipeline") > 1 or world.threads_per_rank > 1:
+        return []
+    steps = [
+        [part.asleep_seconds for part in of_step]
+        for run in group.runs
+        for of_step in zip(*(rank.overlap for rank in run.record.ranks), strict=False)
+        if len(of_step) == len(ranks)
+    ]
+    known = np.array([of_step for of_step in steps if None not in of_step], dtype=float)
+    if len(known) < LEAST_TRACED_STEPS:
+        return []
+    others = np.array([np.delete(known, place, axis=1).max(axis=1) for place in range(len(ranks))])
+    longer = np.where(others > np.maximum(LEAST_ASLEEP_SECONDS, known.T / 2), 0.0, known.T - others)
+    # So long or longer in a third of the steps.
+    often = dict(zip(ranks, np.sort(longer)[:, -max(2, math.ceil(len(known) / 3))].tolist(), strict=True))
+    slowest = max(often, key=often.__getitem__)
+    if often[slowest] <= LEAST_ASLEEP_SECONDS:
+        return []
+    values = {"rank": slowest, "what": ASLEEP, "seconds": {str(r): of for r, of in often.items()}}
+    return [found("slow-rank", group.cell, values, "sleeps", longest=often[slowest])]
+
+
+def slow_ranks(run: Run) -> list[SlowRank]:
+    """The slow rank in each part of the step that has one; none where the machine's share is not known."""
+    told = []
+    for what, series in _series(run).items():
+        slowest = persistently_slowest(series)
+        if slowest is None or run.disturbance is None or run.median_step_seconds is None:
+            continue
+        lost = run.disturbance.lost_by_rank[slowest] / len(run.step_seconds)
+        medians = np.median(series, axis=1)
+        others = float(np.median(np.delete(medians, slowest)))
+        own = float(medians[slowest]) - lost
+        if own > SLOWER * others and own - others > LEAST_SHARE_OF_STEP * run.median_step_seconds:
+            ranks = [rank.rank for rank in run.record.ranks]
+            told.append(
+                SlowRank(
+                    rank=ranks[slowest],
+                    what=what,
+                    factor=own / others if others else math.inf,
+                    medians=dict(zip(map(str, ranks), medians.tolist(), strict=True)),
+                )
+            )
+    return told
+
+
+def persistently_slowest(series: Seconds) -> int | None:
+    """Index of the rank that is slowest in most steps; None: there is none."""
+    if series.shape[0] < 2 or series.shape[1] < LEAST_RANK_STEPS:
         return None
-    limit, sampled = part.device_limit_watts, part.device_sampled_watts
-    if limit is not None and watts > LIMIT_MARGIN * limit:
-        return f"{watts:.0f} W on average, its power limit is {limit:.0f} W"
-    if sampled is not None and abs(watts - sampled) > SAMPLES_MARGIN * sampled:
-        return f"{watts:.0f} W by its energy counter, {sampled:.0f} W by its power samples"
-    return None
+    counts = np.bincount(series.argmax(axis=0))
+    rank = int(counts.argmax())
+    return rank if counts[rank] >= PERSISTENT_SHARE * series.shape[1] else None
 
 
-def _energy_values(rank: RankPart) -> dict[str, object]:
-    return {"rank": rank.rank, **(rank.energy.model_dump() if rank.energy else {})}
+def _series(run: Run) -> dict[str, Seconds]:
+    """Series of seconds that contain no waiting for a slower rank, by name."""
+    timed = run.timings
+    if timed is None:
+        return {}
+    parts = {"whole steps": timed.steps}
+    if run.record.world.mesh.size("pipeline") > 1:
+        return parts  # stages differ in what they compute
+    if "forward" in timed.seconds:
+        # Ranks end a step at the same time but may begin it at different ones. A rank that begins early
+        # waits in the forward pass for the others, so all are measured from the earliest begin.
+        start = timed.steps.max(axis=0) - timed.steps
+        parts["fetching and forward pass"] = start + timed.data + timed.seconds["forward"]
+    traced = [[part.compute_seconds for part in rank.overlap] for rank in run.record.ranks]
+    if len({len(parts) for parts in traced}) == 1 and traced[0]:
+        parts["computing (traced steps)"] = np.array(traced)
+    return parts
+
+
+RULES = Rules(
+    of_runs=(
+        beyond_peak,
+        shorter_than_parts,
+        outside_clock,
+        cores_shared,
+        unbound,
+    ),
+    of_cells=(energy,),
+    of_all=(
+        too_short,
+        warmup,
+        busy,
+        instrumented,
+        slow_data,
+        find_slow_ranks,
+    ),
+)

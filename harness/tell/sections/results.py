@@ -8,9 +8,7 @@ from typing import Any
 
 from harness.judge.comparison import Comparison, ScalingPoint, strong_scaling, weak_scaling
 from harness.judge.facts import STEP
-from harness.judge.findings.finders import kinds
-from harness.judge.findings.finding import Finding
-from harness.judge.findings.groups import DOCUMENT, ROLES, Statement, role_of, statements
+from harness.judge.findings.finding import DOCUMENT, ROLES, Finding, Statement, kinds, role_of, statements
 from harness.judge.library_notes.rules import library_notes
 from harness.judge.quantities import unjudged_amounts
 from harness.judge.rows import CellRuns, job_marks, reason

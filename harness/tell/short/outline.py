@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from harness.job.experiment import ReportFocus
 from harness.judge.comparison import Comparison, strong_scaling, weak_scaling
-from harness.judge.findings.groups import Statement, statements
+from harness.judge.findings.finding import Statement, statements
 from harness.judge.library_notes.note import ReportNote
 from harness.judge.library_notes.rules import library_notes
 from harness.judge.wording import counted, listed, name_cells

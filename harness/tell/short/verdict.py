@@ -11,8 +11,7 @@ from harness.job.experiment import ReportFocus
 from harness.judge.agreement.noise import Tolerance
 from harness.judge.comparison import Comparison, ScalingPoint, strong_scaling, weak_scaling
 from harness.judge.facts import EXPECTED_SENT, SENT, SPEED, STEP
-from harness.judge.findings.finders import kinds
-from harness.judge.findings.groups import statements
+from harness.judge.findings.finding import kinds, statements
 from harness.judge.quantities import largest, rank_states, volume_differences
 from harness.judge.rows import CellRuns, rank_speeds
 from harness.judge.run_conditions import shares_cores

@@ -10,7 +10,7 @@ from harness.backends import registry
 from harness.backends.libraries import facts as library_facts
 from harness.backends.libraries.facts import FACTS, LibraryFact, fact, not_run, unsupported
 from harness.judge.comparison import Comparison
-from harness.judge.findings.finders import kinds
+from harness.judge.findings.finding import kinds
 from harness.record import Record
 from tests.records import make_record
 

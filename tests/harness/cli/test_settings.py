@@ -10,7 +10,7 @@ from harness.cli.lookup import glossary, unknown, word_of
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
 from harness.job.experiment import INHERITS, Experiment
-from harness.judge.findings.finders import kinds
+from harness.judge.findings.finding import kinds
 from harness.shipped import names, resolve
 from harness.slurm.matrix import load_site
 from harness.tell.formats import WIDTH

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from harness.judge.comparison import Comparison
 from harness.judge.effective import (
     altered_gradients,
     clipping,
@@ -16,9 +15,8 @@ from harness.judge.effective import (
     setting_differences,
     synchronisation,
 )
-from harness.judge.findings import communication
-from harness.judge.findings.settings import find_settings
 from harness.record import CommunicationPart, ObservedPart, Record
+from tests.harness.judge.findings.told import told
 from tests.records import LOSSES, NORMS, make_effective, make_ranks, make_record, make_steps, make_weights
 
 
@@ -133,10 +131,10 @@ def test_synchronisation_is_counted() -> None:
 
 
 def test_a_third_party_that_reduces_in_every_micro_step_is_found() -> None:
-    (found,) = communication.find_volumes(Comparison([synchronised(12_000, "last micro-step")]))
+    (found,) = told([synchronised(12_000, "last micro-step")], "synchronised-early")
     assert found.id == "synchronised-early"
     assert "12,000 of 16,000 reduced bytes" in found.message
-    assert communication.find_volumes(Comparison([synchronised(0, "last micro-step")])) == []
+    assert told([synchronised(0, "last micro-step")], "synchronised-early") == []
 
 
 def test_activations_of_tensor_parallel_ranks_are_no_gradients() -> None:
@@ -161,10 +159,10 @@ def in_groups(decaying: list[str], rest: list[str], label: str = "ddp") -> Recor
 def test_groups_are_compared_by_the_names_of_their_parameters() -> None:
     reference = in_groups(["weight"], ["bias", "norm"], "single")
     assert setting_differences(reference, in_groups(["weight"], ["norm", "bias"])) == []
-    (found,) = find_settings(Comparison([reference, in_groups(["bias", "norm"], ["weight"])]))
+    (found,) = told([reference, in_groups(["bias", "norm"], ["weight"])], "optimizer-differs")
     assert found.id == "optimizer-differs"
     assert "bias has betas [0.9, 0.95], eps 1e-08, weight_decay 0.1 against" in found.message
-    assert "2 more parameters" in found.message
+    assert "constants of another group: 2" in found.message
 
 
 def test_other_constants_are_told_once_and_not_again_by_parameter() -> None:

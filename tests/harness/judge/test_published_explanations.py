@@ -3,7 +3,7 @@
 import pytest
 
 from harness.forms.terms import STATE_KINDS
-from harness.judge.findings.groups import Statement, statements
+from harness.judge.findings.finding import Statement, statements
 from harness.judge.quantities import rank_states
 from harness.judge.wording import CellName
 from tests.records import published_comparison

@@ -1,8 +1,7 @@
 import pytest
 
 from harness.judge.comparison import Comparison
-from harness.judge.findings.finding import Finding
-from harness.judge.findings.groups import statements
+from harness.judge.findings.finding import Finding, statements
 from harness.record import Record
 from tests.records import ENVIRONMENT, make_record
 
@@ -20,9 +19,7 @@ def run(repeat: int, label: str = "ddp", command: str = "harness compare", **cha
 def test_a_gap_is_named() -> None:
     (finding,) = missing(run(0), run(2), run(4))
     assert finding.values == {"missing": [1, 3], "runs": 5}
-    assert finding.message == (
-        "ddp on 2 ranks: 2 of 5 runs are missing from the records: numbers 1 and 3, counted from 0"
-    )
+    assert finding.message == ("ddp on 2 ranks: missing from the records: 2 of 5 runs, counted from 0: 1, 3")
 
 
 @pytest.mark.parametrize("option", ["--repeats 3", "--repeats=3"])
@@ -31,7 +28,7 @@ def test_the_command_says_how_many_there_should_be(option: str) -> None:
     others = [run(number, label="fsdp", command=asked) for number in range(3)]
     (finding,) = missing(run(0, command=asked), run(1), *others)
     assert (finding.backends, finding.values) == (("ddp",), {"missing": [2], "runs": 3})
-    assert "1 of 3 runs is missing from the records: number 2," in finding.message
+    assert "missing from the records: 1 of 3 runs, counted from 0: 2" in finding.message
 
 
 def test_the_first_runs_that_another_command_takes_over_are_all_that_it_asked_for() -> None:
@@ -45,7 +42,7 @@ def test_cells_that_lack_the_same_runs_are_told_together() -> None:
     found = missing(run(1), run(1, label="zero1"))
     (told,) = statements(found)
     assert told.sentence.startswith(
-        "ddp and zero1 on 2 ranks: 1 of 2 runs is missing from the records: number 0"
+        "ddp and zero1 on 2 ranks: missing from the records: 1 of 2 runs, counted from 0: 0"
     )
 
 
@@ -68,8 +65,8 @@ def test_runs_that_failed_are_told_as_left_out_where_others_have_a_result() -> N
     (finding,) = missing(run(0, status="failed", steps=[]), run(1), run(2, status="oom", steps=[]), run(3))
     assert finding.values == {"without_result": [0, 2], "runs": 4}
     assert finding.message == (
-        "ddp on 2 ranks: 2 of 4 runs came to no result (failed and oom) and are left out of figures and "
-        "speeds: numbers 0 and 2, counted from 0"
+        "ddp on 2 ranks: left out of figures and speeds, without a result (failed, oom): 2 of 4 runs, "
+        "counted from 0: 0, 2"
     )
     assert missing(run(0, status="failed", steps=[]), run(1, status="failed", steps=[])) == []
     assert missing(run(0, status="failed", steps=[]), run(0), run(1)) == []

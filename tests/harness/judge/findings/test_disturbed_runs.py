@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from harness.judge.comparison import Comparison
-from harness.judge.findings import balance, timing
+from harness.judge.findings import timing
 from harness.judge.quantities import Run
 from harness.record import Record
+from tests.harness.judge.findings.told import told
 from tests.records import make_ranks, make_record, make_steps
 from tests.timed_records import processors
 
@@ -38,10 +38,7 @@ def recorded(case: dict[str, Any], *, undisturbed: bool = False, repeat: int = 0
 
 
 def alarms(*records: Record) -> set[str]:
-    comparison = Comparison(records)
-    return {
-        finding.id for find in (balance.find_slow_ranks, timing.find_warmup) for finding in find(comparison)
-    }
+    return {finding.id for finding in told(records, "slow-rank", "warmup-too-short")}
 
 
 @pytest.mark.parametrize("case", CASES, ids=NAMES)
@@ -52,7 +49,7 @@ def test_a_disturbed_run_is_not_accused(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", CASES, ids=NAMES)
 def test_what_the_run_shows_is_there_and_every_repeat_showing_it_would_be_found(case: dict[str, Any]) -> None:
     run = Run.of(recorded(case, undisturbed=True))
-    shown = balance.slow_ranks(run) if case["alarm"] == "slow-rank" else timing.early_steps(run)
+    shown = timing.slow_ranks(run) if case["alarm"] == "slow-rank" else timing.early_steps(run)
     assert shown
     repeats = [recorded(case, undisturbed=True, repeat=repeat) for repeat in range(3)]
     assert alarms(*repeats) == {case["alarm"]}

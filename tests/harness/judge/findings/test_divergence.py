@@ -1,7 +1,7 @@
 import pytest
 
 from harness.judge.comparison import Comparison
-from harness.judge.findings.divergence import _exceeded, find_diverged
+from harness.judge.findings.training import exceeded
 from harness.record import Record
 from harness.record.run import LayoutPart, ObservedPart
 from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights
@@ -15,31 +15,21 @@ BEYOND = (
 )
 
 
-def test_the_measures_farthest_beyond_their_limits_are_told_and_the_others_counted() -> None:
-    assert _exceeded(BEYOND) == (
-        "a gradient norm differs by 19 %, 0.00012 % allowed; "
-        "final weights differ by 14 % of the distance that they moved, 0.0030 % allowed; "
-        "a loss differs by 2.1e-04 nats per token, 6.6e-06 allowed; and 2 more"
-    )
-
-
-def test_the_whole_model_is_told_before_its_parameters_and_three_without_a_count() -> None:
-    assert _exceeded((BEYOND[2], BEYOND[4])) == (
-        "the distance that the weights moved differs by 1.0 %, 0.50 % allowed; "
-        "a.bias differs by 100 % of the distance it moved, 11 % allowed"
-    )
-    assert "more" not in _exceeded(BEYOND[:3])
-    assert _exceeded(()) == ""
-
-
-def test_what_is_not_a_number_comes_first() -> None:
-    assert _exceeded((BEYOND[1], ("weights", float("nan"), 3e-5))).startswith("final weights differ by nan %")
+def test_measures_are_told_by_how_far_they_lie_beyond_the_model_first() -> None:
+    assert exceeded(BEYOND) == [
+        "a gradient norm differs by 19 %, 0.00012 % allowed",
+        "final weights differ by 14 % of the distance that they moved, 0.0030 % allowed",
+        "a loss differs by 2.1e-04 nats per token, 6.6e-06 allowed",
+        "the distance that the weights moved differs by 1.0 %, 0.50 % allowed",
+        "a.bias differs by 100 % of the distance it moved, 11 % allowed",
+    ]
+    assert exceeded((BEYOND[1], ("weights", float("nan"), 3e-5)))[0].startswith("final weights differ by nan")
 
 
 def test_a_run_that_diverged_tells_what_lies_beyond() -> None:
     steps = make_steps([LOSSES[0] + 0.5, *LOSSES[1:]], [norm * 1.5 for norm in NORMS])
     other = make_record(label="ddp", steps=steps, final_weights=make_weights("c" * 64))
-    (found, *_) = find_diverged(Comparison([make_record(), other]))
+    found = next(f for f in Comparison([make_record(), other]).findings if f.id == "diverged")
     assert "(a gradient norm differs by 50 %, " in found.message
     assert "a loss differs by 5.0e-01 nats per token, " in found.message
     assert list(found.values["exceeded"]) == ["loss", "norm"]
@@ -73,10 +63,10 @@ def test_weights_that_nothing_should_move_are_named_whatever_else_is_said(
     summed = make_steps(LOSSES, [2 * norm for norm in NORMS])
     for changes in ({}, {"steps": summed}):
         comparison = Comparison([record(), record(shift, "ddp", **changes)])
-        assert [f.text for f in find_diverged(comparison) if f.id == told] == [text] * named
+        assert [f.text for f in comparison.findings if f.id == told] == [text] * named
     assert comparison.rows[-1].judgement.parity == "diverged"
     unseen = make_record(label="ddp", layout=layout, initial_weights=None, final_weights=None)
-    assert told not in {f.id for f in find_diverged(Comparison([record(), unseen]))}
+    assert told not in {f.id for f in Comparison([record(), unseen]).findings}
 
 
 def test_a_loss_that_reads_cut_weights_beside_the_model_is_the_cause() -> None:
@@ -84,7 +74,7 @@ def test_a_loss_that_reads_cut_weights_beside_the_model_is_the_cause() -> None:
     other = make_record(label="fsdp1", steps=steps)
     layout = LayoutPart(parameters=[], decaying=[], buffers=[], blocks=[], read_outside=["first.weight"])
     other = other.model_copy(update={"layout": layout})
-    found = {finding.id: finding.text for finding in find_diverged(Comparison([make_record(), other]))}
+    found = {finding.id: finding.text for finding in Comparison([make_record(), other]).findings}
     assert "; see weights-read-outside" in found["diverged"]
     assert "the loss reads first.weight outside of the model's forward pass" in found["weights-read-outside"]
     # Ranks then compute different losses from equal weights.
@@ -101,7 +91,7 @@ def test_weights_that_passes_change_are_the_cause_where_passes_use_copies() -> N
     ) -> dict[str, str]:
         layout = LayoutPart(parameters=[], decaying=[], buffers=[], blocks=[], changed_in_passes=list(names))
         run = make_record(label=label, steps=make_steps(losses, norms), layout=layout)
-        return {finding.id: finding.text for finding in find_diverged(Comparison([make_record(), run]))}
+        return {finding.id: finding.text for finding in Comparison([make_record(), run]).findings}
 
     later = [LOSSES[0], *(loss - 0.5 for loss in LOSSES[1:])]
     for label in ("fsdp", "fsdp1", "zero2"):
@@ -142,6 +132,6 @@ def test_what_nothing_updates_has_not_lost_its_updates(kind: str) -> None:
         ("bfloat16", moved, still, ["zero2"]),
     ):
         rows = Comparison([run("single", dtype, there), run("zero2", "bfloat16", trained)])
-        found = [finding for finding in find_diverged(rows) if finding.id == "lost-updates"]
+        found = [finding for finding in rows.findings if finding.id == "lost-updates"]
         assert [label for finding in found for label in finding.backends] == lost
         assert all(finding.values["parameters_that_stood_still"] == ["trained"] for finding in found)

@@ -31,17 +31,17 @@ def test_a_rank_that_skips_a_micro_batch_is_named_with_the_step() -> None:
     reference = run("single", 2, {0: (2, 2)})
     skips = run("ddp", 2, {0: (2, 2)}, {0: (2, 2), 3: (1, 1)})
     assert found("passes-differ", reference, skips) == [
-        "ddp on 2 ranks: rank 1 makes 1 forward pass in step 3, 2 are due: 2 micro-steps, each with 1 in the "
-        "reference"
+        "ddp on 2 ranks: forward passes in step 3: 1, due: 2 (ranks: 1; micro-steps: 2, each with 1 in the "
+        "reference)"
     ]
 
 
 def test_a_model_that_is_run_once_more_is_named() -> None:
     reference = run("single", 1, {0: (1, 1)})
     (message,) = found("passes-differ", reference, run("ddp", 1, {0: (2, 1)}, {0: (2, 1)}))
-    assert "ranks 0 and 1 make 2 forward passes in step 0, 1 is due" in message
+    assert "forward passes in step 0: 2, due: 1 (ranks: 0, 1;" in message
     (message,) = found("passes-differ", reference, run("ddp", 1, {0: (1, 2)}, {0: (1, 2)}))
-    assert "ranks 0 and 1 make 2 backward passes in step 0, 1 is due" in message
+    assert "backward passes in step 0: 2, due: 1 (ranks: 0, 1;" in message
 
 
 def test_how_often_a_micro_step_calls_the_model_is_the_references_count() -> None:
@@ -66,14 +66,14 @@ def test_layers_that_evaluate_in_training_mode_are_named() -> None:
     reference = moded("single", evaluating_in_training=["encoder"], training_in_evaluation=[])
     given = moded("ddp", evaluating_in_training=["encoder"], training_in_evaluation=["drop", "norm"])
     assert found("mode-differs", reference, given) == [
-        "ddp on 2 ranks: layers drop and norm are in training mode in evaluation passes"
+        "ddp on 2 ranks: in training mode in evaluation passes: drop, norm"
     ]
 
 
 def test_layers_that_only_the_reference_keeps_in_evaluation_mode_are_named() -> None:
     reference = moded("single", evaluating_in_training=["encoder"])
     assert found("mode-differs", reference, moded("ddp", evaluating_in_training=[])) == [
-        "ddp on 2 ranks: layer encoder is in evaluation mode in training passes in the reference alone"
+        "ddp on 2 ranks: in evaluation mode in training passes, in the reference alone: encoder"
     ]
     assert found("mode-differs", reference, moded("ddp", evaluating_in_training=["encoder"])) == []
     assert found("mode-differs", reference, moded("ddp")) == []
@@ -83,7 +83,7 @@ def test_ranks_with_the_same_difference_are_named_together() -> None:
     unlike = {"gradient clipping": [None, 1.0], "tf32": [True, False]}
     ranks = [part.model_copy(update={"otherwise": unlike if part.rank else {}}) for part in make_ranks(3)]
     assert found("ranks-differ", make_record(), make_record(label="ddp", world_size=3, ranks=ranks)) == [
-        "ddp on 3 ranks: ranks 1 and 2 differ from rank 0: gradient clipping none against 1; "
+        "ddp on 3 ranks: differs from rank 0 (ranks: 1, 2): gradient clipping none against 1; "
         "tf32 on against off"
     ]
     assert found("ranks-differ", make_record(), make_record(label="ddp")) == []
@@ -98,11 +98,11 @@ def test_buffers_that_only_the_reference_moves_are_named() -> None:
 
     reference = of("single", "rope")
     assert found("buffers-not-updated", reference, of("ddp", "mean", "rope")) == [
-        "ddp on 2 ranks: buffer mean kept the values of before the training, which changes them in the "
-        "reference"
+        "ddp on 2 ranks: buffers kept the values of before the training, which changes them in the "
+        "reference: mean"
     ]
     (several,) = found("buffers-not-updated", reference, of("ddp", "mean", "var"))
-    assert "buffers mean and var kept" in several
+    assert "in the reference: mean, var" in several
     assert found("buffers-not-updated", reference, of("ddp", "rope")) == []
     assert found("buffers-not-updated", reference, of("ddp")) == [], "moved here alone, as by a warm-up"
     assert found("buffers-not-updated", reference, of("ddp", known=False)) == []

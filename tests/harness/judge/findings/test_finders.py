@@ -1,51 +1,50 @@
 import ast
 from pathlib import Path
 
+import pytest
+
+from benchmarks import findings_page
 from harness.backends.libraries.facts import fact
+from harness.judge import catalogue
+from harness.judge.catalogue import entries
 from harness.judge.comparison import Comparison
 from harness.judge.effective import SETTINGS
-from harness.judge.findings.finders import PAGE, kinds
-from harness.judge.findings.groups import ROLES, role_of
+from harness.judge.findings.finding import ROLES, kinds, role_of
 from tests.records import LOSSES, NORMS, make_effective, make_record, make_steps, make_weights
 
-BEGIN, END = "<!-- index -->\n", "<!-- end of index -->"
 JUDGE = Path(__file__).resolve().parents[4] / "harness" / "judge"
 
 
-def test_the_page_explains_what_the_modules_find_and_nothing_else() -> None:
-    nodes = [node for path in JUDGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text("utf-8")))]
-    words = {node.value for node in nodes if isinstance(node, ast.Constant)}
-    made = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "Finding"]
-    ids = {word.value.value for call in made for word in call.keywords
-           if word.arg == "id" and isinstance(word.value, ast.Constant)}  # fmt: skip
-    assert len(ids) > 40
-    words |= {setting.finding for setting in SETTINGS}
-    assert ids <= kinds().keys() <= words
-    assert PAGE.read_text(encoding="utf-8").count("\n## ") == len(kinds())
-
-
-def test_the_page_begins_with_an_index_by_role(update_golden: bool) -> None:
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    held, _, after = rest.partition(END)
-    of_role = {
-        heading: ", ".join(f"[{kind}](#{kind})" for kind in sorted(kinds()) if role_of(kind) == role)
-        for role, heading in ROLES.items()
-    }
-    index = "".join(f"- **{heading}**: {links}\n" for heading, links in of_role.items())
+def test_the_page_is_written_from_the_catalogue(update_golden: bool) -> None:
     if update_golden:
-        PAGE.write_text(f"{before}{BEGIN}\n{index}\n{END}{after}", encoding="utf-8")
-    else:
-        assert held.strip() == index.strip()
+        findings_page.write()
+    assert findings_page.PAGE.read_text(encoding="utf-8") == findings_page.page()
+    assert findings_page.LIST.read_text(encoding="utf-8") == findings_page.hypotheses()
+
+
+def test_the_catalogue_has_what_the_modules_find_and_nothing_else() -> None:
+    nodes = [node for path in JUDGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text("utf-8")))]
+    words = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    made = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "found"]
+    ids = {call.args[0].value for call in made if isinstance(call.args[0], ast.Constant)}
+    assert len(ids) > 40
+    words |= {setting.finding for setting in SETTINGS if setting.finding}
+    assert ids <= kinds().keys() <= words
+
+
+@pytest.mark.parametrize("kind", entries())
+def test_every_kind_has_a_role_a_sentence_and_says_cause_confirmation_and_remedy(kind: str) -> None:
+    told, entry = kinds()[kind], entries()[kind]
+    assert all((told.title, told.cause, told.confirm, told.fix))
+    assert not told.title.endswith(".")
+    assert role_of(kind) in ROLES
+    texts = entry["text"] if isinstance(entry["text"], dict) else {"": entry["text"]}
+    for case in texts:
+        catalogue._environment().get_template(f"{kind}/{case}")
 
 
 def test_the_version_that_clips_is_that_of_the_table() -> None:
     assert f"DeepSpeed {fact('zero-clips-by-default').first} and later" in kinds()["clipping-differs"].cause
-
-
-def test_every_kind_says_cause_confirmation_and_remedy() -> None:
-    for kind in kinds().values():
-        assert all((kind.title, kind.cause, kind.confirm, kind.fix)), kind.id
-        assert not kind.title.endswith("."), kind.id
 
 
 def test_agreement_gives_no_finding() -> None:
@@ -55,7 +54,7 @@ def test_agreement_gives_no_finding() -> None:
 def test_divergence_is_a_finding_with_its_size() -> None:
     steps = make_steps(LOSSES, [norm * 2 for norm in NORMS])
     other = make_record(label="zero1", steps=steps, final_weights=make_weights("c" * 64))
-    found, cause = Comparison([make_record(), other]).findings
+    found, cause = sorted(Comparison([make_record(), other]).findings, key=lambda one: one.id)
     assert (found.id, cause.id) == ("diverged", "gradient-scale")
     assert "summed over 2 ranks" in cause.message
     assert found.backends == ("zero1",)

@@ -1,9 +1,8 @@
 from typing import Any
 
-from harness.judge.comparison import Comparison
-from harness.judge.findings import given_settings
 from harness.judge.findings.finding import Finding
 from harness.record import GivenMode, GivenPart, GivenSettingPart, Record
+from tests.harness.judge.findings.told import told
 from tests.records import make_record
 
 
@@ -19,7 +18,7 @@ def row(label: str, mode: GivenMode, **changes: Any) -> Record:
 
 
 def findings(*records: Record) -> list[Finding]:
-    return given_settings.find_given(Comparison(records))
+    return told(records, "exactly-as-given")
 
 
 def test_a_row_exactly_as_given_names_what_makes_it_unfair() -> None:

@@ -1,7 +1,5 @@
 from harness.judge.comparison import Comparison
-from harness.judge.findings.finders import kinds
-from harness.judge.findings.finding import Finding
-from harness.judge.findings.groups import ABOUT_FIGURES, CONSEQUENCES, statements
+from harness.judge.findings.finding import Finding, statements
 from harness.judge.wording import CellName, name_cells
 from tests.records import NORMS, make_record, make_steps, make_weights
 
@@ -85,7 +83,3 @@ def test_of_many_cells_as_many_are_named_as_asked_for() -> None:
     cells = [CellName(name, 2) for name in "abcd"]
     assert name_cells(cells, most=3) == "a, b and 2 more on 2 ranks"
     assert name_cells(cells) == "a, b, c and d on 2 ranks"
-
-
-def test_every_id_that_has_a_place_of_its_own_exists() -> None:
-    assert {*CONSEQUENCES, *ABOUT_FIGURES} <= kinds().keys()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.judge.comparison import Comparison
-from harness.judge.findings.own_jobs import added_loss
+from harness.judge.findings.jobs import added_loss
 from harness.record import ModelLossPart, ObservedPart, Record
 from tests.harness.cli.command_line import UNTRACED, harness, records
 from tests.records import make_record

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.judge.comparison import Comparison
-from harness.judge.findings.given_settings import OVERRIDDEN
+from harness.judge.findings.jobs import OVERRIDDEN
 from harness.launch.launcher import launcher_settings
 from tests.records import ENVIRONMENT, make_record
 

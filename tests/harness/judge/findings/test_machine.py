@@ -1,8 +1,7 @@
 from typing import Any
 
 from harness.judge.comparison import Comparison
-from harness.judge.findings.finders import kinds
-from harness.judge.findings.groups import role_of, statements
+from harness.judge.findings.finding import kinds, role_of, statements
 from harness.record import PlacementPart
 from tests.records import ENVIRONMENT, make_record
 from tests.timed_records import processors, ranks
@@ -35,7 +34,7 @@ def test_only_what_was_seen_is_told_and_of_cells_alike_once() -> None:
 
 
 def test_the_kind_tells_of_nodes_that_share_processors() -> None:
-    assert "count as one" in str(kinds()["busy-machine"].reported)
+    assert "busiest node" in kinds()["busy-machine"].confirm
 
 
 def test_ranks_that_take_turns_on_cores_are_told() -> None:
@@ -110,14 +109,14 @@ def place(*numa_nodes: int, gpu: int | None = None, count: int = 8) -> Placement
 
 
 def test_ranks_that_the_system_may_move_between_sockets_are_told() -> None:
-    moved = ["ranks 0 and 1 may run on processors of NUMA nodes 0 and 1 in turn"]
+    moved = ["may run on processors of several NUMA nodes in turn (ranks: 0, 1; NUMA nodes: 0, 1)"]
     assert unbound(place(0, 1), place(0, 1)) == moved
     assert unbound(place(0, 1, gpu=0), place(0, 1, gpu=1), device="cuda", threads=8) == moved
 
 
 def test_a_rank_far_from_its_gpu_is_told() -> None:
     (text,) = unbound(place(0, gpu=0), place(0, gpu=1), device="cuda")
-    assert text == "rank 1 may run on processors of NUMA node 0 only, and the GPU lies on another"
+    assert text == "may run on processors of another NUMA node than their GPU (ranks: 1; NUMA nodes: 0)"
 
 
 def test_bound_ranks_and_those_that_need_several_nodes_are_not_told() -> None:

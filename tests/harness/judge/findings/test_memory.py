@@ -4,12 +4,13 @@ from dataclasses import replace
 import pytest
 
 from harness.job.job import OptimizerSection
-from harness.judge.comparison import Comparison
-from harness.judge.findings.finders import kinds
-from harness.judge.findings.memory import _gap, find_memory
+from harness.judge.catalogue import sentence
+from harness.judge.findings.finding import kinds
+from harness.judge.findings.memory import _gap
 from harness.judge.quantities import derived_states
 from harness.record import LayoutPart, MemoryPart, Record, TensorPart
 from harness.record.run import ObservationPart
+from tests.harness.judge.findings.told import told
 from tests.records import make_effective, make_ranks, make_record
 
 LAYOUT = LayoutPart(
@@ -33,7 +34,7 @@ def run(memory: list[list[MemoryPart]], label: str = "ddp", **changes) -> Record
 
 
 def ids(record: Record) -> list[str]:
-    return [finding.id for finding in find_memory(Comparison([record]))]
+    return [finding.id for finding in told([record], "memory-")]
 
 
 def steady(**changes) -> list[MemoryPart]:
@@ -47,7 +48,7 @@ def test_exact_and_steady_memory_gives_no_finding() -> None:
 
 def test_states_off_by_more_than_a_thousandth_are_a_finding_with_both_figures() -> None:
     half = EXACT | {"optimizer": 4004}
-    (finding,) = find_memory(Comparison([run([steady(kinds=half)] * 2)]))
+    (finding,) = told([run([steady(kinds=half)] * 2)], "memory-")
     assert finding.id == "memory-differs"
     assert finding.values["differences"] == [
         {"rank": rank, "kind": "optimizer", "measured_bytes": 4004, "expected_bytes": 8004} for rank in (0, 1)
@@ -90,7 +91,7 @@ def leaking(per_step: int, moments=("after_forward", "after_backward", "after_st
 
 
 def test_growth_at_every_moment_is_a_leak() -> None:
-    (finding,) = find_memory(Comparison([run([leaking(4000), leaking(0)])]))
+    (finding,) = told([run([leaking(4000), leaking(0)])], "memory-")
     assert finding.id == "memory-grows"
     assert finding.values == {"bytes_per_step_by_rank": {"0": 4000}}
 
@@ -112,7 +113,7 @@ def held(*allocated: int, moments=("after_forward", "after_backward", "after_ste
 @pytest.mark.parametrize("begin", [0, 4000])
 def test_a_leak_in_every_second_step_is_half_as_steep(begin: int) -> None:
     steps = [begin, 4000, begin + 4000, 8000, begin + 8000]
-    (finding,) = find_memory(Comparison([run([held(*steps)])]))
+    (finding,) = told([run([held(*steps)])], "memory-")
     (growth,) = finding.values["bytes_per_step_by_rank"].values()
     assert growth == pytest.approx(2000, rel=0.35)
 
@@ -153,18 +154,18 @@ def later(ended: Sequence[int], peaks: Sequence[int] = (), label: str = "ddp", *
     ],
 )
 def test_a_leak_that_begins_after_the_probed_steps_is_found(ended: list[int], growth: int | None) -> None:
-    found = find_memory(Comparison([later(ended)]))
+    found = told([later(ended)], "memory-")
     assert [f.values for f in found] == ([{"bytes_per_step_by_rank": {"0": growth}}] if growth else [])
     assert all("per step after the probed steps" in f.message for f in found)
     data_decide = LAYOUT.model_copy(update={"unreached": None})
-    assert find_memory(Comparison([later(ended).model_copy(update={"layout": data_decide})])) == []
+    assert told([later(ended).model_copy(update={"layout": data_decide})], "memory-") == []
 
 
 USUAL = [20_000, 20_500, 19_000, 20_000]
 
 
 def test_a_step_that_needs_far_more_than_the_others_is_found() -> None:
-    (finding,) = find_memory(Comparison([later([], [*USUAL, 30_000])]))
+    (finding,) = told([later([], [*USUAL, 30_000])], "memory-")
     assert finding.id == "memory-spikes"
     assert finding.values == {"rank": 0, "step": 5, "peak_bytes": 30_000, "usual_peak_bytes": 20_000}
     assert ids(later([], [*USUAL, 21_500])) == []
@@ -174,7 +175,7 @@ def test_a_step_that_needs_far_more_than_the_others_is_found() -> None:
 
 def test_a_spike_of_the_job_is_no_backends_fault() -> None:
     single, ddp = (later([], [*USUAL, 30_000], label) for label in ("single", "ddp"))
-    found = find_memory(Comparison([single, ddp]))
+    found = told([single, ddp], "memory-")
     assert [f.backends for f in found] == [("single",)]
 
 
@@ -186,7 +187,7 @@ def test_a_leak_shows_through_lingering_buffers() -> None:
         else m
         for m in steady
     ]
-    (finding,) = find_memory(Comparison([run([jitter])]))
+    (finding,) = told([run([jitter])], "memory-")
     assert finding.values == {"bytes_per_step_by_rank": {"0": 4000}}
 
 
@@ -199,7 +200,7 @@ def test_one_probed_step_cannot_show_a_leak() -> None:
 
 
 def test_a_rank_that_holds_much_more_is_a_finding() -> None:
-    (finding,) = find_memory(Comparison([run([steady(), steady(peak_bytes=40_000)])]))
+    (finding,) = told([run([steady(), steady(peak_bytes=40_000)])], "memory-")
     assert finding.id == "memory-imbalance"
     assert finding.values["peak_bytes_by_rank"] == [16_004, 40_000]
     assert finding.values["expected_model_state_bytes_by_rank"] == [16_004, 16_004]
@@ -213,7 +214,7 @@ def test_states_that_data_decide_are_no_imbalance() -> None:
     record = run([steady(), steady(peak_bytes=40_000)])
     assert record.layout is not None
     layout = record.layout.model_copy(update={"unreached": None})
-    assert find_memory(Comparison([record.model_copy(update={"layout": layout})])) == []
+    assert told([record.model_copy(update={"layout": layout})], "memory-") == []
 
 
 def test_what_a_strategy_divides_unevenly_is_no_imbalance_where_the_optimizer_is_not_known() -> None:
@@ -238,7 +239,7 @@ def test_what_a_strategy_divides_unevenly_is_no_imbalance_where_the_optimizer_is
 def test_the_rank_that_differs_is_named_among_many() -> None:
     memory = [steady(peak_bytes=20_000) for _ in range(8)]
     memory[5] = steady(peak_bytes=24_000)
-    (finding,) = find_memory(Comparison([run(memory)]))
+    (finding,) = told([run(memory)], "memory-")
     assert "rank 5 has a peak of 24,000 bytes, rank 0 of 20,000: a gap of 20 % of the mean" in finding.message
 
 
@@ -246,10 +247,10 @@ def test_a_peak_higher_by_one_buffer_of_the_transport_is_chance() -> None:
     record = run([steady(), steady(peak_bytes=20_000)])
     comm = [part.model_copy(update={"largest_bytes": 4000}) for part in record.comm]
     assert comm
-    assert [finding.id for finding in find_memory(Comparison([record]))] == ["memory-imbalance"]
-    assert find_memory(Comparison([record.model_copy(update={"comm": comm})])) == []
+    assert [finding.id for finding in told([record], "memory-")] == ["memory-imbalance"]
+    assert told([record.model_copy(update={"comm": comm})], "memory-") == []
     on_gpus = record.world.model_copy(update={"collectives": "nccl"})
-    found = find_memory(Comparison([record.model_copy(update={"comm": comm, "world": on_gpus})]))
+    found = told([record.model_copy(update={"comm": comm, "world": on_gpus})], "memory-")
     assert [finding.id for finding in found] == ["memory-imbalance"]
 
 
@@ -267,7 +268,7 @@ def test_what_the_strategy_itself_cuts_unevenly_is_no_finding() -> None:
 def test_a_gap_less_what_the_strategy_cuts_unevenly_says_so() -> None:
     gap = _gap("a peak", {0: 100, 1: 150}, {0: 80, 1: 90})
     assert gap is not None
-    assert gap.sentence == (
+    assert sentence("memory-imbalance", **vars(gap)) == (
         "rank 1 has a peak of 150 bytes, rank 0 of 100: a gap of 32 % of the mean over ranks, minus what the "
         "closed forms expect of each"
     )

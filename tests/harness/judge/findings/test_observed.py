@@ -51,7 +51,7 @@ def test_rates_of_zero_in_every_step_and_tensors_without_gradient_update_nothing
         "nothing-updated": "the optimizer updated nothing: its learning rate is 0 in all 4 steps"
     }
     assert found(script(updated_tensors=0, optimizer_steps=None)) == {
-        "nothing-updated": "the optimizer updated nothing: none of its 3 tensors had a gradient; it was "
+        "nothing-updated": "the optimizer updated nothing: no tensor of its 3 had a gradient; it was "
         "probably made before the model was wrapped"
     }
 
@@ -59,7 +59,7 @@ def test_rates_of_zero_in_every_step_and_tensors_without_gradient_update_nothing
 def test_empty_groups_are_named_by_their_places() -> None:
     groups = [GROUP, GROUP | {"tensors": 0}, GROUP | {"tensors": 0}]
     assert found(script(optimizer_groups=groups)) == {
-        "empty-group": "groups 1, 2 of the optimizer's 3 are empty: no parameter trains with its rate and "
+        "empty-group": "empty groups of the optimizer's 3: 1, 2; no parameter trains with their rate and "
         "decay"
     }
 
@@ -79,7 +79,10 @@ def test_answers_that_an_evaluation_gathers_do_not_hide_ranks_that_are_alone() -
 
 
 def test_ranks_that_are_fed_alike_are_named() -> None:
-    text = "all 2 ranks train on the same samples in the first 3 steps: the data is not split over ranks"
+    text = (
+        "all 2 ranks train on the same samples in the first steps (compared: 3): the data is not split over "
+        "ranks"
+    )
     alike = (["a", "b"], ["a", "b"])
     for forward in (None, "all_gather"):
         assert found(script(fed=alike, forward=forward)) == {"samples-repeated": text}

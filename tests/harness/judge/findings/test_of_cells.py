@@ -1,3 +1,5 @@
+from collections.abc import Iterator
+
 from harness.judge.comparison import Comparison
 from harness.judge.findings.finding import Finding, of_cells
 from harness.judge.rows import JudgedRun
@@ -5,10 +7,10 @@ from harness.judge.wording import CellName
 from tests.records import make_record
 
 
-def judge(row: JudgedRun) -> Finding | None:
-    if row.record.repeat > 1:
-        return None
-    return Finding(id="slow-rank", about=CellName.of(row.record), text=f"rank {row.record.repeat} waits")
+def judge(row: JudgedRun) -> Iterator[Finding]:
+    if row.record.repeat < 2:
+        text = f"rank {row.record.repeat} waits"
+        yield Finding(id="slow-rank", about=CellName.of(row.record), text=text)
 
 
 def test_what_not_all_repeats_say_is_told_with_their_number() -> None:

@@ -27,7 +27,9 @@ def test_bytes_for_random_weights_are_no_finding() -> None:
 
 def test_batch_norm_over_another_micro_batch_is_another_computation() -> None:
     (message,) = found("batch-norm", layout=LAYOUT)
-    assert message.startswith("ddp on 2 ranks: 1 layer normalises over the 4 samples")
+    assert message.startswith(
+        "ddp on 2 ranks: layers that normalise over the 4 samples of a rank's micro-batch: 1;"
+    )
     assert "over 8 in the reference: another computation" in message
     assert found("batch-norm") == []
 

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.judge.comparison import Comparison
-from harness.judge.findings import balance
 from harness.rank.probes.time import read
 from tests.harness.cli.command_line import SMALL, harness, records
+from tests.harness.judge.findings.told import told
 from tests.plugins import register
 
 PLUGIN = """
@@ -43,6 +42,6 @@ def test_a_slow_rank_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert done.returncode == 0, done.stderr
     (record,) = records(tmp_path / "runs")
     # The other rank waits in the backward pass, so whole steps last as long on both and tell nothing.
-    (finding,) = [f for f in balance.find_slow_ranks(Comparison([record])) if f.id == "slow-rank"]
+    (finding,) = told([record], "slow-rank")
     assert finding.values["rank"] == 1
     assert finding.values["what"] == "fetching and forward pass"

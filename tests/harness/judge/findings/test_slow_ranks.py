@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from harness.judge.comparison import Comparison
-from harness.judge.findings import balance
+from harness.judge.findings import timing
 from harness.judge.findings.finding import Finding
 from harness.record import DimensionPart, OverlapPart, Record
 from tests.records import ENVIRONMENT, make_record
@@ -183,7 +183,7 @@ def test_a_difference_that_is_small_compared_with_the_step_is_not_told() -> None
 
 def test_the_slowest_rank_is_that_of_most_steps() -> None:
     series = np.array([[1.0] * 10, [2.0] * 8 + [0.5] * 2])
-    assert balance.persistently_slowest(series) == 1
-    assert balance.persistently_slowest(np.array([[1.0] * 10, [2.0] * 7 + [0.5] * 3])) is None
-    assert balance.persistently_slowest(series[:, :4]) is None
+    assert timing.persistently_slowest(series) == 1
+    assert timing.persistently_slowest(np.array([[1.0] * 10, [2.0] * 7 + [0.5] * 3])) is None
+    assert timing.persistently_slowest(series[:, :4]) is None
     assert Comparison([make_record()]).findings == []

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from harness.judge.comparison import Comparison
-from harness.judge.findings import timing
 from harness.judge.findings.finding import Finding
 from harness.record import LayoutPart, Record, TensorPart
+from tests.harness.judge.findings.told import told
 from tests.records import ENVIRONMENT, make_model, make_record
 from tests.timed_records import COUNT, found, processors, ranks, run, steps
 
@@ -72,7 +72,7 @@ def billion(seconds: float, **of_ranks: Any) -> Record:
 
 def impossible_ones(record: Record) -> list[Finding]:
     """This module alone: the collectives of these records are not those of the model."""
-    return timing.find_impossible(Comparison([record]))
+    return told([record], "faster-than-possible", "inconsistent-timing", "work-outside-clock")
 
 
 def test_throughput_beyond_the_data_sheet_is_found() -> None:

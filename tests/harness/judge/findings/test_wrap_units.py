@@ -1,9 +1,8 @@
 import pytest
 
-from harness.judge.comparison import Comparison
-from harness.judge.findings.communication import find_wrap_units
 from harness.judge.findings.finding import Finding
 from harness.record import BackendPart, LayoutPart, MemoryPart, TensorPart
+from tests.harness.judge.findings.told import told
 from tests.records import make_effective, make_ranks, make_record
 
 BLOCKS = ["a", "b", "c", "d"]
@@ -47,7 +46,7 @@ def findings(
     )
     ranks = [rank.model_copy(update={"memory": [held]}) for rank in make_ranks(2)]
     record = make_record(label="mine", world_size=2, layout=LAYOUT, ranks=ranks, backend=part)
-    return find_wrap_units(Comparison([record]))
+    return told([record], "one-wrap-unit")
 
 
 def test_one_unit_for_several_blocks_is_a_finding_with_what_was_gathered() -> None:

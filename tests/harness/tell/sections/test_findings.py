@@ -1,5 +1,5 @@
 from harness.judge.comparison import Comparison
-from harness.judge.findings.groups import ROLES, role_of
+from harness.judge.findings.finding import ROLES, role_of
 from harness.tell.document import Folded, Items, Table
 from harness.tell.outline import details_document
 from harness.tell.sections.results import MOST_OF_A_KIND, findings_section, flat

@@ -1,6 +1,6 @@
 from harness.job.experiment import ReportFocus
 from harness.judge.comparison import Comparison
-from harness.judge.findings.groups import statements
+from harness.judge.findings.finding import statements
 from harness.record import Record
 from harness.tell.document import Items
 from harness.tell.short.verdict import NOT_SCALED, NOTHING_RAN, NOTHING_TIMED, trust_lines, verdict_section

@@ -1,0 +1,433 @@
+"""Runs that trained another job, as a file, a launcher or a script gave it, or whose own parts matter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+from harness.backends.libraries.facts import FACTS
+from harness.backends.registry import REFERENCE
+from harness.forms.flops import hardware_flops_per_token
+from harness.forms.terms import GATHERING, SCALAR_BYTES, may_reduce
+from harness.job.job import CODE_SWITCH
+from harness.judge.agreement.parity import has_dropout
+from harness.judge.catalogue import sentence
+from harness.judge.findings.execution import layer_names
+from harness.judge.findings.finding import Finding, Rules, found, labels, of_cells
+from harness.judge.rows import JudgedRun, Runs
+from harness.judge.speed import geometry, recomputation
+from harness.judge.wording import both
+from harness.nested import differences, value_at
+from harness.record import ModelLossPart, Record
+from harness.record.workload import (
+    batch_statistics,
+    depends_on_split,
+    is_another_computation,
+    known_strategy,
+)
+
+CUT = {("training", name) for name in ("global_batch_size", "micro_batch_size", "accumulation_steps")}
+"""Settings that weak scaling changes with the number of ranks."""
+
+
+def several_jobs(runs: Runs) -> list[Finding]:
+    jobs = {row.record.job_id: row.record.job.model_dump() for row in runs.rows}
+    if len(jobs) < 2:
+        return []
+    first, *others = jobs.values()
+    differing = dict.fromkeys(keys for other in others for keys, _, _ in differences(first, other))
+    if differing.keys() <= CUT and _grows_with_ranks(runs):
+        return []
+    values = {".".join(keys): [value_at(job, keys) for job in jobs.values()] for keys in differing}
+    text = sentence("several-jobs", jobs=len(jobs), differing=values)
+    return [Finding(id="several-jobs", about=labels(runs.rows), text=text, values=values)]
+
+
+def _grows_with_ranks(runs: Runs) -> bool:
+    """Whether every rank of every run has equally many samples: weak scaling, which is no mistake."""
+    records = [row.record for row in runs.rows if row.record.backend.name != REFERENCE]
+    if len({record.world.world_size for record in records}) < 2:
+        return False
+    return len({(r.job.training.global_batch_size or 0) / r.world.world_size for r in records}) == 1
+
+
+def another_job(row: JudgedRun) -> Iterator[Finding]:
+    """Everything in which a run is another job than its reference."""
+    # `several_jobs` reports once that a table holds several jobs.
+    for difference in () if row.is_of_another_job else row.judgement.not_same_job:
+        given, expected = both(difference.given, difference.reference)
+        whose, other = "the reference", row.same_job_as
+        if row.reference is not other:
+            whose = "the others" if other is None else f"{other.label}, as the reference has no result"
+        yield found(
+            difference.kind, row.cell, {"reference": difference.reference, "given": difference.given},
+            "job" if difference.kind == "samples-repeated" else "",
+            differs=difference.differs, whose=whose, given=given, expected=expected,
+        )  # fmt: skip
+
+
+def dropout(row: JudgedRun) -> Iterator[Finding]:
+    """Dropout, whether layers were kept from it, and which ranks draw alike."""
+    record, seen = row.record, row.record.observed
+    if record.status != "ok" or not has_dropout(record):
+        return
+    idle = (seen.evaluating_in_training or []) if seen else []
+    mesh, states = record.world.mesh, {rank.rank: rank.random_state for rank in record.ranks}
+    peers = dict[int, set[str | None]]()
+    for rank, state in states.items() if len(states) > 1 and None not in states.values() else ():
+        peers.setdefault(mesh.data_rank(rank), set()).add(state)
+    values = {"job": record.job.model.dropout, "live": seen.dropout if seen else None}
+    yield found(
+        "not-deterministic", row.cell, values | ({"evaluating": idle} if idle else {}),
+        idle=layer_names(idle), draw_alike=len(peers) > 1 and len(set(states.values())) == 1,
+        peers_differ=any(len(of_one) > 1 for of_one in peers.values()),
+    )  # fmt: skip
+
+
+def batch_split(runs: Runs) -> list[Finding]:
+    """One per world size with different splits.
+
+    Where ranks share samples the batch is cut over fewer data ranks: only runs with as many are alike.
+    """
+    layouts: dict[tuple[int, int], dict[str, list[str]]] = {}
+    for row in runs.rows:
+        world = row.record.world
+        if row.record.backend.name != REFERENCE and row.record.status == "ok":
+            split = f"{world.micro_batch_size} x {world.accumulation_steps}"
+            splits = layouts.setdefault((world.world_size, world.data_size), {})
+            splits.setdefault(split, []).append(row.backend)
+    return [
+        Finding(
+            id="micro-batch-differs", about=tuple(sorted({one for each in splits.values() for one in each})),
+            text=sentence("micro-batch-differs", size=size, splits=sorted(splits)), values=splits,
+        )
+        for (size, _), splits in layouts.items()
+        if len(splits) > 1
+    ]  # fmt: skip
+
+
+def accumulation(row: JudgedRun) -> Iterator[Finding]:
+    asked = row.record.world.accumulation_steps
+    effective = row.record.backend.effective
+    given = effective.accumulation_steps if effective else asked
+    if given != asked:
+        yield found("accumulation-differs", row.cell, {"asked": asked, "given": given})
+
+
+LARGEST_RATIO = 1.1
+
+
+def weak_scaling(runs: Runs) -> list[Finding]:
+    """At most one finding: of the runs on each number of ranks, whose models grow with it."""
+    records = [r.record for r in runs.rows if r.record.status == "ok" and r.record.backend.name != REFERENCE]
+    sizes = sorted({record.world.world_size for record in records})
+    models = [{r.job.model.model_dump_json() for r in records if r.world.world_size == n} for n in sizes]
+    if len(sizes) < 2 or any(len(of_size) != 1 for of_size in models):
+        return []
+    first = [next(record for record in records if record.world.world_size == size) for size in sizes]
+    parameters = [record.model.parameters if record.model else 0 for record in first]
+    known = [amount for record in first if (amount := work_per_rank(record)) is not None]
+    grows = all(one < other for one, other in pairwise(parameters))
+    if not grows or len(known) < len(first) or max(known) <= LARGEST_RATIO * min(known):
+        return []
+    values = {"world_sizes": sizes, "parameters": parameters, "flops_per_rank_and_step": known}
+    about = tuple(sorted({record.backend.label for record in records}))
+    return [found("uneven-weak-scaling", about, values, by_size=list(zip(sizes, known, strict=True)))]
+
+
+def work_per_rank(record: Record) -> float | None:
+    """FLOPs that a rank computes in a step; None where the geometry is not known."""
+    shape, batch = geometry(record), record.job.training.global_batch_size
+    if shape is None or batch is None or record.model is None:
+        return None
+    each = hardware_flops_per_token(shape, recomputation=recomputation(record))
+    return each * shape.sequence_length * batch / record.world.world_size
+
+
+def as_given(runs: Runs) -> list[Finding]:
+    """One for each cell that ran a file exactly as given, with its settings that others do not have."""
+    others = [
+        row.record for row in runs.rows if not _is_as_given(row) and not _is_reference_of_given(row, runs)
+    ]
+
+    def rule(row: JudgedRun) -> Iterator[Finding]:
+        part = row.record.backend.given
+        if part is None or not _is_as_given(row):
+            return
+        pinned = {s.key: {"given": s.given, "used": s.used} for s in part.pinned if s.used is not None}
+        unfair = {name: list(pair) for name, pair in _unfair(row.record, others).items()}
+        yield found("exactly-as-given", row.cell, {"file": part.file, "settings": unfair, "pinned": pinned})
+
+    return of_cells(runs, rule)
+
+
+def _is_as_given(row: JudgedRun) -> bool:
+    part = row.record.backend.given
+    return part is not None and part.mode == "exactly-as-given"
+
+
+def _is_reference_of_given(row: JudgedRun, runs: Runs) -> bool:
+    """Whether a row only serves to judge rows that ran exactly as given."""
+    same_job = [other for other in runs.rows if other.record.job_id == row.record.job_id]
+    return row.is_reference and all(other is row or _is_as_given(other) for other in same_job)
+
+
+def _unfair(record: Record, others: list[Record]) -> dict[str, tuple[object, object]]:
+    """Settings with the row's value and that of the others: the job's, the cut of its batch, the preset."""
+    other = next((one for one in others if one.world.world_size > 1), next(iter(others), None))
+    if other is None:
+        return {}
+    mine, theirs = record.job.model_dump(mode="json"), other.job.model_dump(mode="json")
+    unlike = {".".join(keys): (left, right) for keys, left, right in differences(mine, theirs)}
+    for name in ("micro_batch_size", "accumulation_steps", "preset"):
+        left, right = getattr(record.world, name), getattr(other.world, name)
+        if left != right:
+            unlike[name] = (left, right)
+    return unlike
+
+
+OVERRIDDEN = "launcher-settings-overridden"
+NEUTRAL = ("", "no", "none", "false", "0", "default")
+"""Values that switch nothing on, in small letters."""
+SWITCHES = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_CONFIG_DS_FIELDS")
+"""They say that others of their kind follow, or count."""
+
+
+def launcher(row: JudgedRun) -> Iterator[Finding]:
+    """Settings of a launcher that the job contradicts or does not know."""
+    if unlike := overridden(row.record):
+        text = sentence(OVERRIDDEN, settings=unlike)
+        yield Finding(id=OVERRIDDEN, about=row.cell, text=text, values={"overridden": list(unlike)})
+
+
+def overridden(record: Record) -> dict[str, str | None]:
+    """The launcher's settings without effect, as 'NAME=value', each with what ran instead where known."""
+    training = record.job.training
+    precision, clipping = training.precision, training.gradient_clipping
+    ran = {
+        "ACCELERATE_MIXED_PRECISION": precision.removesuffix("-mixed")
+        if precision.endswith("-mixed")
+        else "no",
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": str(record.world.accumulation_steps),
+        "ACCELERATE_GRADIENT_CLIPPING": "none" if clipping is None else str(clipping),
+    }
+    on_cpu = "ACCELERATE_USE_CPU" if record.world.device == "cpu" else None
+    unlike: dict[str, str | None] = {}
+    for name, value in record.environment.launcher_settings.items():
+        if name in ran:
+            if _number(value) != _number(ran[name]):
+                unlike[f"{name}={value}"] = ran[name]
+        elif value.lower() not in NEUTRAL and name not in (*SWITCHES, on_cpu):
+            unlike[f"{name}={value}"] = None
+    return unlike
+
+
+def overridden_text(record: Record) -> str | None:
+    """The same in one clause; None: nothing was overridden."""
+    unlike = overridden(record)
+    return sentence(OVERRIDDEN, settings=unlike) if unlike else None
+
+
+def _number(text: str) -> str | float:
+    try:
+        return float(text)
+    except ValueError:
+        return text.lower()
+
+
+def faulty_version(row: JudgedRun) -> Iterator[Finding]:
+    """One finding per fact about a library of the run's version that makes it train something else."""
+    record = row.record
+    strategy = known_strategy(record)
+    for fact in FACTS if strategy is not None and strategy.zero_stage is not None else ():
+        version = record.backend.versions.get(fact.library)
+        if fact.effect != "wrong" or version is None or strategy is None or strategy.zero_stage is None:
+            continue
+        training = record.job.training
+        concerned = fact.concerns(
+            strategy.zero_stage, training.held_precision, record.world.accumulation_steps
+        )
+        if fact.includes(version) and concerned:
+            values = {"fact": fact.id, "version": version, "versions": fact.versions, "source": fact.source}
+            yield found("faulty-version", row.cell, values, library=fact.library, what=fact.what)
+
+
+def custom_code(runs: Runs) -> list[Finding]:
+    ran = [row for row in runs.rows if row.record.job.model.trust_remote_code]
+    if not ran:
+        return []
+    model = ran[0].record.job.model
+    values = {"model": model.name, "revision": model.revision}
+    return [found("custom-code", labels(ran), values, switch=CODE_SWITCH)]
+
+
+def batch_norm(row: JudgedRun) -> Iterator[Finding]:
+    """Layers that normalise over a micro-batch."""
+    layers, record = batch_statistics(row.record), row.record
+    if not layers or record.status not in ("ok", "diverged") or record.backend.name == REFERENCE:
+        return
+    reference = row.reference.record if row.reference else None
+    if reference is not None and not depends_on_split(reference):
+        return  # as measured: these layers keep statistics and do not use the batch's
+    values = {
+        "layers": len(layers),
+        "micro_batch_size": record.world.micro_batch_size,
+        "reference_micro_batch_size": reference.world.micro_batch_size if reference else None,
+    }
+    another = reference is not None and is_another_computation(record, reference)
+    yield found("batch-norm", row.cell, values, another=another, ranks=record.world.world_size)
+
+
+BYTES = "bytes"
+
+
+def bytes_for_pretrained(runs: Runs) -> list[Finding]:
+    fed = [row for row in runs.rows if _feeds_bytes(row.record)]
+    if not fed:
+        return []
+    values = {"model": fed[0].record.job.model.name, "tokenizer": BYTES}
+    return [found("bytes-for-pretrained", labels(fed), values)]
+
+
+def _feeds_bytes(record: Record) -> bool:
+    model, data = record.job.model, record.job.data
+    pretrained = model.name is not None and model.weights != "random"
+    return pretrained and data.is_tokenized and data.tokenizer == BYTES
+
+
+def nothing_updated(row: JudgedRun) -> Iterator[Finding]:
+    """Of a script whose optimizer has no gradient, or no learning rate."""
+    record, seen = row.record, row.record.observed
+    if record.observation is None or seen is None:
+        return
+    rates = [rate for group in record.observation.learning_rates for rate in group if rate is not None]
+    values = {
+        "updated_tensors": seen.updated_tensors,
+        "tensors": sum(group.get("tensors", 0) for group in seen.optimizer_groups),
+    }
+    if seen.updated_tensors == 0 and not seen.optimizer_steps:
+        yield found("nothing-updated", row.cell, values, "no-gradient")
+    elif rates and not any(rates) and len(record.steps) > 1:
+        yield found("nothing-updated", row.cell, values, "no-rate", steps=len(record.steps))
+
+
+def empty_group(row: JudgedRun) -> Iterator[Finding]:
+    record, seen = row.record, row.record.observed
+    if record.observation is None or seen is None:
+        return
+    counts = [group.get("tensors") for group in seen.optimizer_groups]
+    empty = [place for place, count in enumerate(counts) if count == 0]
+    if empty:
+        yield found("empty-group", row.cell, {"empty": empty, "tensors": counts})
+
+
+def ranks_alone(row: JudgedRun) -> Iterator[Finding]:
+    """Of a script whose ranks exchange no gradients."""
+    record = row.record
+    if record.observation is None or record.world.world_size == 1 or not record.windows:
+        return
+    if record.windows.probed == 0 or record.observation.synchronised_at is not None:
+        return  # nothing was counted, or they average what they have every now and then
+    moved = [part for part in record.comm if part.payload_bytes and may_reduce(part.phase, part.op)]
+    wrapped = record.observation.base is not None
+    if not any(wrapped or (part.largest_bytes or part.payload_bytes) > SCALAR_BYTES for part in moved):
+        values = {"ranks": record.world.world_size, "same_samples": _on_same_samples(record)}
+        yield found("ranks-alone", row.cell, values)
+
+
+def samples_repeated(row: JudgedRun) -> Iterator[Finding]:
+    """Of a script whose ranks all train on the same samples."""
+    record = row.record
+    if record.observation is None or record.observation.base is None or any(ranks_alone(row)):
+        return
+    # Ranks that cut layers or samples between them must share these: they talk in the forward pass.
+    shares = any(part.phase == "forward" and part.op not in GATHERING for part in record.comm)
+    if not shares and _on_same_samples(record):
+        values = {"ranks": record.world.world_size, "steps": len(record.ranks[0].batch_digests)}
+        yield found("samples-repeated", row.cell, values, "script")
+
+
+def _on_same_samples(record: Record) -> bool:
+    fed = [rank.batch_digests for rank in record.ranks]
+    return len(fed) > 1 and bool(fed[0]) and all(fed[0]) and all(digests == fed[0] for digests in fed)
+
+
+ROUNDING = 2.0**-23
+"""Of fp32, in which both are summed."""
+LOW_ROUNDING = 2.0**-8
+"""Of bfloat16, the widest spacing of a precision that runs have."""
+OF_A_TERM = 8
+"""Roundings of one target's cross entropy: a maximum, exponentials, their sum, a logarithm, a difference."""
+
+
+def labels_and_losses(runs: Runs) -> list[Finding]:
+    """Of each kind one finding per job, about the backends that trained it."""
+    told = []
+    for job_id in dict.fromkeys(row.record.job_id for row in runs.rows):
+        rows = [row for row in runs.rows if row.record.job_id == job_id]
+        misplaced = [row for row in rows if row.record.data and row.record.data.misplaced_labels]
+        if misplaced and (data := misplaced[0].record.data) is not None:
+            values: dict[str, Any] = {
+                "misplaced_labels": data.misplaced_labels, "target_tokens": data.target_tokens,
+                "targets": rows[0].record.job.data.targets,
+            }  # fmt: skip
+            told.append(found("labels-misplaced", labels(misplaced), values))
+        adding = [row for row in rows if _adds_loss(row)]
+        if adding and (part := added_loss(adding[0].record)) is not None:
+            values = {"model_loss": part.model, "job_loss": part.job, "targets": part.targets}
+            told.append(found("model-adds-loss", labels(adding), values))
+    return told
+
+
+def _adds_loss(row: JudgedRun) -> bool:
+    """Whether a model adds to its loss; what a backend's run shows alone is done to its outputs there."""
+    reference = row.reference.record if row.reference is not None else row.record
+    known = reference.observed is not None and reference.observed.model_loss is not None
+    return added_loss(row.record) is not None and not (known and added_loss(reference) is None)
+
+
+def added_loss(record: Record) -> ModelLossPart | None:
+    """The two losses where they differ by more than fp32 sums of the same terms can.
+
+    A pairwise sum of n terms is off by at most log2(n) roundings (Higham, Accuracy and Stability of
+    Numerical Algorithms, 4.2); a logarithm of a softmax adds a few, and either side may be off. Wrappers of
+    a run in low precision also round what the model returns, which the reference does not; a model whose
+    weights are bf16 may sum in it.
+    """
+    part = record.observed.model_loss if record.observed else None
+    if part is None:
+        return None
+    relative = 2 * (math.log2(part.targets) + OF_A_TERM) * ROUNDING
+    precision = record.job.training.precision
+    if precision == "bf16" or (record.backend.name != REFERENCE and precision != "fp32"):
+        relative = max(relative, 2 * LOW_ROUNDING)
+    return part if abs(part.model - part.job) > relative * abs(part.job) else None
+
+
+RULES = Rules(
+    of_runs=(
+        another_job,
+        dropout,
+        accumulation,
+        batch_norm,
+        faulty_version,
+    ),
+    of_cells=(
+        launcher,
+        nothing_updated,
+        empty_group,
+        ranks_alone,
+        samples_repeated,
+    ),
+    of_all=(
+        several_jobs,
+        as_given,
+        batch_split,
+        custom_code,
+        bytes_for_pretrained,
+        labels_and_losses,
+        weak_scaling,
+    ),
+)

@@ -1,0 +1,431 @@
+"""Runs whose settings, dtypes, updates, losses or weights are not their reference's, and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import combinations
+from typing import Any
+
+from harness.backends.optimizer.kinds import LOW_BIT
+from harness.backends.options import COST_ALONE
+from harness.judge import quantities
+from harness.judge.agreement.causes import (
+    altered_step,
+    altered_updates,
+    explain_divergence,
+    moved_alone,
+    of_one_rank,
+    read_outside,
+    sums_of_step,
+    where,
+)
+from harness.judge.agreement.noise import differing_answers, is_repetition, measure_noise
+from harness.judge.agreement.parity import MEAN_NORM, has_dropout
+from harness.judge.catalogue import sentence
+from harness.judge.distance import distance, movement
+from harness.judge.effective import GROUPS, SETTINGS, SettingDifference, reduce_dtypes
+from harness.judge.facts import metrics_in
+from harness.judge.findings.finding import Finding, Rules, found
+from harness.judge.rows import JudgedRun, Runs
+from harness.judge.wording import words
+from harness.record import OddUpdatePart, Record
+from harness.record.workload import batch_statistics
+
+TRAINED = ("ok", "diverged")
+BY_SETTING = {setting.name: setting.finding for setting in SETTINGS} | {GROUPS: "optimizer-differs"}
+PROBE_TOLERANCE = 1e-6
+"""Relative. Equal weights give equal losses up to the choice of kernels on another device."""
+
+
+def settings(row: JudgedRun) -> Iterator[Finding]:
+    """Settings in force that differ from the reference's, a replaced strategy, and skipped steps."""
+    record, effective = row.record, row.record.backend.effective
+    if record.status not in TRAINED or is_repetition(record):
+        return
+    for difference in row.judgement.settings:
+        if (kind := BY_SETTING.get(difference.setting)) is not None:
+            yield _setting(row, kind, difference)
+    asked = effective.requested_strategy if effective is not None else None
+    if effective is not None and asked is not None and asked != effective.strategy:
+        values: dict[str, Any] = {"requested": asked, "effective": effective.strategy}
+        yield found("strategy-differs", row.cell, values)
+    if record.skipped_steps:
+        values = {"skipped": record.skipped_steps, "steps": len(record.steps)}
+        yield found("skipped-steps", row.cell, values)
+
+
+def _setting(row: JudgedRun, kind: str, difference: SettingDifference) -> Finding:
+    """Both values; of constants by parameter, those of the first and how many more have others."""
+    values = {"reference": difference.reference, "given": difference.given}
+    given, expected = difference.texts
+    about: dict[str, Any] = {"differs": difference.differs, "when": difference.when}
+    case = "setting" if kind in ("optimizer-differs", "compute-dtype-differs") else ""
+    if difference.setting == GROUPS:
+        name, *others = difference.given
+        given, expected = difference.given[name], difference.reference[name]
+        about, case = about | {"name": name, "more": len(others)}, "groups"
+    return found(kind, row.cell, values, case, given=given, expected=expected, **about)
+
+
+def reductions(runs: Runs) -> list[Finding]:
+    """Runs that reduce in another dtype although others of the same job use fp32."""
+    rows = [row for row in runs.rows if row.record.status in TRAINED]
+    told = []
+    for job_id in dict.fromkeys(row.record.job_id for row in rows):
+        dtypes = [(row, reduce_dtypes(row.record)) for row in rows if row.record.job_id == job_id]
+        if any(given == ["float32"] for _, given in dtypes):
+            told += [
+                found("reduce-dtype-differs", row.cell, {"given": given, "others": ["float32"]}, dtypes=given)
+                for row, given in dtypes
+                if given and given != ["float32"]
+            ]
+    return told
+
+
+def replicas(row: JudgedRun) -> Iterator[Finding]:
+    """Ranks that should end with equal weights, or compute equal losses of one batch, and do not."""
+    record = row.record
+    groups: dict[str, list[int]] = {}
+    for rank in record.ranks if record.status in TRAINED else ():
+        if rank.final_digest is not None:
+            groups.setdefault(rank.final_digest, []).append(rank.rank)
+    if len(groups) > 1:
+        yield found("replicas-differ", row.cell, {"groups": list(groups.values())}, "weights")
+        return
+    losses = _probe_losses(record)
+    if record.status not in TRAINED or batch_statistics(record) or read_outside(record):
+        return  # each rank evaluates with running statistics, or parts of weights, of its own
+    if losses and max(losses.values()) - min(losses.values()) > PROBE_TOLERANCE * abs(max(losses.values())):
+        buffers = record.layout.buffers if record.layout else []
+        buffer = next((one.name for one in buffers if "float" in one.dtype), None)
+        yield found("replicas-differ", row.cell, {"probe_losses": losses}, "losses", buffer=buffer)
+
+
+def _probe_losses(record: Record) -> dict[int, float]:
+    """By data rank, the loss of one batch that is the same for all of them; parts of it added up."""
+    mesh, losses = record.world.mesh, dict[int, float]()
+    for rank in record.ranks:
+        if rank.probe_loss is not None and mesh.counts_loss(rank.rank):
+            data_rank = mesh.data_rank(rank.rank)
+            losses[data_rank] = losses.get(data_rank, 0.0) + rank.probe_loss
+    return losses
+
+
+def cost_settings(runs: Runs) -> list[Finding]:
+    """One per pair of cells that differ in settings of cost alone and lie further apart than rounding."""
+    told: dict[tuple[str, str], Finding] = {}
+    for left, right in _cost_pairs(runs):
+        pair = (left.label, right.label)
+        if pair not in told and (finding := _costs(left, right)) is not None:
+            told[pair] = finding
+    return list(told.values())
+
+
+def _cost_pairs(runs: Runs) -> Iterator[tuple[JudgedRun, JudgedRun]]:
+    """Runs of one job, backend and world whose options differ in what decides cost alone."""
+    alike: dict[tuple[Any, ...], list[JudgedRun]] = {}
+    for row in runs.rows:
+        record = row.record
+        if record.status != "ok" or record.resumed is not None:
+            continue
+        options = record.backend.options
+        rest = {k: v for k, v in options.items() if k not in {*COST_ALONE, "row"} and v is not None}
+        world = record.world
+        place = (record.job_id, record.backend.name, world.world_size, world.nodes, world.preset)
+        alike.setdefault((*place, repr(sorted(rest.items(), key=str))), []).append(row)
+    for rows in alike.values():
+        for left, right in combinations(rows, 2):
+            if settings_of(left) != settings_of(right):
+                yield left, right
+
+
+def settings_of(row: JudgedRun) -> dict[str, Any]:
+    """Options in force that decide cost alone, as typed."""
+    options = row.record.backend.options
+    return {name: options[name] for name in sorted(COST_ALONE & options.keys()) if options[name] is not None}
+
+
+def _costs(left: JudgedRun, right: JudgedRun) -> Finding | None:
+    if has_dropout(left.record) or has_dropout(right.record) or right.judgement.not_same_job:
+        return None
+    noise = left.noise or measure_noise(left.record, ())
+    beyond = (noise.band or noise.tight).exceeded(distance(left.record, right.record))
+    if not beyond:
+        return None
+    sides = [settings_of(row) for row in (left, right)]
+    names = sorted(sides[0].keys() | sides[1].keys())
+    pairs = {name: tuple(side.get(name, "default") for side in sides) for name in names}
+    changed = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    what, (value, allowed) = next(iter(beyond.items()))
+    return found(
+        "cost-setting-changes-training", (left.label, right.label),
+        {"settings": changed, "beyond": {name: list(pair) for name, pair in beyond.items()}},
+        changed=[f"{name} {words(a)} against {words(b)}" for name, (a, b) in changed.items()],
+        what=what, found=value, allowed=allowed,
+    )  # fmt: skip
+
+
+LOW = {"bf16": "bfloat16", "bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
+"""The low precision of a job; gradients may be in it or in fp32."""
+OF_GRADIENTS = ("dtype of gradients", "dtype of accumulation")
+
+
+def precisions(row: JudgedRun) -> Iterator[Finding]:
+    """Dtypes and loss scaling beyond what a library may choose within the job's precision."""
+    if row.record.status not in TRAINED or is_repetition(row.record):
+        return
+    for difference in row.judgement.settings:
+        name, given, reference = difference.setting, difference.given, difference.reference
+        allowed = ("float32", LOW.get(row.record.job.training.precision))
+        kind = None
+        if name == "dtype of computation":
+            kind = "compute-dtype-differs"
+        elif name in OF_GRADIENTS and given not in allowed:
+            kind = "gradient-dtype-differs"
+        elif name == "loss scale" and (given == "none") != (reference == "none"):
+            kind = "loss-scaling-differs"
+        if kind is not None:
+            yield found(
+                kind, row.cell, {"reference": reference, "given": given},
+                "setting" if kind == "compute-dtype-differs" else "",
+                differs=difference.differs, given=words(given), expected=words(reference), when="",
+            )  # fmt: skip
+
+
+def layers(row: JudgedRun) -> Iterator[Finding]:
+    """Layers that compute in another dtype than the reference's, where that is none of the job's precision,
+    or wider than the job asks for."""
+    if row.reference is None or is_repetition(row.record):
+        return
+    mine, other = row.record.observed, row.reference.record.observed
+    if mine is None or other is None or not mine.compute_dtype == other.compute_dtype is not None:
+        return
+    known = {name for names in other.products_otherwise.values() for name in names}
+    low = LOW.get(row.record.job.training.precision)
+    unlike = {
+        dtype: names
+        for dtype, of_dtype in mine.products_otherwise.items()
+        if dtype != low and (names := [name for name in of_dtype if name not in known])
+    }
+    for dtype, names in [*unlike.items()][:1]:
+        values = {"layers": unlike, "compute_dtype": mine.compute_dtype}
+        yield found("compute-dtype-differs", row.cell, values, "layers", dtype=dtype, names=names)
+
+
+def muon(row: JudgedRun) -> Iterator[Finding]:
+    if row.record.observed and (parts := row.record.observed.matrices_in_parts):
+        yield found("muon-on-parts", row.cell, {"matrices_in_parts": parts})
+
+
+def fp8(row: JudgedRun) -> Iterator[Finding]:
+    if row.record.observed and (wide := row.record.observed.wide_linears):
+        yield found("fp8-not-applied", row.cell, {"wide_linears": wide})
+
+
+def low_bit(row: JudgedRun) -> Iterator[Finding]:
+    """States of an 8-bit optimizer in full width."""
+    kind, observed = row.record.job.optimizer.kind, row.record.observed
+    if kind in LOW_BIT and observed and (wide := observed.wide_optimizer_bytes):
+        yield found("low-bit-states-wide", row.cell, {"wide_optimizer_bytes": wide}, optimizer=kind)
+
+
+def stale_weights(row: JudgedRun) -> Iterator[Finding]:
+    """Weights in use that are not their masters, before or after the training."""
+    ends = {"before the first step": row.record.initial_weights, "at the end": row.record.final_weights}
+    stale = {
+        when: {"stale": weights.stale_elements, "copied": weights.copied_elements or 0}
+        for when, weights in ends.items()
+        if weights is not None and weights.stale_elements
+    }
+    if stale:
+        yield found("weights-in-use-stale", row.cell, stale, moments=stale)
+
+
+LOW_BITS = {8.0: "bfloat16", 11.0: "float16"}
+"""Dtypes by their significant bits."""
+
+
+def odd_updates(row: JudgedRun) -> Iterator[Finding]:
+    """The first update that is not what Adam makes of its gradient, where the reference's are."""
+    odd = altered_updates(row.reference.record, row.record) if row.reference is not None else {}
+    if not odd:
+        return
+    first = min(odd.values(), key=lambda part: part.step)
+    ranks = [rank for rank, part in odd.items() if part.step == first.step]
+    if len({odd[rank].kind for rank in ranks}) > 1:
+        first = OddUpdatePart(step=first.step, kind="weights")
+    values = {
+        "step": first.step, "ranks": ranks, "kind": first.kind, "given": first.given, "due": first.due,
+        "parameters": list(dict.fromkeys(name for rank in ranks for name in odd[rank].parameters)),
+    }  # fmt: skip
+    alone = len(ranks) < row.record.world.world_size
+    low = LOW_BITS.get(first.given or 0.0)
+    yield found("update-altered", row.cell, values, first.kind, alone=alone, low=low)
+
+
+ONE_OF_THE_MODEL = ("loss", "norm", MEAN_NORM, "update", "weights")
+"""What a run is judged by; anything else is a parameter's name."""
+LOST_SHARE = 0.5
+"""Weights that moved less than this share of the reference's distance lost updates."""
+
+
+def diverged(row: JudgedRun) -> Iterator[Finding]:
+    """A run that left its reference, with the cause; what shows beside a parity that hides it."""
+    cause = None
+    if row.judgement.parity == "diverged" and row.reference is not None and row.noise is not None:
+        limits = row.noise.widest(row.record)
+        unlike = [s.setting for s in row.judgement.settings if s.effect == "mathematics"]
+        shift = row.noise.norm_shift(row.record)
+        cause = explain_divergence(row.reference.record, row.record, limits, unlike, shift)
+        figures = row.figures
+        yield found(
+            "diverged", row.cell,
+            {metric.key: figures[metric.key] for metric in metrics_in("parity")}
+            | {"exceeded": {name: rest for name, *rest in row.judgement.exceeded}},
+            "run", measures=exceeded(row.judgement.exceeded),
+            why=cause.text if cause.kind == "diverged" else f"see {cause.kind}",
+            settings=[] if cause.kind == "update-differs" else unlike,
+            measured=any(level.repetitions for level in row.noise.levels),
+        )  # fmt: skip
+        if cause.kind != "diverged":
+            yield Finding(id=cause.kind, about=row.cell, text=cause.text, values=cause.values)
+    if row.reference is not None and row.judgement.parity != "unjudged":
+        alone = moved_alone(row.reference.record, row.record)
+        if alone is not None and (cause is None or alone.kind != cause.kind):
+            yield Finding(id=alone.kind, about=row.cell, text=alone.text, values=alone.values)
+    index = altered_step(row.record)
+    if index is not None and row.judgement.parity not in ("diverged", "unjudged"):
+        values = {
+            "step": row.record.steps[index].step,
+            "reported": sums_of_step(row.record, index, "loss_sums"),
+            "computed": sums_of_step(row.record, index, "computed_loss_sums"),
+        }
+        kind = "loss-of-one-rank" if of_one_rank(row.record, index) else "loss-altered"
+        yield found(kind, row.cell, values, "agreeing")
+
+
+def exceeded(measures: Sequence[tuple[str, float, float]]) -> list[str]:
+    """What lies beyond its limit, in words: the model before single parameters, farthest first."""
+
+    def rank(measure: tuple[str, float, float]) -> tuple[bool, float]:
+        name, value, allowed = measure  # one that is not a number is beyond any
+        times = value / allowed if allowed > 0 and not math.isnan(value) else math.inf
+        return name in ONE_OF_THE_MODEL, times
+
+    return [
+        sentence(
+            "diverged", name if name in ONE_OF_THE_MODEL else "parameter",
+            name=name, found=value, allowed=allowed,
+        )
+        for name, value, allowed in sorted(measures, key=rank)[::-1]
+    ]  # fmt: skip
+
+
+def lost_updates(row: JudgedRun) -> Iterator[Finding]:
+    """Of every run whose optimizer updates weights of low precision, the reference among them."""
+    masters = _masters(row.record)
+    if row.reference is None or masters in ([], ["float32"]):
+        return
+    sizes, there = movement(row.record), movement(row.reference.record)
+    moved, expected = (sum(size**2 for size in of.values()) ** 0.5 for of in (sizes, there))
+    still = [name for name, size in sizes.items() if size == 0 and _can_move(name, row.record)]
+    if _masters(row.reference.record) == ["float32"]:  # else it loses the same updates
+        still = [name for name in still if there.get(name) != 0]
+    if expected and (moved < LOST_SHARE * expected or still):
+        values = {"moved": moved, "reference": expected, "parameters_that_stood_still": still}
+        yield found(
+            "lost-updates", row.cell, values,
+            still=still, tensors=len(sizes), far=moved < LOST_SHARE * expected, dtypes=masters,
+        )  # fmt: skip
+
+
+def _masters(record: Record) -> list[str]:
+    return record.observed.master_dtypes if record.observed else []
+
+
+def _can_move(name: str, record: Record) -> bool:
+    """Whether the job trains it, and its spacing can round an update away: beside 0 every update counts."""
+    layout, weights = record.layout, record.initial_weights
+    idle = {*layout.frozen, *(layout.unreached or ())} if layout else set()
+    norm = weights.sketch[name][0] if weights is not None and weights.sketch is not None else 0.0
+    return name not in idle and norm > 0
+
+
+def held_out(row: JudgedRun) -> Iterator[Finding]:
+    """The first evaluation whose loss is not the reference's, of a run that agrees with it."""
+    agrees = row.judgement.parity in ("exact", "tight", "band")
+    if row.reference is None or row.noise is None or not agrees or batch_statistics(row.record):
+        return
+    limit = row.noise.widest(row.record).loss
+    expected = {part.step: part for part in row.reference.record.eval}
+    for given in row.record.eval:
+        reference = expected.get(given.step)
+        if reference is None or reference.loss is None:
+            continue
+        if given.loss is None or not abs(given.loss - reference.loss) <= limit:
+            values = {
+                "step": given.step, "reference": reference.loss, "given": given.loss, "allowed": limit,
+                "target_tokens": [reference.target_tokens, given.target_tokens],
+            }  # fmt: skip
+            yield found("held-out-loss-differs", row.cell, values)
+            return
+
+
+def answers(row: JudgedRun) -> Iterator[Finding]:
+    """Generated answers that differ by more than between repetitions, of a run that agrees."""
+    if row.reference is None or row.judgement.parity not in ("exact", "tight"):
+        return
+    count = differing_answers(row.reference.record, row.record)
+    allowed = row.noise.answers if row.noise else None
+    if count and allowed is not None and count > allowed:
+        of = len(row.record.answers.given) if row.record.answers else 0
+        values = {"differing": count, "between_repetitions": allowed, "answers": of}
+        yield found("answers-differ", row.cell, values)
+
+
+def idle(row: JudgedRun) -> Iterator[Finding]:
+    """Where the run left its reference: a mean over ranks to which one adds nothing may be right."""
+    missing = quantities.idle_on_some_ranks(row.record)
+    if missing and row.judgement.parity == "diverged":
+        first, *later = missing
+        yield found(
+            "idle-on-some-ranks", row.cell, {"missing": [asdict(one) for one in missing]},
+            where=where(row.record, first.names), ranks=first.ranks, step=first.step,
+            more=sum(len(one.names) for one in later),
+        )  # fmt: skip
+
+
+def gradient_lost(row: JudgedRun) -> Iterator[Finding]:
+    lost = quantities.gradient_lost(row.reference.record, row.record) if row.reference is not None else None
+    if lost is not None:
+        values = {"step": lost.step, "parameters": lost.names}
+        yield found("gradient-lost", row.cell, values, where=where(row.record, lost.names))
+
+
+RULES = Rules(
+    of_runs=(
+        settings,
+        precisions,
+        replicas,
+        diverged,
+        lost_updates,
+    ),
+    of_cells=(
+        layers,
+        muon,
+        fp8,
+        low_bit,
+        stale_weights,
+        odd_updates,
+        held_out,
+        answers,
+        idle,
+        gradient_lost,
+    ),
+    of_all=(
+        reductions,
+        cost_settings,
+    ),
+)
