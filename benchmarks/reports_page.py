@@ -16,6 +16,7 @@ from harness.errors import HarnessError
 TEMPLATE = Path(__file__).with_name("reports_page.template")
 HERE, MOST = "<!-- gallery -->", "<!-- most megabytes -->"
 BEGIN, END = "<!-- results of reports/default -->", "<!-- end of results -->"
+ANSWERS, ON_GPUS, MOST_ANSWERS = "## Answers", "On GPUs", 2
 FIRST_PICTURE = "report.communication.svg"
 COLUMNS = {
     "backend": "strategy",
@@ -47,16 +48,17 @@ def page(folder: Path) -> str:
 
 
 def with_results(readme: str, folder: Path) -> str:
-    """The text with scope, table and picture of traffic of the default report between its marks."""
+    """The text with facts, table and picture of traffic of the default report between its marks."""
     before, _, rest = readme.partition(BEGIN)
     _, _, after = rest.partition(END)
     lines = (folder / "default" / "report.md").read_text(encoding="utf-8").split("\n")
-    scope = _LINK.sub("", next(lines[n + 2] for n, line in enumerate(lines) if line == "## Scope"))
+    facts = _LINK.sub("", next(lines[n + 2] for n, line in enumerate(lines) if line == ANSWERS))
+    elsewhere = _answers(lines)[ON_GPUS].partition("; predict: ")[0]
     first = next(n for n, line in enumerate(lines) if line.startswith("| backend "))
     table = _for_strangers(lines[first : lines.index("", first)])
     picture = next(found for line in lines if (found := _PICTURE.match(line)) and FIRST_PICTURE in line)
     image = f"![{picture['alt']}](reports/default/{picture['file']})"
-    link = f"{scope} [The report](reports/default/report.md)."
+    link = f"{facts} {ON_GPUS}: {elsewhere}. [The report](reports/default/report.md)."
     return f"{before}{BEGIN}\n{link}\n\n" + "\n".join([*table, "", image]) + f"\n{END}{after}"
 
 
@@ -81,16 +83,26 @@ def _entry(folder: Path, published: Published) -> str:
 
 
 def _answer(lines: list[str], path: Path) -> str:
-    """The first sentence of the verdict, or the first paragraph of a page."""
-    verdict = next((n for n, line in enumerate(lines) if line == "## Verdict"), None)
-    begin = (verdict if verdict is not None else 0) + 1
-    for number, line in enumerate(lines[begin:], begin):
-        if line.startswith("- "):
-            return _LINK.sub("", line.removeprefix("- "))
-        if line and verdict is None:
+    """The first answers of a report, or the first paragraph of a page."""
+    if ANSWERS in lines:
+        found = {name if name.endswith("?") else f"{name}:": of for name, of in _answers(lines).items()}
+        first = list(found.items())[:MOST_ANSWERS]
+        return f"{'; '.join(f'{question} {answer}' for question, answer in first).rstrip('.')}."
+    for number, line in enumerate(lines[1:], 1):
+        if line:
             end = lines.index("", number) if "" in lines[number:] else len(lines)
             return " ".join(lines[number:end])
-    raise HarnessError(f"{path} has neither a verdict nor a first paragraph")
+    raise HarnessError(f"{path} has neither answers nor a first paragraph")
+
+
+def _answers(lines: list[str]) -> dict[str, str]:
+    """Answers of a report's first table by their questions; of one that is asked several times the first."""
+    begin = next(n for n, line in enumerate(lines) if line.startswith("| question "))
+    rows = [line.strip("| ").split(" | ") for line in lines[begin + 2 : lines.index("", begin)]]
+    found: dict[str, str] = {}
+    for question, answer, *_ in rows:
+        found.setdefault(question, answer)
+    return found
 
 
 def _picture(folder: Path, published: Published, lines: list[str]) -> str | None:

@@ -73,6 +73,8 @@ class Shown:
     text: str
     is_strong: bool = False
     """Emphasised, where a format can."""
+    section: str = ""
+    """Key of the section of the details that the text names, for a link."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,13 +111,17 @@ class Table:
             for row in self.rows
         ]
 
-    def written(self, escape: Callable[[str], str], strong: str) -> list[list[str]]:
-        """The same for a format; `strong` holds a text that is emphasised there, as '**{}**'."""
+    def written(self, escape: Callable[[str], str], strong: str, link: str = "{}") -> list[list[str]]:
+        """The same for a format: `strong` holds a text that is emphasised there, as '**{}**', `link` one that
+        leads to a section, as '[{}](#{})'."""
+
+        def text_of(cell: Any, text: str) -> str:
+            if isinstance(cell, Shown) and cell.section:
+                return link.format(text, cell.section)
+            return strong.format(text) if isinstance(cell, Shown) and cell.is_strong else text
+
         return [
-            [
-                strong.format(text) if isinstance(cell, Shown) and cell.is_strong else text
-                for cell, text in zip(row, map(escape, texts), strict=True)
-            ]
+            [text_of(cell, text) for cell, text in zip(row, map(escape, texts), strict=True)]
             for row, texts in zip(self.rows, self.texts(), strict=True)
         ]
 

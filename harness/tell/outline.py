@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from harness.job.experiment import ReportFocus, speeds_are_asked
 from harness.judge.comparison import Comparison
@@ -18,6 +19,7 @@ from harness.tell.sections.amounts import (
     states_section,
     volume_section,
 )
+from harness.tell.sections.choice import choice_section
 from harness.tell.sections.job import (
     configuration_section,
     given_section,
@@ -44,11 +46,13 @@ from harness.tell.sections.results import (
 from harness.tell.sections.time import energy_section, overlap_section, time_section
 
 TITLE = "Details of the comparison"
-SECTIONS: tuple[Callable[[Comparison], Section | None], ...] = (
+Maker = Callable[[Comparison], Section | None]
+SECTIONS: tuple[Maker, ...] = (
     job_section,
     machine_section,
     measurement_section,
     results_section,
+    choice_section,
     not_comparable_section,
     loss_section,
     levels_section,
@@ -91,7 +95,7 @@ OF_EVERY_RUN = {
 others compare runs, and get only comparable ones."""
 OF_SPEED = {time_section, energy_section, overlap_section, scaling_section}
 """Sections that a report leaves out whose question is neither speed nor scaling."""
-WITHOUT_SPEEDS: dict[Callable[[Comparison], Section | None], Callable[[Comparison], Section | None]] = {
+WITHOUT_SPEEDS: dict[Maker, Maker] = {
     results_section: results_without_speeds,
     reading_section: reading_without_speeds,
 }
@@ -117,6 +121,7 @@ def details_document(comparison: Comparison, *last: Section, question: ReportFoc
     makers = SECTIONS
     if not speeds_are_asked(question):
         makers = tuple(WITHOUT_SPEEDS.get(make, make) for make in SECTIONS if make not in OF_SPEED)
+    makers = tuple(partial(make, question=question) if make is choice_section else make for make in makers)
     sections = [
         _illustrated(section, comparison.comparable)
         for make in makers

@@ -17,11 +17,11 @@ from harness.record import Record
 from harness.record.store import RECORD_NAME, try_writing
 from harness.safe_text import described
 from harness.tell.document import Document
+from harness.tell.first_page import short_document
 from harness.tell.manifest import Asked, Format, Manifest, digest, make_manifest, manifest_name, read_manifest
 from harness.tell.outline import details_document
 from harness.tell.pictures.drawing import draw
 from harness.tell.sections.results import records_section
-from harness.tell.short.outline import short_document
 from harness.tell.writers.data import render_csv, render_json
 from harness.tell.writers.html import data_address, render_html
 from harness.tell.writers.latex import render_latex

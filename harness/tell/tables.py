@@ -209,9 +209,23 @@ def row_of(columns: Sequence[Column], one: Any) -> list[Any]:
     return [one[c.key] if isinstance(one, Mapping) else getattr(one, c.key) for c in columns]
 
 
-def prose(name: str, **given: object) -> str:
+def prose(name: str, /, **given: object) -> str:
     """A text of `tables.toml`, with what is given for its names."""
     return Template(_FILE["texts"][name]).substitute(given)
+
+
+def phrase(name: str, /, **given: object) -> str:
+    """A few words of the first page, likewise."""
+    return Template(_FILE["phrases"][name]).substitute(given)
+
+
+def title_text(name: str, /, **given: object) -> str:
+    """What a report asks, likewise."""
+    return Template(_FILE["titles"][name]).substitute(given)
+
+
+ANSWERS: Mapping[str, Mapping[str, str]] = _FILE["answers"]
+"""Question and section of the evidence of each row of the first page."""
 
 
 RESULTS = metrics_in("results", "data")

@@ -10,7 +10,7 @@ import binascii
 import difflib
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from itertools import zip_longest
@@ -29,7 +29,6 @@ from harness.tell.outline import PICTURE_KEYS
 from harness.tell.pictures.drawing import RENDERER, renderer
 from harness.tell.report import (
     IMAGE_FORMATS,
-    Images,
     details_name,
     draw_all,
     make_document,
@@ -65,80 +64,6 @@ class Verification:
         """For programs."""
         problems = [{"file": p.file, "line": p.line, "what": p.what} for p in self.problems]
         return {"holds": not problems, "problems": problems, "notes": self.notes}
-
-
-def check_records(report: Path, text: str, carried: Carried, result: Verification) -> dict[str, Record]:
-    """Records by path, those left out that are missing or cannot be read."""
-    if carried.file:
-        text = _read_text(report.with_name(carried.file))
-    check = _Check(report, text.split("\n"), carried, RecordFiles(), result)
-    records: dict[str, Record] = {}
-    runs: dict[tuple[str, bool], str] = {}
-    for entry in carried.manifest.records:
-        if (record := check.read(entry)) is None:
-            continue
-        records[entry.path] = record
-        if (run := (record.run_id, entry.before)) in runs:
-            same = f"record {entry.path} is of the same run as {runs[run]}, so that one run counts twice"
-            check.tell(entry, same)
-        runs.setdefault(run, entry.path)
-    check.neighbours({record.job_id for record in records.values()})
-    return records
-
-
-@dataclass(frozen=True)
-class _Check:
-    report: Path
-    lines: list[str]
-    """Of the file that lists the records."""
-    carried: Carried
-    files: RecordFiles
-    result: Verification
-
-    def tell(self, entry: RecordEntry, what: str) -> None:
-        """Add a problem, at the first line that names the run."""
-        name, listed = self.carried.file or self.report.name, None if self.carried.file else self.carried.line
-        lines = enumerate(self.lines, 1)
-        line = next((n for n, text in lines if entry.run_id in text and n != listed), listed)
-        self.result.problems.append(Problem(name, line, what))
-
-    def read(self, entry: RecordEntry) -> Record | None:
-        """A listed record, compared with what is listed; None if it is missing or cannot be read."""
-        path = self.report.parent / entry.path
-        if not self.files.exists(path):
-            self.tell(entry, f"record {entry.path} is missing")
-            return None
-        data = self.files.read(path)
-        if (found := digest(data)) != entry.sha256:
-            what = f"record {entry.path} was changed: SHA-256 {found[:16]}, listed {entry.sha256[:16]}"
-            self.tell(entry, what)
-        try:
-            record = parse_record(data, path)
-        except HarnessError as error:
-            self.tell(entry, str(error))
-            return None
-        if (entry.run_id, entry.status) != (record.run_id, record.status):
-            listed = f"listed as run {entry.run_id}, {entry.status}"
-            self.tell(entry, f"record {entry.path} is of run {record.run_id}, {record.status}; {listed}")
-        return record
-
-    def neighbours(self, jobs: set[str]) -> None:
-        """Records that appeared after the report was written."""
-        manifest = self.carried.manifest
-        known = {entry.path for entry in manifest.records} | set(manifest.left_out)
-        for path in neighbours(manifest.records, self.report.parent, self.files):
-            if path in known:
-                continue
-            try:
-                same_job = read_record(self.report.parent / path, self.files).job_id in jobs
-            except HarnessError:
-                same_job = True
-            if same_job or PurePosixPath(path).parent.parent.as_posix() in manifest.folders:
-                what = f"record {path} lies next to the records of the report but is not in it"
-                self.result.problems.append(Problem(self.report.name, self.carried.line, what))
-            else:
-                what = f"record {path}, of another job, lies next to the records of the report"
-                self.result.notes.append(what)
 
 
 WINDOW = 100
@@ -262,146 +187,207 @@ def verify(report: Path, *, pictures_by_digest: bool = False) -> Verification:
     """
     if report.is_dir():
         raise HarnessError(f"'{report}' is a folder; give the report in it, such as {report / 'report.md'}")
-    if (owner := _owner_of_details(report)) is not None:
+    stem, mark, suffix = report.name.rpartition(".details.")
+    owner = report.with_name(f"{stem}.{suffix}")
+    if mark and details_name(owner) == report.name and owner.is_file():
         raise HarnessError(f"'{report}' is checked with the report it belongs to; verify {owner}")
-    result = Verification()
-    text = _read_text(report)
+    result, text = Verification(), _read_text(report)
     if "\r\n" in text and report.suffix.lower() != ".csv":
         what = "lines end in CRLF, which `harness report` does not write; the rest was compared without"
         result.problems.append(Problem(report.name, text[: text.index("\r\n")].count("\n") + 1, what))
         text = text.replace("\r\n", "\n")
-    carried = _find_manifest(report, text)
-    manifest, manifest_line = carried.manifest, carried.line
-    if carried.is_changed:
-        what = f"{carried.file}, the list of records, was changed: its SHA-256 is not the one here"
-        result.problems.append(Problem(report.name, manifest_line, what))
-    records = check_records(report, text, carried, result)
-    _check_unlisted_pictures(report, manifest, manifest_line, result)
-    if manifest.left_out:
-        count = counted(len(manifest.left_out), "record")
-        result.notes.append(f"{count} in the same folder: not part of the report, as it says")
-    if records.keys() < {entry.path for entry in manifest.records}:
-        result.notes.append("tables and pictures were not computed again: records are missing or unreadable")
-        return result
-    document = make_document(manifest, records)
-    redraw = manifest.drawing == renderer()
-    if not redraw and IMAGE_FORMATS[manifest.format]:
-        _report_other_drawing(report.name, manifest, manifest_line, pictures_by_digest, result)
-    _compare(report, text, document, carried, redraw, result)
-    if manifest.harness != version("sharding-harness"):
-        result.notes.append(
-            f"written by sharding-harness {manifest.harness}, checked by {version('sharding-harness')}: "
-            "lines may differ because the report itself changed between them"
-        )
-    result.summary = (
-        f"{len(manifest.records)} records unchanged, {len(document.tables())} tables and "
-        f"{len(document.pictures())} pictures {'computed again' if redraw else 'checked'}"
-    )
+    check = _Check(report, text, _find_manifest(report, text), result)
+    check.run(pictures_by_digest=pictures_by_digest)
     return result
 
 
-def _compare(
-    report: Path,
-    text: str,
-    document: Document,
-    carried: Carried,
-    redraw: bool,
-    result: Verification,
-) -> None:
-    """Compare the text, and every file next to it, with what the records give."""
-    manifest, manifest_line = carried.manifest, carried.line
-    name = report.parent / manifest.name
-    images = draw_all(document, manifest.format)
-    rendered = render(document, manifest, images, name, beside=bool(carried.file))
-    names = picture_names(images, name)
-    shown = as_drawn_here(text, rendered.text) if redraw else text
-    _compare_text(report.name, shown, rendered.text, redraw, result)
-    within = _by_file(text, rendered.text, images, names)
-    if not redraw and manifest.format == "html":
-        if any(digest(given) != manifest.pictures.get(file) for file, given in within):
-            result.problems.append(Problem(report.name, None, "holds a picture whose digest is not listed"))
-    if redraw and not _lists_pictures(report.parent, manifest, images, names, dict(within)):
-        what = "the list of the pictures' digests is not that of the pictures"
-        result.problems.append(Problem(report.name, manifest_line, what))
-    pictures = set(names.values())
-    for file, expected in rendered.files.items():
-        path = report.parent / file
+@dataclass(frozen=True)
+class _Check:
+    report: Path
+    text: str
+    carried: Carried
+    result: Verification
+    files: RecordFiles = field(default_factory=RecordFiles)
 
-        def report_problem(what: str, file: str = file) -> None:
-            line = _line_showing(text, file, manifest_line)
-            result.problems.append(Problem(report.name, line, f"{file} {what}"))
+    @property
+    def manifest(self) -> Manifest:
+        return self.carried.manifest
 
-        if not path.is_file():
-            report_problem("is missing next to the report")
-        elif file not in pictures:
-            _compare_text(file, _read_text(path), expected.decode(), redraw, result)
-        elif redraw:
-            if not same_picture(file, read_plain(path, MOST_REPORT_BYTES), expected):
-                report_problem("is not the picture that the records give")
-        elif digest(read_plain(path, MOST_REPORT_BYTES)) != manifest.pictures.get(file):
-            report_problem("is not the picture whose digest the report lists")
+    def tell(self, what: str, line: int | None = None) -> None:
+        """Add a problem of the report, where the list of records is unless a line is given."""
+        self.result.problems.append(Problem(self.report.name, line or self.carried.line, what))
 
+    def run(self, *, pictures_by_digest: bool) -> None:
+        manifest, notes = self.manifest, self.result.notes
+        if self.carried.is_changed:
+            self.tell(
+                f"{self.carried.file}, the list of records, was changed: its SHA-256 is not the one here"
+            )
+        records = self.records()
+        self.unlisted_pictures()
+        if manifest.left_out:
+            count = counted(len(manifest.left_out), "record")
+            notes.append(f"{count} in the same folder: not part of the report, as it says")
+        if records.keys() < {entry.path for entry in manifest.records}:
+            notes.append("tables and pictures were not computed again: records are missing or unreadable")
+            return
+        document = make_document(manifest, records)
+        redraw = manifest.drawing == renderer()
+        if not redraw and IMAGE_FORMATS[manifest.format]:
+            self.other_drawing(by_digest=pictures_by_digest)
+        self.compare(document, redraw=redraw)
+        if manifest.harness != version("sharding-harness"):
+            notes.append(
+                f"written by sharding-harness {manifest.harness}, checked by {version('sharding-harness')}: "
+                "lines may differ because the report itself changed between them"
+            )
+        self.result.summary = (
+            f"{len(manifest.records)} records unchanged, {len(document.tables())} tables and "
+            f"{len(document.pictures())} pictures {'computed again' if redraw else 'checked'}"
+        )
 
-def _by_file(
-    page: str, expected: str, images: Images, names: Mapping[tuple[str, str], str]
-) -> list[tuple[str, bytes]]:
-    """Each picture of an HTML report, with the name under which its digest is listed; none of others."""
-    here = {digest(images[key][form]): file for (key, form), file in names.items()}
-    return [
-        (here[digest(drawn)], given)
-        for drawn, given in zip_longest(pictures_within(expected), pictures_within(page), fillvalue=b"")
-        if digest(drawn) in here
-    ]
+    def records(self) -> dict[str, Record]:
+        """Records by path, those left out that are missing or cannot be read."""
+        listing = self.text if not self.carried.file else _read_text(self.report.with_name(self.carried.file))
+        lines = listing.split("\n")
+        records: dict[str, Record] = {}
+        runs: dict[tuple[str, bool], str] = {}
+        for entry in self.manifest.records:
+            record = None
+            for found in self.read(entry):
+                if isinstance(found, Record):
+                    record = found
+                else:
+                    self.tell_of(entry, lines, found)
+            if record is None:
+                continue
+            records[entry.path] = record
+            if (run := (record.run_id, entry.before)) in runs:
+                same = f"record {entry.path} is of the same run as {runs[run]}, so that one run counts twice"
+                self.tell_of(entry, lines, same)
+            runs.setdefault(run, entry.path)
+        self.neighbours({record.job_id for record in records.values()})
+        return records
 
+    def tell_of(self, entry: RecordEntry, lines: Sequence[str], what: str) -> None:
+        """Add a problem at the first line that names the run."""
+        name, listed = self.carried.file or self.report.name, None if self.carried.file else self.carried.line
+        numbered = enumerate(lines, 1)
+        line = next((n for n, text in numbered if entry.run_id in text and n != listed), listed)
+        self.result.problems.append(Problem(name, line, what))
 
-def _line_showing(text: str, picture: str, manifest_line: int) -> int:
-    """The line that shows a picture, be it in its other image format; else that which lists its digest."""
-    of_any_format = str(Path(picture).with_suffix(""))
-    lines = enumerate(text.split("\n"), 1)
-    return next((n for n, t in lines if f"{of_any_format}." in t and n != manifest_line), manifest_line)
+    def read(self, entry: RecordEntry) -> Iterator[Record | str]:
+        """A listed record, unless it is missing or cannot be read, and what differs from what is listed."""
+        path = self.report.parent / entry.path
+        if not self.files.exists(path):
+            yield f"record {entry.path} is missing"
+            return
+        data = self.files.read(path)
+        if (found := digest(data)) != entry.sha256:
+            yield f"record {entry.path} was changed: SHA-256 {found[:16]}, listed {entry.sha256[:16]}"
+        try:
+            record = parse_record(data, path)
+        except HarnessError as error:
+            yield str(error)
+            return
+        if (entry.run_id, entry.status) != (record.run_id, record.status):
+            listed = f"listed as run {entry.run_id}, {entry.status}"
+            yield f"record {entry.path} is of run {record.run_id}, {record.status}; {listed}"
+        yield record
 
+    def neighbours(self, jobs: set[str]) -> None:
+        """Records that appeared after the report was written."""
+        known = {entry.path for entry in self.manifest.records} | set(self.manifest.left_out)
+        for path in neighbours(self.manifest.records, self.report.parent, self.files):
+            if path in known:
+                continue
+            try:
+                same_job = read_record(self.report.parent / path, self.files).job_id in jobs
+            except HarnessError:
+                same_job = True
+            if same_job or PurePosixPath(path).parent.parent.as_posix() in self.manifest.folders:
+                self.tell(f"record {path} lies next to the records of the report but is not in it")
+            else:
+                self.result.notes.append(
+                    f"record {path}, of another job, lies next to the records of the report"
+                )
 
-def _lists_pictures(
-    folder: Path,
-    manifest: Manifest,
-    images: Images,
-    names: Mapping[tuple[str, str], str],
-    within: Mapping[str, bytes],
-) -> bool:
-    """Whether each picture's digest is as drawn here, or that of the file, or of what the page holds.
+    def unlisted_pictures(self) -> None:
+        """Pictures with names of this report's that it does not show: left by an earlier one, or foreign."""
+        if self.manifest.format not in ("md", "latex"):
+            return
+        of_any = dict.fromkeys(IMAGE_FORMATS[self.manifest.format], b"")
+        for name in picture_names(dict.fromkeys(PICTURE_KEYS, of_any), self.report).values():
+            if name not in self.manifest.pictures and (self.report.parent / name).exists():
+                self.tell(f"picture {name} is named as one of this report, which does not show it; remove it")
 
-    PNGs are compressed otherwise elsewhere, and fonts move what SVGs show.
-    """
-    if manifest.pictures.keys() != set(names.values()):
-        return False
-    for (key, form), name in names.items():
-        file = folder / name
-        drawn = [images[key][form], within.get(name, b"")]
-        drawn += [read_plain(file, MOST_REPORT_BYTES)] if file.is_file() else []
-        if manifest.pictures[name] not in map(digest, drawn):
+    def other_drawing(self, *, by_digest: bool) -> None:
+        how = f"pictures were drawn by {self.manifest.drawing}, here is {renderer()}"
+        if by_digest:
+            self.result.notes.append(f"{how}: they were checked by their digests only")
+            return
+        name_and_version = self.manifest.drawing.partition(" ")
+        same = name_and_version[0] == RENDERER
+        mend = f"install {'=='.join(name_and_version[::2])}" if same else "write the report again"
+        advice = f"{mend}, or accept their digests with --pictures-by-digest"
+        self.tell(f"{how}, so they cannot be drawn again; {advice}")
+
+    def compare(self, document: Document, *, redraw: bool) -> None:
+        """Compare the text, and every file next to it, with what the records give."""
+        manifest = self.manifest
+        name = self.report.parent / manifest.name
+        images = draw_all(document, manifest.format)
+        rendered = render(document, manifest, images, name, beside=bool(self.carried.file))
+        names = picture_names(images, name)
+        shown = as_drawn_here(self.text, rendered.text) if redraw else self.text
+        self.compare_text(self.report.name, shown, rendered.text, redraw)
+        drawn = {names[key, form]: data for key, of in images.items() for form, data in of.items()}
+        # Of an HTML report, each picture within it by the name under which its digest is listed.
+        here = {digest(data): file for file, data in drawn.items()}
+        pages = zip_longest(pictures_within(rendered.text), pictures_within(self.text), fillvalue=b"")
+        within = [(here[digest(ours)], given) for ours, given in pages if digest(ours) in here]
+        if not redraw and manifest.format == "html":
+            if any(digest(given) != manifest.pictures.get(file) for file, given in within):
+                what = "holds a picture whose digest is not listed"
+                self.result.problems.append(Problem(self.report.name, None, what))
+        if redraw and not self.lists_pictures(drawn, dict(within)):
+            self.tell("the list of the pictures' digests is not that of the pictures")
+        for file, expected in rendered.files.items():
+            path, line = self.report.parent / file, self.line_showing(file)
+            if not path.is_file():
+                self.tell(f"{file} is missing next to the report", line)
+            elif file not in drawn:
+                self.compare_text(file, _read_text(path), expected.decode(), redraw)
+            elif redraw:
+                if not same_picture(file, read_plain(path, MOST_REPORT_BYTES), expected):
+                    self.tell(f"{file} is not the picture that the records give", line)
+            elif digest(read_plain(path, MOST_REPORT_BYTES)) != manifest.pictures.get(file):
+                self.tell(f"{file} is not the picture whose digest the report lists", line)
+
+    def compare_text(self, name: str, given: str, expected: str, pictures: bool) -> None:
+        found = line_differences(given, expected, pictures=pictures)
+        self.result.problems += [Problem(name, line, what) for line, what in found]
+
+    def line_showing(self, picture: str) -> int:
+        """The line that shows a picture, in any image format; else that which lists its digest."""
+        of_any_format, listed = str(Path(picture).with_suffix("")), self.carried.line
+        lines = enumerate(self.text.split("\n"), 1)
+        return next((n for n, t in lines if f"{of_any_format}." in t and n != listed), listed)
+
+    def lists_pictures(self, drawn: Mapping[str, bytes], within: Mapping[str, bytes]) -> bool:
+        """Whether each picture's digest is as drawn here, or that of the file, or of what the page holds.
+
+        PNGs are compressed otherwise elsewhere, and fonts move what SVGs show.
+        """
+        if self.manifest.pictures.keys() != drawn.keys():
             return False
-    return True
-
-
-def _report_other_drawing(
-    name: str, manifest: Manifest, line: int, by_digest: bool, result: Verification
-) -> None:
-    how = f"pictures were drawn by {manifest.drawing}, here is {renderer()}"
-    if by_digest:
-        result.notes.append(f"{how}: they were checked by their digests only")
-        return
-    name_and_version = manifest.drawing.partition(" ")
-    same = name_and_version[0] == RENDERER
-    mend = f"install {'=='.join(name_and_version[::2])}" if same else "write the report again"
-    advice = f"{mend}, or accept their digests with --pictures-by-digest"
-    result.problems.append(Problem(name, line, f"{how}, so they cannot be drawn again; {advice}"))
-
-
-def _owner_of_details(report: Path) -> Path | None:
-    """The report whose details the file is; None where it is none."""
-    stem, mark, suffix = report.name.rpartition(".details.")
-    owner = report.with_name(f"{stem}.{suffix}")
-    return owner if mark and details_name(owner) == report.name and owner.is_file() else None
+        for name, data in drawn.items():
+            file = self.report.parent / name
+            known = [data, within.get(name, b"")]
+            known += [read_plain(file, MOST_REPORT_BYTES)] if file.is_file() else []
+            if self.manifest.pictures[name] not in map(digest, known):
+                return False
+        return True
 
 
 def _find_manifest(report: Path, text: str) -> Carried:
@@ -420,23 +406,3 @@ def _read_text(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise HarnessError(f"report '{path}' cannot be read: {why}") from error
-
-
-def _check_unlisted_pictures(
-    report: Path, manifest: Manifest, manifest_line: int, result: Verification
-) -> None:
-    """Pictures with names of this report's that it does not show: left by an earlier one, or foreign."""
-    if manifest.format not in ("md", "latex"):
-        return
-    possible = picture_names(
-        {key: dict.fromkeys(IMAGE_FORMATS[manifest.format], b"") for key in PICTURE_KEYS}, report
-    )
-    for name in possible.values():
-        if name not in manifest.pictures and (report.parent / name).exists():
-            what = f"picture {name} is named as one of this report, which does not show it; remove it"
-            result.problems.append(Problem(report.name, manifest_line, what))
-
-
-def _compare_text(name: str, given: str, expected: str, pictures: bool, result: Verification) -> None:
-    found = line_differences(given, expected, pictures=pictures)
-    result.problems += [Problem(name, line, what) for line, what in found]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.tell.short.decision import NONE_FITS
+from harness.tell.sections.choice import NONE_FITS
 
 from .browser import Browser
 

@@ -115,7 +115,7 @@ def table_html(table: Table, cells: Sequence[ReportCell], *, folds: bool = False
     shown = table.for_people()
     keys = [column.key for column in table.columns]
     everything = [dict(zip(keys, values, strict=True)) for values in table.values()]
-    texts = shown.written(text_html, "<b>{}</b>")
+    texts = shown.written(text_html, "<b>{}</b>", '<a href="#{1}">{0}</a>')
     rows = [_Row(*of) for of in zip(shown.values(), texts, everything, strict=True)]
     groups = [list(of) for _, of in groupby(rows, key=lambda row: row.group)]
     if len(groups) > len({row.group for row in rows}):

@@ -6,10 +6,10 @@ from harness.job.experiment import ReportFocus
 from harness.judge.comparison import Comparison
 from harness.judge.statistics import Ranking
 from harness.record import ErrorPart, Record
+from harness.tell.first_page import short_document
 from harness.tell.outline import details_document
-from harness.tell.short.outline import short_document
 from harness.tell.writers.markdown import render_details, render_markdown
-from tests.harness.tell.short.records import repeats
+from tests.harness.tell.cells import repeats
 from tests.records import make_record, published
 
 FAULT = ErrorPart(rank=1, kind="RuntimeError", message="Connection closed by peer")
@@ -59,7 +59,7 @@ def test_a_report_names_the_cell_and_how_many_of_its_runs_failed(question: Repor
     assert of.details is not None
     texts = render_markdown(of, pictures, "", "d"), render_details(of.details, pictures, "r")
     short, details = (text.replace("\\", "") for text in texts)
-    assert f"zero3 on 2 ranks failed in 1 of {runs} runs" in short
+    assert f"failed in 1 of {runs} runs: zero3 on 2 ranks" in short
     (row,) = (line for line in short.splitlines() if line.startswith("| zero3 ") and " % |" in line)
     assert f"(ok x{runs - 1}, failed x1)" in row
     assert f"1 of {runs} runs came to no result (failed)" in details

@@ -6,7 +6,7 @@ import pytest
 
 from harness.judge.quantities import expected_model_state_bytes, expected_sent_bytes_per_step
 from harness.record import Record
-from harness.tell.short.decision import held_with, sent_with
+from harness.tell.sections.choice import held_with, sent_with
 from tests.records import make_record, published
 
 SHARDED = ("zero1", "zero2", "zero3", "fsdp", "fsdp1")

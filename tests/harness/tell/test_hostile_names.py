@@ -14,14 +14,14 @@ import pytest
 from harness.judge.comparison import Comparison
 from harness.record import EnvironmentPart
 from harness.record.store import write_record
+from harness.tell import first_page
 from harness.tell.before_after import before_after
 from harness.tell.document import Column, Document, Section, Table
+from harness.tell.first_page import short_document
 from harness.tell.outline import SECTIONS, details_document
 from harness.tell.pictures.drawing import draw
 from harness.tell.report import write_report
 from harness.tell.sections.amounts import pipeline_section
-from harness.tell.short import outline
-from harness.tell.short.outline import short_document
 from harness.tell.verify import verify
 from harness.tell.writers.data import render_csv, render_json
 from harness.tell.writers.html import render_html
@@ -106,8 +106,8 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(autouse=True)
 def nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists of a first page are cut by their words, and a name of many words would cut another place."""
-    for limit in ("MOST_WORDS", "MOST_WORDS_CHECK", "MOST_WORDS_SURPRISES", "MOST_WORDS_WARNINGS"):
-        monkeypatch.setattr(outline, limit, 10**6)
+    for limit in ("MOST_WORDS", "MOST_WORDS_CHECK", "MOST_WORDS_FINDING"):
+        monkeypatch.setattr(first_page, limit, 10**6)
 
 
 def visible(name: str) -> str:

@@ -118,7 +118,7 @@ def test_cells_without_a_result_appear_with_their_reason(tmp_path: Path) -> None
 
 def test_divergence_is_told_among_the_findings(tmp_path: Path) -> None:
     text = report_of(tmp_path, fixed_records()).read_text()
-    assert "- **diverged**: zero1 on 2 ranks" in text
+    assert "| Warning: diverged | zero1 on 2 ranks" in text
 
 
 def test_agreement_is_told(tmp_path: Path) -> None:
@@ -204,4 +204,4 @@ def test_run_that_ended_early_without_its_ranks_has_a_report(tmp_path: Path) -> 
     )
     late = make_record(label="fsdp", status="oom", error=error, steps=[])
     text = report_of(tmp_path, [make_record(), early, late]).read_text()
-    assert "2 ran out of memory (ddp and fsdp)" in text
+    assert "out of memory: ddp and fsdp on 2 ranks" in text

@@ -45,8 +45,8 @@ def test_one_digit_in_a_table_is_named_by_its_line(copy: Path, name: str) -> Non
     assert "the records give" in result.problems[0].what
 
 
-def test_verdict_sentence_that_was_changed_is_named(copy: Path) -> None:
-    line = edit(copy / "report.md", "too few rounds to rank", "too many rounds to rank")
+def test_an_answer_that_was_changed_is_named(copy: Path) -> None:
+    line = edit(copy / "report.md", "not ranked: 3 of 6 rounds", "not ranked: 5 of 6 rounds")
     assert found(verify(copy / "report.md"))[0].startswith(f"report.md, line {line}: reads")
 
 

@@ -50,7 +50,7 @@ def test_rows_in_another_order_are_named(copy: Path) -> None:
             {
                 "| peak MB/rank |": "| peak GB/rank |",
                 "CPU ranks over gloo": "GPU ranks over nccl",
-                "losses agree within": "losses agree to within",
+                "largest difference of a loss": "least difference of a loss",
                 "report.loss.svg": "report.memory.svg",
                 "details.md#records": "details.md#job",
                 "## Results": "## Results <!-- of the best -->, best",
@@ -100,8 +100,12 @@ def test_removed_finding_is_named(tmp_path: Path) -> None:
     (tmp_path / "runs" / "worse").mkdir()
     runs.append((write_record(tmp_path / "runs" / "worse", worse), worse))
     report = write_report(runs, tmp_path / "report.md")
-    for path in (report, report.with_name("report.details.md")):
-        (finding,) = lines_of(path, "- **diverged**: zero1")
+    for name, begin in (
+        ("report.md", "| Warning: diverged | zero1"),
+        ("report.details.md", "- **diverged**: zero1"),
+    ):
+        path = report.with_name(name)
+        (finding,) = lines_of(path, begin)
         line = edit(path, f"{finding}\n", "")
         problems = [problem for problem in verify(report).problems if problem.file == path.name]
         assert any(p.line in (line - 1, line) and "missing" in p.what for p in problems)

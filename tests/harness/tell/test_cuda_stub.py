@@ -3,11 +3,10 @@
 from harness.forms.flops import find_peak
 from harness.judge.comparison import Comparison
 from harness.judge.quantities import first_timed, rate
+from harness.tell.first_page import rank_words, short_document
 from harness.tell.outline import details_document
-from harness.tell.short.outline import short_document
-from harness.tell.short.title import rank_words
 from harness.tell.writers.markdown import render_markdown
-from tests.harness.tell.short.records import repeats
+from tests.harness.tell.cells import repeats
 from tests.records import make_record, on_stub
 
 
@@ -25,7 +24,7 @@ def test_the_device_is_a_stub_in_title_scope_and_machine() -> None:
     short, details = page()
     assert short.startswith("# model with 0.001 M parameters on 2 CUDA stub ranks")
     assert "2 CUDA stub ranks over nccl" in short
-    assert "speeds mean nothing." in short
+    assert "no kernel ran, so peaks and speeds: unknown" in short
     assert "cuda (CUDA stub), collectives over nccl" in details
 
 

@@ -2,8 +2,8 @@ from harness.job.experiment import ReportFocus
 from harness.judge.comparison import Comparison
 from harness.record import Record
 from harness.tell.document import Heading, Line, Table
-from harness.tell.short.summary import FIGURES, MOST_ROWS, summary_cells, summary_section
-from tests.harness.tell.short.records import repeats
+from harness.tell.first_page import FIGURES, MOST_ROWS, summary_cells, summary_section
+from tests.harness.tell.cells import repeats
 from tests.records import NORMS, make_communication, make_record, make_steps, make_weights
 
 MOST_COLUMNS = 8
@@ -67,7 +67,7 @@ def test_of_both_kinds_of_kernels_the_cells_that_are_timed_are_shown_next_to_the
     (table,) = tables("all", make_record(), *records)
     ratios = {name: row["sent_bytes_per_step_of_ddp"] for name, row in shown(table).items()}
     assert ratios == {"ddp (not deterministic)": "100 %", "fsdp (not deterministic)": "150 %"}
-    assert "2 more rows" in note(make_record(), *records)
+    assert "Cells not shown: 2." in note(make_record(), *records)
 
 
 def test_a_ratio_of_ten_and_more_is_a_multiple() -> None:
@@ -146,7 +146,7 @@ def test_of_too_many_cells_those_that_tell_most_are_shown() -> None:
     found = [group.label for group in summary_cells(Comparison(records), 6)]
     assert len(found) == 6
     assert {"ddp", "zero3"} <= set(found)
-    assert f"{len(many) + 2 - MOST_ROWS} more rows." in note(*records)
+    assert f"Cells not shown: {len(many) + 2 - MOST_ROWS}." in note(*records)
 
 
 def test_of_too_many_cells_those_through_accelerate_with_the_same_figures_are_left_out() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from harness.judge.comparison import Comparison
 from harness.record import Record
-from harness.tell.short.comparison_scope import ComparisonScope, comparison_scope
+from harness.tell.sections.choice import ComparisonScope, comparison_scope
 from tests.records import make_record, make_steps
 
 

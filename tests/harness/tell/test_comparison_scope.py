@@ -3,9 +3,8 @@ from hypothesis import strategies as st
 
 from harness.judge.comparison import Comparison
 from harness.record import Record
-from harness.tell.short.comparison_scope import bytes_frontier, comparison_scope, peak, sent_once
-from harness.tell.short.decision import worth_taking
-from tests.harness.tell.short.records import stage_of
+from harness.tell.sections.choice import bytes_frontier, comparison_scope, peak, sent_once, worth_taking
+from tests.harness.tell.cells import stage_of
 from tests.records import NORMS, make_communication, make_ranks, make_record, make_steps, make_weights
 
 FIGURES = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=7)

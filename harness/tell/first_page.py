@@ -1,0 +1,760 @@
+"""The first page of a report: answers to fixed questions in a table, the results, pictures, how to verify.
+
+What it says stands in `tables.toml`: `answers`, `phrases` and `titles`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from harness.backends.registry import PLANTED
+from harness.forms.flops import STUB
+from harness.job.experiment import ReportFocus
+from harness.judge.comparison import Comparison, ScalingPoint, strong_scaling, weak_scaling
+from harness.judge.facts import EXPECTED_SENT, SENT, SPEED, STEP
+from harness.judge.findings.finding import Statement, kinds, statements
+from harness.judge.library_notes.rules import library_notes
+from harness.judge.quantities import unjudged_amounts, volume_differences
+from harness.judge.rows import BASE, CellRuns, job_marks, rank_speeds
+from harness.judge.run_conditions import is_deterministic, shares_cores
+from harness.judge.statistics import EQUAL, Ranking, interval_runs
+from harness.judge.wording import listed, name_cells, ranks, words
+from harness.tell.document import (
+    Block,
+    Code,
+    Column,
+    Document,
+    Folded,
+    Heading,
+    Line,
+    Picture,
+    Section,
+    Shown,
+    Table,
+    report_cells,
+)
+from harness.tell.formats import NOT_AVAILABLE, dash, megabytes, number, percent, scientific, times
+from harness.tell.pictures.bars import memory_picture, volume_picture
+from harness.tell.pictures.plots import loss_picture, strong_picture, throughput_picture, weak_picture
+from harness.tell.sections.choice import (
+    ComparisonScope,
+    bytes_frontier,
+    comparison_scope,
+    explain_slowest,
+    least_on_many,
+    levels,
+    memory_to_state,
+    names,
+    peak,
+    rounded,
+    sent_once,
+    shortened,
+    unwrapped,
+    use_here,
+)
+from harness.tell.sections.job import commands_of
+from harness.tell.sections.results import KEY as SURPRISES
+from harness.tell.tables import (
+    ANSWERS,
+    LABELS,
+    LEGEND,
+    WITHOUT_FORM,
+    WITHOUT_FORM_MEANS,
+    figure_column,
+    phrase,
+    ratio_cell,
+    ratio_column,
+    ratio_text,
+    shown_ratio,
+    title_text,
+)
+from harness.tell.writers.markdown import render_markdown
+
+MOST_NAMES = 6
+"""Of cells in an answer."""
+PLANTED_PREFIX = "planted-"
+LEAST_SHARE = 1 / 3
+"""Of the cells next to DDP that have options, where the comparison is about these."""
+MOST_VARIED = 2
+
+
+def title(comparison: Comparison, question: ReportFocus, subject: str = "") -> str:
+    """'LlamaForCausalLM with 0.87 M parameters on 2 CPU ranks: which strategy is fastest?'.
+
+    `subject` follows the ranks: what the records do not say of them, such as the speed of links. Options or
+    deliberate faults follow the question where the cells differ in these.
+    """
+    place = ", ".join(filter(None, [rank_words(comparison), subject]))
+    kinds_of_scaling = {"strong": strong_scaling, "weak": weak_scaling} if question == "scaling" else {}
+    ran = [kind for kind, curves in kinds_of_scaling.items() if curves(comparison)]
+    asked = title_text(ran[0] if len(ran) == 1 else question)
+    labels = dict.fromkeys(group.backend for group in _measured(comparison))
+    others = [label for label in labels if label != BASE]
+    # What cannot run here shows no change.
+    refused = {group.backend for group in comparison.groups if group.record.status == "unsupported"}
+    with_options = [label for label in others if ":" in label and label not in refused]
+    if others and all(label.startswith(PLANTED_PREFIX) for label in others):
+        asked = title_text("planted", title=asked, cells=listed(others, MOST_VARIED))
+    elif with_options and LEAST_SHARE * len(others) <= len(with_options):
+        pairs = [pair for label in with_options for pair in label.partition(":")[2].split(",")]
+        options = list(dict.fromkeys(pair.partition("=")[0] for pair in pairs))
+        asked = title_text("varied", title=asked, options=listed(options, MOST_VARIED))
+    return f"{job_words(comparison)} on {place}: {asked}"
+
+
+def _measured(comparison: Comparison) -> Sequence[CellRuns]:
+    """All cells but the reference; the reference where nothing else ran."""
+    return [group for group in comparison.groups if not group.is_reference] or comparison.groups
+
+
+def job_words(comparison: Comparison) -> str:
+    """The models that ran, with their number of parameters in millions."""
+    found: dict[str, None] = {}
+    for record in (row.record for row in comparison.rows if row.record.model or row.record.initial_weights):
+        name = record.model.architecture if record.model else "model"
+        count = record.initial_weights.parameter_count if record.initial_weights else None
+        found[f"{name} with {count / 1e6:.3g} M parameters" if count else name] = None
+    return listed(list(found), 2) or "One job"
+
+
+def rank_words(comparison: Comparison) -> str:
+    """'2 CPU ranks', '4 and 8 GPU ranks of 1 and 2 nodes'; of the reference only where nothing else ran."""
+    groups = _measured(comparison)
+    sizes = sorted({group.world_size for group in groups})
+    # A record without ranks, such as of an unsupported backend, does not name its device.
+    ran = [group for group in groups if group.record.ranks] or groups
+    devices = dict.fromkeys(
+        STUB if group.record.on_stub else "GPU" if group.record.world.device == "cuda" else "CPU"
+        for group in ran
+    )
+    nodes = sorted({group.record.world.nodes for group in groups})
+    on_nodes = "" if nodes == [1] else f" of {listed([str(n) for n in nodes])} nodes"
+    noun = "rank" if sizes == [1] else "ranks"
+    return f"{listed([str(size) for size in sizes])} {'/'.join(devices)} {noun}{on_nodes}"
+
+
+LIBRARIES = ("torch", "deepspeed")
+
+
+def facts_line(comparison: Comparison) -> str:
+    """Ranks, job, versions and number of runs, separated by commas; what differs between runs is left out."""
+    worlds = [row.record.world for row in comparison.rows]
+    transports = listed(list(dict.fromkeys(world.collectives for world in worlds)))
+    known = dict.fromkeys(row.record.job.training.precision for row in comparison.rows)
+    meant = {"bf16": phrase("precision_bf16")}
+    facts = [f"{rank_words(comparison)} over {transports}"]
+    ran = [group.record.world for group in comparison.groups if group.has_result and not group.is_reference]
+    threads = {world.threads_per_rank for world in ran}
+    if len(threads) == 1 and all(world.device == "cpu" for world in ran):
+        facts.append(phrase("fact_threads", threads=threads.pop()))
+    facts += [job_words(comparison), listed([meant.get(p, p) for p in known if p is not None])]
+    presets = {world.preset for world in worlds}
+    facts += [phrase("fact_preset", preset=presets.pop())] if len(presets) == 1 else []
+    for name in LIBRARIES:
+        versions = {row.record.environment.packages.get(name) for row in comparison.rows}
+        if len(versions) == 1 and (version := versions.pop()):
+            facts.append(f"{name} {version.partition('+')[0]}")
+    counts = sorted({len(group.rows) for group in comparison.groups})
+    extent = " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]])))
+    return ", ".join(filter(None, [*facts, phrase("fact_runs", runs=extent)]))
+
+
+NORM, WEIGHTS = "max_grad_norm_difference", "final_weights_difference"
+
+
+def same_training(comparison: Comparison) -> str:
+    """Whether all cells train as one process does, and how far the evidence reaches; empty for it alone."""
+    others = [group for group in comparison.comparable.groups if not group.is_reference]
+    judged = [group for group in others if group.parity != "unjudged"]
+    if not judged:
+        every = comparison.comparable.groups
+        refused = next((group for group in every if group.is_reference and group.record.reasons), None)
+        why = f": {refused.cell}: {refused.record.reasons[0]}" if refused is not None else ""
+        return phrase("no_reference", why=why) if others else ""
+    agree = [group for group in judged if group.parity != "diverged"]
+    off = [group for group in judged if group.parity == "diverged"]
+    largest = max((group.figures["max_loss_difference"] or 0.0 for group in agree), default=0.0)
+    held = [(limits, group) for group in agree if (limits := group.limits) is not None]
+    tested = [(w, g) for w, g in held if g.parity != "exact" and g.figures[WEIGHTS] is not None]
+    # A run that moves no weight is as far from the reference as that moved.
+    widest = max((limits.weights for limits, _ in tested), default=0.0)
+    facts = []
+    if agree:
+        shown = phrase("same_largest", value=scientific(largest)) if largest else phrase("same_exact")
+        facts = [shown, phrase("same_steps", steps=min(len(group.record.steps) for group in agree))]
+    if largest and held:
+        limits, group = max(held, key=lambda one: one[0].loss)
+        name, source = ("same_assumed_limit", group.assumed) if group.assumed else ("same_limit", "")
+        facts.insert(1, phrase(name, value=scientific(limits.loss), source=source))
+    is_assumed = largest > 0 and any(group.assumed for _, group in held)
+    answer = "same_no" if off else "same_not_shown" if widest >= 1 else None
+    head = phrase(answer or ("same_assumed" if is_assumed else "same_yes"))
+    of = {"agree": len(agree), "judged": len(judged), "facts": ", ".join(facts)}
+    parts = [phrase("same_of", answer=head, **of) if agree else head]
+    if off:
+        measures = (("loss", "max_loss_difference", scientific), ("gradient norm", NORM, percent))
+        beyond = [
+            f"{name} {show(max(found))}"
+            for name, key, show in measures
+            if (found := [value for group in off if (value := group.figures[key])])
+        ]
+        extent = f" ({', '.join(beyond)})" if beyond else ""
+        parts.append(phrase("same_diverged", cells=_cells(off), extent=extent))
+    parts += [phrase("same_weights", times=times(widest))] if widest >= 1 else []
+    unjudged = [group for group in others if group.parity == "unjudged" and group.has_result]
+    parts += [phrase("same_unjudged", cells=_cells(unjudged))] if unjudged else []
+    return "; ".join(parts)
+
+
+def _cells(groups: Sequence[CellRuns]) -> str:
+    return name_cells([group.cell for group in groups], MOST_NAMES)
+
+
+def cause(comparison: Comparison) -> str:
+    """The finding that explains why losses differ, that of a run that diverged first; empty if none does."""
+    merged = statements(comparison.findings)
+    diverged = {cell for found in merged if found.id == "diverged" for cell in found.cells}
+    causes = [found for found in merged if found.role == "cause"]
+    if not causes:
+        return phrase("no_cause") if diverged else ""
+    first = min(causes, key=lambda found: diverged.isdisjoint(found.cells))
+    finding = shortened(first.sentence.removesuffix("."), MOST_WORDS_FINDING)
+    return phrase("cause", finding=finding, cause=kinds()[first.id].cause)
+
+
+def amounts(comparison: Comparison) -> str:
+    """How many cells hold the states and send the bytes of their closed forms, and which do not."""
+    cells = [g for g in comparison.comparable.groups if g.has_result and not g.is_reference]
+    states, sent = {}, {}
+    for group in cells:
+        held = group.median("model_state_bytes"), group.median("expected_model_state_bytes")
+        if None not in held:
+            states[group.cell] = held[0] != held[1]
+        # Sent minus expected per step, of the repeat furthest off.
+        pairs = [(row.figures[SENT], row.figures[EXPECTED_SENT]) for row in group.rows]
+        off = [one - other for one, other in pairs if one is not None and other is not None]
+        if off:
+            sent[group.cell] = max(off, key=abs)
+    claimed = {g.cell for g in cells if abs(sent.get(g.cell, 0)) >= 1 and _all_as_claimed(g)}
+    extra = {cell: f"{cell} ({off:+,.0f} bytes)" for cell, off in sent.items() if abs(off) >= 1}
+    holds = sum(abs(off) < 1 or cell in claimed for cell, off in sent.items())
+    counts = {
+        "states": f"{sum(not off for off in states.values())} of {len(states)}",
+        "bytes": f"{holds} of {len(sent)}",
+    }
+    off_cells = {
+        "amounts_states_off": name_cells([cell for cell, off in states.items() if off], MOST_NAMES),
+        "amounts_bytes_off": words([text for cell, text in extra.items() if cell not in claimed] or ""),
+        "amounts_norms": words([text for cell, text in extra.items() if cell in claimed] or ""),
+        "amounts_no_form": _cells([g for g in cells if g.cell not in states or g.cell not in sent]),
+    }
+    parts = [phrase("amounts_of", **counts)] if states or sent else []
+    return "; ".join([*parts, *(phrase(name, cells=cells) for name, cells in off_cells.items() if cells)])
+
+
+def _all_as_claimed(group: CellRuns) -> bool:
+    """Whether it sends what its strategy does; of a script or another's backend, norms and flags aside."""
+    records = [row.record for row in group.rows]
+    return all(r.backend.claim is not None and volume_differences(r) == [] for r in records)
+
+
+ENDINGS = {
+    "oom": "out of memory", "failed": "failed", "timeout": "out of time",
+    "diverged": "loss or norm of NaN or infinity", "unsupported": "unsupported here",
+}  # fmt: skip
+"""Status, and what is written of cells that have it."""
+
+
+def completed(comparison: Comparison) -> str:
+    """How many cells completed, how the others ended, and what is compared with nothing."""
+    groups = comparison.comparable.groups
+    counts = {"succeeded": sum(group.succeeded for group in groups), "cells": len(groups)}
+    parts = [phrase("completed_of", **counts)] if groups else []
+    for status, what in ENDINGS.items():
+        ended = [(g, n) for g in groups if (n := sum(row.record.status == status for row in g.rows))]
+        none = [group for group, _ in ended if not group.has_result]
+        parts += [phrase("completed_none", status=what, cells=_cells(none))] if none else []
+        parts += [
+            phrase("completed_some", status=what, runs=runs, all=len(group.rows), cell=group.cell)
+            for group, runs in ended
+            if group.has_result
+        ]
+    planted = list(dict.fromkeys(g.label for g in groups if g.record.backend.name in PLANTED))
+    parts += [phrase("completed_planted", cells=words(planted))] if planted else []
+    excluded = comparison.not_comparable.groups
+    return "; ".join([*parts, *([phrase("completed_other_job", cells=_cells(excluded))] if excluded else [])])
+
+
+def least_memory(scope: ComparisonScope) -> str:
+    """Who holds least, relative to DDP: of CPU ranks model states first, as their peaks do not carry over."""
+    parts = [_least(scope, memory_to_state(scope), "states " if scope.on_cpu else "peak ")]
+    parts += [_least(scope, peak, "lowest peak ")] if scope.on_cpu else []
+    return "; ".join(filter(None, parts)) or phrase("not_measured")
+
+
+def least_traffic(scope: ComparisonScope) -> str:
+    """Who sends least, relative to DDP; empty where nobody sends anything."""
+    return _least(scope, sent_once, "", " MB a step") if any(scope.figures(sent_once).values()) else ""
+
+
+def _least(
+    scope: ComparisonScope, read: Callable[[CellRuns], float | None], what: str, unit: str = " MB"
+) -> str:
+    """'fsdp, fsdp1: states 6.96 MB (ddp 13.9)'; empty where no cell has the figure."""
+    found = levels(scope.figures(read), megabytes)
+    if not found:
+        return ""
+    value, base = found[0][1], scope.base
+    labels = [group.label for group in scope.groups if group.label in found[0][0]]
+    of_base = read(base) if base is not None and base.label not in labels else None
+    shown = "" if of_base is None else phrase("least_base", base=BASE, value=megabytes(of_base))
+    cells = phrase("least_all") if len(found) == 1 and len(labels) > 1 else names(labels)
+    return phrase("least", cells=cells, what=what, value=megabytes(value), unit=unit, base=shown)
+
+
+def least_memory_on_many(scope: ComparisonScope) -> str:
+    """Who needs least on many ranks, where that is not who holds least here; empty otherwise."""
+    found, held = least_on_many(scope), scope.figures(memory_to_state(scope))
+    if found is None or not held:
+        return ""
+    labels, least = found
+    if any(rounded(held.get(label, 0.0)) == rounded(min(held.values())) for label in labels):
+        return ""
+    return phrase("many_of", cells=names(labels), value=megabytes(least))
+
+
+FEW_TIMED_STEPS = 8
+"""With fewer per run, speeds are rough."""
+
+
+def fastest(scope: ComparisonScope) -> str:
+    """The fastest, what equals it, and the slowest, as far as the rounds show them; or why none is named."""
+    timed = scope.timed
+    if not timed:
+        on_stub = any(group.record.on_stub for group in scope.groups)
+        return phrase("fastest_stub" if on_stub else "fastest_none")
+    parts = [phrase("fastest_apart")]
+    if not scope.is_alone:
+        parts = _order(scope.order or rank_speeds(list(timed.values())), timed)
+    fewest = min(len(steps) for group in timed.values() for steps in group.timed_steps if steps)
+    if any(shares_cores(row.record) for group in timed.values() for row in group.rows):
+        parts.append(phrase("fastest_shared"))
+    if fewest < FEW_TIMED_STEPS:
+        parts.append(phrase("fastest_few_steps", steps=fewest))
+    return "; ".join(parts)
+
+
+def _order(order: Ranking, timed: Mapping[str, CellRuns]) -> list[str]:
+    def rate(label: str) -> str:
+        return number(timed[label].median(SPEED))
+
+    if len(order.names) == 1:
+        return [phrase("fastest_alone", cell=order.names[0], rate=rate(order.names[0]))]
+    if not order.is_judged:
+        medians = sorted(timed[name].median(SPEED) or 0.0 for name in order.names)
+        ends = {"least": number(medians[0]), "most": number(medians[-1])}
+        return [phrase("fastest_unranked", rounds=order.rounds, needed=interval_runs(), **ends)]
+    first = order.base if order.base in order.leaders else order.names[0]
+    others = [name for name in order.leaders if name != first]
+    equal = [name for name in others if order.ratio(name, first).order == "equal"]
+    undecided = [name for name in others if name not in equal]
+    parts = [phrase("fastest_first", cell=first, rate=rate(first))]
+    parts += [phrase("fastest_equal", equal=percent(EQUAL), cells=names(equal))] if equal else []
+    parts += [phrase("fastest_open", cells=names(undecided))] if undecided else []
+    last = [name for name in order.trailers if name not in order.leaders]
+    ratios = {name: order.ratio(name, first).middle for name in last}
+    if last:
+        shown = words([f"{name} {times(ratios[name])}" for name in reversed(last)])
+        parts.append(phrase("fastest_last", first=first, cells=shown))
+    return parts
+
+
+def slowest(comparison: Comparison) -> str:
+    """How far the slowest is behind the fastest that shards the same; empty where it is not shown to be."""
+    found = explain_slowest(comparison)
+    return found.answer if found is not None and found.gap.order == "faster" else ""
+
+
+def one_process(scope: ComparisonScope) -> str:
+    """Throughput of one process on the same job; empty where it was not timed or nothing is compared."""
+    groups = scope.comparison.groups
+    of_job = [group for group in groups if group.is_reference and group.record.job_id == scope.place[0]]
+    timed = [group for group in of_job if group.has_result and group.values(SPEED)]
+    if len(timed) != 1 or len(scope.timed) < 2:
+        return ""
+    threads, speeds = timed[0].record.world.threads_per_rank, timed[0].values(SPEED)
+    others = sorted({group.record.world.threads_per_rank for group in scope.groups})
+    extent, cut = "", ""
+    if len(speeds) > 1:
+        extent = phrase("reference_extent", least=number(min(speeds)), most=number(max(speeds)))
+    if others != [threads]:
+        cut = phrase("reference_threads", threads=threads, others=words(others))
+    found = phrase("reference_rate", rate=number(timed[0].median(SPEED)), extent=extent, threads=cut)
+    return found + (phrase("sessions") if scope.comparison.sessions == 1 else "")
+
+
+def scaled(comparison: Comparison, kind: str) -> str:
+    """Strong or weak scaling at the most ranks: most and least, and which are faster; empty without any."""
+    is_strong = kind == "strong"
+    curves = strong_scaling(comparison) if is_strong else weak_scaling(comparison)
+    if not curves:
+        return ""
+    last = [curve[-1] for curve in curves]
+    size = max(point.group.world_size for point in last)
+    last = sorted((p for p in last if p.group.world_size == size), key=lambda point: -point.speed_up)
+    show = times if is_strong else percent
+
+    def value(point: ScalingPoint) -> str:
+        shown = ratio_text(point.ratio, show) if point.ratio.extent else show(point.speed_up)
+        efficiency = percent(point.strong_efficiency) if is_strong else ""
+        return phrase(f"{kind}_point", cell=point.curve, value=shown, efficiency=efficiency)
+
+    parts = ", ".join(map(value, last))
+    if len(last) > 2:
+        ends = {"scaled_most": last[0], "scaled_least": last[-1]}
+        parts = ", ".join(phrase(name, cells=value(point)) for name, point in ends.items())
+    first = min(point.base.world_size for point in last)
+    figure = phrase("speed_up" if is_strong else "efficiency")
+    found = [f"{phrase('scaled_head', size=size, first=first, figure=figure)}: {parts}"]
+    if not any(point.ratio.extent for point in last):
+        runs = min(len(point.group.values(STEP)) for point in last)
+        return "; ".join([*found, phrase("scaled_untested", runs=runs)])
+    for order in ("faster", "equal", "slower", "open"):
+        curves_of = [point.curve for point in last if point.ratio.order == order]
+        if curves_of:
+            found.append(phrase(f"scaled_{order}", equal=percent(EQUAL), cells=words(curves_of)))
+    return "; ".join(found)
+
+
+def on_gpus(comparison: Comparison) -> str:
+    """What carries over to GPUs, and the command that predicts the rest; empty of runs on GPUs."""
+    records = [row.record for row in comparison.rows]
+    commands = [record.command for record in records if "--config" in record.command[:-1]]
+    file = commands[0][commands[0].index("--config") + 1] if commands else None
+    plan = phrase("plan", config=file) if file else ""
+    if any(record.on_stub for record in records):
+        return phrase("on_stub", plan=plan)
+    return phrase("on_cpu", plan=plan) if any(r.world.device == "cpu" for r in records) else ""
+
+
+def one_of_several(comparison: Comparison, scope: ComparisonScope) -> str:
+    """Which job the figures are of; empty where all runs are one job."""
+    jobs = len(comparison.comparable.by_job)
+    return "" if jobs == 1 else phrase("several_jobs", job=scope.place[0], jobs=jobs)
+
+
+def warnings(comparison: Comparison) -> str:
+    """Kinds of findings, causes first."""
+    found = list(dict.fromkeys(statement.id for statement in statements(comparison.findings)))
+    if found:
+        return f"{len(found)}: {words(found)}"
+    judged = any(group.parity != "unjudged" for group in comparison.groups if not group.is_reference)
+    return phrase("no_warnings" if judged else "no_warnings_no_reference")
+
+
+OF_SCOPE: dict[str, Callable[[ComparisonScope], str]] = {
+    "memory": least_memory,
+    "many": least_memory_on_many,
+    "traffic": least_traffic,
+    "fastest": fastest,
+    "reference": one_process,
+    "use": lambda scope: "; ".join(
+        phrase("use_next" if place else "use_first", cell=cell, value=megabytes(held))
+        for place, (cell, held) in enumerate(use_here(scope))
+    ),
+}
+OF_COMPARISON: dict[str, Callable[[Comparison], str]] = {
+    "same": same_training,
+    "cause": cause,
+    "amounts": amounts,
+    "completed": completed,
+    "slowest": lambda c: (
+        found.answer if (found := explain_slowest(c)) and found.gap.order == "faster" else ""
+    ),
+    "strong": lambda comparison: scaled(comparison, "strong"),
+    "weak": lambda comparison: scaled(comparison, "weak"),
+    "gpus": on_gpus,
+    "warnings": warnings,
+}
+TRUST = ("amounts", "completed", "warnings")
+ROWS: dict[ReportFocus, tuple[str, ...]] = {
+    "all": ("same", "memory", "traffic", "fastest", "slowest", "reference", "use", "gpus", *TRUST),
+    "speed": ("fastest", "slowest", "reference", "same", "use", "gpus", *TRUST),
+    "memory": ("memory", "many", "same", "gpus", *TRUST),
+    "footprint": ("memory", "traffic", "same", "use", "gpus", *TRUST),
+    "parity": ("same", "cause", *TRUST),
+    "scaling": ("strong", "weak", "same", *TRUST),
+}
+"""Which questions a report answers, the first first."""
+MOST_WORDS_FINDING, MOST_WARNINGS, MOST_SURPRISES = 30, 4, 3
+
+
+def answers_table(comparison: Comparison, question: ReportFocus, titles: Mapping[str, str]) -> Table:
+    """A row for each question, then the kinds of findings and what differs from the textbook.
+
+    `titles`: of the sections of the details; a row whose evidence is in none of these has no link.
+    """
+    scope = comparison_scope(comparison)
+
+    def evidence(key: str, text: str = "") -> Shown | None:
+        shown = titles.get(key, "").partition(":")[0].partition(",")[0]
+        return Shown(key, text or shown, section=key) if shown else Shown(None, "")
+
+    rows: list[list[Any]] = []
+    for name in ROWS[question]:
+        if name in OF_COMPARISON:
+            answer = OF_COMPARISON[name](comparison)
+        else:
+            answer = "" if scope is None else OF_SCOPE[name](scope)
+        if answer:
+            rows.append([ANSWERS[name]["question"], answer, evidence(ANSWERS[name]["evidence"])])
+    if question == "scaling" and "scaling" not in titles:
+        rows.insert(0, [ANSWERS["strong"]["question"], phrase("scaled_none"), evidence("results")])
+    if scope is not None and question != "scaling" and (job := one_of_several(comparison, scope)):
+        rows.append([ANSWERS["job"]["question"], job, evidence("results")])
+    rows += [[label, text, evidence("findings")] for label, text in _warnings(comparison)]
+    notes = library_notes(comparison.comparable, question)
+    for place, note in enumerate(notes[:MOST_SURPRISES], 1):
+        what = shortened(note.what, MOST_WORDS_FINDING)
+        more = len(notes) - MOST_SURPRISES if place == MOST_SURPRISES else 0
+        name = titles.get(SURPRISES, "").partition(":")[0]
+        text = phrase("surprises_more", title=name, rest=more) if more > 0 else ""
+        cells = phrase("surprise", cells=note.short_cells, what=what)
+        rows.append([ANSWERS["surprises"]["question"], cells, evidence(SURPRISES, text)])
+    columns = [Column(key, key, align="left") for key in ("question", "answer", "evidence")]
+    return Table(key="answers", columns=columns, rows=rows)
+
+
+def _warnings(comparison: Comparison) -> Iterator[tuple[str, str]]:
+    """The first statement of each kind of finding, and how many others there are."""
+    found: dict[str, list[Statement]] = {}
+    for statement in statements(comparison.findings):
+        found.setdefault(statement.id, []).append(statement)
+    for name, alike in list(found.items())[:MOST_WARNINGS]:
+        where = f"{name_cells(alike[0].cells, MOST_VARIED)}: " if alike[0].cells else ""
+        more = phrase("warning_more", rest=len(alike) - 1) if len(alike) > 1 else ""
+        text = shortened(f"{where}{alike[0].text}", MOST_WORDS_FINDING)
+        yield phrase("warning", id=name), f"{text}{more}"
+
+
+MOST_ROWS = 16
+"""Beyond these only cells that the answers compare are shown."""
+MANY_TIMES = 10
+"""A ratio from which it is written as a multiple: nobody reads 5293 %."""
+STATES, STATES_RATIO = "model_state_bytes", "model_state_bytes_of_ddp"
+PEAK, PEAK_RATIO, SENT_RATIO = "peak_bytes", "peak_bytes_of_ddp", f"{SENT}_of_ddp"
+RATIOS = {STATES_RATIO: "states / ddp", PEAK_RATIO: "peak / ddp", SENT_RATIO: "sent / ddp"}
+AMOUNTS = (PEAK, STATES, SENT)
+"""What closed forms judge."""
+OF_SPEED = (SPEED, STEP, SENT, PEAK, "parity")
+FIGURES: dict[ReportFocus, tuple[str, ...]] = {
+    "all": (STATES, SENT, SENT_RATIO, "parity", PEAK, PEAK_RATIO, "speed_ratio"),
+    "speed": ("speed_ratio", SENT_RATIO, *OF_SPEED),
+    "memory": (PEAK_RATIO, STATES_RATIO, PEAK, STATES, "expected_model_state_bytes", "parity"),
+    "footprint": (STATES, STATES_RATIO, SENT, SENT_RATIO, "parity", PEAK, PEAK_RATIO),
+    "parity": ("max_loss_difference", NORM, WEIGHTS, "first_divergent_step", "parity"),
+    "scaling": ("speed_up", "speed_ratio", *OF_SPEED),
+}
+"""Columns by key; what the question asks for leads; of all, what carries over to other machines."""
+
+
+def _figure(group: CellRuns, key: str) -> float | None:
+    return peak(group) if key == PEAK else group.figures[key]
+
+
+def _middle(group: CellRuns, key: str) -> float | None:
+    return peak(group) if key == PEAK else group.median(key)
+
+
+def summary_section(comparison: Comparison, question: ReportFocus, most: int = MOST_ROWS) -> Section | None:
+    """A table for each number of ranks, and for each job if there are several; None without runs."""
+    groups = summary_cells(comparison, most)
+    if not groups:
+        return None
+    members_of: dict[tuple[int, str], list[CellRuns]] = {}
+    for group in groups:
+        members_of.setdefault((group.world_size, group.record.job_id), []).append(group)
+    named = comparison.comparable.groups
+    several = len({group.world_size for group in named if not group.is_reference}) > 1
+    marks = job_marks(groups) if len(members_of) > len({size for size, _ in members_of}) else {}
+    blocks: list[Block] = []
+    for (size, job), members in sorted(members_of.items(), key=lambda item: item[0][0]):
+        blocks += [Heading(f"{ranks(size)}{marks.get(job, '')}")] if several or marks else []
+        key = f"summary_{size}{f'_{job}' if marks else ''}"
+        blocks.append(_summary(key, comparison, members, FIGURES[question]))
+    left = len([group for group in comparison.groups if not group.is_reference]) - len(groups)
+    note = _legend([block for block in blocks if isinstance(block, Table)], left)
+    return Section("summary", "Results", [*blocks, Line(note or phrase("legend_all"), details="results")])
+
+
+def summary_cells(comparison: Comparison, most: int) -> list[CellRuns]:
+    """All cells but the reference; of too many those where the answers compare, the telling ones first.
+
+    Telling are DDP, cells that diverged, and those that no other beats in bytes. Left out are those that
+    only show the parity of cells which are timed with the kernels that jobs use.
+    """
+    groups = comparison.comparable.groups
+    groups = [group for group in groups if not group.is_reference] or groups
+    timed = {_kernels_aside(g) for g in groups if g.step_seconds and not is_deterministic(g.record)}
+    groups = [g for g in groups if not is_deterministic(g.record) or _kernels_aside(g) not in timed]
+    where = comparison_scope(comparison)
+    if len(groups) <= most or where is None:
+        return groups[:most]
+    labels = {group.label: group for group in where.groups}
+    here = [g for g in groups if g.place == where.place and not _repeats(g, labels.get(unwrapped(g.label)))]
+    telling = {g.label for g in here if g.backend == BASE or g.parity == "diverged"}
+    telling |= {g.label for g in bytes_frontier(where)}
+    chosen = sorted(here, key=lambda group: group.label not in telling)[:most]
+    return [group for group in here if group in chosen]
+
+
+def _kernels_aside(group: CellRuns) -> tuple[str, str, int]:
+    return group.record.job_id, group.backend, group.world_size
+
+
+def _repeats(group: CellRuns, native: CellRuns | None) -> bool:
+    """Whether a cell is another one, wrapped, and shows the same figures but for time."""
+    if native is None or native is group or group.parity != native.parity:
+        return False
+    return all(megabytes(_figure(group, key)) == megabytes(_figure(native, key)) for key in AMOUNTS)
+
+
+def _summary(key: str, comparison: Comparison, groups: Sequence[CellRuns], wanted: Sequence[str]) -> Table:
+    bases = {group.place: group for group in groups if group.backend == BASE and group.has_result}
+    orders = [comparison.comparable.rankings.get(group.place) for group in groups]
+    strong = strong_scaling(comparison) if "speed_up" in wanted else []
+    curves, show = (strong, times) if strong else (weak_scaling(comparison), percent)
+    points = {point.group.cell: point for curve in curves for point in curve}
+    others = {
+        "speed_ratio": ratio_column([order for order in orders if order]),
+        "speed_up": Column("speed_up", "speed-up" if strong else "efficiency"),
+        "parity": Column("parity", "parity", align="left"),
+        "first_divergent_step": replace(figure_column("first_divergent_step"), show=dash),
+        **{key: Column(key, name, _share) for key, name in RATIOS.items()},
+    }
+    figures = [figure for figure in wanted if bases or figure not in RATIOS]
+
+    def value(group: CellRuns, figure: str) -> Any:
+        if figure == "speed_up":
+            point = points.get(group.cell)
+            shown = point and (shown_ratio(point.ratio, show) or Shown(point.speed_up, show(point.speed_up)))
+            return shown or None
+        if figure == "speed_ratio":
+            return ratio_cell(comparison.comparable.rankings.get(group.place), group.label)
+        if figure == "parity":
+            ended = group.parity if group.succeeded else f"{group.parity} ({group.status})"
+            return ended if group.has_result else group.status
+        is_other_work = group.parity == "diverged" and figure in (SPEED, STEP)
+        if not group.has_result or is_other_work:
+            return None
+        if figure in RATIOS:
+            of, base = figure.removesuffix("_of_ddp"), bases.get(group.place)
+            found, divisor = _middle(group, of), _middle(base, of) if base is not None else None
+            return found / divisor if found is not None and divisor else None
+        found = _figure(group, figure)
+        if found is not None and figure in AMOUNTS and unjudged_amounts(group.record):
+            return Shown(found, f"{megabytes(found)}{WITHOUT_FORM}")
+        return found
+
+    columns = [LABELS[0], replace(LABELS[1], only_values=True)]
+    columns += [others[figure] if figure in others else figure_column(figure) for figure in figures]
+    rows = [[*group.cell, *(value(group, figure) for figure in figures)] for group in groups]
+    return Table(key=key, columns=columns, rows=rows)
+
+
+def _share(value: float | None) -> str:
+    """'91 %', '53 x'."""
+    return percent(value) if value is None or value < MANY_TIMES else f"{value:,.0f} x"
+
+
+def _legend(tables: Sequence[Table], left: int) -> str:
+    """What the ratios and marks in the tables mean, and how many cells are not in them."""
+    texts = [text for table in tables for row in table.texts() for text in row]
+    keys = {column.key: column.title for table in tables for column in table.columns}
+    notes = {
+        phrase("legend_base"): any(key in RATIOS for key in keys),
+        phrase("legend_unknown"): NOT_AVAILABLE in texts,
+        phrase("legend_speed", legend=LEGEND): "speed_ratio" in keys,
+        phrase("legend_speed_up", title=keys.get("speed_up")): "speed_up" in keys,
+        phrase("legend_rounds"): {"speed_ratio", SPEED} <= keys.keys(),
+        phrase("legend_no_form", mark=WITHOUT_FORM, meaning=WITHOUT_FORM_MEANS): any(
+            text.endswith(WITHOUT_FORM) for text in texts
+        ),
+        phrase("legend_more", rest=left): left > 0,
+    }
+    return " ".join(note for note, applies in notes.items() if applies)
+
+
+VERIFY = "harness verify FILE  # this report, in any format"
+MOST_WORDS_CHECK = 30
+"""Of a command that is shown here."""
+
+
+def check_section(comparison: Comparison) -> Section:
+    """The first command that made the runs, if it is short, and the one that verifies this report."""
+    first, *others = commands_of(comparison)
+    shown = [first] if len(first.split()) <= MOST_WORDS_CHECK else []
+    hidden = others if shown else [first, *others]
+    more = phrase("check_more", rest=len(hidden)) if hidden else ""
+    lines = [
+        Line(phrase("check_commands", more=more), details="reproduce"),
+        Line(phrase("check_verify"), details="records"),
+    ]
+    return Section("check", "Reproduce and verify", [Code("sh", "\n".join([*shown, VERIFY])), *lines])
+
+
+MOST_WORDS = 900
+"""Of the first page as markdown, whatever the number of cells."""
+MOST_PICTURES = 4
+PICTURES: dict[ReportFocus, tuple[Callable[[Comparison], Picture | None], ...]] = {
+    "all": (memory_picture, volume_picture, loss_picture, throughput_picture),
+    "speed": (throughput_picture, volume_picture, memory_picture),
+    "memory": (memory_picture,),
+    "footprint": (memory_picture, volume_picture),
+    "parity": (loss_picture,),
+    "scaling": (lambda c: strong_picture(strong_scaling(c)), lambda c: weak_picture(weak_scaling(c))),
+}
+"""At most `MOST_PICTURES` each: one with the answers, the others after the results, none in the details."""
+
+
+def short_document(
+    comparison: Comparison, question: ReportFocus, details: Document, *, subject: str = ""
+) -> Document:
+    """The first page that answers `question`, in front of its details.
+
+    As many rows of the results as `MOST_WORDS` leave room for.
+    """
+    pictures = [p for make in PICTURES[question] if (p := make(comparison.comparable)) is not None]
+    shown = {picture.key for picture in pictures}
+    without = [replace(section, blocks=_without(section.blocks, shown)) for section in details.sections]
+    kept = replace(details, sections=[section for section in without if section.blocks])
+    facts = [Line(f"{facts_line(comparison)}.", details="machine")] if comparison.rows else []
+    table = answers_table(comparison, question, kept.section_titles())
+    answers = Section("verdict", "Answers", [*facts, table, *pictures[:1]])
+    check = [check_section(comparison)] if comparison.rows else []
+    page = Document(title(comparison, question, subject), [], kept, report_cells(comparison))
+    for most in range(MOST_ROWS, 3, -1):
+        results = summary_section(comparison, question, most)
+        more = [replace(results, blocks=[*results.blocks, *pictures[1:]])] if results is not None else []
+        page = replace(page, sections=[answers, *more, *check])
+        if words_of(page) <= MOST_WORDS:
+            break
+    return page
+
+
+def words_of(document: Document) -> int:
+    """Words of the first page as markdown, alternative texts included, marks of tables not."""
+    pictures = {picture.key: picture.key for picture in document.pictures()}
+    text = render_markdown(document, pictures, "", "report.details.md")
+    return sum(any(map(str.isalnum, word)) for word in text.split())
+
+
+def _without(blocks: Sequence[Block], keys: Collection[str]) -> list[Block]:
+    """The blocks without the pictures of these keys."""
+    return [
+        replace(block, blocks=_without(block.blocks, keys)) if isinstance(block, Folded) else block
+        for block in blocks
+        if not (isinstance(block, Picture) and block.key in keys)
+    ]

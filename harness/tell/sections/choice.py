@@ -1,0 +1,710 @@
+"""Which strategy to use: cells that are compared, what fits which memory, why the slowest is slow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf
+from statistics import fmean, median
+from typing import Any, TypeVar
+
+from harness.backends.entry import UnknownBackend
+from harness.backends.registry import PLANTED, moving_parts
+from harness.backends.strategy import ROUTE_PREFIXES
+from harness.forms import families
+from harness.forms.peak_memory.families import kinds_without_activations, without_activations
+from harness.forms.terms import STATE_KINDS, STEP_PHASES
+from harness.forms.workload import ORDINARY_STEP, Workload
+from harness.job.experiment import ReportFocus
+from harness.judge.comparison import Comparison
+from harness.judge.facts import SENT, SPEED
+from harness.judge.quantities import pipeline_use, sent_per_step
+from harness.judge.rows import BASE, CellRuns, Place, place_to_compare, rank_speeds, rivals
+from harness.judge.statistics import Ranking, Ratio, frontier, interval_runs
+from harness.judge.wording import percent, ranks
+from harness.record import Record
+from harness.record.workload import known_strategy, of_record
+from harness.tell.document import Block, Column, Line, Paragraph, Section, Shown, Table
+from harness.tell.formats import megabytes, times
+from harness.tell.formats import percent as whole_percent
+from harness.tell.tables import prose, ratio_text, table_columns
+
+Level = tuple[list[str], float]
+"""Labels whose figures are written alike, and the first of these."""
+MOST_LABELS_NAMED = 4
+
+
+def levels(figures: Mapping[str, float], show: Callable[[float], str]) -> list[Level]:
+    """Cells whose figures are written alike together, with the first figure; least first."""
+    found: dict[str, Level] = {}
+    for label, value in sorted(figures.items(), key=lambda item: item[1]):
+        found.setdefault(show(value), ([], value))[0].append(label)
+    return list(found.values())
+
+
+def unwrapped(label: str) -> str:
+    """The label of the backend that another runs through a library of Hugging Face."""
+    prefix = next((known for known in ROUTE_PREFIXES if label.startswith(known)), "")
+    return label.removeprefix(prefix)
+
+
+def names(labels: Sequence[str], most: int = MOST_LABELS_NAMED) -> str:
+    """'a, b, c'; beyond `most` the rest as a number.
+
+    A backend through Accelerate or Trainer is not named next to the same one without.
+    """
+    bare = {label for label in labels if unwrapped(label) == label}
+    shown = [label for label in labels if label in bare or unwrapped(label) not in bare]
+    return ", ".join([*shown[:most], *([f"{len(shown) - most} more"] if len(shown) > most else [])])
+
+
+def shortened(text: str, most_words: int) -> str:
+    """Text of at most so many words, after a clause where one ends in its second half; the rest is marked."""
+    words = text.split()
+    if len(words) <= most_words:
+        return text
+    kept = words[:most_words]
+    clauses = [place for place, word in enumerate(kept, 1) if word[-1] in ",;:." and 2 * place >= most_words]
+    shown = " ".join(kept[: clauses[-1] if clauses else most_words]).rstrip(",;:.")
+    return f"{shown} ...{')' if shown.count('(') > shown.count(')') else ''}"
+
+
+Read = Callable[[CellRuns], float | None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ComparisonScope:
+    """Cells of one place that succeeded, the reference left out where others ran beside it."""
+
+    comparison: Comparison
+    place: Place
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.place[1]
+
+    @cached_property
+    def groups(self) -> list[CellRuns]:
+        """Those that agree with the reference, or cannot be judged; never one that is wrong on purpose."""
+        found = [
+            group
+            for group in self.comparison.groups
+            if group.place == self.place
+            and group.has_result
+            and group.parity != "diverged"
+            and group.record.backend.name not in PLANTED
+        ]
+        return [group for group in found if not group.is_reference] or found
+
+    @cached_property
+    def base(self) -> CellRuns | None:
+        """DDP, which the others are related to; None where it did not run."""
+        return next((group for group in self.groups if group.backend == BASE), None)
+
+    @property
+    def order(self) -> Ranking | None:
+        """The order by speed, as far as the runs support one; None where nothing but the reference ran."""
+        return self.comparison.rankings.get(self.place)
+
+    @cached_property
+    def timed(self) -> dict[str, CellRuns]:
+        """The cells that are in the order, by label; the reference where it ran alone."""
+        here = [g for g in self.comparison.groups if g.place == self.place and g.has_result]
+        names = [group.label for group in self.groups] if self.order is None else self.order.names
+        return {group.label: group for group in here if group.label in names and group.values(SPEED)}
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether its only cell ran under other conditions than all others on as many ranks."""
+        here = [g for g in self.comparison.groups if g.record.job_id == self.place[0]]
+        return len(self.groups) == 1 and any(
+            g.world_size == self.size and g.place != self.place and g.step_seconds for g in here
+        )
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether speeds say nothing of GPUs."""
+        return any(group.record.world.device == "cpu" or group.record.on_stub for group in self.groups)
+
+    def figures(self, read: Callable[[CellRuns], float | None]) -> dict[str, float]:
+        """A figure of each cell that has it, by label, least first."""
+        found = {group.label: value for group in self.groups if (value := read(group)) is not None}
+        return dict(sorted(found.items(), key=lambda item: item[1]))
+
+
+def comparison_scope(comparison: Comparison) -> ComparisonScope | None:
+    """Where most backends were compared; None where nothing succeeded."""
+    comparable = comparison.comparable
+    place = place_to_compare(comparable.groups) or _any_place(comparable)
+    return None if place is None else ComparisonScope(comparable, place)
+
+
+def peak(group: CellRuns) -> float | None:
+    """Largest allocator peak of any rank, in bytes."""
+    return max(group.rank_peaks, default=None)
+
+
+def sent_once(group: CellRuns) -> float | None:
+    """Ring bytes that a rank sends per step, as counted."""
+    return group.median(SENT)
+
+
+def states(group: CellRuns) -> float | None:
+    """Bytes of model states of the rank that holds most."""
+    return group.median("model_state_bytes")
+
+
+def memory_to_state(where: ComparisonScope) -> Read:
+    """The peak, or of CPU ranks, whose peaks do not carry over, the model states."""
+    return states if where.on_cpu else peak
+
+
+def bytes_frontier(where: ComparisonScope) -> list[CellRuns]:
+    """Cells in rising traffic and falling peaks: each needs less memory than all that send no more.
+
+    Both figures are counts, which other machines share; of equal cells the first of the comparison is kept.
+    """
+    known = [
+        (rounded(sent), rounded(most), number, group)
+        for number, group in enumerate(where.groups)
+        if (sent := sent_once(group)) is not None and (most := peak(group)) is not None
+    ]
+    return falling((group, most) for _, most, _, group in sorted(known, key=lambda part: part[:3]))
+
+
+def falling(cells: Iterable[tuple[T, float]], least_step: float = 0.0) -> list[T]:
+    """Those that need less than each before them, by this share at least; `cells`: with their memory."""
+    found: list[T] = []
+    least: float | None = None
+    for cell, most in cells:
+        if least is None or most < least * (1 - least_step):
+            found.append(cell)
+            least = most
+    return found
+
+
+def rounded(value: float, digits: int = 3) -> float:
+    """As it is shown, so that figures that read alike are alike."""
+    return float(f"{value:.{digits}g}")
+
+
+def _any_place(comparison: Comparison) -> Place | None:
+    """The largest number of ranks of runs that were not timed."""
+    known = [group for group in comparison.groups if group.has_result]
+    return max(known, key=lambda group: group.world_size).place if known else None
+
+
+MANY_RANKS = 64
+MICRO_STEPS = 8
+MOST_LEVELS = 8
+"""Of memory on many ranks, the least ones."""
+MOST_LEFT = 8
+"""Names of cells without a row."""
+LEAST_STEP = 0.01
+"""Of memory, between two thresholds."""
+NONE_FITS = "none of these: more ranks, or offload"
+HELD = prose("decision_held")
+ON_CPU = prose("decision_on_cpu", held=HELD)
+REST = prose("decision_rest")
+WITHOUT_ACTIVATIONS = "memory without activations"
+STATES = prose("decision_states")
+MEASURED = prose("decision_measured")
+
+
+def decision_blocks(where: ComparisonScope, question: ReportFocus) -> list[Block]:
+    """What to take by memory and micro-steps, then what each strategy holds and sends elsewhere."""
+    blocks: list[Block] = []
+    if question != "memory" and min(where.figures(sent_once).values(), default=0.0):
+        blocks += _thresholds(where)
+    if (found := _elsewhere(where, question)) is not None:
+        table, left_out = found
+        texts = [prose("decision_calculated"), *left_out]
+        if question == "memory":
+            texts = [REST, *_large_parts(where), *left_out]
+        elif not where.on_cpu:
+            texts.insert(1, HELD)
+        blocks += [table, *map(Paragraph, texts)]
+    return blocks
+
+
+def thresholds(where: ComparisonScope, steps: int, memory: Mapping[str, float]) -> list[tuple[str, float]]:
+    """What to take from how many bytes on, of so many micro-steps per update, most memory first."""
+    as_run = where.groups[0].record.world.accumulation_steps
+    sent = where.figures(sent_once if steps == as_run else lambda group: sent_with(group.record, steps))
+    return [(name, memory[name]) for name in worth_taking(where, sent, memory)]
+
+
+def use_here(where: ComparisonScope) -> list[tuple[str, float]]:
+    """The same as the runs accumulated; empty where nothing is sent."""
+    if where.size == 1 or len(where.groups) < 2 or not min(where.figures(sent_once).values(), default=0.0):
+        return []
+    as_run = where.groups[0].record.world.accumulation_steps
+    return thresholds(where, as_run, memory_to_take(where, as_run)[0][as_run])
+
+
+def _thresholds(where: ComparisonScope) -> list[Block]:
+    """A row for each amount of memory, accumulated as in the run and with `MICRO_STEPS`."""
+    as_run = where.groups[0].record.world.accumulation_steps
+    held, title, text = memory_to_take(where, as_run)
+    found: dict[str, list[list[Any]]] = {}
+    for steps in dict.fromkeys((as_run, MICRO_STEPS)):
+        sent = where.figures(sent_once if steps == as_run else lambda g: sent_with(g.record, MICRO_STEPS))
+        taken = thresholds(where, steps, held[steps])
+        rows = [[Shown(most, f"from {megabytes(most)}"), name, sent[name]] for name, most in taken]
+        if rows:
+            found[str(steps)] = [*rows, [Shown(None, "less"), NONE_FITS, Shown(None, "")]]
+    if len(found) > 1 and len(set(map(str, found.values()))) == 1:
+        found = {" or ".join(found): next(iter(found.values()))}
+    if not found:
+        return []
+    columns = (
+        Column("micro_steps", "micro-steps"),
+        Column("memory", f"{title}, MB"),
+        Column("take", "take", align="left"),  # no "backend": a filter must not hide thresholds
+        Column("sent", "sends, MB", megabytes),
+    )
+    lines = [[steps, *row] for steps, rows in found.items() for row in rows]
+    shown = {row[2] for row in lines}
+    bubbles = _bubbles(where)
+    judged = held[as_run].keys() & where.figures(sent_once).keys() - shown - bubbles.keys()
+    left = [g.label for g in where.groups if g.label in judged and unwrapped(g.label) not in shown]
+    waits = [f"{names(labels)} {whole_percent(share)}" for labels, share in levels(bubbles, whole_percent)]
+    differs = BASE in shown and len({held[steps].get(BASE) for steps in (as_run, MICRO_STEPS)}) > 1
+    texts = [
+        f"{prose('decision_order')} {ranks(where.size)}.",
+        text,
+        prose("decision_accumulated") if differs else "",
+        prose("decision_left_out", cells=names(left, MOST_LEFT)) if left else "",
+        prose("decision_pipelines", cells=", ".join(waits)) if waits else "",
+    ]
+    return [Table(key="decision", columns=columns, rows=lines), *map(Paragraph, filter(None, texts))]
+
+
+def memory_to_take(where: ComparisonScope, as_run: int) -> tuple[dict[int, dict[str, float]], str, str]:
+    """By micro-steps and label the memory of a rank, its name, and how it is known."""
+
+    def calculated(steps: int) -> dict[str, float]:
+        return where.figures(lambda group: held_with(group.record, steps))
+
+    held = {steps: calculated(steps) for steps in (as_run, MICRO_STEPS)}
+    if where.on_cpu:
+        if held[as_run]:
+            return held, WITHOUT_ACTIVATIONS, ON_CPU
+        return dict.fromkeys(held, where.figures(states)), "model states", STATES
+    peaks = where.figures(peak)
+    more = {name: count - held[as_run][name] for name, count in held[MICRO_STEPS].items()}
+    accumulated = {name: peaks[name] + more[name] for name in peaks if name in more}
+    return {MICRO_STEPS: accumulated} | {as_run: peaks}, "peak memory", MEASURED
+
+
+def worth_taking(where: ComparisonScope, sent: Mapping[str, float], held: Mapping[str, float]) -> list[str]:
+    """Labels in rising traffic and falling memory, of cells that send alike the fewest moving parts first.
+
+    Without pipelines: they send least, and wait for it.
+    """
+    bubbles = _bubbles(where)
+    known = [
+        (label, (rounded(sent[label], 2), _moving_parts(label), rounded(held[label])))
+        for label in (group.label for group in where.groups)
+        if label in sent and label in held and label not in bubbles
+    ]
+    ordered = sorted(known, key=lambda pair: pair[1])
+    return falling(((label, most) for label, (*_, most) in ordered), LEAST_STEP)
+
+
+def _moving_parts(label: str) -> tuple[bool, float]:
+    """Of a backend that is not installed, or that has no such options any more: the most."""
+    try:
+        return moving_parts(label)
+    except UnknownBackend:
+        return True, inf
+
+
+def _elsewhere(where: ComparisonScope, question: ReportFocus) -> tuple[Table, list[str]] | None:
+    """What is held and sent on many ranks with accumulation, and which cells have no row.
+
+    Cells that are alike share one.
+    """
+
+    def held(group: CellRuns) -> float | None:
+        steps = group.record.world.accumulation_steps if question == "memory" else MICRO_STEPS
+        return held_with(group.record, steps, MANY_RANKS)
+
+    reads: dict[str, tuple[str, Read]] = {
+        "held_on_many": (f"{WITHOUT_ACTIVATIONS}, MB", held),
+        "sent_on_many": (
+            "sent per update, MB",
+            lambda group: sent_with(group.record, MICRO_STEPS, MANY_RANKS),
+        ),
+    }
+    if question == "memory":
+        del reads["sent_on_many"]
+        parts: tuple[Read, ...] = (
+            lambda group: states_with(group.record, MANY_RANKS),
+            lambda group: gathered_with(group.record, MANY_RANKS),
+        )
+        reads["states_on_many"] = ("model states, MB", parts[0])
+        reads["gathered_on_many"] = ("gathered weights, MB", parts[1])
+        reads["rest_on_many"] = ("the rest, MB", lambda group: _remainder(held, parts, group))
+    alike: dict[tuple[str, ...], tuple[list[str], list[float | None]]] = {}
+    unknown = []
+    for group in where.groups:
+        values = [read(group) for _, read in reads.values()]
+        if any(value is not None for value in values):
+            alike.setdefault(tuple(map(megabytes, values)), ([], values))[0].append(group.label)
+        else:
+            unknown.append(group.label)
+    if len(alike) < 2:
+        return None
+    rows = sorted(alike.values(), key=lambda row: [value or 0.0 for value in row[1]], reverse=True)
+    columns = [Column(key, title, megabytes) for key, (title, _) in reads.items()]
+    more = [label for labels, _ in rows[:-MOST_LEVELS] for label in labels]
+    table = Table(
+        key="elsewhere",
+        columns=[Column("backends", f"strategy on {ranks(MANY_RANKS)}", align="left"), *columns],
+        rows=[[names(labels), *values] for labels, values in rows[-MOST_LEVELS:]],
+    )
+    left_out = [prose("decision_needs_more", cells=names(more, MOST_LEFT))] if more else []
+    return table, left_out + ([prose("decision_no_form", cells=names(unknown, MOST_LEFT))] if unknown else [])
+
+
+def _remainder(whole: Read, parts: Sequence[Read], group: CellRuns) -> float | None:
+    """What the parts leave of the whole; None where one is unknown, or of another moment than the whole."""
+    known = [value for read in (whole, *parts) if (value := read(group)) is not None]
+    left = known[0] - sum(known[1:]) if len(known) == len(parts) + 1 else None
+    return None if left is None or left < 0 else left
+
+
+def least_on_many(where: ComparisonScope) -> tuple[list[str], float] | None:
+    """Who needs least on many ranks besides activations, and how many bytes; None: fewer than two known."""
+    held = where.figures(
+        lambda group: held_with(group.record, group.record.world.accumulation_steps, MANY_RANKS)
+    )
+    found = levels(held, megabytes)
+    return found[0] if len(found) > 1 else None
+
+
+LARGE_PART = 1 / 4
+"""Of model states, which needs an explanation."""
+
+
+def _large_parts(where: ComparisonScope) -> list[str]:
+    """What the textbook does not count, of cells whose model states on many ranks are largely that."""
+    found = []
+    for group in where.groups:
+        workload = _what_if(group.record, group.record.world.accumulation_steps, MANY_RANKS)
+        made = None if workload is None else families.model_states(workload)
+        for term in made.terms if made is not None else ():
+            is_counted = term.extra and term.kind in STATE_KINDS
+            if made is not None and is_counted and term.bytes > LARGE_PART * made.model_state_bytes:
+                part = {"cell": group.label, "size": megabytes(term.bytes), "kind": term.kind}
+                found.append(prose("decision_large_part", **part, name=term.name))
+    return found
+
+
+def _bubbles(where: ComparisonScope) -> dict[str, float]:
+    """Of the pipelines among the cells the share in which their ranks wait, by the schedule alone."""
+    uses = {group.label: pipeline_use(group.record) for group in where.groups}
+    return {label: use.expected_bubble for label, use in uses.items() if use is not None}
+
+
+def held_with(record: Record, accumulation_steps: int, world_size: int | None = None) -> int | None:
+    """Bytes that the strategy needs on a GPU besides activations, on so many ranks (None: its own); None: no
+    closed form."""
+    workload = _what_if(record, accumulation_steps, world_size)
+    return None if workload is None else without_activations(workload)
+
+
+def gathered_with(record: Record, world_size: int) -> int | None:
+    """Bytes of other ranks' weights at the fullest moment on so many ranks; None: no closed form."""
+    workload = _what_if(record, record.world.accumulation_steps, world_size)
+    held = None if workload is None else kinds_without_activations(workload)
+    return None if held is None else held.get("gathered", 0)
+
+
+def states_with(record: Record, world_size: int) -> int | None:
+    """Bytes of model states of a rank, on so many; None: no closed form."""
+    workload = _what_if(record, record.world.accumulation_steps, world_size)
+    return None if workload is None else families.model_states(workload).model_state_bytes
+
+
+def sent_with(record: Record, accumulation_steps: int, world_size: int | None = None) -> float | None:
+    """Ring bytes that a rank sends in an ordinary step of so many micro-steps on so many ranks (None: its
+    own), mean over the ranks; None: no closed form."""
+    workload = _what_if(record, accumulation_steps, world_size)
+    if workload is None:
+        return None
+    of = record.world.world_size if record.world.dimensions else 1  # of which one stands for all
+    sent = [
+        sent_per_step(of_rank, families.collectives(of_rank))
+        for of_rank in (replace(workload, rank=rank) for rank in range(of))
+    ]
+    return None if None in sent else fmean(part for part in sent if part is not None)
+
+
+def _what_if(record: Record, accumulation_steps: int, world_size: int | None) -> Workload | None:
+    """The run's workload under other circumstances.
+
+    Hybrid strategies and meshes have none on other ranks: their groups may stay as they are or grow.
+    """
+    workload = _built_in(record)
+    if workload is None:
+        return None
+    workload = replace(
+        workload, accumulation_steps=accumulation_steps, steps=(ORDINARY_STEP,), evaluation_every=None
+    )
+    if world_size in (None, record.world.world_size):
+        return workload
+    if workload.strategy.facts.has_replicas or record.world.dimensions:
+        return None
+    return replace(workload, world_size=world_size, shard_size=world_size, ranks_per_node=None)
+
+
+def _built_in(record: Record) -> Workload | None:
+    """The workload of a built-in backend; a third party's own forms hold for its run alone."""
+    if record.backend.own_forms is not None or record.backend.effective is None:
+        return None
+    workload = of_record(record)
+    if workload is None or workload.strategy.family not in families.FAMILIES:
+        return None
+    return workload
+
+
+def calls_per_step(record: Record) -> float | None:
+    """Collectives among several ranks that a rank starts per probed step, mean over ranks; None: unknown."""
+    probed = record.windows.probed if record.windows else 0
+    if not probed or not record.ranks:
+        return None
+    calls = sum(row.calls for row in record.comm if row.phase in STEP_PHASES and row.group_size > 1)
+    return calls / probed / len(record.ranks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingEffect:
+    """The slowest backend with settings of its own changed."""
+
+    group: CellRuns
+    changed: str
+    """'stage3_max_live_parameters=1000000000'; a preset changes several settings at once."""
+    closed: float | None
+    """Share of the gap to the fastest that it closes: 1 closes it, below 0 widens it; None: no gap."""
+    difference: Ratio
+    """Of its speed to the slowest cell's, over all effects and the gap together."""
+
+    @property
+    def is_preset(self) -> bool:
+        """Whether it changes what a preset changes, not one setting."""
+        return self.changed.startswith("preset=")
+
+    @property
+    def words(self) -> str:
+        """'60 %' of the gap; words where the rounds show no such share."""
+        if not self.difference.rounds:
+            return NOT_COMPARED
+        if self.difference.order not in ("faster", "slower") or self.closed is None:
+            return NOT_SHOWN
+        return percent(self.closed) if self.closed > 0 else WIDENED
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowestExplanation:
+    """The slowest cell next to the fastest one that shards the same states."""
+
+    slowest: CellRuns
+    fastest: CellRuns
+    ratio: float
+    """Time per token of the slowest over that of the fastest."""
+    gap: Ratio
+    """Of the fastest's speed to the slowest's."""
+    effects: tuple[SettingEffect, ...]
+    """Largest share first; empty: no setting was varied."""
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether any setting was varied and could be judged."""
+        return self.gap.order == "faster" and any(e.difference.extent for e in self.effects)
+
+    @property
+    def answer(self) -> str:
+        """'zero3: 1.99 (1.94 to 2.04) x the time of fsdp1, which shards the same; cause: not measured'."""
+        cells = {"slow": self.slowest.label, "fast": self.fastest.label}
+        if self.gap.order in ("equal", "slower") or (self.gap.extent and self.gap.order == "open"):
+            return prose("slowest_not_shown", **cells)
+        ratio = ratio_text(self.gap) if self.gap.extent else f"{self.ratio:.2f} (not tested)"
+        return "; ".join(filter(None, [prose("slowest_gap", ratio=ratio, **cells), self.cause]))
+
+    @property
+    def cause(self) -> str:
+        """What follows from the settings that were changed; empty where the table shows it."""
+        if self.gap.extent and self.gap.order != "faster":
+            return ""
+        if not self.effects or (self.is_tested and all(effect.is_preset for effect in self.effects)):
+            return CAUSE_OPEN
+        if not self.is_tested:
+            return prose("slowest_few_rounds", rounds=interval_runs())
+        if all(effect.words in (WIDENED, NOT_SHOWN) for effect in self.effects):
+            return prose("slowest_unexplained")
+        return prose("slowest_settings")
+
+    def table(self) -> Table:
+        """What the two do in a step, and the slower one with a setting changed."""
+        cells: list[tuple[CellRuns, float | None, str]]
+        cells = [(self.fastest, 1.0, ""), (self.slowest, self.ratio, "")]
+        for effect in self.effects:
+            faster = effect.difference.middle
+            cells.append((effect.group, self.ratio / faster if faster else None, effect.words))
+        columns = [
+            Column("configuration", "configuration", align="left"),
+            Column("time", f"time / {self.fastest.label}", times),
+            *([Column("gap_closed", "share of the gap closed")] if self.effects else []),
+            *table_columns("slowest"),
+        ]
+        rows = []
+        for group, ratio, closed in cells:
+            effective = group.record.backend.effective
+            units, prefetch = (len(effective.wrap_units), effective.prefetch) if effective else (None, None)
+            facts = [calls_per_step(group.record), units, group.median(SENT), prefetch]
+            rows.append([group.label, ratio, *([closed] if self.effects else []), *facts])
+        return Table(key="slowest", columns=columns, rows=rows)
+
+
+def explain_slowest(comparison: Comparison) -> SlowestExplanation | None:
+    """Explain the slowest cell of the place where most cells are compared.
+
+    Cells that change one setting of another cell are its variants and not candidates. None: fewer than two
+    timed cells shard the same states as the slowest one does.
+    """
+    groups = comparison.comparable.groups
+    place = place_to_compare(groups)
+    compared = rivals(groups).get(place, []) if place is not None else []
+    variants = {id(group): base for group in compared if (base := _base(group, compared)) is not None}
+    candidates = [group for group in compared if id(group) not in variants]
+    if len(candidates) < 2:
+        return None
+    slowest = _slowest_varied(candidates, list(variants.values()))
+    alike = [g for g in candidates if g is not slowest and _states(g.record) == _states(slowest.record)]
+    if not alike:
+        return None
+    fastest = max(alike, key=_throughput)
+    own = [group for group in compared if variants.get(id(group)) is slowest]
+    return _explanation(slowest, fastest, own)
+
+
+def _explanation(slowest: CellRuns, fastest: CellRuns, own: Sequence[CellRuns]) -> SlowestExplanation:
+    ratios = rank_speeds([slowest, fastest, *own], base=slowest).to_base
+    slow, fast = (median(group.by_round(SPEED).values()) for group in (slowest, fastest))
+    ratio = ratios[fastest.label].middle or slow / fast
+    effects = [
+        SettingEffect(
+            group=group,
+            changed=_changed(slowest.record, group.record),
+            closed=_closed(ratios[group.label].middle, ratio),
+            difference=ratios[group.label],
+        )
+        for group in own
+    ]
+    return SlowestExplanation(
+        slowest=slowest, fastest=fastest, gap=ratios[fastest.label], ratio=ratio,
+        effects=tuple(sorted(effects, key=lambda effect: -(effect.difference.middle or 0.0))),
+    )  # fmt: skip
+
+
+def _closed(faster: float | None, fastest: float) -> float | None:
+    """Share of the gap in time, by speeds over the slowest's in the same rounds; None: there is none."""
+    return (1 - 1 / faster) / (1 - 1 / fastest) if faster and fastest > 1 else None
+
+
+def _throughput(group: CellRuns) -> float:
+    return group.median(SPEED) or 0.0
+
+
+def _states(record: Record) -> tuple[Any, ...] | None:
+    """Equal for cells that divide the same states among the same ranks."""
+    strategy = known_strategy(record)
+    if strategy is None:
+        return None
+    return strategy.stage, strategy.facts.has_replicas, strategy.facts.reshards
+
+
+def _slowest_varied(candidates: Sequence[CellRuns], bases: Sequence[CellRuns]) -> CellRuns:
+    """The slowest cell, or one of its implementation that is tied with it and whose settings were varied."""
+    slowest = min(candidates, key=_throughput)
+    varied = [
+        group
+        for group in candidates
+        if any(group is base for base in bases)
+        and _implementation(group.record) == _implementation(slowest.record)
+        and rank_speeds([slowest, group]).ratio(group.label, slowest.label).order != "faster"
+    ]
+    return slowest if slowest in varied or not varied else min(varied, key=_throughput)
+
+
+def _implementation(record: Record) -> tuple[Any, ...]:
+    strategy = known_strategy(record)
+    return (
+        (record.backend.name,) if strategy is None else (strategy.family, strategy.sharding, strategy.stage)
+    )
+
+
+def _base(group: CellRuns, compared: Sequence[CellRuns]) -> CellRuns | None:
+    """The cell of which this one changes one setting: the same backend without that option."""
+    given = _given(group.record)
+    for other in compared:
+        if other.record.backend.name != group.record.backend.name:
+            continue
+        if (
+            len(given.items() - _given(other.record).items()) == 1
+            and len(given) == len(_given(other.record)) + 1
+        ):
+            return other
+    return None
+
+
+def _given(record: Record) -> dict[str, str]:
+    """Options in the label, as they are typed there."""
+    pairs = (pair.partition("=") for pair in record.backend.label.partition(":")[2].split(",") if pair)
+    return {name: value for name, _, value in pairs}
+
+
+def _changed(base: Record, record: Record) -> str:
+    """The option of the second that the first lacks."""
+    ((name, value),) = _given(record).items() - _given(base).items()
+    return f"{name}={value}"
+
+
+CAUSE_OPEN = prose("slowest_open")
+WIDENED, NOT_SHOWN, NOT_COMPARED = "made it slower", "no change shown", "not compared: no round in common"
+ASKED: tuple[ReportFocus, ...] = ("all", "speed", "memory", "footprint")
+SPEEDS: tuple[ReportFocus, ...] = ("all", "speed")
+
+
+def choice_section(comparison: Comparison, question: ReportFocus = "all") -> Section | None:
+    """None where nothing is to be chosen: another question, one rank, or a single cell."""
+    where = comparison_scope(comparison)
+    if question not in ASKED or where is None or where.size == 1 or len(where.groups) < 2:
+        return None
+    blocks = decision_blocks(where, question)
+    if question in SPEEDS:
+        if not where.on_cpu and (text := _speed(where)):  # else a speed is no advice
+            blocks.append(Line(text, "Pareto frontier", "time"))
+        found = explain_slowest(comparison)
+        if found is not None and found.gap.order == "faster":
+            blocks.append(Line(found.answer, "Slow here", "time"))
+            if any(not effect.is_preset for effect in found.effects):
+                blocks.append(found.table())
+    return Section("choice", "Which to use", blocks) if blocks else None
+
+
+def _speed(where: ComparisonScope) -> str:
+    """Speed and memory of the cells that no other beats in both, as far as the runs support an order."""
+    order, peaks = where.order, where.figures(peak)
+    if order is None or not order.is_judged or len(order.names) < 2:
+        return ""
+    shares = [
+        f"{label} {whole_percent(order.ratio(label, order.base).middle)} at {megabytes(peaks[label])} MB"
+        for label in reversed(frontier(peaks, order))
+    ]
+    return prose("choice_frontier", base=order.base, cells=", ".join(shares))
