@@ -147,23 +147,20 @@ class Results:
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from harness.plan.estimate.question import EstimateRequest
-    from harness.plan.estimate.row import EstimateRow
+    from harness.plan.answer import Answer
 
 
 class Estimate:
-    """Rows of an estimate, one per backend and number of ranks."""
+    """Rows of an estimate, one per backend and number of ranks; where the batch is open, the best of each."""
 
-    def __init__(self, question: EstimateRequest, rows: Sequence[EstimateRow]) -> None:
-        self.question = question
-        self.rows = list(rows)
+    def __init__(self, answers: Sequence[Answer]) -> None:
+        self.answers = list(answers)
 
     def as_json(self) -> dict[str, Any]:
         """The document of `harness estimate --json`: per rank, in bytes and seconds."""
-        from harness.plan.estimate import document
-        from harness.plan.estimate.row import alternatives_of_rows
+        from harness.plan.document import document
 
-        return document(self.question, self.rows, alternatives_of_rows(self.rows))
+        return document(self.answers)
 
     def to_frame(self) -> DataFrame:
         """Its rows as a table for pandas; None where no closed form answers."""
@@ -172,9 +169,9 @@ class Estimate:
         return DataFrame(self.as_json()["rows"])
 
     def __str__(self) -> str:
-        from harness.plan.estimate.table import estimate_lines
+        from harness.plan.text import answer_lines
 
-        return "\n".join(estimate_lines(self.question, self.rows))
+        return "\n".join(answer_lines(self.answers, whole=True))
 
     __repr__ = __str__
 
@@ -198,9 +195,9 @@ def estimate(
     `gpus_per_node`: None for as the GPU is sold; `hardware`: a YAML file with more of them;
     `settings`: values by dotted name. Raises HarnessError.
     """
-    from harness.plan.estimate.question import asked_of
-    from harness.plan.estimate.row import estimate as estimated
+    from harness.plan.answer import answers
     from harness.plan.hardware import load_hardware, ranks_per_node
+    from harness.plan.question import asked_of
     from harness.shipped import resolve
 
     known = load_hardware(None if hardware is None else Path(hardware))
@@ -217,7 +214,7 @@ def estimate(
         device=device,
         fabric=None if fabric is None else known.fabric(fabric),
     )
-    return Estimate(asked, estimated(asked))
+    return Estimate(answers(asked))
 
 
 INTERRUPTED = 130

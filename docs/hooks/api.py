@@ -17,8 +17,8 @@ TOPICS = {
     "Closed forms": ("harness.forms.workload", "harness.forms.terms", "harness.forms.families"),
     "Predictions": (
         "harness.plan.models",
-        "harness.plan.estimate.question",
-        "harness.plan.estimate.row",
+        "harness.plan.question",
+        "harness.plan.answer",
         "harness.plan.prediction",
         "harness.plan.time.speed",
     ),

@@ -12,11 +12,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from docs.hooks import sweep_tables, sweeps
 from docs.hooks.tables import table
 from harness.job.config import load_experiment
-from harness.plan.estimate import question
-from harness.plan.estimate.row import EstimateRow, estimate
+from harness.plan.answer import estimate
 from harness.plan.hardware import PRESET, load_hardware
 from harness.plan.limits import TIGHT_SHARE
 from harness.plan.models import load_model
+from harness.plan.prediction import Prediction
+from harness.plan.question import ask
 
 TEMPLATE = "which-strategy.md.jinja"
 GPU, SMALL_GPU, PER_NODE = "H100-80", "A100-40", 8
@@ -69,11 +70,9 @@ KEPT = ("training.activation_checkpointing=false", "training.accumulation_steps=
 class Figures:
     """Predictions by model, ranks, fabric, micro-steps and backend."""
 
-    rows: dict[tuple[str, int, str, int, str], EstimateRow]
+    rows: dict[tuple[str, int, str, int, str], Prediction]
 
-    def row(
-        self, model: str, ranks: int, label: str, fabric: str = FABRICS[0], steps: int = 1
-    ) -> EstimateRow:
+    def row(self, model: str, ranks: int, label: str, fabric: str = FABRICS[0], steps: int = 1) -> Prediction:
         return self.rows[model, ranks, fabric, steps, label]
 
     def gigabytes(self, model: str, ranks: int, label: str) -> float:
@@ -128,9 +127,9 @@ class Figures:
 class Divided:
     """Predictions on 64 GPUs by fabric and backend, of further ways and of plain strategies."""
 
-    rows: dict[tuple[str, str], EstimateRow]
+    rows: dict[tuple[str, str], Prediction]
 
-    def row(self, label: str, fabric: str = FABRICS[0]) -> EstimateRow:
+    def row(self, label: str, fabric: str = FABRICS[0]) -> Prediction:
         return self.rows[fabric, label]
 
     def gigabytes(self, label: str) -> float:
@@ -159,10 +158,10 @@ class Divided:
 def divided() -> Divided:
     """Every prediction of the section on dividing the model."""
     hardware = load_hardware()
-    found: dict[tuple[str, str], EstimateRow] = {}
+    found: dict[tuple[str, str], Prediction] = {}
     settings = [s for s in SETTINGS if not s.startswith("training.micro_batch_size")]
     for fabric in ENDS:
-        given = question(
+        given = ask(
             load_model(DIVIDED_MODEL),
             load_experiment(None, (*settings, f"training.micro_batch_size={DIVIDED_SAMPLES}")),
             backends=(*PLAIN, *DIVIDED),
@@ -181,9 +180,9 @@ def figures() -> Figures:
     hardware = load_hardware()
     asked: list[tuple[str, tuple[int, ...], str, int]] = [(model, RANKS, FABRICS[0], 1) for model in MODELS]
     asked += [(SPEED_MODEL, RANKS[-1:], fabric, steps) for fabric in FABRICS for steps in STEPS]
-    found: dict[tuple[str, int, str, int, str], EstimateRow] = {}
+    found: dict[tuple[str, int, str, int, str], Prediction] = {}
     for model, ranks, fabric, steps in asked:
-        given = question(
+        given = ask(
             load_model(model),
             load_experiment(None, (*SETTINGS, f"training.accumulation_steps={steps}")),
             backends=(*LABELS, OWNERS),
@@ -202,9 +201,9 @@ def figures() -> Figures:
 def accumulated() -> Figures:
     """Predictions of the strategies that need more memory with several micro-steps, with the most of them."""
     hardware = load_hardware()
-    found: dict[tuple[str, int, str, int, str], EstimateRow] = {}
+    found: dict[tuple[str, int, str, int, str], Prediction] = {}
     for model in ACCUMULATED_MODELS:
-        given = question(
+        given = ask(
             load_model(model),
             load_experiment(None, (*SETTINGS, f"training.accumulation_steps={STEPS[-1]}")),
             backends=ACCUMULATING,
@@ -221,7 +220,7 @@ def accumulated() -> Figures:
 def kept_gigabytes() -> float:
     """Memory of what `harness recommend` takes in the page's example, which recomputes no activations."""
     hardware = load_hardware()
-    given = question(
+    given = ask(
         load_model("llama-3.1-8b"),
         load_experiment(None, (*SETTINGS, *KEPT)),
         backends=("zero1",), world_sizes=RANKS[-1:], ranks_per_node=PER_NODE, device=hardware.device(GPU),

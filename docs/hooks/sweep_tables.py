@@ -6,8 +6,8 @@ from docs.hooks import sweeps
 from docs.hooks.sweeps import COPIES, FABRICS, PIPELINED, STAGES, fits, gigabytes, rate, total
 from docs.hooks.tables import table
 from harness.forms.pipeline import bubble_share
-from harness.plan.estimate.row import EstimateRow
 from harness.plan.hardware import load_hardware
+from harness.plan.prediction import Prediction
 
 
 def length_table() -> str:
@@ -23,13 +23,13 @@ def length_table() -> str:
     return table(head, lines, words=2)
 
 
-def _cells(row: EstimateRow | None, least: EstimateRow | None = None) -> list[str]:
+def _cells(row: Prediction | None, least: Prediction | None = None) -> list[str]:
     if row is not None:
         return [_how(row), f"{gigabytes(row):,.0f}", f"{rate(row):,.0f}"]
     return ["nothing fits", f"({gigabytes(least):,.0f})" if least else "", ""]
 
 
-def _how(row: EstimateRow) -> str:
+def _how(row: Prediction) -> str:
     """The label; of ranks that share samples, how many do."""
     _, _, options = row.label.partition(":")
     shares = any(options.startswith(name) for name in ("tensor=", "sequence="))
@@ -57,7 +57,7 @@ def batch_table() -> str:
     return table(heads, lines, words=0)
 
 
-def _degree(row: EstimateRow | None) -> str:
+def _degree(row: Prediction | None) -> str:
     return "" if row is None else row.label.partition("=")[2]
 
 

@@ -10,11 +10,12 @@ from harness.backends import registry
 from harness.errors import HarnessError
 from harness.forms.pipeline import bubble_share
 from harness.job.config import load_experiment
-from harness.plan.estimate import question
-from harness.plan.estimate.row import EstimateRow, estimate
+from harness.plan.answer import estimate
 from harness.plan.hardware import PRESET, load_hardware
 from harness.plan.model import PlannedModel
 from harness.plan.models import load_model
+from harness.plan.prediction import Prediction
+from harness.plan.question import ask
 
 GPU, PER_NODE, GPUS = "H100-80", 8, 64
 FABRICS = ("NDR400", "HDR100", "Ethernet-25", "Ethernet-10")
@@ -51,35 +52,35 @@ COPIED_SAMPLES, COPIED_MICRO = 128, 2
 IN_LOSS = "inside the segment that computes"
 
 
-def gigabytes(row: EstimateRow) -> float:
+def gigabytes(row: Prediction) -> float:
     """Memory of the fullest GPU."""
     assert row.memory
     return row.memory.device_bytes / 1e9
 
 
-def rate(row: EstimateRow | None) -> float:
+def rate(row: Prediction | None) -> float:
     """Tokens/s for each of its GPUs; 0 where nothing fits."""
     return row.speed.tokens_per_second_per_gpu if row is not None and row.speed else 0.0
 
 
-def total(row: EstimateRow | None) -> float:
+def total(row: Prediction | None) -> float:
     """Tokens/s of all GPUs that it uses."""
     return 0.0 if row is None else rate(row) * row.world_size
 
 
-def fits(row: EstimateRow) -> bool:
+def fits(row: Prediction) -> bool:
     return row.verdict is not None and row.verdict.fits and row.speed is not None
 
 
 def rows(
     name: str, labels: Sequence[str], *, samples: int, micro: int, length: int = LENGTH, gpus: int = GPUS,
     fabric: str = FABRICS[0], settings: Sequence[str] = (),
-) -> list[EstimateRow]:  # fmt: skip
+) -> list[Prediction]:  # fmt: skip
     """Predictions at one micro-batch; of strategies that cannot divide the samples, none."""
     hardware = load_hardware()
     batch = (f"training.global_batch_size={samples}", f"training.micro_batch_size={micro}")
     try:
-        asked = question(
+        asked = ask(
             _model(name, length),
             load_experiment(None, (*COMMON, *batch, *settings, f"data.sequence_length={length}")),
             backends=labels, world_sizes=(gpus,), ranks_per_node=PER_NODE, device=hardware.device(GPU),
@@ -97,13 +98,13 @@ def _model(name: str, length: int) -> PlannedModel:
     return replace(model, config={**model.config, "max_position_embeddings": most})
 
 
-def tried(name: str, labels: Sequence[str], *, samples: int, **asked: object) -> Iterator[EstimateRow]:
+def tried(name: str, labels: Sequence[str], *, samples: int, **asked: object) -> Iterator[Prediction]:
     """Predictions at every micro-batch that divides."""
     for micro in MICRO_BATCHES:
         yield from rows(name, labels, samples=samples, micro=micro, **asked)  # type: ignore[arg-type]
 
 
-def best(found: Sequence[EstimateRow]) -> EstimateRow | None:
+def best(found: Sequence[Prediction]) -> Prediction | None:
     """The fastest that fits."""
     return max(filter(fits, found), key=rate, default=None)
 
@@ -118,11 +119,11 @@ def degrees(backend: str) -> tuple[str, ...]:
 class Sweep:
     """The best data-parallel row and the best of each divided strategy, by what is varied."""
 
-    plain: dict[int, EstimateRow | None]
+    plain: dict[int, Prediction | None]
     """None: nothing fits."""
-    least: dict[int, EstimateRow]
+    least: dict[int, Prediction]
     """What needs least of the data-parallel ones."""
-    divided: dict[str, dict[int, EstimateRow | None]]
+    divided: dict[str, dict[int, Prediction | None]]
 
     def ratio(self, backend: str, value: int) -> float:
         """Speed of all GPUs over that of the best data-parallel strategy; infinite where only it fits."""
@@ -144,9 +145,9 @@ def _sweep(
     given: dict[int, dict[str, object]], backends: Sequence[str], *, plain_gpus: bool = False
 ) -> Sweep:
     """`given`: what is asked by the value that varies; plain_gpus: no more GPUs than samples."""
-    plain: dict[int, EstimateRow | None] = {}
-    least: dict[int, EstimateRow] = {}
-    divided: dict[str, dict[int, EstimateRow | None]] = {backend: {} for backend in backends}
+    plain: dict[int, Prediction | None] = {}
+    least: dict[int, Prediction] = {}
+    divided: dict[str, dict[int, Prediction | None]] = {backend: {} for backend in backends}
     for value, asked in given.items():
         fewer = {"gpus": min(GPUS, value)} if plain_gpus else {}
         rivals = list(tried(labels=RIVALS, **(asked | fewer)))  # type: ignore[arg-type]
@@ -193,8 +194,8 @@ def by_gpus() -> Sweep:
 class Pipelines:
     """MEDIUM in STAGES stages and data-parallel, by network and samples in a step."""
 
-    plain: dict[tuple[str, int], EstimateRow | None]
-    staged: dict[tuple[str, int], EstimateRow | None]
+    plain: dict[tuple[str, int], Prediction | None]
+    staged: dict[tuple[str, int], Prediction | None]
 
     def ratio(self, fabric: str, samples: int) -> float:
         plain = rate(self.plain[fabric, samples])
@@ -213,8 +214,8 @@ def parts_of(samples: int) -> int:
 @cache
 def pipelines() -> Pipelines:
     """Every pipeline of the page, and what it is compared with."""
-    plain: dict[tuple[str, int], EstimateRow | None] = {}
-    staged: dict[tuple[str, int], EstimateRow | None] = {}
+    plain: dict[tuple[str, int], Prediction | None] = {}
+    staged: dict[tuple[str, int], Prediction | None] = {}
     for samples in PIPELINED:
         parts = parts_of(samples)
         label = f"pp:micro_batches={parts},stages={STAGES}"
@@ -245,7 +246,7 @@ def enough_parts(share: float, *, stages_per_rank: int = 1) -> int:
 
 
 @cache
-def copies() -> dict[tuple[str, str], EstimateRow]:
+def copies() -> dict[tuple[str, str], Prediction]:
     """LARGE by network and strategy of COPIES."""
     found = {
         f: rows(LARGE, tuple(COPIES), samples=COPIED_SAMPLES, micro=COPIED_MICRO, fabric=f) for f in FABRICS
@@ -265,7 +266,7 @@ def copies_pay(label: str) -> list[str]:
     ]
 
 
-def in_loss(row: EstimateRow) -> float:
+def in_loss(row: Prediction) -> float:
     """GB that the fullest segment, here the loss, takes beside what others keep."""
     assert row.memory
     return sum(term.bytes for term in row.memory.decisive.terms if term.name == IN_LOSS) / 1e9

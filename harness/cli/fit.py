@@ -36,7 +36,7 @@ from harness.launch import started_as_rank
 from harness.launch.cells import Cell, canonical_label
 from harness.launch.launcher import EventHandler, LocalLauncher, modules_to_preload
 from harness.plan.alternatives import Alternative, alternative_lines
-from harness.plan.command_words import option_words, set_words
+from harness.plan.answer import option_words, set_words
 from harness.plan.fit import (
     Found,
     Limit,
@@ -62,6 +62,7 @@ from harness.record.store import Store
 @config_option
 @model_option
 @click.option("--nproc", type=click.IntRange(1), help="Ranks on this machine.")
+@click.option("--world-size", "--gpus", "ranks", type=click.IntRange(1), hidden=True, help="As --nproc.")
 @click.option(
     "--limit",
     "--gpu",
@@ -82,6 +83,7 @@ def fit(
     config: Path | None,
     model: str | None,
     nproc: int | None,
+    ranks: int | None,
     limit: str | None,
     hardware: Path | None,
     sequence: bool,
@@ -105,7 +107,9 @@ def fit(
         raise click.UsageError("Give --backend, or a file with --from-accelerate or --from-deepspeed.")
     label = canonical_label(backend)
     device = resolve_device(experiment.runtime.device)
-    world_size = 1 if registry.parse(label)[0].name == registry.REFERENCE else nproc or default_ranks(device)
+    world_size = (
+        1 if registry.parse(label)[0].name == registry.REFERENCE else nproc or ranks or default_ranks(device)
+    )
     require_gpus(device, world_size)
     memory = find_limit(limit, experiment.runtime.memory_limit, device, world_size, hardware)
     sizes = micro_batches(
@@ -116,9 +120,8 @@ def fit(
     store = Store(runs)
     store.prepare()
     asked = experiment.training.micro_batch_size
-    words = option_words(
-        {"--config": config, "--model": model, "--limit": limit, "--hardware": hardware}, job.assignments
-    )
+    given_words = {"--config": config, "--model": model, "--limit": limit, "--hardware": hardware}
+    words = option_words(given_words) + [word for text in job.assignments for word in ("--set", text)]
     with counting("prediction", "checking the job and its model") as count:
         runner = Runner(
             experiment=experiment, label=label, world_size=world_size, limit=memory,
@@ -169,7 +172,7 @@ def _present(
     as_json: bool,
 ) -> None:
     def command(one: Alternative) -> str:
-        place = ["--backend", one.label, "--nproc", str(one.scenario.world_size)]
+        place = ["--backend", one.label, "--nproc", str(one.world_size)]
         return shlex.join(["harness", "fit", *place, *words, *set_words(one.settings)])
 
     lines = [line for search in found for line in answer_lines(search, limit)]

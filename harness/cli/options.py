@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import cached_property, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -335,7 +335,7 @@ class GivenFiles:
         if self.count > 1:
             raise HarnessError(f"{self.count} files are given; a plan takes one, compare takes several")
         from harness.imported.rows import planned_file, read_files
-        from harness.plan.command_words import set_texts
+        from harness.plan.answer import set_texts
         from harness.tell.sections.job import planned_lines
 
         (read,) = read_files(self.accelerate, self.deepspeed, leaves_out=True)
@@ -466,13 +466,6 @@ def named_fabric(known: Hardware, name: str | None) -> Fabric | None:
     return fabric
 
 
-gpus_per_node_option = click.option(
-    "--gpus-per-node",
-    type=click.IntRange(1),
-    help="Default: as the GPU is sold, 8 for most (--list-hardware of estimate).",
-)
-
-
 def calibrate_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--calibrate` and `--save-calibration`."""
     command = click.option(
@@ -530,3 +523,108 @@ def calibrated_constants(
     if save is not None:
         write_calibration(calibration, save)
     return constants
+
+
+def ranks_options(command: Callable[..., Any], *, default: str | None = None) -> Callable[..., int]:
+    """Add the numbers of ranks and how many a node has, and pass them as `world_size`, `gpus_per_node`.
+
+    Ranks per node with nodes, as runs take them, are understood: `--nproc 8 --nodes 4`.
+    """
+
+    @click.option(
+        "--world-size", "--gpus", "world_size", metavar="N[,N...]",
+        help=f"Numbers of ranks on all nodes{f'; default: {default}' if default else ''}.",
+    )  # fmt: skip
+    @click.option(
+        "--gpus-per-node", type=click.IntRange(1),
+        help="Default: as the GPU is sold, 8 for most (--list-hardware of estimate).",
+    )  # fmt: skip
+    @click.option("--nproc", type=click.IntRange(1), hidden=True, help="Ranks on each node.")
+    @click.option("--nodes", type=click.IntRange(1), hidden=True, help="With --nproc.")
+    @wraps(command)
+    def with_ranks(
+        world_size: str | None, gpus_per_node: int | None, nproc: int | None, nodes: int | None, **others: Any
+    ) -> int:
+        if nodes is not None and nproc is None:
+            raise click.UsageError("--nodes needs --nproc, the ranks on each; or give --world-size alone.")
+        if nproc is not None:
+            if world_size is not None:
+                raise click.UsageError("--world-size counts the ranks of all nodes; leave it or --nproc out.")
+            world_size = str(nproc * (nodes or 1))
+            gpus_per_node = gpus_per_node or (nproc if nodes else None)
+        given = world_size or default
+        if given is None:
+            raise click.UsageError("Missing option '--world-size' / '--gpus'.")
+        return command(world_size=given, gpus_per_node=gpus_per_node, **others)
+
+    return with_ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Where a plan may run, as it was typed."""
+
+    world_size: str
+    gpus_per_node: int | None
+    gpu: str | None
+    fabric: str | None
+    hardware: Path | None
+    calibrate: tuple[Path, ...]
+    save_calibration: Path | None
+
+    @cached_property
+    def known(self) -> Hardware:
+        from harness.plan.hardware import load_hardware
+
+        return load_hardware(self.hardware)
+
+    @property
+    def words(self) -> dict[str, object]:
+        """What commands repeat of it, besides the number of ranks."""
+        return {
+            "--gpu": self.gpu, "--gpus-per-node": self.gpus_per_node, "--fabric": self.fabric,
+            "--hardware": self.hardware,
+        }  # fmt: skip
+
+    def where(self) -> dict[str, Any]:
+        """As `harness.plan.question.asked_of` takes it. Raises HarnessError."""
+        from harness.plan.hardware import ranks_per_node
+
+        device = None if self.gpu is None else self.known.device(self.gpu)
+        return {
+            "world_sizes": numbers(self.world_size, "--world-size", "ranks"),
+            "ranks_per_node": ranks_per_node(device, self.gpus_per_node),
+            "device": device,
+            "fabric": named_fabric(self.known, self.fabric),
+            "constants": calibrated_constants(self.calibrate, self.save_calibration, device),
+        }
+
+
+def machine_options(*, default: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., int]]:
+    """Add ranks, GPU and network, passed as `machine`; without a default ranks and GPU are required."""
+
+    def with_options(command: Callable[..., Any]) -> Callable[..., int]:
+        required = default is None
+
+        @click.option(
+            "--gpu", metavar="NAME", required=required, help="Such as H100-80: says what fits, and how fast."
+        )
+        @click.option("--fabric", metavar="NAME", help="Network between nodes, such as NDR400.")
+        @click.option(
+            "--hardware", type=PATH, metavar="FILE", help="YAML file with GPUs and fabrics of your own."
+        )
+        @calibrate_options
+        @wraps(command)
+        def with_machine(
+            world_size: str, gpus_per_node: int | None, gpu: str | None, fabric: str | None,
+            hardware: Path | None, calibrate: tuple[Path, ...], save_calibration: Path | None, **others: Any,
+        ) -> int:  # fmt: skip
+            machine = Machine(
+                world_size=world_size, gpus_per_node=gpus_per_node, gpu=gpu, fabric=fabric,
+                hardware=hardware, calibrate=calibrate, save_calibration=save_calibration,
+            )  # fmt: skip
+            return command(machine=machine, **others)
+
+        return ranks_options(with_machine, default=default)
+
+    return with_options

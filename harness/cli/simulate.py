@@ -15,6 +15,7 @@ from harness.cli.options import (
     config_option,
     json_option,
     numbers,
+    ranks_options,
     set_option,
     split_backends,
 )
@@ -22,6 +23,7 @@ from harness.cli.output import begin, counting, echo
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
 from harness.launch.cells import canonical_label
+from harness.plan.hardware import Device
 from harness.plan.models import load_model
 from harness.plan.simulation import (
     Simulated,
@@ -40,12 +42,7 @@ MOST_RANKS = 4096
 
 @click.command()
 @click.option("--backend", "--backends", "backends", required=True, help=BACKENDS)
-@click.option(
-    "--world-size", "--gpus", "world_sizes", required=True, help="Ranks on all nodes: 1024 or 8,1024."
-)
-@click.option(
-    "--gpus-per-node", type=click.IntRange(1), default=8, show_default=True, help="Ranks on each node."
-)
+@ranks_options
 @click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="The rank to simulate.")
 @click.option("--model", metavar="NAME|FOLDER|FILE", help=f"{MODEL}; default: the job's.")
 @click.option(
@@ -58,8 +55,8 @@ MOST_RANKS = 4096
 @common
 def simulate(
     backends: str,
-    world_sizes: str,
-    gpus_per_node: int,
+    world_size: str,
+    gpus_per_node: int | None,
     rank: int,
     model: str | None,
     tensors: Tensors,
@@ -78,16 +75,16 @@ def simulate(
     if model is not None:
         planned = load_model(model, assignments=assignments)
         experiment, name = with_model(experiment, planned.config), planned.name
-    sizes = numbers(world_sizes, "--world-size", "ranks")
-    if max(sizes) > MOST_RANKS:
-        raise HarnessError(f"--world-size {max(sizes)} is too large; give at most {MOST_RANKS}")
+    world_sizes = numbers(world_size, "--world-size", "ranks")
+    if max(world_sizes) > MOST_RANKS:
+        raise HarnessError(f"--world-size {max(world_sizes)} is too large; give at most {MOST_RANKS}")
     labels = [canonical_label(label) for label in split_backends(backends)]
     asked = [
         plan_simulation(
-            experiment, label, size, ranks_per_node=gpus_per_node, rank=rank,
+            experiment, label, size, ranks_per_node=gpus_per_node or Device.gpus_per_node, rank=rank,
             tensors=tensors,
         )
-        for size in sizes
+        for size in world_sizes
         for label in labels
     ]  # fmt: skip
     rows = _simulate(asked, quiet=as_json)

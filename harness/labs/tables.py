@@ -14,9 +14,10 @@ from harness.judge.findings.jobs import work_per_rank
 from harness.judge.rows import CellRuns
 from harness.judge.speed import median_step
 from harness.labs.definitions import LAYOUTS, Counted, Estimated, Figure, Lab, TableLayout
-from harness.plan.estimate import document, question
-from harness.plan.estimate.row import estimate
+from harness.plan.answer import answers
+from harness.plan.document import document
 from harness.plan.models import load_model
+from harness.plan.question import ask
 from harness.record import OverlapPart, Record, StepPart
 from harness.tell.formats import fitted, folded
 
@@ -313,13 +314,13 @@ def measured_table(layout: TableLayout, kind: str, records: Sequence[Record]) ->
 
 def estimated_lines(asked: Estimated, figures: Sequence[Figure | None]) -> list[list[str]]:
     """Predictions by number of ranks and strategy; factors are over the first strategy on the same ranks."""
-    found = question(
+    found = ask(
         load_model(asked.model), load_experiment(None, asked.settings), backends=asked.backends,
         world_sizes=asked.ranks, ranks_per_node=asked.ranks_per_node,
     )  # fmt: skip
     rows = [
         row | row["optimizer_parts"] | {"world_size": str(row["world_size"])}
-        for row in document(found, estimate(found))["rows"]
+        for row in document(answers(found))["rows"]
     ]
     first = {row["world_size"]: row for row in reversed(rows)}
     return [

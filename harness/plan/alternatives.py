@@ -11,8 +11,7 @@ from typing import Any
 from harness.backends import registry
 from harness.backends.base import World
 from harness.errors import HarnessError
-from harness.judge.wording import listed, ranks
-from harness.plan.accumulation import each_reduced
+from harness.judge.wording import listed
 from harness.plan.architectures import mixture_of_experts
 from harness.plan.coverage import why_memory_unknown
 from harness.plan.hardware import joined_by, ranks_per_node
@@ -23,12 +22,12 @@ from harness.plan.leading import (
     close_to_first,
     figures,
     if_joined,
-    offloads,
     pointless,
     simplest_close,
 )
 from harness.plan.prediction import Prediction, Predictors, predict, with_speed
 from harness.plan.scenario import Scenario, why_not_planned, with_settings
+from harness.plan.search import HOW, OPTION, offloads, reducing_each
 from harness.tell.formats import gigabytes
 
 ONE_SAMPLE, CHECKPOINTED, CHUNKED = (
@@ -85,11 +84,6 @@ class Alternative(Prediction):
     """Of `RELIEFS`."""
     settings: Mapping[str, Any]
     """What differs from the job, as `--set` takes it."""
-    scenario: Scenario
-
-    @property
-    def label(self) -> str:
-        return self.scenario.label
 
     @property
     def called(self) -> str:
@@ -103,53 +97,35 @@ class Alternative(Prediction):
         return self.memory is None and self.near_bounds is None
 
     @property
-    def fits(self) -> bool:
-        """Whether it is predicted to, and not barely; of a mixture of experts, whether states leave room."""
-        return self.states_leave_room if self.verdict is None else self.verdict.is_roomy
-
-    @property
-    def leaves_room(self) -> bool:
-        """Whether it is predicted to fit with room."""
-        return self.verdict is not None and self.verdict.leaves_room
-
-    @property
-    def needed_bytes(self) -> int:
-        """At most; where that is not known, of model states alone."""
-        if self.most_memory is not None:
-            return self._needed(self.most_memory)
-        return self.held_beside_activations
-
-    @property
     def figures(self) -> str:
         """'zero3 on 4 ranks, micro-batch 1: 20.1 of 42.4 GB, about 2,100 tokens/s a GPU', of what fits."""
-        scenario = self.scenario
-        place = f"{self.label} on {ranks(scenario.world_size)}, micro-batch {scenario.micro_batch_size}"
-        return f"{place}{if_joined(scenario)}: {figures(self)}"
+        size = self.planned.micro_batch_size
+        return f"{self.cell}, micro-batch {size}{if_joined(self.planned)}: {figures(self)}"
 
     def words(self) -> str:
         """'LoRA: zero3 on 4 ranks, micro-batch 1: 20.1 of 42.4 GB, about 2,100 tokens/s a GPU'."""
-        verdict = self.verdict
-        if self.fits:
+        if self.is_roomy:
             return f"{self.called}: {self.figures}"
+        verdict, there = self.verdict, gigabytes(self.there_bytes)
         if verdict is not None and not verdict.fits:
             least = "" if self.memory else "at least " if self.memory_bounds else "model states alone take "
-            size = f"{gigabytes(verdict.needed_bytes)} of {gigabytes(verdict.device_bytes)} GB"
+            size = f"{gigabytes(verdict.needed_bytes)} of {there} GB"
             return f"{self.called}: does not fit: {least}{size} ({self.label})"
         if self.states_alone:
-            size = f"{gigabytes(self.needed_bytes)} of {gigabytes(self.there_bytes)} GB"
-            return f"{self.called}: model states take {size} ({self.label}); activations are not predicted"
+            size = f"model states take {gigabytes(self.needed_bytes)} of {there} GB"
+            return f"{self.called}: {size} ({self.label}); activations are not predicted"
         said = "may fit" if verdict is None else verdict.said
         return f"{self.called}: {said}: {figures(self, marked=False)} ({self.label})"
 
     def as_json(self) -> dict[str, Any]:
-        scenario = self.scenario
+        scenario = self.planned
         return {
             "name": self.called,
             "backend": self.label,
             "world_size": scenario.world_size,
             "micro_batch_size": scenario.micro_batch_size,
             "settings": dict(self.settings),
-            "fits": None if self.verdict is None else self.fits,
+            "fits": None if self.verdict is None else self.is_roomy,
             "verdict": self.verdict.said if self.verdict else None,
             "states_alone": self.states_alone,
             "device_bytes": self.needed_bytes,
@@ -185,14 +161,14 @@ def alternatives(
     found = _fewest([trial.best("", relief, {}, sensible) for relief in helps[1:]])
     is_enough = any(one.leaves_room for one in found)
     more = [] if MORE_GPUS in without else trial.on_more_gpus(
-        scenarios, helps[:1] if any(one.fits for one in found) else helps
+        scenarios, helps[:1] if any(one.is_roomy for one in found) else helps
     )  # fmt: skip
     last = more if scenarios[0].world_size == 1 else []
     if not is_enough:
         each = [new for one in scenarios if (new := each_reduced(one))]
         found += trial.first_fit(EACH_REDUCED, helps, {}, each)
     if CONTEXT not in without and not is_enough:
-        found += trial.first_fit(CONTEXT, helps, {}, _sharing(scenarios))
+        found += trial.first_fit(CONTEXT, helps, {}, list(_sharing(scenarios)))
     found += [] if last else more
     if is_enough:
         return _worthwhile(found + last)
@@ -202,7 +178,7 @@ def alternatives(
     changes = {name: given for name, given in _changes_of(scenarios[0]).items() if name not in without}
     for name, given in changes.items():
         found += trial.first_fit(name, helps, given, sensible)
-    if not any(one.fits and one.name in changes for one in found):
+    if not any(one.is_roomy and one.name in changes for one in found):
         for name, given in changes.items():
             found += [] if name in STATES else trial.first_fit(name, helps, given, offloaded)
     return _worthwhile(found + last)
@@ -218,42 +194,27 @@ def alternative_lines(
     found: Sequence[Alternative], command: Callable[[Alternative], str] | None = None
 ) -> Iterator[str]:
     """Those that fit, each with its command in a line of its own; where none does, what each needs."""
-    fitting = [one for one in found if one.fits]
+    fitting = [one for one in found if one.is_roomy]
     if found:
         yield "What fits instead" if fitting else "None of the usual alternatives fits either"
     for one in fitting or found:
         yield f"- {one.words()}"
-        if command is not None and one.fits:
+        if command is not None and one.is_roomy:
             yield f"{COMMAND}{command(one)}"
 
 
 def least_change(found: Sequence[Alternative]) -> Alternative | None:
     """Of those that fit the one that changes least; None: none fits."""
-    return next((one for one in found if one.fits), None)
-
-
-Ways = Mapping[int, Sequence[Alternative]]
-"""By number of ranks at which nothing fits."""
-NO_WAYS: Ways = {}
-
-
-def least_of(instead: Ways) -> Alternative | None:
-    """That of the smallest number of ranks that has one."""
-    return next((one for _, ways in sorted(instead.items()) if (one := least_change(ways))), None)
+    return next((one for one in found if one.is_roomy), None)
 
 
 def nothing_fits(found: Sequence[Alternative]) -> str | None:
-    """'nothing fits without activation checkpointing; with it zero1 on 1 rank, micro-batch 1: 16.9 of ...'.
-
-    Of the way that changes least; None: none fits.
-    """
+    """'nothing fits; with activation checkpointing: zero1 on 1 rank, micro-batch 1: 16.9 of ...', of the way
+    that changes least; None: none fits."""
     one = least_change(found)
     if one is None:
         return None
-    if one.name:
-        return f"nothing fits; {one.called}: {one.figures}"
-    it = "it" if len(one.reliefs) == 1 and ONE_SAMPLE not in one.reliefs else "them"
-    return f"nothing fits without {listed(one.reliefs)}; with {it} {one.figures}"
+    return f"nothing fits; {'' if one.name else 'with '}{one.called}: {one.figures}"
 
 
 def reaches_more(found: Sequence[Alternative], than: float) -> list[str]:
@@ -265,7 +226,7 @@ def reaches_more(found: Sequence[Alternative], than: float) -> list[str]:
     faster = [
         one
         for one in found
-        if one.fits and one.name != MORE_GPUS and one.tokens_per_second_per_gpu * (1 - CLOSE_SHARE) > than
+        if one.is_roomy and one.name != MORE_GPUS and one.tokens_per_second_per_gpu * (1 - CLOSE_SHARE) > than
     ]
     least = min(map(_change, faster), default=None)
     ways = sorted((one for one in faster if _change(one) == least), key=by_speed)
@@ -281,12 +242,6 @@ def _change(one: Alternative) -> int:
     return 0 if one.name in ("", OFFLOAD, CONTEXT) else 1 if one.name in STATES else 2
 
 
-def more_than_least_change(found: Sequence[Alternative]) -> list[str]:
-    """The same beside the way that changes least."""
-    one = least_change(found)
-    return reaches_more(found, one.tokens_per_second_per_gpu) if one else []
-
-
 def _changes(scenario: Scenario, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the settings that the job does not have."""
     return {
@@ -296,22 +251,15 @@ def _changes(scenario: Scenario, settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _sharing(scenarios: Sequence[Scenario]) -> list[Scenario]:
+def _sharing(scenarios: Sequence[Scenario]) -> Iterator[Scenario]:
     """The same steps with each sample divided over 2, 4, ... ranks of a node."""
-    found = []
     for one in scenarios:
-        name, inside = SHARING.get(one.label), min(one.ranks_per_node, one.world_size)
+        name, inside = SHARING.get(one.label), one.ranks_of_node
         if name is None or one.job.data.sequence_length < LONG_TOKENS:
             continue
         for degree in (2**n for n in range(1, inside.bit_length()) if inside % 2**n == 0):
-            shared = Scenario.of(
-                registry.canonical_label(f"{name}:sequence={degree}"), one.model, one.job,
-                world_size=one.world_size, ranks_per_node=one.ranks_per_node, preset=one.preset,
-                micro_batch_size=one.micro_batch_size, accumulation_steps=one.accumulation_steps * degree,
-                torch_device=one.torch_device, device=one.device, fabric=one.fabric, constants=one.constants,
-            )  # fmt: skip
-            found += [shared] if shared else []
-    return found
+            label = registry.canonical_label(f"{name}:sequence={degree}")
+            yield one.under(label, accumulation_steps=one.accumulation_steps * degree)
 
 
 def _offloaded(scenario: Scenario) -> Iterator[Scenario]:
@@ -320,9 +268,32 @@ def _offloaded(scenario: Scenario) -> Iterator[Scenario]:
     for each in offloads(entry, scenario.job):
         added = {key: value for key, value in each.items() if key not in own.model_fields_set}
         if "offload" in added:
-            label = registry.label_with(scenario.label, **added)
-            given = registry.parse(label)[1].model_dump(mode="json")
-            yield replace(scenario, label=label, options=given)
+            yield scenario.under(registry.label_with(scenario.label, **added))
+
+
+def each_reduced(scenario: Scenario) -> Scenario | None:
+    """The same step with its gradients reduced in every micro-step; None: FSDP has no such option there, it
+    is taken already, or there is a single micro-step."""
+    label = reducing_each(scenario.label) if scenario.accumulation_steps > 1 else None
+    if label is None:
+        return None
+    return replace(scenario, label=label, options={**scenario.options, OPTION: True})
+
+
+def reduced_each_time(scenario: Scenario, by: Predictors) -> str | None:
+    """What a step of these micro-batches takes if each of them reduces its gradients; None: it does, or does
+    not fit either, or cannot be predicted."""
+    each = each_reduced(scenario)
+    if each is None or scenario.device is None:
+        return None
+    found = predict(each, by)
+    if found.memory is None or not found.is_roomy:
+        return None
+    return (
+        f"gradients add up unsharded between micro-steps; {each.label} reduces them in each "
+        f"({HOW[scenario.strategy.family]}): {figures(found)}, and they are sent "
+        f"{scenario.accumulation_steps:,} times"
+    )
 
 
 def _changes_of(scenario: Scenario) -> dict[str, Mapping[str, Any]]:
@@ -380,7 +351,7 @@ def _changed(scenario: Scenario, reliefs: Sequence[str], given: Mapping[str, Any
 def _fewest(found: Sequence[Alternative | None]) -> list[Alternative]:
     """Of reliefs alone: several together only where none of them does."""
     known = [one for one in found if one is not None]
-    if any(one.fits and len(one.reliefs) == 1 for one in known):
+    if any(one.is_roomy and len(one.reliefs) == 1 for one in known):
         return [one for one in known if len(one.reliefs) == 1]
     return known
 
@@ -389,7 +360,7 @@ def _worthwhile(found: Sequence[Alternative]) -> list[Alternative]:
     """Those that fit and gain over each before them; all, if none fits."""
     kept: list[Alternative] = []
     for one in found:
-        if one.fits and all(_gains(one, over) for over in kept):
+        if one.is_roomy and all(_gains(one, over) for over in kept):
             kept.append(one)
     return kept or list(found)
 
@@ -399,8 +370,8 @@ def _gains(one: Alternative, over: Alternative) -> bool:
     rate, other = one.tokens_per_second_per_gpu, over.tokens_per_second_per_gpu
     if one.name == MORE_GPUS and over.name not in ("", OFFLOAD, CONTEXT):
         return True  # which trains as asked
-    if one.scenario.world_size != over.scenario.world_size:
-        return one.scenario.world_size < over.scenario.world_size or rate * (1 - CLOSE_SHARE) > other
+    if one.planned.world_size != over.planned.world_size:
+        return one.planned.world_size < over.planned.world_size or rate * (1 - CLOSE_SHARE) > other
     if rate * (1 - CLOSE_SHARE) > other or (over.name == OFFLOAD and not other):  # offload is slow
         return True
     return over.needed_bytes - one.needed_bytes > ROOM_SHARE * one.there_bytes
@@ -432,9 +403,8 @@ class _Trial:
             with suppress(HarnessError):  # nothing to adapt, and the like
                 predicted = predict(one, self.by, timed=False, limit_bytes=self.limit_bytes)
                 if predicted.memory is not None or why_memory_unknown(one) is not None:
-                    alternative = vars(predicted) | {"name": name, "reliefs": reliefs, "settings": changes}
-                    found.append(Alternative(**alternative))
-        fitting = [with_speed(one, self.by) for one in found if one.fits]
+                    found.append(Alternative(**vars(predicted), name=name, reliefs=reliefs, settings=changes))
+        fitting = [with_speed(one, self.by) for one in found if one.is_roomy]
         if fitting:
             return simplest_close(sorted(fitting, key=by_speed))
         return min(found, key=lambda one: one.needed_bytes, default=None)
@@ -456,7 +426,7 @@ class _Trial:
             found += [one] if one else []
             if one is not None and one.leaves_room:
                 break
-        fewest = next((one for one in found if one.fits), None)
+        fewest = next((one for one in found if one.is_roomy), None)
         if fewest is not None:
             last, least = found[-1], (1 - CLOSE_SHARE) * fewest.tokens_per_second_per_gpu
             return [last if last.leaves_room and last.tokens_per_second_per_gpu >= least else fewest]
@@ -468,30 +438,26 @@ class _Trial:
         """On the smallest number of GPUs, doubled, on which one of them fits; else on the largest."""
         found: list[Alternative] = []
         times = 2
-        while times <= MOST_TIMES and not any(one.fits for one in found):
-            on = ((base, base.world_size * times) for base in scenarios)
-            larger = [one for base, gpus in on if (one := _on(base, gpus, self.keeps_batch))]
+        while times <= MOST_TIMES and not any(one.is_roomy for one in found):
+            larger = [_on(base, base.world_size * times, self.keeps_batch) for base in scenarios]
             most = self.best(MORE_GPUS, helps[-1], {}, larger)
             found = [most] if most else []
-            if most and most.fits:
+            if most and most.is_roomy:
                 found = self.first_fit(MORE_GPUS, helps, {}, larger)
             times *= 2
         return found
 
 
-def _on(scenario: Scenario, gpus: int, keeps_batch: bool) -> Scenario | None:
+def _on(scenario: Scenario, gpus: int, keeps_batch: bool) -> Scenario:
     sold = ranks_per_node(scenario.device, None)
-    per_node = scenario.ranks_per_node if scenario.nodes > 1 else min(gpus, sold)
     steps = scenario.accumulation_steps
-    if keeps_batch:
-        steps = max(1, steps * scenario.world_size // gpus)
-    return Scenario.of(
-        scenario.label, scenario.model, scenario.job, world_size=gpus, ranks_per_node=per_node,
-        preset=scenario.preset, micro_batch_size=scenario.micro_batch_size,
-        accumulation_steps=steps, torch_device=scenario.torch_device, device=scenario.device,
+    return scenario.under(
+        scenario.label,
+        world_size=gpus,
+        ranks_per_node=scenario.ranks_per_node if scenario.nodes > 1 else min(gpus, sold),
+        accumulation_steps=max(1, steps * scenario.world_size // gpus) if keeps_batch else steps,
         fabric=scenario.fabric and joined_by(scenario.fabric, scenario.device, gpus),
-        constants=scenario.constants,
-    )  # fmt: skip
+    )
 
 
 def _why_not(scenario: Scenario) -> str | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +30,7 @@ from harness.plan.model import PlannedModel
 from harness.plan.prediction import MemoryPrediction, Predictors, predict
 from harness.plan.preflight import DOES_NOT_FIT, UNKNOWN_STRATEGY, judged
 from harness.plan.scenario import Scenario, data_bytes, planned_model, scenario_of
+from harness.plan.search import divisors, largest_predicted
 from harness.plan.trust import Trust, trust_in
 from harness.record import Record
 from harness.record.provenance import host_memory_bytes
@@ -89,33 +90,10 @@ def _position(sizes: Sequence[int], size: int) -> int:
     return bisect_right(sizes, size) - 1
 
 
-def largest_predicted(
-    sizes: Sequence[int], fits: Callable[[int], bool], likely: Collection[int] = ()
-) -> int | None:
-    """The largest of `sizes` that a prediction lets fit, by halving; None: not even the first.
-
-    The last is asked first: as it leaves no accumulation, it may need less than smaller ones. likely:
-    larger ones than the largest of these that fits are looked for.
-    """
-    if fits(sizes[-1]):
-        return sizes[-1]
-    first = next((sizes.index(size) for size in sorted(likely, reverse=True) if fits(size)), 0)
-    if not fits(sizes[first]):
-        return None
-    index = bisect_left(range(first, len(sizes)), True, key=lambda position: not fits(sizes[position]))
-    return sizes[first + index - 1]
-
-
 def smaller_ones(sizes: Sequence[int], largest: int) -> list[int]:
     """Sizes near fixed fractions of the largest, in falling order."""
     found = (sizes[max(0, _position(sizes, largest // part))] for part in FRACTIONS)
     return list(dict.fromkeys(size for size in found if size < largest))
-
-
-def divisors(number: int) -> list[int]:
-    """All divisors, ascending."""
-    small = [part for part in range(1, int(number**0.5) + 1) if number % part == 0]
-    return sorted({*small, *(number // part for part in small)})
 
 
 FITTING = ("ok", "diverged")

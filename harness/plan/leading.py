@@ -1,17 +1,12 @@
-"""Which strategies are worth comparing, and which leads where predictions cannot tell them apart."""
+"""Which prediction leads where predictions cannot tell them apart, and its figures in a line."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar, get_args
 
 from harness.backends import registry
-from harness.backends.entry import Entry
-from harness.backends.strategy import StrategyKind
-from harness.job.job import Job
 from harness.judge.wording import percent
-from harness.plan.limits import MemoryVerdict
-from harness.plan.prediction import Prediction
+from harness.plan.prediction import P, Prediction
 from harness.plan.scenario import Scenario
 from harness.tell.formats import gigabytes
 
@@ -21,92 +16,42 @@ TIE = "which only a measurement can tell"
 """Of rates that are nearer."""
 USUAL = ("ddp", "zero1", "zero2", "zero3", "fsdp-grad-op", "fsdp")
 """The few where nothing says which of them lead."""
-SHARDING_FAMILIES = ("zero12", "zero3", "fsdp1", "fsdp2")
-
-
-class Predicted(Protocol):
-    """A strategy with what is predicted of it."""
-
-    @property
-    def label(self) -> str: ...
-
-    @property
-    def verdict(self) -> MemoryVerdict | None: ...
-
-    @property
-    def tokens_per_second_per_gpu(self) -> float: ...
-
-
-P = TypeVar("P", bound=Predicted)
-
-
-def distinct_backends(gpus: int | None = None) -> tuple[list[Entry], dict[str, str]]:
-    """Built-in backends that shard differently, and why each of the others is left out, by name.
-
-    `gpus`: where they run; None: on several. One takes no library that only averages gradients.
-    Of two libraries with one strategy both stay, since they differ in memory and speed; FSDP2 stands for
-    FSDP1 where it has the strategy, and DDP for everything that shards nothing.
-    """
-    chosen: dict[object, Entry] = {}
-    left_out: dict[str, str] = {}
-    order = sorted(registry.BUILT_IN.values(), key=lambda entry: entry.strategy.family == "fsdp1")  # type: ignore[union-attr]
-    for entry in order:
-        strategy = entry.strategy
-        assert strategy is not None
-        if strategy.sharding == "single" and gpus != 1:
-            left_out[entry.name] = "one process"
-        elif gpus == 1 and strategy.stage == 0 and strategy.sharding != "single":
-            left_out[entry.name] = f"on one GPU the same as {registry.REFERENCE}"
-        elif strategy.through_accelerate:
-            library = "Trainer" if strategy.route == "trainer" else "Accelerate"
-            left_out[entry.name] = f"the same strategy through {library}"
-        elif strategy.multiplies_gradients:
-            left_out[entry.name] = (
-                "gradients too large by the number of ranks that share a sample, unless corrected"
-            )
-        elif (key := _kind(strategy)) in chosen:
-            left_out[entry.name] = f"shards like {chosen[key].name}"
-        else:
-            chosen[key] = entry
-    return list(chosen.values()), left_out
-
-
-def offloads(entry: Entry, job: Job) -> list[dict[str, str]]:
-    """Options of each offload of a backend that differs and whose speed is known, the first without.
-
-    DeepSpeed updates what it offloads by its own Adam where the job's is AdamW, as it does by itself.
-    """
-    fields = entry.options_class().model_fields
-    offered = (
-        [str(value) for value in get_args(fields["offload"].annotation)] if "offload" in fields else ["none"]
-    )
-    strategy, optimizer = entry.strategy, job.optimizer
-    if strategy is not None and strategy.zero_stage in (1, 2):  # DeepSpeed keeps weights on the device
-        offered.remove("cpu")
-    is_plain = optimizer.kind == "adamw" and optimizer.implementation == "default"
-    own = {"adam": "deepspeed"} if "adam" in fields and is_plain else {}
-    return [{} if value == "none" else {**own, "offload": value} for value in offered]
 
 
 def pointless(label: str, gpus: int) -> bool:
     """Whether a strategy that shards has one GPU alone and offloads nothing: the same as one process."""
-    return gpus == 1 and label != registry.REFERENCE and not registry.moving_parts(label)[0]
+    return gpus == 1 and label != registry.REFERENCE and not _offloads(label)
 
 
-def by_speed(predicted: Predicted) -> tuple[bool, float, int]:
+def _offloads(label: str) -> bool:
+    return registry.moving_parts(label)[0]
+
+
+def _shares_samples(label: str) -> bool:
+    options = registry.parse(label)[1].model_dump()
+    return any(name in options for name in ("sequence", "tensor", "stages"))
+
+
+def _is_tight(one: Prediction) -> bool:
+    """Whether it leaves no room for fragmentation and the error of a prediction."""
+    return one.verdict is not None and not one.verdict.leaves_room
+
+
+def _barely_fits(one: Prediction) -> bool:
+    return one.verdict is not None and one.verdict.barely_fits
+
+
+def by_speed(one: Prediction) -> tuple[bool, float, int]:
     """Sorts the fastest first, and last what barely fits."""
-    margin = predicted.verdict.margin_bytes if predicted.verdict else 0
-    return _barely_fits(predicted), -predicted.tokens_per_second_per_gpu, -margin
+    margin = one.verdict.margin_bytes if one.verdict else 0
+    return _barely_fits(one), -one.tokens_per_second_per_gpu, -margin
 
 
 def close_to_first(ranked: Sequence[P]) -> list[P]:
     """Those that predictions cannot tell from the first, which is among them. `ranked`: `by_speed`."""
     least = ranked[0].tokens_per_second_per_gpu * (1 - CLOSE_SHARE) if ranked else 0.0
-    return [
-        predicted
-        for predicted in ranked
-        if _barely_fits(predicted) == _barely_fits(ranked[0]) and predicted.tokens_per_second_per_gpu >= least
-    ]
+    same = (one for one in ranked if _barely_fits(one) == _barely_fits(ranked[0]))
+    return [one for one in same if one.tokens_per_second_per_gpu >= least]
 
 
 def simplest_close(ranked: Sequence[P]) -> P | None:
@@ -117,11 +62,11 @@ def simplest_close(ranked: Sequence[P]) -> P | None:
     return min(close_to_first(ranked), key=preference, default=None)
 
 
-def preference(predicted: Predicted) -> tuple[bool, bool, bool, int]:
+def preference(one: Prediction) -> tuple[bool, bool, bool, int]:
     """Sorts those of equal speed: what needs no offload and no shared samples first, of these what leaves
     room for fragmentation and the error of a prediction, of these what has the fewest moving parts."""
-    offloads, place = registry.moving_parts(predicted.label)
-    return offloads, _shares_samples(predicted), _is_tight(predicted), place
+    offloads, place = registry.moving_parts(one.label)
+    return offloads, _shares_samples(one.label), _is_tight(one), place
 
 
 def leader(ranked: Sequence[P]) -> P | None:
@@ -130,12 +75,14 @@ def leader(ranked: Sequence[P]) -> P | None:
     What barely fits comes last. Where ranks with samples of their own fit without offload, neither offload
     nor shared samples lead; if none of those leaves room, shared samples with room are of the same class.
     """
-    alone = [one for one in ranked if not (_barely_fits(one) or _shares_samples(one) or _offloads(one))]
+    alone = [
+        one for one in ranked if not (_barely_fits(one) or _shares_samples(one.label) or _offloads(one.label))
+    ]
     has_room = not all(map(_is_tight, alone))
 
     def later(one: P) -> tuple[bool, bool]:
-        shares = _shares_samples(one) and (has_room or _is_tight(one))
-        return _barely_fits(one), bool(alone) and (_offloads(one) or shares)
+        shares = _shares_samples(one.label) and (has_room or _is_tight(one))
+        return _barely_fits(one), bool(alone) and (_offloads(one.label) or shares)
 
     first = min(map(later, ranked), default=None)
     return simplest_close([one for one in ranked if later(one) == first])
@@ -151,19 +98,18 @@ def in_order(found: Sequence[P]) -> list[P]:
     return ordered
 
 
-def span(bounds: Sequence[float]) -> str:
+def _ends(bounds: Sequence[float]) -> list[str]:
+    return list(dict.fromkeys(map(gigabytes, bounds)))
+
+
+def span(bounds: Sequence[float], joined: str = " to ") -> str:
     """'21.7 to 46.9', in GB; bounds that read alike once."""
-    return " to ".join(_ends(bounds))
+    return joined.join(_ends(bounds))
 
 
 def between(bounds: Sequence[float]) -> str:
     """'between 21.7 and 46.9', in GB; bounds that read alike once."""
-    ends = _ends(bounds)
-    return f"between {' and '.join(ends)}" if len(ends) > 1 else "".join(ends)
-
-
-def _ends(bounds: Sequence[float]) -> list[str]:
-    return list(dict.fromkeys(map(gigabytes, bounds)))
+    return "between " * (len(_ends(bounds)) > 1) + span(bounds, " and ")
 
 
 def about(rate: float) -> str:
@@ -226,28 +172,3 @@ def if_joined(scenario: Scenario | None) -> str:
     if scenario is None or scenario.nodes == 1 or not (scenario.fabric and scenario.fabric.assumed):
         return ""
     return f", if nodes are joined by {scenario.fabric.name} (--fabric)"
-
-
-def _shares_samples(predicted: Predicted) -> bool:
-    options = registry.parse(predicted.label)[1].model_dump()
-    return any(name in options for name in ("sequence", "tensor", "stages"))
-
-
-def _offloads(predicted: Predicted) -> bool:
-    return registry.moving_parts(predicted.label)[0]
-
-
-def _is_tight(predicted: Predicted) -> bool:
-    """Whether it leaves no room for fragmentation and the error of a prediction."""
-    return predicted.verdict is not None and not predicted.verdict.leaves_room
-
-
-def _barely_fits(predicted: Predicted) -> bool:
-    return predicted.verdict is not None and predicted.verdict.barely_fits
-
-
-def _kind(strategy: StrategyKind) -> object:
-    """Equal for backends of which one is enough."""
-    if strategy.sequence is not None or strategy.family not in ("ddp", "zero0", *SHARDING_FAMILIES):
-        return (strategy.family, strategy.sequence, strategy.zero_stage)
-    return strategy.sharding if strategy.stage == 0 else (strategy.sharding, strategy.zero_stage)

@@ -11,14 +11,19 @@ from typing import Literal, TypeVar
 
 from harness.backends.model_source import PIECE_ELEMENTS, Loading
 from harness.errors import HarnessError
-from harness.forms.fsdp.units import reduce_dtype
+from harness.forms.fsdp import units as fsdp
 from harness.forms.model.activations import ActivationProfile
 from harness.forms.model.layout import COMPUTE, DTYPE_BYTES, elements
+from harness.forms.network import EMULATED, transport_sent_bytes
 from harness.forms.peak_memory.families import least_peak, peak_moments
 from harness.forms.peak_memory.step import TRACED, PeakMoment, Phase
-from harness.forms.pipeline import samples_at_once
-from harness.forms.terms import STATE_KINDS, Term, by_kind
+from harness.forms.pipeline import bubble_of, samples_at_once
+from harness.forms.terms import STATE_KINDS, Collective, ModelStates, Term, by_kind, ring_formula
+from harness.forms.textbook import gathers_updated, textbook_sent_bytes, textbook_states
+from harness.forms.workload import Role, Workload
+from harness.forms.zero import zero0
 from harness.forms.zero.zero3 import own_settings
+from harness.judge.wording import CellName
 from harness.plan.architectures import mixture_of_experts
 from harness.plan.coverage import (
     neighbours,
@@ -31,6 +36,7 @@ from harness.plan.limits import STATES_SHARE, MemoryVerdict
 from harness.plan.model import part_of
 from harness.plan.profiles import Trace, activation_profile, trace_scenarios
 from harness.plan.scenario import Scenario
+from harness.plan.time.computing import Work
 from harness.plan.time.speed import SpeedPrediction, predict_speed
 
 NCCL_NEIGHBOUR_BYTES = (2 + 10) * 2**20
@@ -335,11 +341,82 @@ class Predictors:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrafficLine:
+    """Calls of one kind that have one cause, in one step of one rank."""
+
+    collective: Collective
+    group_size: int
+    sent_bytes: float
+    between_bytes: float
+    """Of `sent_bytes`, to other nodes; on average over the ranks of a node."""
+    formula: str
+    source: str
+
+
+def step_traffic(scenario: Scenario) -> list[TrafficLine]:
+    """Every collective of an ordinary step; empty on one rank.
+
+    A ring in the order of the ranks sends everything to the next rank (`harness.forms.network`): the last
+    rank of a node that the ring leaves sends it all to another node, the others send it within theirs.
+    """
+    if scenario.world_size == 1:
+        return []
+    work, transport = Work(scenario), scenario.transport
+    workload, (found, source) = work.workload, work.collectives
+    shares = {role: crossing_share(workload, role) for role in {c.role for c in found}}
+    lines = []
+    for one in found:
+        size = workload.group_size(one.role)
+        sent = transport_sent_bytes(transport, one.op, one.payload_bytes, size)
+        runs = EMULATED.get(transport, {}).get(one.op, one.op)
+        formula = ring_formula(runs, one.payload_bytes, size)
+        lines.append(
+            TrafficLine(
+                collective=one, group_size=size, sent_bytes=sent, between_bytes=sent * shares[one.role],
+                formula=formula, source=source,
+            )
+        )  # fmt: skip
+    return lines
+
+
+def crossing_share(workload: Workload, role: Role) -> float:
+    """Ranks whose next rank in the ring of a group is on another node, over all ranks."""
+    world, shards = workload.world_size, workload.group_size("shard")
+    per_node = workload.ranks_per_node or world
+    if per_node >= world:
+        return 0.0
+    if workload.mesh is not None and workload.mesh.shares_samples:
+        rings = workload.mesh.groups(role)
+        hops = [hop for ring in rings for hop in zip(ring, ring[1:] + ring[:1], strict=True)]
+    elif role == "shard":
+        hops = [(rank, rank - rank % shards + (rank % shards + 1) % shards) for rank in range(world)]
+    else:
+        hops = [(rank, (rank + (shards if role == "replica" else 1)) % world) for rank in range(world)]
+    return sum(rank // per_node != after // per_node for rank, after in hops) / world
+
+
+def _communication_dtypes(workload: Workload) -> tuple[str, str]:
+    """Dtypes in which weights are gathered and gradients reduced, as the closed forms have them.
+
+    DDP and a bare replica reduce in the dtype of the weights that train.
+    """
+    if workload.strategy.family in ("single", "ddp", "pipeline"):
+        return workload.master_dtype, workload.master_dtype
+    library = fsdp if workload.strategy.zero_stage is None else zero0
+    return workload.compute_dtype, library.reduce_dtype(workload)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Of the rank that needs most; None where there is no prediction, with the reason."""
+    """A strategy on some ranks, of the rank that needs most; None where there is no prediction, with the
+    reason."""
 
     scenario: Scenario | None = None
     """None: the job cannot run so."""
+    named: CellName | None = None
+    """Then what was asked for."""
+    unsupported: str | None = None
+    """And why it cannot."""
     memory: MemoryPrediction | None = None
     memory_unknown: str | None = None
     memory_bounds: tuple[MemoryPrediction, MemoryPrediction] | None = None
@@ -348,6 +425,46 @@ class Prediction:
     speed_unknown: str | None = None
     limit_bytes: int | None = None
     """Of the allocator's peak; None: the device's memory, of all that is on it."""
+    traffic: tuple[TrafficLine, ...] = ()
+    traffic_unknown: str | None = None
+    reduced_each_time: str | None = None
+    """What it takes otherwise, where gradients that add up unsharded are what does not fit."""
+
+    @property
+    def planned(self) -> Scenario:
+        """Its scenario, which it must have."""
+        assert self.scenario is not None
+        return self.scenario
+
+    @property
+    def cell(self) -> CellName:
+        if self.scenario is None:
+            assert self.named is not None
+            return self.named
+        return CellName(self.scenario.label, self.scenario.world_size)
+
+    @property
+    def label(self) -> str:
+        """The backend with its options."""
+        return self.cell.label
+
+    @property
+    def backend(self) -> str:
+        """The backend without its options."""
+        return self.label.partition(":")[0]
+
+    @property
+    def world_size(self) -> int:
+        return self.cell.world_size
+
+    @property
+    def offload(self) -> str:
+        """'none', 'optimizer' or 'cpu'."""
+        return str(self.planned.options.get("offload", "none"))
+
+    @property
+    def checkpointing(self) -> bool | str:
+        return self.planned.job.training.activation_checkpointing
 
     @property
     def verdict(self) -> MemoryVerdict | None:
@@ -363,9 +480,44 @@ class Prediction:
         return None if alone.fits else alone
 
     @property
+    def fits(self) -> bool:
+        """Whether it is predicted to, if only barely; of a mixture of experts, whether states leave room."""
+        return self.states_leave_room if self.verdict is None else self.verdict.fits
+
+    @property
+    def is_roomy(self) -> bool:
+        """The same, and not barely."""
+        return self.fits and not self.barely_fits
+
+    @property
+    def barely_fits(self) -> bool:
+        return self.verdict is not None and self.verdict.barely_fits
+
+    @property
+    def leaves_room(self) -> bool:
+        """Whether it fits with room for fragmentation and the error of a prediction."""
+        return self.verdict is not None and self.verdict.leaves_room
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether it fits so closely that the error of a prediction may decide."""
+        return self.verdict is not None and self.verdict.answer == "close"
+
+    @property
+    def margin_bytes(self) -> int:
+        """What stays free at most needs; negative: what is missing."""
+        return self.there_bytes - self.needed_bytes
+
+    @property
     def most_memory(self) -> MemoryPrediction | None:
         """What is predicted, or of bounds the most; None: neither is known."""
         return self.memory or (self.memory_bounds[1] if self.memory_bounds else None)
+
+    @property
+    def needed_bytes(self) -> int:
+        """At most; where that is not known, of model states alone."""
+        most = self.most_memory
+        return self.held_beside_activations if most is None else self._needed(most)
 
     @property
     def needed_between(self) -> tuple[int, ...]:
@@ -386,9 +538,8 @@ class Prediction:
         """What it is held against: a limit, or the device's memory."""
         if self.limit_bytes is not None:
             return self.limit_bytes
-        assert self.scenario is not None
-        assert self.scenario.device is not None
-        return self.scenario.device.memory_bytes
+        assert self.planned.device is not None
+        return self.planned.device.memory_bytes
 
     def _needed(self, memory: MemoryPrediction) -> int:
         return memory.device_bytes if self.limit_bytes is None else memory.peak_bytes
@@ -396,6 +547,10 @@ class Prediction:
     def held_against_limit(self, needed_bytes: int) -> MemoryVerdict:
         """What is needed beside what there is."""
         return MemoryVerdict(needed_bytes=needed_bytes, device_bytes=self.there_bytes)
+
+    @property
+    def states(self) -> ModelStates | None:
+        return None if self.scenario is None else self.scenario.states
 
     def state_bytes(self, *kinds: str) -> int | None:
         """Model states of some kinds on the device, between backward pass and update; None: not known."""
@@ -415,16 +570,15 @@ class Prediction:
     def held_beside_activations(self) -> int:
         """Bytes of model states; where FSDP keeps weights gathered after the forward pass, or adds up
         gradients between micro-steps, of these too, whole."""
-        assert self.scenario is not None
-        states, strategy = self.scenario.held_states, self.scenario.strategy
+        states, strategy = self.planned.held_states, self.planned.strategy
         held = self.state_bytes(*STATE_KINDS) or 0
         if strategy.family not in ("fsdp1", "fsdp2"):
             return held
-        workload, whole = self.scenario.workload(), 0
+        workload, whole = self.planned.workload(), 0
         if strategy.sharding in ("grad-op", "hybrid-grad-op"):
             whole += workload.layout.parameter_count * DTYPE_BYTES[workload.compute_dtype]
         if workload.accumulation_steps > workload.reductions:
-            whole += workload.layout.trained_count * DTYPE_BYTES[reduce_dtype(workload)]
+            whole += workload.layout.trained_count * DTYPE_BYTES[fsdp.reduce_dtype(workload)]
         return max(held, held - states.get("gradients", 0) + whole)
 
     @property
@@ -443,10 +597,75 @@ class Prediction:
         least, most = self.near_bounds
         return least.peak_bytes, most.peak_bytes
 
+    def most_bytes(self, kind: str) -> int | None:
+        """The most of a kind at any of the three moments."""
+        if self.memory is None:
+            return None
+        return max(moment.kinds.get(kind, 0) for moment in self.memory.moments)
+
     @property
     def tokens_per_second_per_gpu(self) -> float:
         """0 where no speed is predicted."""
         return 0.0 if self.speed is None else self.speed.tokens_per_second_per_gpu
+
+    @property
+    def sent_bytes(self) -> float | None:
+        """None: not known."""
+        return None if self.traffic_unknown else sum(line.sent_bytes for line in self.traffic)
+
+    @property
+    def between_bytes(self) -> float | None:
+        """Of these, to other nodes; None: not known."""
+        return None if self.traffic_unknown else sum(line.between_bytes for line in self.traffic)
+
+    @property
+    def textbook_state_bytes(self) -> float | None:
+        """Model states as the ZeRO paper counts them (`harness.forms.textbook`)."""
+        scenario = self.scenario
+        if scenario is None or scenario.mesh.shares_samples or scenario.states.unknown:
+            return None
+        workload = scenario.workload()
+        parts = scenario.shard_size or scenario.world_size
+        if scenario.mesh.model_parts > 1:
+            parts = scenario.mesh.model_parts
+        held = textbook_states(
+            scenario.strategy.stage,
+            workload.layout.parameter_count,
+            parts,
+            scenario.job.training.held_precision,
+            trained=workload.layout.trained_count,
+            moments=scenario.job.optimizer.moments,
+        )
+        return sum(held.values())
+
+    @property
+    def textbook_sent_bytes(self) -> float | None:
+        """Ring bytes per step as the ZeRO and FSDP papers count them, in the dtypes of this strategy."""
+        if self.scenario is None or self.scenario.mesh.shares_samples:
+            return None
+        workload = self.scenario.workload()
+        weights, reduced = _communication_dtypes(workload)
+        return textbook_sent_bytes(
+            workload.strategy.sharding,
+            workload.layout.parameter_count,
+            workload.world_size,
+            weight_bytes=DTYPE_BYTES[weights],
+            reduce_bytes=DTYPE_BYTES[reduced],
+            shard_size=workload.shards,
+            trained=workload.layout.trained_count,
+            after_update=gathers_updated(workload.strategy),
+            second_copy_ranks=workload.second_copy_ranks,
+        )
+
+    @property
+    def bubble(self) -> float | None:
+        """Share of the passes that ranks of a pipeline wait by its schedule; None: it is none."""
+        if self.scenario is None or not self.scenario.strategy.facts.cuts_layers:
+            return None
+        return bubble_of(self.scenario.workload())
+
+
+P = TypeVar("P", bound=Prediction)
 
 
 def predict(
@@ -465,13 +684,9 @@ def predict(
     return with_speed(found, by) if timed else found
 
 
-P = TypeVar("P", bound=Prediction)
-
-
 def with_speed(found: P, by: Predictors) -> P:
     """The same with its speed, or why there is none."""
-    scenario = found.scenario
-    assert scenario is not None
+    scenario = found.planned
     speed, unknown = tried(lambda: by.speed(scenario), None if scenario.device else NO_DEVICE)
     return replace(found, speed=speed, speed_unknown=unknown)
 
@@ -484,3 +699,9 @@ def tried(prediction: Callable[[], T], unknown: str | None = None) -> tuple[T | 
         return prediction(), None
     except HarnessError as error:
         return None, str(error)
+
+
+def with_traffic(found: P) -> P:
+    """The same with what its collectives send, or why that is not known."""
+    lines, unknown = tried(lambda: tuple(step_traffic(found.planned)))
+    return replace(found, traffic=lines or (), traffic_unknown=unknown)

@@ -86,7 +86,10 @@ def test_the_host_is_the_largest_assumption_where_steps_wait_for_it(
 
 def test_the_largest_assumption_is_that_of_the_rows_that_are_shown() -> None:
     """Ulysses over ZeRO-3, which waits for the host, is none of the six."""
-    words = ("--model", "llama-3.1-8b", "--world-size", "64", "--gpu", "H100-80", "--fabric", "NDR400")
+    words = (
+        "--model", "llama-3.1-8b", "--world-size", "64", "--gpu", "H100-80", "--fabric", "NDR400",
+        "--set", "training.micro_batch_size=1",
+    )  # fmt: skip
     _, text, _ = run(*words)
     assert "NDR400 gives its line rate" in " ".join(text.partition("largest assumption:")[2].split())
     assert "ulysses-zero3 " not in text
@@ -187,7 +190,8 @@ def test_405_billion_on_4096_gpus_needs_no_torch_and_little_memory() -> None:
     script = (
         "import sys\nfrom pathlib import Path\n"
         "sys.argv = ['harness', 'estimate', '--model', 'llama-3.1-405b', '--world-size', '4096', '--json',"
-        " '--gpu', 'H100-80', '--fabric', 'NDR400', '--set', 'training.precision=bf16-mixed']\n"
+        " '--gpu', 'H100-80', '--fabric', 'NDR400', '--set', 'training.precision=bf16-mixed',"
+        " '--set', 'training.micro_batch_size=1']\n"
         "from harness.cli import main\n"
         "try:\n    main()\n"
         "finally:\n"

@@ -109,7 +109,7 @@ def test_plans_take_their_number_of_ranks_by_either_name() -> None:
         if (options := [one for one in command.params if {"--world-size", "--gpus"} & {*one.opts}])
     }
     both = {"--world-size", "--gpus"}
-    assert named == {"estimate": both, "recommend": both, "simulate": both}
+    assert named == {"estimate": both, "fit": both, "recommend": both, "simulate": both}
 
 
 def test_the_help_of_every_command_begins_with_an_example_that_it_takes() -> None:

@@ -46,9 +46,9 @@ def test_commands_name_the_model_as_it_was_named(document: dict[str, Any]) -> No
             {"--model": "llama-3.1-9b"},
             "model 'llama-3.1-9b' is neither in the catalogue nor a folder or file",
         ),
-        ({"--model": "bert-base"}, "`harness estimate` gives its states"),
+        ({"--model": "bert-base"}, "`harness estimate --backends` gives its states"),
         ({"--gpu": "H100-81"}, "Did you mean 'H100-80'"),
-        ({"--gpus": "12"}, "--gpus 12 is not a multiple of --gpus-per-node 8"),
+        ({"--gpus": "12"}, "12 ranks do not fill nodes of 8 GPUs"),
         ({"--gpus": "16", "--fabric": "NDR401"}, "Did you mean 'NDR400'"),
         ({"--tokens-per-step": "lots"}, "--tokens-per-step was given 'lots'"),
         ({"--tokens-per-step": "5"}, "less than one sample"),
@@ -65,19 +65,30 @@ def test_a_mixture_of_experts_is_answered_by_its_states(document: dict[str, Any]
     few, many = (harness(*words, "--gpus", gpus, cwd=tmp_path) for gpus in ("8", "64"))
     assert (few.returncode, many.returncode) == (0, 0)
     lines = [line for line in few.stderr.splitlines() if not line.startswith("harness")]  # without progress
-    first, second, *rest = lines
-    assert first.startswith(
+    said, shown = (" ".join(" ".join(text).split()) for text in (lines, many.stderr.splitlines()))
+    ways = said.partition(" GB per rank ")[0]
+    assert ways.startswith(
         "nothing fits; more GPUs: zero3 on 16 ranks, micro-batch 1: model states take 46.7 of"
     )
-    assert second.startswith("LoRA: fsdp on 8 ranks, micro-batch 1: model states take 11.7 of 84.9 GB")
-    assert "- zero3: does not fit: model states take 93.4 of 84.9 GB" in rest
+    assert " LoRA: fsdp on 8 ranks, micro-batch 1: model states take 11.7 of 84.9 GB" in ways
+    assert " zero3 does not fit: model states take 93.4 of 84.9 GB" in said
     assert any("adapter.targets=" in one["command"] for one in json.loads(few.stdout)["alternatives"])
-    assert (
-        "Use zero3, micro-batch 1, accumulation 8: model states take 11.7 of 84.9 GB, activations"
-        in many.stderr
-    )
-    assert "fsdp holds 90.6 GB of states and zero3 11.7: FSDP2 cuts" in many.stderr
+    assert "Use zero3, micro-batch 1, accumulation 8: model states take 11.7 of 84.9 GB, activations" in shown
+    assert "fsdp holds 90.6 GB of states and zero3 11.7: FSDP2 cuts" in shown
     answer = json.loads(many.stdout)
     assert answer.keys() == document.keys()
     assert answer["best"][0].keys() == document["best"][0].keys()
     assert (answer["best"][0]["backend"], answer["best"][0]["tokens_per_second_per_gpu"]) == ("zero3", None)
+
+
+def test_the_model_may_be_that_of_the_job_and_ranks_those_of_nodes(tmp_path: Path) -> None:
+    words = ("recommend", "--config", "@default", "--gpu", "H100-80", "--json")
+    one, other = (
+        json.loads(harness(*words, *ranks, cwd=tmp_path).stdout)
+        for ranks in (("--gpus", "2"), ("--nproc", "2"))
+    )
+    assert one == other
+    assert (one["gpus"], bool(one["best"])) == (2, True)
+    both = harness(*words, "--nproc", "8", "--world-size", "16", cwd=tmp_path)
+    assert both.returncode == 2
+    assert "--world-size counts the ranks of all nodes" in both.stderr

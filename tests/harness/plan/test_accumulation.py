@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from harness.plan.accumulation import reducing_each
-from harness.plan.estimate.row import EstimateRow, estimate
-from harness.plan.prediction import MemoryPrediction, Moment, Predictors
+from harness.plan.answer import estimate
+from harness.plan.prediction import MemoryPrediction, Moment, Prediction, Predictors
 from harness.plan.scenario import Scenario
-from tests.harness.plan.estimate.asking import ask, states
-from tests.harness.plan.recommend.invented import speed, term
+from harness.plan.search import reducing_each
+from tests.harness.plan.asking import ask, states
+from tests.harness.plan.invented import speed, term
 
 SETTINGS = ("training.micro_batch_size=1", "training.accumulation_steps=16", "training.precision=bf16-mixed")
 
@@ -31,7 +31,7 @@ def test_fsdp_alone_can_shard_what_adds_up(label: str, each: str | None) -> None
     assert reducing_each(label) == each
 
 
-def answers(*settings: str, **asked: Any) -> dict[str, EstimateRow]:
+def answers(*settings: str, **asked: Any) -> dict[str, Prediction]:
     """On GPUs that whole gradients do not fit into."""
 
     def memory(scenario: Scenario) -> MemoryPrediction:
@@ -69,7 +69,7 @@ def test_an_estimate_of_one_strategy_says_what_would_fit() -> None:
 def test_gradients_are_sent_in_each_micro_step(backend: str) -> None:
     def sent(label: str, op: str) -> float:
         lines = states(*SETTINGS, backends=label).traffic
-        return sum(line.sent_bytes for line in lines if line.op == op)
+        return sum(line.sent_bytes for line in lines if line.collective.op == op)
 
     each = reducing_each(backend)
     assert each is not None

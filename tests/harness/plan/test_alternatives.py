@@ -18,7 +18,7 @@ from harness.plan.alternatives import (
     alternatives,
     reaches_more,
 )
-from harness.plan.command_words import run_command
+from harness.plan.answer import Typed, run_command
 from harness.plan.coverage import why_memory_unknown
 from harness.plan.hardware import Fabric
 from harness.plan.prediction import MemoryPrediction, Moment, Predictors, predict
@@ -72,10 +72,10 @@ def test_each_way_is_the_job_with_its_settings() -> None:
     found = ways("zero3", "fsdp")
     assert list(found) == [MORE_GPUS, OFFLOAD, "LoRA", "QLoRA"]  # none that does not fit
     for one in found.values():
-        assert one.needed_bytes == held(one.scenario)
+        assert one.needed_bytes == held(one.planned)
         for key, value in one.settings.items():
             section, _, name = key.partition(".")
-            assert getattr(getattr(one.scenario.job, section), name) == value
+            assert getattr(getattr(one.planned.job, section), name) == value
     qlora, lora = (found[name].needed_bytes for name in ("QLoRA", "LoRA"))
     assert qlora < lora < 24e9
 
@@ -93,9 +93,9 @@ def test_where_none_fits_each_says_what_it_needs() -> None:
 
 def test_more_gpus_are_the_fewest_that_do() -> None:
     one = ways("fsdp")[MORE_GPUS]
-    assert one.scenario.world_size > 2
-    half = plan("fsdp", one.scenario.world_size // 2)
-    assert held(one.scenario) <= SMALL.memory_bytes < held(half)
+    assert one.planned.world_size > 2
+    half = plan("fsdp", one.planned.world_size // 2)
+    assert held(one.planned) <= SMALL.memory_bytes < held(half)
 
 
 def test_of_a_job_that_offloads_no_second_offload_is_tried() -> None:
@@ -126,20 +126,20 @@ def test_gradients_that_add_up_whole_may_be_reduced_in_every_micro_step() -> Non
     by = replace(STATES_ONLY, memory=memory)
     first, *_ = alternatives([whole], by=by, without=("LoRA", "QLoRA", MORE_GPUS, OFFLOAD))
     assert first.words().startswith(f"{EACH_REDUCED}: fsdp:sync_each_batch=True on 8 ranks, micro-batch 1: ")
-    assert first.fits
+    assert first.is_roomy
     single_step = alternatives([plan("fsdp", 8)], by=by, without=("LoRA", "QLoRA", MORE_GPUS, OFFLOAD))
     assert all(EACH_REDUCED not in one.words() for one in single_step)
 
 
 def test_a_way_that_the_job_takes_is_no_other_one() -> None:
-    given = ways("zero3", without=(OFFLOAD, MORE_GPUS))["QLoRA"].scenario
+    given = ways("zero3", without=(OFFLOAD, MORE_GPUS))["QLoRA"].planned
     again = alternatives([given], without=(OFFLOAD, MORE_GPUS), by=STATES_ONLY)
     assert not any("LoRA" in one.called or "frozen base" in one.called for one in again)
 
 
 def test_what_fits_comes_with_its_command() -> None:
     found = list(ways("zero3").values())
-    first, *lines = alternative_lines(found, lambda one: run_command(one, ["--model", "llama-2-7b"]))
+    first, *lines = alternative_lines(found, lambda one: run_command(one, Typed(model="llama-2-7b")))
     assert first == "What fits instead"
     assert len(lines) == 2 * len(found)
     (command,) = (
@@ -162,7 +162,7 @@ def test_an_offer_says_its_host_memory_its_network_and_that_it_fits_closely() ->
     asked = replace(plan("zero3", 16), fabric=network)
     values = {"name": OFFLOAD, "settings": {}}
     found = Alternative(**vars(predict(asked, replace(STATES_ONLY, memory=close), timed=False)), **values)
-    assert found.fits
+    assert found.is_roomy
     assert found.words() == (
         "offload: zero3 on 16 ranks, micro-batch 1, if nodes are joined by net (--fabric): 23.0 of 24.0 GB "
         "(close to the limit) and 130 GB of host memory per node"
@@ -217,7 +217,7 @@ def test_long_samples_may_be_divided_where_that_makes_them_fit() -> None:
     without = (MORE_GPUS, OFFLOAD)
     (found,) = [one for one in alternatives([asked], by=by, without=without) if one.name == CONTEXT]
     assert found.label.startswith("fsdp-cp")
-    assert found.scenario.mesh.data_size < 8
-    assert found.scenario.samples * found.scenario.mesh.data_size == asked.samples * 8
+    assert found.planned.mesh.data_size < 8
+    assert found.planned.samples * found.planned.mesh.data_size == asked.samples * 8
     assert found.settings == {}
     assert not any(one.name == CONTEXT for one in alternatives([like], by=by, without=without))

@@ -12,16 +12,16 @@ from harness.errors import HarnessError
 from harness.job.batch import batch_layout, with_global_batch
 from harness.job.config import load_experiment
 from harness.job.experiment import Experiment
+from harness.plan.answer import answers, estimate
 from harness.plan.coverage import why_states_alone
-from harness.plan.estimate import question
-from harness.plan.estimate.row import estimate
-from harness.plan.estimate.table import estimate_lines
 from harness.plan.hardware import load_hardware
 from harness.plan.limits import MemoryLimits
 from harness.plan.models import load_model
 from harness.plan.prediction import Prediction, loading_bytes, predict_memory
 from harness.plan.preflight import at_least
+from harness.plan.question import ask as question
 from harness.plan.scenario import Scenario, job_model, with_settings
+from harness.plan.text import answer_lines
 from harness.plan.time.speed import predict_speed
 from harness.rank.data.samples import load_samples
 from harness.rank.models.description import describe_layout
@@ -62,35 +62,37 @@ def test_the_planned_tensors_are_those_that_a_run_builds(name: str) -> None:
 @pytest.mark.parametrize("name", JOBS)
 def test_states_and_traffic_are_estimated_and_the_rest_is_not_by_name(name: str) -> None:
     asked = experiment(name)
-    rows = estimate(
-        asked_of := question(
+    (answer,) = answers(
+        question(
             job_model(asked.job()), asked, backends=["ddp", "zero3", "fsdp"], world_sizes=[2],
             ranks_per_node=2, device=load_hardware().device("H100-80"),
         )
     )  # fmt: skip
+    rows = answer.rows
     for row in rows:
         assert row.states is not None
         assert row.sent_bytes > 0
         assert row.memory is row.speed is row.verdict is None
         assert row.memory_unknown == row.speed_unknown
         assert f"of task {asked.task} are not predicted" in str(row.memory_unknown)
-    text = "\n".join(estimate_lines(asked_of, rows))
+    text = " ".join("\n".join(answer_lines([answer])).split())
     assert "memory is not predicted; model states of all fit" in text
 
 
 def test_states_that_are_too_large_do_not_fit_whatever_the_activations_are() -> None:
     asked = experiment("own-model", "model.arguments={width: 40000}")
-    rows = estimate(
-        asked_of := question(
+    (answer,) = answers(
+        question(
             job_model(asked.job()), asked, backends=["ddp", "fsdp"], world_sizes=[2], ranks_per_node=2,
             device=load_hardware().device("A100-40"),
         )
     )  # fmt: skip
+    rows = answer.rows
     verdicts = {row.label: row.verdict for row in rows}
     assert verdicts["fsdp"] is None
     assert verdicts["ddp"] is not None
     assert not verdicts["ddp"].fits
-    assert "model states of all but ddp fit" in " ".join(estimate_lines(asked_of, rows))
+    assert "model states of all but ddp fit" in " ".join(answer_lines([answer]))
 
 
 def test_a_job_with_a_factory_has_no_predicted_activations() -> None:
@@ -126,7 +128,8 @@ def test_a_mixture_of_experts_has_states_and_traffic() -> None:
         load_model("qwen3-30b-a3b"), Experiment(), backends=["ddp", "zero3", "fsdp"], world_sizes=[16],
         ranks_per_node=8, device=load_hardware().device("H100-80"),
     )  # fmt: skip
-    rows = estimate(asked)
+    (answer,) = answers(asked)
+    rows = answer.rows
     for row in rows:
         assert row.states is not None
         assert row.sent_bytes > 0
@@ -136,7 +139,7 @@ def test_a_mixture_of_experts_has_states_and_traffic() -> None:
     assert verdicts["ddp"] is not None
     assert not verdicts["ddp"].fits
     assert verdicts["fsdp"] is verdicts["zero3"] is None
-    shown = " ".join(estimate_lines(asked, rows))
+    shown = " ".join(answer_lines([answer]))
     assert "30,532,122,624 parameters, 3,353,032,704 of them active" in shown
 
 

@@ -7,8 +7,8 @@ from harness.plan.limits import MemoryVerdict
 from harness.plan.prediction import Prediction
 from harness.plan.time.speed import predict_speed
 from harness.plan.trust import trust_in
+from tests.harness.plan.invented import memory
 from tests.harness.plan.plans import scenario
-from tests.harness.plan.recommend.invented import memory
 
 
 def offloading(accumulation: int) -> Prediction:

@@ -13,7 +13,6 @@ from harness.job.job import Job
 from harness.plan.architectures import as_known_type
 from harness.plan.catalogue import read_entries
 from harness.plan.models import catalogue_names, find_entry, from_config, load_model, model_settings
-from harness.plan.recommend.question import find_model
 from harness.plan.scenario import job_model
 from harness.rank.data.tokens import ByteTokenizer
 
@@ -65,7 +64,7 @@ def test_settings_of_its_configuration_change_a_named_model_as_they_change_that_
     given = ("model.config.num_hidden_layers=4", "training.steps=8")
     run = load_experiment(None, (*model_settings("llama-3.1-8b"), *given)).job()
     assert load_model("llama-3.1-8b", assignments=given).layout == job_model(run).layout
-    assert find_model("llama-3.1-8b", given).layers == 4
+    assert load_model("llama-3.1-8b", assignments=given).layers == 4
     assert load_model("llama-3.1-8b", assignments=given[1:]) == load_model("llama-3.1-8b")
 
 

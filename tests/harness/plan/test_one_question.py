@@ -3,6 +3,7 @@
 import json
 import shlex
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -10,19 +11,12 @@ from click.testing import CliRunner
 from docs.hooks import strategies, sweeps
 from harness.cli import harness
 from harness.job.config import load_experiment
-from harness.plan.command_words import set_words
-from harness.plan.estimate import question
-from harness.plan.estimate.row import candidates
+from harness.plan.answer import answers, candidates, set_words
 from harness.plan.hardware import PRESET, load_hardware, with_training_defaults
-from harness.plan.leading import distinct_backends
 from harness.plan.models import load_model
-from harness.plan.recommend.predict import (
-    micro_batch_sizes,
-    samples_of,
-    scenario_of,
-    variants,
-)
-from harness.plan.recommend.question import ask
+from harness.plan.question import ask
+from harness.plan.search import distinct_backends, micro_batch_sizes, samples_of, scenario_of, variants
+from tests.harness.plan.invented import DEVICE, FABRIC, MODEL, predictors
 
 GPUS = 64
 FIELDS = (
@@ -36,10 +30,11 @@ def test_recommend_plans_what_estimate_estimates(preset: str | None) -> None:
     hardware, model = load_hardware(), load_model("llama-3.1-8b")
     device, fabric = hardware.device("H100-80"), hardware.fabric("NDR400")
     given = [] if preset is None else [f"runtime.preset={preset}"]
+    planned_job, _ = with_training_defaults(model, load_experiment(None, given), device)
     asked = ask(
-        model, load_experiment(None, given), gpus=GPUS, gpus_per_node=8, device=device, fabric=fabric,
+        model, planned_job, world_sizes=[GPUS], ranks_per_node=8, device=device, fabric=fabric,
         tokens=4_000_000,
-    )  # fmt: skip
+    ).opened(GPUS)  # fmt: skip
     assert asked.preset == (preset or PRESET)
     every = [label for entry in distinct_backends()[0] for label in variants(entry, GPUS, 8, asked.job)]
     tried = [label for label in every if not label.startswith("pp:")]
@@ -49,7 +44,7 @@ def test_recommend_plans_what_estimate_estimates(preset: str | None) -> None:
         experiment, _ = with_training_defaults(
             model, load_experiment(None, [*given, *batch, f"training.micro_batch_size={size}"]), device
         )
-        estimated = question(
+        estimated = ask(
             model, experiment, backends=[label], world_sizes=[GPUS], ranks_per_node=8, device=device,
             fabric=fabric,
         )  # fmt: skip
@@ -61,6 +56,38 @@ def test_recommend_plans_what_estimate_estimates(preset: str | None) -> None:
         assert planned.job.data == candidate.scenario.job.data
         assert planned.job.training.precision == candidate.scenario.job.training.precision
         assert planned.accumulation_steps == samples_of(asked, label) // size
+
+
+QUESTIONS = [
+    (8, ()),
+    (4, ("training.precision=fp32",)),
+    (16, ("training.activation_checkpointing=true",)),
+    (8, ("runtime.preset=library-defaults",)),
+    (1, ()),
+    (8, ("data.sequence_length=200",)),
+]
+
+
+@pytest.mark.parametrize(("gpus", "settings"), QUESTIONS)
+@pytest.mark.parametrize("states", [16, 40, 80])
+def test_estimate_and_recommend_name_the_same_strategy(
+    gpus: int, settings: tuple[str, ...], states: int
+) -> None:
+    """With the batch open, and beside rows at a batch of which the tokens of a step follow."""
+
+    def taken(*batch: str, **asked: bool) -> tuple[Any, ...]:
+        given = load_experiment(None, ["data.sequence_length=100", *settings, *batch])
+        experiment, remarks = with_training_defaults(MODEL, given, DEVICE)
+        found = ask(
+            MODEL, experiment, world_sizes=[gpus], ranks_per_node=8, device=DEVICE, fabric=FABRIC,
+            remarks=remarks, **asked,
+        )  # fmt: skip
+        (answer,) = answers(found, by=predictors(states=states))
+        return tuple((one.label, one.planned.micro_batch_size, one.checkpointing) for one in answer.best)
+
+    assert taken() == taken(opens=True)
+    samples = f"training.global_batch_size={4 * gpus}"
+    assert taken(samples) == taken(samples, opens=True)
 
 
 def test_the_page_asks_as_the_commands_do() -> None:

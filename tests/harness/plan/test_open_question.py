@@ -6,13 +6,20 @@ import pytest
 from harness.errors import HarnessError
 from harness.forms.model.layout import Layout, Tensor
 from harness.job.config import load_experiment
-from harness.plan.recommend.question import ask, default_tokens, read_count
-from tests.harness.plan.recommend.invented import DEVICE, FABRIC, MODEL, question
+from harness.plan.hardware import with_training_defaults
+from harness.plan.question import Question, ask, default_tokens, read_count
+from tests.harness.plan.invented import DEVICE, FABRIC, MODEL, question
 
 
-def asked(*settings: str, **changes: Any):
-    values = {"gpus": 8, "gpus_per_node": 8, "device": DEVICE, "fabric": FABRIC, "tokens": 10**6}
-    return ask(MODEL, load_experiment(None, settings), **(values | changes))
+def asked(*settings: str, **changes: Any) -> Question:
+    """What a search is asked, after the defaults of ordinary training."""
+    values = {"gpus": 8, "device": DEVICE, "fabric": FABRIC, "tokens": 10**6} | changes
+    experiment, remarks = with_training_defaults(MODEL, load_experiment(None, settings), values["device"])
+    found = ask(
+        MODEL, experiment, world_sizes=[values["gpus"]], ranks_per_node=8, device=values["device"],
+        fabric=values["fabric"], tokens=values["tokens"], opens=True, remarks=remarks,
+    )  # fmt: skip
+    return found.opened(values["gpus"])
 
 
 @pytest.mark.parametrize(
@@ -146,7 +153,7 @@ def test_fewer_samples_than_gpus_leave_none_a_rank_but_some_a_group() -> None:
         (["training.global_batch_size=2"], {}, "training.global_batch_size would be ignored"),
         (["data.sequence_length=4096"], {}, "longer than invented.s context of 2048 positions"),
         (["data.sequence_length=100"], {"tokens": 99}, "less than one sample of 100 tokens"),
-        ([], {"gpus": 12}, "--gpus 12 is not a multiple of --gpus-per-node 8"),
+        ([], {"gpus": 12}, "12 ranks do not fill nodes of 8 GPUs"),
     ],
 )
 def test_contradictions_are_refused(settings: list[str], changes: dict[str, Any], problem: str) -> None:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from harness.plan import answer as of_row
 from harness.plan import prediction
+from harness.plan.answer import answers
 from harness.plan.coverage import neighbours
-from harness.plan.estimate import row as of_row
-from harness.plan.estimate.document import document
-from harness.plan.estimate.row import EstimateRow, estimate
-from harness.plan.estimate.table import estimate_lines
-from harness.plan.prediction import MemoryPrediction, memory_bounds, predict_memory
-
-from .asking import ask, row
+from harness.plan.document import document
+from harness.plan.prediction import MemoryPrediction, Prediction, memory_bounds, predict_memory
+from harness.plan.text import answer_lines
+from tests.harness.plan.asking import ask, row
 
 COMPILED = "model.compile=block"
 LONG = ("training.precision=bf16-mixed", "data.sequence_length=2048")
 
 
-def peak(found: EstimateRow) -> int:
+def peak(found: Prediction) -> int:
     assert found.memory is not None
     return found.memory.peak_bytes
 
@@ -77,11 +76,11 @@ def test_a_pipeline_has_the_bounds_of_another_optimizers_update() -> None:
 
 def test_text_and_document_have_the_bounds_and_how_wrong_their_like_were() -> None:
     question = ask(*LONG, COMPILED, backends="fsdp", gpu="A100-80", model="llama-3.1-8b")
-    rows = estimate(question)
-    (of_rows,) = document(question, rows)["rows"]
+    found = answers(question)
+    (of_rows,) = document(found)["rows"]
     least, most = of_rows["peak_bytes_between"]
     assert of_rows["peak_bytes"] is None
-    text = " ".join("\n".join(estimate_lines(question, rows)).split())
+    text = " ".join("\n".join(answer_lines(found)).split())
     between = f"{least / 1e9:.3g} and {most / 1e9:.3g} GB"
     assert f"fsdp: peak between {between}: compiled blocks keep as much as eager blocks at most" in text
     assert "fsdp fits, between " in text
@@ -178,12 +177,13 @@ def test_bounds_that_are_far_apart_refuse_what_not_even_the_least_fits(
     monkeypatch.setattr(prediction, "FARTHEST_BOUNDS", 1.01)
     asked = ("data.sequence_length=16384", *LONG[:1], COMPILED)
     question = ask(*asked, backends="ddp", gpu="A100-80", model="llama-3.1-8b")
-    (found,) = rows = estimate(question)
+    (answer,) = answers(question)
+    (found,) = answer.rows
     assert found.peak_bytes_between is None
     assert found.verdict is not None
     assert not found.verdict.fits
-    assert document(question, rows)["rows"][0]["fits"] is False
-    assert "nothing fits" in "\n".join(estimate_lines(question, rows))
+    assert document([answer])["rows"][0]["fits"] is False
+    assert "nothing fits" in "\n".join(answer_lines([answer]))
 
 
 @pytest.mark.parametrize(

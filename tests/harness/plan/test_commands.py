@@ -11,16 +11,14 @@ from harness.cli.options import split_backends
 from harness.forms.workload import second_copy_ranks
 from harness.job.batch import cell_layout, job_layout
 from harness.job.config import load_experiment
+from harness.plan.answer import Typed, commands
 from harness.plan.hardware import load_hardware
-from harness.plan.leading import distinct_backends
-from harness.plan.recommend.best_variants import best_variants
-from harness.plan.recommend.predict import micro_batch_sizes, scenario_of, variants
-from harness.plan.recommend.recommendation import Typed, commands
 from harness.plan.scenario import Scenario
-from tests.harness.plan.recommend.invented import FABRIC, JOB, predictors, question
+from harness.plan.search import distinct_backends, micro_batch_sizes, scenario_of, search, variants
+from tests.harness.plan.invented import FABRIC, JOB, predictors, question
 
 ASKED = question("optimizer.learning_rate=0.1")
-BEST = [one.scenario for one in best_variants(ASKED, predictors()).best_by_backend()[:3]]
+BEST = [one.planned for one in search(ASKED, predictors()).best_by_backend()[:3]]
 TYPED = Typed(
     config=Path("job.yaml"),
     assignments=("optimizer.learning_rate=0.1", "training.precision=fp32", "data.sequence_length=100"),
@@ -70,11 +68,11 @@ def test_another_checkpointing_is_another_comparison() -> None:
 
 
 def test_several_nodes_are_measured_under_slurm_only() -> None:
-    found = commands(replace(ASKED, gpus=32, fabric=FABRIC), BEST, TYPED)
+    found = commands(replace(ASKED, world_sizes=(32,), fabric=FABRIC), BEST, TYPED)
     assert found.compare == ()
     site, render, submit, _ = found.slurm
     assert site == r"printf 'name: here\ngpus_per_node: 8\n' > site.yaml"
-    shipped = replace(ASKED, gpus=32, fabric=FABRIC, device=load_hardware().device("h100"))
+    shipped = replace(ASKED, world_sizes=(32,), fabric=FABRIC, device=load_hardware().device("h100"))
     of_known = commands(shipped, BEST, TYPED).slurm[0]
     assert of_known == r"printf 'name: here\ngpus_per_node: 8\ngpu: H100-80\n' > site.yaml"
     words = shlex.split(render)

@@ -5,16 +5,16 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError
-from harness.plan.estimate import picture
-from harness.plan.estimate.picture import (
+from harness.plan import picture
+from harness.plan.answer import estimate
+from harness.plan.picture import (
     curves_of,
     estimate_picture,
     sizes_to_draw,
     write_picture,
 )
-from harness.plan.estimate.row import estimate
 from harness.tell.pictures.drawing import draw, plot_format
-from tests.harness.plan.estimate.asking import ask
+from tests.harness.plan.asking import ask
 
 MIXED = "training.precision=bf16-mixed"
 
@@ -40,7 +40,7 @@ def test_every_strategy_and_the_limit_are_named() -> None:
 
 def test_without_a_gpu_only_memory_is_drawn(tmp_path: Path) -> None:
     asked = ask(MIXED, world_sizes=(2, 4))
-    write_picture(asked, estimate(asked), tmp_path / "picture.svg")
+    write_picture(estimate(asked), [asked], tmp_path / "picture.svg")
     svg = (tmp_path / "picture.svg").read_text()
     assert "GB of memory per rank" in svg
     assert "tokens/s" not in svg
@@ -56,7 +56,7 @@ def test_another_format_is_refused() -> None:
 def test_a_picture_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     asked = ask(MIXED, world_sizes=(2, 4))
     with pytest.raises(HarnessError, match="cannot be written"):
-        write_picture(asked, estimate(asked), tmp_path / "none" / "picture.svg")
+        write_picture(estimate(asked), [asked], tmp_path / "none" / "picture.svg")
 
 
 def test_rows_that_were_estimated_are_drawn_as_they_are(
@@ -65,4 +65,4 @@ def test_rows_that_were_estimated_are_drawn_as_they_are(
     asked = ask(MIXED, world_sizes=(2, 4))
     rows = estimate(asked)
     monkeypatch.setattr(picture, "estimate", lambda _: pytest.fail("estimated a second time"))
-    write_picture(asked, rows, tmp_path / "picture.svg")
+    write_picture(rows, [asked], tmp_path / "picture.svg")

@@ -6,17 +6,19 @@ import pytest
 
 from harness.forms.model.layout import Layout, Tensor
 from harness.job.experiment import Experiment
-from harness.plan.estimate.question import question
-from harness.plan.estimate.row import EstimateRow, candidates
+from harness.plan.answer import candidates
 from harness.plan.model import PlannedModel
 from harness.plan.models import load_model
-from tests.harness.plan.estimate.asking import row, rows, states
+from harness.plan.prediction import Prediction
+from harness.plan.question import ask as question
+from harness.plan.time.speed import hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
+from tests.harness.plan.asking import row, rows, states
 
 MIXED = "training.precision=bf16-mixed"
 GB = 1e9
 
 
-def of_size(parameters: int, backend: str, world_size: int, precision: str) -> EstimateRow:
+def of_size(parameters: int, backend: str, world_size: int, precision: str) -> Prediction:
     """A model of that many parameters; only its size matters."""
     shape = (parameters // 1000, 1000)
     layout = Layout(parameters=(Tensor("weight", shape, "float32"),), decaying=frozenset({"weight"}))
@@ -25,9 +27,8 @@ def of_size(parameters: int, backend: str, world_size: int, precision: str) -> E
     asked = question(
         model, experiment, backends=[backend], world_sizes=[world_size], ranks_per_node=world_size
     )
-    ((label, scenario),) = ((c.label, c.scenario) for c in candidates(asked))
-    assert scenario is not None
-    return EstimateRow(label=label, world_size=world_size, scenario=scenario)
+    (found,) = candidates(asked)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -131,10 +132,11 @@ def test_a_gpu_is_judged_and_timed() -> None:
     assert small.verdict is not None
     assert large.speed is not None
     assert small.verdict.device_bytes == int(39.5 * 2**30)
-    assert large.hours_per_billion_tokens == pytest.approx(
+    assert hours_per_billion_tokens(large.speed, 8) == pytest.approx(
         1e9 / 3600 / 8 / large.speed.tokens_per_second_per_gpu
     )
-    assert large.kilowatt_hours_per_billion_tokens == pytest.approx(large.hours_per_billion_tokens * 8 * 0.4)
+    hours = hours_per_billion_tokens(large.speed, 8)
+    assert kilowatt_hours_per_billion_tokens(large.speed, 8) == pytest.approx(hours * 8 * 0.4)
 
 
 def test_several_nodes_without_a_network_have_the_time_of_the_one_that_is_assumed() -> None:

@@ -7,15 +7,15 @@ import pytest
 
 from harness.forms.model.layout import elements
 from harness.forms.terms import Term
-from harness.plan.estimate.row import EstimateRow
-from tests.harness.plan.estimate.asking import states
+from harness.plan.prediction import Prediction
+from tests.harness.plan.asking import states
 
 pytestmark = pytest.mark.long(seconds=10)
 MIXED = "training.precision=bf16-mixed"
 MODELS = ("bloom-560m", "gpt2-xl", "Llama-3.1-8B", "Llama-2-70b")
 
 
-def exact(found: EstimateRow, *kinds: str) -> int:
+def exact(found: Prediction, *kinds: str) -> int:
     """States without what DeepSpeed's estimators leave out: padding, copies, buffers."""
     assert found.states is not None
     terms: tuple[Term, ...] = found.states.terms

@@ -4,8 +4,8 @@ import pytest
 
 from harness.forms.network import node_traffic
 from harness.forms.workload import Role, Workload
-from harness.plan.estimate.row import crossing_share, step_traffic
-from tests.harness.plan.estimate.asking import states
+from harness.plan.prediction import crossing_share, step_traffic
+from tests.harness.plan.asking import states
 
 MIXED = "training.precision=bf16-mixed"
 
@@ -19,7 +19,12 @@ def test_crossing_bytes_are_those_that_every_rank_sends_to_another_node(backend:
     for line in found.traffic:
         every = [
             node_traffic(
-                "nccl", line.op, line.payload_bytes, workload.group_ranks(line.role, rank), rank, hosts
+                "nccl",
+                line.collective.op,
+                line.collective.payload_bytes,
+                workload.group_ranks(line.collective.role, rank),
+                rank,
+                hosts,
             )
             for rank in range(8)
         ]
@@ -53,7 +58,8 @@ def test_accumulation_multiplies_what_is_gathered() -> None:
     once = states("training.micro_batch_size=1", MIXED, backends="fsdp")
     twice = states("training.micro_batch_size=1", "training.accumulation_steps=2", MIXED, backends="fsdp")
     gathered = [
-        sum(line.sent_bytes for line in found.traffic if line.op == "all_gather") for found in (once, twice)
+        sum(line.sent_bytes for line in found.traffic if line.collective.op == "all_gather")
+        for found in (once, twice)
     ]
     assert gathered[1] == pytest.approx(2 * gathered[0])
 
@@ -73,8 +79,8 @@ def test_what_stages_and_rings_pass_on_is_sent_whole() -> None:
     given = ("training.micro_batch_size=4", "data.sequence_length=64")
     for backend, op in (("pp:stages=2,micro_batches=4", "send"), ("fsdp-cp:sequence=2", "permute")):
         row = states(*given, model="llama-3.2-1b", backends=backend)
-        lines = [line for line in row.traffic if line.op == op]
+        lines = [line for line in row.traffic if line.collective.op == op]
         assert lines
         for line in lines:
-            assert line.sent_bytes == line.payload_bytes
-            assert line.formula.startswith(f"all {line.payload_bytes:,} bytes")
+            assert line.sent_bytes == line.collective.payload_bytes
+            assert line.formula.startswith(f"all {line.collective.payload_bytes:,} bytes")

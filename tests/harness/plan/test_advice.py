@@ -3,18 +3,22 @@ from typing import Any
 
 import pytest
 
+from harness.plan.advice import Advice, advise, fewer_tokens, guide_line, next_power_of_two
 from harness.plan.prediction import MemoryPrediction, Moment, Predictors
-from harness.plan.recommend.best_variants import best_variants
-from harness.plan.recommend.guide import Advice, advise, fewer_tokens, guide_line, next_power_of_two
-from harness.plan.recommend.question import RecommendRequest
+from harness.plan.question import Question
 from harness.plan.scenario import Scenario
-from tests.harness.plan.recommend.invented import predictors, question, speed, term
+from harness.plan.search import Found, search
+from tests.harness.plan.invented import predictors, question, speed, term
 
 
-def advice(asked: RecommendRequest, **changes: Any) -> Advice | None:
+def advice(asked: Question, **changes: Any) -> Advice | None:
     given = predictors(**changes)
-    found = best_variants(asked, given)
-    return advise(asked, found.fitting, found.too_large, given)
+    found = search(asked, given)
+    alone = (
+        tuple(one for one in some if not one.planned.mesh.shares_samples)
+        for some in (found.fitting, found.too_large)
+    )
+    return advise(asked, Found(**dict(zip(("fitting", "too_large"), alone, strict=True))), given)
 
 
 def remedies(found: Advice | None) -> dict[str, int | None]:
@@ -61,11 +65,11 @@ def test_gradients_that_accumulate_need_fewer_tokens() -> None:
 
     given = Predictors(memory=accumulating, speed=speed())
     asked = question()
-    found = best_variants(asked, given)
-    helped = advise(asked, found.fitting, found.too_large, given)
+    found = search(asked, given)
+    helped = advise(asked, found, given)
     assert remedies(helped)["smaller batch"] is None
     assert "fits at 800 tokens: one sample a GPU" in helped.remedies[0].reason  # type: ignore[union-attr]
-    assert "a smaller micro-batch needs more" in found.rejected(())[0].reason
+    assert "a smaller micro-batch needs more" in found.rejected(())[0][1]
 
 
 def test_what_a_node_cannot_divide_needs_pipeline_stages() -> None:
@@ -85,30 +89,29 @@ def test_fewer_samples_than_gpus_divide_each_sample() -> None:
 
 def test_remedies_that_divide_samples_are_those_that_are_predicted_to_fit() -> None:
     asked = question(gpus=16, tokens=800)
-    found = best_variants(asked, predictors())
-    shared = (*found.fitting, *found.too_large)
-    assert {c.backend for c in shared} >= {"cp", "fsdp-cp", "ulysses-zero3"}
-    helped = advise(asked, (), (), predictors(), shared)
+    found = search(asked, predictors())
+    assert {c.backend for c in (*found.fitting, *found.too_large)} >= {"cp", "fsdp-cp", "ulysses-zero3"}
+    helped = advise(asked, found, predictors())
     assert helped is not None
     assert helped.case == "too few samples"
-    best = next(c for c in found.fitting if c.scenario.strategy.sequence)
+    best = next(c for c in found.fitting if c.planned.strategy.sequence)
     (context,) = (r for r in helped.remedies if r.tool == "context")
-    assert context.degree == best.scenario.options["sequence"]
-    assert context.reason.startswith(f"{best.label} fits at micro-batch {best.micro_batch_size}")
-    none = advise(asked, (), (), predictors(), found.too_large)
+    assert context.degree == best.planned.options["sequence"]
+    assert context.reason.startswith(f"{best.label} fits at micro-batch {best.planned.micro_batch_size}")
+    none = advise(asked, Found(too_large=found.too_large), predictors())
     assert remedies(none) == {"fewer GPUs": 8, "larger batch": None}
 
 
 def test_data_parallelism_that_ranks_which_share_samples_outrun_is_named_slower() -> None:
     asked = question()
-    found = best_variants(asked, predictors())
-    plain, (shared, *_) = found.fitting[0], [c for c in found.fitting if c.scenario.strategy.sequence]
+    found = search(asked, predictors())
+    plain, (shared, *_) = found.fitting[0], [c for c in found.fitting if c.planned.strategy.sequence]
     assert plain.speed is not None
     fast = replace(shared, speed=replace(plain.speed, tokens_per_second_per_gpu=1e6))
-    helped = advise(asked, [plain], (), predictors(), [fast])
+    helped = advise(asked, Found(fitting=(plain, fast)), predictors())
     assert helped is not None
-    assert (helped.case, remedies(helped)) == ("slower", {"context": fast.scenario.options["sequence"]})
-    assert advise(asked, [plain], (), predictors(), [replace(fast, speed=plain.speed)]) is None
+    assert (helped.case, remedies(helped)) == ("slower", {"context": fast.planned.options["sequence"]})
+    assert advise(asked, Found(fitting=(plain, replace(fast, speed=plain.speed))), predictors()) is None
 
 
 def test_exposed_communication_needs_more_tokens_or_fewer_data_parallel_ranks() -> None:
@@ -133,7 +136,7 @@ def test_a_little_exposed_communication_is_no_reason() -> None:
 
 
 def test_the_guides_ratio_stands_beside_the_exposed_share() -> None:
-    found = best_variants(question(gpus=1024, tokens=1024 * 100), predictors())
+    found = search(question(gpus=1024, tokens=1024 * 100), predictors())
     line = guide_line(question(gpus=1024, tokens=1024 * 100), found.fitting)
     assert line is not None
     assert "1,024 GPUs (beyond the guide's 512)" in line
@@ -150,5 +153,5 @@ def test_fewer_tokens_are_fewer_than_those_of_shared_samples() -> None:
     plenty, shared = (
         list(fewer_tokens(question(gpus=16, tokens=tokens), predictors())) for tokens in (6400, 700)
     )
-    assert any("--tokens-per-step 1600: one sample a GPU" in line for line in plenty)
+    assert any(line.startswith("--tokens-per-step 1600: one sample a GPU") for line in plenty)
     assert not any("--tokens-per-step 1600" in line for line in shared)  # 600 are compared

@@ -9,8 +9,9 @@ from typing import Any
 
 from harness.backends.registry import strategy_of
 from harness.judge.wording import listed
-from harness.plan.estimate.question import EstimateRequest
-from harness.plan.estimate.row import EstimateRow, estimate
+from harness.plan.answer import estimate
+from harness.plan.prediction import Prediction
+from harness.plan.question import Question
 from harness.tell.document import Picture
 from harness.tell.formats import number
 from harness.tell.pictures.curves import LINE, Panel, decades
@@ -25,10 +26,10 @@ class Curve:
     """Strategies with equal figures, over the number of ranks."""
 
     name: str
-    rows: tuple[EstimateRow, ...]
+    rows: tuple[Prediction, ...]
 
 
-def sizes_to_draw(asked: EstimateRequest) -> EstimateRequest:
+def sizes_to_draw(asked: Question) -> Question:
     """The question over several numbers of ranks; of a single one, over powers of two up to it."""
     if len(asked.world_sizes) > 1:
         return asked
@@ -39,16 +40,21 @@ def sizes_to_draw(asked: EstimateRequest) -> EstimateRequest:
     return replace(asked, world_sizes=(*fitting, largest))
 
 
-def write_picture(asked: EstimateRequest, rows: Sequence[EstimateRow], path: Path) -> None:
+def write_picture(rows: Sequence[Prediction], asked: Sequence[Question], path: Path) -> None:
     """Write the picture as SVG or PNG, by the file's suffix. Raises HarnessError where it cannot.
 
-    rows: those of the question; of a single number of ranks, those that are drawn are estimated here.
+    rows: those of the questions, each about one number of ranks; of a single one, those that are drawn are
+    estimated here, at its batch.
     """
-    several = sizes_to_draw(asked)
-    write_plot(estimate_picture(several, rows if several is asked else estimate(several)), path)
+    first = asked[0]
+    sizes = tuple(size for one in asked for size in one.world_sizes)
+    several = sizes_to_draw(replace(first, world_sizes=sizes))
+    if len(sizes) == 1 and not first.is_open:
+        rows = estimate(several)
+    write_plot(estimate_picture(several, rows), path)
 
 
-def estimate_picture(asked: EstimateRequest, rows: Sequence[EstimateRow]) -> Picture:
+def estimate_picture(asked: Question, rows: Sequence[Prediction]) -> Picture:
     """Memory with the device's limit, and where a device is known, tokens/s and exposed communication."""
     curves = curves_of(rows)
     name = asked.model.name
@@ -66,9 +72,9 @@ def estimate_picture(asked: EstimateRequest, rows: Sequence[EstimateRow]) -> Pic
     )
 
 
-def curves_of(rows: Sequence[EstimateRow]) -> list[Curve]:
+def curves_of(rows: Sequence[Prediction]) -> list[Curve]:
     """One for all strategies whose figures are the same at every number of ranks."""
-    by_label: dict[str, list[EstimateRow]] = {}
+    by_label: dict[str, list[Prediction]] = {}
     for row in rows:
         if row.memory is not None:
             by_label.setdefault(row.label, []).append(row)
@@ -84,7 +90,7 @@ def _joined(labels: Sequence[str]) -> str:
     return text if len(text) <= LONGEST_NAME else f"{labels[0]} and {len(labels) - 1} equal ones"
 
 
-def _chart(asked: EstimateRequest, curves: Sequence[Curve], *, timed: bool) -> dict[str, Any]:
+def _chart(asked: Question, curves: Sequence[Curve], *, timed: bool) -> dict[str, Any]:
     limit = asked.device.memory_bytes / 1e9 if asked.device is not None else None
     panels = [_panel(curves, "GB of memory per rank", _needed, limit=limit, is_log=True)]
     if limit is not None and asked.device is not None:
@@ -98,7 +104,7 @@ def _chart(asked: EstimateRequest, curves: Sequence[Curve], *, timed: bool) -> d
 def _panel(
     curves: Sequence[Curve],
     title: str,
-    read: Callable[[EstimateRow], float | None],
+    read: Callable[[Prediction], float | None],
     *,
     limit: float | None = None,
     is_log: bool = False,
@@ -145,13 +151,13 @@ def _limit(limit: float, name: str) -> list[dict[str, Any]]:
     ]
 
 
-def _needed(row: EstimateRow) -> float | None:
+def _needed(row: Prediction) -> float | None:
     return None if row.memory is None else row.memory.device_bytes / 1e9
 
 
-def _tokens(row: EstimateRow) -> float | None:
+def _tokens(row: Prediction) -> float | None:
     return None if row.speed is None else row.speed.tokens_per_second_per_gpu
 
 
-def _exposed(row: EstimateRow) -> float | None:
+def _exposed(row: Prediction) -> float | None:
     return None if row.speed is None else 100 * row.speed.exposed_seconds / row.speed.step_seconds

@@ -6,15 +6,16 @@ import pytest
 
 from harness.backends.registry import BUILT_IN
 from harness.errors import HarnessError
-from harness.plan.estimate.row import EstimateRow, candidates
-from tests.harness.plan.estimate.asking import ask
+from harness.plan.answer import candidates
+from harness.plan.prediction import Prediction
+from tests.harness.plan.asking import ask
 
 
-def rows(*assignments: str, **asked: Any) -> list[EstimateRow]:
+def rows(*assignments: str, **asked: Any) -> list[Prediction]:
     return list(candidates(ask(*assignments, **asked)))
 
 
-def row(*assignments: str, **asked: Any) -> EstimateRow:
+def row(*assignments: str, **asked: Any) -> Prediction:
     (found,) = rows(*assignments, **asked)
     return found
 

@@ -2,9 +2,8 @@ import pytest
 
 from harness.backends import registry
 from harness.job.config import load_experiment
-from harness.plan.leading import distinct_backends
-from harness.plan.recommend.predict import variants
-from tests.harness.plan.recommend.invented import JOB
+from harness.plan.search import distinct_backends, variants
+from tests.harness.plan.invented import JOB
 
 
 def labels(name: str, gpus: int, gpus_per_node: int = 8) -> list[str]:

@@ -4,10 +4,8 @@ from pathlib import Path
 import pytest
 
 from harness.cli.options import load_job
-from harness.errors import HarnessError
 from harness.job.config import load_experiment
-from harness.plan.models import model_settings
-from harness.plan.recommend.question import find_model
+from harness.plan.models import load_model, model_settings
 
 TINY = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -29,7 +27,7 @@ def test_a_file_is_run_by_its_configuration(tmp_path: Path) -> None:
     job = load_experiment(None, model_settings(str(file)))
     assert job.model.config is not None
     assert TINY.items() <= job.model.config.items()
-    assert find_model(str(file)).layers == 2
+    assert load_model(str(file)).layers == 2
 
 
 def test_a_folder_is_run_by_its_path_with_random_weights(tmp_path: Path) -> None:
@@ -61,8 +59,3 @@ def test_nothing_of_where_the_replaced_model_came_from_is_left(own: str, tmp_pat
     file.write_text(f"model: {own}\n")
     assert load_job(file, (), "gpt2").model == load_job(None, (), "gpt2").model
     assert load_job(file, (), str(tmp_path)).model == load_job(None, (), str(tmp_path)).model
-
-
-def test_a_mixture_that_is_not_covered_names_the_tool() -> None:
-    with pytest.raises(HarnessError, match="and qwen3_moe are covered; expert parallelism is called"):
-        find_model("gpt-oss-20b")

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from harness.plan.estimate import document
-from harness.plan.estimate.row import estimate
-from tests.harness.plan.estimate.asking import ask
+from harness.plan.answer import answers
+from harness.plan.document import document
+from tests.harness.plan.asking import ask
 
 KEYS = {
     "backend", "world_size", "weights_bytes", "gathered_bytes", "gradients_bytes", "optimizer_bytes",
@@ -17,7 +17,7 @@ KEYS = {
 
 def test_rows_have_the_keys_of_the_stable_surface() -> None:
     asked = ask("training.precision=bf16-mixed", backends="ddp fsdp single", gpu="A100-80")
-    found = json.loads(json.dumps(document(asked, estimate(asked))))
+    found = json.loads(json.dumps(document(answers(asked))))
     assert {"model", "parameters", "rows"} <= found.keys()
     assert found["parameters"] == 559_214_592
     assert all(found["rows"][index].keys() >= KEYS for index in range(3))
@@ -28,7 +28,7 @@ def test_rows_have_the_keys_of_the_stable_surface() -> None:
 @pytest.mark.parametrize("backend", ["ddp", "fsdp", "fsdp-hybrid"])
 def test_lines_of_a_row_add_up(backend: str) -> None:
     asked = ask("training.precision=bf16-mixed", backends=backend, gpu="A100-80")
-    (row,) = document(asked, estimate(asked))["rows"]
+    (row,) = document(answers(asked))["rows"]
     lines = row["formulae"]
 
     def total(begin: str, unit: str = "bytes") -> float:
@@ -46,7 +46,7 @@ def test_lines_of_a_row_add_up(backend: str) -> None:
 
 def test_masters_belong_to_the_optimizer() -> None:
     asked = ask("training.precision=bf16-mixed", backends="zero3")
-    (row,) = document(asked, estimate(asked))["rows"]
+    (row,) = document(answers(asked))["rows"]
     assert row["optimizer_bytes"] == sum(row["optimizer_parts"].values())
     assert row["model_state_bytes"] == (
         row["weights_bytes"] + row["gradients_bytes"] + row["optimizer_bytes"]

@@ -1,24 +1,25 @@
-"""Questions for tests of estimates."""
+"""Questions about shipped models and GPUs, for tests of plans."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from harness.job.config import load_experiment
-from harness.plan.estimate import question
-from harness.plan.estimate.question import EstimateRequest
-from harness.plan.estimate.row import EstimateRow, candidates, estimate, step_traffic
+from harness.plan.answer import candidates, estimate
 from harness.plan.hardware import load_hardware
 from harness.plan.models import load_model
+from harness.plan.prediction import Prediction, with_traffic
+from harness.plan.question import Question
+from harness.plan.question import ask as asked
 
 
 def ask(
     *assignments: str, model: str = "bloom-560m", backends: str = "ddp", world_sizes: tuple[int, ...] = (8,),
     per_node: int = 8, gpu: str | None = None, fabric: str | None = None,
-) -> EstimateRequest:  # fmt: skip
+) -> Question:  # fmt: skip
     """A question as the command line asks it; `backends` separated by blanks."""
     hardware = load_hardware()
-    return question(
+    return asked(
         load_model(model),
         load_experiment(None, assignments),
         backends=backends.split(),
@@ -29,22 +30,18 @@ def ask(
     )
 
 
-def rows(*assignments: str, **asked: Any) -> list[EstimateRow]:
+def rows(*assignments: str, **asked: Any) -> list[Prediction]:
     """The answers."""
     return estimate(ask(*assignments, **asked))
 
 
-def states(*assignments: str, **asked: Any) -> EstimateRow:
-    """The only answer, with states and traffic alone: nothing is traced."""
-    ((label, size, scenario),) = (
-        (c.label, c.world_size, c.scenario) for c in candidates(ask(*assignments, **asked))
-    )
-    assert scenario is not None
-    traffic = tuple(step_traffic(scenario))
-    return EstimateRow(label=label, world_size=size, scenario=scenario, traffic=traffic)
-
-
-def row(*assignments: str, **asked: Any) -> EstimateRow:
+def row(*assignments: str, **asked: Any) -> Prediction:
     """The only answer."""
     (found,) = rows(*assignments, **asked)
     return found
+
+
+def states(*assignments: str, **asked: Any) -> Prediction:
+    """The only answer, with states and traffic alone: nothing is traced."""
+    (found,) = candidates(ask(*assignments, **asked))
+    return with_traffic(found)

@@ -6,10 +6,10 @@ from typing import Any
 from harness.forms.model.layout import Layout, Tensor
 from harness.forms.terms import Term
 from harness.job.config import load_experiment
-from harness.plan.hardware import Device, Fabric, TimeTerm
+from harness.plan.hardware import Device, Fabric, TimeTerm, with_training_defaults
 from harness.plan.model import PlannedModel
 from harness.plan.prediction import MemoryPrediction, Moment, Predictors
-from harness.plan.recommend.question import RecommendRequest, ask
+from harness.plan.question import Question, ask
 from harness.plan.scenario import Scenario
 from harness.plan.time.speed import SpeedPrediction
 
@@ -50,12 +50,15 @@ JOB = load_experiment(None, []).job()
 FABRIC = Fabric(name="net", bandwidth_per_gpu=1e10, latency_seconds=1e-6, source="a test")
 
 
-def question(*settings: str, gpus: int = 8, tokens: int = 32 * 100, **changes: Any) -> RecommendRequest:
+def question(*settings: str, gpus: int = 8, tokens: int = 32 * 100, **changes: Any) -> Question:
     """By default 8 GPUs of one node, and 4 samples of 100 tokens for each; libraries alike."""
     given = ["data.sequence_length=100", "runtime.preset=like-for-like", *settings]
-    experiment = load_experiment(None, given)
-    made = ask(MODEL, experiment, gpus=gpus, gpus_per_node=8, device=DEVICE, fabric=FABRIC, tokens=tokens)
-    return replace(made, **changes)
+    experiment, remarks = with_training_defaults(MODEL, load_experiment(None, given), DEVICE)
+    made = ask(
+        MODEL, experiment, remarks=remarks, world_sizes=[gpus], ranks_per_node=8, device=DEVICE,
+        fabric=FABRIC, tokens=tokens,
+    )  # fmt: skip
+    return replace(made.opened(gpus), **changes)
 
 
 def memory(per_token: int = 1000, states: int = 16) -> Any:

@@ -6,19 +6,21 @@ from dataclasses import replace
 from typing import Any
 
 from harness.backends.registry import moving_parts
-from harness.plan.estimate.document import document
-from harness.plan.estimate.row import EstimateRow, alternatives_of_rows, estimate
-from harness.plan.estimate.table import AT_THIS_BATCH, estimate_lines, without_equal_estimates
+from harness.judge.wording import CellName
+from harness.plan.answer import Answer, answers, estimate, ways_out
+from harness.plan.document import document
 from harness.plan.leading import USUAL
-from tests.harness.plan.estimate.asking import ask
+from harness.plan.prediction import Prediction
+from harness.plan.text import answer_lines, without_equal_estimates
+from tests.harness.plan.asking import ask
 from tests.harness.plan.test_alternatives import STATES_ONLY
 
+ONE = "training.micro_batch_size=1"
 MIXED = ("training.precision=bf16-mixed", "data.sequence_length=4096")
 
 
 def text(*assignments: str, whole: bool = True, **asked: Any) -> str:
-    question = ask(*assignments, **asked)
-    return "\n".join(estimate_lines(question, estimate(question), whole=whole))
+    return "\n".join(answer_lines(answers(ask(*assignments, **asked)), whole=whole))
 
 
 def labels(shown: str) -> list[str]:
@@ -57,7 +59,7 @@ def test_what_does_not_fit_has_no_speed_and_what_has_none_says_why() -> None:
     shown = text(*MIXED, "training.micro_batch_size=64", backends="ddp", gpu="A100-80")
     assert cells(shown[shown.index("per step") :], "ddp")[3:] == ["-"] * 8
     assert "-: it does not fit" in " ".join(shown.split())
-    emulated = text("training.precision=fp8", backends="all", gpu="H100-80", whole=False)
+    emulated = text("training.precision=fp8", ONE, backends="all", gpu="H100-80", whole=False)
     assert "; no speed: fp8 products are emulated" in " ".join(emulated.split("\n\n")[0].split())
 
 
@@ -68,7 +70,7 @@ def test_rows_through_accelerate_fold_where_all_figures_agree() -> None:
 
 
 def test_rows_through_accelerate_stay_where_a_figure_differs() -> None:
-    native, through = (EstimateRow(label=label, world_size=8) for label in ("ddp", "accelerate-ddp"))
+    native, through = (Prediction(named=CellName(label, 8)) for label in ("ddp", "accelerate-ddp"))
     other = replace(through, memory_unknown="not traced")
     assert without_equal_estimates([native, through]) == ([native], {"accelerate-ddp": "ddp"})
     assert without_equal_estimates([native, other]) == ([native, other], {})
@@ -83,13 +85,14 @@ def test_the_answer_names_the_few() -> None:
 
 def test_the_first_line_is_what_to_use_and_the_second_the_runner_up() -> None:
     asked = {"model": "llama-3.1-8b", "gpu": "A100-80", "fabric": "HDR200"}
-    shown = text(*MIXED, backends="all", whole=False, world_sizes=(8, 64), **asked)
+    shown = text(*MIXED, ONE, backends="all", whole=False, world_sizes=(8, 64), **asked)
     rest = shown.splitlines()
     one, other, *_ = labels(shown)
-    answers = " ".join(shown.partition("\n\n")[0].split())
-    assert answers.startswith(f"8 ranks, micro-batch 1, accumulation 1: use {one}, ")
-    assert f" tokens/s a GPU ({AT_THIS_BATCH}) Runner-up: {other}, " in answers
-    assert "64 ranks, micro-batch 1, accumulation 1: use " in answers
+    said = " ".join(shown.partition("\n\n")[0].split())
+    assert said.startswith(f"8 ranks, micro-batch 1, accumulation 1: use {one}, ")
+    assert f" tokens/s a GPU Runner-up: {other}, " in said
+    assert " With the batch open: " in said
+    assert "64 ranks, micro-batch 1, accumulation 1: use " in said
     assumed = next(n for n, line in enumerate(rest) if line.startswith("Llama-3.1-8B: 8,030,261,248 param"))
     assert assumed > max(n for n, line in enumerate(rest) if line.startswith("per step"))
     bare = text(*MIXED, backends="all", whole=False).splitlines()[0]
@@ -98,19 +101,18 @@ def test_the_first_line_is_what_to_use_and_the_second_the_runner_up() -> None:
 
 def test_strategies_that_cannot_run_the_job_have_their_reason_without_all() -> None:
     # A geometry whose profile is shipped: no model is traced.
-    question = ask(*MIXED, model="llama-3.1-8b", backends="all", gpu="A100-80")
-    rows = estimate(question)
-    shown = " ".join("\n".join(estimate_lines(question, rows, whole=False)).split())
-    reasons = {row.unsupported for row in rows if row.unsupported}
+    (answer,) = answers(ask(*MIXED, ONE, model="llama-3.1-8b", backends="all", gpu="A100-80"))
+    shown = " ".join("\n".join(answer_lines([answer])).split())
+    reasons = {row.unsupported for row in answer.rows if row.unsupported}
     assert reasons
     assert all(f"unsupported: {reason}" in shown for reason in reasons)
 
 
 def test_six_rows_are_shown_where_no_strategy_is_named() -> None:
     asked = {"model": "llama-3.1-8b", "world_sizes": (8,), "gpu": "A100-80"}
-    question = ask(*MIXED, backends="all", **asked)
-    planned = estimate(question)
-    shown, every = ("\n".join(estimate_lines(question, planned, whole=whole)) for whole in (False, True))
+    (answer,) = answers(ask(*MIXED, ONE, backends="all", **asked))
+    planned = answer.rows
+    shown, every = ("\n".join(answer_lines([answer], whole=whole)) for whole in (False, True))
     six = labels(shown)
     assert len(six) == 6 < len(labels(every))
     more = sum(row.unsupported is None for row in planned) - 6
@@ -152,13 +154,17 @@ def test_logits_that_do_not_fit_come_with_what_removes_them() -> None:
 
 def test_each_number_of_ranks_at_which_nothing_fits_has_its_ways_out() -> None:
     question = ask("data.sequence_length=8192", backends="ddp", world_sizes=(1, 2), per_node=2, gpu="T4")
-    rows = estimate(question)
-    instead = alternatives_of_rows(rows, STATES_ONLY)
-    assert list(instead) == [1, 2]
-    lines = [line for line in estimate_lines(question, rows, instead=instead) if line]
+    by_size = {size: [row for row in estimate(question) if row.world_size == size] for size in (1, 2)}
+    found = [
+        Answer(
+            question=replace(question, world_sizes=(size,)), rows=tuple(rows),
+            instead=ways_out(rows, STATES_ONLY),
+        )
+        for size, rows in by_size.items()
+    ]  # fmt: skip
+    assert all(answer.instead for answer in found)
+    lines = [line for line in answer_lines(found) if line]
     for size in ("1 rank", "2 ranks"):
         answer = " ".join(lines[next(n for n, line in enumerate(lines) if line.startswith(f"{size},")) :][:2])
         assert f"; with activation checkpointing: ddp on {size}" in answer
-    assert lines.count("1 rank") == lines.count("2 ranks") == 2
-    told = document(question, rows, instead)["alternatives"]
-    assert {one["instead_of_ranks"] for one in told} == {1, 2}
+    assert {one["instead_of_ranks"] for one in document(found)["alternatives"]} == {1, 2}

@@ -4,17 +4,11 @@ from harness.backends import registry
 from harness.backends.registry import moving_parts
 from harness.errors import HarnessError
 from harness.forms.families import model_states
-from harness.plan.leading import CLOSE_SHARE, distinct_backends, simplest_close
+from harness.plan.leading import CLOSE_SHARE, simplest_close
 from harness.plan.prediction import MemoryPrediction, Moment, Predictors
-from harness.plan.recommend.best_variants import (
-    BestVariants,
-    accumulated_sharded,
-    best_variants,
-    why_slower,
-)
-from harness.plan.recommend.predict import near_largest, variants
 from harness.plan.scenario import Scenario
-from tests.harness.plan.recommend.invented import (
+from harness.plan.search import Found, distinct_backends, near_largest, search, variants, why_slower
+from tests.harness.plan.invented import (
     JOB,
     THREE_BLOCKS,
     memory,
@@ -26,12 +20,12 @@ from tests.harness.plan.recommend.invented import (
 )
 
 
-def found_variants(**changes) -> BestVariants:
-    return best_variants(question(), predictors(**changes))
+def found_variants(**changes) -> Found:
+    return search(question(), predictors(**changes))
 
 
-def reasons(found: BestVariants, top: int = 3) -> dict[str, str]:
-    return {x.configuration.backend: x.reason for x in found.rejected(found.best_by_backend()[:top])}
+def reasons(found: Found, top: int = 3) -> dict[str, str]:
+    return {one.backend: why for one, why in found.rejected(found.best_by_backend()[:top])}
 
 
 def test_what_fits_is_ranked_by_speed() -> None:
@@ -58,7 +52,7 @@ def test_a_backend_that_does_not_fit_says_what_is_missing() -> None:
 
 def test_a_backend_that_communicates_more_says_so() -> None:
     assert reasons(found_variants())["zero3"].startswith(
-        "slower by 8.2 %: 16 % of its step is exposed communication"
+        "slower by 8.2 %: 16 % of the step is exposed communication"
     )
     assert "most of it gradients" in reasons(found_variants())["zero3"]
 
@@ -67,7 +61,7 @@ def test_a_backend_that_must_recompute_says_so() -> None:
     # 7 MB of activations a sample: hybrid groups of 4 hold 4 MB of states, full sharding 2 MB.
     # 1.1 s with micro-batch 1 against 1.3 x 1.025 s with recomputation and micro-batch 4.
     reason = reasons(found_variants(per_token=70_000, communication=0.0))["fsdp-hybrid"]
-    assert reason == "slower by 17 %: it recomputes activations to fit"
+    assert reason == "slower by 17 %: recomputes activations to fit"
 
 
 def test_offload_loses_by_the_host() -> None:
@@ -89,22 +83,22 @@ def test_a_variant_that_cannot_be_predicted_costs_no_other() -> None:
             raise HarnessError("no form")
         return memory()(scenario)
 
-    found = best_variants(question(), Predictors(memory=refuses_zero3, speed=speed(), ahead=trace_nothing))
+    found = search(question(), Predictors(memory=refuses_zero3, speed=speed(), ahead=trace_nothing))
     assert found.left_out["zero3"] == "no prediction: no form"
     assert "fsdp" in {c.backend for c in found.fitting}
 
 
 def test_with_fewer_samples_than_gpus_only_ranks_that_share_them_are_ranked() -> None:
-    found = best_variants(question(tokens=400), predictors())
+    found = search(question(tokens=400), predictors())
     assert {c.backend for c in found.fitting} >= {"fsdp-cp", "ulysses-zero3"}
     for configuration in (*found.fitting, *found.too_large):
         groups = registry.mesh_of(configuration.label, 8).data_size
-        assert groups * configuration.micro_batch_size * configuration.accumulation_steps == 4
+        assert groups * configuration.planned.micro_batch_size * configuration.planned.accumulation_steps == 4
     assert found.left_out["fsdp"] == "4 samples do not divide over its 8 data ranks"
 
 
 def test_without_a_sample_for_each_group_of_ranks_nothing_is_ranked() -> None:
-    found = best_variants(question(gpus=64, tokens=300), predictors())
+    found = search(question(gpus=64, tokens=300), predictors())
     assert (found.fitting, found.too_large) == ((), ())
 
 
@@ -115,7 +109,7 @@ def test_states_of_the_zero_paper_decide_what_fits() -> None:
         held = model_states(scenario.workload()).model_state_bytes
         return MemoryPrediction(moments=(Moment(name="forward/backward", terms=(term("weights", held),)),))
 
-    found = best_variants(question(), Predictors(memory=states_only, speed=speed(), ahead=trace_nothing))
+    found = search(question(), Predictors(memory=states_only, speed=speed(), ahead=trace_nothing))
     needed = {c.label: c.needed_bytes for c in (*found.fitting, *found.too_large) if c.offload == "none"}
     assert {c.backend for c in found.too_large} == {"ddp", "cp"}
     assert 2e6 <= needed["zero3"] < needed["zero2"] < needed["zero1"] < 7e6 < 16e6 <= needed["ddp"]
@@ -147,24 +141,24 @@ def test_of_what_predictions_cannot_tell_apart_what_leaves_room_leads() -> None:
     # 2 MB of states on 8 ranks, 7.6 MB of activations in 4 samples, 3.8 in 2: 96 % or 58 % of the device, and
     # 1.025 s or 1.05 s. ZeRO-2, simpler and as fast, has 3.75 MB of states: its 4 samples do not fit.
     close = found_variants(per_token=19_000, communication=0.0)
-    assert close.fitting[0].micro_batch_size == 2
+    assert close.fitting[0].planned.micro_batch_size == 2
     assert not close.fitting[0].is_tight
     assert close.fastest is not None
     assert close.fastest.is_tight
-    assert close.fastest.micro_batch_size == 4
+    assert close.fastest.planned.micro_batch_size == 4
     # 1.25 s or 1.5 s: room is worth less than that.
     far = found_variants(per_token=19_000, communication=0.0, small=1.0)
     assert far.fitting[0].is_tight
-    assert far.fitting[0].micro_batch_size == 4
+    assert far.fitting[0].planned.micro_batch_size == 4
     assert far.with_room is not None
-    assert far.with_room.micro_batch_size == 2
+    assert far.with_room.planned.micro_batch_size == 2
 
 
 def test_what_leaves_room_is_tried_below_the_two_largest_micro_batches() -> None:
     # 70 MB of states on 8 ranks, and 90 kB a sample: 9.83, 9.29, 9.11, 9.02 and 8.93 of 10 MB.
     asked, given = question(tokens=8 * 12 * 100), predictors(states=70, per_token=900)
     near = near_largest(asked, "fsdp", given, checkpointing=False)
-    assert [(c.micro_batch_size, c.is_tight) for c in near] == [(12, True), (6, True), (2, False)]
+    assert [(c.planned.micro_batch_size, c.is_tight) for c in near] == [(12, True), (6, True), (2, False)]
 
 
 def test_what_is_simpler_but_clearly_slower_does_not_lead() -> None:
@@ -212,7 +206,7 @@ def test_a_faster_one_that_is_close_is_no_loser() -> None:
 
 def test_a_choice_without_a_prediction_costs_no_other_one() -> None:
     """Compiled blocks have bounds, compiled ones that recompute have none."""
-    found = best_variants(question("model.compile=block", model=THREE_BLOCKS), predictors(per_token=25_000))
+    found = search(question("model.compile=block", model=THREE_BLOCKS), predictors(per_token=25_000))
     labels = {c.label for c in found.fitting}
     assert {"zero3", "fsdp"} <= labels
     assert not any(c.checkpointing for c in found.fitting)
@@ -228,23 +222,18 @@ def accumulating(scenario: Scenario) -> MemoryPrediction:
 
 
 def test_where_whole_gradients_do_not_fit_they_are_reduced_in_every_micro_step() -> None:
-    found = best_variants(question(), Predictors(memory=accumulating, speed=speed()))
-    assert all(c.scenario.options["sync_each_batch"] for c in found.fitting)
+    found = search(question(), Predictors(memory=accumulating, speed=speed()))
+    assert all(c.planned.options["sync_each_batch"] for c in found.fitting)
     assert found.fitting[0].label == "fsdp-grad-op:sync_each_batch=True"
-    text = accumulated_sharded(found)
-    assert text is not None
-    assert text.startswith("sync_each_batch: gradients are reduced in each of the ")
-    assert "a loop without `set_requires_gradient_sync(False)`" in text
 
 
 def test_where_whole_gradients_leave_room_they_add_up() -> None:
     found = found_variants()
     assert not any("sync_each_batch" in c.label for c in found.fitting)
-    assert accumulated_sharded(found) is None
 
 
 def test_a_step_of_one_sample_has_no_micro_steps_to_reduce_in() -> None:
-    found = best_variants(question(tokens=8 * 100), Predictors(memory=accumulating, speed=speed()))
+    found = search(question(tokens=8 * 100), Predictors(memory=accumulating, speed=speed()))
     assert found.fitting
     labels = {c.label for c in (*found.fitting, *found.too_large)}
     assert "fsdp" in labels

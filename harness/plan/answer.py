@@ -1,0 +1,488 @@
+"""One answer to a question on one number of ranks: rows at its batch or the search of all that is open, ways
+out where nothing fits, advice, and the commands that go on."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, get_args
+
+from harness.backends import registry
+from harness.backends.base import Preset, World
+from harness.errors import HarnessError, JobError
+from harness.forms.terms import STATE_KINDS
+from harness.job.batch import BatchLayout, cell_layout, job_layout, with_global_batch
+from harness.judge.wording import CellName, listed, percent, ranks
+from harness.plan.advice import Advice, advise, fewer_tokens, guide_line
+from harness.plan.alternatives import (
+    CHUNKED,
+    CHUNKED_SHARE,
+    CONTEXT,
+    MORE_GPUS,
+    OFFLOAD,
+    RELIEFS,
+    Alternative,
+    alternatives,
+    bases,
+    least_change,
+    logits_bytes,
+    reduced_each_time,
+)
+from harness.plan.architectures import mixture_of_experts
+from harness.plan.hardware import Device, load_hardware
+from harness.plan.leading import CLOSE_SHARE, TIE, USUAL, in_order, pointless
+from harness.plan.limits import TIGHT_SHARE
+from harness.plan.models import why_uneven
+from harness.plan.prediction import Prediction, Predictors, predict, with_traffic
+from harness.plan.question import BATCH, Question
+from harness.plan.scenario import Scenario, why_not_planned, with_settings
+from harness.plan.search import (
+    Found,
+    distinct_backends,
+    reducing_each,
+    scenario_of,
+    search,
+    textbook_because,
+)
+from harness.plan.trust import Trust, trust_in
+
+SITE = "site.yaml"
+MOST_STAGES = 16
+"""Of a pipeline that nobody described."""
+LOGITS_HELD = 2
+"""Copies in fp32 that a loss holds at least, and a chunked one does not: logits and their log-softmax."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Typed:
+    """What the person typed that commands repeat."""
+
+    config: Path | None = None
+    model: str | None = None
+    """Of `--model`; None: the job has it."""
+    assignments: tuple[str, ...] = ()
+    place: Mapping[str, object] = field(default_factory=dict)
+    """Options of the GPUs and of the network."""
+
+    @property
+    def named(self) -> list[str]:
+        return option_words({"--config": self.config, "--model": self.model})
+
+    @property
+    def job(self) -> list[str]:
+        """Of the model and of the job."""
+        return [*self.named, *(word for text in self.assignments for word in ("--set", text))]
+
+    def without(self, settings: Mapping[str, Any] | Sequence[str]) -> Typed:
+        """Without what sets one of these."""
+        kept = (text for text in self.assignments if text.partition("=")[0].strip() not in settings)
+        return replace(self, assignments=tuple(kept))
+
+
+def option_words(given: Mapping[str, object]) -> list[str]:
+    """Options that were given, as a command repeats them."""
+    return [word for name, value in given.items() if value is not None for word in (name, str(value))]
+
+
+def set_texts(settings: Mapping[str, Any]) -> list[str]:
+    """'SECTION.KEY=VALUE' for each, its values as YAML reads them."""
+    texts = ((key, value if isinstance(value, str) else json.dumps(value)) for key, value in settings.items())
+    return [f"{key}={text}" for key, text in texts]
+
+
+def set_words(settings: Mapping[str, Any]) -> list[str]:
+    """`--set` for each."""
+    return [word for text in set_texts(settings) for word in ("--set", text)]
+
+
+def site_line(gpus_per_node: int, device: Device | None) -> str:
+    """Writes the least that Slurm's scripts need; partition, account and modules are added by hand.
+
+    With a GPU that every command knows `slurm submit` refuses what cannot fit, such as the reference.
+    """
+    name = device.name if device is not None else ""
+    is_plain = shlex.quote(name) == name and "%" not in name
+    gpu = f"gpu: {name}\\n" if is_plain and name in load_hardware().devices else ""
+    return f"printf 'name: here\\ngpus_per_node: {gpus_per_node}\\n{gpu}' > {SITE}"
+
+
+def planned_settings(scenario: Scenario) -> dict[str, Any]:
+    """What a command sets so that it runs what was planned."""
+    adapter, training = scenario.job.adapter, scenario.job.training
+    base = {"adapter.base_dtype": adapter.base_dtype} if adapter.is_present and adapter.base_dtype else {}
+    return {
+        "runtime.preset": scenario.preset,
+        "data.sequence_length": scenario.job.data.sequence_length,
+        "training.precision": training.precision,
+        "training.global_batch_size": scenario.samples * scenario.mesh.data_size,
+        "training.micro_batch_size": scenario.micro_batch_size,
+        "training.activation_checkpointing": training.activation_checkpointing,
+        **base,
+    }
+
+
+def estimate_command(one: Alternative, typed: Typed) -> str:
+    """What predicts it."""
+    place = ["--backends", one.label, "--world-size", str(one.world_size), *set_words(one.settings)]
+    return shlex.join(["harness", "estimate", *typed.job, *option_words(typed.place), *place])
+
+
+def run_command(one: Alternative, typed: Typed) -> str:
+    """What runs it: on one node, or under Slurm."""
+    added, scenario = set_words({**planned_settings(one.planned), **one.settings}), one.planned
+    if scenario.nodes > 1:
+        start = ["slurm", "render", "--site", SITE, "--backends", one.label, "--nodes", str(scenario.nodes)]
+        end = ["--nproc", str(scenario.ranks_per_node), *typed.job, *added, "-o", "jobs"]
+        render = shlex.join(["harness", *start, *end])
+        return f"{site_line(scenario.ranks_per_node, scenario.device)} && {render}"
+    start = ["run", "--backend", one.label, "--nproc", str(scenario.world_size)]
+    return shlex.join(["harness", *start, *typed.job, *added])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commands:
+    """Lines to type, one after the other."""
+
+    compare: tuple[str, ...] = ()
+    """On one node; empty for several."""
+    slurm: tuple[str, ...] = ()
+
+
+def commands(question: Question, chosen: Sequence[Scenario], typed: Typed) -> Commands:
+    """A comparison, and a Slurm matrix, for each set of settings among the chosen scenarios.
+
+    Backends of equal micro-batch and checkpointing share one; all of them record into one folder of runs.
+    """
+    if not chosen:
+        return Commands()
+    groups: dict[tuple[int, bool | str], list[Scenario]] = {}
+    for one in chosen:
+        key = one.micro_batch_size, one.job.training.activation_checkpointing
+        groups.setdefault(key, []).append(one)
+    compare, slurm = [], []
+    for number, group in enumerate(groups.values(), start=1):
+        # Repetitions of a reference that one GPU cannot hold tell nothing.
+        decided = {**planned_settings(group[0]), "compare.noise_runs": False}
+        given = [word for text in typed.without(decided).assignments for word in ("--set", text)]
+        shared = [*typed.named, "--backends", ",".join(one.label for one in group)]
+        settings = [*given, *set_words(decided)]
+        compare.append(shlex.join(["harness", "compare", *shared, "--nproc", str(question.gpus), *settings]))
+        world = ["--nodes", str(question.nodes), "--nproc", str(question.gpus_per_node)]
+        start, folder = ["harness", "slurm", "render", "--site", SITE], f"jobs-{number}"
+        slurm.append(shlex.join([*start, *shared, *world, *settings, "-o", folder]))
+        slurm.append(shlex.join(["harness", "slurm", "submit", folder, "--wait"]))
+    report = "harness report runs -o report.md"
+    return Commands(
+        compare=(*compare, report) if question.nodes == 1 else (),
+        slurm=(site_line(question.gpus_per_node, question.device), *slurm, report),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What is said of one number of ranks."""
+
+    question: Question
+    """Of these ranks; of a search, with the tokens of a step."""
+    typed: Typed = Typed()
+    rows: tuple[Prediction, ...]
+    """At the batch of the question; of a search the best of each backend that fits, in order."""
+    found: Found | None = None
+    """Of the search; None: the batch is given, and nothing else is known."""
+    instead: tuple[Alternative, ...] = ()
+    """What people do where nothing fits, or only with offload."""
+    advice: Advice | None = None
+    guide: str | None = None
+    other_preset: Preset | None = None
+    other_best: Prediction | None = None
+    """What would be recommended if that preset planned."""
+    chunked: Prediction | None = None
+    """What would be recommended of the usual strategies with a chunked loss, if that gains speed or room."""
+    fewer_tokens: tuple[str, ...] = ()
+    """How few let full sharding fit, where it does not."""
+
+    @property
+    def best(self) -> tuple[Prediction, ...]:
+        return self.found.best() if self.found else ()
+
+    @cached_property
+    def uneven(self) -> str | None:
+        """Of a mixture of experts, why strategies that shard alike hold unlike states."""
+        if not self.question.is_mixture:
+            return None
+        known = (*self.rows, *(self.found.too_large if self.found else ()))
+        held = {one.label: one.state_bytes(*STATE_KINDS) or 0 for one in known}
+        return why_uneven(held, self.question.model.config)
+
+    @cached_property
+    def commands(self) -> Commands:
+        return commands(self.question, [one.planned for one in self.best], self.typed)
+
+    def command(self, one: Alternative) -> str:
+        """Runs a way out, or predicts it where the batch was given."""
+        return (run_command if self.question.is_open else estimate_command)(one, self.typed)
+
+    @cached_property
+    def uncertain(self) -> list[tuple[str, str]]:
+        """What a measurement may turn round, and why."""
+        if self.found is None or not self.best or self.best[0].most_memory is None:
+            return [("memory", self.uneven)] if self.uneven else []
+        fitting, found = self.found.best_by_backend(), list[tuple[str, str]]()
+        fastest = self.found.fastest or fitting[0]
+        least = fastest.tokens_per_second_per_gpu * (1 - CLOSE_SHARE)
+        close = [one.label for one in fitting[1:] if one.tokens_per_second_per_gpu >= least]
+        if close and fitting[0].speed is not None:
+            share = percent(CLOSE_SHARE)
+            found.append(("speed", f"{listed(close)}: within {share} of {fitting[0].label}, {TIE}"))
+        if tight := [one.label for one in fitting if one.is_tight]:
+            free = f"less than {percent(1 - TIGHT_SHARE)} of the device free; `harness fit` measures it"
+            found.append(("memory", f"{listed(tight)}: {free}"))
+        reasons: dict[tuple[str, str], list[str]] = {}
+        for one in self.found.fitting:
+            if one.speed_unknown:
+                reasons.setdefault(("no speed", one.speed_unknown), []).append(one.label)
+            if why := textbook_because(one):
+                reasons.setdefault(("speed from the bytes of the ZeRO paper", why), []).append(one.label)
+        found += [(what, f"{listed(labels)}: {why}") for (what, why), labels in reasons.items()]
+        remarks = {remark for one in fitting if one.speed for remark in one.speed.remarks}
+        return found + [
+            ("speed rests on", remark) for remark in sorted(remarks) if remark.startswith("constants")
+        ]
+
+
+def answers(question: Question, typed: Typed = Typed(), by: Predictors | None = None) -> list[Answer]:
+    """One for each number of ranks.
+
+    With the batch given, rows at it, and with every strategy on a GPU what a search finds too. Raises
+    HarnessError where nothing can be predicted.
+    """
+    by = by or Predictors()
+    if question.is_open:
+        return [_searched(question.opened(size), typed, by) for size in question.world_sizes]
+    rows, found = estimate(question, by), []
+    for size in question.world_sizes:
+        own = tuple(row for row in rows if row.world_size == size)
+        at_size = replace(question, world_sizes=(size,))
+        is_searched = question.names_all and question.device is not None and question.torch_device != "cpu"
+        found.append(
+            Answer(
+                question=at_size, typed=typed, rows=own, instead=ways_out(own, by),
+                found=search(replace(question, tokens=None).opened(size), by) if is_searched else None,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _searched(question: Question, typed: Typed, by: Predictors) -> Answer:
+    typed = typed.without([f"training.{name}" for name in BATCH])
+    if question.experiment.training.accumulation_steps is not None and typed.config is not None:
+        typed = replace(typed, assignments=(*typed.assignments, "training.accumulation_steps=null"))
+    found = search(question, by)
+    if question.samples and not (found.fitting or found.too_large):
+        reason = list(found.left_out.values())[-1].removeprefix("no prediction: ")
+        raise HarnessError(
+            f"no strategy can be recommended: {reason}; `harness estimate --backends` gives its states and "
+            "traffic"
+        )
+    rows = tuple(with_traffic(one) for one in found.best_by_backend())
+    (other,) = (preset for preset in get_args(Preset) if preset != question.preset)
+    answer = Answer(
+        question=question, typed=typed, rows=rows, found=found, other_preset=other,
+        advice=advise(question, found, by), instead=_instead(question, found, by),
+    )  # fmt: skip
+    if question.is_mixture:
+        return answer
+    best = answer.best
+    is_plain = best and best[0].offload == "none" and not best[0].planned.mesh.shares_samples
+    others = search(question.of("runtime", preset=other), by, found.choices)
+    return replace(
+        answer,
+        guide=guide_line(question, found.fitting),
+        other_best=next(iter(others.best()), None),
+        chunked=_chunked(question, best, by),
+        fewer_tokens=() if is_plain else tuple(fewer_tokens(question, by)),
+    )
+
+
+def _chunked(question: Question, best: Sequence[Prediction], by: Predictors) -> Prediction | None:
+    """The best of the usual strategies with a chunked loss; None: it gains neither speed nor room.
+
+    It is tried where logits are much of the memory, or what keeps it from leaving room.
+    """
+    if not best:
+        return None
+    logits, first = logits_bytes(best[0].planned), best[0]
+    without = first.held_against_limit(first.needed_bytes - LOGITS_HELD * logits)
+    changed = with_settings(first.planned, RELIEFS[CHUNKED])
+    is_worth = logits >= CHUNKED_SHARE * first.there_bytes or (first.is_tight and without.leaves_room)
+    if not is_worth or changed is None or changed is first.planned:
+        return None
+    asked = question.of("loss", **changed.job.loss.model_dump())
+    one = next(iter(search(asked, by, only=(registry.REFERENCE, *USUAL)).best()), None)
+    if one is None or one.barely_fits:
+        return None
+    rate, before = one.tokens_per_second_per_gpu, first.tokens_per_second_per_gpu
+    gives_room = first.is_tight and not one.is_tight and rate >= (1 - CLOSE_SHARE) * before
+    return one if gives_room or rate * (1 - CLOSE_SHARE) > before else None
+
+
+def _instead(question: Question, found: Found, by: Predictors) -> tuple[Alternative, ...]:
+    """Where nothing fits well without offload: the ways that no variant takes, with the smallest micro-batch.
+
+    Each says whether it needs checkpointing, so all begin from the job without what a search adds.
+    """
+    if any(one.offload == "none" and one.is_roomy for one in found.fitting) or not question.samples_per_rank:
+        return ()
+    first, every = question.checkpointing[0], (*found.fitting, *found.too_large)
+    if question.is_mixture:
+        return tuple(alternatives([one.planned for one in every], by=by, keeps_batch=True))
+    asked = {"training.activation_checkpointing": first}
+    on_device = [one.planned for one in every if one.offload == "none"]
+    usable = on_device or [one.planned for one in found.too_large]
+    tried, without = [with_settings(one, asked) or one for one in usable], [OFFLOAD, CONTEXT]
+    if question.gpus == 1:  # no strategy that shards was tried, from which advice tells on how many it fits
+        tried += [scenario_of(question, label, 1, checkpointing=first) for label in USUAL]
+    else:
+        without.append(MORE_GPUS)
+    return tuple(alternatives(bases(tried), without=without, by=by, keeps_batch=True))
+
+
+def ways_out(rows: Sequence[Prediction], by: Predictors | None = None) -> tuple[Alternative, ...]:
+    """Where no row fits; empty where something fits, or no GPU was named."""
+    scenarios = [(row, row.scenario) for row in rows if row.scenario is not None]
+    known = [one for row, one in scenarios if row.memory or mixture_of_experts(one.model.config)]
+    if not known or any(row.is_roomy for row in rows) or known[0].device is None:
+        return ()
+    return tuple(alternatives(bases(known), by=by))
+
+
+def candidates(question: Question) -> Iterator[Prediction]:
+    """The rows before anything is predicted, by world size and then by backend."""
+    for world_size in question.world_sizes:
+        for label in _labels(question, world_size):
+            yield _planned(question, label, world_size)
+
+
+def _labels(question: Question, world_size: int) -> list[str]:
+    """Those to predict; of every strategy also one process, and a pipeline of no more stages than blocks."""
+    if not question.names_all:
+        return list(question.labels)
+    most = min(MOST_STAGES, len(question.model.layout.blocks))
+    stages = max(n for n in range(1, most + 1) if world_size % n == 0)
+    staged = {"pp": f"pp:stages={stages}"} if 1 < stages < world_size else {}
+    alone = [registry.REFERENCE] if world_size == 1 else []
+    return list(dict.fromkeys([*alone, *(staged.get(label, label) for label in question.labels)]))
+
+
+def _planned(question: Question, label: str, world_size: int) -> Prediction:
+    per_node, named = min(question.ranks_per_node, world_size), CellName(label, world_size)
+    training, job = question.experiment.training, question.job
+    layout: BatchLayout | None = None
+    misfit = None
+    try:
+        layout = cell_layout(label, world_size, job_layout([label], world_size, training), training)
+    except JobError as error:
+        misfit = str(error)
+    world = World.planned(world_size, per_node, question.torch_device)
+    reason = why_not_planned(label, job, world, layout.micro_batch_size if layout else None, question.model)
+    reason = reason or misfit
+    if layout is None or reason is not None:
+        return Prediction(named=named, unsupported=reason)
+    scenario = Scenario.of(
+        label,
+        question.model,
+        with_global_batch(job, layout),
+        world_size=world_size,
+        ranks_per_node=per_node,
+        preset=question.preset,
+        micro_batch_size=layout.micro_batch_size,
+        accumulation_steps=layout.accumulation_steps,
+        torch_device=question.torch_device,
+        device=question.device,
+        fabric=question.fabric,
+        constants=question.constants,
+    )
+    return Prediction(scenario=scenario, named=named)
+
+
+def estimate(question: Question, by: Predictors | None = None) -> list[Prediction]:
+    """Every row of a question at its batch. A row that cannot be predicted says why.
+
+    Of every strategy, one whose whole gradients leave no room where they add up has a second row that reduces
+    in every micro-step. Raises HarnessError if no strategy can run the job on any of the numbers of ranks.
+    """
+    rows = list(candidates(question))
+    if all(row.scenario is None for row in rows):
+        first, more = rows[0], len(rows) - 1
+        raise HarnessError(
+            f"{first.label} cannot run on {ranks(first.world_size)}: {first.unsupported}"
+            + (f"; nor can any of the {more} others that were asked for" if more else "")
+        )
+    by = by or Predictors()
+    by.prepare(row.scenario for row in rows if row.scenario)
+    found = []
+    for row in rows:
+        predicted = _predicted(row, by)
+        each = None
+        if question.names_all and predicted.verdict is not None and not predicted.leaves_room:
+            each = reducing_each(row.label) if predicted.planned.accumulation_steps > 1 else None
+        if each is None:
+            found.append(predicted)
+            continue
+        found.append(replace(predicted, reduced_each_time=None))
+        found.append(_predicted(_planned(question, each, row.world_size), by))
+    return found
+
+
+def _predicted(row: Prediction, by: Predictors) -> Prediction:
+    if row.scenario is None:
+        return row
+    found = with_traffic(replace(predict(row.scenario, by), named=row.named))
+    decides = found.verdict is not None and not found.is_roomy
+    return replace(found, reduced_each_time=reduced_each_time(row.scenario, by) if decides else None)
+
+
+def leading(rows: Sequence[Prediction]) -> list[Prediction]:
+    """Strategies that a search compares, in its order: what fits, then what is nearest to it.
+
+    Without a GPU, the usual ones first.
+    """
+    distinct = {entry.name for entry in distinct_backends(rows[0].world_size if rows else None)[0]}
+    known = [row for row in rows if row.scenario is not None and row.backend in distinct]
+    sensible = [row for row in known if not pointless(row.label, row.world_size)]
+    if any(row.is_roomy for row in sensible) or not any(row.is_roomy for row in known):
+        known = sensible or known
+    if not any(row.verdict for row in known):
+        return sorted(known, key=lambda row: USUAL.index(row.label) if row.label in USUAL else len(USUAL))
+    fitting = in_order([row for row in known if row.verdict and row.verdict.fits])
+    rest = [row for row in known if row not in fitting]
+    rest.sort(key=lambda row: -row.verdict.margin_bytes if row.verdict else 0)
+    return [*fitting, *rest]
+
+
+def trust_of(rows: Sequence[Prediction], answer: Prediction | None = None) -> Trust | None:
+    """How wrong such predictions have been; None: of no row is more than states and traffic predicted.
+
+    `answer`: what is said to fit in place of all rows.
+    """
+    rows = rows if answer is None else [answer]
+    known = [row for row in rows if row.scenario and (row.memory or row.near_bounds or row.speed)]
+    if not known:
+        return None
+    share = max((row.speed.host_share for row in known if row.speed), default=None)
+    return trust_in(
+        *(row.planned for row in known), speed=share is not None, host_share=share,
+        update_share=known[0].speed.host_update_share if known[0].speed else None,
+        bounded=not any(row.memory for row in known),
+    )  # fmt: skip
+
+
+def trust_in_answers(found: Sequence[Answer], shown: Sequence[Prediction]) -> Trust | None:
+    """The same of what is shown; of a search, of what it takes."""
+    best = [one for answer in found if answer.question.is_open for one in answer.best[:1]]
+    ways = (least_change(answer.instead) for answer in found if answer.instead)
+    return trust_of(best or shown, None if best else next((one for one in ways if one), None))
