@@ -950,7 +950,7 @@ def _stage_use(record: Record, part: RankPart, cut: Cut) -> StageUse:
     held = {states.rank: states.measured_bytes for states in rank_states(record)}
     first = first_timed(record)
     seconds = {
-        phase: median(series[first:]) if (series := part.phase_seconds.get(phase, []))[first:] else None
+        phase: median(spent[first:]) if (spent := part.phase_seconds.get(phase, []))[first:] else None
         for phase in (*PASSES, WAITING)
     }
     return StageUse(
