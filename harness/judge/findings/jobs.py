@@ -32,7 +32,7 @@ CUT = {("training", name) for name in ("global_batch_size", "micro_batch_size", 
 """Settings that weak scaling changes with the number of ranks."""
 
 
-def several_jobs(runs: Runs) -> list[Finding]:
+def jobs_apart(runs: Runs) -> list[Finding]:
     jobs = {row.record.job_id: row.record.job.model_dump() for row in runs.rows}
     if len(jobs) < 2:
         return []
@@ -55,7 +55,7 @@ def _grows_with_ranks(runs: Runs) -> bool:
 
 def another_job(row: JudgedRun) -> Iterator[Finding]:
     """Everything in which a run is another job than its reference."""
-    # `several_jobs` reports once that a table holds several jobs.
+    # `jobs_apart` reports once that a table holds several jobs.
     for difference in () if row.is_of_another_job else row.judgement.not_same_job:
         given, expected = both(difference.given, difference.reference)
         whose, other = "the reference", row.same_job_as
@@ -422,7 +422,7 @@ RULES = Rules(
         samples_repeated,
     ),
     of_all=(
-        several_jobs,
+        jobs_apart,
         as_given,
         batch_split,
         custom_code,
