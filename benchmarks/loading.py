@@ -106,7 +106,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from harness.rank.probes.process_memory import HostPeak
+    from harness.rank.probes.memory import HostPeak
     from harness.rank.probes.weights import digest_weights
     from harness.rank.process.environment import return_freed_memory
 
@@ -141,7 +141,7 @@ def harness(options: argparse.Namespace, case: str) -> Any:
     from harness.rank.models.losses import summed_cross_entropy
     from harness.rank.models.model import model_config
     from harness.rank.models.optimizer import build_optimizer, update_groups
-    from harness.rank.probes.device_memory import AllocatorProbe, live_bytes_by_kind
+    from harness.rank.probes.memory import AllocatorProbe, live_bytes_by_kind
 
     name, _, loading = case.partition(":")
     config = GEOMETRIES[options.geometry]

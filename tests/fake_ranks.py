@@ -16,7 +16,7 @@ from harness.job.experiment import Limits, MeasureSection
 from harness.job.job import Job, TrainingSection
 from harness.launch.launcher import LocalLauncher
 from harness.rank.events import EventWriter
-from harness.rank.process.signals import SignalThread, dump_stacks_when_asked
+from harness.rank.process.start import SignalThread, dump_stacks_when_asked
 from harness.run_directory.events import DoneEvent, FailureEvent, StepEvent, StoppedEvent
 from harness.run_directory.rank_state import PositionWriter
 from harness.run_directory.request import RunRequest, rank_file, rank_log

@@ -13,7 +13,7 @@ from harness.run_directory.request import RunRequest
 
 def train(run_directory: Path, request: RunRequest, tell: Callable[[str], object]) -> int:
     """This rank's part; imports torch only here, in the watched child."""
-    from harness.rank.process.signals import dump_stacks_when_asked
+    from harness.rank.process.start import dump_stacks_when_asked
 
     dump_stacks_when_asked(run_directory, external_rank())
     tell(request.run_id)

@@ -129,7 +129,7 @@ class LocalLauncher:
     def example(self, request: str) -> dict[str, Any]:
         """The first steps of a job (`rank.example`), from a process of its own. Raises JobError."""
         example: dict[str, Any] = self._ask(
-            "harness.rank.example:example_of", request, "reading the job's data"
+            "harness.rank.job_check:example_of", request, "reading the job's data"
         )
         return example
 

@@ -18,14 +18,13 @@ def enter_rank(
 
     `turns`: through which it is given turns; None: it takes none.
     """
-    from harness.rank.process.signals import dump_stacks_when_asked
+    from harness.rank.process.start import dump_stacks_when_asked
 
     _detach(log)
     dump_stacks_when_asked(Path(run_directory), int(variables["RANK"]))
     _follow_the_launcher()
     os.environ.update(variables)
-    from harness.rank.process.start import leave
-    from harness.rank.process.turns import Turns
+    from harness.rank.process.start import Turns, leave
     from harness.rank.rank import run_rank
 
     leave(run_rank(Path(run_directory), turns=Turns(turns) if turns is not None else None))

@@ -16,8 +16,8 @@ from harness.backends.base import Engine, Unsupported, World
 from harness.backends.checkpoints.adam import moments_checksum
 from harness.backends.checkpoints.portable import load_portable, save_portable
 from harness.rank.events import EventWriter
+from harness.rank.probes.memory import HostPeak
 from harness.rank.probes.probes import Probes
-from harness.rank.probes.process_memory import HostPeak
 from harness.rank.probes.weights import digest_weights
 from harness.record.measured import CheckpointPart, SavedFormat
 from harness.run_directory.checkpoint import SavedCheckpoint

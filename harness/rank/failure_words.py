@@ -14,7 +14,7 @@ from pathlib import Path
 from torch import nn
 
 from harness.backends.model.blocks import transformer_blocks
-from harness.rank.live.live_model import bare_name
+from harness.rank.live.model_watch import bare_name
 from harness.rank.live.observer import NO_GRADIENT
 from harness.safe_text import described
 

@@ -15,14 +15,14 @@ from harness.rank.events import EventWriter
 from harness.rank.factories import brought_packages
 from harness.rank.live.observer import Audit, Observer
 from harness.rank.probes.communication import CommunicationCounter
-from harness.rank.probes.device_memory import AllocatorProbe, allocator_probe
 from harness.rank.probes.energy import EnergyMeter
 from harness.rank.probes.examination import Examination
-from harness.rank.probes.probes import Probes, Snapshot, StepMemory
+from harness.rank.probes.memory import AllocatorProbe, Snapshot, StepMemory, allocator_probe
+from harness.rank.probes.probes import Probes
 from harness.rank.probes.time import Clock
 from harness.rank.probes.tracer import Tracer
 from harness.rank.process.environment import keep_freed_memory
-from harness.rank.process.turns import Turns
+from harness.rank.process.start import Turns
 from harness.rank.shells import Instrument, Shells, Step
 from harness.record import OUTSIDE, OverlapPart
 from harness.run_directory.rank_state import TURN, ModuleWriter, PositionWriter

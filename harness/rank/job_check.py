@@ -1,4 +1,4 @@
-"""Checks a job before any run begins: data, tokenizer, model and their fit, without building weights."""
+"""Checks a job before any run begins, without building weights, and gives its first steps as plain values."""
 
 from __future__ import annotations
 
@@ -23,13 +23,17 @@ from harness.rank.models.description import (
     describe_geometry,
     describe_layout,
     describe_model,
+    find_module_uses,
 )
 from harness.rank.models.losses import loss_function
-from harness.rank.models.model import model_config
-from harness.rank.models.model_classes import from_config, in_fp32
-from harness.rank.models.module_uses import find_module_uses
-from harness.rank.models.optimizer import build_optimizer, frozen_names, update_groups
-from harness.rank.models.own_model import build_own_model, declare_blocks
+from harness.rank.models.model import build_own_model, declare_blocks, from_config, in_fp32, model_config
+from harness.rank.models.optimizer import (
+    FOREACH_AND_FUSED,
+    build_optimizer,
+    frozen_names,
+    learning_rate,
+    update_groups,
+)
 from harness.record.workload import closed_form_layout
 
 if TYPE_CHECKING:
@@ -156,3 +160,29 @@ def describe_on_meta(config: Mapping[str, Any], source: str) -> MetaModel:
         layers=geometry.layers,
         attention_width=geometry.attention_width,
     )
+
+
+def example_of(request: str) -> dict[str, Any]:
+    """Samples and learning rates of the first steps, and the model's configuration.
+
+    `request`: JSON with `job`, whose global batch is resolved, and `steps`. Raises JobError.
+    """
+    asked = json.loads(request)
+    job = Job.model_validate(asked["job"])
+    samples = load_samples(job)
+    sampler = Sampler(samples, job)
+    config = model_config(job, samples.facts)
+    if config is None:
+        raise JobError("a model from model.factory cannot be exported: import your own function instead")
+    total = training_steps(job, sampler)
+    steps = range(min(asked["steps"], total))
+    batch = samples.batch([i for step in steps for i in sampler.step_ids(step)])
+    foreach, fused = FOREACH_AND_FUSED[job.optimizer.implementation]
+    return {
+        "tokens": batch["tokens"].tolist(),
+        "labels": batch["labels"].tolist(),
+        "learning_rates": [learning_rate(step, total, job.optimizer, job.schedule) for step in steps],
+        "configuration": config.to_diff_dict(),
+        "foreach": foreach,
+        "fused": fused,
+    }

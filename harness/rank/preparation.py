@@ -19,12 +19,10 @@ from harness.rank.live.observer import Observer
 from harness.rank.loading.skeleton import why_whole
 from harness.rank.loading.source import JobModelSource
 from harness.rank.models.changes import narrow_products
-from harness.rank.models.description import Built
-from harness.rank.models.losses import loss_function, returns_loss, targets_of
+from harness.rank.models.description import Built, find_module_uses
+from harness.rank.models.losses import divide_sequence, loss_function, returns_loss, targets_of
 from harness.rank.models.model import model_config
-from harness.rank.models.module_uses import find_module_uses
 from harness.rank.models.optimizer import frozen_names, try_own, update_groups
-from harness.rank.models.sequence_part import divide_sequence
 from harness.rank.models.splitting import split_dependence
 from harness.run_directory.request import RunRequest
 

@@ -27,7 +27,7 @@ from harness.errors import HarnessError
 from harness.forms.terms import OwnForms
 from harness.job.batch import BatchLayout
 from harness.job.pairs import why_refused
-from harness.rank.accelerator import describe_accelerator, measured_peaks
+from harness.rank.accelerator import describe_accelerator, measured_peaks, placement
 from harness.rank.answers import answer_questions
 from harness.rank.checkpoint import LOADING_PHASE, CheckpointProbe, if_supported, load
 from harness.rank.data.samples import Sampler, Samples, load_samples
@@ -39,11 +39,10 @@ from harness.rank.models.changes import while_compiling
 from harness.rank.models.description import Built
 from harness.rank.models.model import model_config
 from harness.rank.models.splitting import BATCHES
-from harness.rank.placement import placement
 from harness.rank.preparation import prepare_engine
 from harness.rank.probes.communication import CommunicationCounter
 from harness.rank.probes.device_watch import watch_device
-from harness.rank.probes.process_memory import HostPeak
+from harness.rank.probes.memory import HostPeak
 from harness.rank.probes.time import Clock
 from harness.rank.probes.weights import combined, digest_share, digest_weights, moment_sums
 from harness.rank.process.environment import (
@@ -53,8 +52,7 @@ from harness.rank.process.environment import (
     random_state,
     world_of,
 )
-from harness.rank.process.signals import SignalThread
-from harness.rank.process.turns import Turns
+from harness.rank.process.start import SignalThread, Turns
 from harness.rank.telling import tell_through
 from harness.record import ObservedPart, SetupMemoryPart, WeightsPart
 from harness.record.run import weights_differ

@@ -40,7 +40,7 @@ from harness.run_directory.request import rank_file
 from harness.safe_text import said
 
 Sketches = Mapping[str, Sequence[float | None]]
-"""Of each parameter: see `rank/probes/sketch.py`."""
+"""Of each parameter: see `rank/probes/weights.py`."""
 
 
 Duration = Annotated[float, AfterValidator(lambda seconds: round(seconds, 9))]

@@ -35,7 +35,7 @@ TURN = "turn"
 EVALUATION = "evaluation"
 """Begins the phases of an evaluation, one per batch."""
 COLLECTIVES_PREFIX = "collectives: "
-HELPER_THREADS = ("process/signals.py", "in wait_and_leave")
+HELPER_THREADS = ("in answer_signals", "in wait_and_leave")
 """In the stacks of threads that only wait for signals or for the launcher's end."""
 MOST_STACK_BYTES = 16 * 2**10
 

@@ -11,9 +11,8 @@ import torch
 from harness.backends.base import Backend, Engine, SetupContext, World
 from harness.job.job import Job, UpdateGroup
 from harness.rank.data.samples import IGNORED
-from harness.rank.models.losses import ComputeLoss, summed_cross_entropy
+from harness.rank.models.losses import ComputeLoss, loss_of_part, summed_cross_entropy
 from harness.rank.models.optimizer import build_optimizer, update_groups
-from harness.rank.models.sequence_part import loss_of_part
 from tests.contract.sources import job_source
 
 STEPS = 6

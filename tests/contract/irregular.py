@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from harness.backends.base import Backend, Effective, SetupContext, World
 from harness.job.job import Job, UpdateGroup
 from harness.rank.loading.source import JobModelSource
-from harness.rank.models.description import Built
+from harness.rank.models.description import Built, find_module_uses
 from harness.rank.models.losses import loss_function
-from harness.rank.models.module_uses import find_module_uses
 from harness.rank.models.optimizer import build_optimizer, frozen_names, update_groups
 from harness.rank.probes.communication import CommunicationCounter
-from harness.rank.probes.device_memory import AllocatorProbe, live_bytes_by_kind
+from harness.rank.probes.memory import AllocatorProbe, live_bytes_by_kind
 from harness.record import LayoutPart, ModelPart
 from tests.contract.sources import FOLDER
 

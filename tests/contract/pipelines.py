@@ -11,7 +11,7 @@ from harness.backends import registry
 from harness.backends.base import Backend, Effective, Engine, World
 from harness.rank.data.samples import IGNORED
 from harness.rank.probes.communication import CommunicationCounter
-from harness.rank.probes.device_memory import AllocatorProbe, live_bytes_by_kind
+from harness.rank.probes.memory import AllocatorProbe, live_bytes_by_kind
 from harness.record import LayoutPart, ModelPart
 from tests.contract.cases import GLOBAL_BATCH, LEARNING_RATE, global_batches
 from tests.contract.communication import PROBED_STEP, VolumeCase, prepare

@@ -13,8 +13,7 @@ from harness.backends.model_source import Loading, ModelSource
 from harness.job.job import DataSection, Job, ModelSection, UpdateGroup
 from harness.rank.models.losses import summed_cross_entropy
 from harness.rank.models.optimizer import build_optimizer, update_groups
-from harness.rank.probes.device_memory import AllocatorProbe, live_bytes_by_kind
-from harness.rank.probes.process_memory import HostPeak
+from harness.rank.probes.memory import AllocatorProbe, HostPeak, live_bytes_by_kind
 from harness.rank.probes.weights import digest_weights
 from harness.rank.process.environment import return_freed_memory
 from tests.contract.sources import job_source

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from harness.backends.base import Backend, Unsupported, World
-from harness.rank.probes.device_memory import AllocatorProbe, live_bytes_by_kind
+from harness.rank.probes.memory import AllocatorProbe, live_bytes_by_kind
 from harness.record import LayoutPart
 from tests.contract.cases import global_batches
 from tests.contract.communication import VolumeCase, prepare, run_micro_steps, take_step

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from harness.rank.probes.sketch import content_sum, sketch
+from harness.rank.probes.weights import content_sum, sketch
 from harness.record.run import DIGEST_KIND
 from tests.contract.ranks import on_ranks
 from tests.contract.weight_digests import NAMES, tensors

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from harness.rank.probes.communication import CommunicationCounter
-from harness.rank.probes.probes import MemoryProbe
+from harness.rank.probes.memory import MemoryProbe
 
 COUNTING, NOT_COUNTING = "counting", "not counting"
 MEMORY = "memory of torch.cuda.memory_stats, peak and allocated"

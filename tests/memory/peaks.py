@@ -19,8 +19,7 @@ from harness.rank.data.samples import DataFacts
 from harness.rank.models.losses import summed_cross_entropy
 from harness.rank.models.model import build_model, model_config
 from harness.rank.models.optimizer import build_optimizer, update_groups
-from harness.rank.probes.device_memory import allocator_probe, live_bytes_by_kind
-from harness.rank.probes.probes import MemoryProbe
+from harness.rank.probes.memory import MemoryProbe, allocator_probe, live_bytes_by_kind
 from tests.contract.cases import LEARNING_RATE, VOCABULARY, Case, contract_job, global_batches
 
 CASE = Case(accumulation_steps=1, clipping=None, tied=False)

@@ -47,7 +47,7 @@ BAND_FACTOR = 3.0
 TIGHT, BAND, CUT_BAND = "tight", "band", "band of cut layers"
 """Names of levels."""
 PROJECTIONS = 8
-"""Of a sketch, as `rank/probes/sketch.py` makes it."""
+"""Of a sketch, as `rank/probes/weights.py` makes it."""
 OVERESTIMATE = 1.0 + 2.0 / (2.0 * PROJECTIONS) ** 0.5
 """How far a distance estimated from the projections may lie above the true one: two standard errors."""
 UNIT_ROUNDOFF = {

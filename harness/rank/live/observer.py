@@ -26,12 +26,9 @@ from harness.backends.optimizer.kinds import LOW_BIT
 from harness.backends.piece import Piece
 from harness.job.job import OptimizerSection, UpdateGroup
 from harness.rank.accelerator import uses_tf32
-from harness.rank.data.batch_digest import SeenBatch, batch_hash_sum, content_digests
-from harness.rank.data.samples import LABELS, seed_generators
+from harness.rank.data.samples import LABELS, SeenBatch, batch_hash_sum, content_digests, seed_generators
 from harness.rank.factories import configuration
-from harness.rank.live.live_model import bare_name, largest_dropout, recomputes
-from harness.rank.live.module_watch import ModuleWatch
-from harness.rank.live.passes import PassWatch
+from harness.rank.live.model_watch import ModuleWatch, PassWatch, bare_name, largest_dropout, recomputes
 from harness.rank.live.update_audit import HeldTensor, UpdateAudit
 from harness.rank.models.changes import compiler_facts, is_compiled, narrow_layers
 from harness.rank.models.losses import ComputeLoss, summed_cross_entropy

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from harness.backends.model_source import Loading
 from harness.errors import JobError
 from harness.job.job import Job
-from harness.rank.models.own_model import build_own_model
+from harness.rank.models.model import build_own_model
 
 Register = Callable[[nn.Module, str, nn.Parameter | None], None]
 

@@ -16,8 +16,7 @@ from harness.backends.model.precision import COMPUTE_DTYPES
 from harness.backends.model_source import Loading, ModelSource
 from harness.job.job import Job
 from harness.rank.loading.skeleton import CannotStream, fill_buffers, parameter_numbers, stream_weights
-from harness.rank.loading.weight_file import WeightReader, pieces
-from harness.rank.loading.weight_files import await_weights, provide_weights
+from harness.rank.loading.weight_files import WeightReader, await_weights, pieces, provide_weights
 from harness.rank.models.adapter import add_adapters, bare_name, initial_values, is_adapter
 from harness.rank.models.model import build_model, draw_model, finish_model
 

@@ -2,20 +2,381 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import copy
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
+import numpy
+import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from harness.backends.base import Batch
 from harness.backends.model.blocks import transformer_blocks
 from harness.backends.model.precision import dtype_name
-from harness.job.job import UpdateGroup
-from harness.rank.factories import configuration
+from harness.backends.optimizer.groups import tensors_in
+from harness.errors import JobError
+from harness.forms.model.layout import READ_ELSEWHERE, RETURNED, UnitCall, Use
+from harness.job.job import DEFAULT_TASK, Job, UpdateGroup
+from harness.rank.factories import configuration, described_error
+from harness.rank.models.adapter import add_adapters
 from harness.rank.models.changes import uses_checkpointing
-from harness.rank.models.module_uses import REGULAR, ModuleUses
+from harness.rank.models.losses import loss_function
+from harness.rank.models.model import from_config
 from harness.rank.models.optimizer import frozen_names
 from harness.record import AttentionPart, GeometryPart, LayoutPart, ModelPart, SplitPart, TensorPart
+
+META = "meta"
+TOKENS = 2
+"""Of the one sample that is passed through."""
+Uses = dict[str, list[Use]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleUses:
+    """What one step does, as `LayoutPart` has it; None: not known."""
+
+    uses: Uses | None = field(default_factory=dict)
+    without_gradient: list[str] | None = field(default_factory=list)
+    unreached: list[str] | None = field(default_factory=list)
+    unit_calls: list[UnitCall] | None = field(default_factory=list)
+    read_outside: list[str] | None = field(default_factory=list)
+    changed_in_passes: list[str] | None = field(default_factory=list)
+    evaluates_alike: bool | None = True
+    depends_on_data: bool = False
+
+
+REGULAR = ModuleUses()
+"""Every module runs once, tied weights at each of their names, and every parameter gets a gradient."""
+UNKNOWN = ModuleUses(
+    uses=None, without_gradient=None, unreached=None, unit_calls=None, read_outside=None,
+    changed_in_passes=None, evaluates_alike=None,
+)  # fmt: skip
+DEPENDS_ON_DATA = replace(UNKNOWN, depends_on_data=True)
+"""Values or random numbers may decide what a step runs, or its code needs them."""
+
+
+class ValuesDecide(Exception):
+    """What runs hangs on values, which tensors on the meta device lack."""
+
+
+def find_module_uses(job: Job, model: nn.Module, config: Any, example: Batch | None) -> ModuleUses:
+    """Forward and backward pass of a loss of `example`, two samples or more, on a copy of the bare model.
+
+    Causal language models of transformers whose every weight is trained are regular; those with adapters are
+    asked for their gradients alone. Raises JobError for a loss that no batch could have.
+    """
+    if job.task == DEFAULT_TASK and job.model.factory is None and job.loss.factory is None:
+        if job.adapter.is_present:
+            return ModuleUses(without_gradient=_adapters_without_gradient(job, config))
+        if all(parameter.requires_grad for parameter in model.parameters()):
+            return REGULAR
+    if example is None:
+        return UNKNOWN
+    try:
+        with _own_draws():
+            drawn, traced = _drawn(), _steady(job, _on_meta(model), example)
+            return traced if _drawn() == drawn else DEPENDS_ON_DATA
+    except JobError:
+        raise
+    except (KeyError, NameError) as error:  # no matter of values
+        shown = f"loss.factory '{job.loss.factory}'" if job.loss.factory else "the loss of the model"
+        raise JobError(f"{shown}: a batch of {', '.join(example)} raised {described_error(error)}") from error
+    except Exception:  # whatever code of the user's own makes of tensors without values
+        return DEPENDS_ON_DATA
+
+
+@contextmanager
+def _own_draws() -> Iterator[None]:
+    """Leave generators as they were."""
+    of_python, of_numpy = random.getstate(), numpy.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(of_python)
+        numpy.random.set_state(of_numpy)
+
+
+def _drawn() -> list[Any]:
+    """The state of the generators that code of the user's own may draw from."""
+    return [random.getstate(), torch.get_rng_state().tolist(), str(numpy.random.get_state())]
+
+
+def _adapters_without_gradient(job: Job, config: Any) -> list[str] | None:
+    """Names of the modules whose outputs need no gradient; None where the model cannot run on meta."""
+    if config is None:
+        return None  # a model of the user's own
+    try:
+        with torch.random.fork_rng(devices=[]):
+            with torch.device("meta"):
+                model = from_config(job, config, attn_implementation=job.model.attention_kernel)
+            add_adapters(job, model)
+            tokens = torch.zeros((1, TOKENS), dtype=torch.long, device="meta")
+            decoder = {"decoder_input_ids": tokens} if job.task == "seq2seq" else {}
+            with AnswersForMeta(), _Calls(model) as calls:
+                model(input_ids=tokens, **decoder, use_cache=False)
+            return sorted({call.name for call in calls.made if call.name and not call.outputs})
+    except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError):
+        return None  # an operator without an implementation on the meta device, or a loop over values
+
+
+class AnswersForMeta(TorchDispatchMode):
+    """Where code asks for a value of a tensor that has none, such as whether all of a mask is set: yes."""
+
+    def __init__(self, *, trusts_yes: bool = True) -> None:
+        """trusts_yes: whether a question of yes or no is one about a mask."""
+        super().__init__()
+        self.has_guessed = False
+        """Whether an answer may have decided what runs."""
+        self._trusts_yes = trusts_yes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+            is_yes = args[0].dtype is torch.bool
+            self.has_guessed |= not (is_yes and self._trusts_yes)
+            return is_yes or 1
+        return func(*args, **(kwargs or {}))
+
+
+def tensors_with_gradient(value: Any) -> list[Tensor]:
+    """Tensors in nested containers that take part in the backward pass."""
+    return [tensor for tensor in tensors_in(value) if tensor.requires_grad]
+
+
+@dataclass
+class ModuleCall:
+    """One run of a module."""
+
+    name: str
+    module: nn.Module
+    inputs: bool = False
+    """Whether its positional inputs need a gradient: DeepSpeed's hooks see no others."""
+    any_inputs: bool = False
+    """Whether any of its inputs does."""
+    outputs: bool = False
+    reached: bool = False
+    """Whether a gradient came back to its outputs."""
+    returned: dict[int, bool] = field(default_factory=dict)
+    """Parameters that it returns as they are, by identity -> whether not in a container within another, into
+    which DeepSpeed does not look (`_post_forward_module_hook`, parameter_offload.py)."""
+
+    @property
+    def use(self) -> Use:
+        """As ZeRO-3 sees it."""
+        return _use(self.reached, self.inputs)
+
+    @property
+    def unit_use(self) -> Use:
+        """As FSDP sees it."""
+        return _use(self.reached, self.any_inputs)
+
+
+def _use(reached: bool, inputs: bool) -> Use:
+    if not reached:
+        return "forward only"
+    return "inputs with gradient" if inputs else "inputs without gradient"
+
+
+class _Calls:
+    """Notes each run of each module of a model, in the order in which they begin."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.made: list[ModuleCall] = []
+        self._model = model
+        self._open: list[ModuleCall] = []
+
+    @property
+    def within(self) -> bool:
+        """Whether a module runs."""
+        return bool(self._open)
+
+    def __enter__(self) -> _Calls:
+        self._handles: list[Any] = []
+        for name, module in self._model.named_modules():
+            self._handles.append(module.register_forward_pre_hook(self._begin(name), with_kwargs=True))
+            self._handles.append(module.register_forward_hook(self._end, with_kwargs=True))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _begin(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: Any, keywords: Mapping[str, Any]) -> None:
+            positional = bool(tensors_with_gradient(inputs)) and torch.is_grad_enabled()
+            named = bool(tensors_with_gradient(dict(keywords))) and torch.is_grad_enabled()
+            call = ModuleCall(name, module, inputs=positional, any_inputs=positional or named)
+            self.made.append(call)
+            self._open.append(call)
+
+        return hook
+
+    def _end(self, module: nn.Module, inputs: Any, keywords: Mapping[str, Any], output: Any) -> None:
+        call = self._open.pop()
+        items = output.values() if isinstance(output, Mapping) else output
+        seen = [id(one) for one in (items if isinstance(output, (Mapping, list, tuple)) else [output])]
+        given = (tensor for tensor in tensors_in(output) if isinstance(tensor, nn.Parameter))
+        call.returned = {id(parameter): id(parameter) in seen for parameter in given}
+        for tensor in tensors_with_gradient(output):
+            call.outputs = True
+            tensor.register_hook(lambda _, call=call: setattr(call, "reached", True))
+
+
+class _ReadsOutside(TorchFunctionMode):
+    """Notes which parameters something with a gradient is computed from while no module runs."""
+
+    def __init__(self, model: nn.Module, calls: _Calls) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self._calls = calls
+        self._known = {id(parameter): name for name, parameter in model.named_parameters()}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not self._calls.within and tensors_with_gradient(result):
+            read = tensors_with_gradient([*args, *(kwargs or {}).values()])
+            self.names.update(self._known[id(tensor)] for tensor in read if id(tensor) in self._known)
+        return result
+
+
+class _Writes(TorchDispatchMode):
+    """Notes which parameters something writes to, by itself or through their `data`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._of_storage = {_storage(parameter): name for name, parameter in model.named_parameters()}
+        self._model = model
+        self._written: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                found = (self._of_storage.get(_storage(tensor)) for tensor in tensors_in(value))
+                self._written.update(filter(None, found))
+        return func(*args, **(kwargs or {}))
+
+    @property
+    def names(self) -> list[str]:
+        """Sorted; those that were given other data among them."""
+        given = {n for n, p in self._model.named_parameters() if self._of_storage.get(_storage(p)) != n}
+        return sorted(self._written | given)
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _on_meta(model: nn.Module) -> nn.Module:
+    """A copy without memory: what its forward pass changes in the model is changed in the copy. Hooks on its
+    tensors stay behind."""
+    memo: dict[int, Any] = {}
+    for tensor in chain(model.parameters(), model.buffers()):
+        held = torch.empty_like(tensor, device=META)
+        is_parameter = isinstance(tensor, nn.Parameter)
+        memo[id(tensor)] = nn.Parameter(held, requires_grad=tensor.requires_grad) if is_parameter else held
+    return copy.deepcopy(model, memo)
+
+
+def _steady(job: Job, model: nn.Module, example: Batch) -> ModuleUses:
+    """What two steps do, one after the other, if they do the same: a model may count its passes."""
+    traced = _trace(job, model, example)
+    model.train()
+    model.zero_grad(set_to_none=True)
+    return traced if _trace(job, model, example) == traced else DEPENDS_ON_DATA
+
+
+def _trace(job: Job, model: nn.Module, example: Batch) -> ModuleUses:
+    batch = {name: value.to(META) for name, value in example.items()}
+    with AnswersForMeta(trusts_yes=job.model.factory is None and job.loss.factory is None) as answers:
+        with _Calls(model) as calls, _ReadsOutside(model, calls) as outside, _Writes(model) as writes:
+            loss = loss_function(job, model)(model, batch)
+        if answers.has_guessed:
+            raise ValuesDecide
+        if not (isinstance(loss, Tensor) and loss.requires_grad):
+            return UNKNOWN
+        calls.made, forward = [], calls.made
+        with calls:  # what the model recomputes by itself
+            loss.sum().backward()
+    recomputed = bool(calls.made) and not job.training.activation_checkpointing
+    # Reentrant checkpoints run without gradients first.
+    hidden = {call.name for call in calls.made if call.reached}.intersection(_without_backward(forward))
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return ModuleUses(
+        uses=None if recomputed else _irregular_uses(model, forward, names),
+        without_gradient=_without_backward([*forward, *calls.made]),
+        unreached=[names[id(p)] for p in trained if p.grad is None],
+        unit_calls=None if recomputed and hidden else _unit_calls(model, forward),
+        read_outside=sorted(outside.names),
+        changed_in_passes=writes.names,
+        evaluates_alike=_evaluated(job, model, batch) == [call.name for call in forward],
+    )
+
+
+@torch.no_grad()
+def _evaluated(job: Job, model: nn.Module, batch: Batch) -> list[str] | None:
+    """The modules that a forward pass of an evaluation runs, in their order; None: it cannot be made."""
+    model.eval()
+    try:
+        with AnswersForMeta() as answers, _Calls(model) as calls:
+            loss_function(job, model)(model, batch)
+    except Exception:  # as of a loss that takes gradients itself
+        return None
+    return None if answers.has_guessed else [call.name for call in calls.made]
+
+
+def _without_backward(calls: Sequence[ModuleCall]) -> list[str]:
+    """Modules that run and that no gradient comes back to."""
+    reached = {call.name for call in calls if call.reached}
+    return sorted({call.name for call in calls if call.name} - reached)
+
+
+def _irregular_uses(model: nn.Module, calls: Sequence[ModuleCall], names: Mapping[int, str]) -> Uses:
+    """Of each parameter that several modules share, that one returns, or whose module does not run exactly
+    once: its uses in the order of a forward pass."""
+    every = [names[id(p)] for module in model.modules() for p in module.parameters(recurse=False)]
+    owners, runs = Counter(every), Counter(id(call.module) for call in calls)
+    returned = {key for call in calls for key in call.returned if key in names}
+    once = {
+        names[id(p)]
+        for module in model.modules()
+        if runs[id(module)] == 1
+        for p in module.parameters(recurse=False)
+        if owners[names[id(p)]] == 1 and id(p) not in returned
+    }
+    found: Uses = {name: [] for name in every if name not in once}
+    left = Counter(runs)
+    for call in calls:
+        left[id(call.module)] -= 1
+        earlier = call.use == "inputs with gradient" and left[id(call.module)] > 0
+        for parameter in call.module.parameters(recurse=False):
+            if (name := names[id(parameter)]) in found:
+                use: Use = "earlier run of its module" if earlier else call.use
+                found[name].append(RETURNED if call.returned.get(id(parameter)) else use)
+    for name, parameter in model.named_parameters():
+        if found.get(name) == [] and parameter.grad is not None:
+            found[name] = [READ_ELSEWHERE]
+    unseen = (names[key] for key in returned if RETURNED not in found[names[key]])
+    return found | {name: [READ_ELSEWHERE] for name in unseen}
+
+
+def _unit_calls(model: nn.Module, calls: Sequence[ModuleCall]) -> list[UnitCall] | None:
+    """Runs of the blocks and of the whole model, '', in their order; empty where each trains and runs once
+    with a backward pass; None where blocks lie within blocks."""
+    blocks = transformer_blocks(model)
+    if any(one != other and one.startswith(f"{other}.") for one in blocks for other in blocks):
+        return None
+    made: list[UnitCall] = [(call.name, call.unit_use) for call in calls if call.name in (*blocks, "")]
+    trains = all(any(p.requires_grad for p in block.parameters()) for block in blocks.values())
+    once = sorted(name for name, _ in made) == sorted([*blocks, ""])
+    return [] if once and trains and all(use != "forward only" for _, use in made) else made
 
 
 @dataclass

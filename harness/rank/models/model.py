@@ -2,25 +2,180 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_map
 
 from harness.backends.libraries.installed import require_installed
-from harness.backends.model.blocks import needed_blocks
+from harness.backends.model.blocks import needed_blocks, transformer_blocks
 from harness.backends.model.precision import COMPUTE_DTYPES
 from harness.backends.refusals import available, suggestion
 from harness.errors import JobError
-from harness.job.job import IMAGES, Job
+from harness.job.job import IMAGES, Job, ModelSection
+from harness.rank.data.documents import settle_hub
 from harness.rank.data.samples import DataFacts
-from harness.rank.data.tokens import settle_hub
-from harness.rank.factories import one_at_a_time, why_refused
+from harness.rank.factories import call_factory, class_in_folder, code_arguments, one_at_a_time, why_refused
 from harness.rank.models.adapter import add_adapters, hold_frozen
 from harness.rank.models.changes import chunk_head, compile_blocks, enable_checkpointing
-from harness.rank.models.model_classes import auto_class, from_config, in_fp32, require_task
-from harness.rank.models.own_model import build_own_model, declare_blocks
+
+OWN_CLASSES = {
+    "causal-lm": ("AutoModelForCausalLM",),
+    "seq2seq": ("AutoModelForSeq2SeqLM",),
+    "classification": ("AutoModelForImageClassification", "AutoModelForSequenceClassification"),
+}
+"""What a folder with code of its own may bring for a task."""
+
+
+def in_fp32() -> dict[str, Any]:
+    """By what argument transformers builds a model in fp32, whatever its configuration says."""
+    import torch
+    from packaging.version import Version
+    from transformers import __version__
+
+    return {"dtype" if Version(__version__) >= Version("4.56") else "torch_dtype": torch.float32}
+
+
+def auto_class(job: Job, config: Any) -> Any:
+    """transformers' `AutoModel...` for the job. Raises JobError for a type of model without a head for it."""
+    import transformers
+
+    return getattr(transformers, _class_name(job, config))
+
+
+def from_config(job: Job, config: Any, **arguments: Any) -> Any:
+    """The model that the job's class makes of a configuration. Raises what transformers raises."""
+    library_class = auto_class(job, config)
+    with one_at_a_time(job):
+        told = code_arguments(job, config, library_class.__name__)
+        return library_class.from_config(config, **told, **arguments)
+
+
+def require_task(job: Job, config: Any) -> None:
+    """Raise JobError for a type of model that cannot do the job's task."""
+    _class_name(job, config)
+
+
+def _class_name(job: Job, config: Any) -> str:
+    # By name: the public mappings import every model of the library when they are searched.
+    from transformers.models.auto import modeling_auto as mappings
+
+    kind, name = config.model_type, job.model.name or config.model_type
+    for own in OWN_CLASSES.get(job.task, ()):
+        if class_in_folder(job, config, own):
+            return own
+    if job.task == "causal-lm":
+        causal = kind in mappings.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        # BERT and its kin have a causal head, but attend to both sides unless they are made decoders.
+        masked = kind in mappings.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+        bidirectional = masked and not getattr(config, "is_decoder", False)
+        if not causal or bidirectional or getattr(config, "is_encoder_decoder", False):
+            raise JobError(
+                f"model '{name}' ({kind}) is not a causal language model; choose one such as "
+                "llama, gpt2, bloom, qwen2 or mistral, or another task"
+            )
+        return "AutoModelForCausalLM"
+    if job.task == "seq2seq":
+        if kind not in mappings.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
+            raise JobError(
+                f"model '{name}' ({kind}) has no encoder and decoder for task seq2seq; choose one such as "
+                "t5, bart or marian"
+            )
+        return "AutoModelForSeq2SeqLM"
+    if job.task == "classification":
+        if kind in mappings.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES:
+            return "AutoModelForImageClassification"
+        if kind in mappings.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
+            return "AutoModelForSequenceClassification"
+        raise JobError(
+            f"model '{name}' ({kind}) has no head for task classification; choose one such as bert, "
+            "distilbert, vit or resnet"
+        )
+    return "AutoModel"
+
+
+def build_own_model(job: Job, *, weights: bool = True) -> nn.Module:
+    """Call `model.factory` with torch's generator at the job's seed: the model in fp32 on the CPU.
+
+    weights: False where the parameters that modules register have no memory (`loading.skeleton`). Raises
+    JobError for what is no module with parameters.
+    """
+    assert job.model.factory is not None
+    torch.manual_seed(job.training.seed)
+    model = call_factory("model.factory", job.model.factory, job.model.arguments)
+    shown = f"model.factory '{job.model.factory}'"
+    if not isinstance(model, nn.Module):
+        raise JobError(f"{shown} returned a {type(model).__name__}; it must return a torch.nn.Module")
+    if next(model.parameters(), None) is None:
+        raise JobError(f"{shown} returned a {type(model).__name__} without parameters; nothing can train")
+    lazy = [name for name, p in model.named_parameters() if isinstance(p, UninitializedParameter)]
+    if lazy:
+        raise JobError(
+            f"{shown}: parameter '{lazy[0]}' takes its shape from the first batch, and strategies cut "
+            "weights before that; give its layer all sizes, or pass a batch through it in the factory"
+        )
+    if weights and not _on_meta():
+        if any(parameter.is_meta for parameter in model.parameters()):
+            raise JobError(f"{shown} returned parameters on the meta device; give them values on the CPU")
+        model.to(device="cpu")
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():  # complex ones would lose their imaginary part
+            tensor.data = tensor.data.to(torch.float32)
+    for parameter in model.parameters():
+        if not parameter.is_contiguous():  # no library cuts or flattens others
+            parameter.data = parameter.data.contiguous()
+    if job.model.dropout is not None:
+        _set_dropout(model, job.model.dropout)
+    return model
+
+
+def declare_blocks(model: nn.Module, section: ModelSection) -> None:
+    """Name the classes of a model's blocks in `_no_split_modules`, where Accelerate and Trainer look, too.
+
+    Those that `model.block_class` gives; else what the model declares and has; else the class that its
+    largest list of equal modules repeats, or none. Raises JobError for a class that the model has not.
+    """
+    if section.block_classes:
+        have = dict.fromkeys(type(module).__name__ for module in model.modules())
+        missing = [name for name in section.block_classes if name not in have]
+        if missing:
+            raise JobError(
+                f"model.block_class: {type(model).__name__} has no module of class {missing[0]}; it has "
+                f"{', '.join(have)}"
+            )
+        model._no_split_modules = list(section.block_classes)  # type: ignore[assignment]
+    elif not transformer_blocks(model):
+        repeated = _repeated_class(model)
+        model._no_split_modules = [repeated] if repeated else []  # type: ignore[assignment]
+
+
+def _repeated_class(model: nn.Module) -> str | None:
+    """Class of the members of the list that holds most parameters among lists of two or more alike."""
+    sizes: Counter[str] = Counter()
+    for module in model.modules():
+        kinds = {type(member) for member in module.children()}
+        lists = isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1 and len(kinds) == 1
+        # A list of lists is no list of blocks: nothing calls its members.
+        if lists and not issubclass(next(iter(kinds)), nn.ModuleList | nn.ModuleDict):
+            sizes[kinds.pop().__name__] += sum(parameter.numel() for parameter in module.parameters())
+    return sizes.most_common(1)[0][0] if sizes else None
+
+
+def _set_dropout(model: nn.Module, probability: float) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = probability
+        if isinstance(module, nn.MultiheadAttention):
+            module.dropout = probability
+
+
+def _on_meta() -> bool:
+    """Whether modules are being built without memory."""
+    return torch.empty(0).is_meta
+
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -10,8 +10,8 @@ from torch import Tensor
 from harness.backends.base import Engine
 from harness.forms.terms import SCALAR_BYTES, may_reduce
 from harness.rank.probes.communication import CollectiveKey, CommunicationCounter
-from harness.rank.probes.device_memory import AllocatorProbe, CudaAllocatorProbe
-from harness.rank.probes.probes import MemoryProbe, ProbedSteps
+from harness.rank.probes.memory import AllocatorProbe, CudaAllocatorProbe, MemoryProbe
+from harness.rank.probes.probes import ProbedSteps
 from harness.record import Window
 
 BETWEEN = "between"

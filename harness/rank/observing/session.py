@@ -17,15 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from harness.backends.optimizer.groups import group_rate
+from harness.rank.live.model_watch import depends_on_mode
 from harness.rank.live.observer import OptimizerWatch
-from harness.rank.live.passes import depends_on_mode
 from harness.rank.observing.facts import Seen, is_causal
 from harness.rank.observing.hooks import Guarded, Roots, in_backward
 from harness.rank.observing.probing import BETWEEN, Probing
 from harness.rank.observing.step import MicroBatch, MicroLoss, Step, returned_loss, scalar_of
 from harness.rank.observing.writing import Writing
 from harness.rank.probes.communication import CommunicationCounter
-from harness.rank.probes.device_memory import AllocatorProbe
+from harness.rank.probes.memory import AllocatorProbe
 from harness.rank.probes.time import PhaseTimer, phase_timer
 from harness.run_directory.observed_record import ObserveRequest
 

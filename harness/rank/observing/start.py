@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from harness.rank.observing.hooks import Apart, Guarded, hook_frameworks, hook_torch
 from harness.rank.observing.session import Session
-from harness.rank.probes.device_memory import allocator_probe
+from harness.rank.probes.memory import allocator_probe
 from harness.run_directory.observed_record import note_end, note_start
 from harness.safe_text import described
 

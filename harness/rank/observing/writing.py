@@ -21,24 +21,27 @@ from torch import nn
 from harness.backends.base import Effective, Engine, World
 from harness.backends.optimizer.groups import group_rate
 from harness.backends.registry import strategy_of
-from harness.rank.accelerator import describe_accelerator
+from harness.rank.accelerator import describe_accelerator, placement
 from harness.rank.events import GuestEventWriter
-from harness.rank.live.live_model import whole_parameters
+from harness.rank.live.model_watch import whole_parameters
 from harness.rank.live.observer import DIGESTED_STEPS
 from harness.rank.observing.facts import (
+    Live,
+    Optimizers,
     Seen,
+    asked_options,
+    effective_of,
     left_out,
     model_part,
     observed_layout,
     observed_part,
+    recognise,
     settings_seen,
     trained_elements,
     world_here,
 )
-from harness.rank.observing.live import Live, Optimizers, asked_options, effective_of, recognise
 from harness.rank.observing.probing import Probing
 from harness.rank.observing.step import Step
-from harness.rank.placement import placement
 from harness.rank.process.environment import device_name
 from harness.record import LayoutPart, ModelPart, ObservationPart
 from harness.run_directory.events import (

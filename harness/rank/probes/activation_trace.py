@@ -40,8 +40,7 @@ from harness.job.job import ADAPTER_NAME, AdapterSection
 from harness.rank.models.adapter import BASE_DTYPES, is_adapter, peft_config
 from harness.rank.models.changes import enable_checkpointing
 from harness.rank.models.losses import summed_cross_entropy, unpacked_samples
-from harness.rank.models.model import set_dropout
-from harness.rank.models.model_classes import in_fp32
+from harness.rank.models.model import in_fp32, set_dropout
 
 _aten = torch.ops.aten
 PRODUCTS = {_aten.mm.default, _aten.addmm.default}

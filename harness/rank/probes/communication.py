@@ -30,7 +30,7 @@ MESSAGES = ("send", "recv")
 WITH_GRADIENTS = "torch.distributed.nn.functional"
 PASSED_THROUGH = (
     __name__, "torch._ops", "torch._compile", "torch._dynamo", "torch.overrides",
-    "torch.utils._python_dispatch", "harness.rank.models.module_uses",
+    "torch.utils._python_dispatch", "harness.rank.models.description",
     "torch.distributed.distributed_c10d", "torch.distributed.c10d_logger",
 )  # fmt: skip
 """Between who communicates and the operator."""

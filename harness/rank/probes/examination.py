@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from harness.backends.base import Engine
 from harness.rank.events import EventWriter
-from harness.rank.probes.sketch import sketch
+from harness.rank.probes.weights import sketch
 from harness.rank.shells import Instrument, Step
 from harness.record import OUTSIDE
 from harness.run_directory.events import ExaminedEvent

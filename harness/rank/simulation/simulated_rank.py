@@ -25,18 +25,25 @@ from harness.backends.pipeline.engine import PipelineEngine
 from harness.errors import HarnessError
 from harness.forms.workload import ORDINARY_STEP
 from harness.job.job import Job
+from harness.rank.data.documents import tokenizer_of
 from harness.rank.data.samples import DataFacts
-from harness.rank.data.tokens import tokenizer_of
 from harness.rank.live.observer import Observer
 from harness.rank.models.model import model_config
 from harness.rank.preparation import prepare_engine
 from harness.rank.probes.communication import CommunicationCounter
-from harness.rank.probes.device_memory import AllocatorProbe, allocator_probe, host_peak_bytes
-from harness.rank.probes.probes import MemoryProbe
+from harness.rank.probes.memory import AllocatorProbe, MemoryProbe, allocator_probe, host_peak_bytes
 from harness.rank.process.environment import prepare_process
 from harness.rank.shells import Step
-from harness.rank.simulation import ddp
-from harness.rank.simulation.fake_tensors import PERFORMED, SUBSTITUTIONS, FakeAllocatorProbe, fake_tensors
+from harness.rank.simulation.fake_tensors import (
+    HOOK,
+    PERFORMED,
+    REBUILT,
+    SUBSTITUTIONS,
+    FakeAllocatorProbe,
+    RebuiltOnce,
+    all_reduce_from_python,
+    fake_tensors,
+)
 from harness.record import CommunicationPart, MemoryPart
 from harness.record.provenance import package_versions
 from harness.run_directory.request import RunRequest, SimulatedRank, SimulationRequest
@@ -291,8 +298,8 @@ def _replace_reducer(engine: Engine, *, fake: bool) -> list[str]:
     module = getattr(engine, "module", None)
     if not isinstance(module, DistributedDataParallel):
         return []
-    ddp.all_reduce_from_python(module)
+    all_reduce_from_python(module)
     if not fake:
-        return [ddp.HOOK]
-    module.reducer = ddp.RebuiltOnce(module)  # type: ignore[assignment]
-    return [ddp.HOOK, ddp.REBUILT]
+        return [HOOK]
+    module.reducer = RebuiltOnce(module)  # type: ignore[assignment]
+    return [HOOK, REBUILT]

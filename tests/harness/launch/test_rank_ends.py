@@ -27,7 +27,7 @@ supervise(3, 4, folder.parent, main).leave()
 TELLING = """
 import threading, sys
 from pathlib import Path
-from harness.rank.process.signals import SignalThread
+from harness.rank.process.start import SignalThread
 SignalThread().on_termination(lambda: Path(sys.argv[1], "told").write_text("yes"))
 Path(sys.argv[1], "pid").touch()
 lock = threading.Lock()

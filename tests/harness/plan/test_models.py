@@ -14,7 +14,7 @@ from harness.plan.architectures import as_known_type
 from harness.plan.catalogue import read_entries
 from harness.plan.models import catalogue_names, find_entry, from_config, load_model, model_settings
 from harness.plan.scenario import job_model
-from harness.rank.data.tokens import ByteTokenizer
+from harness.rank.data.documents import ByteTokenizer
 
 UNITS = {"M": 1e6, "B": 1e9}
 

@@ -11,7 +11,7 @@ from harness.job.job import Job
 from harness.rank.data.samples import load_samples
 from harness.rank.factories import call_factory
 from harness.rank.models.losses import loss_function
-from harness.rank.models.own_model import build_own_model
+from harness.rank.models.model import build_own_model
 
 SOURCE = """\
 import torch

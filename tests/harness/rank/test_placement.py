@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.rank.placement import placed, placement, read_list
+from harness.rank.accelerator import placed, placement, read_list
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from harness.rank.live import module_watch
-from harness.rank.live.module_watch import ModuleWatch
+from harness.rank.live import model_watch
+from harness.rank.live.model_watch import ModuleWatch
 
 
 def model(*names: str) -> nn.ModuleDict:
@@ -69,7 +69,7 @@ def test_tensors_that_are_made_anew_in_each_step_are_known_in_the_first_steps_on
 
 
 def test_what_changes_in_every_step_is_noted_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module_watch, "MOST_NAMES", 2)
+    monkeypatch.setattr(model_watch, "MOST_NAMES", 2)
     modules = model("a", "b")
     watch = ModuleWatch(modules)
     found = [step(watch, modules, *used, closely=n < 2) for n, used in enumerate(("ab", "ab", "a", "b", "a"))]

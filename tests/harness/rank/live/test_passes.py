@@ -4,8 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from harness.rank.live.live_model import largest_dropout
-from harness.rank.live.passes import PassWatch, depends_on_mode
+from harness.rank.live.model_watch import PassWatch, depends_on_mode, largest_dropout
 
 
 class Model(nn.Module):

@@ -8,8 +8,8 @@ from harness.errors import JobError
 from harness.job.job import AdapterSection, Job
 from harness.rank.data.samples import DataFacts
 from harness.rank.models.adapter import add_adapters, initial_values, is_adapter
+from harness.rank.models.description import find_module_uses
 from harness.rank.models.model import build_model, model_config
-from harness.rank.models.module_uses import find_module_uses
 from tests.harness.rank.loading.models import CONFIGS, LLAMA, VOCABULARY, job_of, source_of
 from tests.harness.rank.loading.test_source import assert_equal, filled
 

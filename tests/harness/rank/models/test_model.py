@@ -11,8 +11,7 @@ from harness.errors import JobError
 from harness.job.job import DataSection, Job, ModelSection, TrainingSection
 from harness.rank.data.samples import DataFacts
 from harness.rank.models.losses import summed_cross_entropy
-from harness.rank.models.model import build_model, model_config
-from harness.rank.models.own_model import build_own_model, declare_blocks
+from harness.rank.models.model import build_model, build_own_model, declare_blocks, model_config
 
 SMALL = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from harness.job.job import Job
-from harness.rank.models.module_uses import DEPENDS_ON_DATA, REGULAR, ModuleUses, find_module_uses
+from harness.rank.models.description import DEPENDS_ON_DATA, REGULAR, ModuleUses, find_module_uses
 
 IDS = {"input_ids": torch.tensor([[1, 2, 3], [3, 2, 1]]), "labels": torch.tensor([0, 1])}
 
@@ -74,7 +74,7 @@ def test_a_parameter_that_its_module_returns_is_known_as_such() -> None:
         return (hidden * weight.exp()).sum()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harness.rank.models.module_uses.loss_function", lambda *_: loss)
+        patch.setattr("harness.rank.models.description.loss_function", lambda *_: loss)
         found = traced(Weighed())
     assert found.uses == {"weight": ["returned by its module"]}
     assert found.read_outside == ["weight"]
@@ -126,7 +126,7 @@ def test_what_another_module_returns_or_a_container_hides_is_read_elsewhere() ->
         return (hidden * weight.exp()).sum() + table.sum()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harness.rank.models.module_uses.loss_function", lambda *_: loss)
+        patch.setattr("harness.rank.models.description.loss_function", lambda *_: loss)
         found = traced(Lends())
     elsewhere = ["read by another module"]
     assert found.uses == {"table.weight": elsewhere, "weight": elsewhere}

@@ -11,8 +11,7 @@ from harness.backends.mesh import Mesh
 from harness.job.job import Job
 from harness.rank.data.samples import IGNORED
 from harness.rank.models.changes import chunk_head
-from harness.rank.models.losses import summed_cross_entropy
-from harness.rank.models.sequence_part import cut, divide_sequence, loss_of_part
+from harness.rank.models.losses import cut, divide_sequence, loss_of_part, summed_cross_entropy
 
 VOCABULARY = 11
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from harness.errors import HarnessError
-from harness.rank.probes.device_memory import (
+from harness.rank.probes.memory import (
     MOST_READINGS,
     AllocatorProbe,
     CpuAllocatorProbe,

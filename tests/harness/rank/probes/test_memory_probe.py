@@ -5,8 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from harness.rank.probes.device_memory import AllocatorProbe
-from harness.rank.probes.probes import MemoryProbe
+from harness.rank.probes.memory import AllocatorProbe, MemoryProbe
 
 
 class FakeEngine:

@@ -2,7 +2,7 @@ import pytest
 
 from harness.rank.live.observer import DIGESTED_STEPS, Observer
 from harness.rank.probes.communication import CommunicationCounter
-from harness.rank.probes.device_memory import AllocatorProbe, allocator_probe
+from harness.rank.probes.memory import AllocatorProbe, allocator_probe
 from harness.rank.probes.probes import Probes
 from harness.rank.probes.tracer import Tracer
 from harness.rank.shells import Instrument, Shells, Step

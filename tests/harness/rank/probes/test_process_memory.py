@@ -5,8 +5,13 @@ import pytest
 import torch
 
 from harness.errors import HarnessError
-from harness.rank.probes.device_memory import AllocatorProbe, CudaAllocatorProbe
-from harness.rank.probes.process_memory import device_use, driver_use, process_memory
+from harness.rank.probes.memory import (
+    AllocatorProbe,
+    CudaAllocatorProbe,
+    device_use,
+    driver_use,
+    process_memory,
+)
 
 
 @dataclass
@@ -70,7 +75,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     ):  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share: done.update(share=share))
-    monkeypatch.setattr("harness.rank.probes.process_memory.nvml", lambda: Driver(Process(7, 100)))
+    monkeypatch.setattr("harness.rank.probes.memory.nvml", lambda: Driver(Process(7, 100)))
     return done
 
 

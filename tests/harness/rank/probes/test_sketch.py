@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from harness.rank.probes.sketch import (
+from harness.rank.probes.weights import (
     CHUNK_ELEMENTS,
     CHUNK_ROWS,
     PROJECTIONS,

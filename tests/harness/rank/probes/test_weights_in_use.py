@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.rank.probes.sketch import CHUNK_ELEMENTS
-from harness.rank.probes.weights import Copies, count_copies
+from harness.rank.probes.weights import CHUNK_ELEMENTS, Copies, count_copies
 
 
 def engine(*pairs: tuple[Tensor, Tensor]) -> Any:

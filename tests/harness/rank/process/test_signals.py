@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.rank.process.signals import summarise
+from harness.rank.process.start import summarise
 
 EMPTY = {"comm_lib_version": "", "pg_config": {}, "pg_status": {}, "version": "2.10"}
 """gloo's, in a run over NCCL."""
