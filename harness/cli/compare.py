@@ -46,11 +46,12 @@ from harness.files import stream_number
 from harness.job.experiment import CompareSection, Experiment
 from harness.judge.wording import ranks
 from harness.launch import started_as_rank
-from harness.launch.cells import BOTH_KERNELS, Cell, have_both_kernels, plan, reusable
+from harness.launch.cells import BOTH_KERNELS, have_both_kernels, plan, reusable
 from harness.launch.owner import made_in_job, requeued_job
 from harness.record import Record
 from harness.record.store import Store, keep_runs
 from harness.run_directory.checkpoint import Resume
+from harness.run_directory.request import RunRequest
 
 if TYPE_CHECKING:
     from harness.judge.comparison import Comparison
@@ -142,7 +143,7 @@ def compare(
     records = made.records(cells, known, batches)
     if until != Until():
 
-        def planned(rounds: int) -> list[Cell]:
+        def planned(rounds: int) -> list[RunRequest]:
             return plan(experiment, asked, sizes, rounds, device, resume=resume, rows=rows)
 
         records = add_rounds(planned, made, known, records, until, view)
@@ -161,7 +162,7 @@ def _require_equal_batches(batch: str, resumes: bool, given: GivenFiles, *, adds
         raise HarnessError(f"--batch largest and {other} exclude each other; leave one out")
 
 
-def _enlarged(cells: Sequence[Cell], batches: LargestBatches) -> list[Cell]:
+def _enlarged(cells: Sequence[RunRequest], batches: LargestBatches) -> list[RunRequest]:
     from harness.plan.fit import cut_lines
 
     enlarged = batches.enlarged(cells)
@@ -170,7 +171,9 @@ def _enlarged(cells: Sequence[Cell], batches: LargestBatches) -> list[Cell]:
     return enlarged
 
 
-def _tell_known(cells: Sequence[Cell], known: Mapping[str, Record], job: str | None, view: View) -> None:
+def _tell_known(
+    cells: Sequence[RunRequest], known: Mapping[str, Record], job: str | None, view: View
+) -> None:
     count = sum(cell.key in known for cell in cells)
     if have_both_kernels(cells):
         view.say(BOTH_KERNELS)

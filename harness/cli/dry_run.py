@@ -18,12 +18,13 @@ from harness.cli.output import View, echo
 from harness.cli.progress import duration
 from harness.job.experiment import Experiment
 from harness.judge.wording import a_few
-from harness.launch.cells import BOTH_KERNELS, Cell, have_both_kernels, is_refused
+from harness.launch.cells import BOTH_KERNELS, have_both_kernels, is_refused
 from harness.nested import differences
 from harness.plan.preflight import ASSUMED, assumed_time
 from harness.plan.scenario import why_not_planned
 from harness.record import Record
 from harness.record.provenance import package_versions
+from harness.run_directory.request import RunRequest
 from harness.tell.formats import fitted
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ Runs = Sequence[tuple[Path, Record]]
 class Plan:
     """A cell before it runs."""
 
-    cell: Cell
+    cell: RunRequest
     why: str
     """Why there is no record, or which one."""
     record: Record | None = None
@@ -50,7 +51,7 @@ class Plan:
 
 
 def show_plan(
-    cells: Sequence[Cell],
+    cells: Sequence[RunRequest],
     known: Mapping[str, Record],
     found: Runs,
     device: str,
@@ -93,7 +94,7 @@ def show_plan(
     return 0
 
 
-def _labelled(cell: Cell) -> str:
+def _labelled(cell: RunRequest) -> str:
     """The backend of one of two cells that are alike but for their kernels."""
     return f"{cell.backend} (deterministic)" if cell.job.training.deterministic else cell.backend
 
@@ -116,7 +117,7 @@ def _summary(missing: Sequence[Plan], cells: int) -> str:
     return f"{text}, and {unknown} of unknown length" if unknown else text
 
 
-def _planned(cell: Cell, record: Record | None, found: Runs, device: str) -> Plan:
+def _planned(cell: RunRequest, record: Record | None, found: Runs, device: str) -> Plan:
     if record is not None:
         return Plan(cell=cell, record=record, why=record.run_id)
     if (reason := _unsupported(cell, device)) is not None:
@@ -132,7 +133,7 @@ def _planned(cell: Cell, record: Record | None, found: Runs, device: str) -> Pla
     )
 
 
-def _unsupported(cell: Cell, device: str) -> str | None:
+def _unsupported(cell: RunRequest, device: str) -> str | None:
     """Why a strategy cannot run a cell; None: it can, or it is a third party's, which only ranks know."""
     if registry.strategy_of(cell.backend) is None:
         return None
@@ -142,7 +143,7 @@ def _unsupported(cell: Cell, device: str) -> str | None:
     return why_not_planned(cell.backend, cell.job, world, cell.layout.micro_batch_size)
 
 
-def _why_not(cell: Cell, records: Sequence[Record]) -> str:
+def _why_not(cell: RunRequest, records: Sequence[Record]) -> str:
     """Why no record can stand for a cell: what differs from the newest of this backend."""
     alike = [r for r in records if (r.backend.label, r.world.world_size) == (cell.backend, cell.world_size)]
     same = [r for r in alike if r.cell == cell.key]
@@ -155,7 +156,7 @@ def _why_not(cell: Cell, records: Sequence[Record]) -> str:
     return f"none: {_difference(cell, nearest)}"
 
 
-def _difference(cell: Cell, record: Record) -> str:
+def _difference(cell: RunRequest, record: Record) -> str:
     if cell.job_id != record.job_id:
         given, other = cell.job.model_dump(mode="json"), record.job.model_dump(mode="json")
         named = [".".join(keys) for keys, _, _ in differences(given, other)]
@@ -178,7 +179,7 @@ def _difference(cell: Cell, record: Record) -> str:
     return "code, machine, device or threads changed"
 
 
-def _seconds(cell: Cell, found: Runs) -> float | None:
+def _seconds(cell: RunRequest, found: Runs) -> float | None:
     """Median wall time of the runs most like a cell: of its backend and ranks, of its ranks, or of any."""
     for alike in (
         lambda r: (r.backend.label, r.world.world_size) == (cell.backend, cell.world_size),

@@ -33,7 +33,7 @@ from harness.cli.output import PREDICTING, PredictionCount, begin, counting, ech
 from harness.cli.progress import Progress
 from harness.errors import HarnessError
 from harness.launch import started_as_rank
-from harness.launch.cells import Cell, canonical_label
+from harness.launch.cells import canonical_label
 from harness.launch.launcher import EventHandler, LocalLauncher, modules_to_preload
 from harness.plan.alternatives import Alternative, alternative_lines
 from harness.plan.answer import option_words, set_words
@@ -53,6 +53,7 @@ from harness.plan.fit import (
     trial_table,
 )
 from harness.record.store import Store
+from harness.run_directory.request import RunRequest
 
 
 @click.command()
@@ -142,7 +143,7 @@ def fit(
 def _followed_by(count: PredictionCount) -> dict[str, Any]:
     """What a `Runner` calls: predictions are counted, runs show themselves."""
 
-    def on_event(cell: Cell) -> EventHandler:
+    def on_event(cell: RunRequest) -> EventHandler:
         count.doing = ""
         return _following(cell)
 
@@ -157,7 +158,7 @@ def _followed_by(count: PredictionCount) -> dict[str, Any]:
     return {"on_event": on_event, "on_trial": on_trial, "on_prediction": on_prediction}
 
 
-def _following(cell: Cell) -> EventHandler:
+def _following(cell: RunRequest) -> EventHandler:
     name = f"{cell.backend} micro-batch {cell.layout.micro_batch_size}"
     return Progress(name, cell.data_size, sys.stderr, plain_lines=False)
 

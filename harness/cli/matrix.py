@@ -25,7 +25,7 @@ from harness.job.batch import BatchLayout
 from harness.job.experiment import Experiment
 from harness.judge.wording import CellName, counted, listed, ranks
 from harness.launch import external_rank
-from harness.launch.cells import Cell, is_refused, with_same_split
+from harness.launch.cells import is_refused, with_same_split
 from harness.launch.external import OthersRecords, claimed, forget_dead_claims
 from harness.launch.launcher import AUTO, LocalLauncher, groups, modules_to_preload, running_cell, take_turns
 from harness.launch.owner import forget_never_begun, record_abandoned
@@ -41,7 +41,7 @@ force_option = click.option("--force", is_flag=True, help="Start runs that are p
 
 
 def predict_cells(
-    cells: Sequence[Cell],
+    cells: Sequence[RunRequest],
     facts: Mapping[str, dict[str, Any]],
     experiment: Experiment,
     launcher: LocalLauncher,
@@ -62,7 +62,7 @@ def predict_cells(
 
 
 def predict_unchecked(
-    cells: Sequence[Cell], device: str, memory_limit: int | None, *, force: bool
+    cells: Sequence[RunRequest], device: str, memory_limit: int | None, *, force: bool
 ) -> CellPredictions:
     """The same for cells of jobs that nobody checked, from their configurations alone."""
     from harness.plan.limits import limits_here
@@ -73,7 +73,7 @@ def predict_unchecked(
 
 
 def predict_one(
-    cell: Cell, facts: dict[str, Any], experiment: Experiment, launcher: LocalLauncher, *, force: bool,
+    cell: RunRequest, facts: dict[str, Any], experiment: Experiment, launcher: LocalLauncher, *, force: bool,
     shows: bool = True,
 ) -> PredictionPart | None:  # fmt: skip
     """The same for one cell, and show it if `shows`. Raises HarnessError if it cannot fit."""
@@ -114,7 +114,7 @@ def say_whole(facts: Iterable[Mapping[str, Any]], experiment: Experiment) -> Non
         echo(f"loading: full (every rank builds the whole model): {reason}", err=True)
 
 
-def say_repeated(facts: Iterable[Mapping[str, Any]], cells: Sequence[Cell]) -> None:
+def say_repeated(facts: Iterable[Mapping[str, Any]], cells: Sequence[RunRequest]) -> None:
     """That batches repeat samples, where there are fewer than one batch takes; on standard error."""
     samples = min((found["data"]["training_samples"] for found in facts), default=0)
     batch = max(cell.layout.global_batch_size for cell in cells)
@@ -184,7 +184,7 @@ class MissingCells:
         self._launcher: LocalLauncher | None = None
 
     def records(
-        self, cells: Sequence[Cell], known: Mapping[str, Record], batches: LargestBatches | None
+        self, cells: Sequence[RunRequest], known: Mapping[str, Record], batches: LargestBatches | None
     ) -> list[Record]:
         """The records of all cells, as far as they ran, the missing ones run now.
 
@@ -204,7 +204,7 @@ class MissingCells:
                 return [done[cell.key] for cell in cells if cell.key in done]
             cells = wanted
 
-    def run(self, cells: Sequence[Cell], known: Iterable[Record]) -> dict[str, Record]:
+    def run(self, cells: Sequence[RunRequest], known: Iterable[Record]) -> dict[str, Record]:
         """Records by cell. `known`: records of other cells of the comparison."""
         done: dict[str, Record] = {}
         if not cells:
@@ -258,7 +258,7 @@ class MissingCells:
         return AUTO if self._rounds is None or self._rounds >= interval_runs() else None
 
     def _records(
-        self, launcher: LocalLauncher, group: Sequence[Cell], others: OthersRecords,
+        self, launcher: LocalLauncher, group: Sequence[RunRequest], others: OthersRecords,
         predicted: CellPredictions, progress: MatrixProgress,
     ) -> Generator[tuple[str, Record]]:  # fmt: skip
         """Each cell of a group with its record, as they end."""
@@ -277,7 +277,7 @@ class MissingCells:
                 launcher, [cell for cell in group if cell.key in missing], others, predicted, progress
             )
 
-    def _made_by_another(self, others: OthersRecords, cell: Cell) -> Record | None:
+    def _made_by_another(self, others: OthersRecords, cell: RunRequest) -> Record | None:
         found = None if self._fresh else others.of_cell(cell.key)
         if found is None:
             return None
@@ -285,14 +285,14 @@ class MissingCells:
         return found[1]
 
     def _run(
-        self, launcher: LocalLauncher, cells: Sequence[Cell], others: OthersRecords,
+        self, launcher: LocalLauncher, cells: Sequence[RunRequest], others: OthersRecords,
         predicted: CellPredictions, progress: MatrixProgress,
     ) -> Generator[tuple[str, Record]]:  # fmt: skip
         """The record of each cell as it ends: of one alone, or of several that take turns."""
         by_key, are_several = {cell.key: cell for cell in cells}, len(cells) > 1
         runs = {
             key: running_cell(
-                cell, self._experiment, self._store, launcher, command=command_line(), on_event=progress,
+                cell, self._store, launcher, command=command_line(), on_event=progress,
                 prediction=predicted.parts.get(key), refusal=predicted.refusal(key), takes_turns=are_several,
             )
             for key, cell in by_key.items()
@@ -304,7 +304,7 @@ class MissingCells:
                 yield key, record
 
 
-def largest_batches(cells: Sequence[Cell], experiment: Experiment, device: str) -> LargestBatches:
+def largest_batches(cells: Sequence[RunRequest], experiment: Experiment, device: str) -> LargestBatches:
     """What decides the micro-batches of `compare --batch largest` on this machine.
 
     Raises HarnessError where ranks have no limit of memory.
@@ -327,7 +327,7 @@ def largest_batches(cells: Sequence[Cell], experiment: Experiment, device: str) 
     )
 
 
-def forget_refused(store: Store, records: Sequence[Record], cells: Sequence[Cell]) -> None:
+def forget_refused(store: Store, records: Sequence[Record], cells: Sequence[RunRequest]) -> None:
     """Remove earlier records of cells that were not started: they are about to run, or to be judged again."""
     keys = {cell.key for cell in cells}
     for record in records:
@@ -403,7 +403,7 @@ def parse_within(text: str) -> float:
 
 
 def add_rounds(
-    plan: Callable[[int], list[Cell]], made: MissingCells, known: Mapping[str, Record],
+    plan: Callable[[int], list[RunRequest]], made: MissingCells, known: Mapping[str, Record],
     records: Sequence[Record], until: Until, view: View,
 ) -> list[Record]:  # fmt: skip
     """The records, with those of added rounds.

@@ -9,8 +9,8 @@ from tqdm import tqdm
 
 from harness.cli.output import View, echo
 from harness.forms.flops import is_stub
-from harness.launch.cells import Cell
 from harness.run_directory.events import Event, SetupEvent, StepEvent
+from harness.run_directory.request import RunRequest
 from harness.safe_text import harmless
 
 PLAIN_LINES = 5
@@ -105,7 +105,7 @@ class MatrixProgress:
             tqdm(total=cells, file=stream, leave=False, bar_format=BAR, dynamic_ncols=True) if shows else None
         )
 
-    def begin(self, cell: Cell) -> None:
+    def begin(self, cell: RunRequest) -> None:
         """A run starts, or goes on."""
         self._cell = cell.key
         if cell.key not in self._followed:

@@ -40,7 +40,7 @@ from harness.launch import (
     local_rank,
     started_as_rank,
 )
-from harness.launch.cells import Cell, make_cell, make_request
+from harness.launch.cells import begin_run, make_cell
 from harness.launch.external import supervise
 from harness.launch.launcher import (
     LocalLauncher,
@@ -106,7 +106,7 @@ def run(
     try:
         record = whole(
             running_cell(
-                cell, experiment, store, launcher, command=command_line(), on_event=progress, port=port,
+                cell, store, launcher, command=command_line(), on_event=progress, port=port,
                 prediction=prediction,
             )
         )  # fmt: skip
@@ -138,20 +138,14 @@ def _run_as_rank(
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # libraries would prefer a GPU that they see
 
-    def a_cell(*, reads_files: bool) -> Cell:
-        continued = resume if reads_files else None
-        return make_cell(
-            experiment, label, world_size, layout, 0, device,
-            resume=continued, reads_files=reads_files, given=part,
-        )  # fmt: skip
-
-    # Rank 0's cell counts: one rank of a node is enough to read a large model's files.
-    own = a_cell(reads_files=local_rank() == 0)
-
-    def request(cell: Cell = own) -> RunRequest:
+    def request(*, reads_files: bool = local_rank() == 0) -> RunRequest:
+        # Rank 0's cell counts: one rank of a node is enough to read a large model's files.
         per_node = external_ranks_per_node()
-        launcher = ["torchrun", "--nproc-per-node", str(per_node), "-m"]
-        asked = make_request(cell, experiment, device, launcher + command_line(), per_node)
+        cell = make_cell(
+            experiment, label, world_size, layout, 0, device, ranks_per_node=per_node,
+            resume=resume if reads_files else None, reads_files=reads_files, given=part,
+        )  # fmt: skip
+        asked = begin_run(cell, ["torchrun", "--nproc-per-node", str(per_node), "-m", *command_line()])
         return asked.model_copy(update={"launcher_settings": launcher_settings(os.environ)})
 
     if local_rank() == 0:
@@ -166,7 +160,7 @@ def _run_as_rank(
         return code
 
     supervisor = supervise(external_rank(), world_size, store.root, become_rank)
-    record = supervisor.missing_record() or supervisor.early_record(lambda: request(a_cell(reads_files=True)))
+    record = supervisor.missing_record() or supervisor.early_record(lambda: request(reads_files=True))
     if record is not None:
         _present_by_any_rank(record, store, as_json, view)
     supervisor.leave()

@@ -167,7 +167,7 @@ def run_references(record: Record, labels: Iterable[str], launcher: LocalLaunche
                     "settings of this harness have changed since; repeat both runs"
                 )
             say(f"measuring noise: {label}")
-            made = run_cell(cell, experiment, store, launcher, command=["harness", "diagnose"])
+            made = run_cell(cell, store, launcher, command=["harness", "diagnose"])
             if made.status == "ok":
                 done.append(made)
             else:

@@ -165,7 +165,7 @@ def self_check(
             not_covered[cell.backend] = OUT_OF_TIME
             continue
         report(f"{cell.backend} on {cell.world_size}")
-        records.append(run_cell(cell, experiment, store, launcher, command=["harness", "doctor"]))
+        records.append(run_cell(cell, store, launcher, command=["harness", "doctor"]))
     return conclude(records, coverage.faults, not_covered)
 
 

@@ -7,21 +7,17 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.backends import registry
-from harness.backends.base import Preset
-from harness.backends.model_source import Loading
 from harness.errors import HarnessError
 from harness.files import require_plain_input
 from harness.job.batch import (
     BatchLayout,
     another_split,
     cell_layout,
-    data_size,
     job_layout,
     reference_layout,
     require_plannable,
@@ -98,35 +94,6 @@ def _references(options: Iterable[str]) -> list[str]:
     return [f"{registry.REFERENCE}:{some}" for some in options]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One run to be made: a backend in a world, of a job whose global batch is resolved."""
-
-    backend: str
-    job: Job
-    job_id: str
-    layout: BatchLayout
-    world_size: int
-    repeat: int
-    key: str
-    measure: MeasureSection
-    preset: Preset
-    """The one that its label names, else the experiment's."""
-    loading: Loading = "slices"
-    nodes: int = 1
-    memory_limit_bytes: int | None = None
-    """What torch's allocator may serve each rank; None: all that there is."""
-    resume: Resume | None = None
-    """The checkpoint that it continues; None: it begins at its first step."""
-    given: GivenPart | None = None
-    """The file of another tool that its settings came from."""
-
-    @property
-    def data_size(self) -> int:
-        """Ranks, or groups of ranks, with samples of their own."""
-        return data_size(self.backend, self.world_size)
-
-
 def plan(
     experiment: Experiment,
     backends: Iterable[str],
@@ -138,7 +105,7 @@ def plan(
     machine: str | None = None,
     resume: Resume | None = None,
     rows: Sequence[GivenRow] = (),
-) -> list[Cell]:
+) -> list[RunRequest]:
     """The cells of a matrix in the order they run: in rounds, in each of them references first.
 
     A round holds one run of every cell, and every second round has them in reverse, so that a machine whose
@@ -153,7 +120,7 @@ def plan(
     like = [row.label for row in rows if row.part.mode == "like-for-like"]
     own_jobs = [(row.experiment, [row.label]) for row in rows if row.part.mode == "exactly-as-given"]
     parts = {row.label: row.part for row in rows}
-    sizes, cells = list(world_sizes), dict[str, Cell]()
+    sizes, cells = list(world_sizes), dict[str, RunRequest]()
     for job, asked in ((experiment, [*backends, *like]), *own_jobs):
         for cell in _planned(job, asked, sizes, repeats, device, nodes, machine, resume, parts):
             cells.setdefault(cell.key, cell)
@@ -170,7 +137,7 @@ def _planned(
     machine: str | None,
     resume: Resume | None,
     given: Mapping[str, GivenPart],
-) -> Iterator[Cell]:
+) -> Iterator[RunRequest]:
     """The cells of one job, some of them twice."""
     labels = [canonical_label(label) for label in _expand(backends)]
     require_plannable(len(labels), world_sizes, repeats)
@@ -198,14 +165,14 @@ def _planned(
                 )
 
 
-def in_rounds(cells: Iterable[Cell]) -> list[Cell]:
+def in_rounds(cells: Iterable[RunRequest]) -> list[RunRequest]:
     """In the order they run: that of the first round, in reverse in every second one, references first.
 
     Whoever always ran last would meet a machine that gets slower at its slowest, in every round.
     """
     places: dict[tuple[object, ...], int] = {}
 
-    def place(cell: Cell) -> tuple[int, bool, int]:
+    def place(cell: RunRequest) -> tuple[int, bool, int]:
         name = cell.job_id, cell.backend, cell.world_size, cell.job.training.deterministic
         number = places.setdefault(name, len(places))
         if cell.repeat % 2 == 0:
@@ -235,7 +202,7 @@ BOTH_KERNELS = (
 """What a person is told where that is so."""
 
 
-def have_both_kernels(cells: Iterable[Cell]) -> bool:
+def have_both_kernels(cells: Iterable[RunRequest]) -> bool:
     """Whether cells of ranks run with deterministic kernels and with others."""
     ranked = [cell for cell in cells if registry.parse(cell.backend)[0].name != registry.REFERENCE]
     return len({cell.job.training.deterministic for cell in ranked}) > 1
@@ -250,18 +217,20 @@ def make_cell(
     device: str,
     *,
     nodes: int = 1,
+    ranks_per_node: int | None = None,
     machine: str | None = None,
     measure: MeasureSection | None = None,
     limited: bool = True,
     resume: Resume | None = None,
     reads_files: bool = True,
     given: GivenPart | None = None,
-) -> Cell:
+) -> RunRequest:
     """One cell with its key: equal keys mean equal job, world, measurement, code and versions.
 
     `measure`: if not the experiment's. `limited`: its limit of memory holds, which on the CPU needs a probed
     step. `reads_files`: False leaves contents of files out of both ids, which then serve no comparison.
     `given`: the file of a row; where it, or what became of its keys, is another, the cell is another.
+    `ranks_per_node`: where ranks do not spread evenly over nodes, or another program spread them.
     """
     limit, measure = experiment.runtime.memory_limit if limited else None, measure or experiment.measure
     layout = cell_layout(label, world_size, layout, experiment.training)
@@ -293,10 +262,15 @@ def make_cell(
         **({"turns": turns} if turns is not None else {}),
     }
     key = _key(json.dumps(parts, sort_keys=True))
-    return Cell(
-        backend=label, job=job, job_id=job_id, layout=layout, world_size=world_size, repeat=repeat,
-        key=key if given is None else _key(key + given.model_dump_json()), given=given,
-        measure=measure, preset=preset, loading=experiment.runtime.loading, nodes=nodes, resume=resume,
+    runtime, per_node = experiment.runtime, ranks_per_node or max(1, world_size // nodes)
+    return RunRequest(
+        backend=label, job=job, job_id=job_id, repeat=repeat, measure=measure, preset=preset, device=device,
+        cell=key if given is None else _key(key + given.model_dump_json()), given=given, resume=resume,
+        question=experiment.compare.question, price_per_gpu_hour=experiment.compare.price_per_gpu_hour,
+        world_size=world_size, ranks_per_node=per_node,
+        threads_per_rank=runtime.threads_per_rank or max(1, (os.cpu_count() or 1) // per_node),
+        micro_batch_size=layout.micro_batch_size, accumulation_steps=layout.accumulation_steps,
+        loading=runtime.loading, limits=Limits.of(runtime),
         memory_limit_bytes=_in_force(limit, measure, device),
     )  # fmt: skip
 
@@ -319,10 +293,10 @@ def _in_force(limit: int | None, measure: MeasureSection, device: str) -> int | 
 
 
 def with_same_split(
-    cells: Sequence[Cell], records: Mapping[str, Record], experiment: Experiment, device: str
-) -> list[Cell]:
+    cells: Sequence[RunRequest], records: Mapping[str, Record], experiment: Experiment, device: str
+) -> list[RunRequest]:
     """The cells, with runs of the reference in the ranks' split where the loss was found to hang on it."""
-    added: dict[str, Cell] = {}
+    added: dict[str, RunRequest] = {}
     for cell in cells:
         record = records.get(cell.key)
         if cell.backend != registry.REFERENCE or record is None or record.status != "ok":
@@ -349,52 +323,25 @@ def samples_of_cuts(reference: Record, runs: Iterable[Record]) -> list[int]:
     return sorted({samples_at_once(run) for run in runs if run.backend.name != registry.REFERENCE})
 
 
-def make_request(
-    cell: Cell,
-    experiment: Experiment,
-    device: str,
-    command: list[str],
-    ranks_per_node: int | None = None,
-) -> RunRequest:
+def begin_run(cell: RunRequest, command: list[str]) -> RunRequest:
     """What the ranks of a cell are asked to do, under a fresh run id.
 
     Raises HarnessError for a measurement that the device does not have.
     """
-    if cell.measure.memory_snapshot and device != "cuda":
+    if cell.measure.memory_snapshot and cell.device != "cuda":
         raise HarnessError(
-            f"measure.memory_snapshot: true needs CUDA, this run is on {device}; remove it, or set "
+            f"measure.memory_snapshot: true needs CUDA, this run is on {cell.device}; remove it, or set "
             "runtime.device=cuda where there is a GPU"
         )
     now = datetime.now(UTC)
     name, _, _ = cell.backend.partition(":")
-    ranks_per_node = ranks_per_node or cell.world_size
-    stamp = now.strftime("%Y%m%d-%H%M%S")
-    return RunRequest(
-        run_id=f"{stamp}-{as_name(name)}-n{cell.world_size}-r{cell.repeat}-{secrets.token_hex(3)}",
-        created_at=now.isoformat(timespec="milliseconds"),
-        command=command,
-        backend=cell.backend,
-        job=cell.job,
-        job_id=cell.job_id,
-        cell=cell.key,
-        repeat=cell.repeat,
-        measure=cell.measure,
-        question=experiment.compare.question,
-        price_per_gpu_hour=experiment.compare.price_per_gpu_hour,
-        preset=cell.preset,
-        device=device,
-        world_size=cell.world_size,
-        ranks_per_node=ranks_per_node,
-        threads_per_rank=experiment.runtime.threads_per_rank
-        or max(1, (os.cpu_count() or 1) // ranks_per_node),
-        micro_batch_size=cell.layout.micro_batch_size,
-        accumulation_steps=cell.layout.accumulation_steps,
-        loading=cell.loading,
-        memory_limit_bytes=cell.memory_limit_bytes,
-        resume=cell.resume,
-        given=cell.given,
-        limits=Limits.of(experiment.runtime),
-    )
+    run = f"{as_name(name)}-n{cell.world_size}-r{cell.repeat}-{secrets.token_hex(3)}"
+    named = {
+        "run_id": f"{now.strftime('%Y%m%d-%H%M%S')}-{run}",
+        "created_at": now.isoformat(timespec="milliseconds"),
+        "command": command,
+    }
+    return RunRequest(**(dict(cell) | named))
 
 
 def reusable(records: Iterable[Record], wanted: Callable[[str], bool]) -> dict[str, Record]:

@@ -27,7 +27,7 @@ from harness.backends.libraries.installed import absent
 from harness.errors import HarnessError, JobError
 from harness.job.experiment import Experiment
 from harness.job.pairs import why_refused
-from harness.launch.cells import Cell, make_request
+from harness.launch.cells import begin_run
 from harness.launch.ending import end_all, end_asked, kill_fork_server, leaving_none_behind
 from harness.launch.owner import forget_owner, keep_outcome, note_owner
 from harness.launch.rank_main import enter_question, enter_rank
@@ -407,8 +407,7 @@ FOLDER_LOST = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ERO
 
 
 def run_cell(
-    cell: Cell,
-    experiment: Experiment,
+    cell: RunRequest,
     store: Store,
     launcher: LocalLauncher,
     *,
@@ -416,15 +415,14 @@ def run_cell(
     on_event: EventHandler = lambda _: None,
 ) -> Record:
     """Run one cell alone; raises KeyboardInterrupt where it was interrupted."""
-    record = whole(running_cell(cell, experiment, store, launcher, command=command, on_event=on_event))
+    record = whole(running_cell(cell, store, launcher, command=command, on_event=on_event))
     if record.was_interrupted:
         raise KeyboardInterrupt
     return record
 
 
 def running_cell(
-    cell: Cell,
-    experiment: Experiment,
+    cell: RunRequest,
     store: Store,
     launcher: LocalLauncher,
     *,
@@ -441,7 +439,7 @@ def running_cell(
     """
     load = load_average()
     more = {"prediction": prediction, "launcher_settings": launcher_settings(os.environ)}
-    request = make_request(cell, experiment, launcher.device, command).model_copy(update=more)
+    request = begin_run(cell, command).model_copy(update=more)
     directory = _new_folder(store, request)
     refusal = refusal or why_refused(cell.backend, cell.world_size, cell.job)
     outcome = None
@@ -592,9 +590,9 @@ def _go_on(
 
 
 def groups(
-    cells: Sequence[Cell], turns: int | None, device: str, parts: Mapping[str, PredictionPart],
+    cells: Sequence[RunRequest], turns: int | None, device: str, parts: Mapping[str, PredictionPart],
     unknown: Collection[str], known: Iterable[Record], say: Callable[[str], None],
-) -> list[list[Cell]]:  # fmt: skip
+) -> list[list[RunRequest]]:  # fmt: skip
     """The cells in the order they run; those of one list take turns. `say` is told why some do not.
 
     All of a round do where they fit together, so that numbers of ranks can be compared too; else those of
@@ -603,7 +601,7 @@ def groups(
     greediest cell. Others without a prediction will not run. `known`: records of other cells of these
     rounds, after which the rest of a round runs in the same way.
     """
-    rounds: dict[object, list[Cell]] = {}
+    rounds: dict[object, list[RunRequest]] = {}
     known = list(known)
     took_turns, ran_whole = _earlier(known)
     if _joined(cells, known) > 1:
@@ -620,12 +618,12 @@ def groups(
             told[f"{OTHERS_TOOK_TURNS}; --fresh runs all again"] = None
         if asked and not needs and cell.key in unknown:
             told["cells do not take turns: the memory of none is known"] = None
-    divided: list[list[Cell]] = []
+    divided: list[list[RunRequest]] = []
     for together in rounds.values():
         if _why_whole(together, device, needs, limit, ran_whole) is None:
             divided.append(together)
             continue
-        of_size: dict[int, list[Cell]] = {}
+        of_size: dict[int, list[RunRequest]] = {}
         for cell in together:
             of_size.setdefault(cell.world_size, []).append(cell)
         for size, group in of_size.items():
@@ -639,7 +637,7 @@ def groups(
 
 
 def _needs(
-    cells: Sequence[Cell], parts: Mapping[str, PredictionPart], unknown: Collection[str]
+    cells: Sequence[RunRequest], parts: Mapping[str, PredictionPart], unknown: Collection[str]
 ) -> dict[str, int]:
     """Host memory of each cell that will run, bytes; without those that nothing is known of."""
     needs = {key: part.host_bytes for key, part in parts.items() if not part.refused}
@@ -664,7 +662,7 @@ OTHERS_TOOK_TURNS = "earlier cells took turns and are not compared in speed with
 OTHERS_RAN = "cells that run now are compared in speed in one of the earlier rounds only"
 
 
-def _joined(cells: Iterable[Cell], known: Iterable[Record]) -> int:
+def _joined(cells: Iterable[RunRequest], known: Iterable[Record]) -> int:
     """Of how many rounds cells run now of which others, on as many ranks, ran whole before."""
     before = {(r.job_id, r.world.world_size, r.repeat) for r in _timed(known) if r.turns is None}
     now = {
@@ -693,7 +691,7 @@ def _earlier(known: Iterable[Record]) -> tuple[set[int], set[int]]:
 
 
 def _why_whole(
-    group: Sequence[Cell], device: str, needs: Mapping[str, int], limit: int | None,
+    group: Sequence[RunRequest], device: str, needs: Mapping[str, int], limit: int | None,
     ran_whole: Collection[int],
 ) -> str | None:  # fmt: skip
     """Why cells are not kept alive at once; None: they are, or there is but one."""

@@ -20,7 +20,7 @@ from harness.job.experiment import Experiment, read_bytes
 from harness.judge import quantities
 from harness.judge.rows import reason
 from harness.judge.wording import counted, listed, percent, ranks
-from harness.launch.cells import Cell, make_cell, reusable
+from harness.launch.cells import make_cell, reusable
 from harness.launch.launcher import EventHandler, LocalLauncher, run_cell
 from harness.plan.alternatives import Alternative, alternatives
 from harness.plan.coverage import why_memory_unknown
@@ -35,6 +35,7 @@ from harness.plan.trust import Trust, trust_in
 from harness.record import Record
 from harness.record.provenance import host_memory_bytes
 from harness.record.store import Store
+from harness.run_directory.request import RunRequest
 from harness.tell.formats import NOT_AVAILABLE, fitted, gigabytes, megabytes
 
 STRIDE = 32
@@ -355,7 +356,7 @@ class Runner:
     command: list[str]
     most_runs: int
     fresh: bool
-    on_event: Callable[[Cell], EventHandler]
+    on_event: Callable[[RunRequest], EventHandler]
     """Given a cell, returns what follows the events of its run."""
     on_trial: Callable[[Trial], None]
     on_prediction: Callable[[], object] = lambda: None
@@ -448,14 +449,14 @@ class Runner:
         self.on_trial(trial)
         return trial
 
-    def _record(self, cell: Cell, experiment: Experiment) -> Record:
+    def _record(self, cell: RunRequest, experiment: Experiment) -> Record:
         """The run of a cell: one that there is already, or a new one."""
         known = {} if self.fresh else reusable(self.store.records()[0], cell.key.__eq__)
         if cell.key in known:
             return known[cell.key]
         self._runs += 1
         on_event = self.on_event(cell)
-        return run_cell(cell, experiment, self.store, self.launcher, command=self.command, on_event=on_event)
+        return run_cell(cell, self.store, self.launcher, command=self.command, on_event=on_event)
 
     def _trial_experiment(self, micro_batch_size: int, sequence_length: int | None) -> Experiment:
         return trial_experiment(
@@ -465,7 +466,7 @@ class Runner:
             limit_bytes=self.limit.limit_bytes if self.limit.imposed else None,
         )
 
-    def _cell(self, experiment: Experiment) -> Cell:
+    def _cell(self, experiment: Experiment) -> RunRequest:
         layout = batch_layout(experiment.training, self.world_size)
         return make_cell(experiment, self.label, self.world_size, layout, 0, self.launcher.device)
 
@@ -791,7 +792,7 @@ class LargestBatches:
     facts: Mapping[str, Mapping[str, Any]]
     by: Predictors
 
-    def enlarged(self, cells: Iterable[Cell]) -> list[Cell]:
+    def enlarged(self, cells: Iterable[RunRequest]) -> list[RunRequest]:
         """Cells with the largest micro-batch that is predicted to fit, the smallest if none is.
 
         The reference and its repetitions keep theirs, and so do backends of which nothing can be predicted.
@@ -804,20 +805,20 @@ class LargestBatches:
             for cell in cells
         ]
 
-    def after(self, cells: Sequence[Cell], done: Mapping[str, Record]) -> list[Cell]:
+    def after(self, cells: Sequence[RunRequest], done: Mapping[str, Record]) -> list[RunRequest]:
         """Cells with the next smaller micro-batch where a run was out of memory."""
         return [
             self._smaller(cell) if cell.key in done and done[cell.key].status == "oom" else cell
             for cell in cells
         ]
 
-    def _largest(self, cell: Cell) -> int:
+    def _largest(self, cell: RunRequest) -> int:
         if self._fits(cell, cell.layout.micro_batch_size) is None:
             return cell.layout.micro_batch_size
         sizes = _sizes(cell)
         return largest_predicted(sizes, lambda size: bool(self._fits(cell, size))) or sizes[0]
 
-    def _fits(self, cell: Cell, micro_batch_size: int) -> bool | None:
+    def _fits(self, cell: RunRequest, micro_batch_size: int) -> bool | None:
         """None: nothing can be predicted of this backend."""
         facts, other = self.facts[cell.job_id], self._cut(cell, micro_batch_size)
         try:
@@ -833,11 +834,11 @@ class LargestBatches:
         except HarnessError:
             return None
 
-    def _smaller(self, cell: Cell) -> Cell:
+    def _smaller(self, cell: RunRequest) -> RunRequest:
         below = [size for size in _sizes(cell) if size < cell.layout.micro_batch_size]
         return self._cut(cell, below[-1]) if below and not _is_reference(cell) else cell
 
-    def _cut(self, cell: Cell, micro_batch_size: int) -> Cell:
+    def _cut(self, cell: RunRequest, micro_batch_size: int) -> RunRequest:
         if micro_batch_size == cell.layout.micro_batch_size:
             return cell
         total = cell.layout.global_batch_size
@@ -848,7 +849,7 @@ class LargestBatches:
         )
         return self._made(cell, layout)
 
-    def _made(self, cell: Cell, layout: BatchLayout, *, limited: bool = True) -> Cell:
+    def _made(self, cell: RunRequest, layout: BatchLayout, *, limited: bool = True) -> RunRequest:
         own = self.experiment.model_copy(update=dict(cell.job))  # whose kernels may be others
         return make_cell(
             own, cell.backend, cell.world_size, layout, cell.repeat, self.torch_device,
@@ -856,7 +857,7 @@ class LargestBatches:
         )  # fmt: skip
 
 
-def cut_lines(cells: Iterable[Cell]) -> list[str]:
+def cut_lines(cells: Iterable[RunRequest]) -> list[str]:
     """What was chosen, a line for each backend and world."""
     chosen = {
         f"{cell.backend} on {cell.world_size} ranks: micro-batch {cell.layout.micro_batch_size}, "
@@ -876,12 +877,12 @@ def require_limit(limits: MemoryLimits) -> None:
         )
 
 
-def _sizes(cell: Cell) -> list[int]:
+def _sizes(cell: RunRequest) -> list[int]:
     """A pipeline cuts micro-batches into parts; one that has no such size keeps the job's."""
     parts = parts_of(registry.parse(cell.backend)[1], cell.world_size)
     found = divisors(cell.layout.global_batch_size // cell.data_size)
     return [size for size in found if size % parts == 0] or [cell.layout.micro_batch_size]
 
 
-def _is_reference(cell: Cell) -> bool:
+def _is_reference(cell: RunRequest) -> bool:
     return registry.parse(cell.backend)[0].name == registry.REFERENCE

@@ -17,7 +17,6 @@ from harness.forms.flops import ModelGeometry, model_flops_per_token
 from harness.forms.model.layout import COMPUTE, DTYPE_BYTES
 from harness.job.job import DEFAULT_STEPS, DEFAULT_TASK, Job
 from harness.judge.wording import CellName, name_cells
-from harness.launch.cells import Cell
 from harness.plan.architectures import find_architecture
 from harness.plan.hardware import Device
 from harness.plan.limits import Answer, MemoryLimits, MemoryVerdict, limits_here
@@ -308,7 +307,7 @@ class CellPredictions:
 
 
 def of_cells(
-    cells: Iterable[Cell],
+    cells: Iterable[RunRequest],
     facts: Mapping[str, Mapping[str, Any]],
     torch_device: str,
     limits: MemoryLimits,
@@ -321,12 +320,12 @@ def of_cells(
     jobs = {cell.job_id: cell.job for cell in cells}
     unchecked = cache(lambda job_id: job_model(jobs[job_id]))
 
-    def scenario(cell: Cell) -> Scenario | None:
+    def scenario(cell: RunRequest) -> Scenario | None:
         known = facts.get(cell.job_id)
         model = unchecked(cell.job_id) if known is None else planned_model(known, cell.job)
         return scenario_of(cell, model, torch_device, device=limits.device)
 
-    def samples(cell: Cell) -> int:
+    def samples(cell: RunRequest) -> int:
         return data_bytes(facts[cell.job_id], cell.job, torch_device) if cell.job_id in facts else 0
 
     return [
@@ -545,7 +544,7 @@ class RunTime:
         return self.start + self.steps
 
 
-def assumed_time(cell: Cell, device: str) -> RunTime | None:
+def assumed_time(cell: RunRequest, device: str) -> RunTime | None:
     """Of a run on this machine; None where the model, the number of steps or the GPU is not known."""
     try:
         flops = _flops_per_step(cell.job)
@@ -572,7 +571,7 @@ def _flops_per_step(job: Job) -> float:
     return float(model_flops_per_token(geometry)) * length * (job.training.global_batch_size or 1)
 
 
-def _rate(cell: Cell, device: str) -> float | None:
+def _rate(cell: RunRequest, device: str) -> float | None:
     if device == "cpu":
         return CORE_FLOPS * (os.cpu_count() or 1)
     found: Device | None = limits_here(device).device

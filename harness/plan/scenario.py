@@ -32,7 +32,6 @@ from harness.forms.workload import Workload
 from harness.forms.zero.zero12 import START_ALIGNMENT_ELEMENTS
 from harness.job.job import DEFAULT_TASK, Job, OptimizerSection
 from harness.job.pairs import why_refused as why_pair_refused
-from harness.launch.cells import Cell
 from harness.launch.launcher import require_libraries
 from harness.nested import put
 from harness.plan.adapters import why_refused, with_adapters
@@ -516,7 +515,7 @@ def data_bytes(facts: Mapping[str, Any], job: Job, torch_device: str) -> int:
 
 
 def scenario_of(
-    cell: Cell, model: PlannedModel, torch_device: str, *, device: Device | None = None
+    cell: RunRequest, model: PlannedModel, torch_device: str, *, device: Device | None = None
 ) -> Scenario | None:
     """The scenario of a cell on nodes of equal size; None for a third party's backend."""
     return Scenario.of(

@@ -21,11 +21,12 @@ from harness.import_path import module_command, safe_environment
 from harness.job.batch import job_layout
 from harness.job.experiment import Experiment
 from harness.job.job import ModelSection
-from harness.launch.cells import Cell, make_cell, make_request
+from harness.launch.cells import begin_run, make_cell
 from harness.launch.launcher import require_libraries
 from harness.plan.prediction import MemoryPrediction, MomentName, Predictors, predict, predict_memory
 from harness.plan.scenario import Scenario, planned_model, scenario_of
 from harness.run_directory.request import (
+    RunRequest,
     SimulatedRank,
     SimulationRequest,
     Tensors,
@@ -40,7 +41,7 @@ from harness.tell.formats import NOT_AVAILABLE, fitted, megabytes
 class Simulated:
     """A cell and the rank of it that is simulated."""
 
-    cell: Cell
+    cell: RunRequest
     request: SimulationRequest
 
 
@@ -78,8 +79,10 @@ def plan_simulation(
         training = training.model_copy(update={"micro_batch_size": 1})
         experiment = experiment.model_copy(update={"training": training})
     layout = job_layout([label], world_size, training)
-    cell = make_cell(experiment, label, world_size, layout, 0, "cpu", nodes=world_size // per_node)
-    run = make_request(cell, experiment, "cpu", [], ranks_per_node=per_node)
+    cell = make_cell(
+        experiment, label, world_size, layout, 0, "cpu", nodes=world_size // per_node, ranks_per_node=per_node
+    )
+    run = begin_run(cell, [])
     return Simulated(cell=cell, request=SimulationRequest(run=run, rank=rank, tensors=tensors))
 
 

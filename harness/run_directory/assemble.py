@@ -375,7 +375,9 @@ def _record(
 ) -> Record:
     setup, final = events[0].setup, events[0].final
     mesh, scales = _mesh(request), request.job.training.precision == "fp16-mixed"
-    known = Record.shared(setup) | Record.shared(request) | measured_parts(events, steps)
+    both = Record.model_fields.keys() & RunRequest.model_fields
+    asked = {name: getattr(request, name) for name in both}
+    known = Record.shared(setup) | asked | measured_parts(events, steps)
     return Record(
         **known
         | {
@@ -441,7 +443,6 @@ def versions_of(setup: SetupEvent | None) -> dict[str, Any]:
 def _world(request: RunRequest, setup: SetupEvent | None) -> WorldPart:
     return WorldPart(
         **WorldPart.shared(request),
-        nodes=request.world_size // request.ranks_per_node,
         collectives=setup.collectives if setup else ("nccl" if request.device == "cuda" else "gloo"),
         dimensions=_dimensions(request),
     )

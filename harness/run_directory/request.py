@@ -7,10 +7,11 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from harness.backends.base import Effective
+from harness.backends.base import Effective, Preset
 from harness.backends.model_source import Loading
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.files import Stored, read_plain, write_atomically
+from harness.job.batch import BatchLayout, data_size
 from harness.job.experiment import Limits, MeasureSection, Price, ReportFocus
 from harness.job.job import Job
 from harness.record import CommunicationPart, GivenPart, LayoutPart, MemoryPart, ModelPart, PredictionPart
@@ -24,19 +25,24 @@ LOCAL_RENDEZVOUS = "HARNESS_LOCAL_RENDEZVOUS"
 
 
 class RunRequest(Stored):
-    """One run of one cell; the job's global batch is resolved and its cut is here."""
+    """One run of one cell; the job's global batch is resolved and its cut is here.
 
-    run_id: RunId
-    created_at: str
-    command: KeptCommand
+    A cell of a plan is the same without the first three, which `launch.cells.begin_run` gives it.
+    """
+
+    run_id: RunId = "planned"
+    created_at: str = ""
+    command: KeptCommand = []
     backend: str
     """Canonical label: name and options."""
     job: Job
     job_id: str
     cell: str
+    """Key: equal keys mean equal job, world, measurement, code and versions."""
     repeat: int
     measure: MeasureSection
-    preset: str
+    preset: Preset
+    """The one that the label names, else the experiment's."""
     device: str
     """'cpu' or 'cuda'; 'auto' is resolved before."""
     world_size: int
@@ -64,6 +70,29 @@ class RunRequest(Stored):
     """Variables of the launcher that the ranks drop, since the job decides."""
     limits: Limits = Limits()
     """How long it may take, and its ranks may stand still."""
+
+    @property
+    def key(self) -> str:
+        return self.cell
+
+    @property
+    def layout(self) -> BatchLayout:
+        total = self.job.training.global_batch_size
+        assert total is not None
+        return BatchLayout(
+            global_batch_size=total,
+            micro_batch_size=self.micro_batch_size,
+            accumulation_steps=self.accumulation_steps,
+        )
+
+    @property
+    def nodes(self) -> int:
+        return max(1, self.world_size // self.ranks_per_node)
+
+    @property
+    def data_size(self) -> int:
+        """Ranks, or groups of ranks, with samples of their own."""
+        return data_size(self.backend, self.world_size)
 
     def write(self, run_directory: Path) -> None:
         write_atomically(run_directory / REQUEST_NAME, self.model_dump_json(indent=1))

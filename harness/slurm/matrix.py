@@ -25,7 +25,7 @@ from harness.fabric.result import parse_rate
 from harness.files import Stored, read_plain, refusing, write_atomically
 from harness.job.config import read_yaml_file
 from harness.job.experiment import Experiment
-from harness.launch.cells import Cell, make_request, plan
+from harness.launch.cells import begin_run, plan
 from harness.record.store import PlainName, as_name, run_folder
 from harness.run_directory.request import RunRequest
 
@@ -373,7 +373,7 @@ def plan_nodes(
     node_counts: Iterable[int],
     ranks_per_node: int,
     repeats: int,
-) -> list[Cell]:
+) -> list[RunRequest]:
     """The cells of backends x node counts x repeats, each cell once, in rounds as `plan` has them.
 
     Raises HarnessError where the nodes have fewer GPUs than ranks, and as `plan` does.
@@ -383,7 +383,7 @@ def plan_nodes(
             f"--nproc {ranks_per_node}: nodes of site '{site.name}' have gpus_per_node "
             f"{site.gpus_per_node}; lower --nproc"
         )
-    cells: dict[str, Cell] = {}
+    cells: dict[str, RunRequest] = {}
     for nodes in node_counts:
         sizes = [nodes * ranks_per_node]
         planned = plan(experiment, backends, sizes, repeats, site.device, nodes=nodes, machine=site.machine)
@@ -416,7 +416,7 @@ def on_site(experiment: Experiment, site: Site) -> Experiment:
 
 
 def render_matrix(
-    cells: Sequence[Cell],
+    cells: Sequence[RunRequest],
     experiment: Experiment,
     site: Site,
     *,
@@ -443,7 +443,7 @@ def render_matrix(
     parts: Counter[str] = Counter()
     for batch in _batches(cells, arrays):
         nodes, per_node = batch[0].nodes, batch[0].world_size // batch[0].nodes
-        requests = [make_request(cell, experiment, site.device, command, per_node) for cell in batch]
+        requests = [begin_run(cell, command) for cell in batch]
         world = f"{nodes}x{per_node}"
         part = f"-{parts[world]}" if parts[world] else ""
         parts[world] += 1
@@ -493,10 +493,10 @@ def read_matrix(folder: Path) -> Matrix:
         ) from error
 
 
-def _batches(cells: Sequence[Cell], arrays: bool) -> list[list[Cell]]:
+def _batches(cells: Sequence[RunRequest], arrays: bool) -> list[list[RunRequest]]:
     """Cells that share a script: those of equal worlds in an array, else each alone."""
-    key: Callable[[Cell], object] = (lambda c: (c.nodes, c.world_size)) if arrays else (lambda c: c.key)
-    batches: dict[object, list[Cell]] = {}
+    key: Callable[[RunRequest], object] = (lambda c: (c.nodes, c.world_size)) if arrays else (lambda c: c.key)
+    batches: dict[object, list[RunRequest]] = {}
     for cell in cells:
         batches.setdefault(key(cell), []).append(cell)
     return [

@@ -66,7 +66,7 @@ class Machine:
             cell = make_cell(experiment, name, nproc, layout, repeat, "cuda", resume=resume)
             ranks = launcher()
             with ranks.environment(variables, log=log):
-                self._records[key] = run_cell(cell, experiment, self.store, ranks, command=list(COMMAND))
+                self._records[key] = run_cell(cell, self.store, ranks, command=list(COMMAND))
         return self._records[key]
 
     def run_directory(self, record: Record) -> Path:

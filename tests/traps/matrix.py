@@ -21,7 +21,6 @@ from harness.job.experiment import Experiment
 from harness.judge.comparison import Comparison
 from harness.judge.findings.finding import Finding
 from harness.launch.cells import (
-    Cell,
     canonical_label,
     make_cell,
     noise_labels,
@@ -32,6 +31,7 @@ from harness.launch.cells import (
 from harness.launch.launcher import run_cell
 from harness.record import Record
 from harness.record.store import RECORD_NAME, Store, read_record
+from harness.run_directory.request import RunRequest
 from tests import kept
 from tests.adapters import planted
 from tests.forkserver import launcher
@@ -147,8 +147,8 @@ class Matrix:
                 self._made_once.fill(place, self.store.root / record.run_id)
             return record
 
-    def _made(self, cell: Cell, experiment: Experiment) -> Record:
-        return run_cell(cell, experiment, self.store, launcher(), command=["make", "gallery"])
+    def _made(self, cell: RunRequest, experiment: Experiment) -> Record:
+        return run_cell(cell, self.store, launcher(), command=["make", "gallery"])
 
 
 def install(folder: Path) -> None:

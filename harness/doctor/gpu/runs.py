@@ -129,7 +129,7 @@ class _Gathering:
         cell = make_cell(experiment, canonical_label(BACKENDS[name]), ranks, layout, 0, "cuda")
         with _watching():
             command = ["harness", "doctor", "--gpu"]
-            record = run_cell(cell, experiment, store, LocalLauncher("cuda"), command=command)
+            record = run_cell(cell, store, LocalLauncher("cuda"), command=command)
         directory = store.root / record.run_id
         self.found.records[name] = record
         notes = (read_part(device_note(directory, rank), DeviceNote) for rank in range(ranks))

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from harness.job.config import load_experiment
-from harness.launch.cells import Cell, plan
+from harness.launch.cells import plan
 from harness.record import Record
 from harness.record.store import write_record
+from harness.run_directory.request import RunRequest
 from tests.records import make_record
 
 from .command_line import harness
@@ -20,7 +21,7 @@ SET_WORDS = [word for setting in SET for word in ("--set", setting)]
 
 
 @pytest.fixture(scope="module")
-def cells() -> dict[str, Cell]:
+def cells() -> dict[str, RunRequest]:
     return {cell.backend: cell for cell in plan(load_experiment(None, SET), ["ddp", "zero3"], [2], 1, "cpu")}
 
 
@@ -96,7 +97,7 @@ def test_why_nothing_is_predicted_of_a_model_that_is_not_there(tmp_path: Path) -
     assert "there is no file" in found["no_prediction"]
 
 
-def recorded(cell: Cell, /, **changes: object) -> Record:
+def recorded(cell: RunRequest, /, **changes: object) -> Record:
     """A record of a cell as a run of it leaves it."""
     record = make_record(
         run_id=f"run-{cell.backend}", label=cell.backend, cell=cell.key, job_id=cell.job_id,

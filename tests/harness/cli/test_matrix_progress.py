@@ -9,8 +9,9 @@ import pytest
 from harness.cli.output import View
 from harness.cli.progress import MatrixProgress, duration
 from harness.job.config import load_experiment
-from harness.launch.cells import Cell, plan
+from harness.launch.cells import plan
 from harness.run_directory.events import StepEvent
+from harness.run_directory.request import RunRequest
 from tests.fake_ranks import STEP
 from tests.harness.run_directory.test_events import setup_event
 from tests.records import make_effective
@@ -21,7 +22,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def one_cell() -> Cell:
+def one_cell() -> RunRequest:
     return plan(load_experiment(None, ["compare.noise_runs=false"]), ["ddp"], [2], 1, "cpu")[-1]
 
 

@@ -28,7 +28,7 @@ def test_the_load_of_a_record_is_what_the_run_found(tmp_path: Path, monkeypatch:
     (cell,) = plan(experiment, ["single"], [1], 1, "cpu")
     store = Store(tmp_path)
     launcher: Any = Launcher()
-    record = run_cell(cell, experiment, store, launcher, command=["x"])
+    record = run_cell(cell, store, launcher, command=["x"])
     assert record.environment.load_average == 0.25
     assert read_record(store.record_path(record)) == record
 

@@ -2,7 +2,7 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.job.config import load_experiment
-from harness.launch.cells import in_rounds, make_request, plan, reusable, samples_of_cuts
+from harness.launch.cells import begin_run, in_rounds, plan, reusable, samples_of_cuts
 from harness.record import SplitPart
 from tests.records import make_record
 
@@ -134,7 +134,7 @@ def test_a_preset_after_the_backend_holds_for_that_cell_alone() -> None:
         "zero3:preset=library-defaults": "library-defaults",
     }  # fmt: skip
     assert len({cell.job_id for cell in cells.values()}) == 1
-    asked = [make_request(cells[label], wanted, "cpu", []).preset for label in labels]
+    asked = [begin_run(cells[label], []).preset for label in labels]
     assert asked == ["like-for-like", "library-defaults"]
 
 
@@ -190,7 +190,7 @@ def test_a_memory_snapshot_needs_cuda() -> None:
     wanted = load_experiment(None, ["measure.memory_snapshot=true"])
     (cell, *_) = plan(wanted, ["ddp"], [2], 1, "cpu")
     with pytest.raises(HarnessError, match=r"measure\.memory_snapshot: true needs CUDA, this run is on cpu"):
-        make_request(cell, wanted, "cpu", [])
+        begin_run(cell, [])
 
 
 def test_a_limit_of_memory_makes_another_cell_and_reaches_the_ranks_that_count() -> None:
@@ -198,13 +198,13 @@ def test_a_limit_of_memory_makes_another_cell_and_reaches_the_ranks_that_count()
     limited = load_experiment(None, ["training.global_batch_size=8", "runtime.memory_limit=2MB"])
     of_free, of_limited = (plan(experiment, ["ddp"], [2], 1, "cpu") for experiment in (free, limited))
     assert {cell.key for cell in of_free}.isdisjoint(cell.key for cell in of_limited)
-    limits = {cell.backend: make_request(cell, limited, "cpu", []).memory_limit_bytes for cell in of_limited}
+    limits = {cell.backend: begin_run(cell, []).memory_limit_bytes for cell in of_limited}
     assert limits == {
         "single": 2_000_000,
         OTHER_ORDER: None,
         "ddp": 2_000_000,
     }
-    assert make_request(of_free[0], free, "cpu", []).memory_limit_bytes is None
+    assert begin_run(of_free[0], []).memory_limit_bytes is None
 
 
 def test_another_implementation_of_the_optimizer_is_the_same_job_in_another_cell() -> None:

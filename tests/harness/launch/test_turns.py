@@ -14,12 +14,13 @@ import psutil
 import pytest
 
 from harness.job.config import load_experiment
-from harness.launch.cells import Cell, plan
+from harness.launch.cells import plan
 from harness.launch.launcher import OTHERS_RAN, OTHERS_TOOK_TURNS, STOPPING, groups, running_cell, take_turns
 from harness.record import PredictionPart, Record
 from harness.record.measured import TurnsPart
 from harness.record.store import Store
 from harness.run_directory.events import StepEvent, TurnEvent
+from harness.run_directory.request import RunRequest
 from tests.fake_ranks import STEP, Behaviour, FakeLauncher, Rank
 from tests.forkserver import launcher
 from tests.harness.cli.command_line import SMALL
@@ -69,7 +70,7 @@ def fails_in_setup(rank: Rank) -> None:
     rank.fail("no such kernel")
 
 
-def planned(names: list[str]) -> list[Cell]:
+def planned(names: list[str]) -> list[RunRequest]:
     experiment = load_experiment(None, ["compare.turns=2", "compare.noise_runs=false"])
     return [cell for cell in plan(experiment, names, [2], 1, "cpu") if cell.backend in names]
 
@@ -78,10 +79,10 @@ def run(
     folder: Path, behaviours: dict[str, Behaviour], on_turn: Callable[[int], None] = lambda _: None
 ) -> dict[str, Record]:
     """Records by backend, whose rank 1 behaves as given; rank 0 takes all of its turns."""
-    experiment, store, cells = load_experiment(None, []), Store(folder), planned([*behaviours])
+    store, cells = Store(folder), planned([*behaviours])
     runs = {
         cell.key: running_cell(
-            cell, experiment, store, FakeLauncher({0: in_turns(), 1: behaviours[cell.backend]}),
+            cell, store, FakeLauncher({0: in_turns(), 1: behaviours[cell.backend]}),
             command=["harness"], on_event=lambda _: None, takes_turns=True,
         )
         for cell in cells
@@ -203,7 +204,7 @@ def test_ranks_that_wait_sleep_and_hold_no_more(tmp_path: Path) -> None:
     cells = {cell.key: cell for cell in plan(experiment, names, [2], 1, "cpu") if cell.backend in names}
     runs = {
         key: running_cell(
-            cell, experiment, store, launcher(), command=["harness"], on_event=lambda _: None,
+            cell, store, launcher(), command=["harness"], on_event=lambda _: None,
             takes_turns=True,
         )
         for key, cell in cells.items()

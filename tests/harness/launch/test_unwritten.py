@@ -8,12 +8,12 @@ import pytest
 from harness.errors import HarnessError
 from harness.job.experiment import Experiment
 from harness.launch import launcher as cells
-from harness.launch.cells import Cell, plan
+from harness.launch.cells import plan
 from harness.launch.launcher import run_cell
 from harness.launch.owner import OWNER_NAME, record_abandoned
 from harness.record.store import Store
 from harness.run_directory.checkpoint import checkpoint_folder
-from harness.run_directory.request import weights_folder
+from harness.run_directory.request import RunRequest, weights_folder
 from tests.fake_ranks import FakeLauncher, Rank
 
 
@@ -25,17 +25,17 @@ def leave(rank: Rank) -> None:
 
 
 @pytest.fixture
-def cell() -> Cell:
+def cell() -> RunRequest:
     experiment = Experiment()
     return next(c for c in plan(experiment, ["ddp"], [2], 1, "cpu") if c.backend == "ddp")
 
 
-def run(cell: Cell, store: Store) -> Any:
+def run(cell: RunRequest, store: Store) -> Any:
     launcher = FakeLauncher({0: leave, 1: leave})
-    return run_cell(cell, Experiment(), store, launcher, command=["harness"])
+    return run_cell(cell, store, launcher, command=["harness"])
 
 
-def test_failed_run_leaves_neither_weights_nor_checkpoint(tmp_path: Path, cell: Cell) -> None:
+def test_failed_run_leaves_neither_weights_nor_checkpoint(tmp_path: Path, cell: RunRequest) -> None:
     record = run(cell, Store(tmp_path))
     assert record.status == "failed"
     folder = tmp_path / record.run_id
@@ -45,7 +45,7 @@ def test_failed_run_leaves_neither_weights_nor_checkpoint(tmp_path: Path, cell: 
 
 
 def test_record_that_could_not_be_written_says_later_how_the_ranks_ended(
-    tmp_path: Path, cell: Cell, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cell: RunRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

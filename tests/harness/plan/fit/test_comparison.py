@@ -5,12 +5,13 @@ import pytest
 from harness.errors import HarnessError
 from harness.forms.terms import Term
 from harness.job.config import load_experiment
-from harness.launch.cells import Cell, plan
+from harness.launch.cells import plan
 from harness.plan.fit import LargestBatches, cut_lines, require_limit
 from harness.plan.limits import MemoryLimits
 from harness.plan.prediction import MemoryPrediction, Moment, Predictors
 from harness.plan.scenario import Scenario
 from harness.rank.job_check import check_job
+from harness.run_directory.request import RunRequest
 from tests.records import make_record
 
 EXPERIMENT = load_experiment(None, ["training.global_batch_size=48", "runtime.memory_limit=10MB"])
@@ -37,7 +38,7 @@ def batches(facts: dict[str, Any], limit: int = 10_000_000) -> LargestBatches:
     )
 
 
-def cuts(cells: list[Cell], repeat: int = 0) -> dict[str, tuple[int, int]]:
+def cuts(cells: list[RunRequest], repeat: int = 0) -> dict[str, tuple[int, int]]:
     return {
         c.backend: (c.layout.micro_batch_size, c.layout.accumulation_steps)
         for c in cells
