@@ -112,17 +112,16 @@ def pairs(before: Comparison, after: Comparison) -> list[Pair]:
         for size in {group.world_size for group in side}:
             found = varying(group.record for group in side if group.world_size == size)
             names[size] = list(dict.fromkeys([*names.get(size, []), *found]))
-    sides = [{_name(group, names[group.world_size]): group for group in side} for side in groups]
+    # With what differs within a side; not what only the sides differ in.
+    sides = [
+        {(labelled(g.backend, words(g.record, names[g.world_size])), g.world_size): g for g in side}
+        for side in groups
+    ]
     keys = dict.fromkeys([*sides[0], *sides[1]])
     return [
         Pair(backend=key[0], world_size=key[1], before=sides[0].get(key), after=sides[1].get(key))
         for key in keys
     ]
-
-
-def _name(group: CellRuns, names: Sequence[str]) -> tuple[str, int]:
-    """Backend and world size, with what differs within a side; not what only the sides differ in."""
-    return labelled(group.backend, words(group.record, names)), group.world_size
 
 
 def changes(before: Comparison, after: Comparison) -> list[Change]:
@@ -222,20 +221,20 @@ def _change(
     assert pair.after is not None
     left, right = pair.before.values(metric.key), pair.after.values(metric.key)
     if ratio is None:
-        extent, judgement = _ratios(right, left), _judge(pair.before, pair.after, metric, cells, numbers)
+        above, below = value_range(right), value_range(left)
+        extent = None
+        if above is not None and below is not None and below.low > 0:
+            extent = Interval(above.low / below.high, above.high / below.low)
+        judgement = _judge(pair.before, pair.after, metric, cells, numbers)
     else:
-        extent, judgement = ratio.extent, _judge_by_round(ratio)
+        extent, judgement = ratio.extent, "within noise"
+        if ratio.is_shown or ratio.chance <= 1 - LEVEL:
+            judgement = "beyond noise" if ratio.is_shown else "inconclusive"
     return Change(
         backend=pair.backend, world_size=pair.world_size, metric=metric,
         before=pair.before.median(metric.key), after=pair.after.median(metric.key),
         extent=extent, judgement=judgement, ratio=ratio,
     )  # fmt: skip
-
-
-def _judge_by_round(ratio: Ratio) -> Judgement:
-    if ratio.is_shown:
-        return "beyond noise"
-    return "inconclusive" if ratio.chance <= 1 - LEVEL else "within noise"
 
 
 def _judge(
@@ -269,7 +268,9 @@ def _difference(values: BySession, base: BySession, comparisons: int) -> Signifi
         return "not judged"
     overall = [median(chain.from_iterable(side.values())) for side in (values, base)]
     rises = {median(left) > median(right) for left, right in strata} | {overall[0] > overall[1]}
-    overlap = len(strata) == 1 and _overlap(*strata[0])
+    one, other = map(shown_interval, strata[0])
+    apart = one is not None and other is not None and (one.low > other.high or other.low > one.high)
+    overlap = len(strata) == 1 and not apart
     if len(rises) > 1 or overlap:
         return "within noise"
     return stratified_significance(strata, comparisons)
@@ -280,24 +281,12 @@ def _strata(values: BySession, base: BySession) -> list[Stratum]:
     return [(values[session], base[session]) for session in both]
 
 
-def _overlap(left: Sequence[float], right: Sequence[float]) -> bool:
-    one, other = shown_interval(left), shown_interval(right)
-    return one is None or other is None or (one.low <= other.high and other.low <= one.high)
-
-
 def _by_session(side: CellRuns, metric: Metric, numbers: Mapping[Run, int]) -> dict[int, list[float]]:
     found: dict[int, list[float]] = {}
     for row in side.rows:
         if (value := row.figures[metric.key]) is not None:
             found.setdefault(numbers[row.run], []).extend(metric.clock([value]))
     return found
-
-
-def _ratios(values: Sequence[float], base: Sequence[float]) -> Interval | None:
-    above, below = value_range(values), value_range(base)
-    if above is None or below is None or below.low <= 0:
-        return None
-    return Interval(above.low / below.high, above.high / below.low)
 
 
 def _shared(record: Record) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from functools import cached_property
 from statistics import median
 from typing import Any, Self
 
-from harness.job.job import Job
 from harness.judge.agreement.noise import Noise, is_variant
 from harness.judge.effective import SETTINGS, Effect, Setting
 from harness.judge.facts import OWN_STEP, STEP
@@ -384,7 +383,8 @@ def weak_scaling(comparison: Comparison) -> list[list[ScalingPoint]]:
     curves: dict[tuple[str, str, str], list[CellRuns]] = {}
     for group in timed:
         if not group.is_reference:
-            key = _without_size(group.record.job), group.backend, words(group.record, names)
+            growing = {"model": {"config", "name"}, "training": CUT}
+            key = group.record.job.model_dump_json(exclude=growing), group.backend, words(group.record, names)
             curves.setdefault(key, []).append(group)
     found = []
     for (_, label, conditions), groups in curves.items():
@@ -430,7 +430,12 @@ def _curves(groups: Sequence[CellRuns], label: str, conditions: str) -> list[lis
     """
     ordered = sorted(groups, key=lambda group: (group.world_size, group.record.world.nodes))
     base = ordered[0]
-    telling = [layout for layout in LAYOUTS if _varies_at_one_size(ordered, layout)]
+    sizes = {group.world_size for group in groups}
+    telling = [
+        layout
+        for layout in LAYOUTS
+        if len({(group.world_size, layout(group.record.world)) for group in groups}) > len(sizes)
+    ]
     layouts: dict[str, list[CellRuns]] = {}
     for group in ordered:
         shown = ", ".join(layout(group.record.world) for layout in telling)
@@ -445,11 +450,6 @@ def _curves(groups: Sequence[CellRuns], label: str, conditions: str) -> list[lis
     return curves
 
 
-def _varies_at_one_size(groups: Sequence[CellRuns], layout: Callable[[WorldPart], str]) -> bool:
-    sizes = {group.world_size for group in groups}
-    return len({(group.world_size, layout(group.record.world)) for group in groups}) > len(sizes)
-
-
 def _step(group: CellRuns) -> float:
     return median(group.values(STEP))
 
@@ -460,8 +460,3 @@ def _work(group: CellRuns) -> float | None:
     if record.initial_weights is None or tokens is None:
         return None
     return record.initial_weights.parameter_count * tokens / group.world_size
-
-
-def _without_size(job: Job) -> str:
-    """The job without what weak scaling grows, as a key."""
-    return job.model_dump_json(exclude={"model": {"config", "name"}, "training": CUT})

@@ -40,7 +40,6 @@ from harness.judge.statistics import steady_from
 from harness.judge.wording import CellName
 from harness.record import (
     CommunicationPart,
-    EnergyPart,
     MemoryPart,
     ProcessorPart,
     RankPart,
@@ -97,19 +96,14 @@ def expected_volume(record: Record, workload: Workload) -> Volume | None:
 
     Own forms were evaluated before the run: they say nothing of one that ended before its probed steps.
     """
-    own = record.backend.own_forms
+    own, resumed = record.backend.own_forms, record.resumed
+    # Closed forms know the first steps of a training, not those of a run that continues one.
+    into_probed_steps = resumed is not None and min(workload.steps, default=0) - resumed.step < ORDINARY_STEP
     if own is not None:
         return own.volume if own.steps == workload.steps else None
-    if workload.strategy.family not in families.FAMILIES or _resumed_into_probed_steps(record, workload):
+    if workload.strategy.family not in families.FAMILIES or into_probed_steps:
         return None
     return families.collectives(workload)
-
-
-def _resumed_into_probed_steps(record: Record, workload: Workload) -> bool:
-    """The closed forms know the first steps of a training, not those of a run that continues one."""
-    if record.resumed is None:
-        return False
-    return min(workload.steps, default=0) - record.resumed.step < ORDINARY_STEP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -477,7 +471,8 @@ def usage(record: Record) -> Usage | None:
         return None
     parts = [part for rank in record.ranks if (part := rank.energy) is not None]
     complete = len(parts) == len(record.ranks) > 0
-    device = _device_watts(parts) if complete else None
+    watts = [mean_watts(part.device_joules, part.seconds) for part in parts]  # of a GPU of each rank
+    device = sum(w for w in watts if w is not None) if complete and None not in watts else None
     host = _host_watts(record) if complete else None
     known = [watts for watts in (device, host) if watts is not None]
     gpus = record.world.world_size if record.world.device == "cuda" else None
@@ -495,12 +490,6 @@ def usage(record: Record) -> Usage | None:
 def mean_watts(joules: float | None, seconds: float) -> float | None:
     """Energy over time."""
     return joules / seconds if joules is not None and seconds > 0 else None
-
-
-def _device_watts(parts: Sequence[EnergyPart]) -> float | None:
-    """Each rank has a GPU of its own."""
-    watts = [mean_watts(part.device_joules, part.seconds) for part in parts]
-    return None if None in watts else sum(w for w in watts if w is not None)
 
 
 def _host_watts(record: Record) -> float | None:
@@ -618,7 +607,12 @@ def volume_differences(record: Record) -> list[VolumeDifference] | None:
     expected = {rank: expected_payload(of_rank, workload.mesh) for rank, of_rank in volumes.items()}
     everything = {key for sums in (*expected.values(), *measured.values()) for key in sums}
     kinds = {key for key in everything if is_derived(volume, key[0], key[2])}
-    kinds -= _within_one_rank(record, workload) - {key for sums in expected.values() for key in sums}
+    sizes: dict[Key, int] = {}
+    for row in record.comm:
+        key = _key(row, workload)
+        sizes[key] = max(row.group_size, sizes.get(key, 0))
+    alone = {key for key, size in sizes.items() if size == 1}  # sends nothing, whoever calls it
+    kinds -= alone - {key for sums in expected.values() for key in sums}
     leeway = {id(of_rank): _leeway(record, of_rank) for of_rank in volumes.values()}
     found = []
     for key in sorted(kinds):
@@ -636,15 +630,6 @@ def volume_differences(record: Record) -> list[VolumeDifference] | None:
                 )
             )  # fmt: skip
     return found
-
-
-def _within_one_rank(record: Record, workload: Workload) -> set[Key]:
-    """Collectives in groups of one rank alone: they send nothing, whoever calls them."""
-    sizes: dict[Key, int] = {}
-    for row in record.comm:
-        key = _key(row, workload)
-        sizes[key] = max(row.group_size, sizes.get(key, 0))
-    return {key for key, size in sizes.items() if size == 1}
 
 
 def _volume_by_rank(record: Record, of_first: Volume, ranks: Iterable[int]) -> dict[int, Volume]:
@@ -747,8 +732,13 @@ def disturbance(record: Record) -> Disturbance | None:
     known = [account for account in accounts if account is not None]
     if not known or len(known) < len(accounts):
         return None
-    machines = _by_machine(known)
-    taken = {boot: _taken_by_others(parts) for boot, parts in machines.items()}
+    machines: dict[str | None, list[ProcessorPart]] = {}  # whatever containers ranks run in
+    for account in known:
+        machines.setdefault(account.boot, []).append(account)
+    taken = {}
+    for boot, of_machine in machines.items():
+        used = sum(p.machine_busy_seconds + p.machine_stolen_seconds for p in of_machine) / len(of_machine)
+        taken[boot] = max(0.0, used - sum(part.process_seconds for part in of_machine))
     # Ranks also wait for each other where they share cores: only what others took is no property of the run.
     lost = [min(_held_up_seconds(part), taken[part.boot]) for part in known]
     return Disturbance(
@@ -783,20 +773,6 @@ def _lost_seconds(part: ProcessorPart, parts: Sequence[ProcessorPart]) -> float:
     ranks = sum(part.process_seconds for part in parts)
     share = part.process_seconds / max(busy, ranks) if ranks else 0.0
     return min(part.waiting_seconds, max(0.0, busy - ranks)) + stolen * share
-
-
-def _taken_by_others(parts: Sequence[ProcessorPart]) -> float:
-    """Processor seconds of one machine that did not go to these ranks."""
-    used = sum(part.machine_busy_seconds + part.machine_stolen_seconds for part in parts) / len(parts)
-    return max(0.0, used - sum(part.process_seconds for part in parts))
-
-
-def _by_machine(accounts: Sequence[ProcessorPart]) -> dict[str | None, list[ProcessorPart]]:
-    """Ranks of one machine together, whatever containers they run in."""
-    found: dict[str | None, list[ProcessorPart]] = {}
-    for account in accounts:
-        found.setdefault(account.boot, []).append(account)
-    return found
 
 
 PHASES = ("forward", "backward", "step")

@@ -29,7 +29,7 @@ from harness.judge.run_conditions import (
 )
 from harness.judge.statistics import InTurns, Logs, Ranking, Round
 from harness.judge.wording import CellName
-from harness.record import ErrorPart, Record
+from harness.record import Record
 from harness.record.workload import is_another_computation, samples_at_once
 
 
@@ -67,7 +67,15 @@ class References:
         if cut is None:
             return _from(replace(plain, unjudged=_why(record, self.plain.record)), record)
         # A loss that gathers what other ranks computed is that of the whole batch.
-        return min((_from(cut, record), _from(plain, record)), key=lambda found: _gap(found, record))
+        first = record.steps[0].loss if record.steps else None
+
+        def gap(found: Yardstick) -> float:
+            """Which of two losses was computed shows before any update."""
+            steps = found.reference.record.steps
+            other = steps[0].loss if steps else None
+            return abs(first - other) if first is not None and other is not None else 0.0
+
+        return min(_from(cut, record), _from(plain, record), key=gap)
 
     def _cut(self, samples: int) -> Yardstick | None:
         """The reference with as many samples at once; None: it did not run, or chance decides its losses."""
@@ -97,12 +105,6 @@ def _from(found: Yardstick, record: Record) -> Yardstick:
     return replace(
         found, reference=replace(reference, record=from_step(reference.record, record.resumed.step))
     )
-
-
-def _gap(found: Yardstick, record: Record) -> float:
-    """How far the first losses lie apart: which of two losses was computed shows before any update."""
-    here, there = (r.steps[0].loss if r.steps else None for r in (record, found.reference.record))
-    return abs(here - there) if here is not None and there is not None else 0.0
 
 
 SPLIT = "the loss depends on how the batch is split"
@@ -210,16 +212,12 @@ def reason(record: Record, *, with_rank: bool = True) -> str | None:
         return "; ".join(record.reasons)
     if record.error is None:
         return None
-    where = f" ({_where(record.error)})" if with_rank and record.error.rank is not None else ""
+    error = record.error
+    step = [f"step {error.step}"] if error.step is not None else []
+    places = [f"rank {error.rank}", *step, *([error.phase] if error.phase is not None else [])]
+    where = f" ({', '.join(places)})" if with_rank and error.rank is not None else ""
     message = record.error.message.strip() or "no message"
     return f"{record.error.kind}{where}: {message.splitlines()[0]}"
-
-
-def _where(error: ErrorPart) -> str:
-    """The rank that failed, the step that it was in and what it did."""
-    step = [f"step {error.step}"] if error.step is not None else []
-    phase = [error.phase] if error.phase is not None else []
-    return ", ".join([f"rank {error.rank}", *step, *phase])
 
 
 def make_rows(records: Iterable[Record]) -> list[JudgedRun]:
@@ -231,7 +229,11 @@ def make_rows(records: Iterable[Record]) -> list[JudgedRun]:
     references = _references(records)
     stand_ins = _stand_ins(records, references)
     listed = [r for r in records if not (is_variant(r) and r.job_id in references)]
-    suffixes = dict(zip(map(id, listed), _label_suffixes(listed), strict=True))
+    places: dict[tuple[str, int], list[Record]] = {}
+    for record in listed:
+        places.setdefault((record.job_id, record.world.world_size), []).append(record)
+    names = {place: varying(of_place) for place, of_place in places.items()}
+    suffixes = {id(r): words(r, names[r.job_id, r.world.world_size]) for r in listed}
     runs = {
         id(r): Run(record=r, label=labelled(r.backend.label, suffixes.get(id(r), "")), session=session)
         for r, session in zip(records, sessions(records), strict=True)
@@ -296,15 +298,6 @@ def in_order(records: Iterable[Record]) -> list[Record]:
         return jobs[record.job_id], world.world_size, world.nodes, *of_backend, record.repeat
 
     return sorted(records, key=place)
-
-
-def _label_suffixes(records: Sequence[Record]) -> list[str]:
-    """For each record, how it differs from others of its job and world size; empty if it does not."""
-    places: dict[tuple[str, int], list[Record]] = {}
-    for record in records:
-        places.setdefault((record.job_id, record.world.world_size), []).append(record)
-    names = {place: varying(of_place) for place, of_place in places.items()}
-    return [words(record, names[record.job_id, record.world.world_size]) for record in records]
 
 
 def most_agreed(records: Sequence[Record]) -> Record | None:
@@ -510,12 +503,11 @@ def group_repeats(rows: Sequence[JudgedRun]) -> list[CellRuns]:
     for row in rows:
         record = row.record
         groups.setdefault((record.job_id, row.label, record.world.world_size), []).append(row)
-    return [CellRuns(_without_interrupted(group)) for group in groups.values()]
-
-
-def _without_interrupted(rows: list[JudgedRun]) -> list[JudgedRun]:
-    left = [row for row in rows if not row.record.was_interrupted]
-    return left if any(row.record.status == "ok" for row in left) else rows
+    found = []
+    for group in groups.values():
+        left = [row for row in group if not row.record.was_interrupted]
+        found.append(CellRuns(left if any(row.record.status == "ok" for row in left) else group))
+    return found
 
 
 def rivals(groups: Sequence[CellRuns]) -> dict[Place, list[CellRuns]]:

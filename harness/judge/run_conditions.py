@@ -30,7 +30,9 @@ def facts(record: Record) -> Facts:
     preset = {} if record.backend.own_preset else {"preset": world.preset}
     return {
         "job": f"job {record.job_id}",
-        "start": _start(record),
+        "start": "from the start"
+        if (saved := record.resumed) is None
+        else f"from step {saved.step} of {saved.backend} on {counted(saved.world_size, 'rank')}",
         "nodes": f"{counted(world.nodes, 'node')} x {world.ranks_per_node}",
         **preset,
         "device": f"{world.device} over {world.collectives}",
@@ -45,7 +47,10 @@ def facts(record: Record) -> Facts:
         "cpu": environment.cpu,
         "cores": f"{environment.cores} cores",
         "gpus": f"{len(gpus)} x {gpus[0]}" if len(set(gpus)) == 1 else "; ".join(gpus),
-        **{(key := f"measure.{name}"): f"{key}={_typed(value)}" for name, value in measure.items()},
+        **{
+            (key := f"measure.{name}"): f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+            for name, value in measure.items()
+        },
     }
 
 
@@ -74,19 +79,6 @@ def accelerator_facts(environment: EnvironmentPart) -> Facts:
         "cudnn": (convolutions, own.cudnn),
     }
     return {key: f"{name} {version}" for key, (name, version) in known.items() if version is not None}
-
-
-def _typed(value: object) -> str:
-    """A setting as a person types it."""
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _start(record: Record) -> str:
-    """Where the run began."""
-    if record.resumed is None:
-        return "from the start"
-    saved = record.resumed
-    return f"from step {saved.step} of {saved.backend} on {counted(saved.world_size, 'rank')}"
 
 
 def varying(records: Iterable[Record]) -> list[str]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import takewhile
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -239,13 +240,20 @@ def status_of(
         return "oom", error
     if cause is not None and (error := mismatch_error(run_directory, events)) is not None:
         return "failed", error
-    if _was_refused(events, cause):
+    misses_a_peer = cause is not None and cause.order[0] > 0
+    if any(of_rank.reasons for of_rank in events.values()) and (cause is None or misses_a_peer):
         return "unsupported", None
-    if cause is not None and not _was_stuck(run_directory, cause):
+    note = read_note(run_directory)
+    # What a rank said that was ended because all of them were stuck is no cause.
+    own = (
+        cause is not None
+        and not misses_a_peer
+        and (cause.failure or (note and cause.rank in note.gone_ranks))
+    )
+    if cause is not None and (note is None or own):
         return (cause.failure.status if cause.failure else "failed"), _error(run_directory, cause)
     if outcome.stopped == "interrupted":
         return "failed", interrupted_error(run_directory, len(events), len(steps))
-    note = read_note(run_directory)
     if note is not None or outcome.stopped == "timeout":
         note = note or StuckNote(kind="Timeout", reason="the time limit of the run passed")
         note = note.model_copy(update={"reason": f"stopped after {len(steps)} steps: {note.reason}"})
@@ -262,12 +270,6 @@ def interrupted_error(run_directory: Path, world_size: int, steps: int) -> Error
         message=f"interrupted by the user after {steps} steps",
         ranks=rank_states(run_directory, world_size),
     )
-
-
-def _was_refused(events: Events, cause: Cause | None) -> bool:
-    """Whether a rank named a reason why the run cannot be, and no other failed but for missing that rank."""
-    refused = any(of_rank.reasons for of_rank in events.values())
-    return refused and (cause is None or cause.order[0] > 0)
 
 
 def _finished(steps: list[StepPart], events: Events) -> tuple[Status, ErrorPart | None]:
@@ -302,14 +304,6 @@ def _silent_out_of_memory(run_directory: Path, events: Events, cause: Cause | No
             error = _error(run_directory, Cause(rank=rank, exit_code=own, order=(0, 0)))
             return error.model_copy(update={"kind": "OutOfMemory", "message": shown_text(line)})
     return None
-
-
-def _was_stuck(run_directory: Path, cause: Cause) -> bool:
-    """Whether the rank was ended because all of them were stuck: what it said then is no cause."""
-    note = read_note(run_directory)
-    if note is None:
-        return False
-    return cause.order[0] > 0 or (cause.failure is None and cause.rank not in note.gone_ranks)
 
 
 def _error(run_directory: Path, cause: Cause) -> ErrorPart:
@@ -378,6 +372,7 @@ def _record(
     both = Record.model_fields.keys() & RunRequest.model_fields
     asked = {name: getattr(request, name) for name in both}
     known = Record.shared(setup) | asked | measured_parts(events, steps)
+    whole_model = mesh.size("pipeline") == 1
     return Record(
         **known
         | {
@@ -386,8 +381,19 @@ def _record(
             "reasons": list(dict.fromkeys(r for of_rank in events.values() for r in of_rank.reasons)),
             "resumed": request.resume.saved.resumed() if request.resume else None,
             "backend": _backend(request, setup, events[0].final),
-            "world": _world(request, setup),
-            "ranks": _held_to_the_first(known["ranks"], events, mesh),
+            "world": WorldPart(
+                **WorldPart.shared(request),
+                collectives=setup.collectives if setup else ("nccl" if request.device == "cuda" else "gloo"),
+                dimensions=[DimensionPart(name=name, size=size) for name, size in mesh.sizes]
+                if mesh.shares_samples
+                else [],
+            ),
+            "ranks": [
+                part.model_copy(
+                    update={"otherwise": otherwise(events[part.rank], events[0], whole_model=whole_model)}
+                )
+                for part in known["ranks"]
+            ],
             "environment": environment_of(run_directory, request, setup, broken),
             "final_weights": final.weights if final else None,
             "moment_norms": _moment_norms(events),
@@ -423,29 +429,20 @@ def assemble_refused(run_directory: Path, request: RunRequest, reason: str) -> R
 def _backend(request: RunRequest, setup: SetupEvent | None, final: FinalEvent | None) -> BackendPart:
     entry, options = registry.parse(request.backend)
     own = {"label": request.backend, "name": entry.name, "options": options.model_dump(mode="json")}
-    changed = _changed(setup, final) if setup and final else {}
+    in_force = final.in_force if setup and final else {}
+    changed = {
+        name: [value, getattr(setup.effective, name)]
+        for name, value in in_force.items()
+        if setup and value != getattr(setup.effective, name)
+    }
     return BackendPart(
         **BackendPart.shared(setup) | own | {"given": request.given, "changed": changed} | versions_of(setup)
     )
 
 
-def _changed(setup: SetupEvent, final: FinalEvent) -> dict[str, list[Any]]:
-    """Settings with their values after the training and before it."""
-    pairs = {name: [value, getattr(setup.effective, name)] for name, value in final.in_force.items()}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-
-
 def versions_of(setup: SetupEvent | None) -> dict[str, Any]:
     """The field `versions` of a backend: as rank 0 saw them, else those of this environment."""
     return {"versions": (setup.versions if setup else None) or package_versions()}
-
-
-def _world(request: RunRequest, setup: SetupEvent | None) -> WorldPart:
-    return WorldPart(
-        **WorldPart.shared(request),
-        collectives=setup.collectives if setup else ("nccl" if request.device == "cuda" else "gloo"),
-        dimensions=_dimensions(request),
-    )
 
 
 def _turns(events: Events) -> TurnsPart | None:
@@ -462,14 +459,6 @@ def _turns(events: Events) -> TurnsPart | None:
             sum(turn.waited_process_seconds for turn in of_rank.turns) for of_rank in events.values()
         ),
     )
-
-
-def _held_to_the_first(parts: Sequence[RankPart], events: Events, mesh: Mesh) -> list[RankPart]:
-    whole = mesh.size("pipeline") == 1
-    return [
-        part.model_copy(update={"otherwise": otherwise(events[part.rank], events[0], whole_model=whole)})
-        for part in parts
-    ]
 
 
 def _moment_norms(events: Events) -> dict[str, tuple[float, float]]:
@@ -503,11 +492,6 @@ def _mesh(request: RunRequest) -> Mesh:
     return registry.mesh_of(request.backend, request.world_size)
 
 
-def _dimensions(request: RunRequest) -> list[DimensionPart]:
-    mesh = _mesh(request)
-    return [DimensionPart(name=name, size=size) for name, size in mesh.sizes] if mesh.shares_samples else []
-
-
 def _artifacts(run_directory: Path, request: RunRequest) -> list[ArtifactPart]:
     """What ranks left next to their events: traces, snapshots of CUDA memory, a checkpoint."""
     found: list[tuple[ArtifactKind, int | None, Path]] = []
@@ -524,13 +508,15 @@ def rank_part(rank: int, events: RankEvents) -> RankPart | None:
     setup, final, steps = events.setup, events.final, events.steps
     if setup is None:
         return None
+    # A pipeline's ranks also wait for other stages.
+    phases = [*PHASES, *([WAITING] if any(WAITING in row.phase_seconds for row in steps) else [])]
     known = (
         {"memory": []} | RankPart.shared(setup) | RankPart.shared(events.measured) | RankPart.shared(final)
     )
     return RankPart(
         **known,
         **_columns(steps),
-        phase_seconds=_phase_seconds(steps),
+        phase_seconds={phase: [row.phase_seconds.get(phase, 0.0) for row in steps] for phase in phases},
         batch_digests=[row.batch_digests for row in steps if row.batch_digests is not None],
         without_gradient=_without_gradient(steps),
         passes=_passes(steps),
@@ -572,13 +558,6 @@ def _passes(steps: Sequence[StepEvent]) -> dict[int, tuple[int, int] | None]:
         if row.passes != last:
             found[row.step] = last = row.passes
     return found
-
-
-def _phase_seconds(steps: Sequence[StepEvent]) -> dict[str, list[float]]:
-    """Per step; 'waiting' where the engine runs a pipeline."""
-    waits = any(WAITING in row.phase_seconds for row in steps)
-    phases = (*PHASES, WAITING) if waits else PHASES
-    return {phase: [row.phase_seconds.get(phase, 0.0) for row in steps] for phase in phases}
 
 
 def _answers(events: Events, mesh: Mesh) -> AnswersPart | None:
@@ -726,7 +705,9 @@ def otherwise(rank: RankEvents, first: RankEvents, *, whole_model: bool) -> dict
     if rank is first:
         return found
     found |= _of_first_step(rank, first, "learning rate", _rate, lambda *pair: _unlike(*map(_rate, pair)))
-    found |= _of_first_step(rank, first, "norm of the clipped gradient", _clipped_norm, clipped_apart)
+    squares = attrgetter("applied.squares")  # known of both where they were clipped apart
+    norm = "norm of the clipped gradient"
+    found |= _of_first_step(rank, first, norm, lambda row: squares(row) ** 0.5, clipped_apart)
     if rank.setup is not None and first.setup is not None and whole_model:
         found |= _fields(rank.setup.effective, first.setup.effective, IN_FORCE)
     if rank.final is None or first.final is None:
@@ -758,10 +739,6 @@ def _of_first_step(
 
 def _rate(row: StepEvent) -> float | None:
     return row.applied_learning_rate
-
-
-def _clipped_norm(row: StepEvent) -> float | None:
-    return row.applied.squares**0.5 if row.applied and row.applied.squares is not None else None
 
 
 def _unlike(mine: Any, other: Any) -> bool:

@@ -417,15 +417,20 @@ def steps_of(events: Events, mesh: Mesh | None = None) -> list[StepPart]:
 
 def _step(rows: Sequence[StepEvent], mesh: Mesh) -> StepPart:
     first = rows[0]
+    norms = [row.gradient_norm for row in rows if row.gradient_norm is not None]
+    of_parts = math.hypot(*norms) if len(norms) == len(rows) else None
+    targets = first.global_target_tokens  # None: an observed script
+    weights = sum(row.loss_weight or 0.0 for row in rows) if targets is None else targets
+    applied = [row.applied_learning_rate for row in rows if row.applied_learning_rate is not None]
     once = [row for rank, row in enumerate(rows) if mesh.counts_samples(rank)]
     losses = [row.loss_sum for rank, row in enumerate(rows) if mesh.counts_loss(rank)]
     return StepPart(
         step=first.step,
         window=first.window,
-        loss=_mean(losses, _loss_weight(rows)),
-        gradient_norm=_norm(rows),
+        loss=_mean(losses, weights),
+        gradient_norm=of_parts if first.norm_is_partial else first.gradient_norm,
         learning_rate=first.learning_rate,
-        applied_learning_rate=_applied_learning_rate(rows),
+        applied_learning_rate=max(applied, key=lambda rate: abs(rate - first.learning_rate), default=None),
         applied_gradient_norm=_applied_gradient_norm(rows),
         tokens=_total([row.tokens for row in once]),
         target_tokens=_total([row.target_tokens for row in once]),
@@ -433,20 +438,6 @@ def _step(rows: Sequence[StepEvent], mesh: Mesh) -> StepPart:
         seconds=max(row.seconds for row in rows),
         sample_hashes=_hash_sum([row.sample_hashes for row in once]),
     )
-
-
-def _norm(rows: Sequence[StepEvent]) -> float | None:
-    """As rank 0 was told it; of parts on all ranks the norm of the whole."""
-    if not rows[0].norm_is_partial:
-        return rows[0].gradient_norm
-    known = [row.gradient_norm for row in rows if row.gradient_norm is not None]
-    return math.hypot(*known) if len(known) == len(rows) else None
-
-
-def _loss_weight(rows: Sequence[StepEvent]) -> float:
-    """What the summed losses of all ranks are divided by: target tokens, or what an observed script has."""
-    targets = rows[0].global_target_tokens
-    return sum(row.loss_weight or 0.0 for row in rows) if targets is None else targets
 
 
 def _total(values: Sequence[int | None]) -> int | None:
@@ -464,12 +455,6 @@ def _mean(sums: Sequence[float | None], targets: float) -> float | None:
     """Mean over target tokens; None where a rank's sum is not finite, or without targets."""
     known = [value for value in sums if value is not None]
     return sum(known) / targets if len(known) == len(sums) and targets else None
-
-
-def _applied_learning_rate(rows: Sequence[StepEvent]) -> float | None:
-    asked = rows[0].learning_rate
-    applied = [row.applied_learning_rate for row in rows if row.applied_learning_rate is not None]
-    return max(applied, key=lambda rate: abs(rate - asked), default=None)
 
 
 WHOLE = 0.999
@@ -550,7 +535,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
         seen.add(id(current))
-        if isinstance(current, MemoryError) or _named_so(current) or speaks_of_out_of_memory(said(current)):
+        # torch.OutOfMemoryError, without torch
+        of_torch = any(kind.__name__ == "OutOfMemoryError" for kind in type(current).__mro__)
+        if isinstance(current, MemoryError) or of_torch or speaks_of_out_of_memory(said(current)):
             return True
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
     return False
@@ -566,8 +553,3 @@ def line_of_out_of_memory(log: str) -> str | None:
         if not is_warning and speaks_of_out_of_memory(line):
             return line.strip()
     return None
-
-
-def _named_so(error: BaseException) -> bool:
-    """torch.OutOfMemoryError, without torch."""
-    return any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from harness.backends.base import Effective
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.files import Stored, read_plain, write_atomically
 from harness.job.experiment import MeasureSection
-from harness.job.job import Job
 from harness.record import BackendPart, ErrorPart, Record, Status, StepPart, WorldPart
 from harness.record.run import seen_job
 from harness.record.store import RunId
@@ -120,18 +120,11 @@ def _ends(run_directory: Path) -> Iterator[RankEnd]:
             try:
                 end = RankEnd(start=ProcessStart.model_validate_json(line))
             except ValidationError:
-                end = _with_exit(end, line)
+                with suppress(ValidationError):  # a line that was cut short
+                    noted = RankExit.model_validate_json(line)
+                    end = end and replace(end, exit_code=noted.exit_code, at=end.at or noted.at)
         if end is not None:
             yield end
-
-
-def _with_exit(end: RankEnd | None, line: str) -> RankEnd | None:
-    """Of a line that was cut short nothing is known."""
-    try:
-        noted = RankExit.model_validate_json(line)
-    except ValidationError:
-        return end
-    return end and replace(end, exit_code=noted.exit_code, at=end.at or noted.at)
 
 
 REQUEST_NAME = "observe.json"
@@ -174,7 +167,9 @@ def assemble_observed(
     exit_code: negative where a signal ended it.
     told_at: when `harness observe` was told to end, seconds since the epoch; None: it was not.
     """
-    seen = _observation(run_directory)
+    of_all, _ = read_events(run_directory, observed_ranks(run_directory))
+    # What rank 0 saw, or the first rank that saw anything.
+    seen = next((of_rank.observation for of_rank in of_all.values() if of_rank.observation), None)
     if seen is None:
         return None
     events, broken = read_events(run_directory, seen.world_size)
@@ -182,6 +177,13 @@ def assemble_observed(
     job = seen_job(seen.seen)
     steps = steps_of(events)
     status, error = _status(run_directory, events, steps, seen, exit_code, told_at)
+    layout = setup.layout.model_dump(mode="json") if setup and setup.layout else None
+    identity = json.dumps([job.job_id(), layout], sort_keys=True)
+    counts = [len(of_rank.steps) for of_rank in events.values()]
+    least, most = min(counts), max(counts)  # ranks make unlike numbers of steps under torch's Join
+    uneven = [f"ranks made {least} to {most} steps; the first {least} are recorded"] if least < most else []
+    rates = [event.group_learning_rates or [] for event in events[min(events)].steps]
+    groups = range(max(map(len, rates), default=0))  # an optimizer may first step in a later step
     return Record(
         run_id=request.run_id,
         created_at=request.created_at,
@@ -192,7 +194,7 @@ def assemble_observed(
         error=error,
         skipped_steps=sum(event.group_learning_rates == [] for event in events[min(events)].steps),
         job=job,
-        job_id=_job_id(job, setup),
+        job_id=hashlib.sha256(identity.encode()).hexdigest()[:12],
         cell=hashlib.sha256(request.run_id.encode()).hexdigest()[:16],
         repeat=0,
         backend=_backend(seen, setup, events),
@@ -205,31 +207,14 @@ def assemble_observed(
         observed=events[0].final.observed if events[0].final else None,
         observation=seen.observation.model_copy(
             update={
-                "learning_rates": _learning_rates(events),
-                "notes": [*seen.observation.notes, *(_uneven(events) if status == "ok" else [])],
+                "learning_rates": [
+                    [of_step[group] if group < len(of_step) else None for of_step in rates]
+                    for group in groups
+                ],
+                "notes": [*seen.observation.notes, *(uneven if status == "ok" else [])],
             }
         ),
     )
-
-
-def _uneven(events: Mapping[int, RankEvents]) -> list[str]:
-    """A note where ranks made more steps than others, as under torch's Join."""
-    counts = [len(of_rank.steps) for of_rank in events.values()]
-    least, most = min(counts), max(counts)
-    return [f"ranks made {least} to {most} steps; the first {least} are recorded"] if least < most else []
-
-
-def _learning_rates(events: Mapping[int, RankEvents]) -> list[list[float | None]]:
-    """By group, the rates of all steps of the first rank; an optimizer may first step in a later one."""
-    of_steps = [event.group_learning_rates or [] for event in events[min(events)].steps]
-    groups = range(max(map(len, of_steps), default=0))
-    return [[rates[group] if group < len(rates) else None for rates in of_steps] for group in groups]
-
-
-def _observation(run_directory: Path) -> ObservationEvent | None:
-    """What rank 0 saw, or the first rank that saw anything."""
-    events, _ = read_events(run_directory, observed_ranks(run_directory))
-    return next((e.observation for e in events.values() if e.observation is not None), None)
 
 
 def _status(
@@ -302,8 +287,9 @@ def _left_alone(
         rank for rank in events if not events[rank].has_ended and rank in ends and ends[rank].is_running
     ]
     if running:
-        verb = "runs" if len(running) == 1 else "run"
-        message = f"the command {_ended(exit_code)} after {steps} steps, but {_ranks(running)} still {verb}"
+        verb, plural = ("runs", "") if len(running) == 1 else ("run", "s")
+        named = f"rank{plural} {', '.join(map(str, running))}"
+        message = f"the command {_ended(exit_code)} after {steps} steps, but {named} still {verb}"
         return ErrorPart(kind="LauncherLost", message=message, exit_code=exit_code)
     cause = cause_of(events, outcome)
     left = [rank for rank, of_rank in events.items() if of_rank.done]
@@ -317,20 +303,8 @@ def _left_alone(
     return ErrorPart(kind="Exit", message=message, rank=first, exit_code=0, step=len(events[first].steps))
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    numbers = ", ".join(map(str, ranks))
-    return f"rank {numbers}" if len(ranks) == 1 else f"ranks {numbers}"
-
-
 def _ended(code: int) -> str:
     return f"ended with exit code {code}" if code >= 0 else f"was killed by {signal_name(code)}"
-
-
-def _job_id(job: Job, setup: SetupEvent | None) -> str:
-    """Hash of what was seen of the job, with the tensors of its model."""
-    layout = setup.layout.model_dump(mode="json") if setup and setup.layout else None
-    text = json.dumps([job.job_id(), layout], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _backend(
