@@ -32,8 +32,8 @@ from harness.backends.presets import (
     reduce_dtype_changes,
 )
 from harness.backends.torch_engine import TorchEngine, TorchStrategy
+from harness.backends.zero.backend import PreparedZeroBackend
 from harness.backends.zero.engine import ZeroEngine
-from harness.backends.zero.prepared import PreparedZeroBackend
 
 from .fsdp.fsdp2 import Fsdp2Engine
 from .zero.engine import forget_dummy_step

@@ -159,3 +159,7 @@ class Mesh:
         for (_, size), index in zip(self.sizes, place, strict=True):
             rank = rank * size + index
         return rank
+
+
+SECOND_COPY = ("hpz", "reshard")
+"""Options that have groups of ranks keep a second copy of the weights, to gather them within the group."""

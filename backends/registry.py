@@ -9,25 +9,232 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.resources import files
 from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from harness.backends.refusals import explain_refusal
+from harness.backends.base import Backend, BackendOptions, Preset, World
+from harness.backends.libraries.facts import unsupported, why_not_run
+from harness.backends.mesh import SECOND_COPY, Mesh
+from harness.backends.refusals import Unsupported, available, explain_refusal
+from harness.backends.strategy import ROUTES, Route, Sharding, StrategyKind
 from harness.backends.yaml_values import InvalidYaml, parse_value
 
-from .base import Backend, BackendOptions, Preset, World
-from .built_in import ENTRIES
-from .entry import ENTRY_POINT_GROUP, Entry, UnknownBackend
-from .hybrid import SECOND_COPY
-from .libraries.facts import unsupported, why_not_run
-from .mesh import Mesh
-from .refusals import Unsupported, available
-from .strategy import StrategyKind
+ENTRY_POINT_GROUP = "harness.backends"
+
+
+class UnknownBackend(ValueError):
+    """A name or option that no backend has; the message says what was given and what is allowed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One name: where its class is, with which parameters, and what to tell about it."""
+
+    name: str
+    target: str
+    """'module:Class', for a third party as its entry point says."""
+    options: str | None
+    """'module:Class' of the options; None: ask the backend class."""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    summary: str = ""
+    packages: tuple[str, ...] = ("torch",)
+    strategy: StrategyKind | None = None
+    """What the name stands for; None: a third party's, which may claim to be one (`Backend.claims`)."""
+    in_default_comparison: bool = False
+    in_short_check: bool = False
+    """Whether the self-check runs it whatever the time: one of each library."""
+
+    @property
+    def is_third_party(self) -> bool:
+        """Whether another distribution brought it: its code is no part of the harness's own."""
+        return self.options is None
+
+    def options_class(self) -> type[BackendOptions]:
+        if self.options:
+            return load(self.options)  # type: ignore[no-any-return]
+        return self.backend_class().Options
+
+    def backend_class(self) -> type[Backend]:
+        try:
+            loaded = load(self.target)
+        except (Exception, SystemExit) as error:  # a third party's module may raise anything
+            why = f"{type(error).__name__}: {error}"
+            raise UnknownBackend(f"backend '{self.name}' ({self.target}) cannot be loaded: {why}") from error
+        if not (isinstance(loaded, type) and issubclass(loaded, Backend)):
+            raise UnknownBackend(
+                f"entry point '{self.name}' of group '{ENTRY_POINT_GROUP}' gives {loaded!r}; "
+                "it must name a subclass of harness.backends.base.Backend"
+            )
+        return loaded
+
+
+def load(target: str) -> Any:
+    """Import what 'module:attribute' names."""
+    module, _, attribute = target.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+COMPARED_BY_DEFAULT = (
+    "single", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp1", "accelerate-ddp",
+    "accelerate-zero3",
+)  # fmt: skip
+IN_SHORT_CHECK = ("ddp", "zero3", "fsdp")
+LIBRARIES: dict[Route, tuple[str, ...]] = {
+    "native": (), "accelerate": ("accelerate",), "trainer": ("accelerate", "transformers"),
+}  # fmt: skip
+MODULES: dict[Route, tuple[str, str]] = {
+    "accelerate": ("accelerate:Accelerate", "through Accelerate"),
+    "trainer": ("trainer.backends:Trainer", "through transformers.Trainer"),
+}
+"""Of the libraries above a strategy: module and first word of its classes, and what summaries say."""
+SHARDED_BY_STAGE = (
+    "nothing",
+    "optimizer states",
+    "optimizer states and gradients",
+    "optimizer states, gradients and weights",
+)
+
+
+def _entry(
+    name: str, target: str, options: str, summary: str, strategy: StrategyKind, **parameters: Any
+) -> Entry:
+    """A built-in backend; its packages follow from the strategy."""
+    engine = () if strategy.zero_stage is None else ("deepspeed",)
+    return Entry(
+        name=name,
+        target=f"harness.backends.{target}",
+        options=f"harness.backends.{options}" if ":" in options else f"harness.backends.options:{options}",
+        summary=summary,
+        packages=("torch", *LIBRARIES[strategy.route], *engine),
+        parameters=parameters,
+        strategy=strategy,
+        in_default_comparison=name in COMPARED_BY_DEFAULT,
+        in_short_check=name in IN_SHORT_CHECK,
+    )
+
+
+def _zero(
+    stage: int, prefix: str, target: str, options: str, summary: str, *, layers: str = "", **kind: Any
+) -> Entry:
+    """A ZeRO stage. `options`: how its class begins; `layers`: what its family adds where these are cut."""
+    number = ("", "12", "12", "3")[stage]
+    sharding: Sharding = ("none", "grad-op", "grad-op", "full-shard")[stage]  # type: ignore[assignment]
+    strategy = StrategyKind(family=f"zero{number or 0}{layers}", sharding=sharding, zero_stage=stage, **kind)
+    return _entry(f"{prefix}zero{stage}", target, f"{options}{number}Options", summary, strategy, stage=stage)
+
+
+def _prepared_zero(route: Route) -> list[Entry]:
+    (target, through), prefix = MODULES[route], ROUTES[route].prefix
+    return [
+        _zero(n, prefix, f"{target}ZeroBackend", "Zero", f"DeepSpeed ZeRO stage {n} {through}", route=route)
+        for n in (1, 2, 3)
+    ]
+
+
+def _prepared_ddp(route: Route, summary: str) -> Entry:
+    kind = StrategyKind(family="ddp", route=route)
+    target = f"{MODULES[route][0]}DdpBackend"
+    return _entry(f"{ROUTES[route].prefix}ddp", target, "ReductionOptions", summary, kind)
+
+
+def _prepared_fsdp(route: Route) -> list[Entry]:
+    (target, through), prefix = MODULES[route], ROUTES[route].prefix
+    return [
+        _entry(
+            f"{prefix}{name}", f"{target}FsdpBackend", "AccelerateFsdpOptions", f"{what} {through}",
+            StrategyKind(family=f"fsdp{version}", sharding="full-shard", route=route), version=version,
+        )
+        for name, version, what in (("fsdp", 2, "FSDP2"), ("fsdp1", 1, "FSDP1 FULL_SHARD"))
+    ]  # fmt: skip
+
+
+def _fsdp(version: int, name: str, sharding: Sharding, summary: str, options: str = "") -> Entry:
+    return _entry(
+        name, f"fsdp.fsdp{version}:Fsdp{version}Backend", f"Fsdp{version}{options}Options", summary,
+        StrategyKind(family=f"fsdp{version}", sharding=sharding), sharding=sharding,
+    )  # fmt: skip
+
+
+FSDP2 = "fully_shard (FSDP2)"
+ENTRIES = [
+    _entry(
+        "single", "single:SingleBackend", "SingleOptions", "one process, whole global batch: the reference",
+        StrategyKind(family="single", sharding="single"),
+    ),
+    _entry(
+        "ddp", "ddp:DdpBackend", "DdpOptions", "DistributedDataParallel: nothing sharded",
+        StrategyKind(family="ddp"),
+    ),
+    *(
+        _zero(stage, "", "zero.backend:ZeroBackend", "Zero", f"DeepSpeed ZeRO stage {stage}: {what} sharded")
+        for stage, what in enumerate(SHARDED_BY_STAGE)
+    ),
+    _fsdp(
+        2, "fsdp", "full-shard", f"{FSDP2}, weights gathered for forward and again for backward", "FullShard"
+    ),
+    _fsdp(2, "fsdp-grad-op", "grad-op", f"{FSDP2}, weights kept gathered between forward and backward"),
+    _fsdp(
+        2, "fsdp-hybrid", "hybrid", f"{FSDP2} on a 2-D mesh: sharded within, replicated across groups",
+        "Hybrid",
+    ),
+    _fsdp(1, "fsdp1", "full-shard", "FSDP1 FULL_SHARD"),
+    _fsdp(1, "fsdp1-grad-op", "grad-op", "FSDP1 SHARD_GRAD_OP"),
+    _fsdp(1, "fsdp1-no-shard", "none", "FSDP1 NO_SHARD"),
+    _fsdp(1, "fsdp1-hybrid", "hybrid", "FSDP1 HYBRID_SHARD", "Hybrid"),
+    _fsdp(1, "fsdp1-hybrid-grad-op", "hybrid-grad-op", "FSDP1 _HYBRID_SHARD_ZERO2", "Hybrid"),
+    _prepared_ddp("accelerate", "DDP through Accelerate"),
+    *_prepared_zero("accelerate"),
+    *_prepared_fsdp("accelerate"),
+    _prepared_ddp("trainer", "DDP through transformers.Trainer"),
+    *_prepared_fsdp("trainer"),
+    *_prepared_zero("trainer"),
+    _entry(
+        "cp", "sequence.context_parallel:ContextParallelBackend", "ContextParallelOptions",
+        "context parallelism (ring attention) with DistributedDataParallel",
+        StrategyKind(family="ddp", sequence="ring"),
+    ),
+    _entry(
+        "fsdp-cp", "sequence.context_parallel:FsdpContextParallelBackend", "FsdpContextParallelOptions",
+        "context parallelism (ring attention) with fully_shard (FSDP2)",
+        StrategyKind(family="fsdp2", sharding="full-shard", sequence="ring"),
+    ),
+    *(
+        _zero(
+            stage, "ulysses-", "sequence.ulysses:UlyssesBackend", "Ulysses",
+            f"DeepSpeed Ulysses (attention divided by heads) with ZeRO stage {stage}", sequence="exchange",
+        )
+        for stage in (1, 2, 3)
+    ),
+    _entry(
+        "pp", "pipeline.backend:PipelineBackend", "PipelineOptions",
+        "pipeline parallel: stages of blocks under a schedule of torch.distributed.pipelining",
+        StrategyKind(family="pipeline", sharding="pipeline"),
+    ),
+    _entry(
+        "tp", "tensor.backend:TensorBackend", "TensorOptions",
+        "DTensor: layers cut over ranks, nothing sharded",
+        StrategyKind(family="tensor"),
+    ),
+    _entry(
+        "fsdp-tp", "tensor.backend:FsdpTensorBackend", "FsdpTensorOptions",
+        "FSDP2 on a 2-D mesh: layers cut over neighbours, states sharded across them",
+        StrategyKind(family="fsdp2-tensor", sharding="full-shard"),
+    ),
+    *(
+        _zero(
+            stage, "autotp-", "tensor.autotp:AutoTpBackend", "AutoTp",
+            f"DeepSpeed AutoTP (layers cut over neighbours) with ZeRO stage {stage}", layers="-tensor",
+        )
+        for stage in (1, 2, 3)
+    ),
+]  # fmt: skip
+
 
 OTHER_NAMES: dict[str, list[str]] = tomllib.loads(
     files(__package__).joinpath("other_names.toml").read_text(encoding="utf-8")

@@ -13,13 +13,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.backends.base import Batch, Effective, Engine, SetupContext, TensorKind
-from harness.backends.checkpoints.adam import (
+from harness.backends.checkpoints.torch_pieces import (
+    bare_optimizer,
     restore_scaler,
     scaler_progress,
     set_update_count,
     update_count,
+    whole_pieces,
 )
-from harness.backends.checkpoints.torch_pieces import bare_optimizer, whole_pieces
 from harness.backends.model.blocks import first_trained, frozen_dtype
 from harness.backends.model.precision import autocast_dtype, dtype_name
 from harness.backends.model_source import Loading

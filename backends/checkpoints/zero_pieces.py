@@ -11,14 +11,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from harness.backends.checkpoints.adam import (
+from harness.backends.checkpoints.torch_pieces import (
     flat,
     make_states,
     require_scale,
     set_update_count,
     update_count,
+    whole_pieces,
 )
-from harness.backends.checkpoints.torch_pieces import whole_pieces
 from harness.backends.piece import MOMENTS, OptimizerProgress, Piece
 
 from ..refusals import Unsupported

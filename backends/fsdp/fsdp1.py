@@ -32,14 +32,13 @@ from harness.backends.base import (
 )
 from harness.backends.checkpoints.torch_pieces import flat_parameter_pieces
 from harness.backends.fsdp.prefetch import describe_fsdp1_prefetch, fsdp1_prefetch_arguments
-from harness.backends.hybrid import unmet_hybrid
-from harness.backends.libraries.extensions import offloads
+from harness.backends.libraries.facts import offloads
 from harness.backends.model.blocks import first_trained, parameter_count, transformer_blocks
 from harness.backends.model.floating_inputs import refuse_complex, takes_tokens
 from harness.backends.model.loading import fill_fsdp1, hybrid_mesh, reserve_parameters, this_device
 from harness.backends.model.precision import compute_dtype, dtype_name, scaler_arguments
 from harness.backends.model_source import model_source
-from harness.backends.options import Fsdp1Options, reduces_each, unmet_shards_on_host
+from harness.backends.options import Fsdp1Options, reduces_each, unmet_hybrid, unmet_shards_on_host
 from harness.backends.piece import Piece
 from harness.backends.presets import reduce_dtype_changes
 from harness.backends.strategy import FSDP1_STRATEGIES, SHARDINGS, Sharding

@@ -13,6 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from harness.backends.libraries.facts import offloads
+from harness.backends.options import unmet_hybrid, unmet_second_copy
+
 from ..base import (
     Backend,
     BackendOptions,
@@ -25,8 +28,6 @@ from ..base import (
     World,
 )
 from ..checkpoints.torch_pieces import dtensor_pieces
-from ..hybrid import unmet_hybrid, unmet_second_copy
-from ..libraries.extensions import offloads
 from ..model.blocks import first_trained, parameter_count, transformer_blocks
 from ..model.floating_inputs import refuse_batch_norm
 from ..model.loading import fill_sharded, hybrid_mesh, this_device

@@ -25,7 +25,7 @@ from harness.backends.base import (
 from harness.backends.fsdp.fsdp1 import fsdp1_full_parameters, fsdp1_unit_names
 from harness.backends.fsdp.fsdp2 import fsdp2_full_parameters, fsdp2_unit_names, synchronise
 from harness.backends.fsdp.prefetch import describe_fsdp1_prefetch, describe_fsdp2_prefetch
-from harness.backends.libraries.extensions import offloads
+from harness.backends.libraries.facts import offloads
 from harness.backends.model.blocks import first_trained, parameter_count, transformer_blocks
 from harness.backends.model.loading import reserve_parameters
 from harness.backends.model.precision import autocast_dtype

@@ -9,13 +9,81 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion
 
-from harness.backends.libraries.installed import absent, installed_version, not_installed
+from harness.backends.refusals import Unsupported
+
+
+def absent(packages: Collection[str]) -> list[str]:
+    """Those of these distributions that are not installed."""
+    return [name for name in packages if installed_version(name) is None]
+
+
+@lru_cache
+def installed_version(library: str) -> str | None:
+    """Of a distribution; None: it is not installed. Asked once: its whole description is parsed."""
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None
+
+
+def require_installed(package: str, setting: str, install: str = "") -> None:
+    """Raise Unsupported for a setting that needs this distribution where it is not installed."""
+    if installed_version(package) is None:
+        how = f"pip install {install or package}"
+        raise Unsupported(f"{setting} needs {package}, which is not installed: {how}")
+
+
+def not_installed(packages: Collection[str]) -> str:
+    """Why a backend that needs these distributions cannot run: 'deepspeed is not installed (pip ...)'."""
+    are = "is" if len(packages) == 1 else "are"
+    return f"{' and '.join(packages)} {are} not installed (pip install {' '.join(packages)})"
+
+
+if TYPE_CHECKING:
+    from harness.backends.base import BackendOptions, OptimizerKind
+
+CPU_ADAM = "cpu_adam"
+
+
+def runs_cpu_adam(options: BackendOptions) -> bool:
+    """Whether DeepSpeed's Adam replaces the job's."""
+    return getattr(options, "adam", None) == "deepspeed"
+
+
+def offloads(options: BackendOptions) -> bool:
+    """Whether weights, gradients and optimizer states live in host memory."""
+    return getattr(options, "offload", "none") == "cpu"
+
+
+def extensions(options: BackendOptions) -> tuple[str, ...]:
+    """Names, in the order in which they are to be compiled."""
+    return (CPU_ADAM,) if runs_cpu_adam(options) and not unmet_cpu_adam(options) else ()
+
+
+def unmet_cpu_adam(options: BackendOptions) -> list[str]:
+    """Why the options leave DeepSpeed's Adam nothing to do; empty: they do not."""
+    if not runs_cpu_adam(options) or getattr(options, "offload", "none") != "none":
+        return []
+    return ["adam=deepspeed updates states in host memory: it needs offload=optimizer or cpu"]
+
+
+def why_not_replaced(options: BackendOptions, kind: OptimizerKind) -> str | None:
+    """Why DeepSpeed's Adam cannot take the place of the job's optimizer; None: it can, or is not asked for.
+
+    Of a user's own optimizer only the object says whether it is an AdamW.
+    """
+    if not runs_cpu_adam(options) or kind in ("adamw", "own"):
+        return None
+    return f"adam=deepspeed replaces AdamW, not optimizer.kind={kind}; leave adam out, or use adamw"
+
 
 Effect = Literal["wrong", "default", "traffic", "states", "time", "unsupported", "not run"]
 

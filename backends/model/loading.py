@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from harness.backends.base import BackendOptions, World
-from harness.backends.hybrid import shard_size
 from harness.backends.model_source import ModelSource
+from harness.backends.options import shard_size
 
 
 def this_device(world: World) -> torch.device:

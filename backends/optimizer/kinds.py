@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Literal
 
-from ..libraries.installed import installed_version
+from harness.backends.libraries.facts import installed_version
 
 OF_TORCH = ("adamw", "adam", "sgd")
 """Kinds that torch has, in three implementations each."""

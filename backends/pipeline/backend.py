@@ -26,8 +26,9 @@ from harness.backends.model_source import ModelSource, model_source
 from harness.backends.optimizer.gradients import COUNTED_ELSEWHERE
 from harness.backends.options import PipelineOptions
 from harness.backends.pipeline.cut import Cut, not_whole, why_not_cut, why_not_scheduled
-from harness.backends.pipeline.engine import Pipeline, PipelineEngine
-from harness.backends.pipeline.stage_module import (
+from harness.backends.pipeline.engine import (
+    Pipeline,
+    PipelineEngine,
     computes_loss,
     cut_stage,
     require_cuttable,

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 from torch.distributed.tensor.parallel import parallelize_module as parallelize
 
-from harness.backends.libraries.installed import installed_version
+from harness.backends.libraries.facts import installed_version
 from harness.backends.tensor.plan import COLUMNS, ROWS, VOCABULARY, cut_dimension, why_not_cut
 
 from ..refusals import Unsupported

@@ -8,16 +8,17 @@ from typing import Any
 
 from torch import nn
 
+from harness.backends.libraries.facts import offloads
+from harness.backends.zero.backend import PreparedZeroBackend
+
 from ..accelerate import ddp_strategy, refuse_without_autocast
 from ..base import Backend, BuildModel, BuildOptimizer, Engine, SetupContext, Unsupported
 from ..fsdp.prepared import PreparedFsdpBackend
-from ..libraries.extensions import offloads
 from ..model.blocks import parameter_count
 from ..options import ReductionOptions
 from ..presets import trainer_ddp_changes
 from ..torch_engine import TorchEngine
 from ..zero.engine import ZeroEngine
-from ..zero.prepared import PreparedZeroBackend
 
 
 class TrainerDdpBackend(Backend):
@@ -29,8 +30,13 @@ class TrainerDdpBackend(Backend):
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
     ) -> Engine:
-        from harness.backends.trainer.engines import TrainerDdpEngine, details_of
-        from harness.backends.trainer.held import HeldTrainer, reduced_as, training_arguments
+        from harness.backends.trainer.engines import (
+            HeldTrainer,
+            TrainerDdpEngine,
+            details_of,
+            reduced_as,
+            training_arguments,
+        )
 
         given: dict[str, Any] = {c.setting: c.value for c in trainer_ddp_changes(context.preset)}
         model = build_model()
@@ -64,7 +70,7 @@ class TrainerZeroBackend(PreparedZeroBackend):
         build_optimizer: BuildOptimizer,
         context: SetupContext,
     ) -> tuple[Any, Any, dict[str, Any]]:
-        from harness.backends.trainer.held import HeldTrainer, training_arguments
+        from harness.backends.trainer.engines import HeldTrainer, training_arguments
 
         arguments = training_arguments(
             context,
@@ -106,7 +112,7 @@ class TrainerFsdpBackend(PreparedFsdpBackend):
         build_optimizer: BuildOptimizer,
         context: SetupContext,
     ) -> tuple[Any, Any, Any, Any]:
-        from harness.backends.trainer.held import HeldTrainer, reduced_as, training_arguments
+        from harness.backends.trainer.engines import HeldTrainer, reduced_as, training_arguments
 
         if offloads(self.options) and self.version == 2:
             raise Unsupported(

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 
-from ..base import (
+from harness.backends.base import (
     Backend,
     BackendOptions,
     BuildModel,
@@ -23,23 +25,22 @@ from ..base import (
     Unsupported,
     World,
 )
-from ..hybrid import unmet_second_copy
-from ..libraries.extensions import (
+from harness.backends.libraries.facts import (
     CPU_ADAM,
     runs_cpu_adam,
     unmet_cpu_adam,
 )
-from ..model.blocks import block_classes, parameter_count
-from ..model.floating_inputs import refuse_batch_norm, refuse_complex
-from ..model.loading import fill_zero3, reserve_parameters, this_device
-from ..model.precision import cast_parameters, compute_dtype
-from ..model_source import Loading, ModelSource, model_source
-from ..optimizer.groups import CONSTANTS, set_rates
-from ..optimizer.kinds import why_not_narrowed
-from ..options import ZeroOptions, gathers_blocks
-from .config import zero_config
-from .engine import ZeroEngine, forget_dummy_step
-from .extension_builds import unmet_build
+from harness.backends.model.blocks import block_classes, parameter_count
+from harness.backends.model.floating_inputs import refuse_batch_norm, refuse_complex
+from harness.backends.model.loading import fill_zero3, reserve_parameters, this_device
+from harness.backends.model.precision import cast_parameters, compute_dtype
+from harness.backends.model_source import Loading, ModelSource, model_source
+from harness.backends.optimizer.groups import CONSTANTS, set_rates
+from harness.backends.optimizer.kinds import why_not_narrowed
+from harness.backends.options import ZeroOptions, gathers_blocks, unmet_second_copy
+from harness.backends.zero.config import zero_config
+from harness.backends.zero.engine import ZeroEngine, forget_dummy_step
+from harness.backends.zero.extension_builds import unmet_build
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -239,3 +240,48 @@ def import_deepspeed(world: World, precision: Precision) -> ModuleType:
         compatible: dict[str, Any] = deepspeed.ops.__compatible_ops__
         compatible["deepspeed_shm_comm"] = False
     return deepspeed
+
+
+class PreparedZeroBackend(ZeroBackend):
+    """One ZeRO stage; a library is given the model and the configuration."""
+
+    library: ClassVar[str]
+    """The package that prepares the engine."""
+
+    def _unmet_adam(self) -> list[str]:
+        if not runs_cpu_adam(self.zero_options):
+            return []
+        return [
+            f"{self.library} is given the job's AdamW; adam=deepspeed runs under the native ZeRO backends"
+        ]
+
+    @abstractmethod
+    def _prepare(
+        self,
+        model: nn.Module,
+        config: dict[str, Any],
+        build_optimizer: BuildOptimizer,
+        context: SetupContext,
+    ) -> tuple[Any, Any, dict[str, Any]]:
+        """Who drives the engine, the engine, and the configuration as DeepSpeed was given it."""
+
+    @abstractmethod
+    def _engine(self, driver: Any, *arguments: Any) -> ZeroEngine:
+        """The harness's engine around DeepSpeed's; the arguments are those of ZeroEngine."""
+
+    def prepare(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
+    ) -> Engine:
+        deepspeed = start_deepspeed(context)
+        # Before the library has the configuration: with one of stage 3 in force transformers builds
+        # partitioned models and draws other initial weights.
+        model = build_model()
+        refuse_complex(model, "DeepSpeed")
+        count = parameter_count(model)
+        config = self._configuration(model, count, context)
+        driver, engine, handed_over = self._prepare(model, config, build_optimizer, context)
+        if not isinstance(engine, deepspeed.DeepSpeedEngine):
+            raise Unsupported(
+                f"{self.library} {version(self.library)} prepared {type(engine).__name__}, not DeepSpeed"
+            )
+        return self._engine(driver, engine, context, handed_over, self.stage, count)

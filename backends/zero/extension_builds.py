@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.backends.libraries.extensions import CPU_ADAM
+from harness.backends.libraries.facts import CPU_ADAM
 
 QUIET_SECONDS = 120
 """A folder in which a file changed since may be a build on another machine that shares it."""

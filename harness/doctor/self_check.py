@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends import registry
-from harness.backends.libraries.facts import LibraryFact
-from harness.backends.libraries.installed import not_installed
+from harness.backends.libraries.facts import LibraryFact, not_installed
 from harness.backends.strategy import StrategyKind
 from harness.job.config import load_experiment
 from harness.judge.comparison import Comparison

@@ -10,9 +10,8 @@ from typing import Any, Literal, get_args
 
 from harness.backends import registry
 from harness.backends.base import BackendOptions, Preset, SetupContext, World
-from harness.backends.hybrid import shard_size
-from harness.backends.libraries.extensions import offloads
-from harness.backends.options import ZeroOptions, gathers_blocks, reduces_each
+from harness.backends.libraries.facts import offloads
+from harness.backends.options import ZeroOptions, gathers_blocks, reduces_each, shard_size
 from harness.backends.presets import ROOT_RESHARD, ddp_changes, fsdp2_changes, reduce_dtype_changes
 from harness.backends.strategy import FSDP1_STRATEGIES, StrategyKind
 from harness.backends.zero.config import zero_config

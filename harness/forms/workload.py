@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from harness.backends.base import OptimizerImplementation, OptimizerKind, Precision, Preset
-from harness.backends.hybrid import SECOND_COPY
-from harness.backends.mesh import Mesh
+from harness.backends.mesh import SECOND_COPY, Mesh
 from harness.backends.optimizer.kinds import NewtonSchulz
 from harness.backends.strategy import StrategyKind
 from harness.forms.model.layout import COMPUTE, DTYPE_BYTES, Derivations, Layout, Tensor

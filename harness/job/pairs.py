@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from harness.backends import registry
-from harness.backends.libraries.extensions import why_not_replaced
+from harness.backends.libraries.facts import why_not_replaced
 from harness.backends.mesh import Dimension
 from harness.forms.optimizers import why_not
 from harness.job.job import Job

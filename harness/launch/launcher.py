@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from harness.backends import registry
-from harness.backends.libraries.installed import absent
+from harness.backends.libraries.facts import absent
 from harness.errors import HarnessError, JobError
 from harness.job.experiment import Experiment
 from harness.job.pairs import why_refused

@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.backends import registry
 from harness.backends.base import Precision, World
-from harness.backends.libraries.installed import installed_version
+from harness.backends.libraries.facts import installed_version
 from harness.backends.registry import REFERENCE
 from harness.errors import HarnessError
 from harness.forms.flops import ModelGeometry, model_flops_per_token

@@ -11,13 +11,12 @@ from pydantic import ValidationError
 
 from harness.backends import registry
 from harness.backends.base import BackendOptions, Precision, Preset, World
-from harness.backends.hybrid import shard_size as shard_group
-from harness.backends.hybrid import unmet_hybrid, unmet_second_copy
-from harness.backends.libraries.extensions import runs_cpu_adam, unmet_cpu_adam
+from harness.backends.libraries.facts import runs_cpu_adam, unmet_cpu_adam
 from harness.backends.mesh import Mesh
 from harness.backends.model_source import Loading
 from harness.backends.optimizer.kinds import why_not_narrowed
-from harness.backends.options import PipelineOptions, unmet_shards_on_host
+from harness.backends.options import PipelineOptions, unmet_hybrid, unmet_second_copy, unmet_shards_on_host
+from harness.backends.options import shard_size as shard_group
 from harness.backends.pipeline.cut import PIPELINED_MODELS, not_whole, why_not_cut, why_not_scheduled
 from harness.backends.refusals import Unsupported
 from harness.backends.strategy import StrategyKind

@@ -13,8 +13,8 @@ from typing import Literal, TypeVar
 import torch.distributed as dist
 
 from harness.backends.base import Engine, Unsupported, World
-from harness.backends.checkpoints.adam import moments_checksum
-from harness.backends.checkpoints.portable import load_portable, save_portable
+from harness.backends.checkpoints.tensor_files import load_portable, save_portable
+from harness.backends.checkpoints.torch_pieces import moments_checksum
 from harness.rank.events import EventWriter
 from harness.rank.probes.memory import HostPeak
 from harness.rank.probes.probes import Probes

@@ -19,8 +19,8 @@ from pydantic import ValidationError
 
 from harness.backends import registry
 from harness.backends.base import Backend, Engine, Unsupported, World
-from harness.backends.checkpoints.adam import moments_checksum
-from harness.backends.libraries.installed import installed_version
+from harness.backends.checkpoints.torch_pieces import moments_checksum
+from harness.backends.libraries.facts import installed_version
 from harness.backends.model.precision import compute_dtype
 from harness.backends.refusals import explain_refusal
 from harness.errors import HarnessError

@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from harness.backends.libraries.installed import installed_version
+from harness.backends.libraries.facts import installed_version
 from harness.gpus.found import find_gpus
 from harness.job.job import split_factory
 from harness.record.measured import EnvironmentPart, GitPart

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.backends.checkpoints.portable import PROGRESS, read_progress
+from harness.backends.checkpoints.tensor_files import PROGRESS, read_progress
 from harness.backends.piece import OptimizerProgress
 
 

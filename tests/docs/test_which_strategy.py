@@ -24,7 +24,7 @@ from docs.hooks.strategies import (
     strategies_page,
 )
 from harness.backends.base import World
-from harness.backends.hybrid import shard_size
+from harness.backends.options import shard_size
 from tests.docs.markdown import ROOT
 
 PAGE = ROOT / "docs" / "which-strategy.md"

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from harness.backends import registry
 from harness.backends.base import Engine, LossScale, SetupContext, World
-from harness.backends.checkpoints.portable import load_portable, save_portable
+from harness.backends.checkpoints.tensor_files import load_portable, save_portable
 from harness.backends.piece import OptimizerProgress
 from harness.job.job import Job, UpdateGroup
 from harness.rank.data.samples import IGNORED, DataFacts

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from harness.backends.base import BackendOptions, BuildModel, BuildOptimizer, Engine, SetupContext
+from harness.backends.trainer import engines
 from harness.backends.trainer.backends import TrainerDdpBackend
 from harness.backends.zero.backend import ZeroBackend, start_deepspeed
 
@@ -109,14 +110,13 @@ class TrainerFsdpOnTheCpu(TrainerDdpBackend):
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
     ) -> Engine:
-        from harness.backends.trainer import held
 
-        original = held.training_arguments
+        original = engines.training_arguments
 
         def asked(context: SetupContext, **given: Any) -> Any:
             return original(context, fsdp=True, fsdp_config={"version": 2}, **given)
 
-        with patch.object(held, "training_arguments", asked):
+        with patch.object(engines, "training_arguments", asked):
             engine: Any = super().prepare(build_model, build_optimizer, context)
         engine.strategy = replace(engine.strategy, requested_name="FSDP2 FULL_SHARD")
         return engine  # type: ignore[no-any-return]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.backends.libraries.extensions import CPU_ADAM
+from harness.backends.libraries.facts import CPU_ADAM
 from harness.backends.zero.extension_builds import QUIET_SECONDS, build_folder
 from harness.judge.rows import reason
 from harness.record.store import read_runs

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.backends.checkpoints.portable import WEIGHTS
-from harness.backends.checkpoints.tensor_files import TensorFiles
+from harness.backends.checkpoints.tensor_files import WEIGHTS, TensorFiles
 from harness.errors import HarnessError
 from harness.job.job import ADAPTER_NAME, Job
 from harness.rank.factories import one_at_a_time

@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from harness.backends.base import Unsupported
-from harness.backends.libraries.installed import require_installed
+from harness.backends.libraries.facts import require_installed
 from harness.backends.model.blocks import needed_blocks
 from harness.errors import JobError
 from harness.forms.model.activations import SELECTIVE, blocks_between

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_map
 
-from harness.backends.libraries.installed import require_installed
+from harness.backends.libraries.facts import require_installed
 from harness.backends.model.blocks import needed_blocks, transformer_blocks
 from harness.backends.model.precision import COMPUTE_DTYPES
 from harness.backends.refusals import available, suggestion

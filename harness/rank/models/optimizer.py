@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from harness.backends.base import OptimizerImplementation
-from harness.backends.libraries.installed import require_installed
+from harness.backends.libraries.facts import require_installed
 from harness.backends.model.blocks import transformer_blocks
 from harness.backends.optimizer.groups import LR_SCALE
 from harness.backends.optimizer.kinds import BLOCK_ELEMENTS, LEAST_ELEMENTS, LOW_BIT

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.backends.base import Batch, Effective, Engine, SetupContext, World
-from harness.backends.built_in import ENTRIES
+from harness.backends.registry import ENTRIES
 from harness.backends.ddp import DdpEngine
 from harness.backends.fsdp.fsdp1 import STRATEGIES, Fsdp1Engine, fsdp1_strategy
 from harness.backends.fsdp.fsdp2 import Fsdp2Engine, fsdp2_strategy, parameter_groups

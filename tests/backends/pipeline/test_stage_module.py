@@ -10,7 +10,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from harness.backends.base import Unsupported
 from harness.backends.pipeline.cut import PIPELINED_MODELS, Cut
-from harness.backends.pipeline.stage_module import (
+from harness.backends.pipeline.engine import (
     cut_stage,
     require_cuttable,
     stages_of_parameters,

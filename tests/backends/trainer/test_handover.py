@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from harness.backends.trainer.handover import GivenRates, Handover
+from harness.backends.trainer.engines import GivenRates, Handover
 
 
 class Doubling:

@@ -10,7 +10,7 @@ import pytest
 
 from harness.backends import registry
 from harness.backends.base import World
-from harness.backends.libraries.extensions import CPU_ADAM
+from harness.backends.libraries.facts import CPU_ADAM
 from harness.backends.zero.extension_builds import QUIET_SECONDS, abandoned_seconds, build_folder, unmet_build
 
 TWO = World(rank=0, world_size=2, local_rank=0, ranks_per_node=2, device="cpu")

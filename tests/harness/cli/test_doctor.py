@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.backends import registry
-from harness.backends.libraries import installed
+from harness.backends.libraries import facts
 from harness.cli import doctor
 from harness.doctor import self_check
 from tests.forkserver import launcher
@@ -23,7 +23,7 @@ def called(*options: str) -> tuple[int, str]:
 
 def test_without_torch_nothing_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
     launcher()  # needs torch, also where this is the process's first test
-    monkeypatch.setattr(installed, "installed_version", {"transformers": "5.23"}.get)
+    monkeypatch.setattr(facts, "installed_version", {"transformers": "5.23"}.get)
     code, said = called()
     assert code == 1
     assert said == (

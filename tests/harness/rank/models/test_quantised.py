@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from harness.backends.base import Unsupported
-from harness.backends.libraries import installed
+from harness.backends.libraries import facts
 from harness.rank.models.adapter import is_adapter
 from tests.harness.rank.loading.models import LLAMA
 from tests.harness.rank.models.test_adapter import built, lora
@@ -11,7 +11,7 @@ NF4 = {"base_dtype": "nf4", "targets": ["q_proj"]}
 
 
 def test_without_bitsandbytes_the_reason_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installed, "installed_version", lambda _: None)
+    monkeypatch.setattr(facts, "installed_version", lambda _: None)
     with pytest.raises(Unsupported, match=r"nf4 needs bitsandbytes.*\[qlora\]"):
         built(lora(LLAMA, adapter=NF4))
 
