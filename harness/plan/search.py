@@ -10,10 +10,10 @@ from typing import Any, get_args
 
 from harness.backends import registry
 from harness.backends.base import Preset, World
-from harness.backends.registry import Entry
 from harness.backends.mesh import SECOND_COPY
 from harness.backends.options import parts_of
 from harness.backends.presets import preset_changes
+from harness.backends.registry import Entry
 from harness.backends.strategy import StrategyKind
 from harness.errors import HarnessError
 from harness.forms.families import collectives

@@ -19,13 +19,13 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.backends.base import Batch, Effective, Engine, SetupContext, World
-from harness.backends.registry import ENTRIES
 from harness.backends.ddp import DdpEngine
 from harness.backends.fsdp.fsdp1 import STRATEGIES, Fsdp1Engine, fsdp1_strategy
 from harness.backends.fsdp.fsdp2 import Fsdp2Engine, fsdp2_strategy, parameter_groups
 from harness.backends.model.blocks import parameter_count, transformer_blocks
 from harness.backends.model.precision import dtype_name
 from harness.backends.optimizer.groups import group_constants, group_rate, held_tensors
+from harness.backends.registry import ENTRIES
 from harness.backends.torch_engine import TorchEngine, TorchStrategy
 from harness.backends.zero.engine import ZeroEngine
 from harness.rank.accelerator import uses_tf32

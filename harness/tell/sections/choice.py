@@ -9,8 +9,7 @@ from math import inf
 from statistics import fmean, median
 from typing import Any, TypeVar
 
-from harness.backends.registry import UnknownBackend
-from harness.backends.registry import PLANTED, moving_parts
+from harness.backends.registry import PLANTED, UnknownBackend, moving_parts
 from harness.backends.strategy import ROUTE_PREFIXES
 from harness.forms import families
 from harness.forms.peak_memory.families import kinds_without_activations, without_activations
