@@ -7,8 +7,8 @@ from pathlib import Path
 
 from harness.backends.refusals import suggestion
 from harness.errors import HarnessError
+from harness.judge.agreement.job_equivalence import first_step
 from harness.judge.agreement.parity import has_dropout
-from harness.judge.agreement.resumed import first_step
 from harness.judge.rows import reason
 from harness.judge.wording import CellName
 from harness.launch.cells import canonical_label

@@ -15,7 +15,7 @@ from harness.job.experiment import ReportFocus
 from harness.judge.comparison import Comparison, ScalingPoint, strong_scaling, weak_scaling
 from harness.judge.facts import EXPECTED_SENT, SENT, SPEED, STEP
 from harness.judge.findings.finding import Statement, kinds, statements
-from harness.judge.library_notes.rules import library_notes
+from harness.judge.library_notes import library_notes
 from harness.judge.quantities import unjudged_amounts, volume_differences
 from harness.judge.rows import BASE, CellRuns, job_marks, rank_speeds
 from harness.judge.run_conditions import is_deterministic, shares_cores

@@ -9,9 +9,8 @@ from typing import Literal
 import numpy as np
 
 from harness.forms.terms import STEP_PHASES
-from harness.judge.agreement.job_equivalence import Difference, job_differences
+from harness.judge.agreement.job_equivalence import Difference, aligned_runs, job_differences
 from harness.judge.agreement.noise import Noise, Tolerance, least_loss, measure_noise, skipped
-from harness.judge.agreement.resumed import aligned_runs
 from harness.judge.distance import Distance, StepPairs, aligned, distance, step_pairs
 from harness.judge.effective import SettingDifference, setting_differences
 from harness.judge.quantities import Run

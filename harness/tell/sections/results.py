@@ -9,7 +9,7 @@ from typing import Any
 from harness.judge.comparison import Comparison, ScalingPoint, strong_scaling, weak_scaling
 from harness.judge.facts import STEP
 from harness.judge.findings.finding import DOCUMENT, ROLES, Finding, Statement, kinds, role_of, statements
-from harness.judge.library_notes.rules import library_notes
+from harness.judge.library_notes import library_notes
 from harness.judge.quantities import unjudged_amounts
 from harness.judge.rows import CellRuns, job_marks, reason
 from harness.judge.run_conditions import PAUSE_SECONDS

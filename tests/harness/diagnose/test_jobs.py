@@ -21,7 +21,7 @@ from harness.diagnose.jobs import (
 )
 from harness.diagnose.pair import LoadedRun
 from harness.errors import HarnessError
-from harness.judge.agreement.resumed import from_step
+from harness.judge.agreement.job_equivalence import from_step
 from harness.judge.distance import step_pairs
 from harness.record import Record, ResumedPart
 from harness.record.run import ObservationPart

@@ -14,9 +14,8 @@ from harness.diagnose.diagnosis import (
     steps_to_examine,
 )
 from harness.diagnose.pair import LoadedRun
-from harness.judge.agreement.job_equivalence import Difference
+from harness.judge.agreement.job_equivalence import Difference, from_step
 from harness.judge.agreement.noise import Tolerance
-from harness.judge.agreement.resumed import from_step
 from harness.judge.distance import distance
 from harness.judge.effective import SettingDifference, setting_differences
 from harness.judge.wording import Digest

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.judge.library_notes.rules import library_notes
+from harness.judge.library_notes import library_notes
 from tests.records import published_comparison
 
 

@@ -1,7 +1,6 @@
 from harness.backends.base import Preset
 from harness.judge.comparison import Comparison
-from harness.judge.library_notes.note import ReportNote
-from harness.judge.library_notes.rules import library_notes
+from harness.judge.library_notes import ReportNote, library_notes
 from harness.judge.quantities import expected_states
 from harness.record import MemoryPart, RankPart, Record
 from tests.harness.judge.library_notes.moving import moving

@@ -3,8 +3,7 @@ from collections.abc import Callable
 import pytest
 
 from harness.judge.comparison import Comparison
-from harness.judge.library_notes.note import ReportNote
-from harness.judge.library_notes.rules import library_notes
+from harness.judge.library_notes import ReportNote, library_notes
 from harness.record import CommunicationPart, Record
 from tests.harness.judge.library_notes.moving import moving
 from tests.volumes import expected_rows, with_rows

@@ -4,8 +4,7 @@ import pytest
 
 from harness.backends.base import Effective
 from harness.judge.comparison import Comparison
-from harness.judge.library_notes.note import ReportNote
-from harness.judge.library_notes.rules import library_notes
+from harness.judge.library_notes import ReportNote, library_notes
 from harness.record import BackendPart, Record
 from tests.records import make_communication, make_effective, make_record
 
