@@ -188,7 +188,7 @@ MUTANTS = [Mutant(*row) for row in (
      "test_sent_bytes_are_ring_bytes_per_probed_step_and_rank"),
     ("states-first-rank", "model_state_bytes", becomes("max", "min"),
      "Model states are those of the rank that holds most",
-     "test_model_states_are_those_of_the_rank_that_holds_most"),
+     "test_peaks_are_each_ranks_and_states_the_largest"),
     ("killed-counts", "all_ranks_counted", returns("True"),
      "Bytes of a killed run are unknown unless every rank reported its own",
      "test_bytes_of_a_killed_run_are_unknown_unless_every_rank_reported"),

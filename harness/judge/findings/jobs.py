@@ -208,7 +208,7 @@ def overridden(record: Record) -> dict[str, str | None]:
     precision, clipping = training.precision, training.gradient_clipping
     ran = {
         "ACCELERATE_MIXED_PRECISION": precision.removesuffix("-mixed")
-        if precision.endswith("-mixed")
+        if str(precision).endswith("-mixed")
         else "no",
         "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": str(record.world.accumulation_steps),
         "ACCELERATE_GRADIENT_CLIPPING": "none" if clipping is None else str(clipping),

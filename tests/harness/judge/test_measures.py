@@ -1,7 +1,9 @@
+from typing import Any
+
 import pytest
 
 from harness.judge import quantities
-from harness.record import BackendPart, EvaluationPart, WindowsPart
+from harness.record import BackendPart, EvaluationPart, Record, WindowsPart
 from tests.records import make_communication, make_effective, make_record, make_steps
 
 
@@ -28,45 +30,39 @@ def test_evaluations_are_timed_once_steps_are() -> None:
     assert quantities.timed_evaluations(make_record(eval=parts)) == [(6, 0.5), (6, 1.5)]
     assert quantities.evaluation_rate(make_record(eval=parts)) == (12 + 4) / 2
     assert quantities.evaluation_rate(make_record(eval=parts[:2])) is None
+    untimed = EvaluationPart(step=4, loss=5.0, target_tokens=1)
+    assert quantities.evaluation_rate(make_record(eval=[untimed])) is None, "an older record"
 
 
-def test_evaluations_of_an_older_record_have_no_rate() -> None:
-    assert (
-        quantities.evaluation_rate(make_record(eval=[EvaluationPart(step=4, loss=5.0, target_tokens=1)]))
-        is None
-    )
-
-
-def test_peak_is_each_ranks_largest() -> None:
-    assert quantities.peak_bytes(make_record(label="ddp", world_size=2)) == [2_000_000, 2_001_000]
-
-
-def test_run_without_a_counting_allocator_has_no_peak() -> None:
-    record = make_record()
-    rank = record.ranks[0]
-    moment = rank.memory[0].model_copy(update={"peak_bytes": None, "kinds": None})
-    silent = make_record(ranks=[rank.model_copy(update={"memory": [moment]})])
-    assert quantities.peak_bytes(silent) == []
-    assert quantities.model_state_bytes(silent) is None
-
-
-def test_model_states_leave_out_gathered_weights_and_buffers() -> None:
-    record = make_record()
-    rank = record.ranks[0]
-    kinds = {"weights": 1, "gradients": 2, "masters": 4, "optimizer": 8, "gathered": 16, "buffers": 32}
-    moment = rank.memory[0].model_copy(update={"kinds": kinds})
-    assert (
-        quantities.model_state_bytes(make_record(ranks=[rank.model_copy(update={"memory": [moment]})])) == 15
-    )
-
-
-def test_model_states_are_those_of_the_rank_that_holds_most() -> None:
-    record = make_record(label="ddp", world_size=2)
-    held = [
-        rank.model_copy(update={"memory": [rank.memory[0].model_copy(update={"kinds": {"weights": size}})]})
-        for rank, size in zip(record.ranks, (3, 5), strict=True)
+def with_moments(*changes: dict[str, Any]) -> Record:
+    """A record of as many ranks, whose only moment of memory is changed."""
+    record = make_record(label="ddp", world_size=len(changes))
+    ranks = [
+        rank.model_copy(update={"memory": [rank.memory[0].model_copy(update=change)]})
+        for rank, change in zip(record.ranks, changes, strict=True)
     ]
-    assert quantities.model_state_bytes(record.model_copy(update={"ranks": held})) == 5
+    return record.model_copy(update={"ranks": ranks})
+
+
+KINDS = {"weights": 1, "gradients": 2, "masters": 4, "optimizer": 8, "gathered": 16, "buffers": 32}
+
+
+@pytest.mark.parametrize(
+    ("changes", "peaks", "states"),
+    [
+        ([{}, {}], [2_000_000, 2_001_000], 16_000),
+        ([{"peak_bytes": None, "kinds": None}], [], None),
+        ([{"kinds": KINDS}], [2_000_000], 15),
+        ([{"kinds": {"weights": 3}}, {"kinds": {"weights": 5}}], [2_000_000, 2_001_000], 5),
+    ],
+    ids=["each rank", "no counting allocator", "without gathered weights and buffers", "largest rank"],
+)
+def test_peaks_are_each_ranks_and_states_the_largest(
+    changes: list[dict[str, Any]], peaks: list[int], states: int | None
+) -> None:
+    record = with_moments(*changes)
+    assert quantities.peak_bytes(record) == peaks
+    assert quantities.model_state_bytes(record) == states
 
 
 def test_sent_bytes_are_ring_bytes_per_probed_step_and_rank() -> None:
@@ -101,38 +97,26 @@ def test_run_without_probed_steps_has_no_volume() -> None:
     assert quantities.sent_bytes_per_step(record) is None
 
 
-def backend(label: str, **effective: object) -> BackendPart:
-    return BackendPart(label=label, name=label, effective=make_effective(**effective))
-
-
 @pytest.mark.parametrize(
-    ("label", "sent"), [("ddp", 4000.0), ("zero1", 4000.0), ("zero3", 6000.0), ("single", 0.0)]
+    ("label", "ranks", "effective", "sent"),
+    [
+        ("ddp", 2, {}, 4000.0),
+        ("zero1", 2, {}, 4000.0),
+        ("zero3", 2, {}, 6000.0),
+        ("single", 2, {}, 0.0),
+        ("fsdp", 2, {"parameter_dtype": "bfloat16", "reduce_dtype": "float32"}, 4000.0),
+        ("fsdp-hybrid", 4, {"details": {"shard_size": 2}}, 0.5 * 1000 * 12 + 2 * 0.5 * 500 * 4),
+        ("mine", 2, {}, None),
+        ("ddp", 2, None, None),
+    ],
 )
-def test_textbook_volume_follows_the_strategy(label: str, sent: float) -> None:
-    record = make_record(label=label, world_size=2, backend=backend(label))
+def test_textbook_volume_follows_the_strategy_and_what_ran(
+    label: str, ranks: int, effective: dict[str, Any] | None, sent: float | None
+) -> None:
+    ran = None if effective is None else make_effective(**effective)
+    part = BackendPart(label=label, name=label, effective=ran)
+    record = make_record(label=label, world_size=ranks, backend=part)
     assert quantities.textbook_bytes_per_step(record) == sent
-
-
-def test_textbook_volume_takes_the_dtypes_that_ran() -> None:
-    part = backend("fsdp", parameter_dtype="bfloat16", reduce_dtype="float32")
-    record = make_record(label="fsdp", world_size=2, backend=part)
-    assert quantities.textbook_bytes_per_step(record) == 4000.0
-
-
-def test_textbook_volume_of_a_hybrid_takes_its_shard_size() -> None:
-    part = backend("fsdp-hybrid", details={"shard_size": 2})
-    record = make_record(label="fsdp-hybrid", world_size=4, backend=part)
-    assert quantities.textbook_bytes_per_step(record) == 0.5 * 1000 * 12 + 2 * 0.5 * 500 * 4
-
-
-def test_unknown_backend_has_no_textbook_volume() -> None:
-    record = make_record(label="mine", world_size=2, backend=backend("mine"))
-    assert quantities.textbook_bytes_per_step(record) is None
-
-
-def test_run_that_never_began_has_no_textbook_volume() -> None:
-    part = BackendPart(label="ddp", name="ddp", effective=None)
-    assert quantities.textbook_bytes_per_step(make_record(label="ddp", backend=part)) is None
 
 
 def test_host_peak_is_that_of_the_largest_process() -> None:

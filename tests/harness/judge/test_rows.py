@@ -1,4 +1,7 @@
 import json
+from typing import Any
+
+import pytest
 
 from harness.judge.agreement.noise import is_variant
 from harness.judge.comparison import Comparison
@@ -65,23 +68,6 @@ def test_a_reference_that_worked_is_preferred_to_one_that_failed() -> None:
     assert comparison.rows[2].judgement.parity == "exact"
 
 
-def test_reason_names_error_rank_and_first_line() -> None:
-    error = ErrorPart(kind="RuntimeError", message="first\nsecond", rank=3)
-    assert reason(make_record(status="failed", error=error)) == "RuntimeError (rank 3): first"
-
-
-def test_reason_of_an_unsupported_backend_is_what_it_said() -> None:
-    assert reason(make_record(status="unsupported", reasons=["too old", "no GPU"])) == "too old; no GPU"
-
-
-def test_whole_result_needs_no_reason() -> None:
-    assert reason(make_record()) is None
-
-
-def test_empty_message_is_still_a_reason() -> None:
-    assert reason(make_record(status="failed", error=ErrorPart(kind="KeyError", message=""))) is not None
-
-
 def test_a_reference_with_words_in_brackets_is_still_the_reference() -> None:
     newer = make_record(run_id="newer", environment=ENVIRONMENT | {"python": "3.13.0"})
     comparison = Comparison([make_record(), newer])
@@ -93,8 +79,32 @@ def test_a_reference_with_words_in_brackets_is_still_the_reference() -> None:
     assert is_variant(make_record(label="single:micro_batch_size=4"))
 
 
-def test_reason_names_the_step_and_phase_of_the_rank_that_failed() -> None:
-    error = ErrorPart(kind="ValueError", message="odd", rank=1, step=3, phase="backward")
-    assert reason(make_record(status="failed", error=error)) == "ValueError (rank 1, step 3, backward): odd"
-    early = error.model_copy(update={"step": None, "phase": "setup"})
-    assert reason(make_record(status="failed", error=early)) == "ValueError (rank 1, setup): odd"
+ERROR = {"kind": "ValueError", "message": "odd", "rank": 1}
+
+
+@pytest.mark.parametrize(
+    ("status", "reasons", "error", "told"),
+    [
+        ("ok", [], None, None),
+        (
+            "failed",
+            [],
+            {"kind": "RuntimeError", "message": "first\nsecond", "rank": 3},
+            "RuntimeError (rank 3): first",
+        ),
+        ("failed", [], {"kind": "KeyError", "message": ""}, "KeyError: no message"),
+        (
+            "failed",
+            [],
+            ERROR | {"step": 3, "phase": "backward"},
+            "ValueError (rank 1, step 3, backward): odd",
+        ),
+        ("failed", [], ERROR | {"phase": "setup"}, "ValueError (rank 1, setup): odd"),
+        ("unsupported", ["too old", "no GPU"], None, "too old; no GPU"),
+    ],
+)
+def test_a_reason_names_error_rank_step_and_phase(
+    status: str, reasons: list[str], error: dict[str, Any] | None, told: str | None
+) -> None:
+    part = ErrorPart(**error) if error else None
+    assert reason(make_record(status=status, reasons=reasons, error=part)) == told
